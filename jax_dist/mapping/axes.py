@@ -1,0 +1,216 @@
+"""pmap's in_axes and out_axes, said in shard_map's words.
+
+Shapes: `N` is the size of the mapped axis, spread one slice a device; `*s` is the rest.
+"""
+
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jax_dist import _errors
+
+Axis: TypeAlias = int | None  # where the mapped axis sits in one array; None: not mapped
+AxisPrefix: TypeAlias = Any  # a tree of Axis, each standing for all leaves below it
+
+
+def check_axes(argument: str, prefix: AxisPrefix) -> None:
+    """Raises AxesTypeError unless all leaves of `prefix` are integers or None."""
+    for leaf in jax.tree.leaves(prefix):
+        if type(leaf) is not int:
+            raise _errors.axes_of_wrong_type(argument, prefix, leaf)
+
+
+def spread_in_axes(
+    in_axes: AxisPrefix, args: tuple, kwargs: dict, fun_name: str
+) -> tuple[Axis, ...]:
+    """One axis for each leaf of `(args, kwargs)`, in their order.
+
+    `in_axes` speaks of the positional arguments; what is passed by keyword is mapped over its
+    leading axis.
+    """
+    if isinstance(in_axes, list):
+        in_axes = tuple(in_axes)
+    positional = _spread(in_axes, args, "in_axes", fun_name, keywords=bool(kwargs))
+    return (*positional, *[0] * len(jax.tree.leaves(kwargs)))
+
+
+def spread_out_axes(out_axes: AxisPrefix, output: Any, fun_name: str) -> tuple[Axis, ...]:
+    """One axis for each leaf of `output`; a negative one counts from the end of the result."""
+    axes = _spread(out_axes, output, "out_axes", fun_name, keywords=False)
+    leaves, _ = jax.tree.flatten_with_path(output)
+    for (path, leaf), axis in zip(leaves, axes, strict=True):
+        if not _is_array_like(leaf):
+            raise _errors.output_is_no_array(fun_name, jax.tree_util.keystr(path), leaf)
+        rank = jnp.ndim(leaf) + 1
+        if axis is not None and not -rank <= axis < rank:
+            which = [
+                f"output{jax.tree_util.keystr(path)} has shape {jnp.shape(leaf)} on each "
+                f"device, out_axes {axis}"
+            ]
+            raise _errors.axis_out_of_range(fun_name, which, "out_axes")
+    return axes
+
+
+def spec_of_axis(axis: Axis, ndim: int, name: Hashable) -> P:
+    """Cuts dimension `axis` of a rank-`ndim` array over the mesh axis `name`.
+
+    >>> spec_of_axis(-1, 3, "i") == P(None, None, "i")
+    True
+    """
+    if axis is None:
+        return P()
+    return P(*[None] * (axis % ndim), name)
+
+
+def spec_prefix(out_axes: AxisPrefix, name: Hashable) -> Any:
+    """`out_axes` with a spec for each axis. Negative axes are moved there later: see `put_back`."""
+
+    def spec(axis: Axis) -> P:
+        return P() if axis is None else P(*[None] * max(axis, 0), name)
+
+    return jax.tree.map(spec, out_axes, is_leaf=_is_none)
+
+
+def slice_seen_by_body(block: jax.Array, axis: Axis) -> jax.Array:
+    """`[1, *s] -> [*s]` (for axis 0): pmap hides the mapped axis, shard_map keeps it."""
+    return block if axis is None else lax.squeeze(block, [axis % block.ndim])
+
+
+def block_of_output(value: Any, axis: Axis) -> Any:
+    """`[*s] -> [1, *s]` (for axis 0). For a negative axis the 1 comes first, for `put_back`."""
+    return value if axis is None else lax.expand_dims(value, [max(axis, 0)])
+
+
+def put_back(array: jax.Array, axis: Axis) -> jax.Array:
+    """Moves the leading mapped axis of a whole output to its negative out_axes.
+
+    shard_map wants the spec before the rank of the output is known, so a position counted from
+    the end cannot be spelled there.
+    """
+    return array if axis is None or axis >= 0 else jnp.moveaxis(array, 0, axis)
+
+
+def mapped_size(
+    leaves: Sequence[Any], axes: Sequence[Axis], paths: Callable[[], list[str]], fun_name: str
+) -> int:
+    """The one size that all mapped leaves have along their axis.
+
+    Args:
+      leaves: arrays or anything with a shape.
+      axes: the mapped dimension of each.
+      paths: gives the name of each leaf, for messages.
+      fun_name: for messages.
+
+    Raises:
+      MappedAxisError: no leaf is mapped, or their sizes differ.
+      AxesError: a leaf has no such dimension.
+    """
+    shapes = [jnp.shape(leaf) for leaf in leaves]
+    short = [
+        index
+        for index, (shape, axis) in enumerate(zip(shapes, axes, strict=True))
+        if axis is not None and not -len(shape) <= axis < len(shape)
+    ]
+    if short:
+        names = paths()
+        which = [f"{names[i]} has shape {shapes[i]}, in_axes {axes[i]}" for i in short]
+        raise _errors.axis_out_of_range(fun_name, which, "in_axes")
+    sizes = [
+        None if axis is None else shape[axis] for shape, axis in zip(shapes, axes, strict=True)
+    ]
+    distinct = {size for size in sizes if size is not None}
+    if not distinct:
+        raise _errors.nothing_mapped(fun_name, paths())
+    if len(distinct) > 1:
+        named = zip(paths(), sizes, strict=True)
+        raise _errors.mapped_sizes_differ(fun_name, {p: s for p, s in named if s is not None})
+    return distinct.pop()
+
+
+def argument_paths(fun: Callable, args: tuple, kwargs: dict, numbers: Sequence[int]) -> list[str]:
+    """The name of each leaf of `(args, kwargs)`, as in `["batch['x']", "mask"]`.
+
+    Args:
+      fun: whose parameters give the names.
+      args: the positional arguments that are not static.
+      kwargs: the arguments passed by keyword.
+      numbers: the position of each of `args` in the call.
+    """
+    paths = []
+    for number, arg in zip(numbers, args, strict=True):
+        paths += _leaf_paths(argument_name(fun, number), arg)
+    for name in sorted(kwargs):  # a dict is flattened in the order of its sorted keys
+        paths += _leaf_paths(name, kwargs[name])
+    return paths
+
+
+def argument_name(fun: Callable, number: int) -> str:
+    """The name of the positional argument at `number`: "x", or "args[2]" where it has none."""
+    names = _positional_names(fun)
+    return names[number] if number < len(names) else f"args[{number}]"
+
+
+def _leaf_paths(name: str, tree: Any) -> list[str]:
+    return [name + jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
+
+
+def _positional_names(fun: Callable) -> list[str]:
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):  # builtins have no signature
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]
+
+
+def _spread(
+    prefix: AxisPrefix, tree: Any, argument: str, fun_name: str, *, keywords: bool
+) -> tuple[Axis, ...]:
+    axes, structure = jax.tree.flatten(prefix, is_leaf=_is_none)
+    try:
+        subtrees = structure.flatten_up_to(tree)
+    except (ValueError, TypeError, KeyError):
+        at, below, value = _first_mismatch(prefix, tree)
+        raise _errors.axes_not_a_prefix(fun_name, argument, at, below, value, keywords) from None
+    counts = [len(jax.tree.leaves(subtree)) for subtree in subtrees]
+    return tuple(axis for axis, count in zip(axes, counts, strict=True) for _ in range(count))
+
+
+def _first_mismatch(prefix: AxisPrefix, tree: Any, at: str = "") -> tuple[str, Any, str]:
+    """Where `prefix` stops being a prefix of `tree`: the path, what it holds, what stands there."""
+    below, kind = _children(prefix)
+    values, other_kind = _children(tree)
+    if kind != other_kind:
+        return at, prefix, _in_words(tree, len(values))
+    for (path, part), (_, value) in zip(below, values, strict=True):
+        if part is None or isinstance(part, int):
+            continue
+        structure = jax.tree.structure(part, is_leaf=_is_none)
+        try:
+            structure.flatten_up_to(value)
+        except (ValueError, TypeError, KeyError):
+            return _first_mismatch(part, value, at + jax.tree_util.keystr(path))
+    return at, prefix, _in_words(tree, len(values))
+
+
+def _children(tree: Any) -> tuple[list, Any]:
+    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
+
+
+def _in_words(value: Any, children: int) -> str:
+    if _is_array_like(value):
+        return f"an array of shape {jnp.shape(value)}"
+    return f"a {type(value).__name__} of length {children}"
+
+
+def _is_array_like(value: Any) -> bool:
+    return hasattr(value, "shape") or isinstance(value, bool | int | float | complex)
+
+
+def _is_none(value: Any) -> bool:
+    return value is None

@@ -1,0 +1,208 @@
+"""The call-time side of pmap: one jit, and what to do when it meets something new.
+
+In the steady state a call is one C++ dispatch. Whatever is new (a signature seen for the first
+time, an array that jit refuses) comes back as an exception, which costs nothing until it is raised,
+and is settled in Python, once.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from jax_dist import _errors
+from jax_dist.mapping import axes, placement
+from jax_dist.mapping.attempts import Attempt, FirstSight, Replan, attempting, current
+from jax_dist.mapping.meshes import InnerAxis, Layout, lay_out
+from jax_dist.mapping.process_calls import ProcessCalls
+from jax_dist.mapping.programs import jit_of
+from jax_dist.mapping.region import Call, Options, bind, run_mapped
+
+_PLACED_IN_VAIN = 3  # calls after which a donated argument that is never fed back is left as given
+
+
+class Dispatcher:
+    """All that the decorated versions of one function with the same options share.
+
+    Attributes:
+      dispatch: what a call goes through; a C++ jit object in the steady state.
+    """
+
+    def __init__(self, options: Options, fun: Callable[[], Callable]):
+        """`fun` gives the function: held weakly, where this is cached on its account."""
+        self._options = options
+        self._fun = fun
+        self._jitted = jit_of(options, self._trace)
+        self._inner: tuple[InnerAxis, ...] = ()  # as the last trace found them
+        self._not_fed_back: set[int | str] = set()
+        self._times_placed: collections.Counter[int | str] = collections.Counter()
+        self._to_place: frozenset[int | str] = frozenset()  # arguments that came misplaced
+        self._twins = placement.Twins()
+        self._processes: ProcessCalls | None = None
+        self.dispatch: Callable = self._first_call
+
+    def settle(self, args: tuple, kwargs: dict, refusal: ValueError | None) -> Any:
+        """Makes a call that jit did not: something is new, or `refusal` says what is wrong."""
+        if refusal is not None:
+            self._explain(args, kwargs, refusal)
+        if self._processes is not None:
+            output = self._processes.settle(args, kwargs)
+            self.dispatch = self._processes.dispatch  # may have changed
+            return output
+        if has_tracer(args, kwargs):
+            with attempting(Attempt()):
+                return self._jitted(*args, **kwargs)
+        return self._place_and_call(args, kwargs)
+
+    def stage(self, how: str, args: tuple, kwargs: dict) -> Any:
+        """`how`: "lower" or "trace"."""
+        self._choose()
+        if self._processes is not None:
+            args, kwargs = self._processes.abstract(args, kwargs)
+        with attempting(Attempt()):
+            return getattr(self._jitted, how)(*args, **kwargs)
+
+    def _first_call(self, *args: Any, **kwargs: Any) -> Any:
+        self._choose()
+        return self.dispatch(*args, **kwargs)
+
+    def _choose(self) -> None:
+        """Chooses the way of calling. Not before it is needed: it starts the backend."""
+        if self.dispatch != self._first_call:
+            return
+        if self._options.choice.spans_processes():
+            self._processes = ProcessCalls(
+                self._options, self._fun, self._jitted, owner=self, inner=lambda: self._inner
+            )
+            self.dispatch = self._processes.dispatch
+        else:
+            self.dispatch = self._jitted
+
+    def _trace(self, args: tuple, kwargs: dict) -> Any:
+        """What jit traces."""
+        attempt = current()
+        if attempt is None:
+            raise FirstSight
+        call = bind(self._options, self._fun(), args, kwargs)
+        output, layout = run_mapped(self._options, call, whole=True)
+        if attempt.owner is self and layout is not None:
+            self._check_placement(attempt, call, layout, output)
+        return output
+
+    def _check_placement(self, attempt: Attempt, call: Call, layout: Layout, output: Any) -> None:
+        """Raises Replan if the trace shows that arguments were placed wrongly.
+
+        Placing what is donated before the first call gives it the type that it has when it is fed
+        back; a training loop then compiles once, not twice. A donated batch is not fed back.
+        """
+        names, sizes = layout.mesh.axis_names[1:], layout.mesh.devices.shape[1:]
+        self._inner = tuple(InnerAxis(*axis) for axis in zip(names, sizes, strict=True))
+        returned = {(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(output)}
+        kept = {
+            owner
+            for leaf, owner in zip(call.leaves, call.owners, strict=True)
+            if owner in attempt.donated and (leaf.shape, leaf.dtype) not in returned
+        }
+        self._not_fed_back |= kept
+        if kept or (self._inner != attempt.inner and attempt.placed):
+            raise Replan
+
+    def _place_and_call(self, args: tuple, kwargs: dict) -> Any:
+        while True:
+            plan = self._plan(args, kwargs, everything=True)
+            attempt = Attempt(
+                owner=self,
+                inner=self._inner,
+                placed=bool(plan.donated or plan.moved),
+                donated=frozenset(plan.donated),
+            )
+            try:
+                with attempting(attempt):
+                    output = self._jitted(*plan.args, **plan.kwargs)
+            except Replan:
+                continue
+            break
+        plan.finish_donation()
+        self._times_placed.update(list(plan.donated))
+        vain = {owner for owner, times in self._times_placed.items() if times >= _PLACED_IN_VAIN}
+        self._not_fed_back |= vain
+        if not plan.moved <= self._to_place:
+            self._to_place |= plan.moved
+            self.dispatch = self._dispatch_with_care
+        return output
+
+    def _dispatch_with_care(self, *args: Any, **kwargs: Any) -> Any:
+        """For a function whose user passes misplaced arrays: looks at those arguments first."""
+        if has_tracer(args, kwargs):
+            return self._jitted(*args, **kwargs)
+        plan = self._plan(args, kwargs, everything=False)
+        return self._jitted(*plan.args, **plan.kwargs)
+
+    def _plan(self, args: tuple, kwargs: dict, *, everything: bool) -> "_Plan":
+        """Where each argument belongs: misplaced ones are moved, donated ones always placed."""
+        options = self._options
+        call = bind(options, self._fun(), args, kwargs)
+        layout = lay_out(options.choice, call.size, self._inner, whole=True)
+        leaves, donated, moved = list(call.leaves), {}, set()
+        each = enumerate(zip(call.leaves, call.axes, call.owners, strict=True))
+        for index, (leaf, axis, owner) in each:
+            if not placement.can_be_put(leaf) or not (everything or owner in self._to_place):
+                continue
+            spec = axes.spec_of_axis(axis, jnp.ndim(leaf), layout.name)
+            target = NamedSharding(layout.mesh, spec)
+            if everything and owner in options.donated and owner not in self._not_fed_back:
+                if not placement.is_on_mesh(leaf, target):
+                    leaves[index] = jax.device_put(leaf, target)
+                    donated.setdefault(owner, []).append((leaf, leaves[index]))
+            elif placement.is_misplaced(leaf, target):
+                leaves[index] = self._twins.move(leaf, target)
+                moved.add(owner)
+        new_args, new_kwargs = call.rebuild(leaves)
+        return _Plan(new_args, new_kwargs, donated, frozenset(moved))
+
+    def _explain(self, args: tuple, kwargs: dict, refusal: ValueError) -> None:
+        """Raises `refusal`, or a better error, unless misplaced arguments explain it."""
+        options = self._options
+        name = options.choice.fun_name
+        if options.static and options.static[-1] >= len(args):
+            raise _errors.static_argument_missing(name, options.static, len(args)) from None
+        for number in options.static:
+            try:
+                hash(args[number])
+            except TypeError:
+                path = axes.argument_name(self._fun(), number)
+                raise _errors.static_argument_unhashable(name, path, args[number]) from None
+        if self._processes is not None or has_tracer(args, kwargs):
+            raise refusal
+        try:
+            plan = self._plan(args, kwargs, everything=True)
+        except ValueError:
+            raise refusal from None
+        if not plan.moved and not plan.donated:
+            raise refusal
+
+
+@dataclasses.dataclass
+class _Plan:
+    """A call with its arguments in place."""
+
+    args: tuple
+    kwargs: dict
+    donated: dict[int | str, list[tuple[Any, jax.Array]]]  # by argument: (given, placed) leaves
+    moved: frozenset[int | str]  # arguments with misplaced arrays
+
+    def finish_donation(self) -> None:
+        """Deletes the originals whose placed copies the call has used up.
+
+        Only now: had the call failed, they would be lost.
+        """
+        for pairs in self.donated.values():
+            placement.finish_donation(pairs)
+
+
+def has_tracer(args: tuple, kwargs: dict) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))

@@ -1,0 +1,152 @@
+"""Concrete arrays of several processes: `[L, *s]` of one process as `[P * L, *s]` of all, and back.
+
+The buffers stay what they are; only the shape and the sharding that they are seen under change.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_dist import _compat
+from jax_dist.mapping import axes
+from jax_dist.mapping.axes import Axis
+from jax_dist.mapping.meshes import Layout
+
+_MANY = 4096  # avals to remember: more means that they are not the same ones again
+
+
+class _Known(NamedTuple):
+    """An aval seen before, kept alive so that its id stays its own."""
+
+    aval: Any
+    sharding: NamedSharding
+    other_aval: Any
+    other_sharding: NamedSharding
+
+
+class Misfit(Exception):
+    """An array has neither the slices of this process nor those of all."""
+
+
+class LocalView:
+    """Goes between the arrays of this process and those of all, for one layout.
+
+    A training loop sees the same few avals again and again, as the very same objects; they are
+    looked up by identity, which is what makes a call with 100 leaves fast.
+    """
+
+    def __init__(self, layout: Layout, *, accepts_whole: bool):
+        """`accepts_whole`: whether this process may also hold an array of all slices."""
+        self.layout = layout
+        self._accepts_whole = accepts_whole
+        self._entering: dict[tuple[int, Axis], _Known] = {}
+        self._leaving: dict[int, _Known] = {}
+
+    def enter(self, leaf: Any, axis: Axis) -> Any:
+        """`[L, *s] -> [P * L, *s]` (for axis 0). What is global already comes back as it is.
+
+        Args:
+          leaf: an array of this process, or anything that `device_put` takes.
+          axis: its mapped dimension; None: the same on all processes.
+
+        Raises:
+          Misfit: it has neither the slices of this process nor those of all.
+        """
+        known = self._entering.get((id(getattr(leaf, "aval", None)), axis))
+        if known is not None and known.sharding is leaf.sharding:
+            return _compat.rewrap(leaf, known.other_aval, known.other_sharding)
+        return self._enter(leaf, axis)
+
+    def leave(self, whole: Any) -> Any:
+        """`[P * L, *s] -> [L, *s]` (for axis 0); what is not cut over processes keeps its shape."""
+        known = self._leaving.get(id(whole.aval))
+        if known is not None and known.sharding is whole.sharding:
+            return _compat.rewrap(whole, known.other_aval, known.other_sharding)
+        return self._leave(whole)
+
+    def sharding(self, ndim: int, axis: Axis) -> NamedSharding:
+        """Of the whole array."""
+        return NamedSharding(self.layout.mesh, axes.spec_of_axis(axis, ndim, self.layout.name))
+
+    def whole_shape(self, shape: tuple[int, ...], axis: Axis) -> tuple[int, ...]:
+        return _scaled(shape, axis, times=self.layout.processes)
+
+    def _enter(self, leaf: Any, axis: Axis) -> Any:
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            return leaf
+        if _is_key(leaf):
+            data = self._enter(jax.random.key_data(leaf), _from_the_left(axis, leaf.ndim))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+        whole = self.sharding(jnp.ndim(leaf), axis)
+        if axis is not None and jnp.shape(leaf)[axis] != self.layout.local_size:
+            if not self._accepts_whole or jnp.shape(leaf)[axis] != self.layout.size:
+                raise Misfit
+            host = np.asarray(leaf)
+            return jax.make_array_from_callback(host.shape, whole, lambda index: host[index])
+        own = NamedSharding(self.layout.local_mesh, whole.spec)
+        placed = leaf
+        if not (
+            isinstance(leaf, jax.Array)
+            and leaf.committed
+            and leaf.sharding.is_equivalent_to(own, leaf.ndim)
+        ):
+            placed = jax.device_put(leaf, own)
+        aval = _aval(self.whole_shape(placed.shape, axis), placed)
+        if placed is leaf:
+            _remember(
+                self._entering, (id(leaf.aval), axis), _Known(leaf.aval, leaf.sharding, aval, whole)
+            )
+        return _compat.rewrap(placed, aval, whole)
+
+    def _leave(self, whole: Any) -> Any:
+        if _is_key(whole):
+            data = self._leave(jax.random.key_data(whole))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(whole))
+        if whole.is_fully_addressable:
+            return whole
+        axis = _axis_of(whole.sharding.spec, self.layout.name)
+        own = NamedSharding(self.layout.local_mesh, whole.sharding.spec)
+        shape = whole.shape if axis is None else self._local_shape(whole.shape, axis)
+        aval = _aval(shape, whole)
+        _remember(self._leaving, id(whole.aval), _Known(whole.aval, whole.sharding, aval, own))
+        return _compat.rewrap(whole, aval, own)
+
+    def _local_shape(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+        return (*shape[:axis], shape[axis] // self.layout.processes, *shape[axis + 1 :])
+
+
+def _scaled(shape: tuple[int, ...], axis: Axis, *, times: int) -> tuple[int, ...]:
+    if axis is None:
+        return shape
+    axis %= len(shape)
+    return (*shape[:axis], shape[axis] * times, *shape[axis + 1 :])
+
+
+def _axis_of(spec: P, name: str) -> Axis:
+    """The dimension that lies over mesh axis `name`."""
+    for dimension, entry in enumerate(spec):
+        if name in (entry if isinstance(entry, tuple) else (entry,)):
+            return dimension
+    return None
+
+
+def _from_the_left(axis: Axis, ndim: int) -> Axis:
+    return None if axis is None else axis % ndim
+
+
+def _aval(shape: tuple[int, ...], array: jax.Array) -> Any:
+    return jax.core.ShapedArray(shape, array.dtype, weak_type=array.aval.weak_type)
+
+
+def _is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _remember(known: dict, key: Any, value: _Known) -> None:
+    if len(known) >= _MANY:
+        known.clear()
+    known[key] = value

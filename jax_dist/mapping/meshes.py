@@ -1,0 +1,161 @@
+"""From devices to the mesh that a mapped function runs on.
+
+The first mesh axis is the mapped one; the others, if any, are those of pmaps inside it. Axes are
+always Auto, and every process holds the same number of devices.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jax_dist import _compat, _errors
+
+PROCESS_AXIS = "pmap_process"  # the axis over processes, in the view that one process has
+
+
+class InnerAxis(NamedTuple):
+    """The mesh axis of a pmap that is called inside the mapped function."""
+
+    name: str
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceChoice:
+    """What the user said of devices, and the name of the mapped mesh axis."""
+
+    fun_name: str
+    axis_name: str
+    devices: tuple[jax.Device, ...] | None
+    backend: str | None
+    axis_size: int | None
+    virtual: bool
+
+    def candidates(self) -> tuple[jax.Device, ...]:
+        """The devices to choose from, of all processes."""
+        return self.devices if self.devices is not None else tuple(jax.devices(self.backend))
+
+    def spans_processes(self) -> bool:
+        return len({device.process_index for device in self.candidates()}) > 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layout:
+    """A mesh, and how the mapped axis lies on it."""
+
+    mesh: Mesh
+    size: int  # of the mapped axis, over all processes
+    processes: int  # that take part; 1 also where each process maps on its own
+
+    @property
+    def name(self) -> str:
+        return self.mesh.axis_names[0]
+
+    @property
+    def local_size(self) -> int:
+        """Slices along the mapped axis that one process runs."""
+        return self.size // self.processes
+
+    @functools.cached_property
+    def local_mesh(self) -> Mesh:
+        """The rows of the mesh that this process holds, under the same names."""
+        owner = jax.process_index()
+        rows = [row for row in self.mesh.devices if _process_of(row) == owner]
+        return _compat.auto_mesh(np.array(rows), self.mesh.axis_names)
+
+    @functools.cached_property
+    def process_mesh(self) -> Mesh | None:
+        """The same devices in the same order, with the mapped axis split by process.
+
+        None where the devices of a process do not stand side by side.
+        """
+        rows, *inner = self.mesh.devices.shape
+        grid = self.mesh.devices.reshape(self.processes, rows // self.processes, *inner)
+        if any(len({_process_of(row) for row in group}) > 1 for group in grid):
+            return None
+        return _compat.auto_mesh(grid, (PROCESS_AXIS, *self.mesh.axis_names))
+
+
+def lay_out(
+    choice: DeviceChoice, size: int, inner: tuple[InnerAxis, ...] = (), *, whole: bool
+) -> Layout:
+    """The mesh for a mapped axis of `size`.
+
+    Args:
+      choice: what the user said of devices.
+      size: of the mapped axis, as the arguments have it.
+      inner: the axes of pmaps inside, outermost first.
+      whole: whether `size` counts the slices of all processes, or those of this one.
+
+    Returns:
+      The same object for the same request, so that shardings made from it are the same too.
+
+    Raises:
+      DeviceCountError: the axis does not fit the devices.
+      MappedAxisError: `axis_size` was promised to be another.
+    """
+    return _lay_out(choice, size, inner, whole, choice.candidates())
+
+
+def check_all_used(choice: DeviceChoice, layout: Layout) -> None:
+    """Raises DeviceCountError if the user gave more devices than the layout uses.
+
+    Apart from `lay_out`, for only the traced body shows whether a pmap inside uses the others.
+    """
+    given, used = len(choice.devices or ()), layout.mesh.size
+    if choice.devices is not None and used != given:
+        if choice.virtual:
+            raise _errors.no_virtual_size(choice.fun_name, layout.size, given)
+        raise _errors.devices_of_another_length(choice.fun_name, used, given)
+
+
+@functools.lru_cache(maxsize=1024)
+def _lay_out(
+    choice: DeviceChoice,
+    size: int,
+    inner: tuple[InnerAxis, ...],
+    whole: bool,
+    candidates: tuple[jax.Device, ...],  # part of the key: a restarted backend has other ones
+) -> Layout:
+    owners = sorted({device.process_index for device in candidates})
+    groups = {
+        owner: [device for device in candidates if device.process_index == owner]
+        for owner in owners
+    }
+    available = min(len(group) for group in groups.values())
+    local_size, rest = divmod(size, len(owners)) if whole else (size, 0)
+    if rest:
+        counts = {owner: len(group) for owner, group in groups.items()}
+        raise _errors.uneven_processes(choice.fun_name, counts, size)
+    whole_size = local_size * len(owners)
+    if choice.axis_size is not None and choice.axis_size != whole_size:
+        raise _errors.size_not_as_promised(choice.fun_name, choice.axis_size, whole_size)
+
+    width = math.prod(axis.size for axis in inner)
+    rows = _rows(local_size, available) if choice.virtual else local_size
+    if rows * width > available:
+        sizes = {choice.axis_name: local_size} | dict(inner)
+        platform = candidates[0].platform
+        raise _errors.too_few_devices(choice.fun_name, rows * width, available, platform, sizes)
+    used = {device for group in groups.values() for device in group[: rows * width]}
+    ordered = candidates if choice.devices else [d for owner in owners for d in groups[owner]]
+    chosen = np.array([device for device in ordered if device in used])
+    names = (choice.axis_name, *[axis.name for axis in inner])
+    shape = (rows * len(owners), *[axis.size for axis in inner])
+    mesh = _compat.auto_mesh(chosen.reshape(shape), names)
+    return Layout(mesh=mesh, size=whole_size, processes=len(owners))
+
+
+def _rows(size: int, available: int) -> int:
+    """The most devices that can share `size` slices evenly."""
+    return max(count for count in range(1, min(size, available) + 1) if size % count == 0)
+
+
+def _process_of(row: object) -> int:
+    """The process of one row of a mesh: a device, or an array of devices of one process."""
+    return np.asarray(row, dtype=object).flat[0].process_index

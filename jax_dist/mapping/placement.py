@@ -1,0 +1,281 @@
+"""Putting arrays where a mapped function wants them, and taking them off again.
+
+Shapes: `N` devices; `*s` is what one device holds.
+"""
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.sharding import PartitionSpec as P
+
+from jax_dist import _compat, _errors
+
+_DEVICE_AXIS = "devices"  # of the meshes made here; pmap takes such arrays as they are
+
+
+def replicate(tree: Any, where: Mesh | Sequence[jax.Device] | None = None) -> Any:
+    """Puts a whole copy of every array on each device.
+
+    The value keeps its shape: give it to `pmap` with `in_axes=None`. Only the devices hold copies;
+    nothing of N times the size is built on the host.
+
+    Args:
+      tree: arrays `[*s]`, NumPy or jax, numbers, or random keys.
+      where: a mesh, or devices; by default the devices of this process.
+
+    Returns:
+      The tree with jax arrays `[*s]`, replicated.
+
+    >>> import jax.numpy as jnp
+    >>> replicate({"w": jnp.ones(3)})["w"].sharding.is_fully_replicated
+    True
+    """
+    return jax.device_put(tree, NamedSharding(_mesh_of(where), P()))
+
+
+def shard(tree: Any, mesh: Mesh, spec: P | Any) -> Any:
+    """Cuts arrays over a mesh.
+
+    Args:
+      tree: arrays, NumPy or jax. With several processes, NumPy arrays hold the slices of this
+        process, and the result is the whole array of all of them.
+      mesh: the mesh.
+      spec: how each array lies on it; one for all, or a tree of specs that is a prefix of `tree`.
+
+    Returns:
+      The tree with jax arrays on the mesh.
+
+    >>> import jax, numpy as np
+    >>> from jax.sharding import Mesh, PartitionSpec as P
+    >>> mesh = Mesh(np.array(jax.devices()), ("i",))
+    >>> len(shard(np.zeros((jax.device_count(), 2)), mesh, P("i")).addressable_shards)
+    8
+    """
+    is_spec = lambda node: isinstance(node, P)  # noqa: E731  # a def would be longer than its use
+    here = jax.process_index()
+    foreign = any(device.process_index != here for device in mesh.devices.flat)
+
+    def put(part: P, subtree: Any) -> Any:
+        sharding = NamedSharding(mesh, part)
+        if not foreign:
+            return jax.device_put(subtree, sharding)
+        return jax.tree.map(lambda x: _from_this_process(x, sharding), subtree)
+
+    return jax.tree.map(put, spec, tree, is_leaf=is_spec)
+
+
+def unreplicate(tree: Any) -> Any:
+    """Takes the first slice of each array along its leading axis, without communication.
+
+    `x[0]` of a pmapped result runs a program on all devices that sends the slice to each of them;
+    this reads the shard that the first device of this process holds anyway.
+
+    Args:
+      tree: arrays `[N, *s]`, as `pmap` or `device_put_replicated` return them.
+
+    Returns:
+      The tree with arrays `[*s]`, each on one device.
+
+    Raises:
+      PlacementError: an array has no leading axis.
+
+    >>> import jax
+    >>> unreplicate(device_put_replicated(3.0, jax.devices()))
+    Array(3., dtype=float32, weak_type=True)
+    """
+    leaves, structure = jax.tree.flatten_with_path(tree)
+    blocks = [_first_block(leaf, "tree" + jax.tree_util.keystr(path)) for path, leaf in leaves]
+    rows: dict[int, Any] = {}
+    for device in {_device_of(block): None for block in blocks}:  # one program for each device
+        chosen = {i: block for i, block in enumerate(blocks) if _device_of(block) == device}
+        rows |= _first_rows(chosen)
+    return jax.tree.unflatten(structure, [rows[i] for i in range(len(blocks))])
+
+
+def device_put_replicated(tree: Any, devices: Sequence[jax.Device]) -> Any:
+    """Stacks one copy for each device: what `jax.device_put_replicated` did until jax 0.10.
+
+    Args:
+      tree: arrays `[*s]`, NumPy or jax, numbers, or random keys.
+      devices: the devices of this process, one slice each.
+
+    Returns:
+      The tree with arrays `[N, *s]`, slice n on `devices[n]`. The host holds no N-fold copy: each
+      device gets its copy from the one array.
+
+    Raises:
+      PlacementError: there are no devices.
+
+    >>> import jax
+    >>> device_put_replicated(1.0, jax.devices()).shape == (jax.device_count(),)
+    True
+    """
+    devices = tuple(devices)
+    if not devices:
+        raise _errors.shards_do_not_match("device_put_replicated", 1, 0)
+    return jax.tree.map(lambda x: _stack([x] * len(devices), devices), tree)
+
+
+def device_put_sharded(shards: Sequence[Any], devices: Sequence[jax.Device]) -> Any:
+    """Stacks one shard for each device: what `jax.device_put_sharded` did until jax 0.10.
+
+    Args:
+      shards: a tree of arrays `[*s]` for each device, all of one structure.
+      devices: the devices of this process.
+
+    Returns:
+      The tree with arrays `[N, *s]`, slice n on `devices[n]`.
+
+    Raises:
+      PlacementError: as many shards as devices are wanted, alike in structure, shape and dtype.
+
+    >>> import jax
+    >>> device_put_sharded([1.0, 2.0], jax.devices()[:2])
+    Array([1., 2.], dtype=float32, weak_type=True)
+    """
+    shards, devices = list(shards), tuple(devices)
+    if len(shards) != len(devices) or not shards:
+        raise _errors.shards_do_not_match("device_put_sharded", len(shards), len(devices))
+    structures = [jax.tree.structure(shard) for shard in shards]
+    if len(set(structures)) > 1:
+        raise _errors.shards_differ("", [str(structure) for structure in structures])
+    paths = [path for path, _ in jax.tree.leaves_with_path(shards[0])]
+    columns = zip(*[jax.tree.leaves(shard) for shard in shards], strict=True)
+    for path, column in zip(paths, list(columns), strict=True):
+        kinds = [f"{_dtype(x)}{list(jnp.shape(x))}" for x in column]
+        if len(set(kinds)) > 1:
+            raise _errors.shards_differ(jax.tree_util.keystr(path), kinds)
+    return jax.tree.map(lambda *column: _stack(column, devices), *shards)
+
+
+def is_misplaced(leaf: Any, target: Sharding) -> bool:
+    """Whether `leaf` is an array that its user has put elsewhere than `target`."""
+    return (
+        isinstance(leaf, jax.Array)
+        and leaf.committed
+        and leaf.is_fully_addressable
+        and not leaf.sharding.is_equivalent_to(target, leaf.ndim)
+    )
+
+
+def is_on_mesh(leaf: Any, target: NamedSharding) -> bool:
+    """Whether `leaf` has the very type that a result with sharding `target` has.
+
+    The mesh is part of an array's type; one placed alike, but on a mesh with other names, makes
+    jit trace and compile again when the result comes back as argument.
+    """
+    return (
+        isinstance(leaf, jax.Array)
+        and leaf.committed
+        and isinstance(leaf.sharding, NamedSharding)
+        and leaf.sharding.mesh == target.mesh
+        and leaf.sharding.is_equivalent_to(target, leaf.ndim)
+    )
+
+
+def can_be_put(leaf: Any) -> bool:
+    """Whether `device_put` takes it; what it does not take is for jit to refuse."""
+    if isinstance(leaf, jax.Array):
+        return leaf.is_fully_addressable
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.dtype != jax.dtypes.float0
+    return isinstance(leaf, bool | int | float | complex)
+
+
+def finish_donation(pairs: Iterable[tuple[Any, jax.Array]]) -> None:
+    """Deletes each original whose placed copy was donated and used.
+
+    Args:
+      pairs: (given, placed). What jit could not use is left alone, as it is without moving.
+    """
+    for given, placed in pairs:
+        if isinstance(given, jax.Array) and placed.is_deleted():
+            given.delete()
+
+
+class Twins:
+    """Remembers where an array was moved, as long as the array lives.
+
+    So an array that is passed in every call, say the parameters committed to one device, is moved
+    once.
+    """
+
+    def __init__(self):
+        self._moved: dict[tuple[int, NamedSharding], tuple[weakref.ref, jax.Array]] = {}
+
+    def move(self, array: jax.Array, target: NamedSharding) -> jax.Array:
+        key = (id(array), target)
+        known = self._moved.get(key)
+        if known is not None and known[0]() is array and not known[1].is_deleted():
+            return known[1]
+        moved = jax.device_put(array, target)
+        forget = weakref.ref(array, lambda _: self._moved.pop(key, None))
+        self._moved[key] = (forget, moved)
+        return moved
+
+
+def _mesh_of(where: Mesh | Sequence[jax.Device] | None) -> Mesh:
+    if isinstance(where, Mesh):
+        return where
+    devices = jax.local_devices() if where is None else list(where)
+    return _compat.auto_mesh(np.array(devices), (_DEVICE_AXIS,))
+
+
+def _from_this_process(x: Any, sharding: NamedSharding) -> jax.Array:
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    if _is_key(x):
+        data = jax.make_array_from_process_local_data(sharding, np.asarray(jax.random.key_data(x)))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    return jax.make_array_from_process_local_data(sharding, np.asarray(x))
+
+
+def _stack(slices: Sequence[Any], devices: tuple[jax.Device, ...]) -> jax.Array:
+    """`N` times `[*s] -> [N, *s]`, each on its device."""
+    if _is_key(slices[0]):
+        data = _stack([jax.random.key_data(x) for x in slices], devices)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(slices[0]))
+    row_of = {id(x): _as_row(x) for x in slices}  # one row for all copies of the same array
+    rows = jax.device_put([row_of[id(x)] for x in slices], list(devices))
+    sharding = NamedSharding(_compat.auto_mesh(np.array(devices), (_DEVICE_AXIS,)), P(_DEVICE_AXIS))
+    shape = (len(devices), *jnp.shape(slices[0]))
+    return jax.make_array_from_single_device_arrays(shape, sharding, rows)
+
+
+def _first_block(leaf: Any, path: str) -> Any:
+    """`[N, *s] -> [1, *s]`, or `[n, *s]` where one device holds more than one slice."""
+    if jnp.ndim(leaf) == 0:
+        raise _errors.not_replicated(path, "has shape ()")
+    if jnp.shape(leaf)[0] == 0:
+        raise _errors.not_replicated(path, f"has shape {jnp.shape(leaf)}")
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+        return min(leaf.addressable_shards, key=lambda s: s.index[0].start or 0).data
+    return leaf
+
+
+def _as_row(x: Any) -> Any:
+    """`[*s] -> [1, *s]`, without a copy on the host."""
+    return np.expand_dims(x, 0) if isinstance(x, np.ndarray) else jnp.expand_dims(x, 0)
+
+
+def _is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _dtype(x: Any) -> Any:
+    return x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
+
+
+def _device_of(block: Any) -> jax.Device | None:
+    is_placed = isinstance(block, jax.Array) and not isinstance(block, jax.core.Tracer)
+    return block.devices().copy().pop() if is_placed else None
+
+
+@jax.jit
+def _first_rows(blocks: dict[int, Any]) -> dict[int, Any]:
+    return {index: block[0] for index, block in blocks.items()}

@@ -1,0 +1,251 @@
+"""The decorator that replaces `jax.pmap`."""
+
+import functools
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Literal, overload
+
+import jax
+
+from jax_dist import _errors
+from jax_dist.mapping import axes
+from jax_dist.mapping.attempts import FirstSight
+from jax_dist.mapping.axes import AxisPrefix
+from jax_dist.mapping.dispatch import Dispatcher
+from jax_dist.mapping.meshes import DeviceChoice
+from jax_dist.mapping.programs import bare_jit
+from jax_dist.mapping.region import Options
+
+Arrays = Literal["local", "global"]
+
+_UNNAMED = "pmap_axis_0"  # a fixed name: it is part of the program, and so of its cache key
+
+
+@overload
+def pmap(
+    fun: None = None,
+    axis_name: Hashable | None = None,
+    *,
+    in_axes: AxisPrefix = 0,
+    out_axes: AxisPrefix = 0,
+    static_broadcasted_argnums: int | Iterable[int] = (),
+    devices: Sequence[jax.Device] | None = None,
+    backend: str | None = None,
+    axis_size: int | None = None,
+    donate_argnums: int | Iterable[int] = (),
+    virtual: bool = False,
+    arrays: Arrays = "local",
+) -> Callable[[Callable], Any]: ...
+@overload
+def pmap(
+    fun: Callable,
+    axis_name: Hashable | None = None,
+    *,
+    in_axes: AxisPrefix = 0,
+    out_axes: AxisPrefix = 0,
+    static_broadcasted_argnums: int | Iterable[int] = (),
+    devices: Sequence[jax.Device] | None = None,
+    backend: str | None = None,
+    axis_size: int | None = None,
+    donate_argnums: int | Iterable[int] = (),
+    virtual: bool = False,
+    arrays: Arrays = "local",
+) -> Any: ...
+def pmap(
+    fun: Callable | None = None,
+    axis_name: Hashable | None = None,
+    *,
+    in_axes: AxisPrefix = 0,
+    out_axes: AxisPrefix = 0,
+    static_broadcasted_argnums: int | Iterable[int] = (),
+    devices: Sequence[jax.Device] | None = None,
+    backend: str | None = None,
+    axis_size: int | None = None,
+    donate_argnums: int | Iterable[int] = (),
+    virtual: bool = False,
+    arrays: Arrays = "local",
+) -> Any:
+    """Maps a function over devices, one slice of each argument on each, by `jit(shard_map)`.
+
+    Takes all that `jax.pmap` takes, with the same meaning and the same numbers, and is right where
+    `jax.pmap` fails: inside jit, scan and grad with several processes, nested, under another mesh
+    set by `jax.set_mesh`, and with arrays that lie elsewhere. In the steady state, a call is one
+    C++ dispatch.
+
+    Args:
+      fun: the function of one slice. It may use collectives over `axis_name`. Without it, `pmap`
+        returns a decorator.
+      axis_name: names the mapped axis for collectives.
+      in_axes: which dimension of each positional argument is mapped: an integer, None for what all
+        devices share, or a tree of these that is a prefix of the arguments. A negative integer
+        counts from the end. Arguments passed by keyword are mapped over their leading dimension.
+      out_axes: where the mapped dimension goes in each result; None gives the value that the first
+        device has, and promises that all have the same.
+      static_broadcasted_argnums: positions of arguments that are compile-time constants; these must
+        be hashable.
+      devices: the devices to use, one slice each, in this order; the same in every process.
+      backend: "cpu", "gpu" or "tpu"; whose devices to use where `devices` are not given.
+      axis_size: the size of the mapped axis over all processes; it is checked.
+      donate_argnums: positions of arguments whose memory the results may take over. Give the state
+        of a training loop: it is put on the mesh before the first call, and the loop then compiles
+        once.
+      virtual: lets an axis be a multiple of the number of devices, with that many slices on each
+        and collectives over all of them. For trying a program of 64 devices on a laptop.
+      arrays: with several processes, "local" shows each process its own slices, as `jax.pmap` does;
+        "global" leaves results whole, which is faster when they are the next call's arguments.
+
+    Returns:
+      The mapped function. It has `lower` and `trace`, as jit objects do, `jitted`, the bare jit
+      object, and `__wrapped__`, which is `fun`.
+
+    Raises:
+      TypeError: `fun` cannot be called, or in_axes or out_axes hold something else than integers.
+      ValueError: `devices` is empty or `arrays` unknown. When called: the sizes of the arguments
+        differ, none is mapped, in_axes or out_axes does not fit, the axis does not fit the devices,
+        or a static argument cannot be hashed.
+
+    >>> import functools, jax, jax.numpy as jnp
+    >>> @functools.partial(pmap, axis_name="i")
+    ... def share(x):
+    ...     return x / jax.lax.psum(x, "i")
+    >>> share(jnp.arange(4.0)).tolist()
+    [0.0, 0.1666666716337204, 0.3333333432674408, 0.5]
+
+    See JEP 14273 on shard_map, and jax-ml/jax#2926 on why pmap in jit needed it.
+    """
+    if fun is None:
+        return functools.partial(
+            pmap,
+            axis_name=axis_name,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            static_broadcasted_argnums=static_broadcasted_argnums,
+            devices=devices,
+            backend=backend,
+            axis_size=axis_size,
+            donate_argnums=donate_argnums,
+            virtual=virtual,
+            arrays=arrays,
+        )
+    if not callable(fun):
+        raise _errors.not_callable(fun)
+    if devices is not None and not len(devices):
+        raise _errors.no_devices()
+    if arrays not in ("local", "global"):
+        raise _errors.unknown_arrays(arrays)
+    axes.check_axes("in_axes", in_axes)
+    axes.check_axes("out_axes", out_axes)
+    choice = DeviceChoice(
+        fun_name=_name_of(fun),
+        axis_name=axis_name if isinstance(axis_name, str) else _UNNAMED,
+        devices=None if devices is None else tuple(devices),
+        backend=backend,
+        axis_size=axis_size,
+        virtual=virtual,
+    )
+    options = Options(
+        axis_name=axis_name,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        static=_numbers("static_broadcasted_argnums", static_broadcasted_argnums),
+        donated=_numbers("donate_argnums", donate_argnums),
+        choice=choice,
+        arrays=arrays,
+    )
+    return _wrapped(fun, options, _dispatcher_of(fun, options))
+
+
+def _wrapped(fun: Callable, options: Options, dispatcher: Dispatcher) -> Any:
+    """The closure that the user calls. What stands here is paid for in every call."""
+
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        refusal = None
+        try:
+            if kwargs:
+                return dispatcher.dispatch(*args, **kwargs)
+            return dispatcher.dispatch(*args)
+        except FirstSight:
+            pass
+        except ValueError as error:
+            refusal = error
+        return dispatcher.settle(args, kwargs, refusal)
+
+    functools.update_wrapper(mapped, fun)
+    mapped.lower = lambda *args, **kwargs: dispatcher.stage("lower", args, kwargs)
+    mapped.trace = lambda *args, **kwargs: dispatcher.stage("trace", args, kwargs)
+    mapped.jitted = bare_jit(options, lambda: fun, whole=True)
+    return mapped
+
+
+class _Cache:
+    """One dispatcher for each function and set of options, kept as long as the function lives.
+
+    So `pmap(f)(x)` in a loop compiles once. Functions are told apart by identity and held weakly.
+    """
+
+    def __init__(self):
+        self._by_id: dict[int, tuple[weakref.ref, dict[Any, Dispatcher]]] = {}
+
+    def of(self, fun: Callable) -> dict[Any, Dispatcher] | None:
+        """The dispatchers of `fun`; None where it cannot be held weakly."""
+        known = self._by_id.get(id(fun))
+        if known is not None and known[0]() is fun:
+            return known[1]
+        if isinstance(fun, types.MethodType):  # made anew by each attribute access
+            return None
+        try:
+            reference = weakref.ref(fun, lambda _, key=id(fun): self._by_id.pop(key, None))
+        except TypeError:
+            return None
+        self._by_id[id(fun)] = (reference, {})
+        return self._by_id[id(fun)][1]
+
+
+_cache = _Cache()
+
+
+def _dispatcher_of(fun: Callable, options: Options) -> Dispatcher:
+    known = _cache.of(fun)
+    if known is None:
+        return Dispatcher(options, lambda: fun)
+    key = _hashable(options)
+    if key not in known:
+        reference = weakref.ref(fun)
+
+        def of_living() -> Callable:
+            alive = reference()
+            assert alive is not None  # whoever calls holds it
+            return alive
+
+        known[key] = Dispatcher(options, of_living)
+    return known[key]
+
+
+def _hashable(options: Options) -> Any:
+    """A key for `options`, whose axes may be dicts and lists."""
+    is_none = lambda node: node is None  # noqa: E731  # a def would be longer than its use
+    trees = [jax.tree.flatten(t, is_leaf=is_none) for t in (options.in_axes, options.out_axes)]
+    flat = tuple((tuple(leaves), structure) for leaves, structure in trees)
+    return (
+        options.axis_name,
+        flat,
+        options.static,
+        options.donated,
+        options.choice,
+        options.arrays,
+    )
+
+
+def _name_of(fun: Callable) -> str:
+    """A name without an address in it, for it is part of the program and of its cache key."""
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    return getattr(fun, "__name__", type(fun).__name__)
+
+
+def _numbers(argument: str, value: int | Iterable[int]) -> tuple[int, ...]:
+    numbers = (value,) if isinstance(value, int) else tuple(value)
+    if any(not isinstance(number, int) or number < 0 for number in numbers):
+        raise _errors.bad_argument_numbers(argument, value)
+    return tuple(sorted(set(numbers)))
