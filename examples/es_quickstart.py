@@ -13,7 +13,8 @@ Shapes: `N` parameters, `P` mirrored pairs (the population is twice that), `D` d
 import dataclasses
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import chex
 import jax
@@ -24,6 +25,7 @@ import tqdm
 from absl import app, flags
 from jax import lax
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 import jax_dist
 
@@ -33,7 +35,7 @@ _DEVICES = flags.DEFINE_integer(
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of everything random.")
 _GENERATIONS = flags.DEFINE_integer("generations", 60, "Give up after so many.", lower_bound=1)
 _OUT = flags.DEFINE_string("out", "es_quickstart", "Folder for the picture and the policy.")
-_GYM = flags.DEFINE_bool("gym", default=False, help="Also play 100 episodes in Gymnasium's own CartPole.")
+_GYM = flags.DEFINE_bool("gym", default=False, help="Also play Gymnasium's own CartPole.")
 
 PARAMETERS, PAIRS = 114, 128  # N and P in the shapes below
 SIGMA = 0.1  # how far the population spreads around theta, in every parameter
@@ -47,11 +49,15 @@ class Result:
     best: np.ndarray  # [generations], of the population's returns
     mean: np.ndarray  # [generations], of the population's returns
     policy: np.ndarray  # [generations], mean return of theta itself over 100 episodes
-    fresh: float  # mean return of the last theta over 100 episodes that chose nothing
+    fresh: float  # mean return of the last theta over 100 more episodes
 
     @property
     def solved(self) -> bool:
         return bool(self.policy[-1] >= SOLVED) and self.fresh >= SOLVED
+
+
+Generation: TypeAlias = tuple[optax.Params, optax.OptState, jax.Array]  # theta, Adam, [P, 2] scores
+Episode: TypeAlias = tuple[jax.Array, jax.Array]  # state, [4], and steps so far, []
 
 
 def step(state: jax.Array, action: jax.Array) -> jax.Array:
@@ -79,11 +85,11 @@ def act(theta: jax.Array, state: jax.Array) -> jax.Array:
 def episode_return(theta: jax.Array, key: jax.Array) -> jax.Array:
     """`[N] -> []`: the steps survived, the last one included. The key is consumed."""
 
-    def goes_on(episode: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def goes_on(episode: Episode) -> jax.Array:
         state, steps = episode
         return ~fallen(state) & (steps < STEPS)
 
-    def advance(episode: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def advance(episode: Episode) -> Episode:
         state, steps = episode
         return step(state, act(theta, state)), steps + 1
 
@@ -119,10 +125,8 @@ def noise_of(key: jax.Array, pairs: jax.Array) -> jax.Array:
 
 
 def centred_ranks(fitness: jax.Array) -> jax.Array:
-    """`[p] -> [p]`, the worst -0.5 and the best 0.5. Equals share the average of their ranks:
-
-    once most episodes reach 500 steps, ranks in order of position would be noise.
-    """
+    """`[p] -> [p]`, from -0.5, the worst, to 0.5; equals share the average of their ranks."""
+    # Most scores end up as 500. To rank those by their position would be to follow noise.
     ascending = jnp.sort(fitness)
     first = jnp.searchsorted(ascending, fitness, side="left")
     after_last = jnp.searchsorted(ascending, fitness, side="right")
@@ -137,7 +141,7 @@ def play(theta: jax.Array, noise: jax.Array, key: jax.Array) -> jax.Array:
 
 def generation(
     theta: jax.Array, adam: optax.OptState, key: jax.Array, pairs: jax.Array
-) -> tuple[jax.Array, optax.OptState, jax.Array]:
+) -> Generation:
     """On one device: plays its own `pairs`, `[P / D]`, and updates theta. The key is consumed."""
     noise_key, start_key = jax.random.split(key)
     own_noise = noise_of(noise_key, pairs)  # [P / D, N]
@@ -148,10 +152,11 @@ def generation(
     noise = noise_of(noise_key, jnp.arange(PAIRS))  # [P, N]
     gradient = (ranks[:, 0] - ranks[:, 1]) @ noise / (2 * PAIRS * SIGMA)  # [N]
     change, adam = ADAM.update(-gradient, adam)  # optax descends, and we climb
-    return theta + change, adam, fitness
+    return optax.apply_updates(theta, change), adam, fitness
 
 
-def make_generation(devices: Sequence[jax.Device]):
+def make_generation(devices: Sequence[jax.Device]) -> Callable[..., Generation]:
+    """`generation` on all devices; its `pairs` are then `[D, P / D]`."""
     return jax_dist.pmap(
         generation,
         axis_name="devices",
@@ -162,13 +167,14 @@ def make_generation(devices: Sequence[jax.Device]):
 
 
 def train(seed: int, devices: Sequence[jax.Device], generations: int) -> Result:
+    """Ends when theta is seen to balance, and seen again in other episodes."""
     chex.assert_is_divisible(PAIRS, len(devices))
     theta_key, key, policy_key, fresh_key = jax.random.split(jax.random.key(seed), 4)
     theta = 0.1 * jax.random.normal(theta_key, (PARAMETERS,))
     adam = ADAM.init(theta)
     pairs = np.arange(PAIRS).reshape(len(devices), -1)  # [D, P / D]
     run_generation = make_generation(devices)
-    best, mean, policy = [], [], []
+    best, mean, policy, fresh = [], [], [], 0.0
     for number in (progress := tqdm.trange(generations, desc="generation")):
         theta, adam, fitness = run_generation(theta, adam, jax.random.fold_in(key, number), pairs)
         on_host = np.asarray(theta)  # [N]; as it is, theta would be evaluated on all devices
@@ -180,7 +186,7 @@ def train(seed: int, devices: Sequence[jax.Device], generations: int) -> Result:
             fresh = float(mean_return(on_host, jax.random.fold_in(fresh_key, number)))
             if fresh >= SOLVED:
                 break
-    return Result(on_host, np.array(best), np.array(mean), np.array(policy), fresh)
+    return Result(np.asarray(theta), np.array(best), np.array(mean), np.array(policy), fresh)
 
 
 def draw(result: Result, title: str, path: pathlib.Path) -> None:
@@ -195,7 +201,7 @@ def draw(result: Result, title: str, path: pathlib.Path) -> None:
         generations, result.policy, ".-", color="tab:red", label="theta, mean of 100 episodes"
     )
     axes.axhline(SOLVED, color="black", linestyle="--", linewidth=1, label="solved: 475")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.legend(loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=120)
 

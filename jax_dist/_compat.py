@@ -30,6 +30,6 @@ def rewrap(array: jax.Array, aval: jax.core.ShapedArray, sharding: NamedSharding
 
 
 def auto_mesh(devices: np.ndarray, names: Sequence[object]) -> Mesh:
-    """A mesh whose axes are Auto, spelled out: the default of `make_mesh` became Explicit in 0.9."""
+    """A mesh of Auto axes. Spelled out: the default of `make_mesh` became Explicit in 0.9."""
     auto = (jax.sharding.AxisType.Auto,) * len(names)
     return Mesh(devices, tuple(names), axis_types=auto)

@@ -115,7 +115,7 @@ def output_is_no_array(fun_name: str, path: str, value: object) -> AxesTypeError
 
 
 def axes_not_a_prefix(
-    fun_name: str, argument: str, at: str, prefix: object, value: str, keywords: bool
+    fun_name: str, argument: str, at: str, prefix: object, value: str, *, keywords: bool
 ) -> AxesError:
     """`at`: path of the first mismatch; `value`: what stands there, in words."""
     full = "positional arguments" if argument == "in_axes" else "output"

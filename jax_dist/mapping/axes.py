@@ -176,7 +176,9 @@ def _spread(
         subtrees = structure.flatten_up_to(tree)
     except (ValueError, TypeError, KeyError):
         at, below, value = _first_mismatch(prefix, tree)
-        raise _errors.axes_not_a_prefix(fun_name, argument, at, below, value, keywords) from None
+        raise _errors.axes_not_a_prefix(
+            fun_name, argument, at, below, value, keywords=keywords
+        ) from None
     counts = [len(jax.tree.leaves(subtree)) for subtree in subtrees]
     return tuple(axis for axis, count in zip(axes, counts, strict=True) for _ in range(count))
 

@@ -58,13 +58,20 @@ class Dispatcher:
                 return self._jitted(*args, **kwargs)
         return self._place_and_call(args, kwargs)
 
-    def stage(self, how: str, args: tuple, kwargs: dict) -> Any:
-        """`how`: "lower" or "trace"."""
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """The program for these arguments; with several processes, that on whole arrays."""
         self._choose()
         if self._processes is not None:
             args, kwargs = self._processes.abstract(args, kwargs)
         with attempting(Attempt()):
-            return getattr(self._jitted, how)(*args, **kwargs)
+            return self._jitted.lower(*args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """The jaxpr as a caller sees it (`jax.make_jaxpr` asks for it): on the same arguments."""
+        self._choose()
+        jitted = self._jitted if self._processes is None else self._processes.jitted_view
+        with attempting(Attempt()):
+            return jitted.trace(*args, **kwargs)
 
     def _first_call(self, *args: Any, **kwargs: Any) -> Any:
         self._choose()

@@ -78,6 +78,8 @@ class LocalView:
     def _enter(self, leaf: Any, axis: Axis) -> Any:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             return leaf
+        if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # a zero tangent; jax.pmap: False
+            leaf = np.zeros(leaf.shape, bool)
         if _is_key(leaf):
             data = self._enter(jax.random.key_data(leaf), _from_the_left(axis, leaf.ndim))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))

@@ -99,7 +99,7 @@ def lay_out(
       DeviceCountError: the axis does not fit the devices.
       MappedAxisError: `axis_size` was promised to be another.
     """
-    return _lay_out(choice, size, inner, whole, choice.candidates())
+    return _lay_out(choice, size, inner, choice.candidates(), whole=whole)
 
 
 def check_all_used(choice: DeviceChoice, layout: Layout) -> None:
@@ -119,8 +119,9 @@ def _lay_out(
     choice: DeviceChoice,
     size: int,
     inner: tuple[InnerAxis, ...],
-    whole: bool,
     candidates: tuple[jax.Device, ...],  # part of the key: a restarted backend has other ones
+    *,
+    whole: bool,
 ) -> Layout:
     owners = sorted({device.process_index for device in candidates})
     groups = {

@@ -172,10 +172,19 @@ def _wrapped(fun: Callable, options: Options, dispatcher: Dispatcher) -> Any:
         return dispatcher.settle(args, kwargs, refusal)
 
     functools.update_wrapper(mapped, fun)
-    mapped.lower = lambda *args, **kwargs: dispatcher.stage("lower", args, kwargs)
-    mapped.trace = lambda *args, **kwargs: dispatcher.stage("trace", args, kwargs)
+    mapped.lower = _holding(fun, dispatcher.lower)
+    mapped.trace = _holding(fun, dispatcher.trace)
     mapped.jitted = bare_jit(options, lambda: fun, whole=True)
     return mapped
+
+
+def _holding(fun: Callable, method: Callable) -> Callable:
+    """`method`, keeping `fun` alive: in `pmap(lambda x: x).lower(x)` nothing else does."""
+
+    def staged(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    return functools.update_wrapper(staged, fun)
 
 
 class _Cache:
@@ -194,12 +203,13 @@ class _Cache:
             return known[1]
         if isinstance(fun, types.MethodType):  # made anew by each attribute access
             return None
+        number = id(fun)
         try:
-            reference = weakref.ref(fun, lambda _, key=id(fun): self._by_id.pop(key, None))
+            reference = weakref.ref(fun, lambda _: self._by_id.pop(number, None))
         except TypeError:
             return None
-        self._by_id[id(fun)] = (reference, {})
-        return self._by_id[id(fun)][1]
+        self._by_id[number] = (reference, {})
+        return self._by_id[number][1]
 
 
 _cache = _Cache()

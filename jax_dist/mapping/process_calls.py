@@ -25,6 +25,7 @@ class ProcessCalls:
 
     Attributes:
       dispatch: what a call goes through.
+      jitted_view: the jit object that takes and returns what this process sees, for tracers.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class ProcessCalls:
         self._owner = owner
         self._inner = inner
         self._is_global = options.arrays == "global"
-        self._jitted_view = jitted if self._is_global else bare_jit(options, fun, whole=False)
+        self.jitted_view = jitted if self._is_global else bare_jit(options, fun, whole=False)
         self._views: dict[Any, LocalView] = {}
         self._axes: dict[Any, tuple[Axis, ...]] = {}
         self.dispatch: Callable = jitted if self._is_global else self._call
@@ -63,7 +64,7 @@ class ProcessCalls:
         return output
 
     def abstract(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """The arguments as shapes of whole arrays, for lower and trace."""
+        """The arguments as shapes of whole arrays, for lower."""
         call = bind(self._options, self._fun(), args, kwargs)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in call.leaves):
             return args, kwargs
@@ -86,7 +87,7 @@ class ProcessCalls:
         leaves, structure = jax.tree.flatten((mapped, kwargs))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             with attempting(Attempt()):
-                return self._jitted_view(*args, **kwargs), True
+                return self.jitted_view(*args, **kwargs), True
 
         def bound() -> Call:
             return bind(self._options, self._fun(), args, kwargs)
@@ -97,7 +98,9 @@ class ProcessCalls:
         while True:
             view = self._view(leaves, leaf_axes, bound)
             try:
-                whole = [view.enter(leaf, axis) for leaf, axis in zip(leaves, leaf_axes)]
+                whole = [
+                    view.enter(leaf, axis) for leaf, axis in zip(leaves, leaf_axes, strict=True)
+                ]
             except Misfit:
                 raise _what_does_not_fit(bound(), view) from None
             values, keywords = jax.tree.unflatten(structure, whole)
@@ -124,18 +127,18 @@ class ProcessCalls:
         self, leaves: list[Any], leaf_axes: tuple[Axis, ...], bound: Callable[[], Call]
     ) -> LocalView:
         """The view for the size of the mapped axis, read from the first array that has it."""
-        for leaf, axis in zip(leaves, leaf_axes):
+        for leaf, axis in zip(leaves, leaf_axes, strict=True):
             if axis is not None:
                 shape = jnp.shape(leaf)
                 size = shape[axis] if -len(shape) <= axis < len(shape) else bound().size
                 key = (size, _is_whole(leaf), self._inner())
                 view = self._views.get(key)
                 if view is None:
-                    view = self._views[key] = self._new_view(*key)
+                    view = self._views[key] = self._new_view(size, key[2], whole=key[1])
                 return view
         raise AssertionError(bound().size)  # raises: nothing is mapped
 
-    def _new_view(self, size: int, whole: bool, inner: tuple[InnerAxis, ...]) -> LocalView:
+    def _new_view(self, size: int, inner: tuple[InnerAxis, ...], *, whole: bool) -> LocalView:
         choice = self._options.choice
         if self._is_global and not whole and not choice.virtual:
             here = jax.process_index()

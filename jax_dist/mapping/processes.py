@@ -8,12 +8,9 @@ program whose copies differ between processes, as `view_as_whole` explains.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _compat, _errors
 from jax_dist.mapping import axes
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.meshes import PROCESS_AXIS, Layout

@@ -1,0 +1,242 @@
+"""The quickstart balances the pole, on any number of devices, and sends nothing but scores."""
+
+import dataclasses
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from types import ModuleType
+
+import chex
+import gymnasium
+import jax
+import jax.numpy as jnp
+import matplotlib.image
+import numpy as np
+import pytest
+from absl import flags
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_EXAMPLE = _ROOT / "examples" / "es_quickstart.py"
+_REFUSAL = textwrap.dedent("""\
+    noise cannot be drawn twice from a key of the implementation '{}'.
+    Because its rows depend on the size of the batch they are drawn in, so the noise that each \
+device draws again would not be the noise that was played.
+    Use jax.config.update("jax_default_prng_impl", "threefry2x32"), or \
+jax.random.key(seed, impl="threefry2x32").""")
+
+
+@pytest.fixture(scope="module")
+def es() -> Iterator[ModuleType]:
+    """The example; its flags are taken back, for another example may have some of that name."""
+    spec = importlib.util.spec_from_file_location("es_quickstart", _EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    for flag in flags.FLAGS.get_flags_for_module("es_quickstart"):
+        delattr(flags.FLAGS, flag.name)
+
+
+@pytest.fixture(scope="module")
+def trained(es):
+    return es.train(seed=0, devices=jax.devices(), generations=60)
+
+
+def random_states(count: int) -> np.ndarray:
+    """`[count, 4]`: standing ones, a good part of them about to fall."""
+    limits = np.array([2.4, 3.0, 0.2095, 3.0])
+    return np.random.default_rng(0).uniform(-limits, limits, (count, 4)).astype(np.float32)
+
+
+def test_each_step_is_gymnasiums(es):
+    game = gymnasium.make("CartPole-v1").unwrapped
+    states = random_states(500)
+    actions = np.arange(500) % 2
+    after, ended = np.empty((500, 4)), np.empty(500, bool)
+    for i in range(500):
+        game.reset()
+        game.state = states[i].astype(np.float64)
+        _, _, ended[i], _, _ = game.step(actions[i])
+        after[i] = game.state
+
+    ours = jax.vmap(es.step)(states, actions)
+
+    np.testing.assert_allclose(ours, after, atol=1e-6)  # float32 here, float64 there
+    np.testing.assert_array_equal(jax.vmap(es.fallen)(ours), ended)
+    assert 50 < ended.sum() < 450
+
+
+@pytest.mark.parametrize(
+    ("place", "angle", "expected"),
+    [
+        (0.0, 0.0, False),
+        (2.39, 0.209, False),
+        (-2.39, -0.209, False),
+        (2.41, 0.0, True),
+        (-2.41, 0.0, True),
+        (0.0, 0.210, True),  # 12 degrees are 0.2094
+        (0.0, -0.210, True),
+    ],
+)
+def test_a_fall_is_a_place_off_the_track_or_a_lean(es, place, angle, expected):
+    assert es.fallen(jnp.array([place, 9.0, angle, -9.0])) == expected
+
+
+def test_who_only_pushes_left_falls_as_soon_as_in_gymnasium(es):
+    pushes_left = np.zeros(114, np.float32)
+
+    returns = jax.vmap(es.episode_return, in_axes=(None, 0))(
+        pushes_left, jax.random.split(jax.random.key(0), 1000)
+    )
+
+    assert set(np.unique(returns)) <= {8.0, 9.0, 10.0, 11.0}
+    assert returns.mean() == pytest.approx(9.35, abs=0.1)  # 10,000 episodes there: 9.35
+    assert es.return_in_gymnasium(pushes_left, seed=0) == pytest.approx(9.35, abs=0.25)
+
+
+@pytest.mark.parametrize(
+    ("fitness", "expected"),
+    [
+        ([3.0, 1.0, 2.0], [0.5, -0.5, 0.0]),
+        ([10.0, 500.0, 500.0, 30.0], [-1 / 2, 1 / 3, 1 / 3, -1 / 6]),
+        ([500.0, 500.0, 9.0, 500.0, 9.0], [0.25, 0.25, -0.375, 0.25, -0.375]),
+        ([7.0, 7.0, 7.0], [0.0, 0.0, 0.0]),
+    ],
+    ids=["all unlike", "two equals", "two and three equals", "all equal"],
+)
+def test_equals_share_the_average_of_their_ranks(es, fitness, expected):
+    np.testing.assert_allclose(es.centred_ranks(jnp.array(fitness)), expected, atol=1e-7)
+
+
+def test_a_pair_has_the_same_noise_in_any_batch(es):
+    key = jax.random.key(5)
+
+    everyones = es.noise_of(key, jnp.arange(128))
+
+    chex.assert_trees_all_equal(everyones[48:64], es.noise_of(key, jnp.arange(48, 64)))
+    assert everyones.std() == pytest.approx(1.0, abs=0.02)
+    assert np.unique(everyones).size > 14_000  # of 128 * 114: rows are not copies of each other
+
+
+@pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg"])
+def test_a_key_whose_noise_depends_on_the_batch_is_refused(es, implementation):
+    with pytest.raises(ValueError, match="cannot be drawn twice") as refusal:
+        es.noise_of(jax.random.key(0, impl=implementation), jnp.arange(128))
+
+    assert str(refusal.value) == _REFUSAL.format(implementation)
+
+
+def test_training_refuses_such_a_default(es):
+    with jax.default_prng_impl("rbg"), pytest.raises(ValueError, match="drawn twice") as refusal:
+        es.train(seed=0, devices=jax.devices(), generations=1)
+
+    assert str(refusal.value) == _REFUSAL.format("rbg")
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_curve_is_the_same_on_fewer_devices(es, trained, count):
+    few = es.train(seed=0, devices=jax.devices()[:count], generations=6)
+
+    assert few.policy.size == 6
+    for name in ("best", "mean", "policy"):
+        np.testing.assert_allclose(
+            getattr(few, name), getattr(trained, name)[:6], atol=1e-3, err_msg=name
+        )
+
+
+def test_seed_0_is_solved_and_holds_in_gymnasium(es, trained):
+    chex.assert_shape(trained.theta, (114,))
+    assert trained.solved
+    assert trained.policy.size <= 60
+    assert trained.policy[-1] >= 475
+    assert trained.fresh >= 475
+    assert es.return_in_gymnasium(trained.theta, seed=0) >= 475
+
+
+def test_no_episode_outlasts_500_steps(es, trained):
+    keys = jax.random.split(jax.random.key(1), 50)
+
+    returns = jax.vmap(es.episode_return, in_axes=(None, 0))(trained.theta, keys)
+
+    assert returns.max() == 500.0
+
+
+def test_solved_takes_both_evaluations(es, trained):
+    assert not dataclasses.replace(trained, fresh=474.9).solved
+    assert not dataclasses.replace(trained, policy=np.array([500.0, 474.9])).solved
+
+
+def sent(hlo: str) -> list[tuple[str, str, int]]:
+    """What the collectives of a compiled program give: kind, type, and how many numbers."""
+    kinds = "all-gather|all-reduce|all-to-all|collective-[a-z]+|ragged-all-to-all|reduce-scatter"
+    found = []
+    for shapes, kind in re.findall(rf" = (.+?) ({kinds})(?:-start)?\(", hlo):
+        for dtype, sizes in re.findall(r"(\w+)\[([\d,]*)\]", shapes):
+            found.append((kind, dtype, int(np.prod([int(n) for n in sizes.split(",") if n]))))
+    return found
+
+
+def test_collectives_are_read_in_every_form():
+    hlo = """
+      %a = f32[128,2]{1,0} all-gather(%x), channel_id=1, dimensions={0}
+      ROOT %b = (f32[114]{0}, s32[]) all-reduce-start(%y, %z), to_apply=%add
+      %c = f32[114]{0} add(%all-reduce.1, %all-gather.2)
+      %d = u32[16,4]{1,0} collective-permute(%c), source_target_pairs={{0,1}}
+    """
+    assert sent(hlo) == [
+        ("all-gather", "f32", 256),
+        ("all-reduce", "f32", 114),
+        ("all-reduce", "s32", 1),
+        ("collective-permute", "u32", 64),
+    ]
+
+
+def test_only_the_256_scores_are_sent(es):
+    theta = jnp.zeros(114)
+    pairs = np.arange(128).reshape(8, 16)
+    update = es.make_generation(jax.devices())
+
+    program = update.lower(theta, es.ADAM.init(theta), jax.random.key(0), pairs).compile()
+
+    assert sent(program.as_text()) == [("all-gather", "f32", 256)]
+
+
+def test_the_script_leaves_a_picture_and_a_policy(tmp_path):
+    options = ["--generations=2", "--devices=4", "--gym", f"--out={tmp_path / 'out'}"]
+    ran = subprocess.run(
+        [sys.executable, _EXAMPLE, *options],
+        env=os.environ | {"PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    picture = tmp_path / "out" / "learning_curve.png"
+    numbers = re.sub(r"\d+\.\d", "#.#", ran.stdout)
+    assert numbers == textwrap.dedent(f"""\
+        not solved on 4 cpu
+        generations   2
+        mean return   #.# over 100 fresh episodes
+        in Gymnasium  #.# over 100 episodes
+        picture       {picture}
+        seconds       #.#
+        """)
+    assert picture.stat().st_size > 10_000
+    assert matplotlib.image.imread(picture).shape == (540, 840, 4)
+    assert np.load(tmp_path / "out" / "policy.npz")["theta"].shape == (114,)
+    assert "mean_return=" in ran.stderr  # the progress bar
+
+
+@pytest.mark.slow
+def test_20_of_20_seeds_are_solved_within_60_generations(es):
+    results = [es.train(seed, jax.devices(), 60) for seed in range(20)]
+
+    assert [seed for seed, result in enumerate(results) if not result.solved] == []
+    in_gymnasium = [es.return_in_gymnasium(result.theta, seed=0) for result in results]
+    assert min(in_gymnasium) >= 475
