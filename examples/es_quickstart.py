@@ -34,7 +34,7 @@ _DEVICES = flags.DEFINE_integer(
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of everything random.")
 _GENERATIONS = flags.DEFINE_integer("generations", 60, "Give up after so many.", lower_bound=1)
-_OUT = flags.DEFINE_string("out", "es_quickstart", "Folder for the picture and the policy.")
+_OUT = flags.DEFINE_string("out", "out/es_quickstart", "Folder for the picture and the policy.")
 _GYM = flags.DEFINE_bool("gym", default=False, help="Also play Gymnasium's own CartPole.")
 
 PARAMETERS, PAIRS = 114, 128  # N and P in the shapes below
@@ -171,7 +171,7 @@ def train(seed: int, devices: Sequence[jax.Device], generations: int) -> Result:
     chex.assert_is_divisible(PAIRS, len(devices))
     theta_key, key, policy_key, fresh_key = jax.random.split(jax.random.key(seed), 4)
     theta = 0.1 * jax.random.normal(theta_key, (PARAMETERS,))
-    adam = ADAM.init(theta)
+    theta, adam = jax_dist.replicate((theta, ADAM.init(theta)), devices)
     pairs = np.arange(PAIRS).reshape(len(devices), -1)  # [D, P / D]
     run_generation = make_generation(devices)
     best, mean, policy, fresh = [], [], [], 0.0
@@ -233,10 +233,11 @@ def main(argv: list[str]) -> None:
     result = train(_SEED.value, devices, _GENERATIONS.value)
     chex.assert_tree_all_finite(result.theta)
     np.savez(out / "policy.npz", theta=result.theta)
-    title = f"OpenAI ES on CartPole-v1, seed {_SEED.value}, {len(devices)} {devices[0].platform}"
+    where = f"{len(devices)} x {devices[0].device_kind}"
+    title = f"OpenAI ES on CartPole-v1, seed {_SEED.value}, {where}"
     draw(result, title, out / "learning_curve.png")
 
-    print(f"{'solved' if result.solved else 'not solved'} on {len(devices)} {devices[0].platform}")
+    print(f"{'solved' if result.solved else 'not solved'} on {where}")
     print(f"generations   {result.policy.size}")
     print(f"mean return   {result.fresh:.1f} over {EPISODES} fresh episodes")
     if _GYM.value:

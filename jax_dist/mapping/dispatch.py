@@ -183,6 +183,10 @@ class Dispatcher:
             except TypeError:
                 path = axes.argument_name(self._fun(), number)
                 raise _errors.static_argument_unhashable(name, path, args[number]) from None
+        if self._processes is not None and has_tracer(args, kwargs):
+            if "incompatible devices" in str(refusal):
+                raise _errors.local_array_under_trace(name) from None
+            raise refusal
         if self._processes is not None or has_tracer(args, kwargs):
             raise refusal
         try:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 
 import jax
+from jax import lax
 
 from jax_dist.mapping.meshes import InnerAxis
 
@@ -31,7 +32,8 @@ class Frame:
     names: tuple[object, ...]  # the axes that collectives in the body can name, outermost first
     inner: tuple[InnerAxis, ...]  # the mesh axes kept for the pmaps inside, outermost first
     depth: int  # how many of `inner` are taken by now
-    manual: bool  # False inside a vmap, where a shard_map over one more axis cannot be opened
+    manual: bool  # False inside a vmap: the pmaps inside are vmaps too
+    grows: bool  # whether the mesh can get an axis for each depth
 
 
 class _Frames(threading.local):
@@ -55,6 +57,18 @@ def entered(frame: Frame) -> Iterator[None]:
 def current() -> Frame | None:
     """The frame of the pmap whose body is being traced; None outside."""
     return _frames.stack[-1] if _frames.stack else None
+
+
+def is_bound(name: object) -> bool:
+    """Whether collectives can name this axis here already, say that of a vmap outside.
+
+    JAX would then batch a psum over the mesh axis of that name as if it were over the vmap's.
+    """
+    try:
+        lax.axis_size(name)
+    except NameError:
+        return False
+    return True
 
 
 def manual_axes() -> tuple[object, ...]:

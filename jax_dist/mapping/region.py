@@ -136,8 +136,10 @@ def _run_outermost(
                 processes.view_as_whole(leaf, axis, layout)
                 for leaf, axis in zip(leaves, call.axes, strict=True)
             ]
-    batched = options.choice.virtual or not isinstance(name, str)
-    frame = nesting.Frame(names=(name,), inner=inner, depth=0, manual=not batched)
+    batched = options.choice.virtual or not isinstance(name, str) or nesting.is_bound(name)
+    frame = nesting.Frame(
+        names=(name,), inner=inner, depth=0, manual=not batched, grows=not batched
+    )
     with _context_of(layout.mesh):
         if batched:
             pin = _pin_to(layout.mesh, layout.name)
@@ -166,17 +168,17 @@ def _run_inside(options: Options, call: Call, frame: nesting.Frame) -> Any:
     level = len(frame.names)
     name = f"pmap_axis_{level}" if options.axis_name is None else options.axis_name
     names = (*frame.names, name)
-    if not frame.manual or choice.virtual:
-        below = nesting.Frame(names, frame.inner, frame.depth, manual=False)
+    if not frame.grows or choice.virtual:
+        below = dataclasses.replace(frame, names=names, manual=False, grows=False)
         return _batch(options, call, call.leaves, name, below, call.size, _pin_nothing)[0]
 
     free = isinstance(name, str) and name not in (*frame.names, *[a.name for a in frame.inner])
     if frame.depth == len(frame.inner):
         raise nesting.MoreAxes(InnerAxis(name if free else f"pmap_axis_{level}", call.size))
     axis = frame.inner[frame.depth]
-    below = nesting.Frame(names, frame.inner, frame.depth + 1, manual=True)
+    below = dataclasses.replace(frame, names=names, depth=frame.depth + 1)
     own = axis == (name, call.size) and name not in frame.names
-    if own and _compat.NESTED_MANUAL_AXIS_INDEX:
+    if own and frame.manual and _compat.NESTED_MANUAL_AXIS_INDEX:
         return _cut(options, call, call.leaves, name, below, None)[0]
     below = dataclasses.replace(below, manual=False)
     pin = _pin_nothing if call.size % axis.size else _pin_inside(axis.name)
@@ -257,6 +259,7 @@ def _batch(
         found.append((structure, out_axes))
         return flat
 
+    _check_keys(call, leaves)
     pinned = [pin(leaf, axis) for leaf, axis in zip(leaves, call.axes, strict=True)]
     mapped = jax.vmap(body, in_axes=call.axes, out_axes=0, axis_name=name, axis_size=size)
     flat = mapped(*pinned)
@@ -269,6 +272,15 @@ def _batch(
 
     flat = [pin(at_its_axis(array, axis), axis) for array, axis in zip(flat, out_axes, strict=True)]
     return jax.tree.unflatten(structure, flat), out_axes
+
+
+def _check_keys(call: Call, leaves: Sequence[Any]) -> None:
+    """Refuses keys whose bits depend on how many of them are used at once."""
+    for path, leaf in zip(call.paths(), leaves, strict=True):
+        if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
+            implementation = str(jax.random.key_impl(leaf))
+            if "threefry" not in implementation:
+                raise _errors.random_bits_differ(call.fun_name, path, implementation)
 
 
 def _pin_nothing(array: jax.Array, axis: Axis) -> jax.Array:

@@ -67,7 +67,7 @@ def test_each_step_is_gymnasiums(es):
 
     np.testing.assert_allclose(ours, after, atol=1e-6)  # float32 here, float64 there
     np.testing.assert_array_equal(jax.vmap(es.fallen)(ours), ended)
-    assert 50 < ended.sum() < 450
+    assert 30 < ended.sum() < 60  # both happen
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_the_script_leaves_a_picture_and_a_policy(tmp_path):
     picture = tmp_path / "out" / "learning_curve.png"
     numbers = re.sub(r"\d+\.\d", "#.#", ran.stdout)
     assert numbers == textwrap.dedent(f"""\
-        not solved on 4 cpu
+        not solved on 4 x cpu
         generations   2
         mean return   #.# over 100 fresh episodes
         in Gymnasium  #.# over 100 episodes

@@ -1,0 +1,59 @@
+"""The public names, and what importing them costs."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import jax_dist
+
+_INIT = pathlib.Path(jax_dist.__file__)
+
+
+def _names_for_type_checkers() -> set[str]:
+    block = next(node for node in ast.parse(_INIT.read_text()).body if isinstance(node, ast.If))
+    return {alias.asname for line in block.body for alias in line.names}
+
+
+def test_the_three_lists_of_names_agree():
+    names = set(jax_dist.__all__) - {"__version__"}
+
+    assert names == set(jax_dist._HOMES)
+    assert names == _names_for_type_checkers()
+
+
+def test_every_name_resolves_and_is_listed():
+    for name in jax_dist.__all__:
+        assert getattr(jax_dist, name) is not None
+        assert name in dir(jax_dist)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    try:
+        jax_dist.nothing  # noqa: B018
+    except AttributeError as error:
+        assert str(error) == "module 'jax_dist' has no attribute 'nothing'"
+    else:
+        raise AssertionError("no error")
+
+
+def test_importing_the_package_does_not_import_jax():
+    probe = "import sys, jax_dist; print('jax' in sys.modules); jax_dist.pmap; print('jax' in sys.modules)"
+
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+
+    # The second line shows that the first one can fail.
+    assert run.stdout.split() == ["False", "True"]
+
+
+def test_importing_pmap_does_not_start_the_backend():
+    probe = (
+        "import jax, jax_dist\n"
+        "jax_dist.pmap(lambda x: x, 'i')\n"
+        "jax.config.update('jax_num_cpu_devices', 3)  # raises once the backend runs\n"
+        "print(jax.device_count('cpu'))"
+    )
+
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
+
+    assert run.stdout.split() == ["3"], run.stderr
