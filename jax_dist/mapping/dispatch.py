@@ -1,13 +1,14 @@
 """The call-time side of pmap: one jit, and what to do when it meets something new.
 
-In the steady state a call is one C++ dispatch. Whatever is new (a signature seen for the first
-time, an array that jit refuses) comes back as an exception, which costs nothing until it is raised,
-and is settled in Python, once.
+In the steady state a call is one C++ dispatch. Whatever else is wanted (arguments that belong
+elsewhere, an array that jit refuses) comes back as an exception, which costs nothing until it is
+raised, and is settled in Python.
 """
 
 import collections
 import dataclasses
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import jax
@@ -16,7 +17,14 @@ from jax.sharding import NamedSharding
 
 from jax_dist import _errors
 from jax_dist.mapping import axes, placement
-from jax_dist.mapping.attempts import Attempt, FirstSight, Replan, attempting, current
+from jax_dist.mapping.attempts import (
+    Attempt,
+    Misplaced,
+    Replan,
+    arguments_of,
+    attempting,
+    current,
+)
 from jax_dist.mapping.meshes import InnerAxis, Layout, lay_out
 from jax_dist.mapping.process_calls import ProcessCalls
 from jax_dist.mapping.programs import jit_of
@@ -29,14 +37,16 @@ class Dispatcher:
     """All that the decorated versions of one function with the same options share.
 
     Attributes:
-      dispatch: what a call goes through; a C++ jit object in the steady state.
+      jitted: the jit object.
+      dispatch: what a call goes through; `jitted` itself in the steady state.
+      entry: the code of the closure that users call, by which a trace finds its call.
     """
 
     def __init__(self, options: Options, fun: Callable[[], Callable]):
         """`fun` gives the function: held weakly, where this is cached on its account."""
         self._options = options
         self._fun = fun
-        self._jitted = jit_of(options, self._trace)
+        self.jitted = jit_of(options, self._trace)
         self._inner: tuple[InnerAxis, ...] = ()  # as the last trace found them
         self._not_fed_back: set[int | str] = set()
         self._times_placed: collections.Counter[int | str] = collections.Counter()
@@ -44,18 +54,16 @@ class Dispatcher:
         self._twins = placement.Twins()
         self._processes: ProcessCalls | None = None
         self.dispatch: Callable = self._first_call
+        self.entry: CodeType | None = None
 
     def settle(self, args: tuple, kwargs: dict, refusal: ValueError | None) -> Any:
-        """Makes a call that jit did not: something is new, or `refusal` says what is wrong."""
+        """Makes a call that jit did not: arguments are misplaced, or `refusal` says what is wrong."""
         if refusal is not None:
             self._explain(args, kwargs, refusal)
         if self._processes is not None:
             output = self._processes.settle(args, kwargs)
             self.dispatch = self._processes.dispatch  # may have changed
             return output
-        if has_tracer(args, kwargs):
-            with attempting(Attempt()):
-                return self._jitted(*args, **kwargs)
         return self._place_and_call(args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
@@ -64,12 +72,12 @@ class Dispatcher:
         if self._processes is not None:
             args, kwargs = self._processes.abstract(args, kwargs)
         with attempting(Attempt()):
-            return self._jitted.lower(*args, **kwargs)
+            return self.jitted.lower(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The jaxpr as a caller sees it (`jax.make_jaxpr` asks for it): on the same arguments."""
         self._choose()
-        jitted = self._jitted if self._processes is None else self._processes.jitted_view
+        jitted = self.jitted if self._processes is None else self._processes.jitted_view
         with attempting(Attempt()):
             return jitted.trace(*args, **kwargs)
 
@@ -83,22 +91,32 @@ class Dispatcher:
             return
         if self._options.choice.spans_processes():
             self._processes = ProcessCalls(
-                self._options, self._fun, self._jitted, owner=self, inner=lambda: self._inner
+                self._options, self._fun, self.jitted, owner=self, inner=lambda: self._inner
             )
             self.dispatch = self._processes.dispatch
         else:
-            self.dispatch = self._jitted
+            self.dispatch = self.jitted
 
     def _trace(self, args: tuple, kwargs: dict) -> Any:
         """What jit traces."""
         attempt = current()
-        if attempt is None:
-            raise FirstSight
+        if attempt is None and self._wants_to_place():
+            raise Misplaced
         call = bind(self._options, self._fun(), args, kwargs)
         output, layout = run_mapped(self._options, call, whole=True)
-        if attempt.owner is self and layout is not None:
+        if attempt is not None and attempt.owner is self and layout is not None:
+            attempt.traced = True
             self._check_placement(attempt, call, layout, output)
         return output
+
+    def _wants_to_place(self) -> bool:
+        """Whether the call under way has arguments that belong elsewhere."""
+        found = arguments_of(self.entry, self)
+        if found is None or has_tracer(*found):
+            return False
+        if self._processes is not None:
+            return self._processes.wants_to_convert(*found)
+        return bool(self._errands(*found, everything=True)[1])
 
     def _check_placement(self, attempt: Attempt, call: Call, layout: Layout, output: Any) -> None:
         """Raises Replan if the trace shows that arguments were placed wrongly.
@@ -129,14 +147,16 @@ class Dispatcher:
             )
             try:
                 with attempting(attempt):
-                    output = self._jitted(*plan.args, **plan.kwargs)
+                    output = self.jitted(*plan.args, **plan.kwargs)
             except Replan:
                 continue
             break
         plan.finish_donation()
         self._times_placed.update(list(plan.donated))
         vain = {owner for owner, times in self._times_placed.items() if times >= _PLACED_IN_VAIN}
-        self._not_fed_back |= vain
+        if vain - self._not_fed_back:
+            self._not_fed_back |= vain
+            self.jitted.clear_cache()  # that signature has failed before: see attempts
         if not plan.moved <= self._to_place:
             self._to_place |= plan.moved
             self.dispatch = self._dispatch_with_care
@@ -145,16 +165,37 @@ class Dispatcher:
     def _dispatch_with_care(self, *args: Any, **kwargs: Any) -> Any:
         """For a function whose user passes misplaced arrays: looks at those arguments first."""
         if has_tracer(args, kwargs):
-            return self._jitted(*args, **kwargs)
+            return self.jitted(*args, **kwargs)
         plan = self._plan(args, kwargs, everything=False)
-        return self._jitted(*plan.args, **plan.kwargs)
+        return self.jitted(*plan.args, **plan.kwargs)
 
     def _plan(self, args: tuple, kwargs: dict, *, everything: bool) -> "_Plan":
-        """Where each argument belongs: misplaced ones are moved, donated ones always placed."""
+        """The call with its arguments in place."""
+        call, errands = self._errands(args, kwargs, everything=everything)
+        leaves, donated, moved = list(call.leaves), {}, set()
+        for index, target, is_donated in errands:
+            leaf, owner = leaves[index], call.owners[index]
+            if is_donated:
+                leaves[index] = jax.device_put(leaf, target)
+                donated.setdefault(owner, []).append((leaf, leaves[index]))
+            else:
+                leaves[index] = self._twins.move(leaf, target)
+                moved.add(owner)
+        new_args, new_kwargs = call.rebuild(leaves)
+        return _Plan(new_args, new_kwargs, donated, frozenset(moved))
+
+    def _errands(
+        self, args: tuple, kwargs: dict, *, everything: bool
+    ) -> tuple[Call, list[tuple[int, NamedSharding, bool]]]:
+        """The leaves to move, where to, and whether that is for donation.
+
+        Misplaced ones are moved; donated ones are always put on the mesh. With `everything` false,
+        only those arguments are looked at that came misplaced before.
+        """
         options = self._options
         call = bind(options, self._fun(), args, kwargs)
         layout = lay_out(options.choice, call.size, self._inner, whole=True)
-        leaves, donated, moved = list(call.leaves), {}, set()
+        errands = []
         each = enumerate(zip(call.leaves, call.axes, call.owners, strict=True))
         for index, (leaf, axis, owner) in each:
             if not placement.can_be_put(leaf) or not (everything or owner in self._to_place):
@@ -163,13 +204,10 @@ class Dispatcher:
             target = NamedSharding(layout.mesh, spec)
             if everything and owner in options.donated and owner not in self._not_fed_back:
                 if not placement.is_on_mesh(leaf, target):
-                    leaves[index] = jax.device_put(leaf, target)
-                    donated.setdefault(owner, []).append((leaf, leaves[index]))
+                    errands.append((index, target, True))
             elif placement.is_misplaced(leaf, target):
-                leaves[index] = self._twins.move(leaf, target)
-                moved.add(owner)
-        new_args, new_kwargs = call.rebuild(leaves)
-        return _Plan(new_args, new_kwargs, donated, frozenset(moved))
+                errands.append((index, target, False))
+        return call, errands
 
     def _explain(self, args: tuple, kwargs: dict, refusal: ValueError) -> None:
         """Raises `refusal`, or a better error, unless misplaced arguments explain it."""
@@ -190,10 +228,10 @@ class Dispatcher:
         if self._processes is not None or has_tracer(args, kwargs):
             raise refusal
         try:
-            plan = self._plan(args, kwargs, everything=True)
+            _, errands = self._errands(args, kwargs, everything=True)
         except ValueError:
             raise refusal from None
-        if not plan.moved and not plan.donated:
+        if not errands:
             raise refusal
 
 

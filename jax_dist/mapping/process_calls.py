@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 from jax_dist import _errors
 from jax_dist.mapping import placement
-from jax_dist.mapping.attempts import Attempt, FirstSight, Replan, attempting
+from jax_dist.mapping.attempts import Attempt, Replan, attempting
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.host_local import LocalView, Misfit
 from jax_dist.mapping.meshes import InnerAxis, lay_out
-from jax_dist.mapping.programs import bare_jit
+from jax_dist.mapping.programs import jit_alone
 from jax_dist.mapping.region import Call, Options, bind
 
 
@@ -51,17 +51,22 @@ class ProcessCalls:
         self._owner = owner
         self._inner = inner
         self._is_global = options.arrays == "global"
-        self.jitted_view = jitted if self._is_global else bare_jit(options, fun, whole=False)
+        self.jitted_view = jitted if self._is_global else jit_alone(options, fun, whole=False)
         self._views: dict[Any, LocalView] = {}
         self._axes: dict[Any, tuple[Axis, ...]] = {}
         self.dispatch: Callable = jitted if self._is_global else self._call
 
     def settle(self, args: tuple, kwargs: dict) -> Any:
-        """A call that `jitted` did not make, for a signature or a host-local array is new to it."""
+        """A call that `jitted` did not make, for this process holds some of its arrays alone."""
         output, traced = self._convert_and_call(args, kwargs)
         if not traced:  # known once converted: such arrays come again and again
             self.dispatch = self._call
         return output
+
+    def wants_to_convert(self, args: tuple, kwargs: dict) -> bool:
+        """Whether this process holds some of the arrays alone."""
+        leaves = bind(self._options, self._fun(), args, kwargs).leaves
+        return self._is_global and not all(_is_whole(leaf) for leaf in leaves)
 
     def abstract(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """The arguments as shapes of whole arrays, for lower."""
@@ -86,8 +91,7 @@ class ProcessCalls:
         mapped = [arg for number, arg in enumerate(args) if number not in static]
         leaves, structure = jax.tree.flatten((mapped, kwargs))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            with attempting(Attempt()):
-                return self.jitted_view(*args, **kwargs), True
+            return self.jitted_view(*args, **kwargs), True
 
         def bound() -> Call:
             return bind(self._options, self._fun(), args, kwargs)
@@ -107,13 +111,8 @@ class ProcessCalls:
             values = iter(values)
             again = [arg if n in static else next(values) for n, arg in enumerate(args)]
             try:
-                output, traced = self._jitted(*again, **keywords), False
-                break
-            except FirstSight:
-                pass
-            try:
-                with attempting(Attempt(self._owner, self._inner(), placed=True)):
-                    output, traced = self._jitted(*again, **keywords), True
+                with attempting(Attempt(self._owner, self._inner(), placed=True)) as attempt:
+                    output = self._jitted(*again, **keywords)
                     break
             except Replan:
                 continue
@@ -121,7 +120,7 @@ class ProcessCalls:
         if not self._is_global:
             flat, structure = jax.tree.flatten(output)
             output = jax.tree.unflatten(structure, [view.leave(leaf) for leaf in flat])
-        return output, traced
+        return output, attempt.traced
 
     def _view(
         self, leaves: list[Any], leaf_axes: tuple[Axis, ...], bound: Callable[[], Call]

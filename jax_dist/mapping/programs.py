@@ -20,8 +20,8 @@ def jit_of(options: Options, trace: Callable[[tuple, dict], Any]) -> Any:
     return jax.jit(traced, static_argnums=options.static, donate_argnums=options.donated)
 
 
-def bare_jit(options: Options, fun: Callable[[], Callable], *, whole: bool) -> Any:
-    """A jit object that stands alone: nothing is placed, and a new signature just traces.
+def jit_alone(options: Options, fun: Callable[[], Callable], *, whole: bool) -> Any:
+    """A jit object that looks at no arguments.
 
     Args:
       options: what was said to pmap.

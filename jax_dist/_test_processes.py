@@ -1,0 +1,312 @@
+"""Starts the processes of one test, watches them, and ends them, whatever happens."""
+
+import contextlib
+import json
+import os
+import pathlib
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax_dist._errors import _message
+from jax_dist._test_worker import STACKS_SIGNAL, Failure, Function, Report, Task
+
+_POLL_SECONDS = 0.02
+_GRACE_SECONDS = 2.0  # how long the others may go on after one failed
+_LEAVE_SECONDS = 5.0  # how long a process may take to leave when told to
+_PORTS = 3  # how many to try
+_TAIL_LINES = 30  # of a process's output, in a message
+
+# The child finds modules where this process finds them, so sys.path comes before everything else.
+_CHILD = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from jax_dist._test_worker import main; main()"
+)
+_NOT_INHERITED = (
+    "JAX_COORDINATOR_ADDRESS",
+    "JAX_COORDINATOR_BIND_ADDRESS",
+    "JAX_COORDINATOR_PORT",
+    "JAX_LOCAL_DEVICE_IDS",
+    "JAX_PARTITION_INDEX",
+    "JAX_SLICE_INDEX",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one process of `run_processes` ended."""
+
+    rank: int  # its jax.process_index()
+    value: Any  # what the function returned there; None where it did not return
+    error: Exception | None  # what it raised, or why it did not return
+    exit_code: int  # negative: the signal that ended it
+    output: str  # its standard output and error
+
+
+def run_processes(
+    fun: Callable, *args: Any, processes: int = 2, cpu_devices: int = 2, timeout: float = 120.0
+) -> list[Outcome]:
+    """Runs a function in several processes at once, joined by `jax.distributed`.
+
+    Each process is a fresh Python with simulated CPU devices of its own. They talk over the
+    loopback interface, with gloo collectives. No process outlives the call: when one fails, the
+    others, which may wait for it in a collective, are stopped two seconds later.
+
+    Args:
+      fun: the function that each process calls; it must be found by its name at the top of a module
+        or script. JAX has been joined, and the module is imported, before it is called.
+      *args: its arguments, the same in each process; they must pickle, and so must what it returns.
+        Return plain data, such as lists of numbers.
+      processes: how many processes to start.
+      cpu_devices: how many devices each process has.
+      timeout: the seconds after which processes that still run are stopped, start-up included.
+
+    Returns:
+      One outcome for each process, in the order of the ranks. The error is what the function
+      raised, with the traceback as a note, or a RuntimeError where the process died, was stopped
+      because another one failed first, or raised what does not pickle, or a TimeoutError.
+
+    Raises:
+      TypeError: another process cannot find `fun` by its name.
+
+    >>> import jax
+    >>> [outcome.value for outcome in run_processes(jax.process_index, processes=2)]
+    [0, 1]
+
+    Environment variables are inherited, except those that choose devices. What `jax.config.update`
+    changed here is not; change it in `fun`.
+    """
+    function = _named(fun)
+    deadline = time.monotonic() + timeout
+    for attempt in range(1, _PORTS + 1):
+        task = Task(
+            function=function,
+            arguments=pickle.dumps(args),
+            processes=processes,
+            address=f"127.0.0.1:{_free_port()}",
+            timeout=timeout,
+            parent=os.getpid(),
+        )
+        with _children(task, cpu_devices) as children:
+            first = _wait(children, deadline)
+            if attempt < _PORTS and first is not None and first.found_port_taken():
+                continue
+            _end(children, timed_out=first is None)
+            return [_outcome(child, first, timeout) for child in children]
+    raise AssertionError("the last attempt returns")
+
+
+def _named(fun: Callable) -> Function:
+    """`fun`, as another process can name it.
+
+    Raises:
+      TypeError: it cannot.
+    """
+    name = getattr(fun, "__qualname__", repr(fun))
+    module = sys.modules.get(getattr(fun, "__module__", None) or "")
+    if "<lambda>" in name or "<locals>" in name:
+        raise _not_findable(name, "it is a lambda, or is defined inside another function")
+    if module is None or _attribute(module, name) is not fun:
+        raise _not_findable(name, f"it is not what {_name_of(module)} calls {name!r}")
+    if module.__name__ != "__main__":
+        return Function(module.__name__, name, script=None)
+    if module.__spec__ is not None:  # python -m package.module
+        return Function(module.__spec__.name, name, script=None)
+    script = getattr(module, "__file__", None)
+    if script is None:
+        raise _not_findable(name, "it is defined in an interactive session")
+    return Function("__main__", name, script=os.path.abspath(script))
+
+
+def _attribute(module: types.ModuleType, qualname: str) -> object:
+    found: object = module
+    for name in qualname.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def _name_of(module: types.ModuleType | None) -> str:
+    return "its module" if module is None else f"module {module.__name__!r}"
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextlib.contextmanager
+def _children(task: Task, cpu_devices: int) -> "Iterator[list[_Child]]":
+    """Starts them; afterwards none is left, and neither are their files."""
+    children: list[_Child] = []
+    environment = _environment(cpu_devices)
+    with tempfile.TemporaryDirectory(prefix="jax_dist_") as name:
+        folder = pathlib.Path(name)
+        (folder / "task").write_bytes(pickle.dumps(task))
+        try:
+            for rank in range(task.processes):
+                children.append(_Child(rank, folder, environment))
+            yield children
+        finally:
+            for child in children:
+                child.kill()
+
+
+def _environment(cpu_devices: int) -> dict[str, str]:
+    inherited = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
+    flags = [
+        flag
+        for flag in inherited.pop("XLA_FLAGS", "").split()
+        if not flag.startswith("--xla_force_host_platform_device_count")
+    ]
+    return {
+        **inherited,
+        "XLA_FLAGS": " ".join(flags),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(cpu_devices),
+        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+    }
+
+
+class _Child:
+    """One process, as its parent sees it."""
+
+    def __init__(self, rank: int, folder: pathlib.Path, environment: dict[str, str]):
+        self.rank = rank
+        self._folder = folder
+        with open(folder / f"{rank}.output", "wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _CHILD, json.dumps(sys.path), str(folder), str(rank)],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a Ctrl-C is for the parent, which then ends them all
+            )
+
+    def died(self) -> bool:
+        """Whether it ended without a report. Asked in this order: it reports, then ends."""
+        return self._process.poll() is not None and self.report() is None
+
+    def ended(self) -> bool:
+        return self.died() or self.report() is not None
+
+    def failure(self) -> Failure | None:
+        report = self.report()
+        return None if report is None else report.failure
+
+    def report(self) -> Report | None:
+        path = self._folder / f"{self.rank}.report"
+        return pickle.loads(path.read_bytes()) if path.exists() else None
+
+    def output(self) -> str:
+        return (self._folder / f"{self.rank}.output").read_text(errors="replace")
+
+    def joined(self) -> bool:
+        return (self._folder / f"{self.rank}.joined").exists()
+
+    def found_port_taken(self) -> bool:
+        failure = self.failure()
+        text = self.output() if failure is None else failure.summary
+        return self.rank == 0 and not self.joined() and "Failed to add port" in text
+
+    def exit_code(self) -> int:
+        return self._process.wait()
+
+    def show_stacks(self) -> None:
+        """Has the process write its stacks to its output; waits for that a second at most."""
+        if self._process.poll() is not None:
+            return
+        self._process.send_signal(STACKS_SIGNAL)
+        until = time.monotonic() + 1.0
+        while "(most recent call first)" not in self.output() and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+
+    def leave(self) -> None:
+        """Lets a process go that has reported."""
+        self._close_input()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LEAVE_SECONDS)
+
+    def kill(self) -> None:
+        """Ends the process and all that it started. JAX holds back SIGTERM, so by SIGKILL."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._close_input()
+
+    def _close_input(self) -> None:
+        assert self._process.stdin is not None  # it was asked for
+        self._process.stdin.close()
+
+
+def _wait(children: Sequence[_Child], deadline: float) -> _Child | None:
+    """Until all ended, time is up, or one failed and the others had their grace.
+
+    Returns:
+      The child that failed first.
+    """
+    first = None
+    while any(not child.ended() for child in children) and time.monotonic() < deadline:
+        if first is None:
+            first = _failed(children)
+            if first is not None:
+                deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+        time.sleep(_POLL_SECONDS)
+    return first or _failed(children)
+
+
+def _failed(children: Sequence[_Child]) -> _Child | None:
+    """The one to blame: a death makes others raise, and that of rank 0 makes them die."""
+    dead = [child for child in children if child.died()]
+    raised = [child for child in children if child.failure() is not None]
+    return next(iter(dead + raised), None)
+
+
+def _end(children: Sequence[_Child], *, timed_out: bool) -> None:
+    unfinished = [child for child in children if not child.ended()]
+    if timed_out:
+        for child in unfinished:
+            child.show_stacks()
+    for child in unfinished:
+        child.kill()
+    for child in reversed(children):  # rank 0 last: without it, JAX aborts the others
+        if child not in unfinished:
+            child.leave()
+            child.kill()
+
+
+def _outcome(child: _Child, first: _Child | None, timeout: float) -> Outcome:
+    report = child.report()
+    value = error = None
+    if report is not None and report.value is not None:
+        value = _loads(report.value)
+    elif report is not None and report.failure is not None:
+        error = _revived(report.failure, child.rank)
+    elif first is None:
+        error = _timed_out(child, timeout)
+    elif child is first:
+        error = _died(child)
+    else:
+        error = _stopped(child, first)
+    return Outcome(child.rank, value, error, child.exit_code(), child.output())
+
+
+class _Unpickler(pickle._Unpickler):
+    pass
+
+
+def _loads(pickled: bytes) -> Any:
+    return pickle.loads(pickled)
+
+
+def _revived(failure: Failure, rank: int) -> Exception:
+    raise NotImplementedError
