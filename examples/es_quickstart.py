@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import tqdm
-from absl import app, flags
+from absl import app, flags, logging
 from jax import lax
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -225,6 +225,7 @@ def return_in_gymnasium(theta: np.ndarray, seed: int) -> float:
 def main(argv: list[str]) -> None:
     del argv
     start = time.perf_counter()
+    logging.set_verbosity(logging.WARNING)  # jax tells which backends it does not find
     jax.config.update("jax_num_cpu_devices", _DEVICES.value)  # for the CPU only
     devices = jax.devices()[: _DEVICES.value]
     out = pathlib.Path(_OUT.value)

@@ -11,18 +11,18 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jax_dist._errors import _message
-from jax_dist._test_worker import STACKS_SIGNAL, Failure, Function, Report, Task
+from jax_dist._test_worker import Failure, Function, Report, Task, load
 
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 2.0  # how long the others may go on after one failed
 _LEAVE_SECONDS = 5.0  # how long a process may take to leave when told to
 _PORTS = 3  # how many to try
+_PORT_TAKEN = ("Failed to start RPC server", "Failed to add port", "already in use")
 _TAIL_LINES = 30  # of a process's output, in a message
 
 # The child finds modules where this process finds them, so sys.path comes before everything else.
@@ -84,7 +84,7 @@ def run_processes(
     Environment variables are inherited, except those that choose devices. What `jax.config.update`
     changed here is not; change it in `fun`.
     """
-    function = _named(fun)
+    function = Function.of(fun)
     deadline = time.monotonic() + timeout
     for attempt in range(1, _PORTS + 1):
         task = Task(
@@ -102,39 +102,6 @@ def run_processes(
             _end(children, timed_out=first is None)
             return [_outcome(child, first, timeout) for child in children]
     raise AssertionError("the last attempt returns")
-
-
-def _named(fun: Callable) -> Function:
-    """`fun`, as another process can name it.
-
-    Raises:
-      TypeError: it cannot.
-    """
-    name = getattr(fun, "__qualname__", repr(fun))
-    module = sys.modules.get(getattr(fun, "__module__", None) or "")
-    if "<lambda>" in name or "<locals>" in name:
-        raise _not_findable(name, "it is a lambda, or is defined inside another function")
-    if module is None or _attribute(module, name) is not fun:
-        raise _not_findable(name, f"it is not what {_name_of(module)} calls {name!r}")
-    if module.__name__ != "__main__":
-        return Function(module.__name__, name, script=None)
-    if module.__spec__ is not None:  # python -m package.module
-        return Function(module.__spec__.name, name, script=None)
-    script = getattr(module, "__file__", None)
-    if script is None:
-        raise _not_findable(name, "it is defined in an interactive session")
-    return Function("__main__", name, script=os.path.abspath(script))
-
-
-def _attribute(module: types.ModuleType, qualname: str) -> object:
-    found: object = module
-    for name in qualname.split("."):
-        found = getattr(found, name, None)
-    return found
-
-
-def _name_of(module: types.ModuleType | None) -> str:
-    return "its module" if module is None else f"module {module.__name__!r}"
 
 
 def _free_port() -> int:
@@ -182,6 +149,7 @@ class _Child:
     def __init__(self, rank: int, folder: pathlib.Path, environment: dict[str, str]):
         self.rank = rank
         self._folder = folder
+        self._report: Report | None = None
         with open(folder / f"{rank}.output", "wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _CHILD, json.dumps(sys.path), str(folder), str(rank)],
@@ -205,7 +173,9 @@ class _Child:
 
     def report(self) -> Report | None:
         path = self._folder / f"{self.rank}.report"
-        return pickle.loads(path.read_bytes()) if path.exists() else None
+        if self._report is None and path.exists():
+            self._report = pickle.loads(path.read_bytes())
+        return self._report
 
     def output(self) -> str:
         return (self._folder / f"{self.rank}.output").read_text(errors="replace")
@@ -214,9 +184,12 @@ class _Child:
         return (self._folder / f"{self.rank}.joined").exists()
 
     def found_port_taken(self) -> bool:
+        """Whether rank 0 could not listen. It raises or crashes, with other text in each version."""
+        if self.rank != 0 or self.joined():
+            return False
         failure = self.failure()
-        text = self.output() if failure is None else failure.summary
-        return self.rank == 0 and not self.joined() and "Failed to add port" in text
+        text = self.output() + (failure.summary if failure is not None else "")
+        return any(sign in text for sign in _PORT_TAKEN)
 
     def exit_code(self) -> int:
         return self._process.wait()
@@ -225,10 +198,14 @@ class _Child:
         """Has the process write its stacks to its output; waits for that a second at most."""
         if self._process.poll() is not None:
             return
-        self._process.send_signal(STACKS_SIGNAL)
+        before = latest = self.output()
+        self._process.send_signal(signal.SIGUSR1)
         until = time.monotonic() + 1.0
-        while "(most recent call first)" not in self.output() and time.monotonic() < until:
+        while time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
+            previous, latest = latest, self.output()
+            if before != latest == previous:  # it wrote, and is done
+                return
 
     def leave(self) -> None:
         """Lets a process go that has reported."""
@@ -288,9 +265,9 @@ def _outcome(child: _Child, first: _Child | None, timeout: float) -> Outcome:
     report = child.report()
     value = error = None
     if report is not None and report.value is not None:
-        value = _loads(report.value)
+        value = load(report.value)
     elif report is not None and report.failure is not None:
-        error = _revived(report.failure, child.rank)
+        error = report.failure.revive(child.rank)
     elif first is None:
         error = _timed_out(child, timeout)
     elif child is first:
@@ -300,13 +277,49 @@ def _outcome(child: _Child, first: _Child | None, timeout: float) -> Outcome:
     return Outcome(child.rank, value, error, child.exit_code(), child.output())
 
 
-class _Unpickler(pickle._Unpickler):
-    pass
+def _died(child: _Child) -> RuntimeError:
+    return RuntimeError(
+        _message(
+            what=f"rank {child.rank} died before its function ended",
+            which=[_ending(child.exit_code())],
+            why="it crashed, left by os._exit, or was killed from outside",
+            do=f"See how its output ended:\n{_tail(child.output())}",
+        )
+    )
 
 
-def _loads(pickled: bytes) -> Any:
-    return pickle.loads(pickled)
+def _stopped(child: _Child, first: _Child) -> RuntimeError:
+    which = [f"rank {first.rank} failed first"]
+    if child.exit_code() != -signal.SIGKILL:  # not by us, then, but by JAX as it lost the other
+        which.append(f"rank {child.rank} ended by {_ending(child.exit_code())}")
+    return RuntimeError(
+        _message(
+            what=f"rank {child.rank} was stopped before its function ended",
+            which=which,
+            why="a rank may wait for ever in a collective that another one never enters",
+            do=f"See the error of rank {first.rank}.",
+        )
+    )
 
 
-def _revived(failure: Failure, rank: int) -> Exception:
-    raise NotImplementedError
+def _timed_out(child: _Child, timeout: float) -> TimeoutError:
+    running = "its function was running" if child.joined() else "it had not joined the others yet"
+    return TimeoutError(
+        _message(
+            what=f"rank {child.rank} was stopped after {timeout:g} seconds",
+            which=[running],
+            why=f"run_processes was given timeout={timeout:g}",
+            do=f"Give it more time, or see where it was:\n{_tail(child.output())}",
+        )
+    )
+
+
+def _ending(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    return f"signal {signal.Signals(-exit_code).name}"
+
+
+def _tail(output: str) -> str:
+    lines = output.splitlines()[-_TAIL_LINES:] or ["(it wrote nothing)"]
+    return "\n".join(f"    {line}" for line in lines)

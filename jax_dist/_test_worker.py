@@ -1,18 +1,18 @@
-"""What each process of `run_processes` runs: join the others, call the function, tell the parent.
+"""What parent and child of `run_processes` tell each other, and what the child runs.
 
-Parent and child share a folder. The parent writes `task` there. The child of rank `k` writes
-`k.joined` once it has met the others and `k.report` once the function has ended; its standard
-output and error go to `k.output`. Then it stays, for a process that leaves early takes others
-down with it, until the parent closes its standard input.
+They share a folder. The parent writes `task` there. The child of rank `k` writes `k.joined` once it
+has met the others and `k.report` once the function has ended; its output and errors go to
+`k.output`. Then it stays until the parent closes its standard input, for a process that leaves
+early takes others down with it.
 """
 
+import contextlib
 import ctypes
 import faulthandler
 import importlib
 import importlib.machinery
-import importlib.util
+import io
 import math
-import operator
 import os
 import pathlib
 import pickle
@@ -20,9 +20,13 @@ import signal
 import sys
 import traceback
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-STACKS_SIGNAL = signal.SIGUSR1  # the child answers with the stacks of all its threads, and goes on
+from jax_dist._errors import _message
+
+_SCRIPT = "__jax_dist_main__"  # what a child calls the script that is __main__ in the parent
 
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 _SPARE_SECONDS = 30.0  # what a child that lost its parent may live beyond its timeout
@@ -32,9 +36,32 @@ _SPARE_SECONDS = 30.0  # what a child that lost its parent may live beyond its t
 class Function:
     """A function as one process names it to another."""
 
-    module: str  # "__main__" for one that a script defines
+    module: str
     qualname: str
-    script: str | None  # the script's path, where module is "__main__"
+    script: str | None = None  # the path of the script that defines it; its module is __main__ then
+
+    @classmethod
+    def of(cls, fun: Callable) -> "Function":
+        """Raises a TypeError where another process could not find it."""
+        name = getattr(fun, "__qualname__", repr(fun))
+        module = sys.modules.get(getattr(fun, "__module__", None) or "")
+        if "<lambda>" in name or "<locals>" in name:
+            raise _not_findable(name, "it is a lambda, or is defined inside another function")
+        if module is None or _attribute(module, name) is not fun:
+            raise _not_findable(name, "its module knows it by another name, or by none")
+        if module.__name__ != "__main__":
+            return cls(module.__name__, name)
+        if module.__spec__ is not None:  # python -m package.module
+            return cls(module.__spec__.name, name)
+        script = getattr(module, "__file__", None)
+        if script is None:
+            raise _not_findable(name, "it is defined in an interactive session")
+        return cls("__main__", name, os.path.abspath(script))
+
+    def load(self) -> Callable:
+        if self.script is None:
+            return _attribute(importlib.import_module(self.module), self.qualname)
+        return _attribute(_load_script(self.script), self.qualname)
 
 
 @dataclass(frozen=True)
@@ -49,15 +76,42 @@ class Task:
 
 @dataclass(frozen=True)
 class Failure:
-    error: bytes | None  # the pickled exception; None where it does not pickle
+    """An exception as one process tells it to another."""
+
+    error: bytes | None  # pickled; None where it does not pickle
     summary: str  # "ValueError: its text"
     traceback: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Failure":
+        try:
+            pickled = pickle.dumps(error)
+        except Exception:  # noqa: BLE001  # pickle raises what the error's class raises
+            pickled = None
+        summary = "".join(traceback.format_exception_only(error)).strip()
+        return cls(pickled, summary, "".join(traceback.format_exception(error)))
+
+    def revive(self, rank: int) -> Exception:
+        """The exception itself, where it can be, with the traceback as a note."""
+        error = None
+        if self.error is not None:
+            with contextlib.suppress(Exception):  # unpickling raises what the class raises
+                error = load(self.error)
+        if not isinstance(error, Exception):
+            error = _not_raisable(rank, self.summary)
+        error.add_note(f"Raised in rank {rank}:\n{self.traceback.rstrip()}")
+        return error
 
 
 @dataclass(frozen=True)
 class Report:
     value: bytes | None  # what the function returned, pickled
     failure: Failure | None = None
+
+
+def load(pickled: bytes) -> Any:
+    """In the parent, reads what a child pickled."""
+    return _Unpickler(io.BytesIO(pickled)).load()
 
 
 def main() -> None:
@@ -79,7 +133,7 @@ def main() -> None:
 def _die_in_time(task: Task) -> None:
     """Lets this process show its stacks when asked, and not outlive its parent."""
     faulthandler.enable()
-    faulthandler.register(STACKS_SIGNAL, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # which the parent sends at its timeout
     faulthandler.dump_traceback_later(task.timeout + _SPARE_SECONDS, exit=True)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -92,14 +146,14 @@ def _attempt(task: Task, folder: pathlib.Path, rank: int) -> Report:
         _join(task, rank)
         (folder / f"{rank}.joined").touch()
         # Only now: a module that computes while it is imported starts JAX without the others.
-        function = _load(task.function)
+        function = task.function.load()
         value = function(*pickle.loads(task.arguments))
-    except BaseException as error:  # noqa: B036  # sys.exit too: the parent raises nothing else
-        return Report(None, _describe(error))
+    except BaseException as error:  # noqa: BLE001  # sys.exit too: it would leave without a word
+        return Report(None, Failure.of(error))
     try:
         return Report(pickle.dumps(value))
     except Exception as error:  # noqa: BLE001  # pickle raises what the value's class raises
-        return Report(None, _describe(error))
+        return Report(None, Failure.of(_does_not_pickle(value, rank, error)))
 
 
 def _join(task: Task, rank: int) -> None:
@@ -115,34 +169,58 @@ def _join(task: Task, rank: int) -> None:
     )
 
 
-def _load(function: Function) -> types.FunctionType:
-    if function.script is None:
-        module = importlib.import_module(function.module)
-    else:
-        module = _load_script(function.script)
-    return operator.attrgetter(function.qualname)(module)
+def _attribute(module: types.ModuleType, qualname: str) -> Any:
+    found: Any = module
+    for name in qualname.split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def _load_script(path: str) -> types.ModuleType:
     """Runs the script, except for what it guards by `if __name__ == "__main__"`."""
-    loader = importlib.machinery.SourceFileLoader("__main__", path)
-    spec = importlib.util.spec_from_loader("__main__", loader)
-    assert spec is not None  # it is None only for loaders that do not know their file
-    module = importlib.util.module_from_spec(spec)
-    module.__name__ = "__jax_dist_main__"
-    # Both names, so that pickles find the script's classes in here, and its own in the parent.
-    sys.modules["__main__"] = sys.modules["__jax_dist_main__"] = module
-    exec(loader.get_code("__main__"), module.__dict__)
+    loader = importlib.machinery.SourceFileLoader(_SCRIPT, path)
+    module = types.ModuleType(_SCRIPT)
+    module.__file__ = path
+    # The first is what the arguments' pickle calls it, the second what the result's will.
+    sys.modules["__main__"] = sys.modules[_SCRIPT] = module
+    loader.exec_module(module)
     return module
 
 
-def _describe(error: BaseException) -> Failure:
-    try:
-        pickled = pickle.dumps(error)
-    except Exception:  # noqa: BLE001  # pickle raises what the error's class raises
-        pickled = None
-    return Failure(
-        error=pickled,
-        summary="".join(traceback.format_exception_only(error)).strip(),
-        traceback="".join(traceback.format_exception(error)),
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        module_name = "__main__" if module_name == _SCRIPT else module_name
+        return super().find_class(module_name, global_name)
+
+
+def _not_findable(name: str, why_not: str) -> TypeError:
+    return TypeError(
+        _message(
+            what=f"run_processes cannot send {name!r} to another process",
+            which=[why_not],
+            why="each process imports the module anew, and finds the function by its name",
+            do="Define it at the top of a module, and pass what it needs as arguments.",
+        )
+    )
+
+
+def _not_raisable(rank: int, summary: str) -> RuntimeError:
+    return RuntimeError(
+        _message(
+            what=f"rank {rank} raised what cannot be raised here",
+            which=[summary],
+            why="only what pickles and derives from Exception travels between processes",
+            do="See its traceback below.",
+        )
+    )
+
+
+def _does_not_pickle(value: object, rank: int, error: Exception) -> TypeError:
+    return TypeError(
+        _message(
+            what=f"rank {rank} returned a value that does not pickle",
+            which=[f"it is a {type(value).__name__}: {error}"],
+            why="results travel between processes",
+            do="Return plain data, such as lists of numbers.",
+        )
     )

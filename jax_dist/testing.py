@@ -1,0 +1,230 @@
+"""For tests: simulated devices, the comparison with `jax.pmap`, and several processes."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_dist
+from jax_dist._errors import _message
+from jax_dist._test_processes import Outcome, run_processes
+
+__all__ = ("Outcome", "assert_same_as_pmap", "run_processes", "simulated_devices")
+
+
+def simulated_devices(count: int = 8) -> None:
+    """Makes this process see simulated CPU devices, and no others.
+
+    Call it at the top of conftest.py, before anything computes with JAX. Where JAX runs already, it
+    only checks that the devices are as asked.
+
+    Args:
+      count: how many devices to simulate.
+
+    Raises:
+      RuntimeError: JAX runs already, with other devices.
+
+    >>> simulated_devices(8)
+    >>> jax.device_count()
+    8
+    """
+    if not _jax_runs():
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", count)  # this goes before XLA_FLAGS
+    elif (jax.default_backend(), jax.local_device_count()) != ("cpu", count):
+        raise _too_late(count)
+
+
+def assert_same_as_pmap(
+    fun: Callable,
+    *args: Any,
+    axis_name: Any = None,
+    pmap: Callable | None = None,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    **pmap_options: Any,
+) -> Any:
+    """Calls a function mapped by `jax.pmap` and by `jax_dist.pmap`, and compares the results.
+
+    Compared are the structure, and of each array the shape, dtype, weak type, values, and which
+    device holds which slice of it. Where `jax.pmap` raises, so must the other: an error of the same
+    class or of a subclass, or any ValueError for a ValueError.
+
+    Args:
+      fun: the function to map.
+      *args: its arguments. Donated ones are copied, and stay usable.
+      axis_name: names the mapped axis, as in `pmap`.
+      pmap: what to compare with `jax.pmap`; `jax_dist.pmap` if not given.
+      rtol: how far values may differ, relative to what `jax.pmap` computes.
+      atol: how far they may differ besides. With both 0, they must be equal; NaN equals NaN.
+      **pmap_options: what else both are given, such as `in_axes` and `donate_argnums`.
+
+    Returns:
+      The result of the other pmap; None where both raised.
+
+    Raises:
+      AssertionError: they differ. The message lists all differences.
+
+    >>> assert_same_as_pmap(lambda x: x / jax.lax.psum(x, "i"), np.ones(8), axis_name="i").tolist()
+    [0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125]
+    """
+    other = jax_dist.pmap if pmap is None else pmap
+    expected, expected_error = _attempt(jax.pmap, fun, args, axis_name, pmap_options)
+    result, error = _attempt(other, fun, args, axis_name, pmap_options)
+    if error is None and expected_error is None:
+        differences = list(_differences(result, expected, rtol, atol))
+    else:
+        differences = list(_error_differences(error, expected_error))
+    if differences:
+        raise _not_the_same(fun, differences) from error
+    return result
+
+
+def _jax_runs() -> bool:
+    """Whether JAX has chosen its devices. It refuses another number of them from then on."""
+    number = jax.config.jax_num_cpu_devices
+    try:
+        jax.config.update("jax_num_cpu_devices", number + 1)
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", number)
+    return False
+
+
+def _attempt(
+    pmap: Callable, fun: Callable, args: Sequence[Any], axis_name: Any, options: Mapping[str, Any]
+) -> tuple[Any, Exception | None]:
+    donated = options.get("donate_argnums", ())
+    donated = {donated} if isinstance(donated, int) else set(donated)
+    args = [_copy(arg) if i in donated else arg for i, arg in enumerate(args)]
+    try:
+        return jax.block_until_ready(pmap(fun, axis_name, **options)(*args)), None
+    except Exception as error:  # noqa: BLE001  # whatever it raises is compared
+        return None, error
+
+
+def _copy(tree: Any) -> Any:
+    is_array = lambda leaf: isinstance(leaf, jax.Array | np.ndarray)  # noqa: E731
+    return jax.tree.map(lambda leaf: leaf.copy() if is_array(leaf) else leaf, tree)
+
+
+def _error_differences(error: Exception | None, expected: Exception | None) -> Iterator[str]:
+    if expected is None:
+        yield f"it raises {_summary(error)}, jax.pmap does not"
+    elif error is None:
+        yield f"jax.pmap raises {_summary(expected)}, it does not"
+    elif isinstance(expected, ValueError) and isinstance(error, ValueError):
+        return
+    elif not isinstance(error, type(expected)):
+        yield f"it raises {_summary(error)}, jax.pmap {_summary(expected)}"
+
+
+def _summary(error: Exception | None) -> str:
+    text = str(error).partition("\n")[0]
+    return f"{type(error).__name__}({text!r})"
+
+
+def _differences(result: Any, expected: Any, rtol: float, atol: float) -> Iterator[str]:
+    structure, expected_structure = jax.tree.structure(result), jax.tree.structure(expected)
+    if structure != expected_structure:
+        yield f"result: structure {structure}, with jax.pmap {expected_structure}"
+        return
+    paths = jax.tree_util.tree_leaves_with_path(result)
+    for (path, leaf), expected_leaf in zip(paths, jax.tree.leaves(expected), strict=True):
+        for difference in _leaf_differences(leaf, expected_leaf, rtol, atol):
+            yield f"result{jax.tree_util.keystr(path)}: {difference}"
+
+
+def _leaf_differences(leaf: Any, expected: Any, rtol: float, atol: float) -> Iterator[str]:
+    if isinstance(leaf, jax.Array) != isinstance(expected, jax.Array):
+        yield f"a {type(leaf).__name__}, with jax.pmap a {type(expected).__name__}"
+        return
+    if leaf.dtype != expected.dtype:
+        yield f"dtype {leaf.dtype}, with jax.pmap {expected.dtype}"
+    if leaf.shape != expected.shape:
+        yield f"shape {leaf.shape}, with jax.pmap {expected.shape}"
+    elif leaf.dtype == expected.dtype:
+        yield from _value_differences(_numbers(leaf), _numbers(expected), rtol, atol)
+    if isinstance(leaf, jax.Array):
+        weak, expected_weak = jax.typeof(leaf).weak_type, jax.typeof(expected).weak_type
+        if weak != expected_weak:
+            yield f"weak type {weak}, with jax.pmap {expected_weak}"
+        if leaf.shape == expected.shape:
+            yield from _placement_differences(_placement(leaf), _placement(expected))
+
+
+def _numbers(array: Any) -> np.ndarray:
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    return np.asarray(array)
+
+
+def _value_differences(
+    values: np.ndarray, expected: np.ndarray, rtol: float, atol: float
+) -> Iterator[str]:
+    same = (values == expected) | ((values != values) & (expected != expected))  # NaN is not itself
+    if rtol or atol:
+        wide = [each.astype(np.complex128) for each in (values, expected)]  # any number fits
+        same |= np.isclose(*wide, rtol=rtol, atol=atol)
+    wrong = np.argwhere(~same)
+    if len(wrong):
+        at = tuple(wrong[0].tolist())
+        yield (
+            f"{len(wrong)} of {same.size} values differ, first at {list(at)}: "
+            f"{values[at]}, with jax.pmap {expected[at]}"
+        )
+
+
+def _placement(array: jax.Array) -> dict[int, str]:
+    """Device to slice, in the order of the mesh, as in `{0: "[0:1, 0:3]", 1: "[1:2, 0:3]"}`."""
+    placement = {}
+    for shard in array.addressable_shards:
+        # Not strict: the index of an array of keys also has the dimensions of one key.
+        sides = zip(shard.index, array.shape, strict=False)
+        bounds = [_bounds(side, size) for side, size in sides]
+        placement[shard.device.id] = f"[{', '.join(bounds)}]"
+    return placement
+
+
+def _bounds(side: slice | int, size: int) -> str:
+    """One form for what is written in several: `0`, `0:1` and `:` of a dimension of size 1."""
+    start, stop = (side, side + 1) if isinstance(side, int) else side.indices(size)[:2]
+    return f"{start}:{stop}"
+
+
+def _placement_differences(
+    placement: Mapping[int, str], expected: Mapping[int, str]
+) -> Iterator[str]:
+    devices, expected_devices = list(placement), list(expected)
+    if devices != expected_devices:
+        yield f"slices on devices {devices}, with jax.pmap {expected_devices}"
+        return
+    wrong = [device for device in devices if placement[device] != expected[device]]
+    if wrong:
+        held, expected_held = placement[wrong[0]], expected[wrong[0]]
+        yield f"device {wrong[0]} holds {held}, with jax.pmap {expected_held}"
+
+
+def _too_late(count: int) -> RuntimeError:
+    return RuntimeError(
+        _message(
+            what=f"simulated_devices({count}) comes too late",
+            which=[f"JAX runs with {jax.local_device_count()} {jax.default_backend()} devices"],
+            why="JAX chooses its devices once, when it is first used",
+            do="Call it at the top of conftest.py, before anything computes, or set "
+            f"JAX_NUM_CPU_DEVICES={count} and JAX_PLATFORMS=cpu in the environment.",
+        )
+    )
+
+
+def _not_the_same(fun: Callable, differences: Sequence[str]) -> AssertionError:
+    return AssertionError(
+        _message(
+            what=f"pmap of '{getattr(fun, '__name__', fun)}' is not the same as jax.pmap of it",
+            which=differences,
+            why="it stands in for jax.pmap, with the same values in the same places",
+            do="Give rtol or atol if values may differ by rounding; the rest must be the same.",
+        )
+    )

@@ -1,0 +1,163 @@
+"""replicate, unreplicate, shard, and the functions that JAX 0.10 removed."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_dist
+from jax_dist import _errors
+
+pytestmark = pytest.mark.mapping
+
+_TREE = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": 3, "b": jnp.ones(4, jnp.int8)}
+
+
+def _mesh():
+    return Mesh(np.array(jax.devices()), ("i",))
+
+
+def test_replicate_puts_a_copy_on_each_device():
+    result = jax_dist.replicate(_TREE)
+
+    chex.assert_trees_all_equal(result, _TREE)
+    for leaf in jax.tree.leaves(result):
+        assert leaf.sharding.is_fully_replicated
+        assert [shard.device for shard in leaf.addressable_shards] == jax.devices()
+    mapped = jax_dist.pmap(lambda t, x: t["w"].sum() + x, in_axes=(None, 0))
+    assert mapped(result, np.zeros(8)).tolist() == [15.0] * 8
+
+
+def test_replicate_takes_devices_or_a_mesh():
+    some = jax_dist.replicate(1.0, jax.devices()[2:5])
+    meshed = jax_dist.replicate(1.0, _mesh())
+
+    assert [shard.device for shard in some.addressable_shards] == jax.devices()[2:5]
+    assert meshed.sharding == NamedSharding(_mesh(), P())
+
+
+def test_shard_cuts_by_one_spec_or_by_a_tree_of_them():
+    x = np.arange(16, dtype=np.float32).reshape(8, 2)
+
+    one = jax_dist.shard({"a": x, "b": x}, _mesh(), P("i"))
+    several = jax_dist.shard({"a": x, "b": x.T}, _mesh(), {"a": P("i"), "b": P(None, "i")})
+
+    assert one["b"].sharding.spec == P("i")
+    assert several["b"].sharding.spec == P(None, "i")
+    chex.assert_trees_all_equal(several, {"a": x, "b": x.T})
+
+
+def test_unreplicate_reads_one_device_only():
+    stacked = jax_dist.pmap(lambda x: {"x": x, "y": (x + 1)[None]})(np.arange(8.0))
+
+    with jax.transfer_guard_device_to_device("disallow"):
+        result = jax_dist.unreplicate(stacked)
+
+    chex.assert_trees_all_equal(result, {"x": jnp.float32(0), "y": jnp.ones(1)})
+    assert all(leaf.devices() == {jax.devices()[0]} for leaf in jax.tree.leaves(result))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_unreplicate_gives_the_first_slice_whatever_the_order_of_devices(order):
+    devices = jax.devices()[::order]
+    stacked = jax_dist.device_put_sharded(list(range(8)), devices)
+
+    assert int(jax_dist.unreplicate(stacked)) == 0
+    assert int(jax_dist.unreplicate(np.arange(3, 9))) == 3
+
+
+def test_unreplicate_of_replicated_virtual_and_mixed_arrays():
+    virtual = jax_dist.pmap(lambda x: x * 2, virtual=True)(np.arange(5.0, 21.0))
+    plain = jnp.arange(7, 10)
+    whole = jax_dist.replicate(np.arange(2, 6))
+    other = jax_dist.device_put_replicated(4, jax.devices()[3:5])
+
+    result = jax_dist.unreplicate([virtual, plain, whole, other])
+
+    assert [int(x) for x in result] == [10, 7, 2, 4]
+
+
+def test_unreplicate_needs_a_leading_axis():
+    with pytest.raises(_errors.PlacementError, match=r"tree\['n'\] has shape \(\)"):
+        jax_dist.unreplicate({"n": 3})
+    with pytest.raises(_errors.PlacementError, match=r"has shape \(0, 2\)"):
+        jax_dist.unreplicate(np.ones((0, 2)))
+
+
+def test_device_put_replicated_stacks_one_copy_a_device():
+    devices = jax.devices()[1:4]
+
+    result = jax_dist.device_put_replicated(_TREE, devices)
+
+    chex.assert_trees_all_equal(result, jax.tree.map(lambda x: np.stack([x] * 3), _TREE))
+    assert result["b"].dtype == jnp.int8
+    for leaf in jax.tree.leaves(result):
+        assert [shard.device for shard in leaf.addressable_shards] == devices
+        assert all(shard.data.shape == (1, *leaf.shape[1:]) for shard in leaf.addressable_shards)
+
+
+def test_device_put_replicated_builds_nothing_large_on_the_host(monkeypatch):
+    made = []
+    monkeypatch.setattr(np, "stack", lambda *_, **__: made.append("stack"))
+    x = np.ones((1024, 256), np.float32)
+
+    result = jax_dist.device_put_replicated(x, jax.devices())
+
+    assert made == []
+    assert result.shape == (8, 1024, 256)
+
+
+def test_device_put_sharded_stacks_the_shards():
+    devices = jax.devices()[:3]
+    shards = [{"x": np.full((2,), k, np.float32), "y": k} for k in range(3)]
+
+    result = jax_dist.device_put_sharded(shards, devices)
+
+    assert result["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert result["y"].tolist() == [0, 1, 2]
+    assert [shard.device for shard in result["x"].addressable_shards] == devices
+
+
+def test_keys_can_be_put_too():
+    keys = jax.random.split(jax.random.key(0), 8)
+
+    copies = jax_dist.device_put_replicated(keys[3], jax.devices())
+    parts = jax_dist.device_put_sharded(list(keys), jax.devices())
+    shared = jax_dist.replicate(keys[3])
+
+    assert (copies == keys[3]).all()
+    assert (parts == keys).all()
+    assert shared == keys[3]
+    assert jax_dist.unreplicate(parts) == keys[0]
+    assert (
+        jax_dist.pmap(jax.random.bits)(parts).tolist() == jax.vmap(jax.random.bits)(keys).tolist()
+    )
+
+
+def test_shards_that_make_no_array_are_refused():
+    devices = jax.devices()[:2]
+
+    with pytest.raises(_errors.PlacementError, match="got 3 shards for 2 devices"):
+        jax_dist.device_put_sharded([1, 2, 3], devices)
+    with pytest.raises(_errors.PlacementError, match=r"shard 1\['x'\] is float32\[3\]"):
+        jax_dist.device_put_sharded(
+            [{"x": np.ones(2, np.float32)}, {"x": np.ones(3, np.float32)}], devices
+        )
+    with pytest.raises(_errors.PlacementError, match=r"shard 1 is PyTreeDef"):
+        jax_dist.device_put_sharded([{"x": 1}, {"y": 1}], devices)
+    with pytest.raises(_errors.PlacementError, match="for 0 devices"):
+        jax_dist.device_put_replicated(1, [])
+
+
+def test_what_is_put_here_is_taken_as_it_is():
+    step = jax_dist.pmap(lambda s: s + 1, "i", donate_argnums=0)
+    state = jax_dist.device_put_replicated(np.zeros(3, np.float32), jax.devices())
+
+    for _ in range(3):
+        state = step(state)
+
+    assert state.shape == (8, 3)
+    assert float(state.sum()) == 72.0
