@@ -184,7 +184,7 @@ class _Child:
         return (self._folder / f"{self.rank}.joined").exists()
 
     def found_port_taken(self) -> bool:
-        """Whether rank 0 could not listen. It raises or crashes, with other text in each version."""
+        """Whether rank 0 could not listen: it raises or crashes, with various texts."""
         if self.rank != 0 or self.joined():
             return False
         failure = self.failure()

@@ -13,6 +13,7 @@ import importlib
 import importlib.machinery
 import io
 import math
+import operator
 import os
 import pathlib
 import pickle
@@ -47,7 +48,7 @@ class Function:
         module = sys.modules.get(getattr(fun, "__module__", None) or "")
         if "<lambda>" in name or "<locals>" in name:
             raise _not_findable(name, "it is a lambda, or is defined inside another function")
-        if module is None or _attribute(module, name) is not fun:
+        if module is None or _known_as(name, module) is not fun:
             raise _not_findable(name, "its module knows it by another name, or by none")
         if module.__name__ != "__main__":
             return cls(module.__name__, name)
@@ -60,8 +61,10 @@ class Function:
 
     def load(self) -> Callable:
         if self.script is None:
-            return _attribute(importlib.import_module(self.module), self.qualname)
-        return _attribute(_load_script(self.script), self.qualname)
+            module = importlib.import_module(self.module)
+        else:
+            module = _load_script(self.script)
+        return operator.attrgetter(self.qualname)(module)
 
 
 @dataclass(frozen=True)
@@ -169,11 +172,11 @@ def _join(task: Task, rank: int) -> None:
     )
 
 
-def _attribute(module: types.ModuleType, qualname: str) -> Any:
-    found: Any = module
-    for name in qualname.split("."):
-        found = getattr(found, name, None)
-    return found
+def _known_as(qualname: str, module: types.ModuleType) -> object | None:
+    try:
+        return operator.attrgetter(qualname)(module)
+    except AttributeError:
+        return None
 
 
 def _load_script(path: str) -> types.ModuleType:

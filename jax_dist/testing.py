@@ -41,6 +41,7 @@ def assert_same_as_pmap(
     fun: Callable,
     *args: Any,
     axis_name: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
     pmap: Callable | None = None,
     rtol: float = 0.0,
     atol: float = 0.0,
@@ -56,6 +57,7 @@ def assert_same_as_pmap(
       fun: the function to map.
       *args: its arguments. Donated ones are copied, and stay usable.
       axis_name: names the mapped axis, as in `pmap`.
+      kwargs: its arguments by keyword.
       pmap: what to compare with `jax.pmap`; `jax_dist.pmap` if not given.
       rtol: how far values may differ, relative to what `jax.pmap` computes.
       atol: how far they may differ besides. With both 0, they must be equal; NaN equals NaN.
@@ -71,8 +73,9 @@ def assert_same_as_pmap(
     [0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125]
     """
     other = jax_dist.pmap if pmap is None else pmap
-    expected, expected_error = _attempt(jax.pmap, fun, args, axis_name, pmap_options)
-    result, error = _attempt(other, fun, args, axis_name, pmap_options)
+    call = (fun, args, kwargs or {}, axis_name, pmap_options)
+    expected, expected_error = _attempt(jax.pmap, *call)
+    result, error = _attempt(other, *call)
     if error is None and expected_error is None:
         differences = list(_differences(result, expected, rtol, atol))
     else:
@@ -84,7 +87,7 @@ def assert_same_as_pmap(
 
 def _jax_runs() -> bool:
     """Whether JAX has chosen its devices. It refuses another number of them from then on."""
-    number = jax.config.jax_num_cpu_devices
+    number = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
     try:
         jax.config.update("jax_num_cpu_devices", number + 1)
     except RuntimeError:
@@ -94,13 +97,18 @@ def _jax_runs() -> bool:
 
 
 def _attempt(
-    pmap: Callable, fun: Callable, args: Sequence[Any], axis_name: Any, options: Mapping[str, Any]
+    pmap: Callable,
+    fun: Callable,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    axis_name: Any,
+    options: Mapping[str, Any],
 ) -> tuple[Any, Exception | None]:
     donated = options.get("donate_argnums", ())
     donated = {donated} if isinstance(donated, int) else set(donated)
     args = [_copy(arg) if i in donated else arg for i, arg in enumerate(args)]
     try:
-        return jax.block_until_ready(pmap(fun, axis_name, **options)(*args)), None
+        return jax.block_until_ready(pmap(fun, axis_name, **options)(*args, **kwargs)), None
     except Exception as error:  # noqa: BLE001  # whatever it raises is compared
         return None, error
 

@@ -1,0 +1,600 @@
+"""`jax_dist.testing`: what it lets pass, what it catches, and that no process is left behind."""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_dist import _test_processes
+from jax_dist.testing import assert_same_as_pmap, run_processes, simulated_devices
+
+SECONDS = 60  # far more than any test here should need
+
+
+class OddError(Exception):
+    """Pickles, but cannot be read back: its class wants two arguments."""
+
+    def __init__(self, first: str, second: str):
+        super().__init__(first + second)
+
+
+# What the children run.
+
+
+def sum_over_all() -> list[float]:
+    mesh = Mesh(jax.devices(), "i")
+    total = jax.jit(
+        jax.shard_map(lambda x: lax.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    )
+    x = jax.make_array_from_callback(
+        (4,), NamedSharding(mesh, P("i")), lambda index: np.arange(4.0, dtype=np.float32)[index]
+    )
+    return [jax.process_index(), *total(x).addressable_data(0).tolist()]
+
+
+def add(x: dict[str, int], y: int) -> tuple[int, int]:
+    return jax.process_index(), x["x"] + y
+
+
+def settings() -> list[str]:
+    return [
+        os.environ.get("XLA_FLAGS", ""),
+        str(jax.local_device_count()),
+        str(jax.config.jax_cpu_collectives_implementation),
+    ]
+
+
+def write_pid(folder: str) -> None:
+    (pathlib.Path(folder) / f"{jax.process_index()}.pid").write_text(str(os.getpid()))
+
+
+def raise_on_rank_1() -> list[float]:
+    if jax.process_index() == 1:
+        raise KeyError("batch")
+    return sum_over_all()
+
+
+def raise_odd_error() -> None:
+    raise OddError("a", "b")
+
+
+def leave_by_exit() -> None:
+    sys.exit(3)
+
+
+def die_on_rank(rank: int) -> list[float]:
+    if jax.process_index() == rank:
+        os._exit(7)
+    return sum_over_all()
+
+
+def kill_self_on_rank_1() -> str:
+    if jax.process_index() == 1:
+        print("about to go", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "done"
+
+
+def hang_on_rank_1(folder: str) -> str:
+    write_pid(folder)
+    if jax.process_index() == 1:
+        sleep_for_long()
+    return "done"
+
+
+def sleep_for_long() -> None:
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(100)"], check=False)
+
+
+def return_generator() -> object:
+    return (x for x in ())
+
+
+# Processes.
+
+
+def test_processes_are_joined():
+    outcomes = run_processes(sum_over_all, processes=2, cpu_devices=2, timeout=SECONDS)
+
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    assert [outcome.value for outcome in outcomes] == [[0, 6.0], [1, 6.0]]
+    assert [(outcome.rank, outcome.exit_code) for outcome in outcomes] == [(0, 0), (1, 0)]
+
+
+def test_arguments_and_results_travel():
+    outcomes = run_processes(add, {"x": 2}, 3, cpu_devices=1, timeout=SECONDS)
+
+    assert [outcome.value for outcome in outcomes] == [(0, 5), (1, 5)]
+
+
+def test_devices_asked_for_in_the_environment_are_not_inherited(monkeypatch):
+    flags = "--xla_force_host_platform_device_count=8 --xla_cpu_enable_fast_math=false"
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "nowhere:1")
+
+    (outcome,) = run_processes(settings, processes=1, cpu_devices=3, timeout=SECONDS)
+
+    assert outcome.value == ["--xla_cpu_enable_fast_math=false", "3", "gloo"]
+
+
+def test_an_exception_comes_back_and_the_others_are_stopped():
+    start = time.monotonic()
+    at_zero, at_one = run_processes(raise_on_rank_1, timeout=SECONDS)
+
+    assert time.monotonic() - start < 20  # JAX alone: up to 300 s, in its barrier at exit
+    assert isinstance(at_one.error, KeyError)
+    assert at_one.error.args == ("batch",)
+    assert at_one.exit_code == 1
+    (note,) = at_one.error.__notes__
+    assert note.startswith("Raised in rank 1:\nTraceback (most recent call last):\n")
+    assert "in raise_on_rank_1" in note
+    assert isinstance(at_zero.error, RuntimeError)
+    assert str(at_zero.error) == textwrap.dedent("""\
+        rank 0 was stopped before its function ended:
+          * rank 1 failed first
+        Because a rank may wait for ever in a collective that another one never enters.
+        See the error of rank 1.""")
+
+
+@pytest.mark.parametrize(
+    ("fun", "summary"),
+    [(raise_odd_error, "test_testing.OddError: ab"), (leave_by_exit, "SystemExit: 3")],
+    ids=["an error that does not unpickle", "sys.exit"],
+)
+def test_what_cannot_be_raised_here_is_told(fun, summary):
+    (outcome,) = run_processes(fun, processes=1, timeout=SECONDS)
+
+    assert type(outcome.error) is RuntimeError
+    assert str(outcome.error) == textwrap.dedent(f"""\
+        rank 0 raised what cannot be raised here:
+          * {summary}
+        Because only what pickles and derives from Exception travels between processes.
+        See its traceback below.""")
+    assert fun.__name__ in outcome.error.__notes__[0]
+
+
+def test_a_result_that_does_not_pickle_is_told():
+    (outcome,) = run_processes(return_generator, processes=1, timeout=SECONDS)
+
+    assert isinstance(outcome.error, TypeError)
+    assert str(outcome.error) == textwrap.dedent("""\
+        rank 0 returned a value that does not pickle:
+          * it is a generator: cannot pickle 'generator' object
+        Because results travel between processes.
+        Return plain data, such as lists of numbers.""")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_exits_is_named(rank):
+    outcomes = run_processes(die_on_rank, rank, timeout=SECONDS)
+
+    dead, other = outcomes[rank], outcomes[1 - rank]
+    assert dead.exit_code == 7
+    assert str(dead.error).startswith(
+        textwrap.dedent(f"""\
+        rank {rank} died before its function ended:
+          * exit code 7
+        Because it crashed, left by os._exit, or was killed from outside.
+        See how its output ended:
+        """)
+    )
+    # The other one hangs, raises as it loses the connection, or is aborted by JAX.
+    assert other.error is not None
+
+
+def test_a_killed_rank_tells_its_signal_and_last_words():
+    at_zero, at_one = run_processes(kill_self_on_rank_1, timeout=SECONDS)
+
+    assert (at_zero.value, at_zero.error) == ("done", None)
+    assert at_one.exit_code == -signal.SIGKILL
+    assert "\n  * signal SIGKILL\n" in str(at_one.error)
+    assert str(at_one.error).endswith("\n    about to go")
+    assert at_one.output.endswith("about to go\n")
+
+
+def test_a_hanging_rank_is_stopped_and_tells_where_it_was(tmp_path):
+    at_zero, at_one = run_processes(hang_on_rank_1, str(tmp_path), timeout=8)
+
+    assert (at_zero.value, at_zero.error) == ("done", None)
+    assert type(at_one.error) is TimeoutError
+    assert str(at_one.error).startswith(
+        textwrap.dedent("""\
+        rank 1 was stopped after 8 seconds:
+          * its function was running
+        Because run_processes was given timeout=8.
+        Give it more time, or see where it was:
+        """)
+    )
+    assert " in sleep_for_long\n" in str(at_one.error)
+    assert not _still_runs(tmp_path)
+
+
+def test_processes_do_not_outlive_a_killed_parent(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""\
+        import sys
+        sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
+        from jax_dist.testing import run_processes
+        from test_testing import hang_on_rank_1
+        run_processes(hang_on_rank_1, {str(tmp_path)!r}, timeout={SECONDS})
+        """)
+    )
+    parent = subprocess.Popen([sys.executable, script], env=_environment())
+    _wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
+
+    parent.kill()
+    parent.wait()
+
+    _wait_until(lambda: not _still_runs(tmp_path))
+
+
+def test_functions_and_classes_of_a_script(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""\
+        import dataclasses
+        import jax
+        from jax_dist.testing import run_processes
+
+        @dataclasses.dataclass(frozen=True)
+        class Pair:
+            x: int
+            y: int
+
+        def count(start: Pair) -> Pair:
+            return Pair(start.x + jax.process_index(), start.y)
+
+        if __name__ == "__main__":
+            outcomes = run_processes(count, Pair(1, 2), timeout=60)
+            assert [o.value for o in outcomes] == [Pair(1, 2), Pair(2, 2)], outcomes
+            print("passed")
+        """)
+    )
+    done = subprocess.run(
+        [sys.executable, script], env=_environment(), capture_output=True, text=True, check=False
+    )
+
+    assert (done.stdout, done.stderr) == ("passed\n", "")
+
+
+@pytest.mark.parametrize(
+    ("fun", "name", "why"),
+    [
+        (
+            lambda: 1,
+            "'<lambda>'",
+            "it is a lambda, or is defined inside another function",
+        ),
+        (
+            textwrap.TextWrapper().wrap,
+            "'TextWrapper.wrap'",
+            "its module knows it by another name, or by none",
+        ),
+    ],
+    ids=["lambda", "bound method"],
+)
+def test_a_function_that_another_process_cannot_find_is_refused(fun, name, why):
+    with pytest.raises(TypeError) as caught:
+        run_processes(fun)
+
+    assert str(caught.value) == textwrap.dedent(f"""\
+        run_processes cannot send {name} to another process:
+          * {why}
+        Because each process imports the module anew, and finds the function by its name.
+        Define it at the top of a module, and pass what it needs as arguments.""")
+
+
+def test_a_taken_port_is_exchanged_for_another(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        free_port = _test_processes._free_port
+        ports = [taken.getsockname()[1], free_port()]
+        monkeypatch.setattr(_test_processes, "_free_port", lambda: ports.pop(0))
+
+        outcomes = run_processes(add, {"x": 2}, 3, cpu_devices=1, timeout=SECONDS)
+
+    assert [outcome.value for outcome in outcomes] == [(0, 5), (1, 5)]
+    assert ports == []
+
+
+def _environment() -> dict[str, str]:
+    """For a script that imports this checkout of the package."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def _still_runs(folder: pathlib.Path) -> list[int]:
+    """The processes that `write_pid` noted and that exist."""
+    pids = [int(path.read_text()) for path in folder.glob("*.pid")]
+    return [pid for pid in pids if _exists(pid)]
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie exists, but runs no more; whoever adopted it may be slow to notice.
+    state = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout
+    return bool(state) and not state.startswith("Z")
+
+
+def _wait_until(condition) -> None:
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until, "waited 30 s in vain"
+        time.sleep(0.05)
+
+
+# Simulated devices.
+
+
+def _python(code: str, **environment: str) -> subprocess.CompletedProcess:
+    """Runs code in a fresh Python, where JAX does not run yet."""
+    inherited = {key: value for key, value in _environment().items() if key != "XLA_FLAGS"}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
+        {"JAX_NUM_CPU_DEVICES": "8"},
+        {"JAX_NUM_CPU_DEVICES": "4"},
+    ],
+    ids=["bare", "XLA_FLAGS", "the same count", "another count"],
+)
+def test_simulated_devices_before_jax_runs(environment):
+    done = _python(
+        """
+        from jax_dist.testing import simulated_devices
+        simulated_devices(5)
+        simulated_devices(6)
+        import jax
+        jax.distributed.initialize  # which must still be possible: nothing runs yet
+        print(jax.devices()[0].platform, jax.device_count())
+        simulated_devices(6)
+        """,
+        **environment,
+    )
+
+    assert (done.stdout, done.stderr) == ("cpu 6\n", "")
+
+
+def test_simulated_devices_that_are_there_already():
+    done = _python(
+        "import jax; jax.devices(); import jax_dist.testing as t; t.simulated_devices(8)",
+        XLA_FLAGS="--xla_force_host_platform_device_count=8",
+        JAX_PLATFORMS="cpu",
+    )
+
+    assert done.stderr == ""
+
+
+def test_simulated_devices_too_late():
+    jax.devices()
+
+    with pytest.raises(RuntimeError) as caught:
+        simulated_devices(3)
+
+    assert str(caught.value) == textwrap.dedent("""\
+        simulated_devices(3) comes too late:
+          * JAX runs with 8 cpu devices
+        Because JAX chooses its devices once, when it is first used.
+        Call it at the top of conftest.py, before anything computes, or set \
+        JAX_NUM_CPU_DEVICES=3 and JAX_PLATFORMS=cpu in the environment.""")
+
+
+# The comparison with jax.pmap.
+
+
+def step(x):
+    return {"a": x + 1, "b": (lax.psum(x, "i"), jnp.where(x > 5, jnp.nan, x))}
+
+
+def with_changed(change):
+    """A `jax.pmap` whose result, `{"a": ..., "b": (..., ...)}`, is changed."""
+
+    def pmap(fun, axis_name, **options):
+        return lambda *args: change(jax.pmap(fun, axis_name, **options)(*args))
+
+    return pmap
+
+
+def on_devices(array, devices):
+    mesh = Mesh(devices, "i")
+    return jax.device_put(np.asarray(array), NamedSharding(mesh, P("i")))
+
+
+def replicated(array):
+    return jax.device_put(np.asarray(array), NamedSharding(Mesh(jax.devices(), "i"), P()))
+
+
+def differing_in_a(change) -> str:
+    """The bullets of the message for a pmap that changes the result's "a"."""
+    pmap = with_changed(lambda result: result | {"a": change(result["a"])})
+    with pytest.raises(AssertionError) as caught:
+        assert_same_as_pmap(step, np.arange(8.0), axis_name="i", pmap=pmap)
+    return "\n".join(line for line in str(caught.value).splitlines() if line[:4] == "  * ")
+
+
+@pytest.mark.parametrize(
+    ("fun", "options"),
+    [
+        (step, {}),
+        (lambda x: lax.psum(x, "i"), {"out_axes": None}),
+        (lambda x: jnp.stack([x, x]), {"out_axes": 1}),
+        (lambda x: 1.0, {}),
+        (lambda x: jax.random.fold_in(jax.random.key(0), x.astype(int)), {}),
+        (lambda x: jax.random.key(3), {"out_axes": None}),
+        (lambda x: x.astype(jnp.bfloat16), {}),
+        (lambda x: lax.complex(x, x), {}),
+        (lambda x: None, {}),
+        (lambda x: x, {"devices": "reversed"}),
+    ],
+    ids=["step", "None", "out 1", "weak", "keys", "key", "bf16", "complex", "empty", "devices"],
+)
+def test_jax_pmap_is_the_same_as_itself(fun, options):
+    if options:
+        options = {**options, **({"devices": jax.devices()[::-1]} if "devices" in options else {})}
+
+    assert_same_as_pmap(fun, np.arange(8.0), axis_name="i", pmap=jax.pmap, **options)
+
+
+def test_jax_dist_pmap_is_the_default():
+    result = assert_same_as_pmap(step, np.arange(8.0), axis_name="i")
+
+    assert result["b"][0].tolist() == [28.0] * 8
+
+
+def test_donated_arguments_stay_usable():
+    mapped = jax.pmap(lambda x: x)(np.arange(8.0))
+
+    for _ in range(2):
+        assert_same_as_pmap(lambda x: x + 1, mapped, pmap=jax.pmap, donate_argnums=0)
+
+    assert mapped.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_all_differences_are_told_at_once():
+    def change(result):
+        total, masked = result["b"]
+        return {"a": result["a"].astype(jnp.int32), "b": (total.at[3].set(5), masked.at[6].set(0))}
+
+    with pytest.raises(AssertionError) as caught:
+        assert_same_as_pmap(step, np.arange(8.0), axis_name="i", pmap=with_changed(change))
+
+    assert str(caught.value) == textwrap.dedent("""\
+        pmap of 'step' is not the same as jax.pmap of it:
+          * result['a']: dtype int32, with jax.pmap float32
+          * result['b'][0]: 1 of 8 values differ, first at [3]: 5.0, with jax.pmap 28.0
+          * result['b'][1]: 1 of 8 values differ, first at [6]: 0.0, with jax.pmap nan
+        Because it stands in for jax.pmap, with the same values in the same places.
+        Give rtol or atol if values may differ by rounding; the rest must be the same.""")
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (
+            lambda a: on_devices(a, jax.devices()[::-1]),
+            "slices on devices [7, 6, 5, 4, 3, 2, 1, 0], with jax.pmap [0, 1, 2, 3, 4, 5, 6, 7]",
+        ),
+        (
+            lambda a: on_devices(a, jax.devices()[:4]),
+            "slices on devices [0, 1, 2, 3], with jax.pmap [0, 1, 2, 3, 4, 5, 6, 7]",
+        ),
+        (replicated, "device 0 holds [0:8], with jax.pmap [0:1]"),
+        (lambda a: jnp.full_like(a, 1.0)[:, None], "shape (8, 1), with jax.pmap (8,)"),
+        (np.asarray, "a ndarray, with jax.pmap a ArrayImpl"),
+    ],
+    ids=["reversed", "half of the devices", "replicated", "shape", "numpy"],
+)
+def test_a_difference_is_told(change, difference):
+    assert differing_in_a(change) == f"  * result['a']: {difference}"
+
+
+def test_a_mapped_computation_on_one_device_is_caught():
+    def vmap(fun, axis_name):
+        return jax.jit(jax.vmap(fun, axis_name=axis_name))
+
+    with pytest.raises(AssertionError, match=r"slices on devices \[0\], with jax.pmap \[0, 1, 2"):
+        assert_same_as_pmap(step, np.arange(8.0), axis_name="i", pmap=vmap)
+
+
+def test_another_weak_type_is_caught():
+    def strong(fun, axis_name):
+        return jax.pmap(lambda x: jnp.float32(fun(x)), axis_name)
+
+    with pytest.raises(AssertionError, match=r"  \* result: weak type False, with jax.pmap True\n"):
+        assert_same_as_pmap(lambda x: 1.0, np.arange(8.0), pmap=strong)
+
+
+def test_other_keys_are_caught():
+    def later(fun, axis_name):
+        return jax.pmap(lambda x: fun(x + 1), axis_name)
+
+    with pytest.raises(AssertionError, match="16 of 16 values differ, first at"):
+        assert_same_as_pmap(jax.random.key, np.arange(8), pmap=later)
+
+
+def test_another_structure_is_caught():
+    with pytest.raises(AssertionError) as caught:
+        assert_same_as_pmap(
+            step, np.arange(8.0), axis_name="i", pmap=with_changed(lambda result: result["b"])
+        )
+
+    assert (
+        "\n  * result: structure PyTreeDef((*, *)), "
+        "with jax.pmap PyTreeDef({'a': *, 'b': (*, *)})\n"
+    ) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "tolerance", [{"rtol": 1e-5}, {"atol": 1e-4}], ids=["relative", "absolute"]
+)
+def test_rounding_passes_where_it_is_allowed(tolerance):
+    nearly = with_changed(lambda result: jax.tree.map(lambda x: x * (1 + 1e-6), result))
+
+    with pytest.raises(AssertionError, match="values differ"):
+        assert_same_as_pmap(step, np.arange(8.0), axis_name="i", pmap=nearly)
+    assert_same_as_pmap(step, np.arange(8.0), axis_name="i", pmap=nearly, **tolerance)
+
+
+def raising(error):
+    def pmap(fun, axis_name):
+        def mapped(*args):
+            raise error
+
+        return mapped
+
+    return pmap
+
+
+class NarrowError(ValueError):
+    pass
+
+
+def test_the_same_mistake_may_raise_a_narrower_error():
+    too_many = np.arange(9.0)
+
+    assert assert_same_as_pmap(step, too_many, axis_name="i", pmap=raising(NarrowError())) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "pmap", "difference"),
+    [
+        (8, raising(KeyError("a\nb")), "it raises KeyError(\"'a\\\\nb'\"), jax.pmap does not"),
+        (9, raising(KeyError("a")), "it raises KeyError(\"'a'\"), jax.pmap ValueError("),
+        (9, lambda fun, axis_name: lambda x: x, "jax.pmap raises ValueError("),
+    ],
+    ids=["only ours raises", "another class", "only jax.pmap raises"],
+)
+def test_another_error_is_caught(size, pmap, difference):
+    with pytest.raises(AssertionError) as caught:
+        assert_same_as_pmap(step, np.arange(float(size)), axis_name="i", pmap=pmap)
+
+    assert f"\n  * {difference}" in str(caught.value)
