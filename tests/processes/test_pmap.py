@@ -1,0 +1,275 @@
+"""pmap in real processes: what jax.pmap gets wrong there, equal to one process with 8 devices.
+
+The children run `rows`, which reports the slices that each process holds; the parent joins them in
+the order of processes. Expected is what the same function gives in this process, on 8 simulated
+devices; for some rows the numbers stand here as they are known.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jax_dist
+from jax_dist import _errors
+from jax_dist.testing import run_processes
+
+pytestmark = pytest.mark.mapping
+
+_TOPOLOGIES = [(2, 4), (4, 2)]
+
+
+def _own(*shape: int) -> np.ndarray:
+    """The slices of this process of `arange` over `[8, *shape]`."""
+    whole = np.arange(8 * int(np.prod(shape)), dtype=np.float32).reshape(8, *shape)
+    local = jax.local_device_count()
+    start = jax.process_index() * local
+    return whole[start : start + local]
+
+
+def _slices(array: jax.Array) -> list:
+    """What the devices of this process hold, in order, as nested lists."""
+    whole = np.zeros(array.shape, array.dtype)
+    held = np.zeros(len(whole), bool)
+    for shard in array.addressable_shards:
+        whole[shard.index] = shard.data
+        held[shard.index[0]] = True
+    return whole[held].tolist()
+
+
+def _psum(x: jax.Array) -> jax.Array:
+    return lax.psum(x, "i")
+
+
+def _step(x: jax.Array) -> jax.Array:
+    return lax.psum(x, "i") / 8 + x
+
+
+def _nested(x: jax.Array) -> jax.Array:
+    return jax_dist.pmap(lambda y: lax.psum(y, ("i", "j")) + lax.axis_index("j"), "j")(x)
+
+
+def rows() -> dict[str, list]:
+    """Runs in every process: each row the slices that it holds of the result."""
+    total = jax_dist.pmap(_psum, "i")
+    step = jax_dist.pmap(_step, "i")
+    square = jax_dist.pmap(lambda x: lax.psum(x, "i") ** 2, "i")
+    weighted = jax_dist.pmap(lambda x: x * lax.psum(x, "i"), "i")
+    x = _own()
+    calls: dict[str, Callable[[], jax.Array]] = {
+        "alone": lambda: total(x),
+        "jit": lambda: jax.jit(total)(x),
+        "scan": lambda: lax.scan(lambda c, _: (step(c), None), x, None, length=3)[0],
+        "jit(scan)": lambda: jax.jit(
+            lambda x: lax.scan(lambda c, _: (step(c), None), x, None, length=3)[0]
+        )(x),
+        "fori_loop": lambda: lax.fori_loop(0, 3, lambda _, c: step(c), x),
+        "while_loop": lambda: lax.while_loop(
+            lambda c: c[0] < 3, lambda c: (c[0] + 1, step(c[1])), (0, x)
+        )[1],
+        "cond": lambda: jax.jit(lambda x: lax.cond(True, total, lambda x: x, x))(x),
+        "grad": lambda: jax.grad(lambda x: square(x).sum())(x),
+        "jit(grad)": lambda: jax.jit(jax.grad(lambda x: (weighted(x) ** 2).sum()))(x),
+        "jvp": lambda: jax.jvp(weighted, (x,), (x + 1,))[1],
+        "vmap": lambda: jax.vmap(total, in_axes=1, out_axes=1)(np.stack([x, 2 * x], 1)),
+        "vmap(grad)": lambda: jax.vmap(
+            jax.grad(lambda x: square(x).sum()), in_axes=1, out_axes=1
+        )(np.stack([x, 2 * x], 1)),
+        "nested": lambda: jax_dist.pmap(_nested, "i")(_own().reshape(-1, 2)),
+        "jit(nested)": lambda: jax.jit(jax_dist.pmap(_nested, "i"))(_own().reshape(-1, 2)),
+        "another mesh set": lambda: _under_another_mesh(total, x),
+        "misplaced": lambda: total(jax.device_put(x, jax.local_devices()[-1])),
+        "index": lambda: jax_dist.pmap(lambda x: x * 0 + lax.axis_index("i"), "i")(x),
+        "ppermute": lambda: jax_dist.pmap(
+            lambda x: lax.ppermute(x, "i", [(k, (k + 1) % 8) for k in range(8)]), "i"
+        )(x),
+        "all_gather": lambda: jax_dist.pmap(lambda x: lax.all_gather(x, "i"), "i")(x),
+        "second axis": lambda: jax_dist.pmap(_step, "i", in_axes=1)(_own(3).T),
+        "integers under jit": lambda: jax.jit(total)(x.astype(np.int32)),
+        "keys": lambda: jax_dist.pmap(
+            lambda key: jax.random.uniform(jax.random.fold_in(key, lax.axis_index("i"))), "i"
+        )(jax.random.split(jax.random.key(0), len(x))),
+        "virtual": lambda: jax_dist.pmap(
+            lambda x: lax.psum(x, "i") + lax.axis_index("i"), "i", virtual=True
+        )(_own(2).reshape(-1)),
+    }
+    return {name: _slices(call()) for name, call in calls.items()}
+
+
+def _under_another_mesh(mapped: Callable, x: np.ndarray) -> jax.Array:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+    with jax.set_mesh(mesh):
+        return mapped(x)
+
+
+_KNOWN = {  # jax.pmap inside jit, scan and cond sums over one process: 6 and 22 of these 28
+    "alone": [28.0] * 8,
+    "jit": [28.0] * 8,
+    "cond": [28.0] * 8,
+    "grad": [448.0] * 8,
+    "jit(grad)": [7840.0 + 1568.0 * k for k in range(8)],
+    "nested": [[28.0, 29.0]] * 4,
+    "index": [float(k) for k in range(8)],
+    "ppermute": [7.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+    "another mesh set": [28.0] * 8,
+    "misplaced": [28.0] * 8,
+    "integers under jit": [28] * 8,
+    "virtual": [120.0 + k for k in range(16)],
+}
+
+
+@functools.cache
+def _outcomes(topology: tuple[int, int]) -> dict[str, list]:
+    """The rows of all processes, joined."""
+    processes, devices = topology
+    outcomes = run_processes(rows, processes=processes, cpu_devices=devices, timeout=240)
+    assert [outcome.error for outcome in outcomes] == [None] * processes
+    values = [outcome.value for outcome in outcomes]
+    return {name: [slice_ for value in values for slice_ in value[name]] for name in values[0]}
+
+
+@functools.cache
+def _in_one_process() -> dict[str, list]:
+    return rows()
+
+
+@pytest.mark.parametrize("topology", _TOPOLOGIES, ids=lambda t: f"{t[0]}x{t[1]}")
+@pytest.mark.parametrize("row", sorted(_KNOWN))
+def test_the_numbers_as_they_are_known(topology, row):
+    np.testing.assert_allclose(_outcomes(topology)[row], _KNOWN[row], rtol=1e-6)
+
+
+@pytest.mark.parametrize("topology", _TOPOLOGIES, ids=lambda t: f"{t[0]}x{t[1]}")
+def test_all_rows_equal_one_process_with_eight_devices(topology):
+    several, one = dict(_outcomes(topology)), dict(_in_one_process())
+
+    assert set(several) == set(one)
+    # Each process splits the key for its own devices: the keys repeat, the indices do not.
+    assert len(set(several.pop("keys"))) == len(set(one.pop("keys"))) == 8
+    for row, expected in one.items():
+        np.testing.assert_allclose(several[row], expected, rtol=1e-5, err_msg=row)
+
+
+def local_view() -> dict[str, Any]:
+    """Runs in every process: results look as jax.pmap's do."""
+    x = _own(3)
+    mapped = jax_dist.pmap(lambda x: (x * 2, lax.psum(x, "i")), "i", out_axes=(0, None))
+    theirs = jax.pmap(lambda x: (x * 2, lax.psum(x, "i")), "i", out_axes=(0, None))
+    ours, total = mapped(x)
+    again, _ = mapped(ours)
+    old, old_total = theirs(x)
+    devices = [shard.device for shard in ours.addressable_shards]
+    step = jax_dist.pmap(lambda s: s + 1, "i", donate_argnums=0)
+    state = given = jnp.zeros(jax.local_device_count())
+    for _ in range(3):
+        state = step(state)
+    own = jax_dist.pmap(lambda x: lax.psum(x, "i"), "i", devices=jax.local_devices())(_own())
+    return {
+        "same as jax.pmap": bool((ours == old).all()) and bool((total == old_total).all()),
+        "fully addressable": ours.is_fully_addressable and total.is_fully_addressable,
+        "on own devices": devices == jax.local_devices(),
+        "fed back": bool((again == 4 * x).all()),
+        "state": state.tolist(),
+        "donated": given.is_deleted(),
+        "own devices only": own.tolist(),
+    }
+
+
+def test_results_are_the_view_of_each_process():
+    outcomes = run_processes(local_view, processes=2, cpu_devices=4, timeout=120)
+
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.value == {
+            "same as jax.pmap": True,
+            "fully addressable": True,
+            "on own devices": True,
+            "fed back": True,
+            "state": [3.0] * 4,
+            "donated": True,
+            "own devices only": [[6.0] * 4, [22.0] * 4][rank],
+        }
+
+
+def global_arrays() -> dict[str, Any]:
+    """Runs in every process: arrays="global"."""
+    step = jax_dist.pmap(lambda s, b: s + lax.psum(b, "i"), "i", arrays="global", donate_argnums=0)
+    state: Any = np.zeros(jax.local_device_count(), np.float32)
+    for _ in range(3):
+        state = step(state, _own())  # the batch is NumPy and holds the slices of this process
+    whole = jax_dist.pmap(_psum, "i", arrays="global")(np.arange(8, dtype=np.float32))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("z",))
+    spec = jax.sharding.PartitionSpec("z")
+    placed = jax_dist.shard(_own(), mesh, spec)
+    return {
+        "whole": (state.shape, state.is_fully_addressable),
+        "state": _slices(state),
+        "from an array of all slices": _slices(whole),
+        "from shard": _slices(jax_dist.pmap(_psum, "i", arrays="global")(placed)),
+        "in jit": _slices(jax.jit(jax_dist.pmap(_psum, "i", arrays="global"))(placed)),
+    }
+
+
+def test_global_arrays_are_never_halved():
+    outcomes = run_processes(global_arrays, processes=2, cpu_devices=4, timeout=120)
+
+    # A NumPy array of one process taken as the global one gives 6 or 22, or 428 for 856.
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    for outcome in outcomes:
+        assert outcome.value == {
+            "whole": ((8,), False),
+            "state": [84.0] * 4,
+            "from an array of all slices": [28.0] * 4,
+            "from shard": [28.0] * 4,
+            "in jit": [28.0] * 4,
+        }
+
+
+def mistakes() -> list[str]:
+    """Runs in every process: the errors of calls that cannot be right."""
+    x = _own()
+    local = jax_dist.pmap(lambda x, y: x + y, "i")
+    whole = jax_dist.pmap(lambda x, y: x + y, "i", arrays="global")
+    mapped = jax_dist.pmap(_psum, "i")
+    scattered = [d for pair in zip(jax.devices()[:4], jax.devices()[4:], strict=True) for d in pair]
+    calls = [
+        lambda: local(x, np.ones(5)),
+        lambda: local(x, np.ones(8)),
+        lambda: whole(x, np.ones(3)),
+        lambda: mapped(np.ones(6)),
+        lambda: jax.grad(lambda x: mapped(x).sum())(mapped(x)),
+        lambda: jax.jit(jax_dist.pmap(_psum, "i", devices=scattered))(x),
+        lambda: jax_dist.pmap(_psum, "i", axis_size=4)(x),
+    ]
+    texts = []
+    for call in calls:
+        try:
+            call()
+        except ValueError as error:
+            texts.append(f"{type(error).__name__}: {error}".splitlines()[0])
+        else:
+            texts.append("no error")
+    assert _slices(mapped(x)) == [28.0] * 4  # and all processes can go on
+    return texts
+
+
+def test_mistakes_are_the_same_error_in_every_process():
+    outcomes = run_processes(mistakes, processes=2, cpu_devices=4, timeout=120)
+
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    assert outcomes[0].value == outcomes[1].value
+    assert outcomes[0].value == [
+        "MappedAxisError: pmap of '<lambda>' got arguments of different sizes along the mapped axis:",
+        "PlacementError: pmap of '<lambda>' cannot tell which slices this array holds:",
+        "MappedAxisError: pmap of '<lambda>' got arguments of different sizes along the mapped axis:",
+        "DeviceCountError: pmap of '_psum' needs 6 devices, but there are 4:",
+        "PlacementError: pmap of '_psum' got an array that only this process can see, while traced:",
+        "DeviceCountError: pmap of '_psum' cannot be traced over these devices:",
+        "MappedAxisError: pmap of '_psum' was promised axis_size=4, but received another:",
+    ]
+    assert issubclass(_errors.MappedAxisError, ValueError)
