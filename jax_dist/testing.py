@@ -147,7 +147,7 @@ def _differences(result: Any, expected: Any, rtol: float, atol: float) -> Iterat
 
 def _leaf_differences(leaf: Any, expected: Any, rtol: float, atol: float) -> Iterator[str]:
     if isinstance(leaf, jax.Array) != isinstance(expected, jax.Array):
-        yield f"a {type(leaf).__name__}, with jax.pmap a {type(expected).__name__}"
+        yield f"class {type(leaf).__name__}, with jax.pmap {type(expected).__name__}"
         return
     if leaf.dtype != expected.dtype:
         yield f"dtype {leaf.dtype}, with jax.pmap {expected.dtype}"

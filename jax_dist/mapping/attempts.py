@@ -2,9 +2,9 @@
 
 jit traces when it meets a signature that it does not know. At that moment, and never later, the
 call's arguments deserve a look from Python: should they be put elsewhere first? The trace itself
-sees only tracers, so it looks the arguments up in the frame of the call (`arguments_of`). That costs
-nothing until there is a trace. If they should be moved, it raises `Misplaced`; the call catches it,
-moves them, announces an `Attempt`, and calls again.
+sees only tracers, so it looks the arguments up in the frame of the call (`arguments_of`), which
+costs nothing until there is a trace. If they should be moved, it raises `Misplaced`; the call
+catches it, moves them, announces an `Attempt`, and calls again.
 
 It raises only then: jit's C++ cache remembers that a signature failed, and takes 80 us instead of 5
 for each later call with it. A signature with misplaced arguments is not used again.
@@ -12,11 +12,9 @@ for each later call with it. A signature with misplaced arguments is not used ag
 Both are BaseExceptions: they pass through code of JAX and of the user that catches Exception.
 """
 
-import contextlib
 import dataclasses
 import inspect
 import threading
-from collections.abc import Iterator
 from types import CodeType
 
 from jax_dist.mapping.meshes import InnerAxis
@@ -30,36 +28,37 @@ class Replan(BaseException):
     """The trace shows that the arguments should have been put elsewhere."""
 
 
-@dataclasses.dataclass
+class _Current(threading.local):
+    attempt: "Attempt | None" = None
+
+
+_current = _Current()
+
+
+@dataclasses.dataclass(slots=True)
 class Attempt:
-    """A call under way whose arguments have been looked at."""
+    """A call under way whose arguments have been looked at.
+
+    As a context manager, it announces that traces in this thread belong to it.
+    """
 
     owner: object = None  # the dispatcher whose call it is; None where nothing was placed
     inner: tuple[InnerAxis, ...] = ()  # the mesh axes of pmaps inside that the placement assumed
     placed: bool = False  # whether any argument was put on the mesh
     donated: frozenset[int | str] = frozenset()  # donated arguments that were put there
     traced: bool = False  # set by the trace
+    before: "Attempt | None" = None  # what this one hides
 
+    def __enter__(self) -> "Attempt":
+        self.before, _current.attempt = _current.attempt, self
+        return self
 
-class _Current(threading.local):
-    attempt: Attempt | None = None
-
-
-_current = _Current()
+    def __exit__(self, *_: object) -> None:
+        _current.attempt = self.before
 
 
 def current() -> Attempt | None:
     return _current.attempt
-
-
-@contextlib.contextmanager
-def attempting(attempt: Attempt) -> Iterator[Attempt]:
-    """Announces that traces in this thread belong to `attempt`."""
-    before, _current.attempt = _current.attempt, attempt
-    try:
-        yield attempt
-    finally:
-        _current.attempt = before
 
 
 def arguments_of(entry: CodeType | None, dispatcher: object) -> tuple[tuple, dict] | None:

@@ -22,7 +22,6 @@ from jax_dist.mapping.attempts import (
     Misplaced,
     Replan,
     arguments_of,
-    attempting,
     current,
 )
 from jax_dist.mapping.meshes import InnerAxis, Layout, lay_out
@@ -57,7 +56,7 @@ class Dispatcher:
         self.entry: CodeType | None = None
 
     def settle(self, args: tuple, kwargs: dict, refusal: ValueError | None) -> Any:
-        """Makes a call that jit did not: arguments are misplaced, or `refusal` says what is wrong."""
+        """Makes a call that jit did not: for misplaced arguments, or what `refusal` says."""
         if refusal is not None:
             self._explain(args, kwargs, refusal)
         if self._processes is not None:
@@ -71,14 +70,14 @@ class Dispatcher:
         self._choose()
         if self._processes is not None:
             args, kwargs = self._processes.abstract(args, kwargs)
-        with attempting(Attempt()):
+        with Attempt():
             return self.jitted.lower(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The jaxpr as a caller sees it (`jax.make_jaxpr` asks for it): on the same arguments."""
         self._choose()
         jitted = self.jitted if self._processes is None else self._processes.jitted_view
-        with attempting(Attempt()):
+        with Attempt():
             return jitted.trace(*args, **kwargs)
 
     def _first_call(self, *args: Any, **kwargs: Any) -> Any:
@@ -146,7 +145,7 @@ class Dispatcher:
                 donated=frozenset(plan.donated),
             )
             try:
-                with attempting(attempt):
+                with attempt:
                     output = self.jitted(*plan.args, **plan.kwargs)
             except Replan:
                 continue

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jax_dist import _errors
 from jax_dist.mapping import placement
-from jax_dist.mapping.attempts import Attempt, Replan, attempting
+from jax_dist.mapping.attempts import Attempt, Replan
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.host_local import LocalView, Misfit
 from jax_dist.mapping.meshes import InnerAxis, lay_out
@@ -111,7 +111,7 @@ class ProcessCalls:
             values = iter(values)
             again = [arg if n in static else next(values) for n, arg in enumerate(args)]
             try:
-                with attempting(Attempt(self._owner, self._inner(), placed=True)) as attempt:
+                with Attempt(self._owner, self._inner(), placed=True) as attempt:
                     output = self._jitted(*again, **keywords)
                     break
             except Replan:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jax_dist.mapping.attempts import Attempt, attempting
+from jax_dist.mapping.attempts import Attempt
 from jax_dist.mapping.region import Options, bind, run_mapped
 
 
@@ -31,7 +31,7 @@ def jit_alone(options: Options, fun: Callable[[], Callable], *, whole: bool) -> 
 
     def trace(args: tuple, kwargs: dict) -> Any:
         call = bind(options, fun(), args, kwargs)
-        with attempting(Attempt()):
+        with Attempt():
             return run_mapped(options, call, whole=whole)[0]
 
     return jit_of(options, trace)

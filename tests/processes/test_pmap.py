@@ -77,9 +77,9 @@ def rows() -> dict[str, list]:
         "jit(grad)": lambda: jax.jit(jax.grad(lambda x: (weighted(x) ** 2).sum()))(x),
         "jvp": lambda: jax.jvp(weighted, (x,), (x + 1,))[1],
         "vmap": lambda: jax.vmap(total, in_axes=1, out_axes=1)(np.stack([x, 2 * x], 1)),
-        "vmap(grad)": lambda: jax.vmap(
-            jax.grad(lambda x: square(x).sum()), in_axes=1, out_axes=1
-        )(np.stack([x, 2 * x], 1)),
+        "vmap(grad)": lambda: jax.vmap(jax.grad(lambda x: square(x).sum()), in_axes=1, out_axes=1)(
+            np.stack([x, 2 * x], 1)
+        ),
         "nested": lambda: jax_dist.pmap(_nested, "i")(_own().reshape(-1, 2)),
         "jit(nested)": lambda: jax.jit(jax_dist.pmap(_nested, "i"))(_own().reshape(-1, 2)),
         "another mesh set": lambda: _under_another_mesh(total, x),
