@@ -58,6 +58,18 @@ def settings() -> list[str]:
     ]
 
 
+def listeners() -> list[str]:
+    """The local addresses, as hexadecimal `address:port`, where this process listens."""
+    links = [os.path.realpath(link) for link in pathlib.Path("/proc/self/fd").iterdir()]
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in pathlib.Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    own = [row for row in rows if any(link.endswith(f"socket:[{row[9]}]") for link in links)]
+    return [row[1] for row in own if row[3] == "0A"]
+
+
 def write_pid(folder: str) -> None:
     (pathlib.Path(folder) / f"{jax.process_index()}.pid").write_text(str(os.getpid()))
 
@@ -137,6 +149,15 @@ def test_devices_asked_for_in_the_environment_are_not_inherited(monkeypatch):
     (outcome,) = run_processes(settings, processes=1, cpu_devices=3, timeout=SECONDS)
 
     assert outcome.value == ["--xla_cpu_enable_fast_math=false", "3", "gloo"]
+
+
+@linux_only
+def test_no_process_listens_on_all_interfaces():
+    outcomes = run_processes(listeners, timeout=SECONDS)
+
+    assert outcomes[0].value  # rank 0 does listen
+    addresses = [listener.split(":")[0] for outcome in outcomes for listener in outcome.value]
+    assert [address for address in addresses if set(address) == {"0"}] == []
 
 
 def test_an_exception_comes_back_and_the_others_are_stopped():
