@@ -16,7 +16,6 @@ import pytest
 from jax import lax
 
 import jax_dist
-from jax_dist import _errors
 from jax_dist.testing import run_processes
 
 pytestmark = pytest.mark.mapping
@@ -72,7 +71,7 @@ def rows() -> dict[str, list]:
         "while_loop": lambda: lax.while_loop(
             lambda c: c[0] < 3, lambda c: (c[0] + 1, step(c[1])), (0, x)
         )[1],
-        "cond": lambda: jax.jit(lambda x: lax.cond(True, total, lambda x: x, x))(x),
+        "cond": lambda: jax.jit(lambda x: lax.cond(x[0] < 100, total, lambda x: x, x))(x),
         "grad": lambda: jax.grad(lambda x: square(x).sum())(x),
         "jit(grad)": lambda: jax.jit(jax.grad(lambda x: (weighted(x) ** 2).sum()))(x),
         "jvp": lambda: jax.jvp(weighted, (x,), (x + 1,))[1],
@@ -263,13 +262,12 @@ def test_mistakes_are_the_same_error_in_every_process():
 
     assert [outcome.error for outcome in outcomes] == [None, None]
     assert outcomes[0].value == outcomes[1].value
-    assert outcomes[0].value == [
-        "MappedAxisError: pmap of '<lambda>' got arguments of different sizes along the mapped axis:",
-        "PlacementError: pmap of '<lambda>' cannot tell which slices this array holds:",
-        "MappedAxisError: pmap of '<lambda>' got arguments of different sizes along the mapped axis:",
-        "DeviceCountError: pmap of '_psum' needs 6 devices, but there are 4:",
-        "PlacementError: pmap of '_psum' got an array that only this process can see, while traced:",
-        "DeviceCountError: pmap of '_psum' cannot be traced over these devices:",
-        "MappedAxisError: pmap of '_psum' was promised axis_size=4, but received another:",
+    assert [text.partition(": pmap of ")[::2] for text in outcomes[0].value] == [
+        ("MappedAxisError", "'<lambda>' got arguments of different sizes along the mapped axis:"),
+        ("PlacementError", "'<lambda>' cannot tell which slices this array holds:"),
+        ("MappedAxisError", "'<lambda>' got arguments of different sizes along the mapped axis:"),
+        ("DeviceCountError", "'_psum' needs 6 devices, but there are 4:"),
+        ("PlacementError", "'_psum' got an array that only this process can see, while traced:"),
+        ("DeviceCountError", "'_psum' cannot be traced over these devices:"),
+        ("MappedAxisError", "'_psum' was promised axis_size=4, but received another:"),
     ]
-    assert issubclass(_errors.MappedAxisError, ValueError)
