@@ -30,14 +30,8 @@ _CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from jax_dist._test_worker import main; main()"
 )
-_NOT_INHERITED = (
-    "JAX_COORDINATOR_ADDRESS",
-    "JAX_COORDINATOR_BIND_ADDRESS",
-    "JAX_COORDINATOR_PORT",
-    "JAX_LOCAL_DEVICE_IDS",
-    "JAX_PARTITION_INDEX",
-    "JAX_SLICE_INDEX",
-)
+# Which devices this process has, and its place among others, if it is part of a job itself.
+_NOT_INHERITED = ("JAX_LOCAL_DEVICE_IDS", "JAX_PARTITION_INDEX")
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,8 @@ def add(x: dict[str, int], y: int) -> tuple[int, int]:
 
 def settings() -> list[str]:
     return [
-        os.environ.get("XLA_FLAGS", ""),
+        os.environ["XLA_FLAGS"],
+        os.environ.get("JAX_PARTITION_INDEX", "not set"),
         str(jax.local_device_count()),
         str(jax.config.jax_cpu_collectives_implementation),
     ]
@@ -102,8 +103,7 @@ def kill_self_on_rank_1() -> str:
     return "done"
 
 
-def hang_on_rank_1(folder: str) -> str:
-    write_pid(folder)
+def hang_on_rank_1() -> str:
     if jax.process_index() == 1:
         sleep_for_long()
     return "done"
@@ -111,6 +111,11 @@ def hang_on_rank_1(folder: str) -> str:
 
 def sleep_for_long() -> None:
     time.sleep(100)
+
+
+def hang(folder: str) -> None:
+    write_pid(folder)
+    sleep_for_long()
 
 
 def hang_in_a_child(folder: str) -> None:
@@ -140,15 +145,15 @@ def test_arguments_and_results_travel():
     assert [outcome.value for outcome in outcomes] == [(0, 5), (1, 5)]
 
 
-def test_devices_asked_for_in_the_environment_are_not_inherited(monkeypatch):
+def test_what_the_environment_says_of_devices_is_not_inherited(monkeypatch):
     flags = "--xla_force_host_platform_device_count=8 --xla_cpu_enable_fast_math=false"
     monkeypatch.setenv("XLA_FLAGS", flags)
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
-    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "nowhere:1")
+    monkeypatch.setenv("JAX_PARTITION_INDEX", "5")
 
     (outcome,) = run_processes(settings, processes=1, cpu_devices=3, timeout=SECONDS)
 
-    assert outcome.value == ["--xla_cpu_enable_fast_math=false", "3", "gloo"]
+    assert outcome.value == ["--xla_cpu_enable_fast_math=false", "not set", "3", "gloo"]
 
 
 @linux_only
@@ -235,8 +240,8 @@ def test_a_killed_rank_tells_its_signal_and_last_words():
     assert at_one.output.endswith("about to go\n")
 
 
-def test_a_hanging_rank_is_stopped_and_tells_where_it_was(tmp_path):
-    at_zero, at_one = run_processes(hang_on_rank_1, str(tmp_path), timeout=8)
+def test_a_hanging_rank_is_stopped_and_tells_where_it_was():
+    at_zero, at_one = run_processes(hang_on_rank_1, timeout=8)
 
     assert (at_zero.value, at_zero.error) == ("done", None)
     assert type(at_one.error) is TimeoutError
@@ -275,8 +280,8 @@ def test_processes_do_not_outlive_a_killed_parent(tmp_path):
         import sys
         sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
         from jax_dist.testing import run_processes
-        from test_testing import hang_on_rank_1
-        run_processes(hang_on_rank_1, {str(tmp_path)!r}, timeout={SECONDS})
+        from test_testing import hang
+        run_processes(hang, {str(tmp_path)!r}, timeout={SECONDS})
         """)
     )
     parent = subprocess.Popen([sys.executable, script], env=_environment())

@@ -2,7 +2,7 @@
 
 jit traces when it meets a signature that it does not know. At that moment, and never later, the
 call's arguments deserve a look from Python: should they be put elsewhere first? The trace itself
-sees only tracers, so it looks the arguments up in the frame of the call (`arguments_of`), which
+sees only tracers, so it looks the arguments up in the frame of the call (`call_under_way`), which
 costs nothing until there is a trace. If they should be moved, it raises `Misplaced`; the call
 catches it, moves them, announces an `Attempt`, and calls again.
 
@@ -15,7 +15,8 @@ Both are BaseExceptions: they pass through code of JAX and of the user that catc
 import dataclasses
 import inspect
 import threading
-from types import CodeType
+from types import CodeType, FunctionType
+from typing import Any
 
 from jax_dist.mapping.meshes import InnerAxis
 
@@ -61,16 +62,20 @@ def current() -> Attempt | None:
     return _current.attempt
 
 
-def arguments_of(entry: CodeType | None, dispatcher: object) -> tuple[tuple, dict] | None:
-    """The arguments of the innermost call of `dispatcher` under way; None if there is none.
+def entry(closure: FunctionType) -> FunctionType:
+    """Marks the closure that users call. It has locals `dispatcher`, `args` and `kwargs`."""
+    _entries.add(closure.__code__)  # one and the same code, however many closures there are
+    return closure
 
-    Args:
-      entry: the code of the closure that users call, with locals `args` and `kwargs`.
-      dispatcher: what that closure holds under this name.
-    """
+
+def call_under_way() -> tuple[Any, tuple, dict] | None:
+    """Dispatcher and arguments of the innermost call under way in this thread, if any."""
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_code is entry and frame.f_locals["dispatcher"] is dispatcher:
-            return frame.f_locals["args"], frame.f_locals["kwargs"]
+        if frame.f_code in _entries:
+            return tuple(frame.f_locals[name] for name in ("dispatcher", "args", "kwargs"))
         frame = frame.f_back
     return None
+
+
+_entries: set[CodeType] = set()

@@ -7,8 +7,7 @@ raised, and is settled in Python.
 
 import collections
 import dataclasses
-from collections.abc import Callable
-from types import CodeType
+from collections.abc import Callable, Set
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from jax_dist.mapping.attempts import (
     Attempt,
     Misplaced,
     Replan,
-    arguments_of,
+    call_under_way,
     current,
 )
 from jax_dist.mapping.meshes import InnerAxis, Layout, lay_out
@@ -38,7 +37,6 @@ class Dispatcher:
     Attributes:
       jitted: the jit object.
       dispatch: what a call goes through; `jitted` itself in the steady state.
-      entry: the code of the closure that users call, by which a trace finds its call.
     """
 
     def __init__(self, options: Options, fun: Callable[[], Callable]):
@@ -53,7 +51,6 @@ class Dispatcher:
         self._twins = placement.Twins()
         self._processes: ProcessCalls | None = None
         self.dispatch: Callable = self._first_call
-        self.entry: CodeType | None = None
 
     def settle(self, args: tuple, kwargs: dict, refusal: ValueError | None) -> Any:
         """Makes a call that jit did not: for misplaced arguments, or what `refusal` says."""
@@ -110,12 +107,28 @@ class Dispatcher:
 
     def _wants_to_place(self) -> bool:
         """Whether the call under way has arguments that belong elsewhere."""
-        found = arguments_of(self.entry, self)
-        if found is None or has_tracer(*found):
+        found = call_under_way()
+        if found is None or found[0] is not self or has_tracer(*found[1:]):
             return False
         if self._processes is not None:
-            return self._processes.wants_to_convert(*found)
-        return bool(self._errands(*found, everything=True)[1])
+            return self._processes.wants_to_convert(*found[1:])
+        return bool(self._errands(*found[1:], everything=True)[1])
+
+    def look_again(self, args: tuple, kwargs: dict) -> None:
+        """After a compile for these arguments: misplaced ones will be moved from now on.
+
+        An array that lies on the right mesh, but is cut in another way, has the type of a right
+        one: jit does not trace, compiles for it, and would reshard it in each call.
+        """
+        if self._processes is not None or has_tracer(args, kwargs):
+            return
+        call, errands = self._errands(args, kwargs, everything=True)
+        self._take_care_of({call.owners[index] for index, _, donated in errands if not donated})
+
+    def _take_care_of(self, owners: Set[int | str]) -> None:
+        if not owners <= self._to_place:
+            self._to_place |= owners
+            self.dispatch = self._dispatch_with_care
 
     def _check_placement(self, attempt: Attempt, call: Call, layout: Layout, output: Any) -> None:
         """Raises Replan if the trace shows that arguments were placed wrongly.
@@ -125,7 +138,7 @@ class Dispatcher:
         """
         names, sizes = layout.mesh.axis_names[1:], layout.mesh.devices.shape[1:]
         self._inner = tuple(InnerAxis(*axis) for axis in zip(names, sizes, strict=True))
-        returned = {(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(output)}
+        returned = {(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(output)}
         kept = {
             owner
             for leaf, owner in zip(call.leaves, call.owners, strict=True)
@@ -156,9 +169,7 @@ class Dispatcher:
         if vain - self._not_fed_back:
             self._not_fed_back |= vain
             self.jitted.clear_cache()  # that signature has failed before: see attempts
-        if not plan.moved <= self._to_place:
-            self._to_place |= plan.moved
-            self.dispatch = self._dispatch_with_care
+        self._take_care_of(plan.moved)
         return output
 
     def _dispatch_with_care(self, *args: Any, **kwargs: Any) -> Any:
@@ -250,6 +261,16 @@ class _Plan:
         """
         for pairs in self.donated.values():
             placement.finish_donation(pairs)
+
+
+def _after_compile(event: str, _: float, **__: object) -> None:
+    found = call_under_way() if event == "/jax/core/compile/backend_compile_duration" else None
+    if found is not None:
+        dispatcher, args, kwargs = found
+        dispatcher.look_again(args, kwargs)
+
+
+jax.monitoring.register_event_duration_secs_listener(_after_compile)
 
 
 def has_tracer(args: tuple, kwargs: dict) -> bool:

@@ -10,7 +10,7 @@ import jax
 
 from jax_dist import _errors
 from jax_dist.mapping import axes
-from jax_dist.mapping.attempts import Misplaced
+from jax_dist.mapping.attempts import Misplaced, entry
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.dispatch import Dispatcher
 from jax_dist.mapping.meshes import DeviceChoice
@@ -178,8 +178,7 @@ def _wrapped(fun: Callable, dispatcher: Dispatcher) -> Any:
             refusal = error
         return dispatcher.settle(args, kwargs, refusal)
 
-    dispatcher.entry = mapped.__code__
-    extra: Any = functools.update_wrapper(mapped, fun)  # Any: functions have no such attributes
+    extra: Any = functools.update_wrapper(entry(mapped), fun)  # Any: functions have no such names
     extra.lower = _holding(fun, dispatcher.lower)
     extra.trace = _holding(fun, dispatcher.trace)
     extra.jitted = _holding(fun, dispatcher.jitted)

@@ -117,7 +117,7 @@ def leaves(draw: st.DrawFn, size: int, axis: int | None) -> np.ndarray:
 @st.composite
 def trees(draw: st.DrawFn, size: int) -> tuple[Any, Any]:
     """An argument and its in_axes: one for all leaves, or a tree."""
-    axis = draw(st.sampled_from([0, 0, 1, None]))
+    axis = draw(st.sampled_from([0, 0, 1, 2, None]))
     kind = draw(st.sampled_from(["leaf", "dict", "tuple with own axes", "with None in it"]))
     if kind == "leaf":
         return draw(leaves(size, axis)), axis
@@ -125,7 +125,7 @@ def trees(draw: st.DrawFn, size: int) -> tuple[Any, Any]:
         return {"b": draw(leaves(size, axis)), "a": [draw(leaves(size, axis))]}, axis
     if kind == "with None in it":
         return [draw(leaves(size, axis)), None, ()], axis
-    other = draw(st.sampled_from([0, 1, None]))
+    other = draw(st.sampled_from([0, 1, 2, None]))
     pair = (draw(leaves(size, axis)), {"x": draw(leaves(size, other))})
     return pair, (axis, {"x": other})
 

@@ -341,11 +341,8 @@ def test_a_donated_batch_that_looks_like_a_result_is_left_alone_in_the_end():
 def test_steady_state_is_the_jit_object_itself():
     mapped = jax_dist.pmap(_double)
     mapped(_EIGHT)
-    dispatcher = next(
-        cell.cell_contents for cell in mapped.__closure__ if hasattr(cell.cell_contents, "dispatch")
-    )
 
-    assert type(dispatcher.dispatch) is type(jax.jit(_double))
+    assert type(_dispatcher_of(mapped).dispatch) is type(jax.jit(_double))
 
 
 # ------------------------------------------------------------------------------------ donation
@@ -433,6 +430,26 @@ def test_the_program_for_a_moved_array_has_no_transfer_in_it():
     text = mapped.lower(mapped(array)).compile().as_text()
 
     assert re.findall(r"all-\w+|collective-permute|dynamic-slice", text) == []
+
+
+def test_an_array_on_the_right_mesh_but_cut_otherwise_is_moved_too():
+    mapped = jax_dist.pmap(lambda x: lax.psum(x, "i"), "i")
+    right = mapped(mapped(_EIGHT))
+    replicated = jax.device_put(right, NamedSharding(right.sharding.mesh, P()))
+
+    mapped(replicated)  # has the type of a right one, so jit compiles without a trace
+
+    with compiles(0), jax.transfer_guard_device_to_device("disallow_explicit"):
+        mapped(right)
+    assert len(_dispatcher_of(mapped)._to_place) == 1
+    mapped(replicated)
+    with compiles(0), jax.transfer_guard_device_to_device("disallow_explicit"):
+        assert mapped(replicated).tolist() == [1792.0] * 8
+
+
+def _dispatcher_of(mapped):
+    cells = [cell.cell_contents for cell in mapped.__closure__]
+    return next(content for content in cells if hasattr(content, "dispatch"))
 
 
 def test_memory_of_moved_arrays_goes_when_they_go():
