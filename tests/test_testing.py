@@ -284,7 +284,9 @@ def test_processes_do_not_outlive_a_killed_parent(tmp_path):
         run_processes(hang, {str(tmp_path)!r}, timeout={SECONDS})
         """)
     )
-    parent = subprocess.Popen([sys.executable, script], env=_environment())
+    # TMPDIR: a killed parent leaves the folder it shares with its children.
+    environment = {**_environment(), "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, script], env=environment)
     _wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
 
     parent.kill()

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from jax_dist import _errors
@@ -43,7 +44,7 @@ class Dispatcher:
         """`fun` gives the function: held weakly, where this is cached on its account."""
         self._options = options
         self._fun = fun
-        self.jitted = jit_of(options, self._trace)
+        self.jitted: Any = jit_of(options, self._trace)
         self._inner: tuple[InnerAxis, ...] = ()  # as the last trace found them
         self._not_fed_back: set[int | str] = set()
         self._times_placed: collections.Counter[int | str] = collections.Counter()
@@ -73,7 +74,7 @@ class Dispatcher:
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The jaxpr as a caller sees it (`jax.make_jaxpr` asks for it): on the same arguments."""
         self._choose()
-        jitted = self.jitted if self._processes is None else self._processes.jitted_view
+        jitted: Any = self.jitted if self._processes is None else self._processes.jitted_view
         with Attempt():
             return jitted.trace(*args, **kwargs)
 
@@ -263,7 +264,8 @@ class _Plan:
             placement.finish_donation(pairs)
 
 
-def _after_compile(event: str, _: float, **__: object) -> None:
+def _after_compile(event: str, duration_secs: float, **kwargs: object) -> None:
+    del duration_secs, kwargs
     found = call_under_way() if event == "/jax/core/compile/backend_compile_duration" else None
     if found is not None:
         dispatcher, args, kwargs = found
@@ -274,4 +276,4 @@ jax.monitoring.register_event_duration_secs_listener(_after_compile)
 
 
 def has_tracer(args: tuple, kwargs: dict) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs)))

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.core import ShapedArray
+from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
@@ -23,7 +24,7 @@ class _Known(NamedTuple):
     """An aval seen before, kept alive so that its id stays its own."""
 
     aval: Any
-    sharding: NamedSharding
+    sharding: Sharding
     other_aval: Any
     other_sharding: NamedSharding
 
@@ -141,7 +142,7 @@ def _from_the_left(axis: Axis, ndim: int) -> Axis:
 
 
 def _aval(shape: tuple[int, ...], array: jax.Array) -> Any:
-    return jax.core.ShapedArray(shape, array.dtype, weak_type=array.aval.weak_type)
+    return ShapedArray(shape, array.dtype, weak_type=array.aval.weak_type)
 
 
 def _is_key(x: Any) -> bool:

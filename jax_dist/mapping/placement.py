@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
@@ -253,7 +254,7 @@ def _first_block(leaf: Any, path: str) -> Any:
         raise _errors.not_replicated(path, "has shape ()")
     if jnp.shape(leaf)[0] == 0:
         raise _errors.not_replicated(path, f"has shape {jnp.shape(leaf)}")
-    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
         return min(leaf.addressable_shards, key=lambda s: s.index[0].start or 0).data
     return leaf
 
@@ -272,7 +273,7 @@ def _dtype(x: Any) -> Any:
 
 
 def _device_of(block: Any) -> jax.Device | None:
-    is_placed = isinstance(block, jax.Array) and not isinstance(block, jax.core.Tracer)
+    is_placed = isinstance(block, jax.Array) and not isinstance(block, Tracer)
     return block.devices().copy().pop() if is_placed else None
 
 

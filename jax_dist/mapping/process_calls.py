@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from jax_dist import _errors
 from jax_dist.mapping import placement
@@ -71,7 +72,7 @@ class ProcessCalls:
     def abstract(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """The arguments as shapes of whole arrays, for lower."""
         call = bind(self._options, self._fun(), args, kwargs)
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in call.leaves):
+        if any(isinstance(leaf, Tracer) for leaf in call.leaves):
             return args, kwargs
         view = self._view(call.leaves, call.axes, lambda: call)
 
@@ -90,7 +91,7 @@ class ProcessCalls:
         static = self._options.static
         mapped = [arg for number, arg in enumerate(args) if number not in static]
         leaves, structure = jax.tree.flatten((mapped, kwargs))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
             return self.jitted_view(*args, **kwargs), True
 
         def bound() -> Call:

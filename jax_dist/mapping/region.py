@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat, _errors
-from jax_dist.mapping import axes, nesting, processes
+from jax_dist.mapping import axes, nesting, traced_view
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.mapping.meshes import DeviceChoice, InnerAxis, Layout, check_all_used, lay_out
 
@@ -133,7 +133,7 @@ def _run_outermost(
             raise _errors.scattered_devices(options.choice.fun_name)
         with _context_of(layout.process_mesh):
             leaves = [
-                processes.view_as_whole(leaf, axis, layout)
+                traced_view.view_as_whole(leaf, axis, layout)
                 for leaf, axis in zip(leaves, call.axes, strict=True)
             ]
     batched = options.choice.virtual or not isinstance(name, str) or nesting.is_bound(name)
@@ -151,7 +151,7 @@ def _run_outermost(
         flat, structure = jax.tree.flatten(output)
         with _context_of(layout.process_mesh):
             flat = [
-                processes.whole_as_view(leaf, axis, layout)
+                traced_view.whole_as_view(leaf, axis, layout)
                 for leaf, axis in zip(flat, out_axes, strict=True)
             ]
         output = jax.tree.unflatten(structure, flat)

@@ -1,9 +1,9 @@
-"""Several processes: the slices of one process, and the whole array.
+"""The slices of one process as part of the whole array, while tracing.
 
 pmap shows each process its own slices only, `[L, *s]` for `L` devices; the program runs on the
 whole `[P * L, *s]` of `P` processes. Outside of a trace the two are the same buffers under two
-shapes (`LocalView`). Inside one, where there are no buffers, the view is an array of the whole
-program whose copies differ between processes, as `view_as_whole` explains.
+shapes (see host_local). Inside one, where there are no buffers, the view is an array of the whole
+program that is declared to be replicated over processes, though its copies differ.
 """
 
 import jax

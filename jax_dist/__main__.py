@@ -1,0 +1,8 @@
+"""`python -m jax_dist` is `jax-dist`."""
+
+import sys
+
+from jax_dist.commands.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
