@@ -87,7 +87,7 @@ def unreplicate(tree: Any) -> Any:
 
     >>> import jax
     >>> unreplicate(device_put_replicated(3.0, jax.devices()))
-    Array(3., dtype=float32, weak_type=True)
+    Array(3., dtype=float32)
     """
     leaves, structure = jax.tree.flatten_with_path(tree)
     blocks = [_first_block(leaf, "tree" + jax.tree_util.keystr(path)) for path, leaf in leaves]
@@ -137,7 +137,7 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[jax.Device]) -> 
 
     >>> import jax
     >>> device_put_sharded([1.0, 2.0], jax.devices()[:2])
-    Array([1., 2.], dtype=float32, weak_type=True)
+    Array([1., 2.], dtype=float32)
     """
     shards, devices = list(shards), tuple(devices)
     if len(shards) != len(devices) or not shards:
