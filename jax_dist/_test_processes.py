@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax_dist._errors import _message
+from jax_dist._errors import message
 from jax_dist._test_worker import Failure, Function, Report, Task, load
 
 _POLL_SECONDS = 0.02
@@ -273,7 +273,7 @@ def _outcome(child: _Child, first: _Child | None, timeout: float) -> Outcome:
 
 def _died(child: _Child) -> RuntimeError:
     return RuntimeError(
-        _message(
+        message(
             what=f"rank {child.rank} died before its function ended",
             which=[_ending(child.exit_code())],
             why="it crashed, left by os._exit, or was killed from outside",
@@ -287,7 +287,7 @@ def _stopped(child: _Child, first: _Child) -> RuntimeError:
     if child.exit_code() != -signal.SIGKILL:  # not by us, then, but by JAX as it lost the other
         which.append(f"rank {child.rank} ended by {_ending(child.exit_code())}")
     return RuntimeError(
-        _message(
+        message(
             what=f"rank {child.rank} was stopped before its function ended",
             which=which,
             why="a rank may wait for ever in a collective that another one never enters",
@@ -299,7 +299,7 @@ def _stopped(child: _Child, first: _Child) -> RuntimeError:
 def _timed_out(child: _Child, timeout: float) -> TimeoutError:
     running = "its function was running" if child.joined() else "it had not joined the others yet"
     return TimeoutError(
-        _message(
+        message(
             what=f"rank {child.rank} was stopped after {timeout:g} seconds",
             which=[running],
             why=f"run_processes was given timeout={timeout:g}",

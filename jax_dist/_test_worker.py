@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jax_dist._errors import _message
+from jax_dist._errors import message
 
 _SCRIPT = "__jax_dist_main__"  # what a child calls the script that is __main__ in the parent
 
@@ -198,7 +198,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _not_findable(name: str, why_not: str) -> TypeError:
     return TypeError(
-        _message(
+        message(
             what=f"run_processes cannot send {name!r} to another process",
             which=[why_not],
             why="each process imports the module anew, and finds the function by its name",
@@ -209,7 +209,7 @@ def _not_findable(name: str, why_not: str) -> TypeError:
 
 def _not_raisable(rank: int, summary: str) -> RuntimeError:
     return RuntimeError(
-        _message(
+        message(
             what=f"rank {rank} raised what cannot be raised here",
             which=[summary],
             why="only what pickles and derives from Exception travels between processes",
@@ -220,7 +220,7 @@ def _not_raisable(rank: int, summary: str) -> RuntimeError:
 
 def _does_not_pickle(value: object, rank: int, error: Exception) -> TypeError:
     return TypeError(
-        _message(
+        message(
             what=f"rank {rank} returned a value that does not pickle",
             which=[f"it is a {type(value).__name__}: {error}"],
             why="results travel between processes",

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dist
-from jax_dist._errors import _message
+from jax_dist._errors import message
 from jax_dist._test_processes import Outcome, run_processes
 
 __all__ = ("Outcome", "assert_same_as_pmap", "run_processes", "simulated_devices")
@@ -217,7 +217,7 @@ def _placement_differences(
 
 def _too_late(count: int) -> RuntimeError:
     return RuntimeError(
-        _message(
+        message(
             what=f"simulated_devices({count}) comes too late",
             which=[f"JAX runs with {jax.local_device_count()} {jax.default_backend()} devices"],
             why="JAX chooses its devices once, when it is first used",
@@ -229,7 +229,7 @@ def _too_late(count: int) -> RuntimeError:
 
 def _not_the_same(fun: Callable, differences: Sequence[str]) -> AssertionError:
     return AssertionError(
-        _message(
+        message(
             what=f"pmap of '{getattr(fun, '__name__', fun)}' is not the same as jax.pmap of it",
             which=differences,
             why="it stands in for jax.pmap, with the same values in the same places",

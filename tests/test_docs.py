@@ -17,7 +17,7 @@ def _run(page: pathlib.Path) -> int:
     blocks = list(_BLOCK.finditer(text))
     for block in blocks:
         language, code = block.groups()
-        above = text.count("\n", 0, block.start(2))  # so that a traceback names the line of the page
+        above = text.count("\n", 0, block.start(2))  # a traceback names the line of the page
         if language == "python":
             exec(compile("\n" * above + code, page, "exec"), names)
         else:

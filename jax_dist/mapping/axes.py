@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _errors
+from jax_dist.mapping import refusals
 
 Axis: TypeAlias = int | None  # where the mapped axis sits in one array; None: not mapped
 AxisPrefix: TypeAlias = Any  # a tree of Axis, each standing for all leaves below it
@@ -22,7 +22,7 @@ def check_axes(argument: str, prefix: AxisPrefix) -> None:
     """Raises AxesTypeError unless all leaves of `prefix` are integers or None."""
     for leaf in jax.tree.leaves(prefix):
         if type(leaf) is not int:
-            raise _errors.axes_of_wrong_type(argument, prefix, leaf)
+            raise refusals.axes_of_wrong_type(argument, prefix, leaf)
 
 
 def spread_in_axes(
@@ -45,14 +45,14 @@ def spread_out_axes(out_axes: AxisPrefix, output: Any, fun_name: str) -> tuple[A
     leaves, _ = jax.tree.flatten_with_path(output)
     for (path, leaf), axis in zip(leaves, axes, strict=True):
         if not _is_array_like(leaf):
-            raise _errors.output_is_no_array(fun_name, jax.tree_util.keystr(path), leaf)
+            raise refusals.output_is_no_array(fun_name, jax.tree_util.keystr(path), leaf)
         rank = jnp.ndim(leaf) + 1
         if axis is not None and not -rank <= axis < rank:
             which = [
                 f"output{jax.tree_util.keystr(path)} has shape {jnp.shape(leaf)} on each "
                 f"device, out_axes {axis}"
             ]
-            raise _errors.axis_out_of_range(fun_name, which, "out_axes")
+            raise refusals.axis_out_of_range(fun_name, which, "out_axes")
     return axes
 
 
@@ -119,16 +119,16 @@ def mapped_size(
     if short:
         names = paths()
         which = [f"{names[i]} has shape {shapes[i]}, in_axes {axes[i]}" for i in short]
-        raise _errors.axis_out_of_range(fun_name, which, "in_axes")
+        raise refusals.axis_out_of_range(fun_name, which, "in_axes")
     sizes = [
         None if axis is None else shape[axis] for shape, axis in zip(shapes, axes, strict=True)
     ]
     distinct = {size for size in sizes if size is not None}
     if not distinct:
-        raise _errors.nothing_mapped(fun_name, paths())
+        raise refusals.nothing_mapped(fun_name, paths())
     if len(distinct) > 1:
         named = zip(paths(), sizes, strict=True)
-        raise _errors.mapped_sizes_differ(fun_name, {p: s for p, s in named if s is not None})
+        raise refusals.mapped_sizes_differ(fun_name, {p: s for p, s in named if s is not None})
     return distinct.pop()
 
 
@@ -176,7 +176,7 @@ def _spread(
         subtrees = structure.flatten_up_to(tree)
     except (ValueError, TypeError, KeyError):
         at, below, value = _first_mismatch(prefix, tree)
-        raise _errors.axes_not_a_prefix(
+        raise refusals.axes_not_a_prefix(
             fun_name, argument, at, below, value, keywords=keywords
         ) from None
     counts = [len(jax.tree.leaves(subtree)) for subtree in subtrees]

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
-from jax_dist import _errors
-from jax_dist.mapping import axes, placement
+from jax_dist.mapping import axes, placement, refusals
 from jax_dist.mapping.attempts import (
     Attempt,
     Misplaced,
@@ -225,16 +224,16 @@ class Dispatcher:
         options = self._options
         name = options.choice.fun_name
         if options.static and options.static[-1] >= len(args):
-            raise _errors.static_argument_missing(name, options.static, len(args)) from None
+            raise refusals.static_argument_missing(name, options.static, len(args)) from None
         for number in options.static:
             try:
                 hash(args[number])
             except TypeError:
                 path = axes.argument_name(self._fun(), number)
-                raise _errors.static_argument_unhashable(name, path, args[number]) from None
+                raise refusals.static_argument_unhashable(name, path, args[number]) from None
         if self._processes is not None and has_tracer(args, kwargs):
             if "incompatible devices" in str(refusal):
-                raise _errors.local_array_under_trace(name) from None
+                raise refusals.local_array_under_trace(name) from None
             raise refusal
         if self._processes is not None or has_tracer(args, kwargs):
             raise refusal

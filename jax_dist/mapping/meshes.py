@@ -13,7 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jax_dist import _compat, _errors
+from jax_dist import _compat
+from jax_dist.mapping import refusals
 
 PROCESS_AXIS = "pmap_process"  # the axis over processes, in the view that one process has
 
@@ -110,8 +111,8 @@ def check_all_used(choice: DeviceChoice, layout: Layout) -> None:
     given, used = len(choice.devices or ()), layout.mesh.size
     if choice.devices is not None and used != given:
         if choice.virtual:
-            raise _errors.no_virtual_size(choice.fun_name, layout.size, given)
-        raise _errors.devices_of_another_length(choice.fun_name, used, given)
+            raise refusals.no_virtual_size(choice.fun_name, layout.size, given)
+        raise refusals.devices_of_another_length(choice.fun_name, used, given)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -132,17 +133,17 @@ def _lay_out(
     local_size, rest = divmod(size, len(owners)) if whole else (size, 0)
     if rest:
         counts = {owner: len(group) for owner, group in groups.items()}
-        raise _errors.uneven_processes(choice.fun_name, counts, size)
+        raise refusals.uneven_processes(choice.fun_name, counts, size)
     whole_size = local_size * len(owners)
     if choice.axis_size is not None and choice.axis_size != whole_size:
-        raise _errors.size_not_as_promised(choice.fun_name, choice.axis_size, whole_size)
+        raise refusals.size_not_as_promised(choice.fun_name, choice.axis_size, whole_size)
 
     width = math.prod(axis.size for axis in inner)
     rows = _rows(local_size, available) if choice.virtual else local_size
     if rows * width > available:
         sizes = {choice.axis_name: local_size} | dict(inner)
         platform = candidates[0].platform
-        raise _errors.too_few_devices(choice.fun_name, rows * width, available, platform, sizes)
+        raise refusals.too_few_devices(choice.fun_name, rows * width, available, platform, sizes)
     used = {device for group in groups.values() for device in group[: rows * width]}
     ordered = candidates if choice.devices else [d for owner in owners for d in groups[owner]]
     chosen = np.array([device for device in ordered if device in used])

@@ -14,7 +14,8 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _compat, _errors
+from jax_dist import _compat
+from jax_dist.mapping import refusals
 
 _DEVICE_AXIS = "devices"  # of the meshes made here; pmap takes such arrays as they are
 
@@ -118,7 +119,7 @@ def device_put_replicated(tree: Any, devices: Sequence[jax.Device]) -> Any:
     """
     devices = tuple(devices)
     if not devices:
-        raise _errors.shards_do_not_match("device_put_replicated", 1, 0)
+        raise refusals.shards_do_not_match("device_put_replicated", 1, 0)
     return jax.tree.map(lambda x: _stack([x] * len(devices), devices), tree)
 
 
@@ -141,16 +142,16 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[jax.Device]) -> 
     """
     shards, devices = list(shards), tuple(devices)
     if len(shards) != len(devices) or not shards:
-        raise _errors.shards_do_not_match("device_put_sharded", len(shards), len(devices))
+        raise refusals.shards_do_not_match("device_put_sharded", len(shards), len(devices))
     structures = [jax.tree.structure(shard) for shard in shards]
     if len(set(structures)) > 1:
-        raise _errors.shards_differ("", [str(structure) for structure in structures])
+        raise refusals.shards_differ("", [str(structure) for structure in structures])
     paths = [path for path, _ in jax.tree.leaves_with_path(shards[0])]
     columns = zip(*[jax.tree.leaves(shard) for shard in shards], strict=True)
     for path, column in zip(paths, list(columns), strict=True):
         kinds = [f"{_dtype(x)}{list(jnp.shape(x))}" for x in column]
         if len(set(kinds)) > 1:
-            raise _errors.shards_differ(jax.tree_util.keystr(path), kinds)
+            raise refusals.shards_differ(jax.tree_util.keystr(path), kinds)
     return jax.tree.map(lambda *column: _stack(column, devices), *shards)
 
 
@@ -251,9 +252,9 @@ def _stack(slices: Sequence[Any], devices: tuple[jax.Device, ...]) -> jax.Array:
 def _first_block(leaf: Any, path: str) -> Any:
     """`[N, *s] -> [1, *s]`, or `[n, *s]` where one device holds more than one slice."""
     if jnp.ndim(leaf) == 0:
-        raise _errors.not_replicated(path, "has shape ()")
+        raise refusals.not_replicated(path, "has shape ()")
     if jnp.shape(leaf)[0] == 0:
-        raise _errors.not_replicated(path, f"has shape {jnp.shape(leaf)}")
+        raise refusals.not_replicated(path, f"has shape {jnp.shape(leaf)}")
     if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
         return min(leaf.addressable_shards, key=lambda s: s.index[0].start or 0).data
     return leaf

@@ -8,8 +8,7 @@ from typing import Any, Literal, overload
 
 import jax
 
-from jax_dist import _errors
-from jax_dist.mapping import axes
+from jax_dist.mapping import axes, refusals
 from jax_dist.mapping.attempts import Misplaced, entry
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.dispatch import Dispatcher
@@ -254,11 +253,11 @@ def _check(
     fun: Any, devices: tuple | None, arrays: str, in_axes: AxisPrefix, out_axes: AxisPrefix
 ) -> None:
     if not callable(fun):
-        raise _errors.not_callable(fun)
+        raise refusals.not_callable(fun)
     if devices is not None and not devices:
-        raise _errors.no_devices()
+        raise refusals.no_devices()
     if arrays not in ("local", "global"):
-        raise _errors.unknown_arrays(arrays)
+        raise refusals.unknown_arrays(arrays)
     axes.check_axes("in_axes", in_axes)
     axes.check_axes("out_axes", out_axes)
 
@@ -273,5 +272,5 @@ def _name_of(fun: Callable) -> str:
 def _numbers(argument: str, value: int | Iterable[int]) -> tuple[int, ...]:
     numbers = (value,) if isinstance(value, int) else tuple(value)
     if any(not isinstance(number, int) or number < 0 for number in numbers):
-        raise _errors.bad_argument_numbers(argument, value)
+        raise refusals.bad_argument_numbers(argument, value)
     return tuple(sorted(set(numbers)))

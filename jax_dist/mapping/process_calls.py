@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from jax_dist import _errors
-from jax_dist.mapping import placement
+from jax_dist.mapping import placement, refusals
 from jax_dist.mapping.attempts import Attempt, Replan
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.host_local import LocalView, Misfit
@@ -168,9 +167,9 @@ def _what_does_not_fit(call: Call, view: LocalView) -> ValueError:
     }
     for path, size in sizes.items():
         if size not in (layout.local_size, layout.size):
-            return _errors.mapped_sizes_differ(call.fun_name, sizes)
+            return refusals.mapped_sizes_differ(call.fun_name, sizes)
         if size != layout.local_size:
-            return _errors.neither_local_nor_global(
+            return refusals.neither_local_nor_global(
                 call.fun_name, path, size, layout.local_size, layout.size
             )
     raise AssertionError("every array fits")

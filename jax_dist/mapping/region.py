@@ -18,8 +18,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _compat, _errors
-from jax_dist.mapping import axes, nesting, traced_view
+from jax_dist import _compat
+from jax_dist.mapping import axes, nesting, refusals, traced_view
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.mapping.meshes import DeviceChoice, InnerAxis, Layout, check_all_used, lay_out
 
@@ -69,7 +69,7 @@ def bind(options: Options, fun: Callable, args: tuple, kwargs: dict) -> Call:
     """
     name = options.choice.fun_name
     if options.static and options.static[-1] >= len(args):
-        raise _errors.static_argument_missing(name, options.static, len(args))
+        raise refusals.static_argument_missing(name, options.static, len(args))
     numbers = [number for number in range(len(args)) if number not in options.static]
     mapped_args = tuple(args[number] for number in numbers)
     in_axes = options.in_axes
@@ -109,7 +109,7 @@ def run_mapped(options: Options, call: Call, *, whole: bool) -> tuple[Any, Layou
         return _run_inside(options, call, frame), None
     manual = nesting.manual_axes()
     if manual:
-        raise _errors.inside_foreign_shard_map(options.choice.fun_name, manual)
+        raise refusals.inside_foreign_shard_map(options.choice.fun_name, manual)
     inner: tuple[InnerAxis, ...] = ()
     while True:
         layout = lay_out(options.choice, call.size, inner, whole=whole)
@@ -130,7 +130,7 @@ def _run_outermost(
     leaves = call.leaves
     if as_view:
         if layout.process_mesh is None:
-            raise _errors.scattered_devices(options.choice.fun_name)
+            raise refusals.scattered_devices(options.choice.fun_name)
         with _context_of(layout.process_mesh):
             leaves = [
                 traced_view.view_as_whole(leaf, axis, layout)
@@ -162,9 +162,9 @@ def _run_inside(options: Options, call: Call, frame: nesting.Frame) -> Any:
     """A pmap in the body of another one."""
     choice = options.choice
     if choice.devices is not None or choice.backend is not None:
-        raise _errors.inner_devices_given(choice.fun_name)
+        raise refusals.inner_devices_given(choice.fun_name)
     if choice.axis_size not in (None, call.size):
-        raise _errors.size_not_as_promised(choice.fun_name, choice.axis_size, call.size)
+        raise refusals.size_not_as_promised(choice.fun_name, choice.axis_size, call.size)
     level = len(frame.names)
     name = f"pmap_axis_{level}" if options.axis_name is None else options.axis_name
     names = (*frame.names, name)
@@ -280,7 +280,7 @@ def _check_keys(call: Call, leaves: Sequence[Any]) -> None:
         if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
             implementation = str(jax.random.key_impl(leaf))
             if "threefry" not in implementation:
-                raise _errors.random_bits_differ(call.fun_name, path, implementation)
+                raise refusals.random_bits_differ(call.fun_name, path, implementation)
 
 
 def _pin_nothing(array: jax.Array, axis: Axis) -> jax.Array:

@@ -488,7 +488,9 @@ def test_lower_takes_shapes():
 
 def test_only_public_names_of_jax_outside_of_compat():
     package = pathlib.Path(jax_dist.__file__).parent
-    private = re.compile(r"jax\._src|(import|from) jaxlib|_rewrap_|from jax\.experimental|jax\.interpreters")
+    private = re.compile(
+        r"jax\._src|(import|from) jaxlib|_rewrap_|from jax\.experimental|jax\.interpreters"
+    )
 
     found = [path.name for path in package.rglob("*.py") if private.search(path.read_text())]
 

@@ -6,11 +6,11 @@ import textwrap
 
 import pytest
 
-from jax_dist import _errors
+from jax_dist.mapping import refusals
 
 
 def test_sizes_that_differ_are_named_one_by_one():
-    error = _errors.mapped_sizes_differ("step", {"batch['x']": 8, "mask": 7})
+    error = refusals.mapped_sizes_differ("step", {"batch['x']": 8, "mask": 7})
 
     assert str(error) == textwrap.dedent("""\
         pmap of 'step' got arguments of different sizes along the mapped axis:
@@ -21,7 +21,7 @@ def test_sizes_that_differ_are_named_one_by_one():
 
 
 def test_too_few_devices_lists_all_axes():
-    error = _errors.too_few_devices("step", 16, 8, "cpu", {"i": 8, "j": 2})
+    error = refusals.too_few_devices("step", 16, 8, "cpu", {"i": 8, "j": 2})
 
     assert str(error) == textwrap.dedent("""\
         pmap of 'step' needs 16 devices, but there are 8:
@@ -62,8 +62,8 @@ _EXAMPLES = {
 
 
 def _builders() -> dict:
-    functions = inspect.getmembers(_errors, inspect.isfunction)
-    return {name: function for name, function in functions if not name.startswith("_")}
+    functions = inspect.getmembers(refusals, inspect.isfunction)
+    return {name: function for name, function in functions if name != "message"}
 
 
 def test_every_builder_has_an_example():

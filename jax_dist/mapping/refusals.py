@@ -1,0 +1,323 @@
+"""What a mapped function refuses, in words: one builder for each error. The caller raises it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from jax_dist._errors import (
+    AxesError,
+    AxesTypeError,
+    DeviceCountError,
+    MappedAxisError,
+    NestingError,
+    PlacementError,
+    StaticArgumentError,
+    message,
+)
+
+
+def not_callable(fun: object) -> TypeError:
+    return TypeError(
+        message(
+            what="pmap needs a function",
+            which=[f"fun is a {type(fun).__name__}: {fun!r}"],
+            why="it maps a function over devices",
+            do="Pass the function first, as in pmap(step, axis_name='i').",
+        )
+    )
+
+
+def no_devices() -> DeviceCountError:
+    return DeviceCountError(
+        message(
+            what="'devices' argument to pmap must be non-empty, or None.",
+            which=["len(devices) is 0"],
+            why="each slice runs on one of them",
+            do="Give at least one device, or leave devices out to use all.",
+        )
+    )
+
+
+def unknown_arrays(arrays: object) -> ValueError:
+    return ValueError(
+        message(
+            what="pmap arrays must be 'local' or 'global'",
+            which=[f"arrays={arrays!r}"],
+            why="it says whether results show the slices of one process or of all",
+            do="Leave it out for what jax.pmap does.",
+        )
+    )
+
+
+def mapped_sizes_differ(fun_name: str, sizes: Mapping[str, int]) -> MappedAxisError:
+    """`sizes`: argument path to size, as in `{"batch['x']": 8, "mask": 7}`."""
+    return MappedAxisError(
+        message(
+            what=f"pmap of '{fun_name}' got arguments of different sizes along the mapped axis",
+            which=[f"{path} has size {size}" for path, size in sizes.items()],
+            why="every device takes one slice of each mapped argument",
+            do="Slice them alike, or give in_axes=None to what all devices share.",
+        )
+    )
+
+
+def nothing_mapped(fun_name: str, paths: Sequence[str]) -> MappedAxisError:
+    return MappedAxisError(
+        message(
+            what=f"pmap of '{fun_name}' requires at least one argument with a mapped axis",
+            which=[f"{path} has in_axes=None" for path in paths] or ["there is no array argument"],
+            why="the size of the mapped axis is read from the arguments",
+            do="Map one argument, for example jax.numpy.arange(size) with in_axes=0.",
+        )
+    )
+
+
+def axis_out_of_range(fun_name: str, which: Iterable[str], argument: str) -> AxesError:
+    """`which`: lines such as `x has shape (), in_axes 0`; `argument`: in_axes or out_axes."""
+    return AxesError(
+        message(
+            what=f"pmap of '{fun_name}' got an {argument} that is out of range",
+            which=list(which),
+            why="the mapped axis must be one of the dimensions of the array",
+            do=f"Change {argument}, or give None to what is not mapped.",
+        )
+    )
+
+
+def output_is_no_array(fun_name: str, path: str, value: object) -> AxesTypeError:
+    return AxesTypeError(
+        message(
+            what=f"pmap of '{fun_name}' cannot return a value that is no array",
+            which=[f"output{path} is a {type(value).__name__}: {value!r}"],
+            why="each device computes its own value, and they are put together along out_axes",
+            do="Return arrays, numbers, and containers of them.",
+        )
+    )
+
+
+def axes_not_a_prefix(
+    fun_name: str, argument: str, at: str, prefix: object, value: str, *, keywords: bool
+) -> AxesError:
+    """`at`: path of the first mismatch; `value`: what stands there, in words."""
+    full = "positional arguments" if argument == "in_axes" else "output"
+    do = f"Make {argument} a tree prefix of the {full}: an integer or None stands for all below it."
+    if keywords:
+        do += " Note that each argument passed by keyword is mapped over its leading axis."
+    return AxesError(
+        message(
+            what=f"pmap of '{fun_name}' got an {argument} that does not fit its {full}",
+            which=[f"{argument}{at} is {prefix!r}, but there stands {value}"],
+            why=f"{argument} must have the structure of the {full}, down to its integers and None",
+            do=do,
+        )
+    )
+
+
+def axes_of_wrong_type(argument: str, value: object, leaf: object) -> AxesTypeError:
+    return AxesTypeError(
+        message(
+            what=f"pmap {argument} must be an int, None, or a container of these",
+            which=[f"{argument}={value!r} holds {leaf!r}, a {type(leaf).__name__}"],
+            why="it says which dimension of each array is mapped",
+            do="Give the number of the dimension, or None for what is not mapped.",
+        )
+    )
+
+
+def too_few_devices(
+    fun_name: str, needed: int, available: int, platform: str, sizes: Mapping[str, int]
+) -> DeviceCountError:
+    """`sizes`: axis name to size, outermost first."""
+    return DeviceCountError(
+        message(
+            what=f"pmap of '{fun_name}' needs {needed} devices, but there are {available}",
+            which=[f"axis {name!r} has size {size}" for name, size in sizes.items()]
+            + [f"{available} {platform} devices"],
+            why="each slice along the mapped axis runs on a device of its own",
+            do="Map fewer slices, or give virtual=True to run several of them on each device.",
+        )
+    )
+
+
+def devices_of_another_length(fun_name: str, needed: int, given: int) -> DeviceCountError:
+    return DeviceCountError(
+        message(
+            what=f"pmap of '{fun_name}' got {given} devices for an axis of size {needed}",
+            which=[f"the mapped axis needs {needed}", f"len(devices) is {given}"],
+            why="with devices= given, each of them runs one slice",
+            do=f"Give {needed} devices, or slice the arguments into {given}.",
+        )
+    )
+
+
+def size_not_as_promised(fun_name: str, axis_size: int, received: int) -> MappedAxisError:
+    return MappedAxisError(
+        message(
+            what=f"pmap of '{fun_name}' was promised axis_size={axis_size}, but received another",
+            which=[f"over all processes, the arguments have size {received}"],
+            why="axis_size is the size of the mapped axis over all processes",
+            do=f"Drop axis_size, or give axis_size={received}.",
+        )
+    )
+
+
+def uneven_processes(fun_name: str, counts: Mapping[int, int], size: int) -> DeviceCountError:
+    return DeviceCountError(
+        message(
+            what=f"pmap of '{fun_name}' cannot spread an axis of size {size} over the processes",
+            which=[f"process {process} has {count} devices" for process, count in counts.items()],
+            why="every process runs the same number of slices, on devices of its own",
+            do="Give each process the same number of slices, at most one a device.",
+        )
+    )
+
+
+def scattered_devices(fun_name: str) -> DeviceCountError:
+    return DeviceCountError(
+        message(
+            what=f"pmap of '{fun_name}' cannot be traced over these devices",
+            which=["devices= does not hold the devices of each process side by side"],
+            why="inside jit, scan or grad, a process sees its own slices as one array",
+            do="Order devices by process, with as many of each process.",
+        )
+    )
+
+
+def inner_devices_given(fun_name: str) -> NestingError:
+    return NestingError(
+        message(
+            what=f"pmap of '{fun_name}' is called inside another mapped function",
+            which=["it was given devices= or backend="],
+            why="the outermost pmap chooses the devices of all of them",
+            do="Give devices= to the outermost pmap only.",
+        )
+    )
+
+
+def inside_foreign_shard_map(fun_name: str, axes: Sequence[object]) -> NestingError:
+    return NestingError(
+        message(
+            what=f"pmap of '{fun_name}' is called inside a shard_map or pmap that is not ours",
+            which=[f"its manual axes are {tuple(axes)!r}"],
+            why="its mesh has no axis left for this pmap",
+            do="Map the outer function with jax_dist.pmap too, or call jax.vmap inside.",
+        )
+    )
+
+
+def static_argument_missing(
+    fun_name: str, static: tuple[int, ...], positional: int
+) -> StaticArgumentError:
+    return StaticArgumentError(
+        message(
+            what=f"pmap of '{fun_name}' was called without one of its static arguments",
+            which=[
+                f"static_broadcasted_argnums is {static}",
+                f"the call has {positional} positional argument{'s' * (positional != 1)}",
+            ],
+            why="static arguments are found by their position",
+            do="Pass them by position.",
+        )
+    )
+
+
+def static_argument_unhashable(fun_name: str, path: str, value: object) -> StaticArgumentError:
+    return StaticArgumentError(
+        message(
+            what=f"Non-hashable static arguments are not supported by pmap of '{fun_name}'",
+            which=[f"{path} is a {type(value).__name__}: {value!r}"],
+            why="each new value of a static argument is compiled for, and found again by its hash",
+            do="Pass a hashable value (a tuple for a list), or map it with in_axes=None.",
+        )
+    )
+
+
+def bad_argument_numbers(argument: str, value: object) -> ValueError:
+    return ValueError(
+        message(
+            what=f"pmap {argument} must hold non-negative integers",
+            which=[f"{argument}={value!r}"],
+            why="arguments are counted from the first one, which is 0",
+            do="Count the position of the argument from the left.",
+        )
+    )
+
+
+def no_virtual_size(fun_name: str, size: int, devices: int) -> DeviceCountError:
+    return DeviceCountError(
+        message(
+            what=f"pmap of '{fun_name}' cannot share {size} slices evenly among the devices given",
+            which=[f"the mapped axis has size {size}", f"len(devices) is {devices}"],
+            why="with virtual=True every device runs the same number of slices",
+            do="Give a number of devices that divides the size of the axis.",
+        )
+    )
+
+
+def random_bits_differ(fun_name: str, path: str, implementation: str) -> PlacementError:
+    return PlacementError(
+        message(
+            what=f"pmap of '{fun_name}' with virtual=True cannot keep the numbers of these keys",
+            which=[f"{path} holds keys of implementation {implementation!r}"],
+            why="this generator draws other bits for several keys at once than for one",
+            do="Make the keys with jax.random.key(seed, impl='threefry2x32').",
+        )
+    )
+
+
+def neither_local_nor_global(
+    fun_name: str, path: str, size: int, local: int, whole: int
+) -> PlacementError:
+    return PlacementError(
+        message(
+            what=f"pmap of '{fun_name}' cannot tell which slices this array holds",
+            which=[
+                f"{path} has size {size} along the mapped axis",
+                f"this process runs {local} slices, all processes together {whole}",
+            ],
+            why="an array of this process holds its own slices, a global one holds all",
+            do=f"Pass the {local} slices of this process, or a global array of {whole}.",
+        )
+    )
+
+
+def local_array_under_trace(fun_name: str) -> PlacementError:
+    return PlacementError(
+        message(
+            what=f"pmap of '{fun_name}' got an array that only this process can see, while traced",
+            which=["an argument is committed to devices of this process"],
+            why="under grad, vmap or jit the whole program runs on the devices of all processes",
+            do="Pass NumPy arrays there, or make global arrays first with jax_dist.shard.",
+        )
+    )
+
+
+def shards_do_not_match(what: str, shards: int, devices: int) -> PlacementError:
+    return PlacementError(
+        message(
+            what=f"{what} got {shards} shards for {devices} devices",
+            which=[f"len(shards) is {shards}", f"len(devices) is {devices}"],
+            why="each device gets one shard",
+            do="Give as many shards as devices.",
+        )
+    )
+
+
+def shards_differ(path: str, kinds: Sequence[str]) -> PlacementError:
+    return PlacementError(
+        message(
+            what="device_put_sharded got shards that do not make one array",
+            which=[f"shard {i}{path} is {kind}" for i, kind in enumerate(kinds)],
+            why="the shards become the slices of one array, along a new leading dimension",
+            do="Give shards of one structure, with the same shapes and dtypes.",
+        )
+    )
+
+
+def not_replicated(path: str, why_not: str) -> PlacementError:
+    return PlacementError(
+        message(
+            what="unreplicate got a value that has no leading axis of devices",
+            which=[f"{path} {why_not}"],
+            why="it takes the first slice along the leading axis of each array",
+            do="Pass what pmap or device_put_replicated returned.",
+        )
+    )
