@@ -23,10 +23,11 @@ from jax_dist.mapping.attempts import (
     call_under_way,
     current,
 )
+from jax_dist.mapping.calls import Call, Options, bind
 from jax_dist.mapping.meshes import InnerAxis, Layout, lay_out
 from jax_dist.mapping.process_calls import ProcessCalls
 from jax_dist.mapping.programs import jit_of
-from jax_dist.mapping.region import Call, Options, bind, run_mapped
+from jax_dist.mapping.region import run_mapped
 
 _PLACED_IN_VAIN = 3  # calls after which a donated argument that is never fed back is left as given
 

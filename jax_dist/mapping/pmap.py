@@ -11,9 +11,9 @@ import jax
 from jax_dist.mapping import axes, refusals
 from jax_dist.mapping.attempts import Misplaced, entry
 from jax_dist.mapping.axes import AxisPrefix
+from jax_dist.mapping.calls import Options
 from jax_dist.mapping.dispatch import Dispatcher
 from jax_dist.mapping.meshes import DeviceChoice
-from jax_dist.mapping.region import Options
 
 Arrays = Literal["local", "global"]
 

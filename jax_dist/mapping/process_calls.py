@@ -10,10 +10,10 @@ from jax.core import Tracer
 from jax_dist.mapping import placement, refusals
 from jax_dist.mapping.attempts import Attempt, Replan
 from jax_dist.mapping.axes import Axis
+from jax_dist.mapping.calls import Call, Options, bind
 from jax_dist.mapping.host_local import LocalView, Misfit
 from jax_dist.mapping.meshes import InnerAxis, lay_out
 from jax_dist.mapping.programs import jit_alone
-from jax_dist.mapping.region import Call, Options, bind
 
 
 class ProcessCalls:

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 
 from jax_dist.mapping.attempts import Attempt
-from jax_dist.mapping.region import Options, bind, run_mapped
+from jax_dist.mapping.calls import Options, bind
+from jax_dist.mapping.region import run_mapped
 
 
 def jit_of(options: Options, trace: Callable[[tuple, dict], Any]) -> Any:

@@ -413,7 +413,7 @@ def test_misplaced_arrays_are_moved_once_and_remembered(where):
 
     with compiles(1):
         first = mapped(array, _EIGHT)
-    with compiles(0), jax.transfer_guard_device_to_device("disallow"):
+    with compiles(0), jax.transfer_guard_device_to_device("disallow_explicit"):
         again = mapped(array, _EIGHT)
     assert first.tolist() == again.tolist() == [28.0 + k for k in range(8)]
     _lies_on(again, jax.devices())
