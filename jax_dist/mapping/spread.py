@@ -19,8 +19,6 @@ from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.calls import Call, Options
 
 Pin: TypeAlias = Callable[[jax.Array, Axis], jax.Array]  # lays a mapped axis somewhere
-    [jax.Array, Axis], jax.Array
-]  # lays the mapped axis of an array somewhere
 
 
 def cut(
