@@ -1,7 +1,7 @@
 """The decorator that replaces `jax.pmap`."""
 
 import functools
-import types
+import operator
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, overload
@@ -199,7 +199,8 @@ class _Cache:
     """One dispatcher for each function and set of options, kept as long as the function lives.
 
     So `pmap(f)(x)` in a loop compiles once. Functions are told apart by identity and held weakly:
-    a dispatcher is the value here, and must not keep its own key alive.
+    a dispatcher is the value here, and must not keep its own key alive. A bound method is another
+    object at each access, and is mapped anew: it sees what its object holds now.
     """
 
     def __init__(self):
@@ -220,8 +221,6 @@ class _Cache:
         try:
             reference = weakref.ref(fun, lambda _: self._by_id.pop(number, None))
         except TypeError:
-            return Dispatcher(options, lambda: fun)
-        if isinstance(fun, types.MethodType):  # made anew by each attribute access
             return Dispatcher(options, lambda: fun)
 
         def of_living() -> Callable:
@@ -270,7 +269,10 @@ def _name_of(fun: Callable) -> str:
 
 
 def _numbers(argument: str, value: int | Iterable[int]) -> tuple[int, ...]:
-    numbers = (value,) if isinstance(value, int) else tuple(value)
-    if any(not isinstance(number, int) or number < 0 for number in numbers):
+    try:
+        numbers = {operator.index(n) for n in (value if isinstance(value, Iterable) else (value,))}
+    except TypeError:
+        raise refusals.bad_argument_numbers(argument, value) from None
+    if any(number < 0 for number in numbers):
         raise refusals.bad_argument_numbers(argument, value)
-    return tuple(sorted(set(numbers)))
+    return tuple(sorted(numbers))

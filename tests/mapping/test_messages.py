@@ -192,9 +192,10 @@ def test_a_static_argument_passed_by_keyword():
 
 
 @pytest.mark.parametrize("argument", ["donate_argnums", "static_broadcasted_argnums"])
-def test_argument_numbers_count_from_the_left(argument):
+@pytest.mark.parametrize("value", [-1, (0, -2), "0", 1.5])
+def test_argument_numbers_count_from_the_left(argument, value):
     with pytest.raises(ValueError, match=f"pmap {argument} must hold non-negative integers"):
-        jax_dist.pmap(lambda x: x, **{argument: -1})
+        jax_dist.pmap(lambda x: x, **{argument: value})
 
 
 def test_devices_of_another_length():
