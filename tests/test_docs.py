@@ -32,6 +32,14 @@ def test_page_runs(page: pathlib.Path):
     assert _run(page) > 0, f"{page} has no code to run"
 
 
+def test_the_architecture_page_names_every_module():
+    page = (_ROOT / "docs" / "architecture.md").read_text()
+    package = _ROOT / "jax_dist"
+    modules = [*package.glob("*.py"), *(package / "mapping").glob("*.py")]
+
+    assert [module.name for module in modules if module.name not in page] == []
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [

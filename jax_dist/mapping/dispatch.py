@@ -123,7 +123,10 @@ class Dispatcher:
         """
         if self._processes is not None or has_tracer(args, kwargs):
             return
-        call, errands = self._errands(args, kwargs, everything=True)
+        try:
+            call, errands = self._errands(args, kwargs, everything=True)
+        except ValueError:  # the call itself will say what is wrong
+            return
         self._take_care_of({call.owners[index] for index, _, donated in errands if not donated})
 
     def _take_care_of(self, owners: Set[int | str]) -> None:
