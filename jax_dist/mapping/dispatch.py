@@ -155,6 +155,9 @@ class Dispatcher:
     def _place_and_call(self, args: tuple, kwargs: dict) -> Any:
         while True:
             plan = self._plan(args, kwargs, everything=True)
+            if has_tracer(plan.args, plan.kwargs):  # a call on constants, inside a trace
+                with Attempt():
+                    return self.jitted(*args, **kwargs)
             attempt = Attempt(
                 owner=self,
                 inner=self._inner,

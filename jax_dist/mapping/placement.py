@@ -216,6 +216,8 @@ class Twins:
         if known is not None and known[0]() is array and not known[1].is_deleted():
             return known[1]
         moved = jax.device_put(array, target)
+        if isinstance(moved, Tracer):
+            return moved
         forget = weakref.ref(array, lambda _: self._moved.pop(key, None))
         self._moved[key] = (forget, moved)
         return moved

@@ -95,6 +95,16 @@ def test_under_a_mesh_that_the_user_has_set(kind):
     assert plain.sharding.mesh.axis_names == ("i",)
 
 
+def test_constants_inside_a_trace():
+    step = jax_dist.pmap(lambda s, x: s + lax.psum(x, "i"), "i", donate_argnums=0)
+    elsewhere = jax.device_put(_EIGHT, jax.devices()[0])
+
+    result = jax.jit(lambda: step(np.ones(8, np.float32), _EIGHT))()
+
+    assert result.tolist() == [29.0] * 8
+    assert step(elsewhere, _EIGHT).tolist() == [28.0 + k for k in range(8)]
+
+
 def test_vmap_may_use_the_name_of_the_mapped_axis():
     x = np.ones((2, 8), np.float32)
 
