@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist.mapping import axes
 from jax_dist.mapping.axes import Axis
+from jax_dist.mapping.keys import is_key, with_data
 from jax_dist.mapping.meshes import Layout
 
 _MANY = 4096  # avals to remember: more means that they are not the same ones again
@@ -81,9 +82,9 @@ class LocalView:
             return leaf
         if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # a zero tangent; jax.pmap: False
             leaf = np.zeros(leaf.shape, bool)
-        if _is_key(leaf):
-            data = self._enter(jax.random.key_data(leaf), _from_the_left(axis, leaf.ndim))
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+        if is_key(leaf):
+            from_left = None if axis is None else axis % leaf.ndim
+            return with_data(leaf, lambda data: self._enter(data, from_left))
         whole = self.sharding(jnp.ndim(leaf), axis)
         if axis is not None and jnp.shape(leaf)[axis] != self.layout.local_size:
             if not self._accepts_whole or jnp.shape(leaf)[axis] != self.layout.size:
@@ -106,9 +107,8 @@ class LocalView:
         return _compat.rewrap(placed, aval, whole)
 
     def _leave(self, whole: Any) -> Any:
-        if _is_key(whole):
-            data = self._leave(jax.random.key_data(whole))
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(whole))
+        if is_key(whole):
+            return with_data(whole, self._leave)
         if whole.is_fully_addressable:
             return whole
         axis = _axis_of(whole.sharding.spec, self.layout.name)
@@ -137,16 +137,8 @@ def _axis_of(spec: P, name: str) -> Axis:
     return None
 
 
-def _from_the_left(axis: Axis, ndim: int) -> Axis:
-    return None if axis is None else axis % ndim
-
-
 def _aval(shape: tuple[int, ...], array: jax.Array) -> Any:
     return ShapedArray(shape, array.dtype, weak_type=array.aval.weak_type)
-
-
-def _is_key(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _remember(known: dict, key: Any, value: _Known) -> None:

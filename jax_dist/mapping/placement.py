@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.mapping import refusals
+from jax_dist.mapping.keys import is_key, with_data
 
 _DEVICE_AXIS = "devices"  # of the meshes made here; pmap takes such arrays as they are
 
@@ -233,17 +234,16 @@ def _mesh_of(where: Mesh | Sequence[jax.Device] | None) -> Mesh:
 def _from_this_process(x: Any, sharding: NamedSharding) -> jax.Array:
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return jax.device_put(x, sharding)
-    if _is_key(x):
-        data = jax.make_array_from_process_local_data(sharding, np.asarray(jax.random.key_data(x)))
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    if is_key(x):
+        return with_data(x, lambda data: _from_this_process(data, sharding))
     return jax.make_array_from_process_local_data(sharding, np.asarray(x))
 
 
 def _stack(slices: Sequence[Any], devices: tuple[jax.Device, ...]) -> jax.Array:
     """`N` times `[*s] -> [N, *s]`, each on its device."""
-    if _is_key(slices[0]):
-        data = _stack([jax.random.key_data(x) for x in slices], devices)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(slices[0]))
+    if is_key(slices[0]):
+        data = [jax.random.key_data(x) for x in slices]
+        return with_data(slices[0], lambda _: _stack(data, devices))
     row_of = {id(x): _as_row(x) for x in slices}  # one row for all copies of the same array
     rows = jax.device_put([row_of[id(x)] for x in slices], list(devices))
     sharding = NamedSharding(_compat.auto_mesh(np.array(devices), (_DEVICE_AXIS,)), P(_DEVICE_AXIS))
@@ -265,10 +265,6 @@ def _first_block(leaf: Any, path: str) -> Any:
 def _as_row(x: Any) -> Any:
     """`[*s] -> [1, *s]`, without a copy on the host."""
     return np.expand_dims(x, 0) if isinstance(x, np.ndarray) else jnp.expand_dims(x, 0)
-
-
-def _is_key(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _dtype(x: Any) -> Any:

@@ -4,7 +4,7 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import jax
 
@@ -20,36 +20,6 @@ Arrays = Literal["local", "global"]
 _UNNAMED = "pmap_axis_0"  # a fixed name: it is part of the program, and so of its cache key
 
 
-@overload
-def pmap(
-    fun: None = None,
-    axis_name: Hashable | None = None,
-    *,
-    in_axes: AxisPrefix = 0,
-    out_axes: AxisPrefix = 0,
-    static_broadcasted_argnums: int | Iterable[int] = (),
-    devices: Sequence[jax.Device] | None = None,
-    backend: str | None = None,
-    axis_size: int | None = None,
-    donate_argnums: int | Iterable[int] = (),
-    virtual: bool = False,
-    arrays: Arrays = "local",
-) -> Callable[[Callable], Any]: ...
-@overload
-def pmap(
-    fun: Callable,
-    axis_name: Hashable | None = None,
-    *,
-    in_axes: AxisPrefix = 0,
-    out_axes: AxisPrefix = 0,
-    static_broadcasted_argnums: int | Iterable[int] = (),
-    devices: Sequence[jax.Device] | None = None,
-    backend: str | None = None,
-    axis_size: int | None = None,
-    donate_argnums: int | Iterable[int] = (),
-    virtual: bool = False,
-    arrays: Arrays = "local",
-) -> Any: ...
 def pmap(
     fun: Callable | None = None,
     axis_name: Hashable | None = None,

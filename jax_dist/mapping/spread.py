@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist.mapping import axes, nesting, refusals
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.calls import Call, Options
+from jax_dist.mapping.keys import is_key
 
 Pin: TypeAlias = Callable[[jax.Array, Axis], jax.Array]  # lays a mapped axis somewhere
 
@@ -113,7 +114,7 @@ def batch(
 def _check_keys(call: Call, leaves: Sequence[Any]) -> None:
     """Refuses keys whose bits depend on how many of them are used at once."""
     for path, leaf in zip(call.paths(), leaves, strict=True):
-        if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
+        if is_key(leaf):
             implementation = str(jax.random.key_impl(leaf))
             if "threefry" not in implementation:
                 raise refusals.random_bits_differ(call.fun_name, path, implementation)
