@@ -5,6 +5,7 @@ import functools
 import gc
 import pathlib
 import re
+import sys
 import weakref
 
 import chex
@@ -338,11 +339,53 @@ def test_a_donated_batch_that_looks_like_a_result_is_left_alone_in_the_end():
     assert carried.tolist() == [28.0] * 8
 
 
-def test_steady_state_is_the_jit_object_itself():
-    mapped = jax_dist.pmap(_double)
-    mapped(_EIGHT)
+def _python_calls(call):
+    """The names of all Python functions that `call` enters."""
+    names = []
 
-    assert type(_dispatcher_of(mapped).dispatch) is type(jax.jit(_double))
+    def saw(frame, event, _):
+        if event == "call":
+            names.append(frame.f_code.co_name)
+
+    sys.setprofile(saw)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+_STEADY = {
+    "one argument": (jax_dist.pmap(_double), lambda f, x: f(x)),
+    "NumPy": (jax_dist.pmap(_double), lambda f, x: (f(_EIGHT), x)[1]),
+    "keyword": (jax_dist.pmap(_double), lambda f, x: f(x=x)),
+    "static": (
+        jax_dist.pmap(lambda n, x: n * x, static_broadcasted_argnums=0),
+        lambda f, x: f(2, x),
+    ),
+    "donated": (jax_dist.pmap(_double, donate_argnums=0), lambda f, x: f(x)),
+    "donated batch too": (
+        jax_dist.pmap(lambda x, b: x + b.sum(), donate_argnums=(0, 1)),
+        lambda f, x: f(x, np.ones((8, 3), np.float32)),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", _STEADY)
+def test_in_the_steady_state_no_python_runs_but_the_closure(kind):
+    mapped, call = _STEADY[kind]
+    state = [jnp.arange(8.0)]
+
+    def step():
+        state[0] = call(mapped, state[0])
+
+    for _ in range(3):
+        step()
+    names = _python_calls(step)
+
+    # jit's slow path, into which a signature falls that failed once, enters dozens.
+    allowed = {"step", "<lambda>", "ones", "_ones_dispatcher"}
+    assert [name for name in names if name not in allowed] == ["mapped"]
 
 
 # ------------------------------------------------------------------------------------ donation
