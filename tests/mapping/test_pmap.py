@@ -355,19 +355,14 @@ def _python_calls(call):
     return names
 
 
-_STEADY = {
+_STEADY = {  # not NumPy, which JAX itself puts on the devices in Python
     "one argument": (jax_dist.pmap(_double), lambda f, x: f(x)),
-    "NumPy": (jax_dist.pmap(_double), lambda f, x: (f(_EIGHT), x)[1]),
     "keyword": (jax_dist.pmap(_double), lambda f, x: f(x=x)),
     "static": (
         jax_dist.pmap(lambda n, x: n * x, static_broadcasted_argnums=0),
         lambda f, x: f(2, x),
     ),
     "donated": (jax_dist.pmap(_double, donate_argnums=0), lambda f, x: f(x)),
-    "donated batch too": (
-        jax_dist.pmap(lambda x, b: x + b.sum(), donate_argnums=(0, 1)),
-        lambda f, x: f(x, np.ones((8, 3), np.float32)),
-    ),
 }
 
 
@@ -384,8 +379,7 @@ def test_in_the_steady_state_no_python_runs_but_the_closure(kind):
     names = _python_calls(step)
 
     # jit's slow path, into which a signature falls that failed once, enters dozens.
-    allowed = {"step", "<lambda>", "ones", "_ones_dispatcher"}
-    assert [name for name in names if name not in allowed] == ["mapped"]
+    assert names == ["step", "<lambda>", "mapped"]
 
 
 # ------------------------------------------------------------------------------------ donation
