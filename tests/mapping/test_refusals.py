@@ -8,6 +8,8 @@ import pytest
 
 from jax_dist.mapping import refusals
 
+pytestmark = pytest.mark.mapping
+
 
 def test_sizes_that_differ_are_named_one_by_one():
     error = refusals.mapped_sizes_differ("step", {"batch['x']": 8, "mask": 7})
