@@ -29,7 +29,7 @@ from jax_dist.mapping.process_calls import ProcessCalls
 from jax_dist.mapping.programs import jit_of
 from jax_dist.mapping.region import run_mapped
 
-_PLACED_IN_VAIN = 3  # calls after which a donated argument that is never fed back is left as given
+_PLACED_IN_VAIN = 10  # calls after which a donated argument that comes anew is left as given
 
 
 class Dispatcher:
@@ -184,7 +184,11 @@ class Dispatcher:
         if has_tracer(args, kwargs):
             return self.jitted(*args, **kwargs)
         plan = self._plan(args, kwargs, everything=False)
-        return self.jitted(*plan.args, **plan.kwargs)
+        try:
+            with Attempt(self, self._inner, placed=True):
+                return self.jitted(*plan.args, **plan.kwargs)
+        except Replan:
+            return self._place_and_call(args, kwargs)
 
     def _plan(self, args: tuple, kwargs: dict, *, everything: bool) -> "_Plan":
         """The call with its arguments in place."""
@@ -238,11 +242,10 @@ class Dispatcher:
             except TypeError:
                 path = axes.argument_name(self._fun(), number)
                 raise refusals.static_argument_unhashable(name, path, args[number]) from None
-        if self._processes is not None and has_tracer(args, kwargs):
-            if "incompatible devices" in str(refusal):
-                raise refusals.local_array_under_trace(name) from None
-            raise refusal
-        if self._processes is not None or has_tracer(args, kwargs):
+        is_traced = has_tracer(args, kwargs)
+        if self._processes is not None and is_traced and "incompatible devices" in str(refusal):
+            raise refusals.local_array_under_trace(name) from None
+        if self._processes is not None or is_traced:
             raise refusal
         try:
             _, errands = self._errands(args, kwargs, everything=True)
@@ -270,15 +273,16 @@ class _Plan:
             placement.finish_donation(pairs)
 
 
-def _after_compile(event: str, duration_secs: float, **kwargs: object) -> None:
-    del duration_secs, kwargs
+def _after_event(event: str, duration_secs: float, **details: object) -> None:
+    """Hears all that JAX measures."""
+    del duration_secs, details
     found = call_under_way() if event == "/jax/core/compile/backend_compile_duration" else None
     if found is not None:
         dispatcher, args, kwargs = found
         dispatcher.look_again(args, kwargs)
 
 
-jax.monitoring.register_event_duration_secs_listener(_after_compile)
+jax.monitoring.register_event_duration_secs_listener(_after_event)
 
 
 def has_tracer(args: tuple, kwargs: dict) -> bool:

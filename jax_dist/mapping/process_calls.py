@@ -102,9 +102,7 @@ class ProcessCalls:
         while True:
             view = self._view(leaves, leaf_axes, bound)
             try:
-                whole = [
-                    view.enter(leaf, axis) for leaf, axis in zip(leaves, leaf_axes, strict=True)
-                ]
+                whole = [view.enter(*pair) for pair in zip(leaves, leaf_axes, strict=True)]
             except Misfit:
                 raise _what_does_not_fit(bound(), view) from None
             values, keywords = jax.tree.unflatten(structure, whole)
@@ -113,14 +111,16 @@ class ProcessCalls:
             try:
                 with Attempt(self._owner, self._inner(), placed=True) as attempt:
                     output = self._jitted(*again, **keywords)
-                    break
             except Replan:
                 continue
-        self._finish_donation(args, again)
-        if not self._is_global:
-            flat, structure = jax.tree.flatten(output)
-            output = jax.tree.unflatten(structure, [view.leave(leaf) for leaf in flat])
-        return output, attempt.traced
+            self._finish_donation(args, again)
+            return self._as_seen_here(output, view), attempt.traced
+
+    def _as_seen_here(self, output: Any, view: LocalView) -> Any:
+        if self._is_global:
+            return output
+        flat, structure = jax.tree.flatten(output)
+        return jax.tree.unflatten(structure, [view.leave(leaf) for leaf in flat])
 
     def _view(
         self, leaves: list[Any], leaf_axes: tuple[Axis, ...], bound: Callable[[], Call]

@@ -332,11 +332,11 @@ def test_a_donated_batch_that_looks_like_a_result_is_left_alone_in_the_end():
     step = jax_dist.pmap(lambda s, b: (s + b.sum(), b * 2), donate_argnums=(0, 1))
     carried = jnp.zeros(8)
 
-    for _ in range(6):
+    for _ in range(12):
         carried, _ = step(carried, np.ones((8, 4), np.float32))
     with compiles(0):
         carried, _ = step(carried, np.ones((8, 4), np.float32))
-    assert carried.tolist() == [28.0] * 8
+    assert carried.tolist() == [52.0] * 8
 
 
 def _python_calls(call):
@@ -482,6 +482,17 @@ def test_an_array_on_the_right_mesh_but_cut_otherwise_is_moved_too():
     mapped(replicated)
     with compiles(0), jax.transfer_guard_device_to_device("disallow_explicit"):
         assert mapped(replicated).tolist() == [1792.0] * 8
+
+
+def test_another_shape_of_a_misplaced_argument_stays_fast():
+    mapped = jax_dist.pmap(lambda x: x + 1, "i")
+    for shape in ((8,), (8, 2)):
+        for _ in range(2):
+            right = mapped(jax.device_put(np.ones(shape, np.float32), jax.devices()[3]))
+
+    jitted = _dispatcher_of(mapped).jitted
+
+    assert _python_calls(lambda: jitted(right)) == ["<lambda>"]
 
 
 def _dispatcher_of(mapped):
