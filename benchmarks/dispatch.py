@@ -164,15 +164,15 @@ def misplaced(devices: int) -> Calls:
     theirs = jax.pmap(body, "i")
     same, fresh = jax_dist.pmap(body, "i"), jax_dist.pmap(body, "i")
     return {
-        "bare jit": lambda: bare(jax.device_put(x, sharding)),
-        "bare again": lambda: bare(jax.device_put(x, sharding)),
-        "jax_dist": lambda: fresh(_copy_on(x)),
-        "jax.pmap": lambda: theirs(jax.device_put(x, sharding)),
+        "bare jit": lambda: bare(jax.device_put(_again(x), sharding)),
+        "bare again": lambda: bare(jax.device_put(_again(x), sharding)),
+        "jax_dist": lambda: fresh(_again(x)),
+        "jax.pmap": lambda: theirs(jax.device_put(_again(x), sharding)),
         "same array": lambda: same(x),
     }
 
 
-def _copy_on(x: jax.Array) -> jax.Array:
+def _again(x: jax.Array) -> jax.Array:
     """Another array object on the same buffer, as a program makes one in each step."""
     return jax.make_array_from_single_device_arrays(x.shape, x.sharding, [x])
 

@@ -136,13 +136,12 @@ def _wrapped(fun: Callable, dispatcher: Dispatcher) -> Any:
     """The closure that the user calls. What stands here is paid for in every call."""
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        refusal = None
         try:
             if kwargs:
                 return dispatcher.dispatch(*args, **kwargs)
             return dispatcher.dispatch(*args)
         except Misplaced:
-            pass
+            refusal = None
         except ValueError as error:
             refusal = error
         return dispatcher.settle(args, kwargs, refusal)
