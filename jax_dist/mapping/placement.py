@@ -258,7 +258,7 @@ def _first_block(leaf: Any, path: str) -> Any:
     if jnp.shape(leaf)[0] == 0:
         raise refusals.not_replicated(path, f"has shape {jnp.shape(leaf)}")
     if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
-        return leaf.addressable_shards[0].data  # in the order of the mesh: the first slices
+        return leaf.addressable_data(0)  # in the order of the mesh: the first slices
     return leaf
 
 
