@@ -31,6 +31,10 @@ class StaticArgumentError(ValueError):
     """A static argument is missing or cannot be hashed."""
 
 
+class UnsupportedError(NotImplementedError):
+    """What is asked has a meaning, but no way to compute it here."""
+
+
 class PlacementError(ValueError):
     """An array cannot be placed as asked."""
 

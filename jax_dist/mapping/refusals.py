@@ -10,6 +10,7 @@ from jax_dist._errors import (
     NestingError,
     PlacementError,
     StaticArgumentError,
+    UnsupportedError,
     message,
 )
 
@@ -248,6 +249,17 @@ def no_virtual_size(fun_name: str, size: int, devices: int) -> DeviceCountError:
             which=[f"the mapped axis has size {size}", f"len(devices) is {devices}"],
             why="with virtual=True every device runs the same number of slices",
             do="Give a number of devices that divides the size of the axis.",
+        )
+    )
+
+
+def groups_not_batched(fun_name: str, axis_name: object, size: int) -> UnsupportedError:
+    return UnsupportedError(
+        message(
+            what=f"pmap of '{fun_name}' has a collective with axis_index_groups",
+            which=[f"it goes over axis {axis_name!r}, whose {size} slices share devices"],
+            why="such an axis is mapped by vmap, which has no rule for groups",
+            do="Drop virtual=True, or split the axis into two nested ones and reduce over one.",
         )
     )
 

@@ -22,6 +22,10 @@ from jax_dist.mapping.keys import is_key
 Pin: TypeAlias = Callable[[jax.Array, Axis], jax.Array]  # lays a mapped axis somewhere
 
 
+# What the vmap rules of collectives say of axis_index_groups; all_to_all says the second.
+_OF_GROUPS = ("axis_index_groups", "Please open a feature request")
+
+
 def cut(
     options: Options,
     call: Call,
@@ -99,7 +103,12 @@ def batch(
     _check_keys(call, leaves)
     pinned = [pin(leaf, axis) for leaf, axis in zip(leaves, call.axes, strict=True)]
     mapped = jax.vmap(body, in_axes=call.axes, out_axes=0, axis_name=name, axis_size=size)
-    flat = mapped(*pinned)
+    try:
+        flat = mapped(*pinned)
+    except NotImplementedError as error:
+        if not any(words in str(error) for words in _OF_GROUPS):
+            raise
+        raise refusals.groups_not_batched(call.fun_name, name, size) from error
     structure, out_axes = found[-1]
 
     def at_its_axis(array: jax.Array, axis: Axis) -> jax.Array:

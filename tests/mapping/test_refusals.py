@@ -54,6 +54,7 @@ _EXAMPLES = {
     "static_argument_unhashable": ("f", "n", [1]),
     "bad_argument_numbers": ("donate_argnums", -1),
     "no_virtual_size": ("f", 7, 2),
+    "groups_not_batched": ("f", "i", 16),
     "random_bits_differ": ("f", "key", "rbg"),
     "neither_local_nor_global": ("f", "x", 3, 4, 8),
     "local_array_under_trace": ("f",),

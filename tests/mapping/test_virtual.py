@@ -1,5 +1,7 @@
 """virtual=True: more slices than devices."""
 
+import textwrap
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,8 +73,22 @@ def test_the_numbers_of_real_devices():
     ],
 )
 def test_groups_are_refused(collective):
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(_errors.UnsupportedError) as caught:
         jax_dist.pmap(collective, "i", virtual=True)(_X)
+
+    assert str(caught.value) == textwrap.dedent("""\
+        pmap of '<lambda>' has a collective with axis_index_groups:
+          * it goes over axis 'i', whose 16 slices share devices
+        Because such an axis is mapped by vmap, which has no rule for groups.
+        Drop virtual=True, or split the axis into two nested ones and reduce over one.""")
+
+
+def test_what_the_body_does_not_implement_comes_through():
+    def body(x):
+        raise NotImplementedError("mine")
+
+    with pytest.raises(NotImplementedError, match="mine"):
+        jax_dist.pmap(body, "i", virtual=True)(_X)
 
 
 @pytest.mark.parametrize(("size", "devices"), [(4, 4), (8, 8), (12, 6), (20, 5), (64, 8)])
