@@ -257,9 +257,9 @@ def groups_not_batched(fun_name: str, axis_name: object, size: int) -> Unsupport
     return UnsupportedError(
         message(
             what=f"pmap of '{fun_name}' has a collective with axis_index_groups",
-            which=[f"it goes over axis {axis_name!r}, whose {size} slices share devices"],
-            why="such an axis is mapped by vmap, which has no rule for groups",
-            do="Drop virtual=True, or split the axis into two nested ones and reduce over one.",
+            which=[f"it goes over axis {axis_name!r} of size {size}"],
+            why="this axis is mapped by vmap, which has no rule for groups",
+            do="Drop virtual=True; inside another pmap, map axes of one depth alike.",
         )
     )
 

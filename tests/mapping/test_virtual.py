@@ -78,9 +78,9 @@ def test_groups_are_refused(collective):
 
     assert str(caught.value) == textwrap.dedent("""\
         pmap of '<lambda>' has a collective with axis_index_groups:
-          * it goes over axis 'i', whose 16 slices share devices
-        Because such an axis is mapped by vmap, which has no rule for groups.
-        Drop virtual=True, or split the axis into two nested ones and reduce over one.""")
+          * it goes over axis 'i' of size 16
+        Because this axis is mapped by vmap, which has no rule for groups.
+        Drop virtual=True; inside another pmap, map axes of one depth alike.""")
 
 
 def test_what_the_body_does_not_implement_comes_through():
