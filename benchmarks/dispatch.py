@@ -109,7 +109,7 @@ def shared_and_mapped(leaves: int, devices: int) -> Calls:
 
 def static_argument(devices: int) -> Calls:
     x = placed(np.ones((devices, 4), np.float32), devices)
-    body = lambda n, x: x + n  # noqa: E731
+    body = lambda n, x: x + n
     ours = jax_dist.pmap(body, "i", static_broadcasted_argnums=0)
     theirs = jax.pmap(body, "i", static_broadcasted_argnums=0)
     mesh = Mesh(np.array(jax.devices()[:devices]), ("i",))
@@ -124,7 +124,7 @@ def static_argument(devices: int) -> Calls:
 
 def keyword(devices: int) -> Calls:
     x = placed(np.ones((devices, 4), np.float32), devices)
-    body = lambda x, y: x + y  # noqa: E731
+    body = lambda x, y: x + y
     ours, theirs = jax_dist.pmap(body, "i"), jax.pmap(body, "i")
     mesh = Mesh(np.array(jax.devices()[:devices]), ("i",))
     blocks = jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
@@ -138,7 +138,7 @@ def numpy_argument(devices: int) -> Calls:
 
 
 def donation(devices: int) -> Calls:
-    body = lambda x: [leaf + 1 for leaf in x]  # noqa: E731
+    body = lambda x: [leaf + 1 for leaf in x]
     bare = hand_written(body, P("i"), devices, donate_argnums=0)
     ours = jax_dist.pmap(body, "i", donate_argnums=0)
     theirs = jax.pmap(body, "i", donate_argnums=0)
@@ -158,7 +158,7 @@ def donation(devices: int) -> Calls:
 def misplaced(devices: int) -> Calls:
     """`jax.pmap` refuses it, so it and the bare object get an explicit device_put each time."""
     x = jax.device_put(np.ones((devices, 262144), np.float32), jax.devices()[0])
-    body = lambda x: x[..., :4] + 1  # noqa: E731
+    body = lambda x: x[..., :4] + 1
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:devices]), ("i",)), P("i"))
     bare = hand_written(body, P("i"), devices)
     theirs = jax.pmap(body, "i")
@@ -179,7 +179,7 @@ def _again(x: jax.Array) -> jax.Array:
 
 def decorating_again(devices: int) -> Calls:
     x = placed(np.ones((devices, 4), np.float32), devices)
-    body = lambda x: x + 1  # noqa: E731
+    body = lambda x: x + 1
     bare = hand_written(body, P("i"), devices)
     return {
         "bare jit": lambda: bare(x),
@@ -256,7 +256,7 @@ def process_rows(rounds: int) -> dict[str, dict[str, np.ndarray]]:
     mesh = Mesh(np.array(jax.devices()), ("i",))
     results = {}
     for leaves in (1, 100, 1000):
-        body = lambda x: [leaf + 1 for leaf in x]  # noqa: E731
+        body = lambda x: [leaf + 1 for leaf in x]
         local = [np.ones((4, 4), np.float32)] * leaves
         whole = [
             jax.make_array_from_process_local_data(NamedSharding(mesh, P("i")), x) for x in local

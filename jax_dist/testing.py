@@ -114,7 +114,7 @@ def _attempt(
 
 
 def _copy(tree: Any) -> Any:
-    is_array = lambda leaf: isinstance(leaf, jax.Array | np.ndarray)  # noqa: E731
+    is_array = lambda leaf: isinstance(leaf, jax.Array | np.ndarray)
     return jax.tree.map(lambda leaf: leaf.copy() if is_array(leaf) else leaf, tree)
 
 

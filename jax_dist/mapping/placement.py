@@ -59,7 +59,7 @@ def shard(tree: Any, mesh: Mesh, spec: P | Any) -> Any:
     >>> len(shard(np.zeros((jax.device_count(), 2)), mesh, P("i")).addressable_shards)
     8
     """
-    is_spec = lambda node: isinstance(node, P)  # noqa: E731  # a def would be longer than its use
+    is_spec = lambda node: isinstance(node, P)
     here = jax.process_index()
     foreign = any(device.process_index != here for device in mesh.devices.flat)
 
