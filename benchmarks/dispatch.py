@@ -57,9 +57,13 @@ def ratios(seconds: dict[str, np.ndarray], baseline: str) -> dict[str, str]:
     return texts
 
 
+def mesh_of(devices: int) -> Mesh:
+    return Mesh(np.array(jax.devices()[:devices]), ("i",))
+
+
 def hand_written(body: Callable, in_specs: object, devices: int, **options: object) -> Callable:
     """jit(shard_map) as one writes it by hand, of a body on blocks `[1, *s]`."""
-    mesh = Mesh(np.array(jax.devices()[:devices]), ("i",))
+    mesh = mesh_of(devices)
     mapped = jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=P("i"), check_vma=False)
     return jax.jit(mapped, **options)
 
@@ -79,8 +83,7 @@ def variants(body: Callable, blocks: Callable, args: tuple, devices: int, *, in_
 
 
 def placed(tree: object, devices: int) -> object:
-    mesh = Mesh(np.array(jax.devices()[:devices]), ("i",))
-    return jax.device_put(tree, NamedSharding(mesh, P("i")))
+    return jax.device_put(tree, NamedSharding(mesh_of(devices), P("i")))
 
 
 def one_argument(devices: int) -> Calls:
@@ -101,7 +104,7 @@ def shared_and_mapped(leaves: int, devices: int) -> Calls:
         return {name: x * leaf for name, leaf in w.items()}
 
     names = [f"layer_{i}" for i in range(leaves)]
-    mesh = Mesh(np.array(jax.devices()[:devices]), ("i",))
+    mesh = mesh_of(devices)
     w = jax.device_put(dict.fromkeys(names, np.ones(4, np.float32)), NamedSharding(mesh, P()))
     x = placed(np.ones((devices, 4), np.float32), devices)
     return variants(body, body, (w, x), devices, in_axes=(None, 0))
@@ -112,7 +115,7 @@ def static_argument(devices: int) -> Calls:
     body = lambda n, x: x + n
     ours = jax_dist.pmap(body, "i", static_broadcasted_argnums=0)
     theirs = jax.pmap(body, "i", static_broadcasted_argnums=0)
-    mesh = Mesh(np.array(jax.devices()[:devices]), ("i",))
+    mesh = mesh_of(devices)
     bare = jax.jit(
         lambda n, x: jax.shard_map(
             functools.partial(body, n), mesh=mesh, in_specs=P("i"), out_specs=P("i")
@@ -126,7 +129,7 @@ def keyword(devices: int) -> Calls:
     x = placed(np.ones((devices, 4), np.float32), devices)
     body = lambda x, y: x + y
     ours, theirs = jax_dist.pmap(body, "i"), jax.pmap(body, "i")
-    mesh = Mesh(np.array(jax.devices()[:devices]), ("i",))
+    mesh = mesh_of(devices)
     blocks = jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
     bare = jax.jit(lambda x, y: blocks(x, y))
     return _four(lambda f: lambda: f(x=x, y=x), bare, ours, theirs)
@@ -159,7 +162,7 @@ def misplaced(devices: int) -> Calls:
     """`jax.pmap` refuses it, so it and the bare object get an explicit device_put each time."""
     x = jax.device_put(np.ones((devices, 262144), np.float32), jax.devices()[0])
     body = lambda x: x[..., :4] + 1
-    sharding = NamedSharding(Mesh(np.array(jax.devices()[:devices]), ("i",)), P("i"))
+    sharding = NamedSharding(mesh_of(devices), P("i"))
     bare = hand_written(body, P("i"), devices)
     theirs = jax.pmap(body, "i")
     same, fresh = jax_dist.pmap(body, "i"), jax_dist.pmap(body, "i")

@@ -7,6 +7,7 @@ from typing import TextIO
 
 import jax_dist
 from jax_dist.commands import info
+from jax_dist.commands.exits import Exit
 
 _COMMANDS = (info,)
 
@@ -22,24 +23,25 @@ examples:
 def main(
     arguments: Sequence[str] | None = None,
     *,
-    out: TextIO = sys.stdout,
-    err: TextIO = sys.stderr,
+    out: TextIO | None = None,
+    err: TextIO | None = None,
 ) -> int:
     """Runs one subcommand.
 
     Args:
       arguments: the command line without the program's name; by default that of the process.
-      out: where results are written.
-      err: where messages are written.
+      out: where results are written; by default the standard output.
+      err: where messages are written; by default the standard error.
 
     Returns:
       The exit code.
     """
+    out, err = out or sys.stdout, err or sys.stderr  # as they are now, not at import
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help(file=err)
-        return 2
+        return Exit.USAGE
     return int(options.run(options, out=out, err=err))
 
 

@@ -171,16 +171,21 @@ def _positional_names(fun: Callable) -> list[str]:
 def _spread(
     prefix: AxisPrefix, tree: Any, argument: str, fun_name: str, *, keywords: bool
 ) -> tuple[Axis, ...]:
-    axes, structure = jax.tree.flatten(prefix, is_leaf=_is_none)
-    try:
-        subtrees = structure.flatten_up_to(tree)
-    except (ValueError, TypeError, KeyError):
+    axes = jax.tree.leaves(prefix, is_leaf=_is_none)
+    subtrees = _subtrees(prefix, tree)
+    if subtrees is None:
         at, below, value = _first_mismatch(prefix, tree)
-        raise refusals.axes_not_a_prefix(
-            fun_name, argument, at, below, value, keywords=keywords
-        ) from None
+        raise refusals.axes_not_a_prefix(fun_name, argument, at, below, value, keywords=keywords)
     counts = [len(jax.tree.leaves(subtree)) for subtree in subtrees]
     return tuple(axis for axis, count in zip(axes, counts, strict=True) for _ in range(count))
+
+
+def _subtrees(prefix: AxisPrefix, tree: Any) -> list[Any] | None:
+    """What stands in `tree` at each leaf of `prefix`; None if that is no prefix."""
+    try:
+        return jax.tree.structure(prefix, is_leaf=_is_none).flatten_up_to(tree)
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _first_mismatch(prefix: AxisPrefix, tree: Any, at: str = "") -> tuple[str, Any, str]:
@@ -190,12 +195,7 @@ def _first_mismatch(prefix: AxisPrefix, tree: Any, at: str = "") -> tuple[str, A
     if kind != other_kind:
         return at, prefix, _in_words(tree, len(values))
     for (path, part), (_, value) in zip(below, values, strict=True):
-        if part is None or isinstance(part, int):
-            continue
-        structure = jax.tree.structure(part, is_leaf=_is_none)
-        try:
-            structure.flatten_up_to(value)
-        except (ValueError, TypeError, KeyError):
+        if _subtrees(part, value) is None:
             return _first_mismatch(part, value, at + jax.tree_util.keystr(path))
     return at, prefix, _in_words(tree, len(values))
 

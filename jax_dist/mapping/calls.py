@@ -2,10 +2,11 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from jax_dist.mapping import axes, refusals
 from jax_dist.mapping.axes import Axis, AxisPrefix
@@ -46,6 +47,11 @@ class Call:
         """The body, on its arguments as it sees them."""
         args, kwargs = self.rebuild(leaves)
         return self.fun(*args, **kwargs)
+
+
+def any_tracer(leaves: Iterable[Any]) -> bool:
+    """Whether the call is part of a trace outside."""
+    return any(isinstance(leaf, Tracer) for leaf in leaves)
 
 
 def bind(options: Options, fun: Callable, args: tuple, kwargs: dict) -> Call:

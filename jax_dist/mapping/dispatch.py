@@ -12,18 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from jax_dist.mapping import axes, placement, refusals
-from jax_dist.mapping.attempts import (
-    Attempt,
-    Misplaced,
-    Replan,
-    call_under_way,
-    current,
-)
-from jax_dist.mapping.calls import Call, Options, bind
+from jax_dist.mapping.attempts import Attempt, Misplaced, Replan, call_under_way, current
+from jax_dist.mapping.calls import Call, Options, any_tracer, bind
 from jax_dist.mapping.meshes import InnerAxis, Layout, lay_out
 from jax_dist.mapping.process_calls import ProcessCalls
 from jax_dist.mapping.programs import jit_of
@@ -109,7 +102,7 @@ class Dispatcher:
     def _wants_to_place(self) -> bool:
         """Whether the call under way has arguments that belong elsewhere."""
         found = call_under_way()
-        if found is None or found[0] is not self or has_tracer(*found[1:]):
+        if found is None or found[0] is not self or _has_tracer(*found[1:]):
             return False
         if self._processes is not None:
             return self._processes.wants_to_convert(*found[1:])
@@ -121,7 +114,7 @@ class Dispatcher:
         An array that lies on the right mesh, but is cut in another way, has the type of a right
         one: jit does not trace, compiles for it, and would reshard it in each call.
         """
-        if self._processes is not None or has_tracer(args, kwargs):
+        if self._processes is not None or _has_tracer(args, kwargs):
             return
         try:
             call, errands = self._errands(args, kwargs, everything=True)
@@ -155,14 +148,14 @@ class Dispatcher:
     def _place_and_call(self, args: tuple, kwargs: dict) -> Any:
         while True:
             plan = self._plan(args, kwargs, everything=True)
-            if has_tracer(plan.args, plan.kwargs):  # a call on constants, inside a trace
+            if _has_tracer(plan.args, plan.kwargs):  # a call on constants, inside a trace
                 with Attempt():
                     return self.jitted(*args, **kwargs)
             attempt = Attempt(
                 owner=self,
                 inner=self._inner,
                 placed=bool(plan.donated or plan.moved),
-                donated=frozenset(plan.donated),
+                donated=plan.donated,
             )
             try:
                 with attempt:
@@ -170,8 +163,8 @@ class Dispatcher:
             except Replan:
                 continue
             break
-        plan.finish_donation()
-        self._times_placed.update(list(plan.donated))
+        placement.finish_donation(plan.pairs)  # only now: a call that fails takes nothing
+        self._times_placed.update(plan.donated)
         vain = {owner for owner, times in self._times_placed.items() if times >= _PLACED_IN_VAIN}
         if vain - self._not_fed_back:
             self._not_fed_back |= vain
@@ -181,7 +174,7 @@ class Dispatcher:
 
     def _dispatch_with_care(self, *args: Any, **kwargs: Any) -> Any:
         """For a function whose user passes misplaced arrays: looks at those arguments first."""
-        if has_tracer(args, kwargs):
+        if _has_tracer(args, kwargs):
             return self.jitted(*args, **kwargs)
         plan = self._plan(args, kwargs, everything=False)
         try:
@@ -193,17 +186,18 @@ class Dispatcher:
     def _plan(self, args: tuple, kwargs: dict, *, everything: bool) -> "_Plan":
         """The call with its arguments in place."""
         call, errands = self._errands(args, kwargs, everything=everything)
-        leaves, donated, moved = list(call.leaves), {}, set()
+        leaves, pairs, donated, moved = list(call.leaves), [], set(), set()
         for index, target, is_donated in errands:
             leaf, owner = leaves[index], call.owners[index]
             if is_donated:
                 leaves[index] = jax.device_put(leaf, target)
-                donated.setdefault(owner, []).append((leaf, leaves[index]))
+                pairs.append((leaf, leaves[index]))
+                donated.add(owner)
             else:
                 leaves[index] = self._twins.move(leaf, target)
                 moved.add(owner)
         new_args, new_kwargs = call.rebuild(leaves)
-        return _Plan(new_args, new_kwargs, donated, frozenset(moved))
+        return _Plan(new_args, new_kwargs, pairs, frozenset(donated), frozenset(moved))
 
     def _errands(
         self, args: tuple, kwargs: dict, *, everything: bool
@@ -242,7 +236,7 @@ class Dispatcher:
             except TypeError:
                 path = axes.argument_name(self._fun(), number)
                 raise refusals.static_argument_unhashable(name, path, args[number]) from None
-        is_traced = has_tracer(args, kwargs)
+        is_traced = _has_tracer(args, kwargs)
         if self._processes is not None and is_traced and "incompatible devices" in str(refusal):
             raise refusals.local_array_under_trace(name) from None
         if self._processes is not None or is_traced:
@@ -261,16 +255,9 @@ class _Plan:
 
     args: tuple
     kwargs: dict
-    donated: dict[int | str, list[tuple[Any, jax.Array]]]  # by argument: (given, placed) leaves
+    pairs: list[tuple[Any, jax.Array]]  # (given, placed) leaves of donated arguments
+    donated: frozenset[int | str]  # arguments they belong to
     moved: frozenset[int | str]  # arguments with misplaced arrays
-
-    def finish_donation(self) -> None:
-        """Deletes the originals whose placed copies the call has used up.
-
-        Only now: had the call failed, they would be lost.
-        """
-        for pairs in self.donated.values():
-            placement.finish_donation(pairs)
 
 
 def _after_event(event: str, duration_secs: float, **details: object) -> None:
@@ -285,5 +272,5 @@ def _after_event(event: str, duration_secs: float, **details: object) -> None:
 jax.monitoring.register_event_duration_secs_listener(_after_event)
 
 
-def has_tracer(args: tuple, kwargs: dict) -> bool:
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs)))
+def _has_tracer(args: tuple, kwargs: dict) -> bool:
+    return any_tracer(jax.tree.leaves((args, kwargs)))

@@ -75,7 +75,7 @@ class LocalView:
         return NamedSharding(self.layout.mesh, axes.spec_of_axis(axis, ndim, self.layout.name))
 
     def whole_shape(self, shape: tuple[int, ...], axis: Axis) -> tuple[int, ...]:
-        return _scaled(shape, axis, times=self.layout.processes)
+        return shape if axis is None else _resized(shape, axis, shape[axis] * self.layout.processes)
 
     def _enter(self, leaf: Any, axis: Axis) -> Any:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
@@ -113,20 +113,17 @@ class LocalView:
             return whole
         axis = _axis_of(whole.sharding.spec, self.layout.name)
         own = NamedSharding(self.layout.local_mesh, whole.sharding.spec)
-        shape = whole.shape if axis is None else self._local_shape(whole.shape, axis)
+        shape = whole.shape
+        if axis is not None:
+            shape = _resized(shape, axis, shape[axis] // self.layout.processes)
         aval = _aval(shape, whole)
         _remember(self._leaving, id(whole.aval), _Known(whole.aval, whole.sharding, aval, own))
         return _compat.rewrap(whole, aval, own)
 
-    def _local_shape(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-        return (*shape[:axis], shape[axis] // self.layout.processes, *shape[axis + 1 :])
 
-
-def _scaled(shape: tuple[int, ...], axis: Axis, *, times: int) -> tuple[int, ...]:
-    if axis is None:
-        return shape
+def _resized(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
     axis %= len(shape)
-    return (*shape[:axis], shape[axis] * times, *shape[axis + 1 :])
+    return (*shape[:axis], size, *shape[axis + 1 :])
 
 
 def _axis_of(spec: P, name: str) -> Axis:

@@ -93,10 +93,10 @@ def unreplicate(tree: Any) -> Any:
     """
     leaves, structure = jax.tree.flatten_with_path(tree)
     blocks = [_first_block(leaf, "tree" + jax.tree_util.keystr(path)) for path, leaf in leaves]
-    rows: dict[int, Any] = {}
-    for device in {_device_of(block): None for block in blocks}:  # one program for each device
-        chosen = {i: block for i, block in enumerate(blocks) if _device_of(block) == device}
-        rows |= _first_rows(chosen)
+    by_device: dict[Any, dict[int, Any]] = {}  # for one program cannot take arrays of several
+    for index, block in enumerate(blocks):
+        by_device.setdefault(_device_of(block), {})[index] = block
+    rows = {index: row for group in by_device.values() for index, row in _first_rows(group).items()}
     return jax.tree.unflatten(structure, [rows[i] for i in range(len(blocks))])
 
 
@@ -149,7 +149,7 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[jax.Device]) -> 
         raise refusals.shards_differ("", [str(structure) for structure in structures])
     paths = [path for path, _ in jax.tree.leaves_with_path(shards[0])]
     columns = zip(*[jax.tree.leaves(shard) for shard in shards], strict=True)
-    for path, column in zip(paths, list(columns), strict=True):
+    for path, column in zip(paths, columns, strict=True):
         kinds = [f"{_dtype(x)}{list(jnp.shape(x))}" for x in column]
         if len(set(kinds)) > 1:
             raise refusals.shards_differ(jax.tree_util.keystr(path), kinds)
@@ -246,7 +246,7 @@ def _stack(slices: Sequence[Any], devices: tuple[jax.Device, ...]) -> jax.Array:
         return with_data(slices[0], lambda _: _stack(data, devices))
     row_of = {id(x): _as_row(x) for x in slices}  # one row for all copies of the same array
     rows = jax.device_put([row_of[id(x)] for x in slices], list(devices))
-    sharding = NamedSharding(_compat.auto_mesh(np.array(devices), (_DEVICE_AXIS,)), P(_DEVICE_AXIS))
+    sharding = NamedSharding(_mesh_of(devices), P(_DEVICE_AXIS))
     shape = (len(devices), *jnp.shape(slices[0]))
     return jax.make_array_from_single_device_arrays(shape, sharding, rows)
 
@@ -273,7 +273,7 @@ def _dtype(x: Any) -> Any:
 
 def _device_of(block: Any) -> jax.Device | None:
     is_placed = isinstance(block, jax.Array) and not isinstance(block, Tracer)
-    return block.devices().copy().pop() if is_placed else None
+    return next(iter(block.devices())) if is_placed else None
 
 
 @jax.jit

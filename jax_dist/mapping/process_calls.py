@@ -5,12 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 
 from jax_dist.mapping import placement, refusals
 from jax_dist.mapping.attempts import Attempt, Replan
 from jax_dist.mapping.axes import Axis
-from jax_dist.mapping.calls import Call, Options, bind
+from jax_dist.mapping.calls import Call, Options, any_tracer, bind
 from jax_dist.mapping.host_local import LocalView, Misfit
 from jax_dist.mapping.meshes import InnerAxis, lay_out
 from jax_dist.mapping.programs import jit_alone
@@ -71,7 +70,7 @@ class ProcessCalls:
     def abstract(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """The arguments as shapes of whole arrays, for lower."""
         call = bind(self._options, self._fun(), args, kwargs)
-        if any(isinstance(leaf, Tracer) for leaf in call.leaves):
+        if any_tracer(call.leaves):
             return args, kwargs
         view = self._view(call.leaves, call.axes, lambda: call)
 
@@ -90,7 +89,7 @@ class ProcessCalls:
         static = self._options.static
         mapped = [arg for number, arg in enumerate(args) if number not in static]
         leaves, structure = jax.tree.flatten((mapped, kwargs))
-        if any(isinstance(leaf, Tracer) for leaf in leaves):
+        if any_tracer(leaves):
             return self.jitted_view(*args, **kwargs), True
 
         def bound() -> Call:

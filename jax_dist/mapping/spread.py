@@ -122,10 +122,11 @@ def batch(
 
 def _check_keys(call: Call, leaves: Sequence[Any]) -> None:
     """Refuses keys whose bits depend on how many of them are used at once."""
-    for path, leaf in zip(call.paths(), leaves, strict=True):
+    for index, leaf in enumerate(leaves):
         if is_key(leaf):
             implementation = str(jax.random.key_impl(leaf))
             if "threefry" not in implementation:
+                path = call.paths()[index]
                 raise refusals.random_bits_differ(call.fun_name, path, implementation)
 
 

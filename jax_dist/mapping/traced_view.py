@@ -22,7 +22,7 @@ def view_as_whole(view: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
     To the program, the view is replicated over processes; in truth each process holds its own
     slices. No element is moved: the same buffer is declared to be one part of a longer array.
     """
-    if axis is None or layout.processes == 1:
+    if axis is None:
         return view
     if not jnp.issubdtype(view.dtype, jnp.inexact):  # has no derivative
         return _relabelled(view, axis, layout, to_whole=True)
@@ -38,7 +38,7 @@ def view_as_whole(view: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
 
 def whole_as_view(whole: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
     """`[P * L, *s] -> [L, *s]` (for axis 0) while tracing: the inverse of `view_as_whole`."""
-    if axis is None or layout.processes == 1:
+    if axis is None:
         return whole
     if not jnp.issubdtype(whole.dtype, jnp.inexact):
         return _relabelled(whole, axis, layout, to_whole=False)

@@ -105,7 +105,7 @@ def test_in_axes_that_is_no_prefix():
         pmap of '<lambda>' got an in_axes that does not fit its positional arguments:
           * in_axes[0] is (0, 0, 0), but there stands a tuple of length 2
         Because in_axes must have the structure of the positional arguments, down to its integers and None.
-        Make in_axes a tree prefix of the positional arguments: an integer or None stands for all below it.""",  # noqa: E501
+        Make in_axes a tree prefix of the positional arguments: an integer or None stands for all below it.""",  # noqa: E501  # messages wrap only where they say so
         jax_dist.pmap(lambda x, y: x, in_axes=((0, 0, 0), 0)),
         (_EIGHT, _EIGHT),
         _EIGHT,
