@@ -1,0 +1,288 @@
+"""Calls: what compiles, what runs in Python, what is donated, and what is moved."""
+
+import functools
+import gc
+import re
+import weakref
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from watching import compiles, dispatcher_of, lies_on, mesh, python_calls
+
+import jax_dist
+from jax_dist.mapping import pmap as pmap_module
+
+pytestmark = pytest.mark.mapping
+
+_EIGHT = np.arange(8.0, dtype=np.float32)
+
+
+def _double(x):
+    return 2 * x
+
+
+# ------------------------------------------------------------------------------ compile counts
+
+
+def test_decorating_again_compiles_once():
+    def body(x):
+        return lax.psum(x, "i") * 3
+
+    with compiles(1):
+        for _ in range(3):
+            jax_dist.pmap(body, "i")(_EIGHT)
+    with compiles(1):  # other options, another program
+        jax_dist.pmap(body, "i", out_axes=None)(_EIGHT)
+
+
+def test_a_function_and_one_that_wraps_it_are_not_mixed_up():
+    def inner(x):
+        return x + 1
+
+    @functools.wraps(inner)
+    def outer(x):
+        return inner(x) * 100
+
+    assert jax_dist.pmap(inner)(_EIGHT).tolist() == [k + 1 for k in range(8)]
+    assert jax_dist.pmap(outer)(_EIGHT).tolist() == [100 * (k + 1) for k in range(8)]
+
+
+def test_a_method_sees_the_present_state_of_its_object():
+    class Scaler:
+        factor = 2
+
+        def scale(self, x):
+            return self.factor * x
+
+    scaler = Scaler()
+
+    assert jax_dist.pmap(scaler.scale)(_EIGHT)[1] == 2
+    scaler.factor = 5
+    assert jax_dist.pmap(scaler.scale)(_EIGHT)[1] == 5
+
+
+def test_functions_die_when_their_users_drop_them():
+    def make():
+        def body(x):
+            return x + 1
+
+        jax_dist.pmap(body)(_EIGHT)
+        return weakref.ref(body)
+
+    before = len(pmap_module._cache._by_id)
+    dead = make()
+    gc.collect()
+
+    assert dead() is None
+    assert len(pmap_module._cache._by_id) <= before
+
+
+def test_what_comes_off_a_temporary_keeps_its_function():
+    assert jax_dist.pmap(lambda x: x + 1).jitted(_EIGHT)[7] == 8
+    assert jax_dist.pmap(lambda x: x + 1).lower(_EIGHT).compile()(_EIGHT)[7] == 8
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param(lambda x: np.asarray(x), id="NumPy"),
+        pytest.param(lambda x: jnp.asarray(x), id="uncommitted"),
+        pytest.param(lambda x: jax.device_put(x, jax.devices()[0]), id="on one device"),
+        pytest.param(lambda x: jax.device_put(x, NamedSharding(mesh("i"), P())), id="replicated"),
+        pytest.param(
+            lambda x: jax.device_put(x, NamedSharding(mesh("other"), P("other"))),
+            id="placed alike, another mesh",
+        ),
+    ],
+)
+def test_a_training_loop_with_donated_state_compiles_once(state):
+    step = jax_dist.pmap(lambda s, b: (s + b.sum(), b.sum()), "i", donate_argnums=0)
+    given = carried = state(_EIGHT)
+    batch = np.ones((8, 4), np.int32)
+    jax.device_put(state(_EIGHT), NamedSharding(mesh("i"), P("i")))  # compiles JAX's own mover
+
+    with compiles(1):
+        for _ in range(3):
+            carried, _ = step(carried, batch)
+    assert carried.tolist() == [12.0 + k for k in range(8)]
+    if isinstance(given, jax.Array):
+        assert given.is_deleted()
+
+
+def test_a_donated_batch_is_not_mistaken_for_state():
+    # One compile, though the batch comes as NumPy each time: it is not put on the mesh.
+    step = jax_dist.pmap(lambda s, b: s + b.sum(), donate_argnums=(0, 1))
+    carried = jnp.zeros(8)
+
+    with compiles(1):
+        for _ in range(4):
+            carried = step(carried, np.ones((8, 4), np.float32))
+    assert carried.tolist() == [16.0] * 8
+
+
+def test_a_donated_batch_that_looks_like_a_result_is_left_alone_in_the_end():
+    step = jax_dist.pmap(lambda s, b: (s + b.sum(), b * 2), donate_argnums=(0, 1))
+    carried = jnp.zeros(8)
+
+    for _ in range(12):
+        carried, _ = step(carried, np.ones((8, 4), np.float32))
+    with compiles(0):
+        carried, _ = step(carried, np.ones((8, 4), np.float32))
+    assert carried.tolist() == [52.0] * 8
+
+
+_STEADY = {  # not NumPy, which JAX itself puts on the devices in Python
+    "one argument": (jax_dist.pmap(_double), lambda f, x: f(x)),
+    "keyword": (jax_dist.pmap(_double), lambda f, x: f(x=x)),
+    "static": (
+        jax_dist.pmap(lambda n, x: n * x, static_broadcasted_argnums=0),
+        lambda f, x: f(2, x),
+    ),
+    "donated": (jax_dist.pmap(_double, donate_argnums=0), lambda f, x: f(x)),
+}
+
+
+@pytest.mark.parametrize("kind", _STEADY)
+def test_in_the_steady_state_no_python_runs_but_the_closure(kind):
+    mapped, call = _STEADY[kind]
+    state = [jnp.arange(8.0)]
+
+    def step():
+        state[0] = call(mapped, state[0])
+
+    for _ in range(3):
+        step()
+    names = python_calls(step)
+
+    # jit's slow path, into which a signature falls that failed once, enters dozens.
+    assert names == ["step", "<lambda>", "mapped"]
+
+
+# ------------------------------------------------------------------------------------ donation
+
+
+def test_donated_arrays_are_used_up_and_others_are_not():
+    placed = jax.device_put(_EIGHT, NamedSharding(mesh("i"), P("i")))
+    kept = jax.device_put(_EIGHT, NamedSharding(mesh("i"), P("i")))
+
+    jax_dist.pmap(lambda x, y: x + y, "i", donate_argnums=0)(placed, kept)
+
+    assert placed.is_deleted()
+    assert not kept.is_deleted()
+
+
+def test_what_cannot_be_donated_survives():
+    moved = jnp.arange(8.0)  # must be moved, and no result has its shape
+
+    jax_dist.pmap(lambda x, y: y.sum(), donate_argnums=0)(moved, np.ones((8, 3), np.float32))
+
+    assert moved.tolist() == list(range(8))
+
+
+def test_nothing_is_lost_when_the_call_fails():
+    state = jnp.arange(8.0)
+
+    def body(x):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        jax_dist.pmap(body, donate_argnums=0)(state)
+    assert not state.is_deleted()
+
+
+def test_one_array_twice_in_the_donated_state():
+    # target = params is how a DQN starts; in the first call, both are the same buffer.
+    params = jnp.arange(8.0)
+    step = jax_dist.pmap(lambda s: {"p": s["p"] + 1, "target": s["target"]}, donate_argnums=0)
+
+    state = step({"p": params, "target": params})
+    state = step(state)
+
+    chex.assert_trees_all_equal(state, {"p": jnp.arange(8.0) + 2, "target": jnp.arange(8.0)})
+
+
+# ---------------------------------------------------------------------------- misplaced arrays
+
+_MISPLACED = {
+    "on another device": lambda: jax.device_put(_EIGHT, jax.devices()[3]),
+    "replicated": lambda: jax.device_put(_EIGHT, NamedSharding(mesh("i"), P())),
+    "on another mesh": lambda: jax.device_put(
+        _EIGHT, NamedSharding(mesh("a", "b", shape=(2, 4)), P("b"))
+    ),
+    "in reversed order": lambda: jax.device_put(
+        _EIGHT, NamedSharding(mesh("i", devices=jax.devices()[::-1]), P("i"))
+    ),
+    "on four devices": lambda: jax.device_put(
+        _EIGHT, NamedSharding(mesh("i", shape=(4,), devices=jax.devices()[:4]), P("i"))
+    ),
+}
+
+
+@pytest.mark.parametrize("where", _MISPLACED)
+def test_misplaced_arrays_are_moved_once_and_remembered(where):
+    mapped = jax_dist.pmap(lambda x, y: lax.psum(x, "i") + y, "i")
+    array = _MISPLACED[where]()
+    jax.device_put(array, NamedSharding(mesh("i"), P("i")))  # compiles JAX's own mover
+
+    with compiles(1):
+        first = mapped(array, _EIGHT)
+    with compiles(0), jax.transfer_guard_device_to_device("disallow_explicit"):
+        again = mapped(array, _EIGHT)
+    assert first.tolist() == again.tolist() == [28.0 + k for k in range(8)]
+    lies_on(again, jax.devices())
+    # A right one is taken as it is, and so is the next misplaced one.
+    assert mapped(first, _EIGHT).shape == (8,)
+    assert mapped(_MISPLACED[where](), _EIGHT)[0] == 28.0
+
+
+def test_the_program_for_a_moved_array_has_no_transfer_in_it():
+    mapped = jax_dist.pmap(lambda x: x + 1, "i")
+    array = _MISPLACED["on another mesh"]()
+    mapped(array)
+
+    text = mapped.lower(mapped(array)).compile().as_text()
+
+    assert re.findall(r"all-\w+|collective-permute|dynamic-slice", text) == []
+
+
+def test_an_array_on_the_right_mesh_but_cut_otherwise_is_moved_too():
+    mapped = jax_dist.pmap(lambda x: lax.psum(x, "i"), "i")
+    right = mapped(mapped(_EIGHT))
+    replicated = jax.device_put(right, NamedSharding(right.sharding.mesh, P()))
+
+    mapped(replicated)  # has the type of a right one, so jit compiles without a trace
+
+    with compiles(0), jax.transfer_guard_device_to_device("disallow_explicit"):
+        mapped(right)
+    assert len(dispatcher_of(mapped)._to_place) == 1
+    mapped(replicated)
+    with compiles(0), jax.transfer_guard_device_to_device("disallow_explicit"):
+        assert mapped(replicated).tolist() == [1792.0] * 8
+
+
+def test_another_shape_of_a_misplaced_argument_stays_fast():
+    mapped = jax_dist.pmap(lambda x: x + 1, "i")
+    for shape in ((8,), (8, 2)):
+        for _ in range(2):
+            right = mapped(jax.device_put(np.ones(shape, np.float32), jax.devices()[3]))
+
+    jitted = dispatcher_of(mapped).jitted
+
+    assert python_calls(lambda: jitted(right)) == ["<lambda>"]
+
+
+def test_memory_of_moved_arrays_goes_when_they_go():
+    twins = jax_dist.mapping.placement.Twins()
+    array = _MISPLACED["on another device"]()
+
+    twins.move(array, NamedSharding(mesh("i"), P("i")))
+    assert len(twins._moved) == 1
+    del array
+    gc.collect()
+    assert len(twins._moved) == 0

@@ -1,0 +1,62 @@
+"""What tests of calls watch: compiles, Python functions entered, and where arrays lie."""
+
+import contextlib
+import functools
+import sys
+
+import jax
+import numpy as np
+
+
+def mesh(*names, shape=(8,), devices=None):
+    devices = np.array(jax.devices() if devices is None else devices)
+    return jax.sharding.Mesh(devices.reshape(shape), names)
+
+
+# What a compile is: an event of JAX, of which only the count is used.
+_compiled: list[str] = []
+
+
+@functools.cache
+def _listen() -> None:
+    def heard(event: str, _: float, **__: object) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            _compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(heard)
+
+
+@contextlib.contextmanager
+def compiles(expected: int):
+    _listen()
+    before = len(_compiled)
+    yield
+    assert len(_compiled) - before == expected
+
+
+def lies_on(array, devices):
+    """One shard a device, along the leading dimension, in this order."""
+    shards = sorted(array.addressable_shards, key=lambda s: s.index[0].start or 0)
+    assert [shard.device for shard in shards] == list(devices)
+    assert all(shard.data.shape == (1, *array.shape[1:]) for shard in shards)
+
+
+def python_calls(call):
+    """The names of all Python functions that `call` enters."""
+    names = []
+
+    def saw(frame, event, _):
+        if event == "call":
+            names.append(frame.f_code.co_name)
+
+    sys.setprofile(saw)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+def dispatcher_of(mapped):
+    cells = [cell.cell_contents for cell in mapped.__closure__]
+    return next(content for content in cells if hasattr(content, "dispatch"))
