@@ -1,0 +1,182 @@
+"""Walks a jaxpr again, equation by equation, and lets a pass put something else in its place.
+
+An untouched equation is replayed with its context, source line, name stack and effects. A body (of
+scan, cond, jit, ...) is swapped for one that was traced anew, of identical types, so that nothing
+needs to be known of the primitive around it. shard_map is called again through the public
+`jax.shard_map`, so JAX types it anew.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+from jax.extend import core, source_info_util
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+from jax_dist import _compat
+
+Atom: TypeAlias = Var | Literal
+Values: TypeAlias = list[Any]  # of the atoms of an equation, in order
+Handler: TypeAlias = Callable[[JaxprEqn, Values], Values]
+
+
+def open_jaxpr(jaxpr: Any) -> Jaxpr:
+    """The jaxpr without its constants, whether it came with them or not."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def constants(jaxpr: Any) -> Sequence[Any]:
+    """The constants of a jaxpr; none for an open one."""
+    return getattr(jaxpr, "consts", ())
+
+
+def bodies(eqn: JaxprEqn) -> list[Any]:
+    """The jaxprs among the parameters of an equation, open or closed, in order."""
+    return [part for value in eqn.params.values() for part in _parts(value) if _is_body(part)]
+
+
+def equations(jaxpr: Any) -> Iterator[JaxprEqn]:
+    """All equations, those of bodies after the one that holds them."""
+    for eqn in open_jaxpr(jaxpr).eqns:
+        yield eqn
+        for body in bodies(eqn):
+            yield from equations(body)
+
+
+def contains(jaxpr: Any, wanted: Callable[[JaxprEqn], bool]) -> bool:
+    """Whether any equation, at any depth, is wanted."""
+    return any(wanted(eqn) for eqn in equations(jaxpr))
+
+
+def run(jaxpr: Any, args: Sequence[Any], handlers: Mapping[int, Handler]) -> Values:
+    """Evaluates a jaxpr on `args`, with some equations handled otherwise.
+
+    Args:
+      jaxpr: with its constants, or without if it has none.
+      args: one for each input variable.
+      handlers: by the place of the equation in the jaxpr; the others are replayed.
+    """
+    body = open_jaxpr(jaxpr)
+    if not handlers:
+        return jax.core.eval_jaxpr(body, constants(jaxpr), *args)
+    known: dict[Var, Any] = dict(zip(body.constvars, constants(jaxpr), strict=True))
+    known.update(zip(body.invars, args, strict=True))
+    start = 0
+    for place in [*sorted(handlers), len(body.eqns)]:
+        _replay_stretch(body, start, place, known)
+        if place < len(body.eqns):
+            eqn = body.eqns[place]
+            with located(eqn):
+                outs = handlers[place](eqn, read_all(eqn.invars, known))
+            known.update(zip(eqn.outvars, outs, strict=True))
+        start = place + 1
+    return read_all(body.outvars, known)
+
+
+def read_all(atoms: Sequence[Atom], known: Mapping[Var, Any]) -> Values:
+    return [atom.val if isinstance(atom, Literal) else known[atom] for atom in atoms]
+
+
+def _replay_stretch(body: Jaxpr, start: int, stop: int, known: dict[Var, Any]) -> None:
+    """Replays the equations from `start` to `stop`, and adds their results to `known`."""
+    eqns = body.eqns[start:stop]
+    if not eqns:
+        return
+    made = [var for eqn in eqns for var in eqn.outvars if not _compat.is_dropped(var)]
+    inside = set(made)
+    read = {
+        atom: None  # a dict, for its order
+        for eqn in eqns
+        for atom in eqn.invars
+        if not isinstance(atom, Literal) and atom not in inside
+    }
+    stretch = Jaxpr((), list(read), made, eqns, body.effects, _UNNAMED)
+    outs = jax.core.eval_jaxpr(stretch, (), *[known[var] for var in read])
+    known.update(zip(made, outs, strict=True))
+
+
+def replay(eqn: JaxprEqn, values: Sequence[Any]) -> Values:
+    """Binds one equation to other values, of other shapes if need be."""
+    invars = [Var(jax.typeof(value)) for value in values]
+    outvars = [Var(var.aval) for var in eqn.outvars]  # what nobody reads, too
+    moved = eqn.replace(invars=invars, outvars=outvars)
+    single = Jaxpr((), invars, outvars, [moved], eqn.effects, _UNNAMED)
+    return jax.core.eval_jaxpr(single, (), *values)
+
+
+def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
+    """The equation with each of its bodies changed to one of the same types."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(changed, value)) if any(map(_is_body, value)) else value
+        return change(value) if _is_body(value) else value
+
+    return eqn.replace(params={name: changed(value) for name, value in eqn.params.items()})
+
+
+def trace_again(jaxpr: Any, evaluate: Callable[..., Values]) -> Any:
+    """A jaxpr of the same inputs and the same form (open or closed), traced from `evaluate`.
+
+    Called where the body will stand, so inside the shard_map around it, whose axes it may use.
+    """
+    wanted = open_jaxpr(jaxpr)
+    new = jax.make_jaxpr(evaluate)(*wanted.in_avals)
+    for before, after in ((wanted.in_avals, new.in_avals), (wanted.out_avals, new.out_avals)):
+        if list(before) != list(after):
+            raise AssertionError(f"a rewritten body has other types: {before} became {after}")
+    if isinstance(jaxpr, core.ClosedJaxpr):
+        return new
+    if new.consts:
+        raise AssertionError("a rewritten body has constants, and there is no place for them")
+    return open_jaxpr(new)
+
+
+def call_shard_map(eqn: JaxprEqn, evaluate: Callable[..., Values], values: Values) -> Values:
+    """The shard_map of `eqn` around another body, `evaluate(*blocks)`."""
+    params = eqn.params
+    mapped = jax.shard_map(
+        evaluate,
+        # Inside another shard_map, the mesh of the context says which axes are manual already.
+        mesh=params["mesh"] if jax.sharding.get_abstract_mesh().empty else None,
+        in_specs=tuple(params["in_specs"]),
+        out_specs=list(params["out_specs"]),
+        axis_names=set(params["newly_manual_axes"]),
+        check_vma=params["check_vma"],
+    )
+    return mapped(*values)
+
+
+@contextlib.contextmanager
+def located(eqn: JaxprEqn) -> Iterator[None]:
+    """What is traced here gets the context, the name stack and the source line of `eqn`."""
+    info = eqn.source_info
+    names = source_info_util.current_name_stack() + info.name_stack
+    with source_info_util.user_context(info.traceback, name_stack=names), eqn.ctx.manager:
+        yield
+
+
+def source_line(eqn: JaxprEqn) -> str:
+    """Where the user's code makes this equation: "train.py:12", or "" if that is unknown."""
+    found = _SUMMARY.match(source_info_util.summarize(eqn.source_info))
+    if found is None:
+        return ""
+    here = os.path.relpath(found["file"])
+    return f"{found['file'] if here.startswith(os.pardir) else here}:{found['line']}"
+
+
+_UNNAMED = core.DebugInfo("rewriting", "jax_dist", None, None)
+_SUMMARY = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:\d+)? \(")  # "train.py:12:4 (step)"
+# Lines of our own are not the user's, neither in reports nor in the programs that we emit.
+source_info_util.register_exclusion(os.path.dirname(os.path.dirname(__file__)) + os.sep)
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (tuple, list)) else (value,)
+
+
+def _is_body(value: Any) -> bool:
+    return isinstance(value, (Jaxpr, core.ClosedJaxpr))
