@@ -1,6 +1,8 @@
 """Every name that differs between JAX versions, and the few private symbols, with their reasons."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,3 +53,106 @@ def is_dropped(var: object) -> bool:
     `DropVar` has no public name; its class name was the same in 0.7.2, 0.10.2 and 0.12.0.1.
     """
     return type(var).__name__ == "DropVar"
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many operands of a scan are constants, and how many are its carry.
+
+    `num_consts` and `num_carry` in 0.10.2; three parts of a flat tree, `ft_in`, in 0.12.0.1.
+    """
+    if "ft_in" in params:
+        consts, carry, _ = params["ft_in"].unpack()
+        return len(consts), len(carry)
+    return params["num_consts"], params["num_carry"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JitOptions:
+    """What was said to `jax.jit`, as far as a jit around it has to repeat it."""
+
+    static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
+    donate_argnums: tuple[int, ...] = ()
+    donate_argnames: tuple[str, ...] = ()
+    keep_unused: bool = False
+    compiler_options: Mapping[str, Any] | None = None
+
+
+def jit_options(fun: object) -> JitOptions:
+    """The options of a jit object; the defaults for any other callable.
+
+    A jit object tells what it donates (`trace(...).args_info`), but not which arguments are static.
+    `_jit_info`: seen in 0.7.2, 0.10.2 and 0.12.0.1. Where a jit object has it not, there is no
+    default: taking a static argument for an array would fail far from here.
+    """
+    if not (hasattr(fun, "lower") and hasattr(fun, "clear_cache")):
+        return JitOptions()
+    info: Any = fun._jit_info  # ty: ignore
+    return JitOptions(
+        static_argnums=tuple(info.static_argnums),
+        static_argnames=tuple(info.static_argnames),
+        donate_argnums=tuple(info.donate_argnums),
+        donate_argnames=tuple(info.donate_argnames),
+        keep_unused=bool(info.keep_unused),
+        compiler_options=dict(info.compiler_options_kvs) or None,
+    )
+
+
+CACHES_HOST_CALLBACKS = jax.__version_info__ >= (0, 12)
+"""Whether a program with a host callback is written to the persistent cache.
+
+Compiled anew in every process on 0.10.2; written, and found again, on 0.12.0.1. Not a name to ask
+for, so the version is compared.
+"""
+
+
+def varying_axes(aval: Any) -> frozenset[Any]:
+    """The mesh axes along which a value may differ between devices, as far as its type says.
+
+    Under `check_vma=False` the type says nothing, and this is empty. There is no default: "differs
+    nowhere" would let a wrong sum through (it did: `aval.vma` was gone, and the result 42 times too
+    large). `manual_axis_type`: seen in 0.10.2 and 0.12.0.1.
+    """
+    return aval.manual_axis_type.varying
+
+
+def is_unreduced(aval: Any) -> bool:
+    """Whether the type says that a sum over devices is still to come, or has to be undone."""
+    return bool(aval.manual_axis_type.unreduced or aval.manual_axis_type.reduced)
+
+
+def to_varying(value: jax.Array, axes: Sequence[Any]) -> jax.Array:
+    """The value, typed as if it could differ along `axes`. `pcast` is public since 0.9."""
+    return jax.lax.pcast(value, tuple(axes), to="varying")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScanLayout:
+    """Which inputs and outputs of a scan (and of its body, in the same order) are which."""
+
+    constants: tuple[int, ...]
+    carries_in: tuple[int, ...]
+    carries_out: tuple[int, ...]
+
+
+def scan_layout(params: Mapping[str, Any], inputs: int, outputs: int) -> ScanLayout:
+    """Counts in 0.10.2 (`num_consts`, `num_carry`), trees in 0.12.0.1 (`ft_in`, `ft_out`)."""
+    if "ft_in" in params:
+        constants, carries, _ = params["ft_in"].update(range(inputs)).unpack()
+        carries_out, _ = params["ft_out"].update(range(outputs)).unpack()
+        return ScanLayout(tuple(constants), tuple(carries), tuple(carries_out))
+    first, count = params["num_consts"], params["num_carry"]
+    places = tuple(range(first, first + count))
+    return ScanLayout(tuple(range(first)), places, tuple(range(count)))
+
+
+CAN_REWRITE = jax.__version_info__ >= (0, 10)
+"""Whether jaxprs are such as the passes know them: jit of shard_map, typed by `manual_axis_type`.
+
+Before 0.8 a pmap is a primitive of its own; before 0.10 the types are named otherwise.
+"""
+
+
+def jit_like(fun: Any) -> Any:
+    """`fun` if it is a jit object, else `jax.jit(fun)`."""
+    return fun if hasattr(fun, "clear_cache") and hasattr(fun, "trace") else jax.jit(fun)

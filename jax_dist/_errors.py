@@ -39,6 +39,18 @@ class PlacementError(ValueError):
     """An array cannot be placed as asked."""
 
 
+class CapturedArrayError(ValueError):
+    """A function captures arrays, and was asked not to (JXD401)."""
+
+
+class CapturedArrayWarning(UserWarning):
+    """A traced function captures arrays, which become part of its program (JXD401)."""
+
+
+class RewriteError(ValueError):
+    """An argument of `rewrite` or `explain` is not what it should be."""
+
+
 def message(*, what: str, which: Sequence[str], why: str, do: str) -> str:
     """What is wrong, which values, why it cannot be, what to do; all texts are made here."""
     bullets = "\n".join(f"  * {line}" for line in which)

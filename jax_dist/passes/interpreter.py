@@ -51,29 +51,74 @@ def contains(jaxpr: Any, wanted: Callable[[JaxprEqn], bool]) -> bool:
     return any(wanted(eqn) for eqn in equations(jaxpr))
 
 
-def run(jaxpr: Any, args: Sequence[Any], handlers: Mapping[int, Handler]) -> Values:
+def run(
+    jaxpr: Any,
+    args: Sequence[Any],
+    handlers: Mapping[int, Handler],
+    *,
+    consts: Sequence[Any] | None = None,
+    anew: bool = False,
+) -> Values:
     """Evaluates a jaxpr on `args`, with some equations handled otherwise.
 
     Args:
       jaxpr: with its constants, or without if it has none.
       args: one for each input variable.
       handlers: by the place of the equation in the jaxpr; the others are replayed.
+      consts: instead of the constants of the jaxpr.
+      anew: whether handlers run in the context of now, instead of that of their equation.
     """
     body = open_jaxpr(jaxpr)
+    consts = constants(jaxpr) if consts is None else consts
     if not handlers:
-        return jax.core.eval_jaxpr(body, constants(jaxpr), *args)
-    known: dict[Var, Any] = dict(zip(body.constvars, constants(jaxpr), strict=True))
+        return jax.core.eval_jaxpr(body, consts, *args)
+    known: dict[Var, Any] = dict(zip(body.constvars, consts, strict=True))
     known.update(zip(body.invars, args, strict=True))
     start = 0
     for place in [*sorted(handlers), len(body.eqns)]:
         _replay_stretch(body, start, place, known)
         if place < len(body.eqns):
             eqn = body.eqns[place]
-            with located(eqn):
+            with located(eqn, anew=anew):
                 outs = handlers[place](eqn, read_all(eqn.invars, known))
             known.update(zip(eqn.outvars, outs, strict=True))
         start = place + 1
     return read_all(body.outvars, known)
+
+
+def run_deep(
+    jaxpr: Any, args: Sequence[Any], handler_of: Callable[[JaxprEqn], Handler | None]
+) -> Values:
+    """Evaluates a jaxpr, with some equations handled otherwise at whatever depth they stand.
+
+    Args:
+      jaxpr: with its constants, or without if it has none.
+      args: one for each input variable.
+      handler_of: how to handle an equation; None to replay it, or to look into its bodies.
+    """
+
+    def wanted(eqn: JaxprEqn) -> bool:
+        return handler_of(eqn) is not None
+
+    def into_bodies(eqn: JaxprEqn, values: Values) -> Values:
+        if eqn.primitive.name == "shard_map":
+            body = eqn.params["jaxpr"]
+            return call_shard_map(eqn, lambda *b: run_deep(body, b, handler_of), values)
+        return replay(with_bodies(eqn, again), values)
+
+    def again(body: Any) -> Any:
+        if not contains(body, wanted):
+            return body
+        return trace_again(body, lambda *inner: run_deep(body, inner, handler_of))
+
+    handlers: dict[int, Handler] = {}
+    for place, eqn in enumerate(open_jaxpr(jaxpr).eqns):
+        handler = handler_of(eqn)
+        if handler is not None:
+            handlers[place] = handler
+        elif any(contains(body, wanted) for body in bodies(eqn)):
+            handlers[place] = into_bodies
+    return run(jaxpr, args, handlers)
 
 
 def read_all(atoms: Sequence[Atom], known: Mapping[Var, Any]) -> Values:
@@ -126,8 +171,13 @@ def trace_again(jaxpr: Any, evaluate: Callable[..., Values]) -> Any:
     wanted = open_jaxpr(jaxpr)
     new = jax.make_jaxpr(evaluate)(*wanted.in_avals)
     for before, after in ((wanted.in_avals, new.in_avals), (wanted.out_avals, new.out_avals)):
-        if list(before) != list(after):
+        if list(map(_type, before)) != list(map(_type, after)):
             raise AssertionError(f"a rewritten body has other types: {before} became {after}")
+    return in_form_of(jaxpr, new)
+
+
+def in_form_of(jaxpr: Any, new: core.ClosedJaxpr) -> Any:
+    """`new`, open or closed as `jaxpr` is."""
     if isinstance(jaxpr, core.ClosedJaxpr):
         return new
     if new.consts:
@@ -151,27 +201,36 @@ def call_shard_map(eqn: JaxprEqn, evaluate: Callable[..., Values], values: Value
 
 
 @contextlib.contextmanager
-def located(eqn: JaxprEqn) -> Iterator[None]:
-    """What is traced here gets the context, the name stack and the source line of `eqn`."""
+def located(eqn: JaxprEqn, *, anew: bool = False) -> Iterator[None]:
+    """What is traced here gets the source line and the name stack of `eqn`, and its context."""
     info = eqn.source_info
     names = source_info_util.current_name_stack() + info.name_stack
-    with source_info_util.user_context(info.traceback, name_stack=names), eqn.ctx.manager:
+    context = contextlib.nullcontext() if anew else eqn.ctx.manager
+    with source_info_util.user_context(info.traceback, name_stack=names), context:
         yield
 
 
 def source_line(eqn: JaxprEqn) -> str:
     """Where the user's code makes this equation: "train.py:12", or "" if that is unknown."""
     found = _SUMMARY.match(source_info_util.summarize(eqn.source_info))
-    if found is None:
-        return ""
-    here = os.path.relpath(found["file"])
-    return f"{found['file'] if here.startswith(os.pardir) else here}:{found['line']}"
+    return "" if found is None else place_of(found["file"], found["line"])
+
+
+def place_of(file: str, line: int | str) -> str:
+    """A line as reports name it: the file from here, where it lies below."""
+    here = os.path.relpath(file)
+    return f"{file if here.startswith(os.pardir) else here}:{line}"
 
 
 _UNNAMED = core.DebugInfo("rewriting", "jax_dist", None, None)
 _SUMMARY = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:\d+)? \(")  # "train.py:12:4 (step)"
 # Lines of our own are not the user's, neither in reports nor in the programs that we emit.
 source_info_util.register_exclusion(os.path.dirname(os.path.dirname(__file__)) + os.sep)
+
+
+def _type(aval: Any) -> tuple:
+    """What must not change; on Auto axes, a mesh in the type is not part of it."""
+    return aval.shape, aval.dtype, aval.weak_type, aval.manual_axis_type
 
 
 def _parts(value: Any) -> Sequence[Any]:

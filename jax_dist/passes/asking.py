@@ -1,0 +1,135 @@
+"""How the calls of custom_partitioning ops lie: on which mesh, and by which specs.
+
+The program is lowered with each call under a named scope of its own, and Shardy is asked.
+"""
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_dist.passes import interpreter, places, propagation
+from jax_dist.passes.interpreter import Values
+from jax_dist.passes.places import Path, Place
+from jax_dist.passes.propagation import Layout, Unknown
+
+_SCOPE = "jax_dist_site_{}"
+_SITE = re.compile(r"jax_dist_site_([\d.]+)")
+_UNNAMED = core.DebugInfo("asking", "jax_dist", None, None)
+
+
+def meshes_of(jaxpr: ClosedJaxpr, in_shardings: Sequence[NamedSharding | None]) -> list[Mesh]:
+    """The meshes of devices that a program runs on, each once, in order.
+
+    Those of the arguments; if they have none, those of constraints and of the jits within; then
+    those of its shard_maps; then the one of `jax.set_mesh`.
+    """
+    eqns = list(interpreter.equations(jaxpr))
+    asked = [sharding for eqn in eqns for sharding in _shardings_in(eqn)]
+    regions = [eqn.params["mesh"] for eqn in eqns if eqn.primitive.name == "shard_map"]
+    for mentioned in (_meshes(in_shardings), _meshes(asked), regions, [_context_mesh()]):
+        found = dict.fromkeys(mesh for mesh in mentioned if isinstance(mesh, Mesh))
+        if found:
+            return [mesh for mesh in found if not mesh.empty]
+    return []
+
+
+def _shardings_in(eqn: JaxprEqn) -> Sequence[Any]:
+    params = eqn.params
+    match eqn.primitive.name:
+        case "jit":
+            return (*params["in_shardings"], *params["out_shardings"])
+        case "sharding_constraint":
+            return (params["sharding"],)
+    return ()
+
+
+def _meshes(shardings: Sequence[Any]) -> list[Any]:
+    return [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
+
+
+def _context_mesh() -> Mesh | None:
+    try:
+        return jax.sharding.get_mesh()
+    except ValueError:  # within a trace, which is told the form of the mesh, and no devices
+        return None
+
+
+def layouts_of(
+    jaxpr: ClosedJaxpr,
+    sites: Sequence[Place],
+    mesh: Mesh,
+    in_shardings: Sequence[NamedSharding | None],
+) -> dict[Path, Layout | Unknown]:
+    """How operands and results of each site lie.
+
+    Sites that the lowered program does not hold have no entry: nobody reads them, or JAX puts the
+    body of the op there, as it does where all axes are manual.
+    """
+    problem = _problem(mesh, in_shardings)
+    if problem is not None:
+        return {site.path: Unknown(problem) for site in sites}
+    lowered = _lowered(jaxpr, sites, mesh, in_shardings)
+    found = propagation.layouts(
+        lowered, call_target="CustomSPMDPartitioning", scope=_SITE, mesh=mesh
+    )
+    lost = Unknown("it was not found again in the lowered program") if "" in found else None
+    answers = {site.path: found.get(_name(site), lost) for site in sites}
+    return {path: answer for path, answer in answers.items() if answer is not None}
+
+
+def _problem(mesh: Mesh, in_shardings: Sequence[NamedSharding | None]) -> str | None:
+    """Why Shardy cannot be asked."""
+    config: Any = jax.config  # its attributes are made at run time
+    if not config.jax_use_shardy_partitioner:
+        return "jax_use_shardy_partitioner is off, so nothing tells its specs: give specs="
+    others = [sharding.mesh for sharding in in_shardings if sharding is not None]
+    if any(set(other.device_ids.flat) != set(mesh.device_ids.flat) for other in others):
+        return "an argument lies on other devices than the mesh has"
+    return None
+
+
+def _lowered(
+    jaxpr: ClosedJaxpr,
+    sites: Sequence[Place],
+    mesh: Mesh,
+    in_shardings: Sequence[NamedSharding | None],
+) -> jax.stages.Lowered:
+    body = interpreter.open_jaxpr(jaxpr)
+    constants = interpreter.constants(jaxpr)
+    handlers = {site.path: functools.partial(_scoped, _name(site)) for site in sites}
+    # Constants are arguments here: what is large takes long to write into a program.
+    inputs = [*body.constvars, *body.invars]
+    opened = core.Jaxpr((), inputs, body.outvars, body.eqns, body.effects, _UNNAMED)
+
+    def with_scopes(anchor: jax.Array, *args: jax.Array) -> Values:
+        del anchor
+        return places.run(opened, args, handlers)
+
+    # The anchor makes JAX lower for the whole mesh, even if nothing else is known to lie on it.
+    anchor = jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))
+    shardings = [*[None] * len(constants), *in_shardings]
+    pairs = zip(inputs, shardings, strict=True)
+    shapes = [_shape(var.aval, sharding, mesh) for var, sharding in pairs]
+    return jax.jit(with_scopes, keep_unused=True).lower(anchor, *shapes)
+
+
+def _shape(aval: Any, sharding: NamedSharding | None, mesh: Mesh) -> jax.ShapeDtypeStruct:
+    if sharding is None and not aval.sharding.mesh.empty:
+        sharding = NamedSharding(mesh, aval.sharding.spec)  # of Explicit axes: part of the type
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
+
+
+def _name(site: Place) -> str:
+    return ".".join(map(str, site.path))
+
+
+def _scoped(name: str, eqn: JaxprEqn, values: Values) -> Values:
+    with jax.named_scope(_SCOPE.format(name)):
+        return interpreter.replay(eqn, values)

@@ -1,0 +1,125 @@
+"""Which captured arrays to care about, and what to say of them."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from jax_dist import _errors
+from jax_dist._errors import CapturedArrayError, CapturedArrayWarning
+from jax_dist.passes import captures as capturing
+from jax_dist.passes.captures import Capture
+from jax_dist.passes.warn import warn_user
+
+Captures: TypeAlias = Literal["lift", "warn", "allow", "error"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Policy:
+    """What to do with captured arrays, and from which size."""
+
+    captures: Captures = "lift"
+    warn_bytes: int = 1024
+    lift_bytes: int = 1024
+    live: bool = False  # follow the object, instead of its value at trace time
+
+
+DEFAULT = Policy()
+
+
+def worth_lifting(
+    jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Policy
+) -> tuple[Capture, ...]:
+    """The captures that should become arguments; warns or raises where the policy says so.
+
+    Raises:
+      CapturedArrayError: there are some, and the policy is "error".
+    """
+    if policy.captures == "allow":
+        return ()
+    found = capturing.find_captures(jaxpr, fun)
+    large = [c for c in found if c.bytes >= policy.warn_bytes or c.is_key]
+    if policy.captures == "error" and large:
+        why = "captures='error' says that there should be none"
+        raise CapturedArrayError(capturing.warning_text(large, name, kept_because=why))
+    if policy.captures == "warn" and large:
+        why = "captures='warn' says so"
+        warn_user(capturing.warning_text(large, name, kept_because=why), CapturedArrayWarning)
+    if policy.captures != "lift":
+        return ()
+    worth = [c for c in found if c.bytes >= policy.lift_bytes or c.is_key]
+    stuck = [c for c in worth if c.refused]
+    if stuck:
+        why = "nothing can be handed to where they are used"
+        warn_user(capturing.warning_text(stuck, name, kept_because=why), CapturedArrayWarning)
+    return tuple(c for c in worth if not c.refused)
+
+
+class Watch:
+    """What was said to the user of the captures of one function."""
+
+    def __init__(self, fun_name: str, policy: Policy):
+        self._fun_name, self._policy = fun_name, policy
+        self._told: set[tuple] = set()
+        self._calls = 0
+
+    def warn_of(self, captures: Sequence[Capture], *, lifted: bool) -> None:
+        """Warns of each capture once."""
+        new = [c for c in captures if c.bytes >= self._policy.warn_bytes]
+        new = self._not_told(new, "lifted" if lifted else "kept")
+        if new:
+            text = capturing.warning_text(
+                new, self._fun_name, kept_because="" if lifted else _STAGED
+            )
+            warn_user(text, CapturedArrayWarning)
+
+    def look(self, captures: Sequence[Capture], placed: Sequence[Any]) -> None:
+        """Warns if an object is not what was lifted any more.
+
+        In the calls number 1, 2, 4, 8, ..., for looking takes time that grows with the captures.
+        """
+        self._calls += 1
+        if self._calls & (self._calls - 1):
+            return
+        both = zip(captures, placed, strict=True)
+        stale = self._not_told([c for c, value in both if _has_changed(c, value)], "stale")
+        if stale:
+            warn_user(_stale(stale, self._fun_name), CapturedArrayWarning)
+
+    def current(self, captures: Sequence[Capture], placed: Sequence[Any]) -> tuple[Any, ...]:
+        """The objects as they are now; what was placed, where nothing changed."""
+        return tuple(_now(c, value) for c, value in zip(captures, placed, strict=True))
+
+    def _not_told(self, captures: Sequence[Capture], what: str) -> list[Capture]:
+        new = [c for c in captures if (c.name, c.used_at, what) not in self._told]
+        self._told.update((c.name, c.used_at, what) for c in new)
+        return new
+
+
+_STAGED = "this call is traced by a jit or a scan around it; put rewrite outside of that"
+
+
+def _now(capture: Capture, placed: Any) -> Any:
+    now = capture.origin if capture.read is None else capture.read()
+    # A NumPy array may have been written to; only its content would tell.
+    return placed if now is capture.origin and not isinstance(now, np.ndarray) else now
+
+
+def _has_changed(capture: Capture, placed: Any) -> bool:
+    if capture.read is None:
+        return False
+    now = capture.read()
+    if now is not capture.origin:
+        return True
+    return isinstance(now, np.ndarray) and not np.array_equal(now, np.asarray(placed))
+
+
+def _stale(captures: Sequence[Capture], fun_name: str) -> str:
+    return _errors.message(
+        what=f"JXD401: '{fun_name}' still uses the arrays that it captured when it was traced",
+        which=[f"{c.name} has changed since" for c in captures],
+        why="a captured array keeps the value of that moment, as it does under jax.jit",
+        do="Pass it as an argument; or say live_captures=True, and the object is followed.",
+    )

@@ -1,0 +1,162 @@
+"""Captured arrays (JXD401): what a function takes from around it, and bakes into its program."""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
+
+from jax_dist._errors import message
+from jax_dist.passes.baked import Baked, Identity, array_identity, baked_arrays
+from jax_dist.passes.interpreter import Values
+from jax_dist.passes.naming import Found, Kind, find_names
+from jax_dist.passes.operands import RULES, Substitution
+
+_UNNAMED = Found("<derived>", "", "", None, None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Capture:
+    """An array that a program holds, and where it comes from."""
+
+    name: str  # as the user would type it: "params['w']"; "<derived>" if `fun` does not reach it
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    captured_at: str  # "train.py:10", where the function begins that captures it; "" if unknown
+    used_at: str  # "train.py:12", the first equation that reads it; "" if it is only returned
+    is_key: bool  # whether it is a random key, of the new kind or the old
+    refused: str  # why it cannot be lifted; "" if it can
+    value: Any = dataclasses.field(repr=False, compare=False)  # a NumPy one shares user's memory
+    origin: Any = dataclasses.field(repr=False, compare=False)  # the user's object, or `value`
+    read: Callable[[], Any] | None = dataclasses.field(repr=False, compare=False)  # it is now
+    copies: tuple[Any, ...] = dataclasses.field(default=(), repr=False, compare=False)
+
+    @property
+    def key(self) -> Hashable:
+        """The same for this array in the next trace, as long as this capture lives."""
+        return array_identity(self.origin), self.dtype
+
+
+def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
+    """Every array that is baked into a program, at any depth, each once, in program order.
+
+    Args:
+      jaxpr: of `fun`, on some arguments.
+      fun: what the user wrote; the names are searched from here.
+    """
+    baked = baked_arrays(jaxpr)
+    names = find_names(fun, {identity: array.value for identity, array in baked.items()})
+    captures: dict[Hashable, Capture] = {}
+    for identity, array in baked.items():
+        capture = _capture(array, names.get(identity, _UNNAMED))
+        first = captures.get(capture.key)
+        if first is not None:  # JAX converts a 64-bit NumPy array anew at each use
+            capture = dataclasses.replace(first, copies=(*first.copies, capture.value))
+        captures[capture.key] = capture
+    return tuple(captures.values())
+
+
+def _capture(baked: Baked, found: Found) -> Capture:
+    value = baked.value
+    is_old_key = baked.first_use is not None and baked.first_use.primitive.name == "random_wrap"
+    return Capture(
+        name=found.name,
+        kind=found.kind,
+        shape=tuple(value.shape),
+        dtype=str(value.dtype),
+        bytes=int(value.nbytes),
+        captured_at=found.captured_at,
+        used_at=baked.used_at,
+        is_key=is_old_key or jnp.issubdtype(value.dtype, jax.dtypes.prng_key),
+        refused=_refusal(baked),
+        value=value,
+        origin=value if found.origin is None else found.origin,
+        read=found.read,
+    )
+
+
+def _refusal(baked: Baked) -> str:
+    for primitive in baked.within:
+        if primitive not in RULES:
+            return f"it sits in the body of '{primitive}', which takes no more operands"
+    return ""
+
+
+def evaluate_lifted(
+    jaxpr: ClosedJaxpr, captures: Sequence[Capture], values: Sequence[Any], args: Sequence[Any]
+) -> Values:
+    """Evaluates a program with other values in the place of its captured arrays.
+
+    Called while tracing, with tracers as values, it gives the program with the arrays as operands.
+
+    Args:
+      jaxpr: the program.
+      captures: those to replace, of this program.
+      values: one for each capture, of the same shape and dtype.
+      args: one for each input of the program.
+
+    Returns:
+      The results of the program, flat.
+    """
+    given: dict[Identity, Any] = {}
+    for capture, value in zip(captures, values, strict=True):
+        if value.shape != capture.shape or str(value.dtype) != capture.dtype:
+            raise AssertionError(f"'{capture.name}' is replaced by {jax.typeof(value)}")
+        for baked in (capture.value, *capture.copies):
+            given[array_identity(baked)] = value
+    return Substitution(frozenset(given)).evaluate(jaxpr, args, given)
+
+
+def cost_of(capture: Capture) -> str:
+    """What a captured array costs, in words: "64.0 MB in the program and in its cache key"."""
+    size = human_bytes(capture.bytes)
+    if capture.is_key:
+        return f"{size} in the program: each key makes another program, with another cache key"
+    return f"{size} in the program and in its cache key"
+
+
+def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:
+    """One text for all captures of a call.
+
+    Args:
+      captures: at least one.
+      fun_name: of the user's function.
+      kept_because: why the arrays stay in the program; "" if they are lifted.
+    """
+    total = human_bytes(sum(capture.bytes for capture in captures))
+    count = "an array" if len(captures) == 1 else f"{len(captures)} arrays"
+    remedy = (
+        f"They stay in the program, because {kept_because}. Pass them as arguments."
+        if kept_because
+        else "They are arguments of the program now. To do without this, pass them yourself."
+    )
+    return message(
+        what=f"JXD401: '{fun_name}' captures {count}",
+        which=[_description(capture) for capture in captures],
+        why=f"what is captured becomes part of the program: {total} that are compiled slowly, and "
+        "are part of the cache key, so that another value needs another compilation",
+        do=remedy,
+    )
+
+
+def _description(capture: Capture) -> str:
+    shape = ",".join(map(str, capture.shape))
+    parts = [
+        f"{capture.name}: {capture.dtype}[{shape}], {human_bytes(capture.bytes)}",
+        f"{capture.kind} of {capture.captured_at}" if capture.captured_at else "",
+        f"used at {capture.used_at}" if capture.used_at else "",
+        f"not lifted: {capture.refused}" if capture.refused else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def human_bytes(count: int) -> str:
+    """As in "64.0 MB", in powers of 1000."""
+    for size, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,253 @@
+"""Rules for what takes the gathered dimension away: a local reduction, then one over devices."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import JaxprEqn
+
+from jax_dist.passes.extremes import Kind, extreme, has_extremes
+from jax_dist.passes.gather_moves import cutter
+from jax_dist.passes.gather_states import (
+    Collective,
+    Gathered,
+    Refuse,
+    Spread,
+    State,
+    Step,
+    Whole,
+    as_typed,
+    demand_no_sharding,
+    demand_same,
+    no_collective,
+    rule,
+    shape_of,
+    with_params,
+)
+from jax_dist.passes.interpreter import Values, replay
+from jax_dist.passes.invariance import AxisName
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Over:
+    """The devices that a reduction runs over."""
+
+    names: tuple[AxisName, ...]
+    groups: tuple[tuple[int, ...], ...] | None
+    size: int
+
+
+@rule("reduce_sum")
+def _sum(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+    result, over = _reduced(eqn, states)
+    if over is None:
+        return _local(result)
+    dtype = eqn.outvars[0].aval.dtype
+    if is_low_precision(dtype):
+        raise Refuse(
+            f"a sum in {dtype.name} depends on the order of its terms: convert to float32 first, "
+            "as jnp.sum and jnp.mean do"
+        )
+
+    def emit(eqn: JaxprEqn, values: Values) -> Values:
+        (local,) = replay(eqn, values)
+        return [as_typed(psum(local, over), eqn.outvars[0])]
+
+    return Step((result,), emit, (_collective("psum", eqn, result, over),))
+
+
+@rule("reduce_max", "reduce_min")
+def _extreme(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+    """Local and over devices in one go, so that ties share the gradient as in reduce_max."""
+    result, over = _reduced(eqn, states)
+    if over is None:
+        return _local(result)
+    dtype = eqn.outvars[0].aval.dtype
+    if not has_extremes(dtype):
+        raise Refuse(f"{eqn.primitive.name} over devices has no order for {dtype.name}")
+    axes = tuple(int(axis) for axis in eqn.params["axes"])
+    kind: Kind = "max" if eqn.primitive.name == "reduce_max" else "min"
+
+    def emit(eqn: JaxprEqn, values: Values) -> Values:
+        (block,) = values
+        return [as_typed(extreme(kind, block, axes, over.names, over.groups), eqn.outvars[0])]
+
+    return Step((result,), emit, (_collective(f"p{kind}", eqn, result, over),))
+
+
+@rule("reduce_prod", "reduce_and", "reduce_or", "reduce_xor", "argmax", "argmin")
+def _without_collective(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+    """Over other dimensions they stay local."""
+    result, over = _reduced(eqn, states)
+    if over is None:
+        return _local(result)
+    raise Refuse(no_collective(eqn))
+
+
+def _local(result: Gathered | None) -> Step:
+    return Step((result,), replay)
+
+
+def _reduced(eqn: JaxprEqn, states: Sequence[State]) -> tuple[Gathered | None, Over | None]:
+    """What is left gathered, and the devices to reduce over; None for none."""
+    (gathered,) = states
+    if not isinstance(gathered, Gathered):
+        raise AssertionError("the one operand is not gathered")
+    demand_no_sharding(eqn)
+    axes = sorted(int(axis) for axis in eqn.params["axes"])
+    kept = {
+        d - sum(axis < d for axis in axes): spread
+        for d, spread in gathered.spreads
+        if d not in axes
+    }
+    gone = [spread for d, spread in gathered.spreads if d in axes]
+    return (gathered.at(kept) if kept else None), _over(eqn, gone)
+
+
+def _over(eqn: JaxprEqn, gone: Sequence[Spread]) -> Over | None:
+    if not gone:
+        return None
+    if eqn.outvars[0].aval.weak_type:
+        raise Refuse("the result has a weak type, and a reduction over devices gives none")
+    if len(gone) > 1 and any(spread.groups is not None for spread in gone):
+        raise Refuse(f"{eqn.primitive.name} over two gathered dimensions, one of them in groups")
+    names = tuple(name for spread in gone for name in spread.names)
+    return Over(names, gone[0].groups, math.prod(spread.size for spread in gone))
+
+
+def psum(value: Any, over: Over) -> Any:
+    groups = None if over.groups is None else [list(group) for group in over.groups]
+    return lax.psum(value, over.names, axis_index_groups=groups)
+
+
+def is_low_precision(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+
+
+def _collective(name: str, eqn: JaxprEqn, result: Gathered | None, over: Over) -> Collective:
+    aval = eqn.outvars[0].aval
+    shape = result.block(aval.shape) if result else aval.shape
+    # Products of low precision are summed in float32, booleans are compared as int32.
+    widened = aval.dtype == jnp.bool_ or (name == "psum" and is_low_precision(aval.dtype))
+    itemsize = 4 if widened else aval.dtype.itemsize
+    return Collective(name, "all-reduce", math.prod(shape) * itemsize, over.size)
+
+
+# ---- products
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Side:
+    """One operand of a dot_general, with its dimensions by their part in the product."""
+
+    state: State
+    contracting: tuple[int, ...]
+    batch: tuple[int, ...]
+    rank: int
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        return tuple(d for d in range(self.rank) if d not in self.contracting + self.batch)
+
+    @property
+    def spreads(self) -> dict[int, Spread]:
+        return dict(self.state.spreads) if isinstance(self.state, Gathered) else {}
+
+
+@rule("dot_general")
+def _dot(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+    """Over a gathered contracted dimension a local product, then one psum.
+
+    A gathered batch dimension, or one that only one operand has, stays gathered.
+    """
+    demand_no_sharding(eqn)
+    left, right = _sides(eqn, states)
+    for one, other in ((left, right), (right, left)):
+        _demand_paired(eqn, one, other)
+    gone = _pairs(left.contracting, right.contracting, left, right)
+    batch = _pairs(left.batch, right.batch, left, right)
+    cuts = [
+        _cutter(eqn, place, side, other)
+        for place, (side, other) in enumerate(((left, right), (right, left)))
+    ]
+    kept = {place: spread for place, spread in enumerate(batch) if spread}
+    frees = [left.spreads.get(d) for d in left.free] + [right.spreads.get(d) for d in right.free]
+    kept |= {len(batch) + place: spread for place, spread in enumerate(frees) if spread}
+    sites = tuple(
+        sorted({s for state in states if isinstance(state, Gathered) for s in state.sites})
+    )
+    result = Gathered((), sites).at(kept) if kept else None
+    over = _over(eqn, [spread for spread in gone if spread])
+    emit = _dot_emitter(eqn, cuts, over)
+    moved = () if over is None else (_collective("psum", eqn, result, over),)
+    return Step((result,), emit, moved)
+
+
+def _sides(eqn: JaxprEqn, states: Sequence[State]) -> tuple[_Side, _Side]:
+    contracting, batch = eqn.params["dimension_numbers"]
+    left, right = (
+        _Side(
+            states[side],
+            tuple(int(d) for d in contracting[side]),
+            tuple(int(d) for d in batch[side]),
+            len(shape_of(eqn.invars[side])),
+        )
+        for side in (0, 1)
+    )
+    return left, right
+
+
+def _demand_paired(eqn: JaxprEqn, one: _Side, other: _Side) -> None:
+    """Two gathered operands have to be spread along the same pairs of dimensions."""
+    if isinstance(one.state, Gathered) and isinstance(other.state, Whole):
+        demand_same(eqn, one.state, other.state)
+    if isinstance(one.state, Gathered) and isinstance(other.state, Gathered):
+        for pairs in (
+            zip(one.contracting, other.contracting, strict=True),
+            zip(one.batch, other.batch, strict=True),
+        ):
+            if any(one.spreads.get(d) != other.spreads.get(e) for d, e in pairs):
+                raise Refuse("dot_general pairs a gathered dimension with one that is not")
+        if any(d in one.spreads for d in one.free):
+            raise Refuse("dot_general is an outer product of two gathered operands")
+
+
+def _pairs(
+    lefts: tuple[int, ...], rights: tuple[int, ...], left: _Side, right: _Side
+) -> list[Spread | None]:
+    """How each pair of dimensions is spread, on one side or on both."""
+    return [left.spreads.get(d) or right.spreads.get(e) for d, e in zip(lefts, rights, strict=True)]
+
+
+def _cutter(eqn: JaxprEqn, place: int, side: _Side, other: _Side) -> Any:
+    """A whole operand gives its block of each dimension that is paired with a gathered one."""
+    if isinstance(side.state, Gathered):
+        return None
+    pairs = [
+        *zip(side.contracting, other.contracting, strict=True),
+        *zip(side.batch, other.batch, strict=True),
+    ]
+    spreads = {mine: other.spreads[theirs] for mine, theirs in pairs if theirs in other.spreads}
+    return cutter(eqn, shape_of(eqn.invars[place]), spreads)
+
+
+def _dot_emitter(eqn: JaxprEqn, cuts: Sequence[Any], over: Over | None) -> Any:
+    dtype = eqn.outvars[0].aval.dtype
+    wider = over is not None and is_low_precision(dtype)
+    if wider and isinstance(eqn.params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
+        raise Refuse(f"dot_general in {dtype.name} by an algorithm of its own")
+
+    def emit(eqn: JaxprEqn, values: Values) -> Values:
+        parts = [cut(value) if cut else value for cut, value in zip(cuts, values, strict=True)]
+        if over is None:
+            return replay(eqn, parts)
+        # Rounded once, after the sum over devices, as the whole product would be.
+        accumulating = with_params(eqn, preferred_element_type=jnp.float32) if wider else eqn
+        (local,) = replay(accumulating, parts)
+        total = lax.convert_element_type(psum(local, over), dtype)
+        return [as_typed(total, eqn.outvars[0])]
+
+    return emit

@@ -1,0 +1,399 @@
+"""Walks over the body of a shard_map and says what every equation becomes; nothing is traced.
+
+The states of gathered values go through the equations by the rules. An equation that needs a whole
+value pins the gathers behind it: they stay, and in the next walk their results are whole.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from jax import lax
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+from jax_dist import _compat
+from jax_dist.passes import gather_moves, gather_reductions, scatters
+from jax_dist.passes.gather_sites import Gather, Groups, Made
+from jax_dist.passes.gather_states import (
+    RULES,
+    Gathered,
+    Refuse,
+    Site,
+    Spread,
+    State,
+    Whole,
+    spelled,
+)
+from jax_dist.passes.interpreter import (
+    Atom,
+    Handler,
+    Values,
+    bodies,
+    call_shard_map,
+    equations,
+    open_jaxpr,
+    replay,
+    run,
+    source_line,
+    trace_again,
+    with_bodies,
+)
+from jax_dist.passes.invariance import Facts, Invariance, Same, Scope, axes_of, same_of
+
+RULE_MODULES = (gather_moves, gather_reductions)  # they fill RULES
+
+Handlers: TypeAlias = dict[int, Handler]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pin:
+    """Why a gather stays, and the line that makes it stay."""
+
+    why: str  # "": nothing that a user would want to hear of
+    where: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Body:
+    """A body, and what is known of its inputs."""
+
+    jaxpr: Any  # open or closed
+    scope: Scope
+    same: Sequence[Same]
+    gathered: Sequence[Gathered | None]
+    constant: Sequence[scatters.Dimensions]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frame:
+    """What a walk knows of the variables of one body."""
+
+    scope: Scope
+    facts: Facts
+    constant: scatters.Constancy
+    gathered: dict[Var, Gathered]
+    makers: dict[Var, JaxprEqn]  # of what is gathered here
+    loop: Site  # where the nearest body begins that is not inlined
+
+    def state(self, atom: Atom) -> State:
+        if not isinstance(atom, Literal) and atom in self.gathered:
+            return self.gathered[atom]
+        return Whole(same_of(atom, self.facts, self.scope))
+
+    def has_gathered(self, eqn: JaxprEqn) -> bool:
+        gathered = self.gathered
+        return any(not isinstance(atom, Literal) and atom in gathered for atom in eqn.invars)
+
+
+class Walk:
+    """One walk. `pins` grows; the walk counts only if it did not."""
+
+    def __init__(self, pins: Mapping[Site, Pin], invariance: Invariance) -> None:
+        self.pins = dict(pins)
+        self.gathers: dict[Site, Gather] = {}
+        self.groups = Groups()
+        self.scatters: list[JaxprEqn] = []
+        self._invariance = invariance
+        self._equal: dict[Any, Site] = {}  # the first of equal gathers
+        self._origins: dict[Var, Atom] = {}  # of the inputs of bodies that are inlined
+
+    def shard_map(self, eqn: JaxprEqn, same: Sequence[Same], scope: Scope, at: Site) -> Handlers:
+        """What becomes of the equations in the body of a shard_map, by their place."""
+        (inputs,) = self._invariance.of_body_inputs(eqn, same, scope)
+        return self._apart(eqn, eqn.params["jaxpr"], inputs, scope.inside(eqn), at)
+
+    # ---- bodies
+
+    def _apart(
+        self, eqn: JaxprEqn, jaxpr: Any, same: Sequence[Same], scope: Scope, at: Site
+    ) -> Handlers:
+        """A body that stays a body: nothing gathered enters or leaves it."""
+        count = len(same)
+        body = Body(jaxpr, scope, same, [None] * count, [frozenset()] * count)
+        handlers, frame = self._body(body, at, at)
+        for atom in open_jaxpr(jaxpr).outvars:
+            state = frame.state(atom)
+            if isinstance(state, Gathered):
+                why = f"the gathered value leaves the {_plain_name(eqn)} whole"
+                self._pin(state.sites, why, frame.makers[atom])
+        return handlers
+
+    def _body(self, body: Body, at: Site, loop: Site) -> tuple[Handlers, Frame]:
+        jaxpr = open_jaxpr(body.jaxpr)
+        frame = Frame(
+            scope=body.scope,
+            facts=self._invariance.facts(body.jaxpr, body.same, body.scope),
+            constant=scatters.constancy(jaxpr, body.constant) if _scatters(jaxpr) else {},
+            gathered={v: g for v, g in zip(jaxpr.invars, body.gathered, strict=True) if g},
+            makers={},
+            loop=loop,
+        )
+        handlers = {}
+        for place, eqn in enumerate(jaxpr.eqns):
+            handler = self._equation(eqn, (*at, place), frame)
+            if handler is not None:
+                handlers[place] = handler
+        return handlers, frame
+
+    # ---- equations
+
+    def _equation(self, eqn: JaxprEqn, at: Site, frame: Frame) -> Handler | None:
+        name = eqn.primitive.name
+        if name == "all_gather":
+            return self._gather(eqn, at, frame)
+        if name in _INLINED:
+            return self._inlined(eqn, at, frame)
+        inner = bodies(eqn)
+        if not inner:
+            return (
+                self._by_rule(eqn, frame) if frame.has_gathered(eqn) else self._scatter(eqn, frame)
+            )
+        if frame.has_gathered(eqn):
+            self._refuse(eqn, frame, why_outside(eqn))
+        return self._with_bodies(eqn, inner, at, frame)
+
+    def _gather(self, eqn: JaxprEqn, at: Site, frame: Frame) -> Handler | None:
+        """Deferred: the block is all that is needed of it."""
+        site = self._site(eqn, at, frame)
+        spread = _spread(eqn)
+        if site not in self.pins:
+            why = _why_never(eqn, spread)
+            if why is not None:
+                self._pin([site], why, eqn)
+        if site in self.pins:
+            return self._by_rule(eqn, frame) if frame.has_gathered(eqn) else None
+        try:
+            state = _deferred(eqn, frame.state(eqn.invars[0]), spread, site)
+        except Refuse as refusal:
+            self._refuse(eqn, frame, str(refusal))
+            return None
+        self.groups.meet(state.sites, ())
+        self._set(eqn, [state], frame)
+        if eqn.params["tiled"]:
+            return lambda eqn, values: values
+        dimension = int(eqn.params["all_gather_dimension"])
+        return lambda eqn, values: [lax.expand_dims(values[0], [dimension])]
+
+    def _site(self, eqn: JaxprEqn, at: Site, frame: Frame) -> Site:
+        """Of equal gathers the first: so that none is kept while another is reduced."""
+        (operand,) = eqn.invars
+        operand = operand if isinstance(operand, Literal) else self._origin(operand)
+        tiled, dimension = eqn.params["tiled"], int(eqn.params["all_gather_dimension"])
+        key = (operand, frame.loop, _spread(eqn), tiled, dimension)
+        site = at if isinstance(operand, Literal) else self._equal.setdefault(key, at)
+        self.gathers.setdefault(site, Gather(eqn, _spread(eqn)))
+        return site
+
+    def _by_rule(self, eqn: JaxprEqn, frame: Frame) -> Handler | None:
+        states = [frame.state(atom) for atom in eqn.invars]
+        law = RULES.get(eqn.primitive.name, _no_rule)
+        try:
+            step = law(eqn, states)
+        except Refuse as refusal:
+            self._refuse(eqn, frame, str(refusal))
+            return None
+        made = [Made(eqn.primitive.name, each) for each in step.collectives]
+        self.groups.meet(_sites(states), made)
+        self._set(eqn, step.results, frame)
+        return step.emit
+
+    def _scatter(self, eqn: JaxprEqn, frame: Frame) -> Handler | None:
+        if eqn.primitive.name != "reduce_scatter":
+            return None
+        if not scatters.scatters_equal_parts(eqn, frame.constant):
+            return None
+        self.scatters.append(eqn)
+        return scatters.emit_sum
+
+    # ---- equations with bodies
+
+    def _inlined(self, eqn: JaxprEqn, at: Site, frame: Frame) -> Handler | None:
+        """A jit: gathered values go in and out of it."""
+        (jaxpr,) = bodies(eqn)
+        gathered = [frame.gathered.get(v) if isinstance(v, Var) else None for v in eqn.invars]
+        if not any(gathered) and not _holds_any(jaxpr):
+            return None
+        inputs = open_jaxpr(jaxpr).invars
+        for inside, outside in zip(inputs, eqn.invars, strict=True):
+            self._origins[inside] = (
+                outside if isinstance(outside, Literal) else self._origin(outside)
+            )
+        body = Body(
+            jaxpr=jaxpr,
+            scope=frame.scope,
+            same=[same_of(atom, frame.facts, frame.scope) for atom in eqn.invars],
+            gathered=gathered,
+            constant=[scatters.constant_along(atom, frame.constant) for atom in eqn.invars],
+        )
+        handlers, inside = self._body(body, at, frame.loop)
+        results = [inside.state(atom) for atom in open_jaxpr(jaxpr).outvars]
+        self._set(eqn, [r if isinstance(r, Gathered) else None for r in results], frame)
+        if any(gathered) or any(isinstance(result, Gathered) for result in results):
+            return lambda eqn, values: run(jaxpr, values, handlers)
+        return traced_again([handlers]) if handlers else None
+
+    def _with_bodies(
+        self, eqn: JaxprEqn, inner: Sequence[Any], at: Site, frame: Frame
+    ) -> Handler | None:
+        if not any(map(_holds_any, inner)):
+            return None
+        same = [same_of(atom, frame.facts, frame.scope) for atom in eqn.invars]
+        if eqn.primitive.name == "shard_map":
+            handlers = self.shard_map(eqn, same, frame.scope, at)
+            return shard_map_handler(handlers) if handlers else None
+        inputs = self._invariance.of_body_inputs(eqn, same, frame.scope)
+        found = [
+            self._apart(eqn, jaxpr, ins, frame.scope, (*at, place))
+            for place, (jaxpr, ins) in enumerate(zip(inner, inputs, strict=True))
+        ]
+        return traced_again(found) if any(found) else None
+
+    # ---- what a walk writes down
+
+    def _set(self, eqn: JaxprEqn, results: Sequence[Gathered | None], frame: Frame) -> None:
+        for var, state in zip(eqn.outvars, results, strict=True):
+            if state is not None:
+                frame.gathered[var] = state
+                frame.makers[var] = eqn
+
+    def _refuse(self, eqn: JaxprEqn, frame: Frame, why: str) -> None:
+        self._pin(_sites([frame.state(atom) for atom in eqn.invars]), why, eqn)
+        for atom in eqn.invars:  # whole from here on
+            if not isinstance(atom, Literal):
+                frame.gathered.pop(atom, None)
+
+    def _pin(self, sites: Sequence[Site], why: str, eqn: JaxprEqn) -> None:
+        for site in sites:
+            self.pins.setdefault(site, Pin(why, source_line(eqn) if why else ""))
+
+    def _origin(self, var: Var) -> Atom:
+        return self._origins.get(var, var)
+
+
+def shard_map_handler(handlers: Handlers) -> Handler:
+    def handle(eqn: JaxprEqn, values: Values) -> Values:
+        jaxpr = eqn.params["jaxpr"]
+        return call_shard_map(eqn, lambda *blocks: run(jaxpr, blocks, handlers), values)
+
+    return handle
+
+
+def traced_again(handlers: Sequence[Handlers]) -> Handler:
+    """`handlers` of each body, in order; a body without any stays as it is."""
+
+    def handle(eqn: JaxprEqn, values: Values) -> Values:
+        each = iter(handlers)
+        return replay(with_bodies(eqn, lambda jaxpr: _changed(jaxpr, next(each))), values)
+
+    return handle
+
+
+def _changed(jaxpr: Any, handlers: Handlers) -> Any:
+    if not handlers:
+        return jaxpr
+    return trace_again(jaxpr, lambda *args: run(jaxpr, args, handlers))
+
+
+# ---- gathers
+
+
+def _spread(eqn: JaxprEqn) -> Spread:
+    groups = eqn.params["axis_index_groups"]
+    return Spread(
+        names=axes_of(eqn),
+        groups=None if groups is None else tuple(tuple(group) for group in groups),
+        size=eqn.params["axis_size"],
+    )
+
+
+def _why_never(eqn: JaxprEqn, spread: Spread) -> str | None:
+    """Why this gather is none to look at; None: it is."""
+    if spread.size == 1:
+        return ""  # it sends nothing
+    aval = eqn.invars[0].aval
+    if _compat.is_unreduced(aval):
+        return "the gathered value is of an unreduced type"
+    if not all(isinstance(size, int) for size in aval.shape):
+        return "the gathered value has a dimension of unknown size"
+    return None
+
+
+def _deferred(eqn: JaxprEqn, state: State, spread: Spread, site: Site) -> Gathered:
+    """The state of what a gather gives. Of a gathered operand, it adds another spread."""
+    dimension = int(eqn.params["all_gather_dimension"])
+    before = state if isinstance(state, Gathered) else Gathered((), ())
+    if set(before.names) & set(spread.names):
+        raise Refuse(f"all_gather over {spelled(spread.names)} of what was gathered over it")
+    sites = tuple(sorted({*before.sites, site}))
+    if not eqn.params["tiled"]:
+        spreads = gather_moves.inserted(before, dimension)
+        return Gathered((), sites).at({**spreads, dimension: spread})
+    spreads = dict(before.spreads)
+    if dimension in spreads:
+        spread = _beside(spread, spreads[dimension])
+    return Gathered((), sites).at({**spreads, dimension: spread})
+
+
+def _beside(outer: Spread, inner: Spread) -> Spread:
+    """A tiled gather along a dimension that is gathered: the blocks of both, the last outermost."""
+    if outer.groups is not None or inner.groups is not None:
+        raise Refuse("all_gather in groups along the gathered dimension")
+    return Spread(outer.names + inner.names, None, outer.size * inner.size)
+
+
+def _sites(states: Sequence[State]) -> tuple[Site, ...]:
+    return tuple(
+        sorted({s for state in states if isinstance(state, Gathered) for s in state.sites})
+    )
+
+
+# ---- reasons
+
+
+def _no_rule(eqn: JaxprEqn, states: Sequence[State]) -> Any:
+    del states
+    raise Refuse(f"{eqn.primitive.name} needs the whole gathered value")
+
+
+def why_outside(eqn: JaxprEqn) -> str:
+    """Why an equation with bodies takes no gathered value."""
+    name = eqn.primitive.name
+    if name in ("scan", "while"):
+        return (
+            f"the gather is outside the {_plain_name(eqn)} and its use inside: a reduction over "
+            "devices would run in every iteration"
+        )
+    if name == "cond":
+        return (
+            "the gather is outside the cond and its use inside: a reduction over devices would "
+            "stand in a branch that some of them may not take"
+        )
+    if name in ("custom_jvp_call", "custom_vjp_call"):
+        return (
+            f"{_plain_name(eqn)} has its own rule of differentiation, which is for the whole "
+            "value: differentiate first, as in rewrite(jax.grad(f))"
+        )
+    return f"{_plain_name(eqn)} takes the gathered value whole: gather inside it"
+
+
+def _plain_name(eqn: JaxprEqn) -> str:
+    """In the user's words: "relu" of a custom_jvp_call."""
+    plain = {"remat2": "checkpoint", "while": "while loop"}.get(eqn.primitive.name)
+    if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
+        return str(eqn.params.get("name") or eqn.primitive.name)
+    return plain or eqn.primitive.name
+
+
+_INLINED = ("jit", "pjit", "closed_call", "core_call")
+
+
+def _scatters(jaxpr: Jaxpr) -> bool:
+    return any(eqn.primitive.name == "reduce_scatter" for eqn in equations(jaxpr))
+
+
+def _holds_any(jaxpr: Any) -> bool:
+    return any(is_of_interest(eqn) for eqn in equations(jaxpr))
+
+
+def is_of_interest(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in ("all_gather", "reduce_scatter")

@@ -1,0 +1,316 @@
+"""Finds the user's name for an array: the path to it from the function that uses it.
+
+Searched breadth first, so that the shortest path wins: what a function closes over, its defaults
+and the globals that it reads, the function that it wraps, and inside containers and objects. A path
+begins anew at each function, for there the user sees the name.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import jax
+import numpy as np
+
+from jax_dist.passes.baked import Identity, array_identity
+from jax_dist.passes.functions import (
+    definition,
+    first_parameter,
+    is_library_code,
+    names_in,
+    parameter,
+    positional_defaults,
+)
+
+Kind: TypeAlias = Literal["closure", "global", "default", "partial", "attribute", ""]
+
+_OBJECTS = 20_000  # a search ends here; what was not found by then has no name
+_ITEMS = 1_000  # of one container
+_DEPTH = 24  # of steps from the function
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), np.generic, np.dtype, range, slice)
+_JAX_PACKAGES = ("jax", "jaxlib")
+_RULES_OF_CUSTOM = ("fwd", "bwd", "jvp")  # of custom_vjp and custom_jvp
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """Where an array comes from."""
+
+    name: str  # as the user would type it: "params['w']"
+    kind: Kind
+    captured_at: str  # "train.py:10", where the function begins that captures it
+    origin: Any = dataclasses.field(repr=False)  # the user's object; None for a part of it
+    read: Callable[[], Any] | None = dataclasses.field(repr=False)  # what is there now
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Node:
+    """An object that was reached, and how."""
+
+    value: Any
+    name: str
+    kind: Kind
+    at: str
+    read: Callable[[], Any]
+    used: frozenset[str]  # the names in the code that leads here
+    depth: int
+
+    def inside(self, suffix: str, value: Any, get: Callable[[Any], Any]) -> "_Node":
+        """A part of this object."""
+        read = self.read
+        return dataclasses.replace(
+            self,
+            value=value,
+            name=(self.name or "self") + suffix,
+            kind=self.kind or "attribute",
+            read=lambda: get(read()),
+            depth=self.depth + 1,
+        )
+
+    def same_name(self, value: Any) -> "_Node":
+        """An object behind this one, which the user knows by the same name."""
+        return dataclasses.replace(self, value=value, read=lambda: value, depth=self.depth + 1)
+
+
+def find_names(fun: Callable, arrays: Mapping[Identity, Any]) -> dict[Identity, Found]:
+    """The names of some arrays, as seen from `fun`; without those that it does not reach.
+
+    Args:
+      fun: the user's function, or any callable; also wrapped, by `jax.jit` or the like.
+      arrays: by identity.
+    """
+    if not arrays:
+        return {}
+    search = _Search(dict(arrays), {}, [])
+    search.from_callable(fun)
+    search.match_converted()
+    return search.found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Search:
+    missing: dict[Identity, Any]
+    found: dict[Identity, Found]
+    wider: list[_Node]  # 64-bit NumPy arrays, of which a program has a 32-bit copy
+
+    def from_callable(self, fun: Callable) -> None:
+        start = _Node(fun, "", "", definition(fun), lambda: fun, frozenset(), 0)
+        queue = collections.deque([start])
+        seen = {id(fun): fun}  # with the objects, so that no other gets their address
+        while queue and self.missing and len(seen) < _OBJECTS:
+            for child in _children(queue.popleft()):
+                value = child.value
+                if isinstance(value, _PLAIN) or id(value) in seen or child.depth > _DEPTH:
+                    continue
+                seen[id(value)] = value
+                if isinstance(value, (jax.Array, np.ndarray)):
+                    self._compare(child)
+                else:
+                    queue.append(child)
+
+    def _compare(self, node: _Node) -> None:
+        identity = array_identity(node.value)
+        if identity in self.missing:
+            self._name(identity, Found(node.name, node.kind, node.at, node.value, node.read))
+        elif isinstance(node.value, np.ndarray):
+            if node.value.dtype.itemsize >= 8 and node.value.dtype.kind in "iufc":
+                self.wider.append(node)
+            for identity, array in [*self.missing.items()]:
+                if isinstance(array, np.ndarray) and np.may_share_memory(array, node.value):
+                    self._name(
+                        identity, Found(f"view of {node.name}", node.kind, node.at, None, None)
+                    )
+
+    def _name(self, identity: Identity | None, found: Found) -> None:
+        self.found[identity] = found
+        del self.missing[identity]
+
+    def match_converted(self) -> None:
+        """Names the 32-bit copies that JAX makes of 64-bit arrays, where only one can be meant."""
+        for identity, array in [*self.missing.items()]:
+            nodes = [node for node in self.wider if _converts_to(node.value, array)]
+            if len(nodes) == 1:
+                (node,) = nodes
+                self._name(identity, Found(node.name, node.kind, node.at, node.value, node.read))
+
+
+def _converts_to(wide: np.ndarray, array: Any) -> bool:
+    return (
+        isinstance(array, np.ndarray)
+        and wide.shape == array.shape
+        and wide.dtype.kind == array.dtype.kind
+        and bool(
+            (wide.flat[0].astype(array.dtype) == array.flat[0]) or array.flat[0] != array.flat[0]
+        )
+        and np.array_equal(wide.astype(array.dtype), array, equal_nan=array.dtype.kind in "fc")
+    )
+
+
+def _children(node: _Node) -> Iterator[_Node]:
+    """What one step leads to from an object."""
+    value = node.value
+    if isinstance(value, types.FunctionType):
+        return _of_function(node, value)
+    if isinstance(value, types.MethodType):
+        return _of_method(node, value)
+    if isinstance(value, functools.partial):
+        return _of_partial(node, value)
+    if isinstance(value, (types.ModuleType, type)):
+        return _of_namespace(node, value)
+    if isinstance(value, Mapping):
+        return _of_mapping(node, value)
+    if isinstance(value, (list, tuple, collections.deque)):
+        return _of_sequence(node, value)
+    if type(value).__module__.split(".")[0] in _JAX_PACKAGES:
+        return _of_jax_object(node, value)
+    return _of_object(node, value)
+
+
+def _of_function(node: _Node, function: types.FunctionType) -> Iterator[_Node]:
+    wrapped = vars(function).get("__wrapped__")
+    if wrapped is not None:
+        yield node.same_name(wrapped)
+    code = function.__code__
+    library = is_library_code(code)
+    here = functools.partial(
+        _Node, at=definition(function), used=names_in(code), depth=node.depth + 1
+    )
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with_value = _contents(cell)
+        if with_value and (not library or callable(with_value[0])):
+            read = functools.partial(getattr, cell, "cell_contents")
+            yield here(with_value[0], name, "closure", read=read)
+    if library:  # the names in there are not the user's
+        return
+    for name, value in positional_defaults(function).items():
+        yield here(value, name, "default", read=lambda value=value: value)
+    for name, value in (function.__kwdefaults__ or {}).items():
+        yield here(value, name, "default", read=lambda value=value: value)
+    namespace = function.__globals__
+    for name in sorted(names_in(code) & namespace.keys()):
+        read = functools.partial(namespace.__getitem__, name)
+        yield here(namespace[name], name, "global", read=read)
+
+
+def _contents(cell: types.CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # not assigned yet
+        return ()
+
+
+def _of_method(node: _Node, method: types.MethodType) -> Iterator[_Node]:
+    function: Any = method.__func__
+    owner = method.__self__
+    if isinstance(function, types.FunctionType):
+        yield from _of_self(node, owner, function)
+    yield node.same_name(function)
+
+
+def _of_self(node: _Node, owner: Any, function: types.FunctionType) -> Iterator[_Node]:
+    """The object of a method, and the other methods that this one uses."""
+    used = names_in(function.__code__)
+    yield dataclasses.replace(
+        node,
+        value=owner,
+        name=first_parameter(function),
+        kind="attribute",
+        at=definition(function),
+        read=lambda: owner,
+        depth=node.depth + 1,
+    )
+    for name in sorted(used):
+        helper = _class_function(type(owner), name)
+        if helper is not None:
+            yield node.same_name(types.MethodType(helper, owner))
+
+
+def _class_function(owner: type, name: str) -> types.FunctionType | None:
+    for base in owner.__mro__:
+        if name in vars(base):
+            value = vars(base)[name]
+            return value if isinstance(value, types.FunctionType) else None
+    return None
+
+
+def _of_partial(node: _Node, partial: functools.partial) -> Iterator[_Node]:
+    here = functools.partial(
+        _Node, kind="partial", at=definition(partial), used=node.used, depth=node.depth + 1
+    )
+    for place, value in enumerate(partial.args):
+        yield here(value, parameter(partial.func, place), read=lambda value=value: value)
+    for name, value in partial.keywords.items():
+        yield here(value, name, read=lambda value=value: value)
+    yield node.same_name(partial.func)
+
+
+def _of_namespace(node: _Node, owner: types.ModuleType | type) -> Iterator[_Node]:
+    """Of a module or a class, only what the code names."""
+    if owner.__name__.split(".")[0] in (*_JAX_PACKAGES, "numpy"):
+        return
+    for name in sorted(node.used & vars(owner).keys()):
+        get = functools.partial(_attribute, name)
+        yield node.inside(f".{name}", vars(owner)[name], get)
+    if isinstance(owner, type):
+        for value in vars(owner).values():
+            if isinstance(value, types.FunctionType) and not is_library_code(value.__code__):
+                yield node.same_name(value)
+
+
+def _of_mapping(node: _Node, mapping: Mapping) -> Iterator[_Node]:
+    for key, value in itertools.islice(mapping.items(), _ITEMS):
+        yield node.inside(f"[{key!r}]", value, functools.partial(_item, key))
+
+
+def _of_sequence(node: _Node, items: Sequence) -> Iterator[_Node]:
+    fields = getattr(type(items), "_fields", None)  # of a namedtuple
+    for place, value in enumerate(itertools.islice(items, _ITEMS)):
+        suffix = f"[{place}]" if fields is None else f".{fields[place]}"
+        yield node.inside(suffix, value, functools.partial(_item, place))
+
+
+def _of_jax_object(node: _Node, value: Any) -> Iterator[_Node]:
+    """The functions in a jit, a custom_vjp or a custom_jvp."""
+    parts = getattr(value, "__dict__", {})
+    for name in ("__wrapped__", *_RULES_OF_CUSTOM):
+        if callable(parts.get(name)):
+            yield node.same_name(parts[name])
+
+
+def _of_object(node: _Node, value: Any) -> Iterator[_Node]:
+    attributes = _attributes(value)
+    for name in sorted(attributes, key=lambda name: name.startswith("_")):  # stable: public first
+        # nnx.Variable keeps its array here, and users write `kernel[...]`.
+        suffix = "[...]" if name == "_raw_value" else f".{name}"
+        yield node.inside(suffix, attributes[name], functools.partial(_attribute, name))
+    call = _class_function(type(value), "__call__")
+    if call is not None and not is_library_code(call.__code__):
+        yield from itertools.islice(_of_self(node, value, call), 1, None)
+        yield node.same_name(call)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """What an object holds in `__dict__` and in slots. Properties are not run."""
+    found = dict(getattr(value, "__dict__", {}))
+    for owner in type(value).__mro__:
+        slots = vars(owner).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            slot = vars(owner).get(name)
+            if isinstance(slot, types.MemberDescriptorType):
+                try:
+                    found.setdefault(name, slot.__get__(value))
+                except AttributeError:  # not set
+                    continue
+    return found
+
+
+def _item(key: Any, owner: Any) -> Any:
+    return owner[key]
+
+
+def _attribute(name: str, owner: Any) -> Any:
+    return getattr(owner, name)

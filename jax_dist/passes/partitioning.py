@@ -1,0 +1,165 @@
+"""custom_partitioning: a `jax.shard_map` around the op's own lowering, cut as the compiler would.
+
+`partition` of the op is asked here, with the shardings that Shardy chooses for the call, and no
+longer in the compiler. So the program holds the op's body and no address of a Python object, and
+its cache key is the same in each process.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_dist import _errors
+from jax_dist.passes import asking, interpreter, places, routes
+from jax_dist.passes.findings import Finding, Outcome, Plan
+from jax_dist.passes.places import Path, Place
+from jax_dist.passes.propagation import Layout, Unknown
+from jax_dist.passes.routes import Route
+
+Specs: TypeAlias = Mapping[str, tuple[Any, Any]]  # name of an op: (in_specs, out_specs)
+
+_CODE = "JXD402"
+
+
+def plan_partitioning(
+    jaxpr: ClosedJaxpr,
+    *,
+    mesh: Mesh | None,
+    in_shardings: Sequence[NamedSharding | None],
+    specs: Specs | None = None,
+) -> Plan:
+    """Routes each custom_partitioning equation of a program through `jax.shard_map`.
+
+    Args:
+      jaxpr: the program.
+      mesh: what it runs on; None: the one mesh that the arguments or the program mention.
+      in_shardings: one for each input of the jaxpr; None where it is not known.
+      specs: by the name of an op, the specs of its operands (a sequence) and of its results (one,
+        or a sequence), in place of those that the compiler would choose.
+
+    Returns:
+      The plan. It changes nothing where there is no such equation, or only one device.
+
+    Raises:
+      RewriteError: `specs` does not fit the op, or the mesh.
+    """
+    sites = list(places.places(jaxpr, _is_partitioned))
+    if not sites:
+        return Plan(None)
+    meshes = asking.meshes_of(jaxpr, in_shardings) if mesh is None else [mesh]
+    if len(meshes) > 1:
+        why = "the program uses several meshes: choose one by mesh="
+        return Plan(None, tuple(_refused(site, why) for site in sites))
+    if not meshes or meshes[0].size == 1:
+        return Plan(None)  # there JAX puts the body of the op into the program itself
+    layouts = _layouts(jaxpr, sites, meshes[0], in_shardings, specs or {})
+    handlers: dict[Path, Route] = {}
+    findings: list[Finding] = []
+    for site in sites:
+        if site.path not in layouts:
+            continue
+        try:
+            handlers[site.path] = _route(site, layouts[site.path], meshes[0])
+        except routes.Refused as reason:
+            findings.append(_refused(site, str(reason)))
+        else:
+            guessed = not any(in_shardings) and routes.name_of(site) not in (specs or {})
+            findings += _told(site, handlers[site.path], guessed=guessed)
+    if not handlers:
+        return Plan(None, tuple(findings))
+    return Plan(lambda *args: places.run(jaxpr, args, handlers), tuple(findings))
+
+
+def mesh_of(jaxpr: ClosedJaxpr, in_shardings: Sequence[NamedSharding | None]) -> Mesh | None:
+    """The one mesh that arguments, program or `jax.set_mesh` mention; None for none or several."""
+    meshes = asking.meshes_of(jaxpr, in_shardings)
+    return meshes[0] if len(meshes) == 1 else None
+
+
+def _is_partitioned(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "custom_partitioning"
+
+
+def _layouts(
+    jaxpr: ClosedJaxpr,
+    sites: Sequence[Place],
+    mesh: Mesh,
+    in_shardings: Sequence[NamedSharding | None],
+    specs: Specs,
+) -> Mapping[Path, Layout | Unknown]:
+    """No entry: the op is left, for JAX puts its body there."""
+    given: dict[Path, Layout | Unknown] = {}
+    others: list[Place] = []
+    for site in sites:
+        if not routes.free_axes(site, mesh):
+            continue
+        if routes.name_of(site) in specs:
+            given[site.path] = _given(site, specs[routes.name_of(site)], mesh)
+        else:
+            others.append(site)
+    return given | (asking.layouts_of(jaxpr, others, mesh, in_shardings) if others else {})
+
+
+def _given(site: Place, specs: tuple[Any, Any], mesh: Mesh) -> Layout:
+    in_specs, out_specs = specs
+    results = (out_specs,) if isinstance(out_specs, P) else tuple(out_specs)
+    return Layout(
+        _fitting(site, "operands", tuple(in_specs), site.eqn.invars, mesh),
+        _fitting(site, "results", results, site.eqn.outvars, mesh),
+    )
+
+
+def _fitting(
+    site: Place, kind: str, specs: Sequence[P], atoms: Sequence[Any], mesh: Mesh
+) -> tuple[P, ...]:
+    problems: list[str] = []
+    if len(atoms) != len(specs):
+        problems.append(f"it has {len(atoms)} {kind}, and {len(specs)} specs for them")
+    for atom, spec in zip(atoms, specs, strict=False):
+        if len(spec) > atom.aval.ndim:
+            problems.append(f"{spec} is longer than the shape {atom.aval.shape}")
+        strangers = [axis for axis in routes.axes_of(spec) if axis not in mesh.shape]
+        problems += [f"{spec}: the mesh {dict(mesh.shape)} has no axis {a!r}" for a in strangers]
+    if problems:
+        raise _errors.RewriteError(
+            _errors.message(
+                what=f"specs for the custom_partitioning op {routes.name_of(site)!r} do not fit it",
+                which=problems,
+                why="its partition() is asked with one spec for each operand and each result",
+                do="Write specs={name: (in_specs, out_specs)}, without its static arguments.",
+            )
+        )
+    return tuple(
+        routes.full(spec, atom.aval.ndim) for spec, atom in zip(specs, atoms, strict=True)
+    )
+
+
+def _route(site: Place, layout: Layout | Unknown, mesh: Mesh) -> Route:
+    if isinstance(layout, Unknown):
+        raise routes.Refused(str(layout))
+    return routes.route(site, layout, mesh)
+
+
+def _told(site: Place, route: Route, *, guessed: bool) -> list[Finding]:
+    around = [eqn.primitive.name for eqn in site.around]
+    why = ""
+    if any(name.startswith(("custom_vjp", "custom_jvp")) for name in around):
+        why = "the function only: its derivative rules can be seen from around jax.grad"
+    told = [_finding(site, "rewritten", str(route), why)]
+    if guessed and route.is_whole_everywhere():
+        name = routes.name_of(site)
+        why = f"nothing tells how its operands lie: give specs={{{name!r}: (in_specs, out_specs)}}"
+        told.append(_finding(site, "noted", "every device computes all of it", why))
+    return told
+
+
+def _refused(site: Place, why: str) -> Finding:
+    return _finding(site, "refused", "left as it is", why)
+
+
+def _finding(site: Place, outcome: Outcome, what: str, why: str) -> Finding:
+    what = f"custom_partitioning {routes.name_of(site)!r}: {what}"
+    return Finding(_CODE, outcome, what, why, interpreter.source_line(site.eqn))

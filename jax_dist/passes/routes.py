@@ -1,0 +1,238 @@
+"""One call of a custom_partitioning op, as a `jax.shard_map` around its own lowering.
+
+The function that `partition` returns is wrapped, not the body of the op: that one is written for
+whole arrays, and gives other numbers on blocks.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import JaxprEqn
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_dist.passes.interpreter import Atom, Values
+from jax_dist.passes.places import Place
+from jax_dist.passes.propagation import Layout
+
+
+class Refused(Exception):
+    """A call stays as it is; the text is the reason."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """What stands in the place of the call. `Layout` has one spec for each value, of full rank."""
+
+    op: str
+    mesh: Mesh
+    axes: tuple[str, ...]  # of the mesh, without those that a shard_map around it has taken
+    lower: Callable[..., Any]  # of blocks, in the trees of the op
+    in_tree: Any
+    chosen: Layout  # how its values lie in the program
+    taken: Layout  # how its partition() wants them
+
+    def __call__(self, eqn: JaxprEqn, values: Values) -> Values:
+        """Takes and returns whole arrays, as the call does."""
+        mapped = jax.shard_map(
+            self._body(),
+            mesh=self.mesh if jax.sharding.get_abstract_mesh().empty else None,
+            in_specs=self.taken.operands,
+            out_specs=list(self.taken.results),
+            axis_names=set(self.axes),
+            check_vma=False,  # the body was written for the compiler, which tracks no such types
+        )
+        # As chosen first, even if moved right after: else the rest of the program, which follows
+        # what is said of its values, would be cut in another way than before.
+        operands = self._pinned(values, self.chosen.operands, self.taken.operands)
+        if _is_explicit(self.mesh):
+            operands = map(self._placed, operands, self.taken.operands)
+        return self._pinned(mapped(*operands), self.chosen.results, self.taken.results)
+
+    def __str__(self) -> str:
+        operands, results = (
+            ", ".join(map(_written, specs)) for specs in (self.taken.operands, self.taken.results)
+        )
+        return f"shard_map, ({operands}) -> ({results})"
+
+    def is_whole_everywhere(self) -> bool:
+        """Whether every device computes all of it, and nothing asked for that."""
+        return not any(axes_of(spec) for spec in (*self.chosen.operands, *self.chosen.results))
+
+    def _body(self) -> Callable[..., Values]:
+        def body(*blocks: jax.Array) -> Values:
+            return jax.tree.leaves(self.lower(*self.in_tree.unflatten(blocks)))
+
+        body.__name__ = body.__qualname__ = self.op
+        return body
+
+    def _pinned(self, values: Values, chosen: Sequence[P], taken: Sequence[P]) -> Values:
+        pairs = zip(values, chosen, taken, strict=True)
+        return [self._placed(x, there) if there != here else x for x, there, here in pairs]
+
+    def _placed(self, x: jax.Array, spec: P) -> jax.Array:
+        # Inside a shard_map, or under jax.set_mesh, the mesh of the context knows more of its axes.
+        here = jax.sharding.get_abstract_mesh().empty
+        sharding = NamedSharding(self.mesh, spec) if here else spec
+        place = (
+            jax.sharding.reshard if _is_explicit(self.mesh) else jax.lax.with_sharding_constraint
+        )
+        return place(x, sharding)
+
+
+def route(site: Place, layout: Layout, mesh: Mesh) -> Route:
+    """Asks the op's `partition` how it is computed on blocks.
+
+    Args:
+      site: the call.
+      layout: how its operands and results lie.
+      mesh: of devices.
+
+    Raises:
+      Refused: the answer cannot be said as a shard_map.
+    """
+    params = site.eqn.params
+    axes = free_axes(site, mesh)
+    _check(site, mesh, axes)
+    if _is_explicit(mesh):  # what the types say is what the program must get back
+        layout = dataclasses.replace(layout, results=_typed(site.eqn.outvars))
+    asked = (
+        params["in_tree"].unflatten(_shapes(site.eqn.invars, layout.operands, mesh)),
+        params["out_tree"].unflatten(_shapes(site.eqn.outvars, layout.results, mesh)),
+    )
+    own_mesh, lower, results, operands = params["partition"](*params["static_args"], mesh, *asked)
+    if own_mesh != mesh:
+        raise Refused("its partition() returns another mesh than it was given")
+    taken = Layout(
+        _specs(params["in_tree"].flatten_up_to(operands), site.eqn.invars, mesh, axes),
+        _specs(params["out_tree"].flatten_up_to(results), site.eqn.outvars, mesh, axes),
+    )
+    _check_lowering(lower, site.eqn, taken, mesh)
+    return Route(name_of(site), mesh, axes, lower, params["in_tree"], layout, taken)
+
+
+def name_of(site: Place) -> str:
+    """Of the function that the user decorated."""
+    return site.eqn.params["call"].jaxpr.debug_info.func_name
+
+
+def free_axes(site: Place, mesh: Mesh) -> tuple[str, ...]:
+    """The axes that no shard_map around the call takes, of the mesh there."""
+    regions = [eqn.params for eqn in site.around if eqn.primitive.name == "shard_map"]
+    taken = [axis for params in regions for axis in params["newly_manual_axes"]]
+    names = regions[-1]["mesh"].axis_names if regions else mesh.axis_names
+    return tuple(axis for axis in names if axis not in taken)
+
+
+def axes_of(spec: P) -> tuple[str, ...]:
+    return tuple(axis for entry in spec for axis in _entry_axes(entry))
+
+
+def full(spec: P, rank: int) -> P:
+    """The same spec in its one form: an entry a dimension, and no tuple of one.
+
+    >>> full(P(("i",)), 2) == P("i", None)
+    True
+    """
+    entries = [_entry_axes(entry) for entry in spec]
+    short = [axes[0] if len(axes) == 1 else axes or None for axes in entries]
+    return P(*short, *[None] * (rank - len(short)))
+
+
+def _check(site: Place, mesh: Mesh, axes: Sequence[str]) -> None:
+    for eqn in site.around:
+        if eqn.primitive.name == "shard_map" and eqn.params["mesh"].shape != mesh.shape:
+            raise Refused("it stands in a shard_map over another mesh")
+    if not site.eqn.params["decode_shardings"]:
+        raise Refused("its partition() asks for XLA's own shardings (decode_shardings=False)")
+    if len(set(mesh.axis_types)) > 1:
+        raise Refused("the mesh has both Auto and Explicit axes")
+    operands, results = _avals(site.eqn.invars), _avals(site.eqn.outvars)
+    if any(jnp.issubdtype(aval.dtype, jax.dtypes.extended) for aval in (*operands, *results)):
+        raise Refused("one of its values is a PRNG key")
+    if any(aval.weak_type for aval in results):
+        raise Refused("one of its results is weakly typed")
+
+
+def _check_lowering(lower: Callable[..., Any], eqn: JaxprEqn, taken: Layout, mesh: Mesh) -> None:
+    """Traces it on blocks, as the compiler would before it believes what partition() returned."""
+    blocks = _blocks(eqn.invars, taken.operands, mesh)
+    wanted = _blocks(eqn.outvars, taken.results, mesh)
+    axis_env = list(mesh.shape.items())
+    traced = jax.make_jaxpr(lower, axis_env=axis_env)(*eqn.params["in_tree"].unflatten(blocks))
+    made = [(aval.shape, aval.dtype) for aval in traced.out_avals]
+    if made != [(block.shape, block.dtype) for block in wanted]:
+        names = [", ".join(map(_short, values)) for values in (traced.out_avals, wanted)]
+        raise Refused(f"its lowering gives {names[0]} where its partition() says {names[1]}")
+
+
+def _shapes(atoms: Sequence[Atom], specs: Sequence[P], mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
+    """Whole arrays, and how they lie."""
+    return [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=NamedSharding(mesh, spec))
+        for aval, spec in zip(_avals(atoms), specs, strict=True)
+    ]
+
+
+def _blocks(atoms: Sequence[Atom], specs: Sequence[P], mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
+    """What one device holds of them."""
+    blocks = []
+    for aval, spec in zip(_avals(atoms), specs, strict=True):
+        sizes = zip(aval.shape, _cuts(spec, mesh), strict=True)
+        blocks.append(jax.ShapeDtypeStruct([size // cut for size, cut in sizes], aval.dtype))
+    return blocks
+
+
+def _specs(
+    shardings: Sequence[Any], atoms: Sequence[Atom], mesh: Mesh, axes: Sequence[str]
+) -> tuple[P, ...]:
+    """What partition() returned, as specs for shard_map."""
+    specs = []
+    for sharding, aval in zip(shardings, _avals(atoms), strict=True):
+        if not isinstance(sharding, NamedSharding) or sharding.mesh != mesh:
+            raise Refused(
+                "its partition() returns shardings that are not NamedShardings of the mesh"
+            )
+        spec, shape = sharding.spec, aval.shape
+        if P.UNCONSTRAINED in spec or spec.unreduced:
+            raise Refused(f"its partition() returns {spec}, which shard_map has no word for")
+        if not set(axes_of(spec)) <= set(axes):
+            raise Refused(f"its partition() returns {spec}, inside a shard_map over the same axis")
+        spec = full(spec, len(shape))
+        if any(size % cut for size, cut in zip(shape, _cuts(spec, mesh), strict=True)):
+            raise Refused(f"{spec} does not cut the shape {shape} into equal blocks")
+        specs.append(spec)
+    return tuple(specs)
+
+
+def _cuts(spec: P, mesh: Mesh) -> Iterator[int]:
+    """Into how many blocks each dimension is cut."""
+    return (math.prod(mesh.shape[axis] for axis in _entry_axes(entry)) for entry in spec)
+
+
+def _typed(atoms: Sequence[Atom]) -> tuple[P, ...]:
+    return tuple(full(aval.sharding.spec, len(aval.shape)) for aval in _avals(atoms))
+
+
+def _avals(atoms: Sequence[Atom]) -> list[Any]:
+    return [atom.aval for atom in atoms]
+
+
+def _short(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}"
+
+
+def _entry_axes(entry: Any) -> tuple[str, ...]:
+    return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+
+
+def _is_explicit(mesh: Mesh) -> bool:
+    return AxisType.Explicit in mesh.axis_types
+
+
+def _written(spec: P) -> str:
+    return "P(" + ", ".join(map(repr, spec)) + ")"

@@ -1,0 +1,77 @@
+"""Which equations of a jaxpr are pmaps, and what they say of their mesh."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import JaxprEqn
+from jax.sharding import Mesh
+
+from jax_dist.mapping import spread
+from jax_dist.passes import interpreter
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PmapSite:
+    """One pmap in a traced program: jit(shard_map), over one axis of a mesh of its own."""
+
+    eqn: JaxprEqn
+    mesh: Any  # jax.sharding.Mesh or AbstractMesh
+    axis: str
+    where: str
+
+    @property
+    def size(self) -> int:
+        return self.mesh.shape[self.axis]
+
+    @property
+    def body(self) -> Any:
+        return self.eqn.params["jaxpr"]
+
+
+def pmap_site(eqn: JaxprEqn, around: str = "") -> PmapSite | None:
+    """The pmap that `eqn` is; None for all else, a shard_map of the user's own too.
+
+    `jax.pmap` and ours both make a shard_map without vma types, manual over one axis; they are told
+    from others by the file that its body was defined in. `around` is the line of what holds the
+    equation: those inside a jit know only lines inside it.
+    """
+    if eqn.primitive.name != "shard_map" or eqn.params["check_vma"]:
+        return None
+    if len(eqn.params["newly_manual_axes"]) != 1 or not _is_body_of_pmap(eqn.params["jaxpr"]):
+        return None
+    (axis,) = eqn.params["newly_manual_axes"]
+    where = interpreter.source_line(eqn) or around
+    return PmapSite(eqn, eqn.params["mesh"], axis, where)
+
+
+def pmap_sites(jaxpr: Any, around: str = "") -> list[PmapSite]:
+    """All pmaps at any depth; not those inside another one, which move with it."""
+    found = []
+    for eqn in interpreter.open_jaxpr(jaxpr).eqns:
+        site = pmap_site(eqn, around)
+        if site is not None:
+            found.append(site)
+        elif eqn.primitive.name != "shard_map":
+            for body in interpreter.bodies(eqn):
+                found.extend(pmap_sites(body, interpreter.source_line(eqn) or around))
+    return found
+
+
+def devices_of(mesh: Any) -> Sequence[jax.Device] | None:
+    """The devices of a mesh in order; None if it names none."""
+    return list(mesh.devices.flat) if isinstance(mesh, Mesh) else None
+
+
+def _is_body_of_pmap(body: Any) -> bool:
+    source = str(interpreter.open_jaxpr(body).debug_info.func_src_info)
+    return any(path in source for path in _FILES)
+
+
+# "_fun at .../jax/_src/pmap.py:410", and "body at .../jax_dist/mapping/spread.py:47".
+_FILES = (
+    os.path.join(os.path.dirname(jax.__file__), "_src", "pmap.py"),
+    os.path.abspath(spread.__file__),
+)

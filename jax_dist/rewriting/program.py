@@ -1,0 +1,184 @@
+"""One function being rewritten: the passes in their order, once per signature."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_dist import _compat
+from jax_dist.mapping.attempts import call_under_way, entry
+from jax_dist.passes import interpreter
+from jax_dist.passes.captures import Capture
+from jax_dist.passes.findings import Finding, Plan
+from jax_dist.passes.gathers import plan_gathers
+from jax_dist.passes.interpreter import Values
+from jax_dist.passes.lifting import LiftedJit, NewCaptures, Traced
+from jax_dist.passes.asking import meshes_of
+from jax_dist.passes.partitioning import plan_partitioning
+from jax_dist.rewriting.arguments import Wishes
+from jax_dist.rewriting.remesh import plan_remesh
+
+
+class RewrittenProgram:
+    """All that the calls of one rewritten function share.
+
+    Attributes:
+      dispatch: what a call goes through; one C++ call in the steady state.
+      findings: of the last trace.
+      lifted: the captured arrays that are arguments, in the last trace.
+    """
+
+    def __init__(self, fun: Callable, name: str, wishes: Wishes):
+        self.name, self.mesh, self.warn_bytes = name, wishes.mesh, wishes.policy.warn_bytes
+        self._fun, self._wishes = fun, wishes
+        self.findings: tuple[Finding, ...] = ()
+        self.lifted: tuple[Capture, ...] = ()
+        self._jit = self._new_jit()
+        self._by_shardings: dict[tuple, LiftedJit] = {}
+        self.dispatch: Callable = self._jit.dispatch
+
+    def settle(self, found: NewCaptures, args: tuple, kwargs: dict) -> Any:
+        """Makes the call whose trace found captures that are not arguments yet."""
+        try:
+            return self._jit.settle(found, args, kwargs)
+        finally:
+            if not self._by_shardings:
+                self.dispatch = self._jit.dispatch
+
+    def ask(self, method: str, args: tuple, kwargs: dict) -> Any:
+        """`lower` or `trace`, for these arguments."""
+        if self._by_shardings:
+            self._jit = self._jit_for(args, kwargs)
+        try:
+            return getattr(self._jit, method)(*args, **kwargs)
+        finally:
+            if not self._by_shardings:
+                self.dispatch = self._jit.dispatch
+
+    def _new_jit(self) -> LiftedJit:
+        return LiftedJit(
+            self._fun,
+            self.name,
+            policy=self._wishes.policy,
+            options=_compat.jit_options(self._fun),
+            emit=self._emit,
+            place=self._place,
+        )
+
+    def _emit(
+        self,
+        traced: Traced,
+        evaluate: Callable[..., Values],
+        inputs: Sequence[Any],
+        lifted: Sequence[Capture],
+    ) -> Values:
+        """Evaluates the rewritten program in the current trace."""
+        shardings = self._shardings(traced)
+        primitives = {eqn.primitive.name for eqn in interpreter.equations(traced.jaxpr)}
+        jaxpr, pending = traced.jaxpr, evaluate if lifted else None
+        findings: list[Finding] = []
+        for needed, plan_of in self._passes(shardings, len(lifted)):
+            if primitives.isdisjoint(needed):
+                continue
+            if pending is not None:
+                jaxpr = jax.make_jaxpr(pending)(*inputs)
+            plan = plan_of(jaxpr)
+            findings += plan.findings
+            pending = plan.evaluate
+            if pending is not None and plan_of.func is plan_partitioning:
+                self._follow_shardings()
+        self.findings, self.lifted = tuple(findings), tuple(lifted)
+        return (pending or _evaluator(jaxpr))(*inputs)
+
+    def _passes(
+        self, shardings: Sequence[NamedSharding | None], lifted: int
+    ) -> list[tuple[set[str], functools.partial[Plan]]]:
+        """The primitives that each pass looks for, and the pass."""
+        wishes = self._wishes
+        passes = [({"shard_map"}, functools.partial(plan_remesh, mesh=wishes.mesh))]
+        if wishes.partitioning == "route":
+            whole = None if wishes.mesh is None else NamedSharding(wishes.mesh, P())
+            route = functools.partial(
+                plan_partitioning,
+                mesh=wishes.mesh,
+                in_shardings=(*[whole] * lifted, *shardings),
+                specs=wishes.specs,
+            )
+            passes.append(({"custom_partitioning"}, route))
+        if wishes.gathers == "reduce":
+            passes.append((_GATHERS, functools.partial(plan_gathers)))
+        return passes
+
+    def _shardings(self, traced: Traced) -> list[NamedSharding | None]:
+        """How the dynamic leaves of the call under way lie, where that is known."""
+        found = call_under_way()
+        if found is None or found[0] is not self:
+            return [None] * len(traced.places)
+        leaves = jax.tree.leaves(found[1:])
+        return [_named_sharding(leaves[place]) for place in traced.places]
+
+    def _place(self, traced: Traced, value: Any) -> Any:
+        """Puts a captured array on every device of the program, once."""
+        mesh = self._wishes.mesh
+        if mesh is None:
+            meshes = meshes_of(traced.jaxpr, self._shardings(traced))
+            mesh = meshes[0] if len(meshes) == 1 else None
+        return _placed(value, mesh)
+
+    def _follow_shardings(self) -> None:
+        """From now on, arguments that are cut in another way are another signature.
+
+        To jit they are not: on Auto axes it traces once for all of them. But the specs that a
+        custom_partitioning got are those of the call that was traced.
+        """
+        found = call_under_way()
+        if self._by_shardings or found is None or found[0] is not self:
+            return
+        self._by_shardings[_shardings_key(*found[1:])] = self._jit
+        self.dispatch = self._dispatch_by_shardings
+
+    def _dispatch_by_shardings(self, *args: Any, **kwargs: Any) -> Any:
+        self._jit = self._jit_for(args, kwargs)
+        return self._jit.dispatch(*args, **kwargs)
+
+    def _jit_for(self, args: tuple, kwargs: dict) -> LiftedJit:
+        key = _shardings_key(args, kwargs)
+        if key not in self._by_shardings:
+            self._by_shardings[key] = self._new_jit()
+        return self._by_shardings[key]
+
+
+@entry
+def ask(method: str, dispatcher: RewrittenProgram, args: tuple, kwargs: dict) -> Any:
+    """`lower` or `trace`; marked as an entry, so that the trace finds the arguments."""
+    return dispatcher.ask(method, args, kwargs)
+
+
+_GATHERS = {"all_gather", "all_gather_invariant", "reduce_scatter"}
+
+
+def _evaluator(jaxpr: ClosedJaxpr) -> Callable[..., Values]:
+    return lambda *inputs: interpreter.run(jaxpr, inputs, {})
+
+
+def _named_sharding(leaf: Any) -> NamedSharding | None:
+    sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) else None
+
+
+def _shardings_key(args: tuple, kwargs: dict) -> tuple:
+    return tuple(_named_sharding(leaf) for leaf in jax.tree.leaves((args, kwargs)))
+
+
+def _placed(value: Any, mesh: Mesh | None) -> Any:
+    if isinstance(value, jax.Array) and len(value.sharding.device_set) > 1:
+        return value  # the user has said where it lies
+    if mesh is not None:
+        return jax.device_put(value, NamedSharding(mesh, P()))
+    # NumPy arrays once, and not in each call; they are not tied to a device then.
+    return jax.device_put(value) if isinstance(value, np.ndarray) else value

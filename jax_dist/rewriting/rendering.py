@@ -1,0 +1,211 @@
+"""Prints a report for a terminal of 80 columns and for a notebook, from the same parts.
+
+Nothing here knows what is reported: a report is a headline and sections, a section is a title and
+parts, and each kind of part knows its two forms.
+"""
+
+import dataclasses
+import html
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+WIDTH = 80
+_BAR = 40  # columns of the longest bar
+_INDENT = "  "
+
+
+class Part(Protocol):
+    def lines(self) -> Iterator[str]:
+        """For a terminal, without the indent of the section."""
+        ...
+
+    def html(self) -> str:
+        """For a notebook, with every style in place: a page around it may have its own."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Section:
+    title: str
+    parts: tuple[Part, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """A label, what it stands for, and details below."""
+
+    label: str
+    text: str
+    details: tuple[str, ...] = ()
+
+    def lines(self) -> Iterator[str]:
+        label = f"{self.label}  " if self.label else ""
+        yield from _wrapped(label + self.text, hanging=len(label))
+        for detail in self.details:
+            yield from _wrapped(" " * len(label) + detail, hanging=len(label) + len(_INDENT))
+
+    def html(self) -> str:
+        label = f"<b>{html.escape(self.label)}</b> " if self.label else ""
+        details = "".join(f"<div {_DETAIL}>{html.escape(detail)}</div>" for detail in self.details)
+        return f"<div>{label}{html.escape(self.text)}{details}</div>"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Table:
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: int  # how many of the last columns are set flush right
+    notes: tuple[str, ...] = ()  # one a row, or none at all
+
+    def lines(self) -> Iterator[str]:
+        widths = self._widths()
+        for place, row in enumerate((self.header, *self.rows)):
+            cells = [self._cell(column, cell, widths) for column, cell in enumerate(row)]
+            yield _INDENT.join(cells).rstrip()
+            if self.notes and place:
+                yield from _wrapped(_INDENT + self.notes[place - 1], hanging=len(_INDENT))
+
+    def _cell(self, column: int, cell: str, widths: Sequence[int]) -> str:
+        short = elided(cell, widths[column])
+        flush_right = column >= len(self.header) - self.numbers
+        return short.rjust(widths[column]) if flush_right else short.ljust(widths[column])
+
+    def _widths(self) -> list[int]:
+        """Of the columns; those of words give way until the line fits."""
+        columns = zip(self.header, *self.rows, strict=True)
+        widths = [max(map(len, column)) for column in columns]
+        words = len(widths) - self.numbers
+        room = WIDTH - len(_INDENT) * len(widths)  # the first one is the section's indent
+        while sum(widths) > room and max(widths[:words]) > 1:
+            widths[widths.index(max(widths[:words]))] -= 1
+        return widths
+
+    def html(self) -> str:
+        header = "".join(self._html_cell("th", *pair) for pair in enumerate(self.header))
+        rows = [
+            "".join(self._html_cell("td", *pair) for pair in enumerate(row)) for row in self.rows
+        ]
+        for place, note in enumerate(self.notes):
+            rows[place] += f"<td {_WORD}>{html.escape(note)}</td>"
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<table {_TABLE}><tr>{header}</tr>{body}</table>"
+
+    def _html_cell(self, tag: str, column: int, cell: str) -> str:
+        style = _NUMBER if column >= len(self.header) - self.numbers else _WORD
+        return f"<{tag} {style}>{html.escape(cell)}</{tag}>"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bars:
+    """Amounts, drawn to one scale."""
+
+    rows: tuple[tuple[str, float, str], ...]  # label, amount, the amount in words
+
+    def lines(self) -> Iterator[str]:
+        labels = max(len(label) for label, _, _ in self.rows)
+        words = max(len(text) for _, _, text in self.rows)
+        for label, amount, text in self.rows:
+            bar = _bar(self._share(amount))
+            yield f"{label:<{labels}}  {bar:<{_BAR}}  {text:>{words}}"
+
+    def _share(self, amount: float) -> float:
+        return amount / (max(amount for _, amount, _ in self.rows) or 1)
+
+    def html(self) -> str:
+        rows = "".join(
+            f"<tr><td {_WORD}>{html.escape(label)}</td><td {_WORD}>"
+            f'<div style="width:{round(200 * self._share(amount))}px;{_FILLED}"></div></td>'
+            f"<td {_NUMBER}>{html.escape(text)}</td></tr>"
+            for label, amount, text in self.rows
+        )
+        return f"<table {_TABLE}>{rows}</table>"
+
+
+def as_text(headline: str, sections: Iterable[Section]) -> str:
+    """No line is longer than 80 columns."""
+    lines = textwrap.wrap(headline, WIDTH, subsequent_indent=_INDENT, break_on_hyphens=False)
+    for section in sections:
+        lines += ["", section.title]
+        lines += [_INDENT + line for part in section.parts for line in part.lines()]
+    return "\n".join(lines)
+
+
+def as_html(headline: str, sections: Iterable[Section]) -> str:
+    """One element, in the colours of the page around it."""
+    body = "".join(
+        f"<div {_TITLE}>{html.escape(section.title)}</div>"
+        + "".join(part.html() for part in section.parts)
+        for section in sections
+    )
+    return f"<div {_PAGE}><div><b>{html.escape(headline)}</b></div>{body}</div>"
+
+
+def human_bytes(amount: float) -> str:
+    """
+    >>> [human_bytes(amount) for amount in (0, 36, 999.6, 12_345, 999_960, 64e6)]
+    ['0 B', '36 B', '1.0 kB', '12.3 kB', '1.0 MB', '64.0 MB']
+    """
+    if round(amount) < 1000:
+        return f"{round(amount)} B"
+    for unit in ("kB", "MB", "GB"):
+        amount /= 1000
+        if round(amount, 1) < 1000:
+            return f"{amount:.1f} {unit}"
+    return f"{amount / 1000:.1f} TB"
+
+
+def counted(count: int, noun: str) -> str:
+    """
+    >>> counted(1, "array"), counted(2, "array")
+    ('1 array', '2 arrays')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def elided(text: str, width: int) -> str:
+    """
+    >>> elided("self.layers[0].kernel", 12)
+    'self.l…ernel'
+    """
+    if len(text) <= width:
+        return text
+    behind = (width - 1) // 2
+    return text[: width - 1 - behind] + "…" + text[len(text) - behind :]
+
+
+def plain(value: object) -> object:
+    """The same as dicts and lists, for JSON."""
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        return {field.name: plain(getattr(value, field.name)) for field in fields}
+    if isinstance(value, (tuple, list)):
+        return [plain(part) for part in value]
+    return value
+
+
+def _wrapped(text: str, hanging: int) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH - len(_INDENT),
+        subsequent_indent=" " * hanging,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
+
+
+def _bar(share: float) -> str:
+    """Of full blocks and one of an eighth to seven; what is not nothing is seen."""
+    eighths = max(round(share * _BAR * 8), 1 if share else 0)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+# Colours that are seen on white and on black; everything else is the page's own.
+_PAGE = 'style="font-family:monospace;font-size:90%;line-height:1.4"'
+_TITLE = 'style="margin-top:0.8em;font-weight:bold;opacity:0.7"'
+_DETAIL = 'style="margin-left:2em;opacity:0.8"'
+_TABLE = 'style="border-collapse:collapse;margin:0.2em 0"'
+_EDGE = "padding:0.1em 0.8em 0.1em 0;border-bottom:1px solid rgba(128,128,128,0.3)"
+_WORD = f'style="text-align:left;{_EDGE}"'
+_NUMBER = f'style="text-align:right;{_EDGE}"'
+_FILLED = "height:0.8em;background:#5b8db8"

@@ -1,0 +1,221 @@
+"""What a rewriting did with a function, and what that changed: as data, as text, as a table."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from jax_dist.passes.findings import Finding, Outcome
+from jax_dist.rewriting import rendering
+from jax_dist.rewriting.comparison import Comparison
+from jax_dist.rewriting.cost import Collective, Program, Runs
+from jax_dist.rewriting.rendering import counted, human_bytes
+from jax_dist.rewriting.stability import CacheVerdict
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CapturedArray:
+    """An array that the function takes from around it."""
+
+    name: str  # as the user calls it: "W", "self.kernel"
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    captured_at: str  # "train.py:3", or "" if unknown
+    used_at: str  # "" also if it is only returned
+    action: str  # what became of it: "lifted", "kept"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report:
+    """What a rewriting did with a function. Printed, it fits a terminal of 80 columns."""
+
+    name: str  # of the function
+    before: Program
+    after: Program
+    cache_before: CacheVerdict
+    cache_after: CacheVerdict
+    findings: tuple[Finding, ...] = ()
+    captured: tuple[CapturedArray, ...] = ()
+    compare: Comparison | None = None  # the ways to write the function; None if not asked for
+
+    @property
+    def summary(self) -> str:
+        """What was done, and the bytes moved between devices before and after."""
+        done = ", ".join([*_outcomes(self), *_actions(self)]) or "nothing to rewrite"
+        return f"{done}; {_change(self.before.moved_bytes, self.after.moved_bytes)}"
+
+    def to_dict(self) -> dict[str, object]:
+        """For machines: only dicts, lists, strings, numbers and None."""
+        return {
+            "name": self.name,
+            "summary": self.summary,
+            "findings": rendering.plain(self.findings),
+            "captured": rendering.plain(self.captured),
+            "moved_bytes": {"before": self.before.moved_bytes, "after": self.after.moved_bytes},
+            "before": rendering.plain(self.before),
+            "after": rendering.plain(self.after),
+            "cache_before": rendering.plain(self.cache_before),
+            "cache_after": rendering.plain(self.cache_after),
+            "compare": self.compare.to_dict() if self.compare else None,
+        }
+
+    def __str__(self) -> str:
+        return rendering.as_text(f"{self.name}: {self.summary}", _sections(self))
+
+    def _repr_html_(self) -> str:
+        return rendering.as_html(f"{self.name}: {self.summary}", _sections(self))
+
+
+def _outcomes(report: Report) -> Iterator[str]:
+    for outcome in ("rewritten", "refused", "noted"):
+        count = sum(finding.outcome == outcome for finding in report.findings)
+        if count:
+            yield f"{count} {outcome}"
+
+
+def _actions(report: Report) -> Iterator[str]:
+    for action in dict.fromkeys(array.action for array in report.captured):
+        count = sum(array.action == action for array in report.captured)
+        yield f"{counted(count, 'array')} {action}"
+
+
+def _change(before: float, after: float) -> str:
+    if round(before) == round(after) == 0:
+        return "nothing moved between devices"
+    if round(before) == round(after):
+        return f"{human_bytes(after)} moved per step"
+    return f"{human_bytes(before)} -> {human_bytes(after)} moved per step"
+
+
+def _sections(report: Report) -> Iterator[rendering.Section]:
+    """Where nothing was found, only what the user should still know."""
+    found = bool(report.findings or report.captured)
+    yield from _found(report, "Rewritten", "rewritten")
+    yield from _found(report, "Refused", "refused")
+    yield from _found(report, "Noted", "noted")
+    if report.captured:
+        yield rendering.Section("Captured arrays", (_captured_table(report.captured),))
+    if report.before.collectives or report.after.collectives:
+        yield rendering.Section("Collectives, per step on one device", _collectives(report))
+    if round(report.before.moved_bytes) != round(report.after.moved_bytes):
+        yield rendering.Section("Moved, per step from one device", (_bars(report),))
+    if found:
+        yield rendering.Section("Program, on one device", (_program_table(report),))
+    if found or not report.cache_after.stable:
+        yield rendering.Section("Key in the persistent cache", _cache(report))
+    if report.compare:
+        advice = rendering.Entry("", report.compare.advice)
+        yield rendering.Section("Ways to write it", (advice,))
+        yield from report.compare.sections()
+
+
+def _found(report: Report, title: str, outcome: Outcome) -> Iterator[rendering.Section]:
+    entries = tuple(
+        rendering.Entry(
+            finding.code,
+            finding.what,
+            (*([f"because {finding.why}"] if finding.why else []), finding.where or "line unknown"),
+        )
+        for finding in report.findings
+        if finding.outcome == outcome
+    )
+    if entries:
+        yield rendering.Section(title, entries)
+
+
+def _captured_table(arrays: tuple[CapturedArray, ...]) -> rendering.Table:
+    return rendering.Table(
+        header=("name", "type", "", "bytes"),
+        rows=tuple(
+            (
+                array.name,
+                f"{array.dtype}[{','.join(map(str, array.shape))}]",
+                array.action,
+                human_bytes(array.bytes),
+            )
+            for array in arrays
+        ),
+        numbers=1,
+        notes=tuple(map(_lines_of, arrays)),
+    )
+
+
+def _lines_of(array: CapturedArray) -> str:
+    lines = (("captured at", array.captured_at), ("used at", array.used_at))
+    return ", ".join(f"{what} {line}" for what, line in lines if line)
+
+
+def _collectives(report: Report) -> tuple[rendering.Part, ...]:
+    before, after = report.before, report.after
+    header = ("kind", "axes", "devices", "count", "result", "moved")
+    rows = tuple(map(_cells, after.collectives))
+    if before.collectives != after.collectives:
+        header = ("", *header)
+        rows = (
+            *(("before", *_cells(each)) for each in before.collectives),
+            *(("after", *row) for row in rows),
+        )
+    table = rendering.Table(header, rows, numbers=4)
+    seen = {each.runs for each in (*before.collectives, *after.collectives)}
+    notes = [rendering.Entry(_MARKS[runs], note) for runs, note in _NOTES.items() if runs in seen]
+    return (table, *notes)
+
+
+def _cells(each: Collective) -> tuple[str, ...]:
+    return (
+        each.kind,
+        ", ".join(each.axes) or "none of the mesh",
+        str(each.size),
+        f"{each.count}{_MARKS[each.runs]}",
+        human_bytes(each.result_bytes),
+        human_bytes(each.count * each.moved_bytes),
+    )
+
+
+_MARKS: dict[Runs, str] = {"always": "", "in a branch": "*", "in a loop of unknown length": "?"}
+_NOTES: dict[Runs, str] = {
+    "in a branch": "in a branch that may not be taken; counted as if it is",
+    "in a loop of unknown length": "in a loop of unknown length; counted once",
+}
+
+
+def _bars(report: Report) -> rendering.Bars:
+    amounts = (("before", report.before.moved_bytes), ("after", report.after.moved_bytes))
+    return rendering.Bars(tuple((label, each, human_bytes(each)) for label, each in amounts))
+
+
+def _program_table(report: Report) -> rendering.Table:
+    sizes = (
+        ("StableHLO text", "stablehlo_bytes"),
+        ("constants in it", "constants_bytes"),
+        ("arguments", "argument_bytes"),
+        ("results", "output_bytes"),
+        ("peak of temporary memory", "temp_bytes"),
+    )
+    return rendering.Table(
+        header=("", "before", "after"),
+        rows=tuple(
+            (what, *(_known(getattr(program, field)) for program in (report.before, report.after)))
+            for what, field in sizes
+        ),
+        numbers=2,
+    )
+
+
+def _known(amount: int | None) -> str:
+    return "unknown" if amount is None else human_bytes(amount)
+
+
+def _cache(report: Report) -> tuple[rendering.Entry, ...]:
+    verdicts = (("before", report.cache_before), ("after", report.cache_after))
+    if report.cache_before == report.cache_after:
+        verdicts = (("", report.cache_after),)
+    return tuple(
+        rendering.Entry(
+            label.ljust(len("before") if label else 0),
+            "the same in every process, as far as the program shows"
+            if verdict.stable
+            else "another one in each process, or never written:",
+            verdict.causes,
+        )
+        for label, verdict in verdicts
+    )

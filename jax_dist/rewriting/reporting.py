@@ -1,0 +1,62 @@
+"""Makes the report of a rewriting: both programs, compiled and measured, and nothing run."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jax_dist import _compat
+from jax_dist._errors import CapturedArrayWarning
+from jax_dist.passes.captures import Capture, find_captures
+from jax_dist.rewriting import gradients, program, ways
+from jax_dist.rewriting.cost import program_of
+from jax_dist.rewriting.program import RewrittenProgram
+from jax_dist.rewriting.report import CapturedArray, Report
+from jax_dist.rewriting.stability import verdict_of
+
+
+def report_of(fun: Callable, dispatcher: RewrittenProgram, args: tuple, kwargs: dict) -> Report:
+    """What the rewriting does with `fun` on these arguments; abstract ones will do."""
+    before, jaxpr = _as_given(fun, args, kwargs)
+    captured = find_captures(jaxpr, fun)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CapturedArrayWarning)  # the report says it
+        after = program.ask("lower", dispatcher, args, kwargs)
+    lifted = {capture.key for capture in dispatcher.lifted}
+    kept = [capture for capture in captured if capture.key not in lifted]
+    mesh = dispatcher.mesh
+    programs = program_of(before, mesh), program_of(after, mesh)
+    return Report(
+        name=dispatcher.name,
+        before=programs[0],
+        after=programs[1],
+        cache_before=verdict_of(before, _large(captured, dispatcher)),
+        cache_after=verdict_of(after, _large(kept, dispatcher)),
+        findings=(*dispatcher.findings, *gradients.find_doubled_sums(jaxpr)),
+        captured=tuple(_row(capture, lifted) for capture in captured),
+        compare=ways.compare(jaxpr, dispatcher.name, programs, mesh),
+    )
+
+
+def _as_given(fun: Callable, args: tuple, kwargs: dict) -> tuple[jax.stages.Lowered, Any]:
+    """The program of the function as it is, and its jaxpr."""
+    traced = _compat.jit_like(fun).trace(*args, **kwargs)
+    return traced.lower(), traced.jaxpr
+
+
+def _large(captured: list[Capture] | tuple[Capture, ...], dispatcher: RewrittenProgram) -> list[str]:
+    least = dispatcher.warn_bytes
+    return [capture.name for capture in captured if capture.bytes >= least or capture.is_key]
+
+
+def _row(capture: Capture, lifted: set) -> CapturedArray:
+    return CapturedArray(
+        name=capture.name,
+        shape=capture.shape,
+        dtype=capture.dtype,
+        bytes=capture.bytes,
+        captured_at=capture.captured_at,
+        used_at=capture.used_at,
+        action="lifted" if capture.key in lifted else "kept",
+    )

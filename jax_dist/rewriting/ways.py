@@ -1,0 +1,92 @@
+"""The same function as pmap, as shard_map, and as a jit that is left to find its collectives."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_dist.passes import interpreter
+from jax_dist.passes.interpreter import Values
+from jax_dist.rewriting import anew
+from jax_dist.rewriting.comparison import Comparison
+from jax_dist.rewriting.cost import Program, program_of
+from jax_dist.rewriting.pmap_sites import PmapSite, pmap_site, pmap_sites
+
+
+def compare(
+    jaxpr: ClosedJaxpr, name: str, programs: tuple[Program, Program], mesh: Mesh | None
+) -> Comparison | None:
+    """The ways to write a function with pmaps; None for one without.
+
+    Args:
+      jaxpr: of the function as it is.
+      name: of the function.
+      programs: as it is, and rewritten.
+      mesh: whose axes to name.
+    """
+    if not pmap_sites(jaxpr):
+        return None
+    before, after = programs
+    rows = (("pmap", before), ("shard_map", after), ("automatic jit", _automatic(jaxpr, mesh)))
+    return Comparison(name, rows)
+
+
+def _automatic(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> Program | str:
+    """Each pmap as a vmap whose mapped axis is cut over the mesh: XLA places the collectives."""
+
+    def automatic(*args: Any) -> Values:
+        return interpreter.run_deep(jaxpr, args, _handler_of)
+
+    try:
+        lowered = jax.jit(automatic).lower(*jaxpr.in_avals)
+    except NotImplementedError as error:  # a collective that vmap has no rule for
+        return str(error).splitlines()[0]
+    return program_of(lowered, mesh)
+
+
+def _handler_of(eqn: JaxprEqn) -> interpreter.Handler | None:
+    site = pmap_site(eqn)
+    if site is None:
+        return None
+    return lambda _, values: _batched(site, values)
+
+
+def _batched(site: PmapSite, values: Values) -> Values:
+    dims_in = [_dimension(spec) for spec in site.eqn.params["in_specs"]]
+    dims_out = [_dimension(spec) for spec in site.eqn.params["out_specs"]]
+
+    def body(*slices: Any) -> Values:
+        blocks = [_expanded(value, dim) for value, dim in zip(slices, dims_in, strict=True)]
+        results = anew.evaluate_anew(site.body, blocks)
+        return [
+            value if dim is None else lax.squeeze(value, [dim])
+            for value, dim in zip(results, dims_out, strict=True)
+        ]
+
+    laid = [_laid(site, value, dim) for value, dim in zip(values, dims_in, strict=True)]
+    results = jax.vmap(body, in_axes=tuple(dims_in), out_axes=0, axis_name=site.axis)(*laid)
+    return [
+        result[0] if dim is None else jnp.moveaxis(result, 0, dim)
+        for result, dim in zip(results, dims_out, strict=True)
+    ]
+
+
+def _dimension(spec: P) -> int | None:
+    """Which dimension is mapped."""
+    return next((dim for dim, name in enumerate(spec) if name is not None), None)
+
+
+def _expanded(value: Any, dim: int | None) -> Any:
+    return value if dim is None else lax.expand_dims(value, [dim])
+
+
+def _laid(site: PmapSite, value: Any, dim: int | None) -> Any:
+    spec = P() if dim is None else P(*[None] * dim, site.axis)
+    return lax.with_sharding_constraint(value, NamedSharding(site.mesh, spec))
+
+

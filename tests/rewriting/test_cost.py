@@ -1,0 +1,338 @@
+"""What the compiled program moves, against numbers worked out by hand.
+
+The mesh is 4 by 2 and x is float32[8, 6], so a block of both axes is [2, 3]: 24 bytes.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_dist.rewriting import cost
+from jax_dist.rewriting.cost import Collective
+
+pytestmark = pytest.mark.rewriting
+
+_X = np.arange(48.0, dtype=np.float32).reshape(8, 6)
+
+
+def _mesh(shape=(4, 2), names=("i", "j"), devices=None):
+    devices = np.array(devices or jax.devices()[: np.prod(shape)]).reshape(shape)
+    return Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+_BLOCKS = P("i", "j")
+
+
+def _program(body, in_specs=_BLOCKS, out_specs=_BLOCKS, mesh=None):
+    mapped = jax.shard_map(
+        body, mesh=mesh or _mesh(), in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
+    return cost.program_of(jax.jit(mapped).lower(_X))
+
+
+_ONE_EACH = {
+    "psum over i": (
+        lambda x: lax.psum(x, "i"),
+        ("i", "j"),
+        Collective("all-reduce", ("i",), 4, 1, 24, 36.0),
+    ),
+    "psum over j": (
+        lambda x: lax.psum(x, "j"),
+        ("i", "j"),
+        Collective("all-reduce", ("j",), 2, 1, 24, 24.0),
+    ),
+    "psum over both": (
+        lambda x: lax.psum(x, ("i", "j")),
+        ("i", "j"),
+        Collective("all-reduce", ("i", "j"), 8, 1, 24, 42.0),
+    ),
+    "psum of two arrays at once": (  # 24 bytes and 4
+        lambda x: sum(lax.psum((x, x[0, 0] + 1), ("i", "j"))),
+        ("i", "j"),
+        Collective("all-reduce", ("i", "j"), 8, 1, 28, 49.0),
+    ),
+    "psum of int8": (
+        lambda x: lax.psum(x.astype(jnp.int8), "i"),
+        ("i", "j"),
+        Collective("all-reduce", ("i",), 4, 1, 6, 9.0),
+    ),
+    "all_gather over i": (
+        lambda x: lax.all_gather(x, "i").reshape(8, 3)[:2],
+        ("i", "j"),
+        Collective("all-gather", ("i",), 4, 1, 96, 72.0),
+    ),
+    "all_gather over both, the minor one first": (
+        lambda x: lax.all_gather(x, ("j", "i")).sum(0),
+        ("i", "j"),
+        Collective("all-gather", ("i", "j"), 8, 1, 192, 168.0),
+    ),
+    "psum_scatter": (
+        lambda x: lax.psum_scatter(x, "j", scatter_dimension=1, tiled=True),
+        ("i", None),
+        Collective("reduce-scatter", ("j",), 2, 1, 24, 24.0),
+    ),
+    "ppermute around a ring": (
+        lambda x: lax.ppermute(x, "i", [(0, 1), (1, 2), (2, 3), (3, 0)]),
+        ("i", "j"),
+        Collective("collective-permute", ("i",), 4, 1, 24, 24.0),
+    ),
+    "ppermute of one device a row": (
+        lambda x: lax.ppermute(x, "j", [(0, 1)]),
+        ("i", "j"),
+        Collective("collective-permute", ("j",), 2, 1, 24, 24.0),
+    ),
+    "all_to_all": (
+        lambda x: lax.all_to_all(x, "j", 1, 0, tiled=True),
+        ("i", None),
+        Collective("all-to-all", ("j",), 2, 1, 48, 24.0),
+    ),
+    "groups that are no axis": (
+        lambda x: lax.psum(x, "i", axis_index_groups=[[0, 1], [2, 3]]),
+        ("i", "j"),
+        Collective("all-reduce", (), 2, 1, 24, 24.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", _ONE_EACH)
+def test_one_collective(case):
+    body, spec, expected = _ONE_EACH[case]
+
+    program = _program(body, P(*spec))
+
+    assert program.collectives == (expected,)
+    assert program.moved_bytes == expected.moved_bytes
+
+
+def test_axes_of_three_in_mesh_order():
+    mesh = _mesh((2, 2, 2), ("a", "b", "c"))
+
+    gathered = _program(lambda x: lax.psum(x, ("c", "a")), P(("a", "b")), P("b"), mesh)
+    turned = _program(lambda x: lax.ppermute(x, ("a", "c"), [(0, 3)]), P("b"), P("b"), mesh)
+
+    assert [(each.axes, each.size) for each in gathered.collectives] == [(("a", "c"), 4)]
+    assert [(each.axes, each.size) for each in turned.collectives] == [(("a", "c"), 4)]
+
+
+@pytest.mark.parametrize("order", [[7, 6, 5, 4, 3, 2, 1, 0], [3, 1, 2, 0, 7, 6, 4, 5]])
+def test_the_order_of_the_devices_does_not_matter(order):
+    mesh = _mesh(devices=[jax.devices()[place] for place in order])
+
+    program = _program(lambda x: lax.psum(x, "i"), mesh=mesh)
+
+    assert program.collectives == (Collective("all-reduce", ("i",), 4, 1, 24, 36.0),)
+
+
+def test_a_mesh_of_some_devices():
+    mesh = _mesh((4,), ("k",), devices=jax.devices()[4:])
+
+    program = _program(lambda x: lax.psum(x, "k"), P("k"), P(), mesh)
+
+    assert program.collectives == (Collective("all-reduce", ("k",), 4, 1, 48, 72.0),)
+
+
+def test_an_axis_of_one_device_moves_nothing():
+    program = _program(lambda x: lax.psum(x, "j"), mesh=_mesh((8, 1)))
+
+    assert program.moved_bytes == 0.0
+
+
+def test_scans_multiply():
+    def inner(x, _):
+        return lax.psum(x, "j") * 0.5, None
+
+    def outer(x, _):
+        return lax.psum(lax.scan(inner, x, None, length=3)[0], "i") * 0.25, None
+
+    program = _program(lambda x: lax.scan(outer, x, None, length=5)[0])
+
+    assert program.collectives == (
+        Collective("all-reduce", ("j",), 2, 15, 24, 24.0),
+        Collective("all-reduce", ("i",), 4, 5, 24, 36.0),
+    )
+    assert program.moved_bytes == 540.0
+
+
+def test_a_while_of_unknown_length_is_counted_once_and_marked():
+    def body(x):
+        total = lambda x: lax.psum(x.sum(), ("i", "j")) < 1e5
+        return lax.while_loop(total, lambda x: lax.psum(x, "i") * 1.5 + 1, x)
+
+    program = _program(body)
+
+    assert program.collectives == (
+        Collective("all-reduce", ("i", "j"), 8, 1, 4, 7.0, "in a loop of unknown length"),
+        Collective("all-reduce", ("i",), 4, 1, 24, 36.0, "in a loop of unknown length"),
+    )
+
+
+def test_a_scan_in_a_while_of_unknown_length():
+    def step(x, _):
+        return lax.psum(x, "j") + 1, None
+
+    def body(x):
+        return lax.while_loop(
+            lambda x: x[0, 0] < 1e5, lambda x: lax.scan(step, x, None, length=3)[0], x
+        )
+
+    program = _program(body)
+
+    assert program.collectives == (
+        Collective("all-reduce", ("j",), 2, 3, 24, 24.0, "in a loop of unknown length"),
+    )
+
+
+def test_branches_are_marked():
+    def body(x):
+        over = lambda axis: lambda x: lax.psum(x, axis)
+        return lax.cond(x[0, 0] > 3, over("i"), over("j"), x) + lax.pmax(x, "i")
+
+    program = _program(body)
+
+    assert sorted(program.collectives, key=lambda each: (each.runs, each.axes)) == [
+        Collective("all-reduce", ("i",), 4, 1, 24, 36.0, "always"),
+        Collective("all-reduce", ("i",), 4, 1, 24, 36.0, "in a branch"),
+        Collective("all-reduce", ("j",), 2, 1, 24, 24.0, "in a branch"),
+    ]
+
+
+def test_a_switch_in_a_scan():
+    def step(x, index):
+        branches = [lambda x, n=n: lax.psum(x * n, "i") for n in (1.0, 2.0, 3.0)]
+        return lax.switch(index, branches, x) * 0.1, None
+
+    program = _program(lambda x: lax.scan(step, x, jnp.arange(7) % 3)[0])
+
+    assert program.collectives == (
+        Collective("all-reduce", ("i",), 4, 21, 24, 36.0, "in a branch"),
+    )
+
+
+def test_what_the_compiler_puts_in_is_found_too():
+    x = jax.device_put(_X, NamedSharding(_mesh(), P("i")))
+
+    program = cost.program_of(jax.jit(lambda x: x.sum()).lower(x))
+
+    assert program.collectives == (Collective("all-reduce", ("i",), 4, 1, 4, 6.0),)
+
+
+def test_a_program_of_one_device_moves_nothing():
+    program = cost.program_of(jax.jit(lambda x: x @ x.T).lower(_X))
+
+    assert program.collectives == ()
+    assert program.moved_bytes == 0
+
+
+def test_axes_of_the_mesh_that_is_given():
+    lowered = jax.jit(jax.pmap(lambda x: lax.psum(x, "batch"), "batch")).lower(_X)
+
+    own = cost.program_of(lowered)
+    given = cost.program_of(lowered, _mesh())
+    other = cost.program_of(lowered, _mesh((4,), ("k",)))
+
+    assert [each.axes for each in own.collectives] == [("batch",)]
+    assert [each.axes for each in given.collectives] == [("i", "j")]
+    assert [each.axes for each in other.collectives] == [()]
+
+
+def test_memory_and_sizes_of_one_device():
+    program = _program(lambda x: lax.all_gather(x, "i").sum(0))
+
+    assert program.argument_bytes == 24  # [2, 3]
+    assert program.output_bytes == 24
+    assert program.temp_bytes is not None
+    assert program.temp_bytes >= 96  # the gathered array
+
+
+def test_a_captured_array_is_in_both_programs():
+    weights = np.full((100, 50), 1.5, np.float32)
+    weights[3, 4] = 2.0  # or it would be one number, broadcast
+
+    captured = cost.program_of(jax.jit(lambda x: x @ weights).lower(np.ones((2, 100), np.float32)))
+    passed = cost.program_of(
+        jax.jit(lambda x, w: x @ w).lower(np.ones((2, 100), np.float32), weights)
+    )
+
+    assert captured.constants_bytes == 20_000
+    assert captured.stablehlo_bytes > 40_000  # two hexadecimal digits a byte
+    assert (passed.constants_bytes, passed.argument_bytes) == (0, 20_800)
+    assert passed.stablehlo_bytes < 2_000
+
+
+# What CPU never writes, as XLA writes it for other devices.
+_ASYNC = """\
+HloModule jit_step, is_scheduled=true, num_partitions=8
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%scattering (p: f32[32]) -> f32[8] {
+  %p = f32[32]{0} parameter(0)
+  ROOT %rs = f32[8]{0} reduce-scatter(%p), channel_id=5, replica_groups=[2,4]<=[4,2]T(1,0), \
+use_global_device_ids=true, dimensions={0}, to_apply=%add
+}
+
+ENTRY %main (x: f32[4,2], y: bf16[3]) -> f32[8] {
+  %x = f32[4,2]{1,0:T(8,128)S(1)} parameter(0)
+  %y = bf16[3]{0} parameter(1)
+  %ar = (f32[4,2]{1,0}, bf16[3]{0}) all-reduce-start(%x, %y), channel_id=1, \
+replica_groups=[4,2]<=[8], to_apply=%add
+  %ar-done = (f32[4,2]{1,0}, bf16[3]{0}) all-reduce-done(%ar)
+  %ag = (f32[4,2]{1,0}, f32[32]{0:T(256)}) all-gather-start(%x), channel_id=2, \
+replica_groups=mesh['i'=4,'j'=2] {'i'}, dimensions={0}
+  %ag-done = f32[32]{0:T(256)} all-gather-done(%ag)
+  %ag2 = ((f32[4,2]{1,0}, bf16[3]{0}), (f32[8,2]{1,0}, /*index=1*/bf16[6]{0})) \
+all-gather-start(%x, %y), channel_id=3, replica_groups={{0,1},{2,3},{4,5},{6,7}}, dimensions={0}
+  %ag2-done = (f32[8,2]{1,0}, bf16[6]{0}) all-gather-done(%ag2)
+  %cp = (f32[4,2]{1,0}, f32[4,2]{1,0}, u32[], u32[]) collective-permute-start(%x), channel_id=4, \
+source_target_pairs={{0,6},{6,0}}
+  %cp-done = f32[4,2]{1,0} collective-permute-done(%cp)
+  %rs-start = ((f32[32]{0}), f32[8]{0}, s32[]) async-start(%ag-done), calls=%scattering, \
+metadata={op_name="jit(step)/calls=%scattering"}
+  %rs-update = ((f32[32]{0}), f32[8]{0}, s32[]) async-update(%rs-start), calls=%scattering
+  ROOT %rs-done = f32[8]{0} async-done(%rs-update), calls=%scattering
+}
+"""
+
+
+def test_collectives_in_two_halves_are_counted_once():
+    assert cost.collectives_of(_ASYNC, _mesh()) == (
+        Collective("all-reduce", ("j",), 2, 1, 38, 38.0),
+        Collective("all-gather", ("i",), 4, 1, 128, 96.0),
+        Collective("all-gather", ("j",), 2, 1, 76, 38.0),
+        Collective("collective-permute", ("i",), 4, 1, 32, 32.0),
+        Collective("reduce-scatter", ("i",), 4, 1, 32, 96.0),
+    )
+
+
+def test_without_a_mesh_there_are_no_axes():
+    axes = [(each.axes, each.size) for each in cost.collectives_of(_ASYNC)]
+
+    assert axes == [((), 2), ((), 4), ((), 2), ((), 2), ((), 4)]
+
+
+def test_names_of_the_user_are_not_read_as_program():
+    text = _ASYNC.replace(
+        '"jit(step)/calls=%scattering"', '"} calls=%scattering, body=%scattering"'
+    )
+
+    assert cost.collectives_of(text, _mesh()) == cost.collectives_of(_ASYNC, _mesh())
+
+
+def test_a_text_that_is_no_program():
+    with pytest.raises(ValueError, match="^this is not the text of a compiled program: it has no"):
+        cost.collectives_of("module @jit_f {}")
+
+
+def test_groups_written_in_a_new_way():
+    text = _ASYNC.replace("replica_groups=[4,2]<=[8]", "replica_groups=every<2>")
+
+    with pytest.raises(ValueError, match="which devices a collective joins: replica_groups=every"):
+        cost.collectives_of(text)
