@@ -11,7 +11,7 @@ from jax_dist import _errors
 from jax_dist._errors import CapturedArrayError, CapturedArrayWarning
 from jax_dist.passes import captures as capturing
 from jax_dist.passes.captures import Capture
-from jax_dist.passes.warn import warn_user
+from jax_dist.passes.user_lines import warn_user
 
 Captures: TypeAlias = Literal["lift", "warn", "allow", "error"]
 

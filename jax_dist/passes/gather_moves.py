@@ -27,10 +27,11 @@ from jax_dist.passes.gather_states import (
     with_params,
 )
 from jax_dist.passes.interpreter import Values, replay
-from jax_dist.passes.invariance import ELEMENTWISE, axes_of
+from jax_dist.passes.invariance import axes_of
+from jax_dist.passes.primitives import ELEMENTWISE
 
 
-@rule(*sorted(ELEMENTWISE - {"pvary"}))
+@rule(*ELEMENTWISE)
 def _elementwise(eqn: JaxprEqn, states: Sequence[State]) -> Step:
     """On the blocks. Operands of rank 0, or of size 1 where the others are longer, broadcast."""
     gathered = agreeing(eqn, states)

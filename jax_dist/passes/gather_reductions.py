@@ -20,6 +20,7 @@ from jax_dist.passes.gather_states import (
     Step,
     Whole,
     as_typed,
+    aval_of,
     demand_no_sharding,
     demand_same,
     no_collective,
@@ -45,7 +46,7 @@ def _sum(eqn: JaxprEqn, states: Sequence[State]) -> Step:
     result, over = _reduced(eqn, states)
     if over is None:
         return _local(result)
-    dtype = eqn.outvars[0].aval.dtype
+    dtype = aval_of(eqn.outvars[0]).dtype
     if is_low_precision(dtype):
         raise Refuse(
             f"a sum in {dtype.name} depends on the order of its terms: convert to float32 first, "
@@ -65,7 +66,7 @@ def _extreme(eqn: JaxprEqn, states: Sequence[State]) -> Step:
     result, over = _reduced(eqn, states)
     if over is None:
         return _local(result)
-    dtype = eqn.outvars[0].aval.dtype
+    dtype = aval_of(eqn.outvars[0]).dtype
     if not has_extremes(dtype):
         raise Refuse(f"{eqn.primitive.name} over devices has no order for {dtype.name}")
     axes = tuple(int(axis) for axis in eqn.params["axes"])
@@ -110,7 +111,7 @@ def _reduced(eqn: JaxprEqn, states: Sequence[State]) -> tuple[Gathered | None, O
 def _over(eqn: JaxprEqn, gone: Sequence[Spread]) -> Over | None:
     if not gone:
         return None
-    if eqn.outvars[0].aval.weak_type:
+    if aval_of(eqn.outvars[0]).weak_type:
         raise Refuse("the result has a weak type, and a reduction over devices gives none")
     if len(gone) > 1 and any(spread.groups is not None for spread in gone):
         raise Refuse(f"{eqn.primitive.name} over two gathered dimensions, one of them in groups")
@@ -128,7 +129,7 @@ def is_low_precision(dtype: Any) -> bool:
 
 
 def _collective(name: str, eqn: JaxprEqn, result: Gathered | None, over: Over) -> Collective:
-    aval = eqn.outvars[0].aval
+    aval = aval_of(eqn.outvars[0])
     shape = result.block(aval.shape) if result else aval.shape
     # Products of low precision are summed in float32, booleans are compared as int32.
     widened = aval.dtype == jnp.bool_ or (name == "psum" and is_low_precision(aval.dtype))
@@ -235,7 +236,7 @@ def _cutter(eqn: JaxprEqn, place: int, side: _Side, other: _Side) -> Any:
 
 
 def _dot_emitter(eqn: JaxprEqn, cuts: Sequence[Any], over: Over | None) -> Any:
-    dtype = eqn.outvars[0].aval.dtype
+    dtype = aval_of(eqn.outvars[0]).dtype
     wider = over is not None and is_low_precision(dtype)
     if wider and isinstance(eqn.params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
         raise Refuse(f"dot_general in {dtype.name} by an algorithm of its own")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from jax.extend.core import JaxprEqn
 
-from jax_dist.passes.gather_states import Collective, Site, Spread
+from jax_dist.passes.gather_states import Collective, Site, Spread, aval_of
 from jax_dist.passes.ring import ring_bytes
 
 
@@ -24,7 +24,7 @@ class Gather:
     @property
     def bytes(self) -> float:
         """Of the result, on one device."""
-        aval = self.eqn.outvars[0].aval
+        aval = aval_of(self.eqn.outvars[0])
         return math.prod(aval.shape) * aval.dtype.itemsize
 
 

@@ -107,6 +107,11 @@ def spelled(names: Sequence[AxisName]) -> str:
     return repr(names[0]) if len(names) == 1 else repr(tuple(names))
 
 
+def aval_of(atom: Any) -> Any:
+    """Of arrays; a token would have no shape."""
+    return atom.aval
+
+
 def shape_of(atom: Any) -> Shape:
     return tuple(atom.aval.shape)
 

@@ -22,6 +22,7 @@ from jax_dist.passes.gather_states import (
     Spread,
     State,
     Whole,
+    aval_of,
     spelled,
 )
 from jax_dist.passes.interpreter import (
@@ -39,6 +40,7 @@ from jax_dist.passes.interpreter import (
     with_bodies,
 )
 from jax_dist.passes.invariance import Facts, Invariance, Same, Scope, axes_of, same_of
+from jax_dist.passes.primitives import INLINED
 
 RULE_MODULES = (gather_moves, gather_reductions)  # they fill RULES
 
@@ -113,7 +115,7 @@ class Walk:
         handlers, frame = self._body(body, at, at)
         for atom in open_jaxpr(jaxpr).outvars:
             state = frame.state(atom)
-            if isinstance(state, Gathered):
+            if isinstance(state, Gathered) and isinstance(atom, Var):
                 why = f"the gathered value leaves the {_plain_name(eqn)} whole"
                 self._pin(state.sites, why, frame.makers[atom])
         return handlers
@@ -141,7 +143,7 @@ class Walk:
         name = eqn.primitive.name
         if name == "all_gather":
             return self._gather(eqn, at, frame)
-        if name in _INLINED:
+        if name in INLINED:
             return self._inlined(eqn, at, frame)
         inner = bodies(eqn)
         if not inner:
@@ -310,7 +312,7 @@ def _why_never(eqn: JaxprEqn, spread: Spread) -> str | None:
     """Why this gather is none to look at; None: it is."""
     if spread.size == 1:
         return ""  # it sends nothing
-    aval = eqn.invars[0].aval
+    aval = aval_of(eqn.invars[0])
     if _compat.is_unreduced(aval):
         return "the gathered value is of an unreduced type"
     if not all(isinstance(size, int) for size in aval.shape):
@@ -382,9 +384,6 @@ def _plain_name(eqn: JaxprEqn) -> str:
     if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
         return str(eqn.params.get("name") or eqn.primitive.name)
     return plain or eqn.primitive.name
-
-
-_INLINED = ("jit", "pjit", "closed_call", "core_call")
 
 
 def _scatters(jaxpr: Jaxpr) -> bool:

@@ -16,6 +16,8 @@ import jax
 from jax.extend import core, source_info_util
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
+from jax_dist.passes import user_lines
+
 from jax_dist import _compat
 
 Atom: TypeAlias = Var | Literal

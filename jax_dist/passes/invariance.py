@@ -13,6 +13,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jax_dist import _compat
 from jax_dist.passes.interpreter import Atom, bodies, open_jaxpr
+from jax_dist.passes.primitives import CALLS, DETERMINISTIC
 
 AxisName: TypeAlias = Any  # hashable; nearly always a string
 Same: TypeAlias = frozenset[AxisName]  # the axes along which all devices hold the same
@@ -248,16 +249,6 @@ def _cut_along(spec: Any) -> Same:
     return frozenset(name for part in parts for name in part if name is not None)
 
 
-CALLS = (  # of one body that takes the operands and gives the results
-    "checkpoint",
-    "closed_call",
-    "core_call",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "jit",
-    "pjit",
-    "remat2",
-)
 _BODIES = {
     **dict.fromkeys(CALLS, _call_inputs),
     "cond": _cond_inputs,
@@ -272,13 +263,3 @@ _RESULTS = {
     "shard_map": _shard_map_results,
     "while": _while_results,
 }
-
-
-# ---- primitives whose results depend on their operands only
-
-ELEMENTWISE = frozenset(
-    ["abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp", "clz", "complex", "conj", "convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma", "igammac", "imag", "integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p", "logistic", "lt", "lt_to", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "polygamma", "population_count", "pow", "pvary", "real", "reduce_precision", "regularized_incomplete_beta", "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor", "zeta"]
-)
-DETERMINISTIC = ELEMENTWISE | frozenset(
-    ["approx_top_k", "argmax", "argmin", "argsort", "bitcast_convert_type", "broadcast_in_dim", "cholesky", "concatenate", "conv_general_dilated", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "device_put", "dot_general", "dynamic_slice", "dynamic_update_slice", "eig", "eigh", "fft", "gather", "geqrf", "householder_product", "iota", "lu", "lu_pivots_to_permutation", "optimization_barrier", "ormqr", "pad", "qr", "ragged_dot_general", "random_bits", "random_clone", "random_fold_in", "random_gamma", "random_seed", "random_split", "random_unwrap", "random_wrap", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum", "reduce_xor", "reshape", "rev", "rng_bit_generator", "scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter_add", "scatter_max", "scatter_min", "scatter_mul", "select_and_gather_add", "select_and_scatter_add", "sort", "split", "squeeze", "stack", "svd", "threefry2x32", "tile", "top_k", "transpose", "triangular_solve", "tridiagonal_solve"]
-)

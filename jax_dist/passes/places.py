@@ -50,6 +50,9 @@ def run(jaxpr: Any, args: Sequence[Any], handlers: Mapping[Path, Handler]) -> Va
 
 def _with_bodies(handlers: Mapping[Path, Handler], eqn: JaxprEqn, values: Values) -> Values:
     by_body = _by_first(handlers)
+    import os
+    if os.environ.get("INL") and eqn.primitive.name == "jit" and not any(isinstance(x, __import__("jax").sharding.Sharding) for x in (*eqn.params["in_shardings"],*eqn.params["out_shardings"])):
+        return run(eqn.params["jaxpr"], values, by_body[0])
     if eqn.primitive.name == "shard_map":
         body = eqn.params["jaxpr"]
         return interpreter.call_shard_map(

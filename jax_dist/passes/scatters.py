@@ -13,7 +13,7 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from jax_dist.passes.gather_reductions import Over, psum
 from jax_dist.passes.gather_states import as_typed, shape_of
 from jax_dist.passes.interpreter import Atom, Values, bodies, open_jaxpr
-from jax_dist.passes.invariance import CALLS, ELEMENTWISE
+from jax_dist.passes.primitives import CALLS, ELEMENTWISE
 
 Dimensions: TypeAlias = frozenset[int]  # along which a value is constant
 Constancy: TypeAlias = Mapping[Var, Dimensions]
@@ -98,7 +98,7 @@ def _call(eqn: JaxprEqn, known: Constancy) -> list[Dimensions]:
 
 
 _LAWS: dict[str, Callable[[JaxprEqn, Constancy], list[Dimensions]]] = {
-    **dict.fromkeys(sorted(ELEMENTWISE), _elementwise),
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(("pvary", "psum", "psum_invariant", "pmax", "pmin"), _each),
     **dict.fromkeys(CALLS, _call),
     **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"), _dropping("axes")),

@@ -58,7 +58,7 @@ class Comparison:
             moved = rendering.Bars(tuple(bars))
             sections.append(rendering.Section("Moved, per step from one device", (moved,)))
         if failed:
-            sections.append(rendering.Section("Does not compile", tuple(failed)))
+            sections.append(rendering.Section("Does not compile", rendering.aligned(failed)))
         return tuple(sections)
 
     def __str__(self) -> str:

@@ -21,6 +21,7 @@ class PmapSite:
     mesh: Any  # jax.sharding.Mesh or AbstractMesh
     axis: str
     where: str
+    of_jax: bool  # made by jax.pmap, not by ours
 
     @property
     def size(self) -> int:
@@ -40,11 +41,13 @@ def pmap_site(eqn: JaxprEqn, around: str = "") -> PmapSite | None:
     """
     if eqn.primitive.name != "shard_map" or eqn.params["check_vma"]:
         return None
-    if len(eqn.params["newly_manual_axes"]) != 1 or not _is_body_of_pmap(eqn.params["jaxpr"]):
+    source = str(interpreter.open_jaxpr(eqn.params["jaxpr"]).debug_info.func_src_info)
+    of_jax, of_ours = _FILE_OF_JAX in source, _OUR_FILE in source
+    if len(eqn.params["newly_manual_axes"]) != 1 or not (of_jax or of_ours):
         return None
     (axis,) = eqn.params["newly_manual_axes"]
     where = interpreter.source_line(eqn) or around
-    return PmapSite(eqn, eqn.params["mesh"], axis, where)
+    return PmapSite(eqn, eqn.params["mesh"], axis, where, of_jax)
 
 
 def pmap_sites(jaxpr: Any, around: str = "") -> list[PmapSite]:
@@ -65,13 +68,6 @@ def devices_of(mesh: Any) -> Sequence[jax.Device] | None:
     return list(mesh.devices.flat) if isinstance(mesh, Mesh) else None
 
 
-def _is_body_of_pmap(body: Any) -> bool:
-    source = str(interpreter.open_jaxpr(body).debug_info.func_src_info)
-    return any(path in source for path in _FILES)
-
-
 # "_fun at .../jax/_src/pmap.py:410", and "body at .../jax_dist/mapping/spread.py:47".
-_FILES = (
-    os.path.join(os.path.dirname(jax.__file__), "_src", "pmap.py"),
-    os.path.abspath(spread.__file__),
-)
+_FILE_OF_JAX = os.path.join(os.path.dirname(jax.__file__), "_src", "pmap.py")
+_OUR_FILE = os.path.abspath(spread.__file__)

@@ -21,6 +21,7 @@ from jax_dist.passes.lifting import LiftedJit, NewCaptures, Traced
 from jax_dist.passes.asking import meshes_of
 from jax_dist.passes.partitioning import plan_partitioning
 from jax_dist.rewriting.arguments import Wishes
+from jax_dist.rewriting.process_pmaps import check_none_local, pmaps_over_all_processes
 from jax_dist.rewriting.remesh import plan_remesh
 
 
@@ -38,6 +39,7 @@ class RewrittenProgram:
         self._fun, self._wishes = fun, wishes
         self.findings: tuple[Finding, ...] = ()
         self.lifted: tuple[Capture, ...] = ()
+        self._while_traced: list[Finding] = []
         self._jit = self._new_jit()
         self._by_shardings: dict[tuple, LiftedJit] = {}
         self.dispatch: Callable = self._jit.dispatch
@@ -60,15 +62,26 @@ class RewrittenProgram:
             if not self._by_shardings:
                 self.dispatch = self._jit.dispatch
 
+    def look_again(self, args: tuple, kwargs: dict) -> None:
+        """After a compile (see `mapping.dispatch`): arguments are left where the user put them."""
+
     def _new_jit(self) -> LiftedJit:
         return LiftedJit(
             self._fun,
             self.name,
+            call=self._traced_fun,
             policy=self._wishes.policy,
             options=_compat.jit_options(self._fun),
             emit=self._emit,
             place=self._place,
         )
+
+    def _traced_fun(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's function, as the trace calls it."""
+        fun = _compat.inside_jit(self._fun) if jax.process_count() > 1 else self._fun
+        self._while_traced = []
+        with pmaps_over_all_processes(self._wishes.mesh, self._while_traced):
+            return fun(*args, **kwargs)
 
     def _emit(
         self,
@@ -78,10 +91,11 @@ class RewrittenProgram:
         lifted: Sequence[Capture],
     ) -> Values:
         """Evaluates the rewritten program in the current trace."""
+        check_none_local(traced.jaxpr)
         shardings = self._shardings(traced)
         primitives = {eqn.primitive.name for eqn in interpreter.equations(traced.jaxpr)}
         jaxpr, pending = traced.jaxpr, evaluate if lifted else None
-        findings: list[Finding] = []
+        findings = list(self._while_traced)
         for needed, plan_of in self._passes(shardings, len(lifted)):
             if primitives.isdisjoint(needed):
                 continue
@@ -100,7 +114,9 @@ class RewrittenProgram:
     ) -> list[tuple[set[str], functools.partial[Plan]]]:
         """The primitives that each pass looks for, and the pass."""
         wishes = self._wishes
-        passes = [({"shard_map"}, functools.partial(plan_remesh, mesh=wishes.mesh))]
+        passes = []
+        if jax.process_count() == 1:
+            passes.append(({"shard_map"}, functools.partial(plan_remesh, mesh=wishes.mesh)))
         if wishes.partitioning == "route":
             whole = None if wishes.mesh is None else NamedSharding(wishes.mesh, P())
             route = functools.partial(

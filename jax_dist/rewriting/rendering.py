@@ -6,13 +6,16 @@ parts, and each kind of part knows its two forms.
 
 import dataclasses
 import html
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 WIDTH = 80
 _BAR = 40  # columns of the longest bar
+_LABEL = 20  # of the longest label
 _INDENT = "  "
+_INSIDE = WIDTH - len(_INDENT)  # of a section
 
 
 class Part(Protocol):
@@ -40,10 +43,11 @@ class Entry:
     details: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:
-        label = f"{self.label}  " if self.label else ""
-        yield from _wrapped(label + self.text, hanging=len(label))
+        label = elided(self.label, _LABEL) + _INDENT if self.label else ""
+        yield from _wrapped(label + self.text, _INSIDE, hanging=len(label))
         for detail in self.details:
-            yield from _wrapped(" " * len(label) + detail, hanging=len(label) + len(_INDENT))
+            start = len(label) or len(_INDENT)
+            yield from _wrapped(" " * start + detail, _INSIDE, hanging=start + len(_INDENT))
 
     def html(self) -> str:
         label = f"<b>{html.escape(self.label)}</b> " if self.label else ""
@@ -64,7 +68,8 @@ class Table:
             cells = [self._cell(column, cell, widths) for column, cell in enumerate(row)]
             yield _INDENT.join(cells).rstrip()
             if self.notes and place:
-                yield from _wrapped(_INDENT + self.notes[place - 1], hanging=len(_INDENT))
+                note = _INDENT + self.notes[place - 1]
+                yield from _wrapped(note, _INSIDE, hanging=len(_INDENT))
 
     def _cell(self, column: int, cell: str, widths: Sequence[int]) -> str:
         short = elided(cell, widths[column])
@@ -76,7 +81,7 @@ class Table:
         columns = zip(self.header, *self.rows, strict=True)
         widths = [max(map(len, column)) for column in columns]
         words = len(widths) - self.numbers
-        room = WIDTH - len(_INDENT) * len(widths)  # the first one is the section's indent
+        room = _INSIDE - len(_INDENT) * (len(widths) - 1)
         while sum(widths) > room and max(widths[:words]) > 1:
             widths[widths.index(max(widths[:words]))] -= 1
         return widths
@@ -103,11 +108,11 @@ class Bars:
     rows: tuple[tuple[str, float, str], ...]  # label, amount, the amount in words
 
     def lines(self) -> Iterator[str]:
-        labels = max(len(label) for label, _, _ in self.rows)
+        labels = min(max(len(label) for label, _, _ in self.rows), _LABEL)
         words = max(len(text) for _, _, text in self.rows)
         for label, amount, text in self.rows:
             bar = _bar(self._share(amount))
-            yield f"{label:<{labels}}  {bar:<{_BAR}}  {text:>{words}}"
+            yield f"{elided(label, labels):<{labels}}  {bar:<{_BAR}}  {text:>{words}}"
 
     def _share(self, amount: float) -> float:
         return amount / (max(amount for _, amount, _ in self.rows) or 1)
@@ -122,9 +127,16 @@ class Bars:
         return f"<table {_TABLE}>{rows}</table>"
 
 
+def aligned(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """The entries with labels of one length."""
+    every = tuple(entries)
+    width = max((len(entry.label) for entry in every), default=0)
+    return tuple(dataclasses.replace(each, label=each.label.ljust(width)) for each in every)
+
+
 def as_text(headline: str, sections: Iterable[Section]) -> str:
     """No line is longer than 80 columns."""
-    lines = textwrap.wrap(headline, WIDTH, subsequent_indent=_INDENT, break_on_hyphens=False)
+    lines = _wrapped(headline, WIDTH, hanging=len(_INDENT))
     for section in sections:
         lines += ["", section.title]
         lines += [_INDENT + line for part in section.parts for line in part.lines()]
@@ -184,14 +196,11 @@ def plain(value: object) -> object:
     return value
 
 
-def _wrapped(text: str, hanging: int) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH - len(_INDENT),
-        subsequent_indent=" " * hanging,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-    )
+def _wrapped(text: str, width: int, *, hanging: int) -> list[str]:
+    """Lines of a paragraph; a number stays with its unit."""
+    joined = _AMOUNT.sub("\\1\N{NO-BREAK SPACE}\\2", text)
+    lines = textwrap.wrap(joined, width, subsequent_indent=" " * hanging, break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def _bar(share: float) -> str:
@@ -200,6 +209,7 @@ def _bar(share: float) -> str:
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
+_AMOUNT = re.compile(r"(\d) ([kMGT]?B)\b")
 # Colours that are seen on white and on black; everything else is the page's own.
 _PAGE = 'style="font-family:monospace;font-size:90%;line-height:1.4"'
 _TITLE = 'style="margin-top:0.8em;font-weight:bold;opacity:0.7"'

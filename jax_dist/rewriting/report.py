@@ -124,7 +124,7 @@ def _found(report: Report, title: str, outcome: Outcome) -> Iterator[rendering.S
 
 def _captured_table(arrays: tuple[CapturedArray, ...]) -> rendering.Table:
     return rendering.Table(
-        header=("name", "type", "", "bytes"),
+        header=("name", "type", "now", "bytes"),
         rows=tuple(
             (
                 array.name,
@@ -209,9 +209,9 @@ def _cache(report: Report) -> tuple[rendering.Entry, ...]:
     verdicts = (("before", report.cache_before), ("after", report.cache_after))
     if report.cache_before == report.cache_after:
         verdicts = (("", report.cache_after),)
-    return tuple(
+    return rendering.aligned(
         rendering.Entry(
-            label.ljust(len("before") if label else 0),
+            label,
             "the same in every process, as far as the program shows"
             if verdict.stable
             else "another one in each process, or never written:",

@@ -1,0 +1,400 @@
+"""The report: whole texts, as the user sees them, and the same as data."""
+
+import dataclasses
+import html.parser
+import json
+import re
+import textwrap
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+from jax_dist.passes.findings import Finding
+from jax_dist.rewriting import cost, stability
+from jax_dist.rewriting.comparison import Comparison
+from jax_dist.rewriting.cost import Collective, Program
+from jax_dist.rewriting.report import CapturedArray, Report
+from jax_dist.rewriting.stability import CacheVerdict
+
+pytestmark = pytest.mark.rewriting
+
+_STABLE = CacheVerdict(stable=True)
+_BEFORE = Program(
+    collectives=(
+        Collective("all-gather", ("data",), 4, 1, 16_384, 12_288.0),
+        Collective("all-reduce", ("data", "model"), 8, 15, 4, 7.0, "in a loop of unknown length"),
+    ),
+    stablehlo_bytes=2_105_000,
+    constants_bytes=1_048_576,
+    argument_bytes=65_536,
+    output_bytes=4,
+    temp_bytes=1_200_000,
+)
+_AFTER = Program(
+    collectives=(
+        Collective("all-reduce", ("data",), 4, 1, 1_024, 1_536.0),
+        Collective("collective-permute", (), 2, 1, 4, 4.0, "in a branch"),
+    ),
+    stablehlo_bytes=2_345,
+    constants_bytes=0,
+    argument_bytes=1_114_112,
+    output_bytes=4,
+    temp_bytes=None,
+)
+_REPORT = Report(
+    name="train_step",
+    before=_BEFORE,
+    after=_AFTER,
+    cache_before=CacheVerdict(
+        stable=False, causes=("W is part of the program. Pass it.", "And so on.")
+    ),
+    cache_after=_STABLE,
+    findings=(
+        Finding(
+            "JXD301",
+            "refused",
+            "all_gather over 'data', then mul",
+            "the other operand may differ between the devices along 'data', and then the sum of "
+            "the products is not a product of sums",
+            "train.py:40",
+        ),
+        Finding("JXD301", "rewritten", "all_gather over 'data', then mean", "", "train.py:12"),
+        Finding("JXD303", "noted", "psum of a gradient", "it is summed already", ""),
+    ),
+    captured=(
+        CapturedArray("W", (512, 512), "float32", 1_048_576, "train.py:3", "train.py:9", "lifted"),
+        CapturedArray("self.mask", (8,), "bool", 8, "train.py:5", "", "kept"),
+    ),
+)
+
+
+def test_the_whole_report():
+    assert str(_REPORT) == textwrap.dedent("""\
+        train_step: 1 rewritten, 1 refused, 1 noted, 1 array lifted, 1 array kept;
+          12.4 kB -> 1.5 kB moved per step
+
+        Rewritten
+          JXD301  all_gather over 'data', then mean
+                  train.py:12
+
+        Refused
+          JXD301  all_gather over 'data', then mul
+                  because the other operand may differ between the devices along 'data',
+                    and then the sum of the products is not a product of sums
+                  train.py:40
+
+        Noted
+          JXD303  psum of a gradient
+                  because it is summed already
+                  line unknown
+
+        Captured arrays
+          name       type              now      bytes
+          W          float32[512,512]  lifted  1.0 MB
+            captured at train.py:3, used at train.py:9
+          self.mask  bool[8]           kept       8 B
+            captured at train.py:5
+
+        Collectives, per step on one device
+                  kind                axes              devices  count   result    moved
+          before  all-gather          data                    4      1  16.4 kB  12.3 kB
+          before  all-reduce          data, model             8    15?      4 B    105 B
+          after   all-reduce          data                    4      1   1.0 kB   1.5 kB
+          after   collective-permute  none of the mesh        2     1*      4 B      4 B
+          *  in a branch that may not be taken; counted as if it is
+          ?  in a loop of unknown length; counted once
+
+        Moved, per step from one device
+          before  ████████████████████████████████████████  12.4 kB
+          after   █████                                      1.5 kB
+
+        Program, on one device
+                                     before    after
+          StableHLO text             2.1 MB   2.3 kB
+          constants in it            1.0 MB      0 B
+          arguments                 65.5 kB   1.1 MB
+          results                       4 B      4 B
+          peak of temporary memory   1.2 MB  unknown
+
+        Key in the persistent cache
+          before  another one in each process, or never written:
+                  W is part of the program. Pass it.
+                  And so on.
+          after   the same in every process, as far as the program shows""")
+
+
+def test_nothing_to_rewrite_is_short():
+    report = Report("step", Program(), Program(), _STABLE, _STABLE)
+
+    assert str(report) == "step: nothing to rewrite; nothing moved between devices"
+
+
+def test_nothing_to_rewrite_still_says_what_moves_and_why_the_cache_misses():
+    program = Program((Collective("all-reduce", ("i",), 4, 3, 64, 96.0),))
+    verdict = CacheVerdict(stable=False, causes=("Its name changes.",))
+
+    assert str(Report("step", program, program, verdict, verdict)) == textwrap.dedent("""\
+        step: nothing to rewrite; 288 B moved per step
+
+        Collectives, per step on one device
+          kind        axes  devices  count  result  moved
+          all-reduce  i           4      3    64 B  288 B
+
+        Key in the persistent cache
+          another one in each process, or never written:
+            Its name changes.""")
+
+
+def _hostile(text):
+    finding = Finding("JXD301", "refused", text, text, text)
+    captured = CapturedArray(text, (10,) * 30, text, 10**15, text, text, text)
+    collective = Collective(text, (text, "j"), 10**6, 10**6, 10**12, 1e12, "in a branch")
+    program = Program((collective,), *[10**15] * 5)
+    verdict = CacheVerdict(stable=False, causes=(text, text))
+    ways = Comparison(text, ((text, program), (f"{text}2", Program()), (f"{text}3", text)))
+    return Report(text, program, Program(), verdict, verdict, (finding,), (captured,), ways)
+
+
+@pytest.mark.parametrize("text", ["a" * 300, "ab " * 100, "/a-b" * 75, "self.layers['w'] " * 9])
+def test_no_line_is_longer_than_a_terminal(text):
+    report = _hostile(text)
+
+    assert max(map(len, str(report).splitlines())) <= 80
+    assert max(map(len, str(report.compare).splitlines())) <= 80
+
+
+def test_the_middle_of_a_long_name_gives_way():
+    name = "self.encoder.layers[0].attention.query_projection.kernel.value"
+    captured = CapturedArray(name, (512, 512), "float32", 1_048_576, "", "", "lifted")
+
+    lines = str(dataclasses.replace(_REPORT, captured=(captured,))).splitlines()
+
+    assert lines[lines.index("Captured arrays") + 2] == (
+        "  self.encoder.layers[0]…ojection.kernel.value  float32[512,512]  lifted  1.0 MB"
+    )
+
+
+class _Tags(html.parser.HTMLParser):
+    """Which tags are open; fails where one closes that is not."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open = []
+        self.seen = set()
+        self.words = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.seen.add(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words += data + " "
+
+
+def test_the_notebook_shows_the_same_words():
+    tags = _Tags(_REPORT._repr_html_())
+
+    assert tags.open == []
+    assert tags.seen == {"div", "b", "table", "tr", "th", "td"}
+    shown = set(tags.words.split())
+    missing = [word for word in str(_REPORT).split() if word not in shown]
+    assert set("".join(missing)) <= set("█▏▎▍▌▋▊▉")  # bars are boxes there
+
+
+def test_the_notebook_does_not_run_what_names_say():
+    text = _hostile("<script>alert('1')</script>&")._repr_html_()
+
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(&#x27;1&#x27;)&lt;/script&gt;&amp;" in text
+
+
+def test_bars_of_the_notebook_are_to_scale():
+    report = Report("step", _BEFORE, _AFTER, _STABLE, _STABLE)
+
+    assert re.findall(r"width:(\d+)px", report._repr_html_()) == ["200", "25"]
+
+
+def test_the_data_go_through_json():
+    data = _REPORT.to_dict()
+
+    assert json.loads(json.dumps(data)) == data
+    assert list(data) == [
+        "name",
+        "summary",
+        "findings",
+        "captured",
+        "moved_bytes",
+        "before",
+        "after",
+        "cache_before",
+        "cache_after",
+        "compare",
+    ]
+    assert data["moved_bytes"] == {"before": 12_393.0, "after": 1_540.0}
+    assert data["findings"][1] == {
+        "code": "JXD301",
+        "outcome": "rewritten",
+        "what": "all_gather over 'data', then mean",
+        "why": "",
+        "where": "train.py:12",
+    }
+    assert data["captured"][1]["shape"] == [8]
+    assert data["before"]["collectives"][1] == {
+        "kind": "all-reduce",
+        "axes": ["data", "model"],
+        "size": 8,
+        "count": 15,
+        "result_bytes": 4,
+        "moved_bytes": 7.0,
+        "runs": "in a loop of unknown length",
+    }
+    assert data["after"]["temp_bytes"] is None
+    assert data["cache_before"]["causes"] == ["W is part of the program. Pass it.", "And so on."]
+
+
+def _lowered(body):
+    mesh = Mesh(np.array(jax.devices()[:4]), ("i",), axis_types=(AxisType.Auto,))
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P(), check_vma=False)
+    return jax.jit(mapped).lower(np.ones((4, 250), np.float32))
+
+
+def test_a_report_of_real_programs():
+    before = _lowered(lambda x: lax.all_gather(x, "i").mean(0))
+    after = _lowered(lambda x: lax.pmean(x, "i"))
+    finding = Finding("JXD301", "rewritten", "all_gather over 'i', then mean", "", "train.py:7")
+
+    report = Report(
+        "mean",
+        cost.program_of(before),
+        cost.program_of(after),
+        stability.verdict_of(before),
+        stability.verdict_of(after),
+        (finding,),
+    )
+
+    assert report.summary == "1 rewritten; 3.0 kB -> 1.5 kB moved per step"
+    lines = str(report).splitlines()
+    assert lines[6:10] == [
+        "Collectives, per step on one device",
+        "          kind        axes  devices  count  result   moved",
+        "  before  all-gather  i           4      1  4.0 kB  3.0 kB",
+        "  after   all-reduce  i           4      1  1.0 kB  1.5 kB",
+    ]
+    assert lines[-2:] == [
+        "Key in the persistent cache",
+        "  the same in every process, as far as the program shows",
+    ]
+
+
+def _moving(amount):
+    return Program((Collective("all-reduce", ("i",), 4, 1, 64, amount),), temp_bytes=2_000)
+
+
+def test_the_whole_comparison():
+    rows = (("pmap", _moving(12_345.0)), ("shard_map", _moving(1_543.2)), ("automatic jit", "No."))
+
+    assert str(Comparison("step", rows)) == textwrap.dedent("""\
+        step, 3 ways to write it. Take shard_map: 1.5 kB moved per step, against 12.3 kB
+          with pmap.
+
+        Each way, per step on one device
+                     collectives    moved  temporary
+          pmap                 1  12.3 kB     2.0 kB
+          shard_map            1   1.5 kB     2.0 kB
+
+        Moved, per step from one device
+          pmap       ████████████████████████████████████████  12.3 kB
+          shard_map  █████                                      1.5 kB
+
+        Does not compile
+          automatic jit  No.""")
+
+
+@pytest.mark.parametrize(
+    ("amounts", "best", "advice"),
+    [
+        (
+            (96.0, 96.0, 0.0),
+            "automatic jit",
+            "Take automatic jit: 0 B moved per step, against 96 B with pmap and 96 B with "
+            "shard_map.",
+        ),
+        (
+            (96.0, 96.0, 96.0),
+            "automatic jit",
+            "Take automatic jit: 96 B moved per step. It moves as much as pmap and shard_map, "
+            "and is simpler.",
+        ),
+        (
+            (96.0, 96.0, 5_000.0),
+            "shard_map",
+            "Take shard_map: 96 B moved per step, against 5.0 kB with automatic jit. It moves as "
+            "much as pmap, and is simpler.",
+        ),
+        (
+            (96.0, 95.9999999, 97.0),  # the same, added in another order
+            "shard_map",
+            "Take shard_map: 96 B moved per step, against 97 B with automatic jit. It moves as "
+            "much as pmap, and is simpler.",
+        ),
+    ],
+)
+def test_which_way_to_take(amounts, best, advice):
+    ways = ("pmap", "shard_map", "automatic jit")
+
+    comparison = Comparison("step", tuple(zip(ways, map(_moving, amounts), strict=True)))
+
+    assert comparison.best == best
+    assert comparison.advice == advice
+
+
+def test_no_way_compiles():
+    comparison = Comparison("step", (("pmap", "ValueError: no"), ("shard_map", "TypeError: no")))
+
+    assert comparison.best is None
+    assert str(comparison) == textwrap.dedent("""\
+        step, 2 ways to write it. Take none of them: none compiles.
+
+        Does not compile
+          pmap       ValueError: no
+          shard_map  TypeError: no""")
+
+
+def test_the_comparison_as_data():
+    data = Comparison("step", (("pmap", _moving(96.0)), ("shard_map", "No."))).to_dict()
+
+    assert json.loads(json.dumps(data)) == data
+    assert data["best"] == "pmap"
+    assert data["advice"] == "Take pmap: 96 B moved per step."
+    assert data["rows"][0]["moved_bytes"] == 96.0
+    assert data["rows"][0]["program"]["temp_bytes"] == 2_000
+    assert data["rows"][1] == {
+        "way": "shard_map",
+        "moved_bytes": None,
+        "program": None,
+        "failed": "No.",
+    }
+
+
+def test_a_report_ends_with_the_comparison():
+    rows = (("pmap", _moving(96.0)), ("shard_map", _moving(12.0)))
+    report = Report("step", *[Program()] * 2, _STABLE, _STABLE, compare=Comparison("step", rows))
+
+    assert str(report).splitlines()[2:8] == [
+        "Ways to write it",
+        "  Take shard_map: 12 B moved per step, against 96 B with pmap.",
+        "",
+        "Each way, per step on one device",
+        "             collectives  moved  temporary",
+        "  pmap                 1   96 B     2.0 kB",
+    ]
+    assert report.to_dict()["compare"]["best"] == "shard_map"
