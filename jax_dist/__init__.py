@@ -10,14 +10,18 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.mapping.placement import shard as shard
     from jax_dist.mapping.placement import unreplicate as unreplicate
     from jax_dist.mapping.pmap import pmap as pmap
+    from jax_dist.rewriting.api import explain as explain
+    from jax_dist.rewriting.api import rewrite as rewrite
 
 __version__ = "0.1.0"
 
 _HOMES = {  # what Python sees: imported on first use, so that source tools never load jax
     "device_put_replicated": "jax_dist.mapping.placement",
     "device_put_sharded": "jax_dist.mapping.placement",
+    "explain": "jax_dist.rewriting.api",
     "pmap": "jax_dist.mapping.pmap",
     "replicate": "jax_dist.mapping.placement",
+    "rewrite": "jax_dist.rewriting.api",
     "shard": "jax_dist.mapping.placement",
     "unreplicate": "jax_dist.mapping.placement",
 }
@@ -25,8 +29,10 @@ __all__ = (
     "__version__",
     "device_put_replicated",
     "device_put_sharded",
+    "explain",
     "pmap",
     "replicate",
+    "rewrite",
     "shard",
     "unreplicate",
 )

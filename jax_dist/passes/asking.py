@@ -11,17 +11,21 @@ from typing import Any
 import jax
 from jax.extend import core
 from jax.extend.core import ClosedJaxpr, JaxprEqn
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist.passes import interpreter, places, propagation
-from jax_dist.passes.interpreter import Values
+from jax_dist.passes.interpreter import Handler, Values
 from jax_dist.passes.places import Path, Place
 from jax_dist.passes.propagation import Layout, Unknown
 
 _SCOPE = "jax_dist_site_{}"
 _SITE = re.compile(r"jax_dist_site_([\d.]+)")
 _UNNAMED = core.DebugInfo("asking", "jax_dist", None, None)
+
+
+def is_partitioned(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "custom_partitioning"
 
 
 def meshes_of(jaxpr: ClosedJaxpr, in_shardings: Sequence[NamedSharding | None]) -> list[Mesh]:
@@ -75,12 +79,12 @@ def layouts_of(
     problem = _problem(mesh, in_shardings)
     if problem is not None:
         return {site.path: Unknown(problem) for site in sites}
-    lowered = _lowered(jaxpr, sites, mesh, in_shardings)
+    lowered = _lowered(jaxpr, frozenset(site.path for site in sites), mesh, in_shardings)
     found = propagation.layouts(
         lowered, call_target="CustomSPMDPartitioning", scope=_SITE, mesh=mesh
     )
     lost = Unknown("it was not found again in the lowered program") if "" in found else None
-    answers = {site.path: found.get(_name(site), lost) for site in sites}
+    answers = {site.path: found.get(_name(site.path), lost) for site in sites}
     return {path: answer for path, answer in answers.items() if answer is not None}
 
 
@@ -89,28 +93,27 @@ def _problem(mesh: Mesh, in_shardings: Sequence[NamedSharding | None]) -> str | 
     config: Any = jax.config  # its attributes are made at run time
     if not config.jax_use_shardy_partitioner:
         return "jax_use_shardy_partitioner is off, so nothing tells its specs: give specs="
-    others = [sharding.mesh for sharding in in_shardings if sharding is not None]
-    if any(set(other.device_ids.flat) != set(mesh.device_ids.flat) for other in others):
+    devices = set(NamedSharding(mesh, P()).device_set)
+    if any(sharding.device_set != devices for sharding in in_shardings if sharding is not None):
         return "an argument lies on other devices than the mesh has"
     return None
 
 
 def _lowered(
     jaxpr: ClosedJaxpr,
-    sites: Sequence[Place],
+    sites: frozenset[Path],
     mesh: Mesh,
     in_shardings: Sequence[NamedSharding | None],
 ) -> jax.stages.Lowered:
     body = interpreter.open_jaxpr(jaxpr)
     constants = interpreter.constants(jaxpr)
-    handlers = {site.path: functools.partial(_scoped, _name(site)) for site in sites}
     # Constants are arguments here: what is large takes long to write into a program.
     inputs = [*body.constvars, *body.invars]
     opened = core.Jaxpr((), inputs, body.outvars, body.eqns, body.effects, _UNNAMED)
 
     def with_scopes(anchor: jax.Array, *args: jax.Array) -> Values:
         del anchor
-        return places.run(opened, args, handlers)
+        return _with_scopes(opened, (), sites, *args)
 
     # The anchor makes JAX lower for the whole mesh, even if nothing else is known to lie on it.
     anchor = jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))
@@ -120,16 +123,46 @@ def _lowered(
     return jax.jit(with_scopes, keep_unused=True).lower(anchor, *shapes)
 
 
+def _with_scopes(jaxpr: Any, path: Path, sites: frozenset[Path], *args: Any) -> Values:
+    """Evaluates a jaxpr with each site under its scope, and with the bodies of jits inlined."""
+    handlers: dict[int, Handler] = {}
+    for number, eqn in enumerate(interpreter.open_jaxpr(jaxpr).eqns):
+        here = (*path, number)
+        inner = {
+            part: functools.partial(_with_scopes, body, (*here, part), sites)
+            for part, body in enumerate(interpreter.bodies(eqn))
+            if interpreter.contains(body, _is_of_interest)
+        }
+        if here in sites:
+            handlers[number] = functools.partial(_scoped, here)
+        elif _is_plain_jit(eqn):
+            # Its own arguments would be cut as one of its calls is, which the compiler does not do.
+            inline = functools.partial(_with_scopes, eqn.params["jaxpr"], (*here, 0), sites)
+            handlers[number] = lambda _, values, inline=inline: inline(*values)
+        elif inner and not is_partitioned(eqn):
+            handlers[number] = functools.partial(places.run_bodies, inner)
+    return interpreter.run(jaxpr, args, handlers)
+
+
+def _scoped(path: Path, eqn: JaxprEqn, values: Values) -> Values:
+    with jax.named_scope(_SCOPE.format(_name(path))):
+        return interpreter.replay(eqn, values)
+
+
+def _name(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def _is_of_interest(eqn: JaxprEqn) -> bool:
+    return is_partitioned(eqn) or _is_plain_jit(eqn)
+
+
+def _is_plain_jit(eqn: JaxprEqn) -> bool:
+    said = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    return eqn.primitive.name == "jit" and not any(isinstance(x, Sharding) for x in said)
+
+
 def _shape(aval: Any, sharding: NamedSharding | None, mesh: Mesh) -> jax.ShapeDtypeStruct:
     if sharding is None and not aval.sharding.mesh.empty:
         sharding = NamedSharding(mesh, aval.sharding.spec)  # of Explicit axes: part of the type
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
-
-
-def _name(site: Place) -> str:
-    return ".".join(map(str, site.path))
-
-
-def _scoped(name: str, eqn: JaxprEqn, values: Values) -> Values:
-    with jax.named_scope(_SCOPE.format(name)):
-        return interpreter.replay(eqn, values)

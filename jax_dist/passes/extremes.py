@@ -42,7 +42,7 @@ def extreme(
       groups: as axis_index_groups.
     """
     if x.dtype == jnp.bool_:
-        found = _over_devices(kind, x.astype(jnp.int32), axes, names, groups)
+        found = _over_devices(kind, x.astype(jnp.int8), axes, names, groups)
         return found.astype(jnp.bool_)
     if jnp.issubdtype(x.dtype, jnp.integer):
         return _over_devices(kind, x, axes, names, groups)

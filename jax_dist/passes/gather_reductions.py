@@ -131,8 +131,8 @@ def is_low_precision(dtype: Any) -> bool:
 def _collective(name: str, eqn: JaxprEqn, result: Gathered | None, over: Over) -> Collective:
     aval = aval_of(eqn.outvars[0])
     shape = result.block(aval.shape) if result else aval.shape
-    # Products of low precision are summed in float32, booleans are compared as int32.
-    widened = aval.dtype == jnp.bool_ or (name == "psum" and is_low_precision(aval.dtype))
+    # Products of low precision are summed in float32.
+    widened = name == "psum" and is_low_precision(aval.dtype)
     itemsize = 4 if widened else aval.dtype.itemsize
     return Collective(name, "all-reduce", math.prod(shape) * itemsize, over.size)
 

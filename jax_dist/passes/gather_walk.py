@@ -5,9 +5,11 @@ value pins the gathers behind it: they stay, and in the next walk their results 
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import jax
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
@@ -64,6 +66,7 @@ class Body:
     same: Sequence[Same]
     gathered: Sequence[Gathered | None]
     constant: Sequence[scatters.Dimensions]
+    called_at: str  # a line; "" if the body's own lines are better
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,6 +79,10 @@ class Frame:
     gathered: dict[Var, Gathered]
     makers: dict[Var, JaxprEqn]  # of what is gathered here
     loop: Site  # where the nearest body begins that is not inlined
+    called_at: str  # the line of the equation that holds the body
+
+    def line(self, eqn: JaxprEqn) -> str:
+        return self.called_at or source_line(eqn)
 
     def state(self, atom: Atom) -> State:
         if not isinstance(atom, Literal) and atom in self.gathered:
@@ -111,13 +118,13 @@ class Walk:
     ) -> Handlers:
         """A body that stays a body: nothing gathered enters or leaves it."""
         count = len(same)
-        body = Body(jaxpr, scope, same, [None] * count, [frozenset()] * count)
+        body = Body(jaxpr, scope, same, [None] * count, [frozenset()] * count, called_at="")
         handlers, frame = self._body(body, at, at)
         for atom in open_jaxpr(jaxpr).outvars:
             state = frame.state(atom)
             if isinstance(state, Gathered) and isinstance(atom, Var):
                 why = f"the gathered value leaves the {_plain_name(eqn)} whole"
-                self._pin(state.sites, why, frame.makers[atom])
+                self._pin(state.sites, why, frame.line(frame.makers[atom]))
         return handlers
 
     def _body(self, body: Body, at: Site, loop: Site) -> tuple[Handlers, Frame]:
@@ -129,6 +136,7 @@ class Walk:
             gathered={v: g for v, g in zip(jaxpr.invars, body.gathered, strict=True) if g},
             makers={},
             loop=loop,
+            called_at=body.called_at,
         )
         handlers = {}
         for place, eqn in enumerate(jaxpr.eqns):
@@ -161,7 +169,7 @@ class Walk:
         if site not in self.pins:
             why = _why_never(eqn, spread)
             if why is not None:
-                self._pin([site], why, eqn)
+                self._pin([site], why, frame.line(eqn))
         if site in self.pins:
             return self._by_rule(eqn, frame) if frame.has_gathered(eqn) else None
         try:
@@ -226,6 +234,7 @@ class Walk:
             same=[same_of(atom, frame.facts, frame.scope) for atom in eqn.invars],
             gathered=gathered,
             constant=[scatters.constant_along(atom, frame.constant) for atom in eqn.invars],
+            called_at=frame.line(eqn) if frame.called_at or _is_of_jax(jaxpr) else "",
         )
         handlers, inside = self._body(body, at, frame.loop)
         results = [inside.state(atom) for atom in open_jaxpr(jaxpr).outvars]
@@ -259,14 +268,15 @@ class Walk:
                 frame.makers[var] = eqn
 
     def _refuse(self, eqn: JaxprEqn, frame: Frame, why: str) -> None:
-        self._pin(_sites([frame.state(atom) for atom in eqn.invars]), why, eqn)
+        sites = _sites([frame.state(atom) for atom in eqn.invars])
+        self._pin(sites, why, frame.line(eqn))
         for atom in eqn.invars:  # whole from here on
             if not isinstance(atom, Literal):
                 frame.gathered.pop(atom, None)
 
-    def _pin(self, sites: Sequence[Site], why: str, eqn: JaxprEqn) -> None:
+    def _pin(self, sites: Sequence[Site], why: str, where: str) -> None:
         for site in sites:
-            self.pins.setdefault(site, Pin(why, source_line(eqn) if why else ""))
+            self.pins.setdefault(site, Pin(why, where))
 
     def _origin(self, var: Var) -> Atom:
         return self._origins.get(var, var)
@@ -382,8 +392,22 @@ def _plain_name(eqn: JaxprEqn) -> str:
     """In the user's words: "relu" of a custom_jvp_call."""
     plain = {"remat2": "checkpoint", "while": "while loop"}.get(eqn.primitive.name)
     if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
-        return str(eqn.params.get("name") or eqn.primitive.name)
+        return traced_function(bodies(eqn)[0])[0] or eqn.primitive.name
     return plain or eqn.primitive.name
+
+
+def traced_function(jaxpr: Any) -> tuple[str, str]:
+    """Name and file of the function that a jaxpr was traced from; "" where unknown."""
+    info = open_jaxpr(jaxpr).debug_info
+    return (info.func_name or "", info.func_filename or "") if info.func_src_info else ("", "")
+
+
+def _is_of_jax(jaxpr: Any) -> bool:
+    """Whether it is a helper of jax itself, such as jnp.var.
+
+    JAX traces it once, so its equations bear the line of its first caller in the process.
+    """
+    return traced_function(jaxpr)[1].startswith(os.path.dirname(jax.__file__) + os.sep)
 
 
 def _scatters(jaxpr: Jaxpr) -> bool:

@@ -8,7 +8,7 @@ its cache key is the same in each process.
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Var
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -46,7 +46,7 @@ def plan_partitioning(
     Raises:
       RewriteError: `specs` does not fit the op, or the mesh.
     """
-    sites = list(places.places(jaxpr, _is_partitioned))
+    sites = list(places.places(jaxpr, asking.is_partitioned))
     if not sites:
         return Plan(None)
     meshes = asking.meshes_of(jaxpr, in_shardings) if mesh is None else [mesh]
@@ -70,6 +70,7 @@ def plan_partitioning(
             findings += _told(site, handlers[site.path], guessed=guessed)
     if not handlers:
         return Plan(None, tuple(findings))
+    handlers = _joined([site for site in sites if site.path in handlers], handlers)
     return Plan(lambda *args: places.run(jaxpr, args, handlers), tuple(findings))
 
 
@@ -77,10 +78,6 @@ def mesh_of(jaxpr: ClosedJaxpr, in_shardings: Sequence[NamedSharding | None]) ->
     """The one mesh that arguments, program or `jax.set_mesh` mention; None for none or several."""
     meshes = asking.meshes_of(jaxpr, in_shardings)
     return meshes[0] if len(meshes) == 1 else None
-
-
-def _is_partitioned(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "custom_partitioning"
 
 
 def _layouts(
@@ -132,15 +129,45 @@ def _fitting(
                 do="Write specs={name: (in_specs, out_specs)}, without its static arguments.",
             )
         )
-    return tuple(
-        routes.full(spec, atom.aval.ndim) for spec, atom in zip(specs, atoms, strict=True)
-    )
+    return tuple(routes.full(spec, atom.aval.ndim) for spec, atom in zip(specs, atoms, strict=True))
 
 
 def _route(site: Place, layout: Layout | Unknown, mesh: Mesh) -> Route:
     if isinstance(layout, Unknown):
         raise routes.Refused(str(layout))
     return routes.route(site, layout, mesh)
+
+
+def _joined(sites: Sequence[Place], found: Mapping[Path, Route]) -> dict[Path, Route]:
+    """The routes, without a detour where one hands its results to others as these want them.
+
+    Else the results would be cut as the program had them, and put together again right after; the
+    compiler sees through that between two of its own calls, but not between constraints.
+    """
+    joined = dict(found)
+    for site in sites:
+        for number, var in enumerate(site.eqn.outvars):
+            readers = _readers(site, var, sites)
+            taken = found[site.path].taken.results[number]
+            if readers and all(found[p].taken.operands[n] == taken for p, n in readers):
+                joined[site.path] = joined[site.path].with_result(number, taken)
+                for path, operand in readers:
+                    joined[path] = joined[path].with_operand(operand, taken)
+    return joined
+
+
+def _readers(site: Place, var: Var, sites: Sequence[Place]) -> list[tuple[Path, int]]:
+    """Sites beside this one, and which operand of theirs; none if anything else reads it too."""
+    beside = {id(other.eqn): other.path for other in sites if other.path[:-1] == site.path[:-1]}
+    reads = [
+        (beside.get(id(eqn)), number)
+        for eqn in site.within.eqns
+        for number, atom in enumerate(eqn.invars)
+        if atom is var
+    ]
+    is_returned = any(atom is var for atom in site.within.outvars)
+    routed = [(path, number) for path, number in reads if path is not None]
+    return routed if len(routed) == len(reads) and not is_returned else []
 
 
 def _told(site: Place, route: Route, *, guessed: bool) -> list[Finding]:

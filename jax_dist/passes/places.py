@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from jax.extend.core import JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from jax_dist.passes import interpreter
 from jax_dist.passes.interpreter import Handler, Values
@@ -20,18 +20,21 @@ class Place:
 
     path: Path
     eqn: JaxprEqn
+    within: Jaxpr  # which has it among its equations
     around: tuple[JaxprEqn, ...] = ()  # outermost first
 
 
 def places(jaxpr: Any, wanted: Callable[[JaxprEqn], bool]) -> Iterator[Place]:
     """The wanted equations in program order; the bodies of a wanted one are not searched."""
-    for number, eqn in enumerate(interpreter.open_jaxpr(jaxpr).eqns):
+    within = interpreter.open_jaxpr(jaxpr)
+    for number, eqn in enumerate(within.eqns):
         if wanted(eqn):
-            yield Place((number,), eqn)
+            yield Place((number,), eqn, within)
             continue
         for part, body in enumerate(interpreter.bodies(eqn)):
             for inner in places(body, wanted):
-                yield Place((number, part, *inner.path), inner.eqn, (eqn, *inner.around))
+                path, around = (number, part, *inner.path), (eqn, *inner.around)
+                yield dataclasses.replace(inner, path=path, around=around)
 
 
 def run(jaxpr: Any, args: Sequence[Any], handlers: Mapping[Path, Handler]) -> Values:
@@ -44,29 +47,38 @@ def run(jaxpr: Any, args: Sequence[Any], handlers: Mapping[Path, Handler]) -> Va
     """
     here: dict[int, Handler] = {}
     for number, deeper in _by_first(handlers).items():
-        here[number] = deeper[()] if () in deeper else functools.partial(_with_bodies, deeper)
+        here[number] = deeper[()] if () in deeper else functools.partial(_run_within, deeper)
     return interpreter.run(jaxpr, args, here)
 
 
-def _with_bodies(handlers: Mapping[Path, Handler], eqn: JaxprEqn, values: Values) -> Values:
-    by_body = _by_first(handlers)
-    import os
-    if os.environ.get("INL") and eqn.primitive.name == "jit" and not any(isinstance(x, __import__("jax").sharding.Sharding) for x in (*eqn.params["in_shardings"],*eqn.params["out_shardings"])):
-        return run(eqn.params["jaxpr"], values, by_body[0])
+def run_bodies(
+    bodies: Mapping[int, Callable[..., Values]], eqn: JaxprEqn, values: Values
+) -> Values:
+    """Binds an equation with some of its bodies traced anew.
+
+    Args:
+      bodies: by number, what to evaluate on the inputs of the body; the others stay.
+      eqn: one with bodies.
+      values: its operands.
+    """
     if eqn.primitive.name == "shard_map":
-        body = eqn.params["jaxpr"]
-        return interpreter.call_shard_map(
-            eqn, lambda *blocks: run(body, blocks, by_body[0]), values
-        )
+        return interpreter.call_shard_map(eqn, bodies[0], values)
     numbers = itertools.count()
 
     def changed(body: Any) -> Any:
-        inner = by_body.get(next(numbers))
-        if inner is None:
-            return body
-        return interpreter.trace_again(body, lambda *args: run(body, args, inner))
+        evaluate = bodies.get(next(numbers))
+        return body if evaluate is None else interpreter.trace_again(body, evaluate)
 
     return interpreter.replay(interpreter.with_bodies(eqn, changed), values)
+
+
+def _run_within(handlers: Mapping[Path, Handler], eqn: JaxprEqn, values: Values) -> Values:
+    bodies = interpreter.bodies(eqn)
+    evaluates = {
+        part: lambda *args, body=bodies[part], inner=inner: run(body, args, inner)
+        for part, inner in _by_first(handlers).items()
+    }
+    return run_bodies(evaluates, eqn, values)
 
 
 def _by_first(handlers: Mapping[Path, Handler]) -> dict[int, dict[Path, Handler]]:

@@ -38,7 +38,7 @@ DETERMINISTIC = ELEMENTWISE + _names(
     random_clone random_fold_in random_gamma random_seed random_split random_unwrap random_wrap
     reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor reshape rev
     rng_bit_generator scatter scatter-add scatter-max scatter-min scatter-mul scatter_add
-    scatter_max scatter_min scatter_mul select_and_gather_add select_and_scatter_add sort split
-    squeeze stack svd threefry2x32 tile top_k transpose triangular_solve tridiagonal_solve
+    scatter_max scatter_min scatter_mul select_and_gather_add select_and_scatter_add slice sort
+    split squeeze stack svd threefry2x32 tile top_k transpose triangular_solve tridiagonal_solve
     """
 )

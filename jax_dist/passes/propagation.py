@@ -7,7 +7,7 @@ found again by the named scope that they were traced under.
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.extend.mlir import ir, passmanager
@@ -46,7 +46,7 @@ def layouts(
       By the name, which is "" for calls outside of any such scope. A call that the program does
       not hold has no entry; calls of one name that lie in several ways are `Unknown`.
     """
-    module = lowered.compiler_ir()
+    module: Any = lowered.compiler_ir()
     found: dict[str, Layout | Unknown] = {}
     with module.context:
         propagated = module.operation.clone()  # the caller's module stays as it is
@@ -114,8 +114,8 @@ def _entry(axes: tuple[str, ...]) -> Any:
 def _sharding(value: ir.Value) -> Any:
     """The sharding of a value, which its maker carries; None: it lies whole on every device."""
     if isinstance(value, ir.BlockArgument):
-        return _of_argument(value)
-    maker = value.owner.operation
+        return _of_argument(value.arg_number, _holder(value))
+    maker = cast(Any, value.owner).operation
     attributes, place = maker.attributes, ir.OpResult(value).result_number
     if maker.name in ("sdy.reshard", "sdy.sharding_constraint"):
         return sdy.TensorShardingAttr(attributes["sharding"])
@@ -124,9 +124,8 @@ def _sharding(value: ir.Value) -> Any:
     return _numbered(attributes["sdy.sharding"], place) if "sdy.sharding" in attributes else None
 
 
-def _of_argument(value: ir.BlockArgument) -> Any:
-    holder = value.owner.owner.operation
-    attributes, place = holder.attributes, value.arg_number
+def _of_argument(place: int, holder: ir.Operation) -> Any:
+    attributes: Any = holder.attributes
     match holder.name:
         case "func.func":
             own = attributes["arg_attrs"][place] if "arg_attrs" in attributes else {}
@@ -136,16 +135,22 @@ def _of_argument(value: ir.BlockArgument) -> Any:
             return _numbered(attributes["sdy.sharding"], place) if carried else None
         case "sdy.manual_computation":
             return _numbered(attributes["in_shardings"], place)
-    raise Unknown(f"it reads an argument of {holder.name} directly")
+    raise Unknown(f"it reads an argument of {holder.name}")
 
 
 def _manual_axes(value: ir.Value) -> Sequence[str]:
     """Those that an argument of a manual computation is no longer cut along, within it."""
     if isinstance(value, ir.BlockArgument):
-        holder = value.owner.owner.operation
+        holder = _holder(value)
         if holder.name == "sdy.manual_computation":
-            return list(sdy.ManualAxesAttr(holder.attributes["manual_axes"]))
+            axes: Any = sdy.ManualAxesAttr(holder.attributes["manual_axes"])
+            return list(axes)
     return ()
+
+
+def _holder(argument: ir.BlockArgument) -> ir.Operation:
+    block: Any = argument.owner
+    return block.owner.operation
 
 
 def _numbered(per_value: ir.Attribute, place: int) -> Any:
@@ -165,9 +170,10 @@ def _custom_calls(module: ir.Operation, target: str) -> list[ir.Operation]:
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
         attributes = operation.attributes
-        if "call_target_name" in attributes:
-            if ir.StringAttr(attributes["call_target_name"]).value == target:
-                found.append(operation)
+        if operation.name != "stablehlo.custom_call":
+            return ir.WalkResult.ADVANCE
+        if ir.StringAttr(attributes["call_target_name"]).value == target:
+            found.append(operation)
         return ir.WalkResult.ADVANCE
 
     module.walk(visit)

@@ -63,6 +63,21 @@ class Route:
         """Whether every device computes all of it, and nothing asked for that."""
         return not any(axes_of(spec) for spec in (*self.chosen.operands, *self.chosen.results))
 
+    def with_operand(self, number: int, spec: P) -> "Route":
+        """The same, where the operand lies by `spec` in the program."""
+        operands = [*self.chosen.operands]
+        operands[number] = spec
+        chosen = dataclasses.replace(self.chosen, operands=tuple(operands))
+        return dataclasses.replace(self, chosen=chosen)
+
+    def with_result(self, number: int, spec: P) -> "Route":
+        """The same, where the result lies by `spec` in the program."""
+        results = [*self.chosen.results]
+        results[number] = spec
+        return dataclasses.replace(
+            self, chosen=dataclasses.replace(self.chosen, results=tuple(results))
+        )
+
     def _body(self) -> Callable[..., Values]:
         def body(*blocks: jax.Array) -> Values:
             return jax.tree.leaves(self.lower(*self.in_tree.unflatten(blocks)))

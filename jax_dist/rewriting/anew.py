@@ -5,7 +5,7 @@ equation is bound again without them, and each inner body is traced again; JAX t
 for the mesh of the context.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 
 from jax_dist.passes import interpreter
 from jax_dist.passes.interpreter import Atom, Values
+from jax_dist.rewriting import custom_rules
 
 
 class CannotMove(Exception):
@@ -29,8 +30,8 @@ def evaluate_anew(jaxpr: Any, args: Sequence[Any]) -> Values:
       CannotMove: see `check_movable`.
     """
     body = interpreter.open_jaxpr(jaxpr)
-    places = dict.fromkeys(range(len(body.eqns)), _bind_anew)
-    return _literals_anew(body.outvars, interpreter.run(jaxpr, args, places, anew=True))
+    places = dict.fromkeys(range(len(body.eqns)), bind_anew)
+    return literals_anew(body.outvars, interpreter.run(jaxpr, args, places, anew=True))
 
 
 def check_movable(jaxpr: Any) -> None:
@@ -41,9 +42,9 @@ def check_movable(jaxpr: Any) -> None:
             raise CannotMove(f"the mapped function constrains a sharding itself, at {where}")
 
 
-def _bind_anew(eqn: JaxprEqn, values: Values) -> Values:
+def bind_anew(eqn: JaxprEqn, values: Values) -> Values:
     name, params = eqn.primitive.name, eqn.params
-    values = _literals_anew(eqn.invars, values)
+    values = literals_anew(eqn.invars, values)
     if name == "jit":
         inner = params["jaxpr"]
 
@@ -56,27 +57,35 @@ def _bind_anew(eqn: JaxprEqn, values: Values) -> Values:
         return interpreter.call_shard_map(
             eqn, lambda *blocks: evaluate_anew(params["jaxpr"], blocks), values
         )
-    eqn = eqn.replace(
-        ctx=_context_here(),
-        params={key: _without_mesh(value) for key, value in params.items()},
-    )
-    return interpreter.replay(interpreter.with_bodies(eqn, _trace_anew), values)
+    if name == "custom_jvp_call":
+        return custom_rules.custom_jvp_anew(eqn, values, evaluate_anew)
+    if name == "custom_vjp_call":
+        return custom_rules.custom_vjp_anew(eqn, values, evaluate_anew)
+    return interpreter.replay(interpreter.with_bodies(without_mesh(eqn), _trace_anew), values)
+
+
+def without_mesh(eqn: JaxprEqn, params: Mapping[str, Any] | None = None) -> JaxprEqn:
+    """The equation in the context of now, with no mesh in its parameters, and some of them new."""
+    untied = {
+        key: None if isinstance(value, NamedSharding) else value
+        for key, value in eqn.params.items()
+    }
+    return eqn.replace(ctx=_context_here(), params={**untied, **(params or {})})
+
+
+def type_of(aval: Any, sizes: Mapping[int, int] | None = None) -> jax.ShapeDtypeStruct:
+    """The type without its mesh, some dimensions of another size."""
+    shape = [(sizes or {}).get(dim, size) for dim, size in enumerate(aval.shape)]
+    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def _trace_anew(body: Any) -> Any:
-    types = [
-        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
-        for aval in interpreter.open_jaxpr(body).in_avals
-    ]
+    types = [type_of(aval) for aval in interpreter.open_jaxpr(body).in_avals]
     new = jax.make_jaxpr(lambda *args: evaluate_anew(body, args))(*types)
     return interpreter.in_form_of(body, new)
 
 
-def _without_mesh(value: Any) -> Any:
-    return None if isinstance(value, NamedSharding) else value
-
-
-def _literals_anew(atoms: Sequence[Atom], values: Values) -> Values:
+def literals_anew(atoms: Sequence[Atom], values: Values) -> Values:
     """The values, with those of literals as plain scalars: a literal has a type, and so a mesh."""
     return [
         _plain(atom) if isinstance(atom, Literal) else value

@@ -51,6 +51,49 @@ def rewrite(
     lift_bytes: int = 1024,
 ) -> Rewritten:
     """The same function, with what makes its program wrong, slow or never cached put right.
+
+    Put it outermost, around your `jax.jit` if there is one; it compiles by itself, and keeps what
+    was said to that jit: donation, shardings, static arguments. Four passes, in this order: arrays
+    that the function captures become arguments (JXD401); pmaps inside are moved onto the mesh, and
+    loops around them into the mapped region (JXD002); custom_partitioning operations are routed
+    through shard_map (JXD402); gathers that are only reduced become reductions (JXD301). What
+    cannot be shown to be sound is left as it is; `explain` says so, and why.
+
+    It is traced once per signature, as under jit; after that, a call is one C++ dispatch.
+
+    Args:
+      fun: a function, or a jit object. Its arguments are traced, but for the static ones of a jit.
+      mesh: where pmaps go, each to the axis of its size, and where captured arrays are placed. By
+        default pmaps keep the devices that they have.
+      captures: what to do with captured arrays: "lift" them to arguments, and warn; "warn" only;
+        "allow" them; or raise an "error".
+      gathers: "reduce" them, or "keep" them.
+      partitioning: "route" custom_partitioning operations through shard_map, or "keep" them.
+      specs: how to cut such an operation, where the compiler's choice is not wanted: `{name:
+        (in_specs, out_specs)}`, in the words of `jax.shard_map`.
+      live_captures: follow the objects that are captured, instead of keeping the values that they
+        had when traced, as jit does.
+      warn_bytes: warn of captured arrays from this size on, in bytes.
+      lift_bytes: lift captured arrays from this size on, in bytes; random keys always.
+
+    Returns:
+      The rewritten function, with `lower` and `trace` as jit objects have them, `report`, which
+      takes arguments and says what was done, and `__wrapped__`, which is `fun`.
+
+    Raises:
+      RewriteError: an argument is none of its choices. When called: `specs` does not fit.
+      CapturedArrayError: when called, there are captured arrays, and `captures` is "error".
+      UnsupportedError: this jax is older than 0.10.
+
+    >>> import jax, jax.numpy as jnp
+    >>> mean = jax.pmap(lambda x: jnp.mean(jax.lax.all_gather(x, "i")), axis_name="i")
+    >>> step = rewrite(jax.jit(lambda x: mean(x) + 1.0))
+    >>> step(jnp.arange(4.0)).tolist()
+    [2.5, 2.5, 2.5, 2.5]
+    >>> print(step.report(jnp.arange(4.0)).summary)
+    1 rewritten, 1 noted; 12 B -> 6 B moved per step
+
+    See jax-ml/jax#2926 on pmap in jit, and JEP 14273 on shard_map.
     """
     wishes = arguments.checked(
         fun,
@@ -78,7 +121,33 @@ def explain(
     specs: Specs | None = None,
     **kwargs: Any,
 ) -> Report:
-    """What `rewrite` would do with a function, and what not, and why."""
+    """What `rewrite` would do with a function, what not, and why; nothing is run.
+
+    Args:
+      fun: the function; see `rewrite`, also for the other keyword arguments.
+      *args: as in a call of `fun`; `jax.ShapeDtypeStruct` will do for arrays.
+      mesh: see `rewrite`.
+      captures: see `rewrite`.
+      gathers: see `rewrite`.
+      partitioning: see `rewrite`.
+      specs: see `rewrite`.
+      **kwargs: as in a call of `fun`.
+
+    Returns:
+      The report: a table when printed, the same in a notebook, `to_dict()` for machines. It has
+      what was rewritten and what was refused, by line; captured arrays; the collectives of the
+      compiled program before and after, and their bytes; sizes and memory; whether the program has
+      the same key in the persistent cache in every process; and, for a function with pmaps, which
+      of pmap, shard_map and automatic jit moves least.
+
+    Raises:
+      RewriteError: see `rewrite`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> table = jnp.ones((100, 100))
+    >>> explain(lambda x: x @ table, jnp.ones(100)).captured[0].name
+    'table'
+    """
     rewritten = rewrite(
         fun,
         mesh=mesh,

@@ -89,5 +89,5 @@ def _row(way: str, outcome: Program | str) -> dict[str, object]:
 
 def _cells(way: str, program: Program) -> tuple[str, ...]:
     count = sum(each.count for each in program.collectives)
-    temporary = "-" if program.temp_bytes is None else human_bytes(program.temp_bytes)
+    temporary = "unknown" if program.temp_bytes is None else human_bytes(program.temp_bytes)
     return way, str(count), human_bytes(program.moved_bytes), temporary

@@ -81,8 +81,7 @@ def elements(shape: str) -> tuple[str, ...]:
     """The shapes of a tuple shape; of any other, itself."""
     if not shape.startswith("("):
         return (shape,)
-    parts = _split(_COMMENT.sub("", shape[1 : _closing(shape)]))
-    return tuple(part.strip() for part in parts if part.strip())
+    return tuple(part.strip() for part in _split(shape[1 : _closing(shape)]))
 
 
 def shape_bytes(shape: str) -> int:
@@ -139,7 +138,6 @@ def _bits(dtype: str) -> int:
 
 _HEADER = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[^\s(={]+) (\(.*)?\{\s*$")
 _ASSIGNED = re.compile(r"\s+(?:ROOT )?%?[^\s=]+ = ")
-_COMMENT = re.compile(r"/\*.*?\*/")  # "/*index=5*/", in long tuples
 _ARRAY = re.compile(r"([a-z]+\d*\w*)\[([\d,<=]*)\]")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _CALLED = re.compile(

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.extend.core import JaxprEqn
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from jax_dist.mapping import spread
 from jax_dist.passes import interpreter
@@ -61,6 +62,11 @@ def pmap_sites(jaxpr: Any, around: str = "") -> list[PmapSite]:
             for body in interpreter.bodies(eqn):
                 found.extend(pmap_sites(body, interpreter.source_line(eqn) or around))
     return found
+
+
+def mapped_dimension(spec: P) -> int | None:
+    """The dimension that a spec of a pmap cuts; None for what all devices share."""
+    return next((dim for dim, name in enumerate(spec) if name is not None), None)
 
 
 def devices_of(mesh: Any) -> Sequence[jax.Device] | None:

@@ -25,8 +25,7 @@ def report_of(fun: Callable, dispatcher: RewrittenProgram, args: tuple, kwargs: 
         after = program.ask("lower", dispatcher, args, kwargs)
     lifted = {capture.key for capture in dispatcher.lifted}
     kept = [capture for capture in captured if capture.key not in lifted]
-    mesh = dispatcher.mesh
-    programs = program_of(before, mesh), program_of(after, mesh)
+    programs = program_of(before), program_of(after)
     return Report(
         name=dispatcher.name,
         before=programs[0],
@@ -35,7 +34,7 @@ def report_of(fun: Callable, dispatcher: RewrittenProgram, args: tuple, kwargs: 
         cache_after=verdict_of(after, _large(kept, dispatcher)),
         findings=(*dispatcher.findings, *gradients.find_doubled_sums(jaxpr)),
         captured=tuple(_row(capture, lifted) for capture in captured),
-        compare=ways.compare(jaxpr, dispatcher.name, programs, mesh),
+        compare=ways.compare(jaxpr, dispatcher.name, programs),
     )
 
 

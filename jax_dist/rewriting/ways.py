@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist.passes import interpreter
@@ -15,11 +15,11 @@ from jax_dist.passes.interpreter import Values
 from jax_dist.rewriting import anew
 from jax_dist.rewriting.comparison import Comparison
 from jax_dist.rewriting.cost import Program, program_of
-from jax_dist.rewriting.pmap_sites import PmapSite, pmap_site, pmap_sites
+from jax_dist.rewriting.pmap_sites import PmapSite, mapped_dimension, pmap_site, pmap_sites
 
 
 def compare(
-    jaxpr: ClosedJaxpr, name: str, programs: tuple[Program, Program], mesh: Mesh | None
+    jaxpr: ClosedJaxpr, name: str, programs: tuple[Program, Program]
 ) -> Comparison | None:
     """The ways to write a function with pmaps; None for one without.
 
@@ -27,16 +27,15 @@ def compare(
       jaxpr: of the function as it is.
       name: of the function.
       programs: as it is, and rewritten.
-      mesh: whose axes to name.
     """
     if not pmap_sites(jaxpr):
         return None
     before, after = programs
-    rows = (("pmap", before), ("shard_map", after), ("automatic jit", _automatic(jaxpr, mesh)))
+    rows = (("pmap", before), ("shard_map", after), ("automatic jit", _automatic(jaxpr)))
     return Comparison(name, rows)
 
 
-def _automatic(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> Program | str:
+def _automatic(jaxpr: ClosedJaxpr) -> Program | str:
     """Each pmap as a vmap whose mapped axis is cut over the mesh: XLA places the collectives."""
 
     def automatic(*args: Any) -> Values:
@@ -46,7 +45,7 @@ def _automatic(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> Program | str:
         lowered = jax.jit(automatic).lower(*jaxpr.in_avals)
     except NotImplementedError as error:  # a collective that vmap has no rule for
         return str(error).splitlines()[0]
-    return program_of(lowered, mesh)
+    return program_of(lowered)
 
 
 def _handler_of(eqn: JaxprEqn) -> interpreter.Handler | None:
@@ -57,8 +56,8 @@ def _handler_of(eqn: JaxprEqn) -> interpreter.Handler | None:
 
 
 def _batched(site: PmapSite, values: Values) -> Values:
-    dims_in = [_dimension(spec) for spec in site.eqn.params["in_specs"]]
-    dims_out = [_dimension(spec) for spec in site.eqn.params["out_specs"]]
+    dims_in = [mapped_dimension(spec) for spec in site.eqn.params["in_specs"]]
+    dims_out = [mapped_dimension(spec) for spec in site.eqn.params["out_specs"]]
 
     def body(*slices: Any) -> Values:
         blocks = [_expanded(value, dim) for value, dim in zip(slices, dims_in, strict=True)]
@@ -74,11 +73,6 @@ def _batched(site: PmapSite, values: Values) -> Values:
         result[0] if dim is None else jnp.moveaxis(result, 0, dim)
         for result, dim in zip(results, dims_out, strict=True)
     ]
-
-
-def _dimension(spec: P) -> int | None:
-    """Which dimension is mapped."""
-    return next((dim for dim, name in enumerate(spec) if name is not None), None)
 
 
 def _expanded(value: Any, dim: int | None) -> Any:

@@ -197,11 +197,10 @@ def gather_into_the_last_dimension(x):
     return gather(x, axis=-1).mean(-1)
 
 
-@rewritten(reductions=1)
+@rewritten(reductions=2, gathers=2)
 def mean_of_a_tree(x):
-    tree = {"a": x, "b": 2 * x}
-    means = jax.tree.map(lambda leaf: gather(leaf["a"]).mean(0), [tree])
-    return means[0]
+    tree = {"row": x[0], "column": x[:, 0]}
+    return jax.tree.map(lambda leaf: gather(leaf).mean(0), tree)
 
 
 @rewritten(reductions=1, tolerance=0.0, differentiable=False)
@@ -490,7 +489,7 @@ def also_used_elsewhere(x):
 
 @kept("the gathered value leaves the shard_map whole")
 def also_returned(x):
-    whole = gather(x)  # forces
+    whole = lax.all_gather(x, "i")  # forces
     return {"mean": whole.mean(0), "whole": whole}
 
 

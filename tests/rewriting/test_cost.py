@@ -60,6 +60,11 @@ _ONE_EACH = {
         ("i", "j"),
         Collective("all-reduce", ("i",), 4, 1, 6, 9.0),
     ),
+    "all_gather of booleans": (
+        lambda x: lax.all_gather(x > 3, "j").sum(0),
+        ("i", "j"),
+        Collective("all-gather", ("j",), 2, 1, 12, 6.0),
+    ),
     "all_gather over i": (
         lambda x: lax.all_gather(x, "i").reshape(8, 3)[:2],
         ("i", "j"),
@@ -186,6 +191,17 @@ def test_a_scan_in_a_while_of_unknown_length():
     )
 
 
+def test_a_branch_in_a_while_of_unknown_length():
+    def step(x):
+        return lax.cond(x[0, 0] > 3, lambda x: lax.psum(x, "i"), lambda x: x + 1, x)
+
+    program = _program(lambda x: lax.while_loop(lambda x: x[0, 0] < 1e5, step, x))
+
+    assert program.collectives == (
+        Collective("all-reduce", ("i",), 4, 1, 24, 36.0, "in a loop of unknown length"),
+    )
+
+
 def test_branches_are_marked():
     def body(x):
         over = lambda axis: lambda x: lax.psum(x, axis)
@@ -237,6 +253,14 @@ def test_axes_of_the_mesh_that_is_given():
     assert [each.axes for each in own.collectives] == [("batch",)]
     assert [each.axes for each in given.collectives] == [("i", "j")]
     assert [each.axes for each in other.collectives] == [()]
+
+
+def test_a_given_mesh_of_another_size_names_nothing():
+    lowered = jax.jit(jax.pmap(lambda x: lax.ppermute(x, "i", [(0, 1)]), "i")).lower(_X)
+
+    program = cost.program_of(lowered, _mesh((4,), ("k",)))
+
+    assert program.collectives == (Collective("collective-permute", (), 2, 1, 24, 24.0),)
 
 
 def test_memory_and_sizes_of_one_device():
@@ -309,6 +333,36 @@ def test_collectives_in_two_halves_are_counted_once():
         Collective("all-gather", ("j",), 2, 1, 76, 38.0),
         Collective("collective-permute", ("i",), 4, 1, 32, 32.0),
         Collective("reduce-scatter", ("i",), 4, 1, 32, 96.0),
+    )
+
+
+_KNOWN_LOOP = """\
+HloModule jit_step, num_partitions=8
+
+%step (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %cp = f32[8]{0} collective-permute(%p), channel_id=1, source_target_pairs={{0,2},{2,0}}
+}
+
+%again (p: f32[8]) -> pred[] {
+  %p = f32[8]{0} parameter(0)
+  %ag = f32[64]{0} all-gather(%p), channel_id=2, replica_groups={}, dimensions={0}, \
+metadata={op_name="f replica_groups=[4,2]<=[8]"}
+  ROOT %less = pred[] custom-call(%ag), custom_call_target="less"
+}
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  ROOT %while = f32[8]{0} while(%x), condition=%again, body=%step, \
+backend_config={"known_trip_count":{"n":"6"}}
+}
+"""
+
+
+def test_a_condition_is_asked_once_more_than_the_body_runs():
+    assert cost.collectives_of(_KNOWN_LOOP, _mesh()) == (
+        Collective("all-gather", ("i", "j"), 8, 7, 256, 224.0),
+        Collective("collective-permute", ("i",), 4, 6, 32, 32.0),
     )
 
 

@@ -21,6 +21,12 @@ _WRITTEN = {
     "replica_groups=mesh['a b.c-d'=6] {'a b.c-d':(1)2}": ((0, 3), (1, 4), (2, 5)),
     "replica_groups=mesh['i'=6] {'i':(2)3}": ((0, 1, 2), (3, 4, 5)),
     "replica_groups=mesh['i'=8] {'i':(4)2,'i':(1)2}": ((0, 4, 1, 5), (2, 6, 3, 7)),
+    "replica_groups=mesh['i'=4,'j'=6] {'i':(2)2,'j':(1)3}": (
+        (0, 2, 4, 6, 8, 10),
+        (1, 3, 5, 7, 9, 11),
+        (12, 14, 16, 18, 20, 22),
+        (13, 15, 17, 19, 21, 23),
+    ),
     "replica_groups=mesh['i'=4], device_ids=(3,1,2,0) {'i':(1)2}, x": ((3, 2), (1, 0)),
     "replica_groups=mesh['i'=4], device_ids=([3,1,2,0]) {'i':(2)2}, x": ((3, 1), (2, 0)),
     "replica_groups=mesh['a'=3,'b'=2], device_ids=([3,2]<=[2,3]T(1,0)) {'a'}": (

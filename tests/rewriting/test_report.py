@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_dist.passes.findings import Finding
-from jax_dist.rewriting import cost, stability
+from jax_dist.rewriting import cost, rendering, stability
 from jax_dist.rewriting.comparison import Comparison
 from jax_dist.rewriting.cost import Collective, Program
 from jax_dist.rewriting.report import CapturedArray, Report
@@ -176,6 +176,22 @@ def test_the_middle_of_a_long_name_gives_way():
     assert lines[lines.index("Captured arrays") + 2] == (
         "  self.encoder.layers[0]…ojection.kernel.value  float32[512,512]  lifted  1.0 MB"
     )
+
+
+def test_a_hyphen_is_no_place_to_break():
+    lines = list(rendering.Entry("", f"{'x' * 70} all-gather").lines())
+
+    assert lines == ["x" * 70, "all-gather"]
+
+
+def test_a_small_bar_is_still_seen():
+    bars = rendering.Bars((("before", 64e6, "64.0 MB"), ("after", 12.0, "12 B"), ("", 0.0, "0 B")))
+
+    assert list(bars.lines()) == [
+        "before  ████████████████████████████████████████  64.0 MB",
+        "after   ▏                                            12 B",
+        "                                                      0 B",
+    ]
 
 
 class _Tags(html.parser.HTMLParser):
@@ -367,6 +383,19 @@ def test_no_way_compiles():
         Does not compile
           pmap       ValueError: no
           shard_map  TypeError: no""")
+
+
+def test_nothing_moved_has_no_bars():
+    comparison = Comparison("step", (("pmap", Program()), ("shard_map", Program())))
+
+    assert str(comparison) == textwrap.dedent("""\
+        step, 2 ways to write it. Take shard_map: 0 B moved per step. It moves as much
+          as pmap, and is simpler.
+
+        Each way, per step on one device
+                     collectives  moved  temporary
+          pmap                 0    0 B    unknown
+          shard_map            0    0 B    unknown""")
 
 
 def test_the_comparison_as_data():

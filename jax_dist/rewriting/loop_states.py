@@ -1,0 +1,307 @@
+"""Which values of a loop around pmaps are cut over the mapped axis, and which are whole.
+
+Letters: `n` is the size of the mapped axis. A value is whole where every device has all of it, or
+cut along a dimension of size `n`, of which each device has one slice, `[.., 1, ..]`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+import jax
+from jax import lax
+from jax.extend.core import JaxprEqn, Literal, Var
+
+from jax_dist import _compat
+from jax_dist.passes import interpreter
+from jax_dist.passes.interpreter import Values
+from jax_dist.passes.primitives import ELEMENTWISE, INLINED
+from jax_dist.rewriting import anew
+from jax_dist.rewriting.pmap_sites import mapped_dimension, pmap_site
+
+WHOLE: Final = None
+State: TypeAlias = int | None  # the cut dimension, or WHOLE
+States: TypeAlias = tuple[State, ...]
+Emit: TypeAlias = Callable[[Values], Values]  # from local values to local results
+
+
+class Refused(Exception):
+    """Why a loop cannot run inside the mapped region."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Region:
+    """The mapped region that a loop should run in."""
+
+    axis: str
+    size: int
+
+    def cut(self, value: Any, state: State, wanted: State) -> Any:
+        """A whole value cut along a dimension, on each device; any other stays."""
+        if state == wanted:
+            return value
+        if state is not WHOLE:
+            raise Refused("a value that is cut over the devices is used as a whole")
+        index = lax.axis_index(self.axis)
+        return lax.dynamic_slice_in_dim(value, index, 1, axis=wanted)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """What becomes of an equation: states of its results, and how to compute them."""
+
+    states: States
+    emit: Emit
+    taken: States  # of the operands, as `emit` wants them
+
+
+class Walk:
+    """Goes through the body of a loop, equation by equation."""
+
+    def __init__(self, region: Region):
+        self.region = region
+        self.wanted: dict[Var, int] = {}  # whole values that a pmap would take cut
+
+    def states(self, jaxpr: Any, states: Sequence[State]) -> States:
+        """The states of the results of a jaxpr, from those of its inputs."""
+        body = interpreter.open_jaxpr(jaxpr)
+        known: dict[Any, State] = dict.fromkeys(body.constvars, WHOLE)
+        known.update(zip(body.invars, states, strict=True))
+        for eqn in body.eqns:
+            known.update(zip(eqn.outvars, self.step(eqn, _of(eqn.invars, known)).states, strict=True))
+        return _of(body.outvars, known)
+
+    def evaluate(self, jaxpr: Any, args: Sequence[Any], states: Sequence[State]) -> Values:
+        """The local results of a jaxpr, from its local inputs."""
+        body = interpreter.open_jaxpr(jaxpr)
+        known: dict[Any, State] = dict.fromkeys(body.constvars, WHOLE)
+        known.update(zip(body.invars, states, strict=True))
+
+        def handle(eqn: JaxprEqn, values: Values) -> Values:
+            given = _of(eqn.invars, known)
+            step = self.step(eqn, given)
+            known.update(zip(eqn.outvars, step.states, strict=True))
+            values = anew.literals_anew(eqn.invars, values)
+            return step.emit(self.cut_all(values, given, step.taken))
+
+        handlers = dict.fromkeys(range(len(body.eqns)), handle)
+        results = interpreter.run(jaxpr, args, handlers, anew=True)
+        return anew.literals_anew(body.outvars, results)
+
+    def cut_all(self, values: Values, given: Sequence[State], wanted: Sequence[State]) -> Values:
+        each = zip(values, given, wanted, strict=True)
+        return [self.region.cut(value, state, want) for value, state, want in each]
+
+    def step(self, eqn: JaxprEqn, states: States) -> Step:
+        """Decides on one equation; raises Refused."""
+        site = pmap_site(eqn)
+        if site is not None:
+            return self._pmap(eqn, states, site)
+        name = eqn.primitive.name
+        if name in INLINED:
+            return self._call(eqn, states)
+        if name in LOOPS:
+            return LOOPS[name](self, eqn, states)
+        if eqn.effects:
+            raise Refused(f"'{name}' has an effect, which every device would have")
+        if all(state is WHOLE for state in states):
+            return Step((WHOLE,) * len(eqn.outvars), lambda values: anew.bind_anew(eqn, values), states)
+        if name in ELEMENTWISE:
+            return self._elementwise(eqn, states)
+        if name == "reduce_sum":
+            return self._sum(eqn, states)
+        raise Refused(f"'{name}' is applied to a value that is cut over the devices")
+
+    def _pmap(self, eqn: JaxprEqn, states: States, site: Any) -> Step:
+        if site.axis != self.region.axis:
+            raise Refused("its pmaps go over several axes")
+        taken = tuple(mapped_dimension(spec) for spec in eqn.params["in_specs"])
+        for atom, state, want in zip(eqn.invars, states, taken, strict=True):
+            if state is WHOLE and want is not WHOLE and isinstance(atom, Var):
+                self.wanted.setdefault(atom, want)
+            elif state is not WHOLE and want != state:
+                raise Refused("a pmap takes a value in another way than it is cut")
+        results = tuple(mapped_dimension(spec) for spec in eqn.params["out_specs"])
+        return Step(results, lambda values: anew.evaluate_anew(site.body, values), taken)
+
+    def _call(self, eqn: JaxprEqn, states: States) -> Step:
+        (body,) = interpreter.bodies(eqn)
+        inner = Walk(self.region)
+        results = inner.states(body, states)
+        for var, atom in zip(interpreter.open_jaxpr(body).invars, eqn.invars, strict=True):
+            if var in inner.wanted and isinstance(atom, Var):
+                self.wanted.setdefault(atom, inner.wanted[var])
+        return Step(results, lambda values: inner.evaluate(body, values, states), states)
+
+    def _elementwise(self, eqn: JaxprEqn, states: States) -> Step:
+        (dim,) = _only(states)
+        taken = tuple(
+            dim if state is WHOLE and _spans(atom, dim, self.region.size) else state
+            for atom, state in zip(eqn.invars, states, strict=True)
+        )
+        return Step((dim,), lambda values: anew.bind_anew(eqn, values), taken)
+
+    def _sum(self, eqn: JaxprEqn, states: States) -> Step:
+        """Over the cut dimension, a sum of one element, and then one over the devices."""
+        (dim,) = _only(states)
+        axes = tuple(int(axis) for axis in eqn.params["axes"])
+        if dim not in axes:
+            left = dim - sum(axis < dim for axis in axes)
+            return Step((left,), lambda values: anew.bind_anew(eqn, values), states)
+
+        def emit(values: Values) -> Values:
+            return [lax.psum(value, self.region.axis) for value in anew.bind_anew(eqn, values)]
+
+        return Step((WHOLE,), emit, states)
+
+
+def _of(atoms: Sequence[Any], known: dict[Any, State]) -> States:
+    return tuple(WHOLE if isinstance(atom, Literal) else known[atom] for atom in atoms)
+
+
+def _only(states: States) -> set[int]:
+    """The one dimension along which operands are cut, in a set."""
+    dims = {state for state in states if state is not WHOLE}
+    if len(dims) > 1:
+        raise Refused("values are combined that are cut along different dimensions")
+    return dims
+
+
+def _spans(atom: Any, dim: int, size: int) -> bool:
+    shape = atom.aval.shape
+    return len(shape) > dim and shape[dim] == size and size > 1
+
+
+# ---- loops in loops
+
+
+def _settled(
+    walk: Walk, body: Any, states: list[State], carries_in: Sequence[int], carries_out: Sequence[int]
+) -> tuple[list[State], States]:
+    """The states of a body's inputs and results, once what is carried is cut as it comes out."""
+    while True:
+        results = walk.states(body, states)
+        changed = False
+        for place, result in zip(carries_in, carries_out, strict=True):
+            if states[place] is WHOLE and results[result] is not WHOLE:
+                states[place] = results[result]
+                changed = True
+            elif results[result] not in (WHOLE, states[place]):
+                raise Refused("what is carried is cut in another way after each step")
+        if not changed:
+            return states, results
+
+
+def _scan(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
+    (body,) = interpreter.bodies(eqn)
+    layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
+    fixed = {*layout.constants, *layout.carries_in}
+    if any(state == 0 for place, state in enumerate(states) if place not in fixed):
+        raise Refused("the scan runs along the dimension that is cut over the devices")
+    inner = Walk(walk.region)
+    start = [
+        state if place in fixed or state is WHOLE else state - 1
+        for place, state in enumerate(states)
+    ]
+    inside, results = _settled(inner, body, start, layout.carries_in, layout.carries_out)
+    carried = dict(zip(layout.carries_out, [inside[p] for p in layout.carries_in], strict=True))
+    leaving = tuple(carried.get(place, result) for place, result in enumerate(results))
+    outside = tuple(_outside(place in fixed, state) for place, state in enumerate(inside))
+    _pass_on_wishes(walk, inner, eqn, body, fixed)
+
+    def emit(values: Values) -> Values:
+        new = _local_body(walk.region, inner, body, inside, leaving)
+        return interpreter.replay(anew.without_mesh(eqn, {"jaxpr": new}), values)
+
+    made = tuple(_outside(place in carried, state) for place, state in enumerate(leaving))
+    return Step(made, emit, outside)
+
+
+def _outside(is_fixed: bool, state: State) -> State:  # noqa: FBT001
+    """What is stacked has one dimension more in front, that of the steps."""
+    return state if is_fixed or state is WHOLE else state + 1
+
+
+def _while(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
+    params = eqn.params
+    conds, consts = params["cond_nconsts"], params["body_nconsts"]
+    carries = range(consts, len(states) - conds)
+    inner = Walk(walk.region)
+    start = list(states[conds:])
+    inside, _ = _settled(inner, params["body_jaxpr"], start, carries, range(len(carries)))
+    carried = tuple(inside[consts:])
+    of_cond = (*states[:conds], *carried)
+    if inner.states(params["cond_jaxpr"], of_cond) != (WHOLE,):
+        raise Refused("whether the loop goes on depends on a value that is cut over the devices")
+
+    def emit(values: Values) -> Values:
+        bodies = {
+            "body_jaxpr": _local_body(walk.region, inner, params["body_jaxpr"], inside, carried),
+            "cond_jaxpr": _local_body(walk.region, inner, params["cond_jaxpr"], of_cond, (WHOLE,)),
+        }
+        return interpreter.replay(anew.without_mesh(eqn, bodies), values)
+
+    body_vars = interpreter.open_jaxpr(params["body_jaxpr"]).invars
+    for var, atom in zip(body_vars, eqn.invars[conds:], strict=True):
+        if var in inner.wanted and isinstance(atom, Var):
+            walk.wanted.setdefault(atom, inner.wanted[var])
+    return Step(carried, emit, (*states[:conds], *inside))
+
+
+def _cond(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
+    if states[0] is not WHOLE:
+        raise Refused("a branch is chosen by a value that is cut over the devices")
+    inner = Walk(walk.region)
+    branches = eqn.params["branches"]
+    results = [inner.states(branch, states[1:]) for branch in branches]
+    leaving = tuple(_joined(each) for each in zip(*results, strict=True))
+
+    def emit(values: Values) -> Values:
+        new = tuple(
+            _local_body(walk.region, inner, branch, states[1:], leaving) for branch in branches
+        )
+        return interpreter.replay(anew.without_mesh(eqn, {"branches": new}), values)
+
+    for branch in branches:
+        for var, atom in zip(interpreter.open_jaxpr(branch).invars, eqn.invars[1:], strict=True):
+            if var in inner.wanted and isinstance(atom, Var):
+                walk.wanted.setdefault(atom, inner.wanted[var])
+    return Step(leaving, emit, states)
+
+
+def _joined(states: Sequence[State]) -> State:
+    dims = _only(tuple(states))
+    return next(iter(dims), WHOLE)
+
+
+def _pass_on_wishes(
+    walk: Walk, inner: Walk, eqn: JaxprEqn, body: Any, fixed: set[int]
+) -> None:
+    for place, var in enumerate(interpreter.open_jaxpr(body).invars):
+        atom = eqn.invars[place]
+        if var in inner.wanted and isinstance(atom, Var):
+            walk.wanted.setdefault(atom, inner.wanted[var] + (place not in fixed))
+
+
+def _local_body(
+    region: Region, walk: Walk, body: Any, states: Sequence[State], leaving: Sequence[State]
+) -> Any:
+    """The body on what one device has of its inputs."""
+    opened = interpreter.open_jaxpr(body)
+    results = walk.states(body, states)
+
+    def evaluate(*args: Any) -> Values:
+        return walk.cut_all(walk.evaluate(body, args, states), results, leaving)
+
+    types = [
+        anew.type_of(var.aval, {} if state is WHOLE else {state: 1})
+        for var, state in zip(opened.invars, states, strict=True)
+    ]
+    return interpreter.in_form_of(body, jax.make_jaxpr(evaluate)(*types))
+
+
+LOOPS: dict[str, Callable[[Walk, JaxprEqn, States], Step]] = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+}

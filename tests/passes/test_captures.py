@@ -1,0 +1,167 @@
+"""Which arrays a program captures, once each, and what is said of them."""
+
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_dist.passes.captures import (
+    Capture,
+    cost_of,
+    evaluate_lifted,
+    find_captures,
+    human_bytes,
+    warning_text,
+)
+
+pytestmark = pytest.mark.rewriting
+
+_X = jnp.ones(3)
+
+
+def _found(fun, *args):
+    return find_captures(jax.make_jaxpr(fun)(*args), fun)
+
+
+def test_what_is_known_of_a_capture():
+    w = jnp.ones((3, 5), jnp.bfloat16)
+    fun = lambda x: x @ w
+    (capture,) = _found(fun, _X)
+
+    assert (capture.name, capture.kind, capture.shape) == ("w", "closure", (3, 5))
+    assert (capture.dtype, capture.bytes, capture.is_key) == ("bfloat16", 30, False)
+    assert capture.refused == ""
+    assert capture.value is capture.origin is w
+    line = fun.__code__.co_firstlineno
+    assert capture.captured_at.endswith(f"test_captures.py:{line}")
+    assert capture.used_at == capture.captured_at
+
+
+def test_python_and_numpy_scalars_are_no_arrays():
+    scalar, number = np.float32(2), 3.0
+
+    assert _found(lambda x: x * scalar + number, _X) == ()
+
+
+def test_an_array_used_at_many_depths_is_found_once():
+    w = np.arange(3, dtype=np.float32)
+    inner = jax.jit(lambda x: x * w)
+    fun = lambda x: inner(x) + jax.jit(inner)(x) * w + jax.lax.cond(x[0] > 0, inner, jnp.sin, x)
+
+    assert [capture.name for capture in _found(fun, _X)] == ["w"]
+
+
+def test_copies_of_a_64_bit_array_are_one_capture_and_are_all_replaced():
+    w = np.array([0.1, 0.2, 0.3])  # float64, converted at each use
+    fun = lambda x: jax.jit(lambda x: x * w)(x) + jax.jit(lambda x: jnp.sin(x) * w)(x)
+    jaxpr = jax.make_jaxpr(fun)(_X)
+    (capture,) = find_captures(jaxpr, fun)
+    jitted = jax.jit(lambda values, x: evaluate_lifted(jaxpr, [capture], values, [x]))
+
+    assert (capture.name, capture.dtype, len(capture.copies)) == ("w", "float32", 1)
+    assert capture.origin is w
+    assert capture.key == _found(fun, _X)[0].key
+    assert jitted([jnp.zeros(3)], _X)[0].tolist() == [0, 0, 0]
+
+
+def test_keys_are_known_as_keys():
+    new, old, plain = jax.random.key(1), jax.random.PRNGKey(2), jnp.array([3, 4], jnp.uint32)
+    fun = lambda x: x + jax.random.normal(new) + jax.random.normal(old) + plain[0]
+
+    assert {c.name: (c.is_key, c.dtype, c.bytes) for c in _found(fun, _X)} == {
+        "new": (True, "key<fry>", 8),
+        "old": (True, "uint32", 8),
+        "plain": (False, "uint32", 8),
+    }
+
+
+def test_the_key_of_a_capture_is_the_same_in_the_next_trace():
+    w, n, other = jnp.ones(3), np.ones(3, np.float32), np.ones(3, np.float32)
+    fun = lambda x: x * w * n * other
+    first = [capture.key for capture in _found(fun, _X)]
+
+    assert len(set(first)) == 3
+    assert first == [capture.key for capture in _found(fun, jnp.ones((5, 3)))]
+
+
+def test_a_line_is_given_for_what_a_library_uses():
+    w = jnp.arange(3.0)
+
+    def fun(x):
+        x = x + 1
+        return jnp.where(x > 0, jnp.var(jnp.stack([x, w])), 0)
+
+    (capture,) = _found(fun, _X)
+    assert capture.used_at.endswith(f"test_captures.py:{fun.__code__.co_firstlineno + 2}")
+
+
+def test_an_equation_without_a_line_does_not_take_that_of_the_next():
+    w = jnp.arange(3.0) + 1
+    inner = jax.jit(jnp.sin)  # the call in `fun` has a line; that of `jnp.sin` inside has none
+    fun = lambda x: (
+        inner(x * w),
+        x,
+    )
+
+    (capture,) = _found(fun, _X)
+    assert capture.used_at.endswith(f":{fun.__code__.co_firstlineno + 1}")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1_000, "1.0 kB"), (64_000_000, "64.0 MB"), (3 * 10**9, "3.0 GB")],
+)
+def test_bytes_for_people(count, text):
+    assert human_bytes(count) == text
+
+
+def _capture(name, **changed):
+    known = {
+        "kind": "closure",
+        "shape": (4000, 4000),
+        "dtype": "float32",
+        "bytes": 64_000_000,
+        "captured_at": "train.py:10",
+        "used_at": "train.py:12",
+        "is_key": False,
+        "refused": "",
+    }
+    return Capture(name=name, value=None, origin=None, read=None, **(known | changed))
+
+
+def test_what_a_capture_costs():
+    assert cost_of(_capture("w")) == "64.0 MB in the program and in its cache key"
+    assert cost_of(_capture("key", bytes=8, is_key=True)) == (
+        "8 B in the program: each key makes another program, with another cache key"
+    )
+
+
+def test_the_warning_for_lifted_arrays():
+    found = [
+        _capture("params['w']"),
+        _capture(
+            "<derived>", kind="", captured_at="", shape=(), dtype="int32", bytes=4, used_at="m.py:3"
+        ),
+    ]
+
+    assert warning_text(found, "step") == textwrap.dedent("""\
+        JXD401: 'step' captures 2 arrays:
+          * params['w']: float32[4000,4000], 64.0 MB, closure of train.py:10, used at train.py:12
+          * <derived>: int32[], 4 B, used at m.py:3
+        Because what is captured becomes part of the program: 64.0 MB that are compiled slowly, \
+        and are part of the cache key, so that another value needs another compilation.
+        They are arguments of the program now. To do without this, pass them yourself.""")
+
+
+def test_the_warning_for_arrays_that_stay():
+    found = [_capture("w", refused="it sits in the body of 'f', which takes no more operands")]
+
+    assert warning_text(found, "step", kept_because="captures='warn'") == textwrap.dedent("""\
+        JXD401: 'step' captures an array:
+          * w: float32[4000,4000], 64.0 MB, closure of train.py:10, used at train.py:12, \
+        not lifted: it sits in the body of 'f', which takes no more operands
+        Because what is captured becomes part of the program: 64.0 MB that are compiled slowly, \
+        and are part of the cache key, so that another value needs another compilation.
+        They stay in the program, because captures='warn'. Pass them as arguments.""")

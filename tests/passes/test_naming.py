@@ -1,0 +1,284 @@
+"""The user's name for each captured array, in programs written as files of their own."""
+
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_dist.passes.captures import find_captures
+
+pytestmark = pytest.mark.rewriting
+
+_HEADER = """\
+import functools
+import types
+from typing import NamedTuple
+import jax, jax.numpy as jnp, numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+w = jnp.arange(12.0).reshape(3, 4) + 1
+n = np.arange(12, dtype=np.float32).reshape(3, 4)
+key = jax.random.key(0)
+mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+x = jnp.ones(3)
+"""
+
+
+def _names(source):
+    """Name, kind and the two lines of what `fun` captures, where its file begins with line 1."""
+    header = dict[str, object]()
+    exec(_HEADER, header)
+    names = dict(header)
+    exec(compile(textwrap.dedent(source), "train.py", "exec"), names)
+    fun = names["fun"]
+    captures = find_captures(jax.make_jaxpr(fun)(names["x"]), fun)
+    return [(found.name, found.kind, found.captured_at, found.used_at) for found in captures]
+
+
+_ONE_LINE = {  # all are used and captured in line 1
+    "global": ("fun = lambda x: x @ w", "w", "global"),
+    "global NumPy": ("fun = lambda x: x @ n", "n", "global"),
+    "global of an inner function": ("fun = lambda x: (lambda: x @ w)()", "w", "global"),
+    "jnp scalar": ("s = jnp.float32(2) + 1; fun = lambda x: x * s", "s", "global"),
+    "key": ("fun = lambda x: x + jax.random.normal(key, (3,))", "key", "global"),
+    "module": (
+        "c = types.ModuleType('c'); c.v = w + 1; fun = lambda x: x @ c.v", "c.v", "global",
+    ),
+    "class": ("class C: a = w\nfun = lambda x: x @ C.a", "C.a", "global"),
+    "list": ("ws = [n, w]; fun = lambda x: x @ ws[1]", "ws[1]", "global"),
+    "tuple in dict": ("d = {'a': (0, w)}; fun = lambda x: x @ d['a'][1]", "d['a'][1]", "global"),
+    "namedtuple": (
+        "T = NamedTuple('T', [('b', object)]); t = T(w); fun = lambda x: x @ t.b", "t.b", "global",
+    ),
+    "default": ("fun = lambda x, v=w: x @ v", "v", "default"),
+    "keyword-only default": ("fun = lambda x, *, v=n: x @ v", "v", "default"),
+    "partial": ("fun = functools.partial(lambda v, x: x @ v, w)", "v", "partial"),
+    "partial by name": ("fun = functools.partial(lambda x, v: x @ v, v=w)", "v", "partial"),
+    "pytree in partial": (
+        "fun = functools.partial(lambda p, x: x @ p['w'], {'w': w})", "p['w']", "partial",
+    ),
+    "jit": ("fun = jax.jit(lambda x: x @ w)", "w", "global"),
+    "jit of jit": ("fun = jax.jit(jax.jit(lambda x: x @ w))", "w", "global"),
+    "jit of partial": (
+        "fun = jax.jit(functools.partial(lambda v, x: x @ v, w))", "v", "partial",
+    ),
+    "grad": ("fun = jax.grad(lambda x: jnp.sin(x @ w).sum())", "w", "global"),
+    "remat": ("fun = jax.checkpoint(lambda x: x @ w)", "w", "global"),
+    "vmap": ("fun = jax.vmap(lambda x: x * w)", "w", "global"),
+    "pmap": ("fun = lambda x: jax.pmap(lambda y: y @ w)(jnp.stack([x, x]))", "w", "global"),
+    "shard_map": (
+        "fun = jax.shard_map(lambda x: x @ w, mesh=mesh, in_specs=P(), out_specs=P())",
+        "w", "global",
+    ),
+    "scan": ("fun = lambda x: lax.scan(lambda c, _: (c, c @ w), x, length=2)", "w", "global"),
+    "64 bits": ("f = np.random.randn(3, 5); fun = lambda x: x @ f", "f", "global"),
+    "a view": ("fun = lambda x: x @ n[:, 1:]", "view of n", "global"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", _ONE_LINE)
+def test_of_one_array(case):
+    source, name, kind = _ONE_LINE[case]
+    [(found, found_kind, captured_at, used_at)] = _names(source)
+
+    assert (found, found_kind) == (name, kind)
+    line = "train.py:2" if case == "class" else "train.py:1"
+    if case in ("jit", "jit of jit", "remat", "vmap", "shard_map", "jit of partial"):
+        assert captured_at == line
+    else:
+        assert (captured_at, used_at) == (line, line)
+
+
+def test_closures_through_helpers_and_their_lines():
+    found = _names("""\
+        def make(table, scale):
+            def look_up(x):
+                return x @ table
+
+            def step(x):
+                x = x + 1
+                return look_up(x) * scale
+
+            return step
+
+        fun = make(w, np.array([1., 2, 3, 4], np.float32))
+        """)
+
+    assert found == [
+        ("table", "closure", "train.py:2", "train.py:3"),
+        ("scale", "closure", "train.py:5", "train.py:7"),
+    ]
+
+
+def test_methods_and_callable_objects():
+    source = """\
+        class Model:
+            __slots__ = ("table", "layers", "__dict__")
+
+            def __init__(self):
+                self.table, self.layers = w, [{"kernel": n}]
+                self.bias = np.ones(4, np.float32)
+
+            def __call__(self, x):
+                return self.helper(x) @ self.table
+
+            def helper(self, x):
+                return x + self.layers[0]["kernel"][:, 0] + (x @ unit)[0]
+
+        unit = np.eye(3, dtype=np.float32)
+        """
+    expected = [
+        ("view of self.layers[0]['kernel']", "attribute", "train.py:8", "train.py:12"),
+        ("unit", "global", "train.py:11", "train.py:12"),
+        ("self.table", "attribute", "train.py:8", "train.py:9"),
+    ]
+    source = textwrap.dedent(source)
+
+    assert _names(source + "fun = Model()") == expected
+    assert _names(source + "fun = Model().__call__") == expected
+    assert _names(source + "fun = jax.jit(Model().__call__)") == expected
+    named = _names(source + "model = Model()\nfun = lambda x: model(x)")
+    assert [(name, line) for name, _, line, _ in named] == [
+        ("view of model.layers[0]['kernel']", "train.py:16"),
+        ("unit", "train.py:11"),
+        ("model.table", "train.py:16"),
+    ]
+
+
+def test_custom_rules():
+    source = """\
+        def make():
+            v = w * 2
+
+            @jax.custom_vjp
+            def f(x):
+                return x @ w
+
+            def forward(x):
+                return x @ w, x
+
+            def backward(x, g):
+                return (v @ g,)
+
+            f.defvjp(forward, backward)
+            return f
+
+        """
+    source = textwrap.dedent(source)
+
+    assert _names(source + "fun = make()") == [("w", "global", "train.py:4", "train.py:6")]
+    assert _names(source + "f = make()\nfun = jax.grad(lambda x: jnp.sum(f(x)))") == [
+        ("w", "global", "train.py:4", "train.py:9"),
+        ("v", "closure", "train.py:11", "train.py:18"),  # JAX says so: where the forward ran
+    ]
+
+
+def test_what_is_computed_while_tracing_has_no_name_but_a_line():
+    assert _names("fun = lambda x: x @ (n * 2)") == [("<derived>", "", "", "train.py:1")]
+
+
+def test_two_64_bit_arrays_of_the_same_values_are_not_told_apart():
+    assert _names("a = np.ones(3); b = np.ones(3); fun = lambda x: x + a * b")[0][0] == "<derived>"
+
+
+def test_a_list_in_itself():
+    found = _names("""\
+        loop = [w]
+        loop.append(loop)
+        fun = lambda x: x @ loop[1][1][0]
+        """)
+
+    assert found == [("loop[0]", "global", "train.py:3", "train.py:3")]
+
+
+def test_properties_are_not_run():
+    found = _names("""\
+        class Model:
+            def __init__(self):
+                self.kernel = w
+
+            @property
+            def explosive(self):
+                raise AssertionError
+
+        model = Model()
+        fun = lambda x: x @ model.kernel
+        """)
+
+    assert found == [("model.kernel", "global", "train.py:10", "train.py:10")]
+
+
+def test_arrays_are_read_again_where_they_come_from():
+    layers = [{"w": jnp.arange(3.0)}]
+    fun = lambda x: x * layers[0]["w"]
+    (capture,) = find_captures(jax.make_jaxpr(fun)(jnp.ones(3)), fun)
+    assert capture.name == "layers[0]['w']"
+    assert capture.read is not None
+    assert capture.read() is layers[0]["w"] is capture.value
+
+    layers[0]["w"] = jnp.ones(3)
+    assert capture.read().tolist() == [1, 1, 1]
+
+    layers = [{"w": jnp.zeros(3)}]
+    assert capture.read().tolist() == [0, 0, 0]
+
+
+def test_equinox():
+    equinox = pytest.importorskip("equinox")
+    model = equinox.nn.MLP(3, 4, 5, depth=1, key=jax.random.key(0))
+
+    def names(fun):
+        return [c.name for c in find_captures(jax.make_jaxpr(fun)(jnp.ones(3)), fun)]
+
+    assert names(lambda x: model(x)) == [
+        "model.layers[0].weight",
+        "model.layers[0].bias",
+        "model.layers[1].weight",
+        "model.layers[1].bias",
+    ]
+    assert names(model)[::3] == ["self.layers[0].weight", "self.layers[1].bias"]
+
+
+def test_flax_linen():
+    linen = pytest.importorskip("flax.linen")
+    module = linen.Dense(4)
+    params = module.init(jax.random.key(0), jnp.ones(3))
+    fun = lambda x: module.apply(params, x)
+
+    names = {c.name for c in find_captures(jax.make_jaxpr(fun)(jnp.ones(3)), fun)}
+    assert names == {"params['params']['kernel']", "params['params']['bias']"}
+
+
+def test_flax_nnx():
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.dense = nnx.Linear(3, 4, rngs=rngs)
+            self.scale = nnx.Param(jnp.ones(3))
+
+        def __call__(self, x):
+            return self.dense(x * self.scale[...])
+
+    model = Model(nnx.Rngs(0))
+    for fun, owner in ((lambda x: model(x), "model"), (model, "self")):
+        names = {c.name for c in find_captures(jax.make_jaxpr(fun)(jnp.ones(3)), fun)}
+        assert names == {
+            f"{owner}.scale[...]",
+            f"{owner}.dense.kernel[...]",
+            f"{owner}.dense.bias[...]",
+        }
+
+
+def test_optax():
+    optax = pytest.importorskip("optax")
+    optimizer = optax.adam(0.1)
+    params = {"w": jnp.arange(5.0)}
+    state = optimizer.init(params)
+    fun = lambda grads: optimizer.update({"w": grads}, state, params)
+
+    names = {c.name for c in find_captures(jax.make_jaxpr(fun)(jnp.ones(5)), fun)}
+    assert names == {"state[0].count", "state[0].mu['w']", "state[0].nu['w']"}
+    assert np.asarray(state[0].count).shape == ()
