@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 from jax.core import Tracer
@@ -11,6 +11,9 @@ from jax.core import Tracer
 from jax_dist.mapping import axes, refusals
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.mapping.meshes import DeviceChoice
+from jax_dist.passes.capture_policy import Captures
+
+Gathers: TypeAlias = Literal["reduce", "keep"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +27,8 @@ class Options:
     donated: tuple[int, ...]
     choice: DeviceChoice
     arrays: str  # "local" or "global"
+    captures: Captures
+    gathers: Gathers
 
 
 @dataclasses.dataclass(frozen=True)

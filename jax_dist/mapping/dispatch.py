@@ -19,8 +19,9 @@ from jax_dist.mapping.attempts import Attempt, Misplaced, Replan, call_under_way
 from jax_dist.mapping.calls import Call, Options, any_tracer, bind
 from jax_dist.mapping.meshes import InnerAxis, Layout, lay_out
 from jax_dist.mapping.process_calls import ProcessCalls
-from jax_dist.mapping.programs import jit_of
+from jax_dist.mapping.programs import program_of
 from jax_dist.mapping.region import run_mapped
+from jax_dist.passes.lifting import NewCaptures
 
 _PLACED_IN_VAIN = 10  # calls after which a donated argument that comes anew is left as given
 
@@ -29,15 +30,16 @@ class Dispatcher:
     """All that the decorated versions of one function with the same options share.
 
     Attributes:
-      jitted: the jit object.
-      dispatch: what a call goes through; `jitted` itself in the steady state.
+      jitted: the program, which moves no arguments.
+      dispatch: what a call goes through; one C++ call in the steady state.
     """
 
     def __init__(self, options: Options, fun: Callable[[], Callable]):
         """`fun` gives the function: held weakly, where this is cached on its account."""
         self._options = options
         self._fun = fun
-        self.jitted: Any = jit_of(options, self._trace)
+        self._program = program_of(options, fun, self._trace)
+        self.jitted: Any = self._program.call
         self._inner: tuple[InnerAxis, ...] = ()  # as the last trace found them
         self._not_fed_back: set[int | str] = set()
         self._times_placed: collections.Counter[int | str] = collections.Counter()
@@ -56,20 +58,31 @@ class Dispatcher:
             return output
         return self._place_and_call(args, kwargs)
 
+    def lift(self, found: NewCaptures, args: tuple, kwargs: dict) -> Any:
+        """Makes a call that jit did not, for its trace found captured arrays."""
+        output = self._program.settle(found, args, kwargs)
+        self._renew_dispatch()
+        return output
+
+    def _renew_dispatch(self) -> None:
+        """Once arrays were lifted, the program is another jit object."""
+        if self._processes is None and not self._to_place:
+            self.dispatch = self._program.dispatch
+
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """The program for these arguments; with several processes, that on whole arrays."""
         self._choose()
         if self._processes is not None:
             args, kwargs = self._processes.abstract(args, kwargs)
         with Attempt():
-            return self.jitted.lower(*args, **kwargs)
+            return self._program.lower(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The jaxpr as a caller sees it (`jax.make_jaxpr` asks for it): on the same arguments."""
         self._choose()
-        jitted: Any = self.jitted if self._processes is None else self._processes.jitted_view
+        program = self._program if self._processes is None else self._processes.jitted_view
         with Attempt():
-            return jitted.trace(*args, **kwargs)
+            return program.trace(*args, **kwargs)
 
     def _first_call(self, *args: Any, **kwargs: Any) -> Any:
         self._choose()
@@ -85,7 +98,7 @@ class Dispatcher:
             )
             self.dispatch = self._processes.dispatch
         else:
-            self.dispatch = self.jitted
+            self.dispatch = self._program.dispatch
 
     def _trace(self, args: tuple, kwargs: dict) -> Any:
         """What jit traces."""
@@ -168,7 +181,8 @@ class Dispatcher:
         vain = {owner for owner, times in self._times_placed.items() if times >= _PLACED_IN_VAIN}
         if vain - self._not_fed_back:
             self._not_fed_back |= vain
-            self.jitted.clear_cache()  # that signature has failed before: see attempts
+            self._program.clear_cache()  # that signature has failed before: see attempts
+        self._renew_dispatch()
         self._take_care_of(plan.moved)
         return output
 

@@ -4,16 +4,18 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 
 from jax_dist.mapping import axes, refusals
 from jax_dist.mapping.attempts import Misplaced, entry
 from jax_dist.mapping.axes import AxisPrefix
-from jax_dist.mapping.calls import Options
+from jax_dist.mapping.calls import Gathers, Options
 from jax_dist.mapping.dispatch import Dispatcher
 from jax_dist.mapping.meshes import DeviceChoice
+from jax_dist.passes.capture_policy import Captures
+from jax_dist.passes.lifting import NewCaptures
 
 Arrays = Literal["local", "global"]
 
@@ -32,6 +34,8 @@ def pmap(
     axis_size: int | None = None,
     donate_argnums: int | Iterable[int] = (),
     virtual: bool = False,
+    captures: Captures = "lift",
+    gathers: Gathers = "reduce",
     arrays: Arrays = "local",
 ) -> Any:
     """Maps a function over devices, one slice of each argument on each, by `jit(shard_map)`.
@@ -60,6 +64,11 @@ def pmap(
         once.
       virtual: lets an axis be a multiple of the number of devices, with that many slices on each
         and collectives over all of them. For trying a program of 64 devices on a laptop.
+      captures: what to do with arrays that `fun` takes from around it, of 1 kB or more: "lift" them
+        to arguments, placed on the devices once, with a warning; "warn" only; "allow" them; or
+        raise an "error". As under jit, they keep the values that they have when `fun` is traced.
+      gathers: "reduce" a `lax.all_gather` that is only reduced to one reduction, equal up to the
+        order of summation; or "keep" it.
       arrays: with several processes, "local" shows each process its own slices, as `jax.pmap` does;
         "global" leaves results whole, which is faster when they are the next call's arguments.
 
@@ -69,7 +78,8 @@ def pmap(
 
     Raises:
       TypeError: `fun` cannot be called, or in_axes or out_axes hold something else than integers.
-      ValueError: `devices` is empty or `arrays` unknown. When called: the sizes of the arguments
+      ValueError: `devices` is empty, or `captures`, `gathers` or `arrays` none of its choices. When
+        called: the sizes of the arguments
         differ, none is mapped, in_axes or out_axes does not fit, the axis does not fit the devices,
         or a static argument cannot be hashed.
 
@@ -94,6 +104,8 @@ def pmap(
             axis_size=axis_size,
             donate_argnums=donate_argnums,
             virtual=virtual,
+            captures=captures,
+            gathers=gathers,
             arrays=arrays,
         )
     devices = None if devices is None else tuple(devices)
@@ -107,11 +119,16 @@ def pmap(
         axis_size,
         donate_argnums,
         virtual,
+        captures,
+        gathers,
         arrays,
     )
     dispatcher = _cache.get(fun, asked)
     if dispatcher is None:
-        _check(fun, devices, arrays, in_axes, out_axes)
+        _check(fun, devices, in_axes, out_axes)
+        _check_choice("captures", captures, get_args(Captures))
+        _check_choice("gathers", gathers, get_args(Gathers))
+        _check_choice("arrays", arrays, get_args(Arrays))
         options = Options(
             axis_name=axis_name,
             in_axes=in_axes,
@@ -127,6 +144,8 @@ def pmap(
                 virtual=virtual,
             ),
             arrays=arrays,
+            captures=captures,
+            gathers=gathers,
         )
         dispatcher = _cache.put(fun, asked, options)
     return _wrapped(fun, dispatcher)
@@ -142,6 +161,9 @@ def _wrapped(fun: Callable, dispatcher: Dispatcher) -> Any:
             return dispatcher.dispatch(*args)
         except Misplaced:
             refusal = None
+        except NewCaptures as captures:
+            found = captures
+            return dispatcher.lift(found, args, kwargs)
         except ValueError as error:
             refusal = error
         return dispatcher.settle(args, kwargs, refusal)
@@ -218,16 +240,19 @@ def _hashable(asked: tuple) -> tuple:
 
 
 def _check(
-    fun: Any, devices: tuple | None, arrays: str, in_axes: AxisPrefix, out_axes: AxisPrefix
+    fun: Any, devices: tuple | None, in_axes: AxisPrefix, out_axes: AxisPrefix
 ) -> None:
     if not callable(fun):
         raise refusals.not_callable(fun)
     if devices is not None and not devices:
         raise refusals.no_devices()
-    if arrays not in ("local", "global"):
-        raise refusals.unknown_arrays(arrays)
     axes.check_axes("in_axes", in_axes)
     axes.check_axes("out_axes", out_axes)
+
+
+def _check_choice(argument: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise refusals.unknown_choice(argument, value, choices)
 
 
 def _name_of(fun: Callable) -> str:

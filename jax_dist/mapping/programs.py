@@ -1,13 +1,67 @@
 """The jit objects of a mapped function."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr
 
+from jax_dist import _compat
+from jax_dist.mapping import placement
 from jax_dist.mapping.attempts import Attempt
 from jax_dist.mapping.calls import Options, bind
 from jax_dist.mapping.region import run_mapped
+from jax_dist.passes.asking import meshes_of
+from jax_dist.passes.capture_policy import Policy
+from jax_dist.passes.captures import Capture
+from jax_dist.passes.gathers import plan_gathers
+from jax_dist.passes.interpreter import Values
+from jax_dist.passes.lifting import LiftedJit, NewCaptures, Traced
+from jax_dist.passes.pipeline import Pass, evaluate_through
+from jax_dist.passes.primitives import GATHERS
+
+
+class PlainJit:
+    """A jit object with the methods of a `LiftedJit`; nothing is lifted or rewritten.
+
+    Attributes:
+      dispatch: the jit object.
+    """
+
+    def __init__(self, jitted: Any):
+        self.dispatch = self.call = jitted
+        self.lower, self.trace, self.clear_cache = jitted.lower, jitted.trace, jitted.clear_cache
+
+    def settle(self, found: NewCaptures, args: tuple, kwargs: dict) -> Any:
+        raise AssertionError("nothing is lifted here") from found
+
+
+def program_of(
+    options: Options, fun: Callable[[], Callable], trace: Callable[[tuple, dict], Any]
+) -> LiftedJit | PlainJit:
+    """The program over `trace(args, kwargs)`, under the name of the user's function.
+
+    Args:
+      options: what was said to pmap.
+      fun: gives the user's function, in which captured arrays have their names.
+      trace: runs the mapped function on tracers.
+    """
+    if not _compat.CAN_REWRITE or (options.captures, options.gathers) == ("allow", "keep"):
+        return PlainJit(jit_of(options, trace))
+    passes = [Pass(GATHERS, plan_gathers)] if options.gathers == "reduce" else []
+
+    def emit(traced: Traced, lifted: Sequence[Capture], inputs: Sequence[Any]) -> Values:
+        return evaluate_through(passes, traced, lifted, inputs)[0]
+
+    return LiftedJit(
+        fun,
+        options.choice.fun_name,
+        call=lambda *args, **kwargs: trace(args, kwargs),
+        policy=Policy(options.captures, follows=False),
+        options=_compat.JitOptions(static_argnums=options.static, donate_argnums=options.donated),
+        emit=emit,
+        place=lambda traced, value: _on_all_devices(traced.jaxpr, value),
+    )
 
 
 def jit_of(options: Options, trace: Callable[[tuple, dict], Any]) -> Any:
@@ -36,3 +90,8 @@ def jit_alone(options: Options, fun: Callable[[], Callable], *, whole: bool) -> 
             return run_mapped(options, call, whole=whole)[0]
 
     return jit_of(options, trace)
+
+
+def _on_all_devices(jaxpr: ClosedJaxpr, value: Any) -> Any:
+    meshes = meshes_of(jaxpr, ())
+    return placement.replicate(value, meshes[0]) if meshes else value

@@ -37,13 +37,18 @@ def no_devices() -> DeviceCountError:
     )
 
 
-def unknown_arrays(arrays: object) -> ValueError:
+def unknown_choice(argument: str, value: object, choices: Sequence[str]) -> ValueError:
+    why = {
+        "arrays": "it says whether results show the slices of one process or of all",
+        "captures": "it says what becomes of arrays that the function takes from around it",
+        "gathers": "it says what becomes of an all_gather that is only reduced",
+    }
     return ValueError(
         message(
-            what="pmap arrays must be 'local' or 'global'",
-            which=[f"arrays={arrays!r}"],
-            why="it says whether results show the slices of one process or of all",
-            do="Leave it out for what jax.pmap does.",
+            what=f"pmap {argument} must be {' or '.join(map(repr, choices))}",
+            which=[f"{argument}={value!r}"],
+            why=why[argument],
+            do=f"Leave it out for {choices[0]!r}.",
         )
     )
 

@@ -24,6 +24,7 @@ class Policy:
     warn_bytes: int = 1024
     lift_bytes: int = 1024
     live: bool = False  # follow the object, instead of its value at trace time
+    follows: bool = True  # keep hold of where a captured object came from, and look whether it changed
 
 
 DEFAULT = Policy()
@@ -54,7 +55,9 @@ def worth_lifting(
     if stuck:
         why = "nothing can be handed to where they are used"
         warn_user(capturing.warning_text(stuck, name, kept_because=why), CapturedArrayWarning)
-    return tuple(c for c in worth if not c.refused)
+    lifted = [c for c in worth if not c.refused]
+    # How to read an object again leads to the function, which would then never die.
+    return tuple(c if policy.follows else dataclasses.replace(c, read=None) for c in lifted)
 
 
 class Watch:

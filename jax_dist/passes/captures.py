@@ -33,7 +33,6 @@ class Capture:
     value: Any = dataclasses.field(repr=False, compare=False)  # a NumPy one shares user's memory
     origin: Any = dataclasses.field(repr=False, compare=False)  # the user's object, or `value`
     read: Callable[[], Any] | None = dataclasses.field(repr=False, compare=False)  # it is now
-    copies: tuple[Any, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     @property
     def key(self) -> Hashable:
@@ -50,14 +49,7 @@ def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
     """
     baked = baked_arrays(jaxpr)
     names = find_names(fun, {identity: array.value for identity, array in baked.items()})
-    captures: dict[Hashable, Capture] = {}
-    for identity, array in baked.items():
-        capture = _capture(array, names.get(identity, _UNNAMED))
-        first = captures.get(capture.key)
-        if first is not None:  # JAX converts a 64-bit NumPy array anew at each use
-            capture = dataclasses.replace(first, copies=(*first.copies, capture.value))
-        captures[capture.key] = capture
-    return tuple(captures.values())
+    return tuple(_capture(array, names.get(key, _UNNAMED)) for key, array in baked.items())
 
 
 def _capture(baked: Baked, found: Found) -> Capture:
@@ -106,8 +98,7 @@ def evaluate_lifted(
     for capture, value in zip(captures, values, strict=True):
         if value.shape != capture.shape or str(value.dtype) != capture.dtype:
             raise AssertionError(f"'{capture.name}' is replaced by {jax.typeof(value)}")
-        for baked in (capture.value, *capture.copies):
-            given[array_identity(baked)] = value
+        given[array_identity(capture.value)] = value
     return Substitution(frozenset(given)).evaluate(jaxpr, args, given)
 
 

@@ -204,7 +204,7 @@ class Walk:
             return None
         made = [Made(eqn.primitive.name, each) for each in step.collectives]
         self.groups.meet(_sites(states), made)
-        self._set(eqn, step.results, frame)
+        self._set(eqn, [state and self._narrowed(state) for state in step.results], frame)
         return step.emit
 
     def _scatter(self, eqn: JaxprEqn, frame: Frame) -> Handler | None:
@@ -266,6 +266,12 @@ class Walk:
             if state is not None:
                 frame.gathered[var] = state
                 frame.makers[var] = eqn
+
+    def _narrowed(self, state: Gathered) -> Gathered:
+        """Without the gathers of dimensions that are gone: a later use does not pin them."""
+        axes = set(state.names)
+        sites = tuple(s for s in state.sites if not axes.isdisjoint(self.gathers[s].spread.names))
+        return dataclasses.replace(state, sites=sites)
 
     def _refuse(self, eqn: JaxprEqn, frame: Frame, why: str) -> None:
         sites = _sites([frame.state(atom) for atom in eqn.invars])

@@ -193,7 +193,7 @@ def call_shard_map(eqn: JaxprEqn, evaluate: Callable[..., Values], values: Value
     mapped = jax.shard_map(
         evaluate,
         # Inside another shard_map, the mesh of the context says which axes are manual already.
-        mesh=params["mesh"] if jax.sharding.get_abstract_mesh().empty else None,
+        mesh=None if _is_manual() else params["mesh"],
         in_specs=tuple(params["in_specs"]),
         out_specs=list(params["out_specs"]),
         axis_names=set(params["newly_manual_axes"]),
@@ -228,6 +228,11 @@ _UNNAMED = core.DebugInfo("rewriting", "jax_dist", None, None)
 _SUMMARY = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:\d+)? \(")  # "train.py:12:4 (step)"
 # Lines of our own are not the user's, neither in reports nor in the programs that we emit.
 source_info_util.register_exclusion(os.path.dirname(os.path.dirname(__file__)) + os.sep)
+
+
+def _is_manual() -> bool:
+    types = jax.sharding.get_abstract_mesh().axis_types
+    return any(axis_type == jax.sharding.AxisType.Manual for axis_type in types)
 
 
 def _type(aval: Any) -> tuple:

@@ -8,7 +8,6 @@ after; the jit object with such a signature is not used again.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -20,7 +19,7 @@ from jax_dist.passes import capture_policy
 from jax_dist.passes import captures as capturing
 from jax_dist.passes.capture_policy import Policy
 from jax_dist.passes.captures import Capture
-from jax_dist.passes.interpreter import Values, constants, open_jaxpr
+from jax_dist.passes.interpreter import Values
 
 
 class NewCaptures(BaseException):
@@ -36,6 +35,7 @@ class Traced:
     """The user's function as JAX sees it for one signature."""
 
     jaxpr: ClosedJaxpr  # of the dynamic leaves
+    as_it_is: Callable[..., Values]  # a jit object that holds the jaxpr: calling it traces nothing
     captures: tuple[Capture, ...]  # those worth lifting
     places: tuple[int, ...]  # of the dynamic leaves among all
     signature: tuple
@@ -46,24 +46,27 @@ class Emit(Protocol):
     """Evaluates a program in the current trace."""
 
     def __call__(
-        self,
-        traced: Traced,
-        evaluate: Callable[..., Values],
-        inputs: Sequence[Any],
-        lifted: Sequence[Capture],
+        self, traced: Traced, lifted: Sequence[Capture], inputs: Sequence[Any]
     ) -> Values:
-        """`evaluate(*inputs)`, or better; the inputs are the lifted arrays, then the leaves."""
+        """The inputs are the lifted arrays, in order, and then the dynamic leaves."""
         ...
 
 
-def emit_as_is(
-    traced: Traced,
-    evaluate: Callable[..., Values],
-    inputs: Sequence[Any],
-    lifted: Sequence[Capture],
-) -> Values:
-    del traced, lifted
-    return evaluate(*inputs)
+def emit_as_is(traced: Traced, lifted: Sequence[Capture], inputs: Sequence[Any]) -> Values:
+    """The program with its arrays lifted, and no other change."""
+    return evaluator(traced, lifted)(*inputs)
+
+
+def evaluator(traced: Traced, lifted: Sequence[Capture]) -> Callable[..., Values]:
+    """The program as a function of the lifted arrays and the dynamic leaves."""
+    if not lifted:
+        return traced.as_it_is
+
+    def evaluate(*inputs: Any) -> Values:
+        values, args = inputs[: len(lifted)], inputs[len(lifted) :]
+        return capturing.evaluate_lifted(traced.jaxpr, lifted, values, args)
+
+    return evaluate
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -81,97 +84,109 @@ class LiftedJit:
     """`jax.jit(fun)`, with the arrays that `fun` captures as arguments.
 
     Attributes:
-      dispatch: what a call goes through; in the steady state `jit(values, ...)` and no more.
+      dispatch: what a call goes through; in the steady state one C++ call. It may raise
+        NewCaptures, for `settle`; `call` does not.
     """
 
     def __init__(
         self,
-        fun: Callable,
+        fun: Callable[[], Callable],
         name: str,
         *,
-        call: Callable | None = None,
+        call: Callable,
         policy: Policy = capture_policy.DEFAULT,
         options: _compat.JitOptions = _compat.JitOptions(),
         emit: Emit = emit_as_is,
         place: Callable[[Traced, Any], Any] = lambda traced, value: value,
     ):
-        """`fun` names the captures; `call`, if given, is traced in its place.
-
-        `place` puts a captured array where the traced program will use it.
         """
-        self.fun, self.name, self.policy = fun, name, policy
-        self._call = fun if call is None else call
+        Args:
+          fun: gives the user's function, in which the captures have their names.
+          name: of the program.
+          call: what is traced.
+          policy: what to do with captures.
+          options: of the jit.
+          emit: evaluates what was traced.
+          place: puts a captured array where the traced program will use it.
+        """
+        self.name, self.policy = name, policy
+        self._fun, self._traced_call = fun, call
         self._options, self._emit, self._place = options, emit, place
         self._watch = capture_policy.Watch(name, policy)
         self._inside_jit = self._generation((), (), lifts=False)
         self._use(self._generation((), (), lifts=True))
 
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """A call, whatever is captured."""
+        try:
+            return self.dispatch(*args, **kwargs)
+        except NewCaptures as captures:
+            found = captures
+        return self.settle(found, args, kwargs)
+
     def settle(self, found: NewCaptures, args: tuple, kwargs: dict) -> Any:
         """Makes the call whose trace found captures that are not arguments yet."""
-        return self._again(found, lambda g: g.jitted(self._values(g), *args, **kwargs))
+        return self._again(found, lambda jit, values: jit(*values, *args, **kwargs))
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        return self._ask(lambda g: g.jitted.lower(self._values(g), *args, **kwargs))
+        return self._ask(lambda jit, values: jit.lower(*values, *args, **kwargs))
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        return self._ask(lambda g: g.jitted.trace(self._values(g), *args, **kwargs))
+        return self._ask(lambda jit, values: jit.trace(*values, *args, **kwargs))
 
     def clear_cache(self) -> None:
         self._current.jitted.clear_cache()
 
-    @property
-    def captures(self) -> tuple[Capture, ...]:
-        """The captured arrays that are arguments now."""
-        return self._current.captures
-
-    def _ask(self, ask: Callable[[_Generation], Any]) -> Any:
+    def _ask(self, ask: Callable[[Any, tuple], Any]) -> Any:
         try:
-            return ask(self._current)
-        except NewCaptures as found:
-            return self._again(found, ask)
+            return ask(self._current.jitted, self._values(self._current))
+        except NewCaptures as captures:
+            found = captures
+        return self._again(found, ask)
 
-    def _again(self, found: NewCaptures, ask: Callable[[_Generation], Any]) -> Any:
+    def _again(self, found: NewCaptures, ask: Callable[[Any, tuple], Any]) -> Any:
         while True:
             staged = _is_staged()
             self._watch.warn_of(found.traced.captures, lifted=not staged)
-            if staged:
-                generation = self._inside_jit
-            else:
-                generation = self._extended(found.traced)
-                self._use(generation)
+            generation = self._inside_jit if staged else self._extended(found.traced)
             generation.pending = found.traced
             try:
-                return ask(generation)
+                return ask(generation.jitted, self._values(generation))
             except NewCaptures as more:  # the arguments have changed in between
                 found = more
 
     def _extended(self, traced: Traced) -> _Generation:
-        """The next generation: it takes the captures of this trace too."""
+        """The next generation: it takes the captures of this trace too.
+
+        What the last one had compiled is compiled again when it is wanted. That is once, for all
+        signatures of a function mostly capture the same.
+        """
         current = self._current
         known = {self._identity(capture) for capture in current.captures}
         new = [c for c in traced.captures if self._identity(c) not in known]
         values = (*current.values, *[self._place(traced, c.origin) for c in new])
-        return self._generation((*current.captures, *new), values, lifts=True)
+        generation = self._generation((*current.captures, *new), values, lifts=True)
+        self._use(generation)
+        return generation
 
     def _use(self, generation: _Generation) -> None:
         self._current = generation
-        self.dispatch: Callable = (
-            self._call_watching
-            if generation.captures
-            else functools.partial(generation.jitted, generation.values)
-        )
+        self.dispatch: Callable = self._watching if generation.captures else generation.jitted
 
-    def _call_watching(self, *args: Any, **kwargs: Any) -> Any:
+    def _watching(self, *args: Any, **kwargs: Any) -> Any:
         generation = self._current
         if self.policy.live:
-            return generation.jitted(self._values(generation), *args, **kwargs)
+            return generation.jitted(*self._values(generation), *args, **kwargs)
         self._watch.look(generation.captures, generation.values)
         return generation.jitted(generation.values, *args, **kwargs)
 
     def _values(self, generation: _Generation) -> tuple[Any, ...]:
+        """What the jit object takes before the arguments: the captured arrays, if there are any."""
+        if not generation.captures:
+            return ()
         if not self.policy.live:
-            return generation.values
-        return self._watch.current(generation.captures, generation.values)
+            return (generation.values,)
+        return (self._watch.current(generation.captures, generation.values),)
 
     def _identity(self, capture: Capture) -> Any:
         """Which captures are the same: those of one object, or of one name where it is followed."""
@@ -182,17 +197,18 @@ class LiftedJit:
     ) -> _Generation:
         generation = _Generation(captures, values, lifts)
 
-        def traced(captured: tuple, *args: Any, **kwargs: Any) -> Any:
-            return self._trace(generation, captured, args, kwargs)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            captured = args[0] if captures else ()
+            return self._trace(generation, captured, args[bool(captures) :], kwargs)
 
         # No functools.wraps: jit would read the user's signature and donate by keyword too.
         traced.__name__ = traced.__qualname__ = self.name
-        options = self._options
+        options, first = self._options, bool(captures)
         generation.jitted = jax.jit(
             traced,
-            static_argnums=tuple(1 + number for number in options.static_argnums),
+            static_argnums=tuple(first + number for number in options.static_argnums),
             static_argnames=options.static_argnames or None,
-            donate_argnums=tuple(1 + number for number in options.donate_argnums),
+            donate_argnums=tuple(first + number for number in options.donate_argnums),
             donate_argnames=options.donate_argnames or None,
             keep_unused=options.keep_unused,
             compiler_options=options.compiler_options,
@@ -202,11 +218,10 @@ class LiftedJit:
     def _trace(self, generation: _Generation, captured: tuple, args: tuple, kwargs: dict) -> Any:
         """What jit traces."""
         leaves, tree = jax.tree.flatten((args, kwargs))
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
         signature = _signature(leaves, tree)
         traced, generation.pending = generation.pending, None
         if traced is None or traced.signature != signature:
-            traced = self._look_at(leaves, tree, places, signature)
+            traced = self._look_at(leaves, tree, signature)
         held = {
             self._identity(capture): value
             for capture, value in zip(generation.captures, captured, strict=True)
@@ -214,40 +229,30 @@ class LiftedJit:
         if generation.lifts and any(self._identity(c) not in held for c in traced.captures):
             raise NewCaptures(traced)
         lifted = [c for c in traced.captures if self._identity(c) in held]
-        inputs = [held[self._identity(c)] for c in lifted] + [leaves[place] for place in places]
-        flat = self._emit(traced, _evaluator(traced.jaxpr, lifted), inputs, lifted)
-        return jax.tree.unflatten(traced.out_tree, flat)
+        inputs = [held[self._identity(c)] for c in lifted]
+        inputs += [leaves[place] for place in traced.places]
+        return jax.tree.unflatten(traced.out_tree, self._emit(traced, lifted, inputs))
 
-    def _look_at(
-        self, leaves: Sequence[Any], tree: Any, places: Sequence[int], signature: tuple
-    ) -> Traced:
+    def _look_at(self, leaves: Sequence[Any], tree: Any, signature: tuple) -> Traced:
         """Traces the user's function; his Python runs here, once per signature."""
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
+        static = [None if isinstance(leaf, jax.core.Tracer) else leaf for leaf in leaves]
         out_trees = []
 
         def flat(*dynamic: Any) -> list[Any]:
-            filled = list(leaves)
+            filled = list(static)
             for place, value in zip(places, dynamic, strict=True):
                 filled[place] = value
             args, kwargs = jax.tree.unflatten(tree, filled)
-            flat_output, out_tree = jax.tree.flatten(self._call(*args, **kwargs))
+            flat_output, out_tree = jax.tree.flatten(self._traced_call(*args, **kwargs))
             out_trees.append(out_tree)
             return flat_output
 
         flat.__name__ = flat.__qualname__ = self.name
-        jaxpr = jax.make_jaxpr(flat)(*[leaves[place] for place in places])
-        captures = capture_policy.worth_lifting(jaxpr, self.fun, self.name, self.policy)
-        return Traced(jaxpr, captures, tuple(places), signature, out_trees[-1])
-
-
-def _evaluator(jaxpr: ClosedJaxpr, lifted: Sequence[Capture]) -> Callable[..., Values]:
-    if not lifted:
-        return lambda *inputs: jax.core.eval_jaxpr(open_jaxpr(jaxpr), constants(jaxpr), *inputs)
-
-    def evaluate(*inputs: Any) -> Values:
-        values, args = inputs[: len(lifted)], inputs[len(lifted) :]
-        return capturing.evaluate_lifted(jaxpr, lifted, values, args)
-
-    return evaluate
+        as_it_is = jax.jit(flat)
+        jaxpr = as_it_is.trace(*[leaves[place] for place in places]).jaxpr
+        captures = capture_policy.worth_lifting(jaxpr, self._fun(), self.name, self.policy)
+        return Traced(jaxpr, as_it_is, captures, tuple(places), signature, out_trees[-1])
 
 
 def _signature(leaves: Sequence[Any], tree: Any) -> tuple:

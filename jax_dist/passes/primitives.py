@@ -42,3 +42,8 @@ DETERMINISTIC = ELEMENTWISE + _names(
     split squeeze stack svd threefry2x32 tile top_k transpose triangular_solve tridiagonal_solve
     """
 )
+
+GATHERS = _names(
+    # What the gather algebra starts from.
+    "all_gather reduce_scatter"
+)

@@ -11,10 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_dist import _compat
 from jax_dist.passes.interpreter import Atom, Values
 from jax_dist.passes.places import Place
 from jax_dist.passes.propagation import Layout
@@ -35,6 +36,7 @@ class Route:
     in_tree: Any
     chosen: Layout  # how its values lie in the program
     taken: Layout  # how its partition() wants them
+    check_vma: bool  # as the shard_map around it; else False: the compiler tracks no such types
 
     def __call__(self, eqn: JaxprEqn, values: Values) -> Values:
         """Takes and returns whole arrays, as the call does."""
@@ -44,14 +46,15 @@ class Route:
             in_specs=self.taken.operands,
             out_specs=list(self.taken.results),
             axis_names=set(self.axes),
-            check_vma=False,  # the body was written for the compiler, which tracks no such types
+            check_vma=self.check_vma,
         )
         # As chosen first, even if moved right after: else the rest of the program, which follows
         # what is said of its values, would be cut in another way than before.
         operands = self._pinned(values, self.chosen.operands, self.taken.operands)
         if _is_explicit(self.mesh):
             operands = map(self._placed, operands, self.taken.operands)
-        return self._pinned(mapped(*operands), self.chosen.results, self.taken.results)
+        results = self._pinned(mapped(*operands), self.chosen.results, self.taken.results)
+        return [_as_varying(x, var) for x, var in zip(results, eqn.outvars, strict=True)]
 
     def __str__(self) -> str:
         operands, results = (
@@ -126,8 +129,12 @@ def route(site: Place, layout: Layout, mesh: Mesh) -> Route:
         _specs(params["in_tree"].flatten_up_to(operands), site.eqn.invars, mesh, axes),
         _specs(params["out_tree"].flatten_up_to(results), site.eqn.outvars, mesh, axes),
     )
-    _check_lowering(lower, site.eqn, taken, mesh)
-    return Route(name_of(site), mesh, axes, lower, params["in_tree"], layout, taken)
+    _check_lowering(lower, site, taken, mesh)
+    checks = any(eqn.params["check_vma"] for eqn in _regions(site))
+    made = Route(name_of(site), mesh, axes, lower, params["in_tree"], layout, taken, checks)
+    if checks:
+        _check_types(made, site.eqn)
+    return made
 
 
 def name_of(site: Place) -> str:
@@ -137,9 +144,9 @@ def name_of(site: Place) -> str:
 
 def free_axes(site: Place, mesh: Mesh) -> tuple[str, ...]:
     """The axes that no shard_map around the call takes, of the mesh there."""
-    regions = [eqn.params for eqn in site.around if eqn.primitive.name == "shard_map"]
-    taken = [axis for params in regions for axis in params["newly_manual_axes"]]
-    names = regions[-1]["mesh"].axis_names if regions else mesh.axis_names
+    regions = _regions(site)
+    taken = [axis for eqn in regions for axis in eqn.params["newly_manual_axes"]]
+    names = regions[-1].params["mesh"].axis_names if regions else mesh.axis_names
     return tuple(axis for axis in names if axis not in taken)
 
 
@@ -158,10 +165,14 @@ def full(spec: P, rank: int) -> P:
     return P(*short, *[None] * (rank - len(short)))
 
 
+def _regions(site: Place) -> list[JaxprEqn]:
+    """The shard_maps around the call."""
+    return [eqn for eqn in site.around if eqn.primitive.name == "shard_map"]
+
+
 def _check(site: Place, mesh: Mesh, axes: Sequence[str]) -> None:
-    for eqn in site.around:
-        if eqn.primitive.name == "shard_map" and eqn.params["mesh"].shape != mesh.shape:
-            raise Refused("it stands in a shard_map over another mesh")
+    if any(eqn.params["mesh"].shape != mesh.shape for eqn in _regions(site)):
+        raise Refused("it stands in a shard_map over another mesh")
     if not site.eqn.params["decode_shardings"]:
         raise Refused("its partition() asks for XLA's own shardings (decode_shardings=False)")
     if len(set(mesh.axis_types)) > 1:
@@ -173,8 +184,9 @@ def _check(site: Place, mesh: Mesh, axes: Sequence[str]) -> None:
         raise Refused("one of its results is weakly typed")
 
 
-def _check_lowering(lower: Callable[..., Any], eqn: JaxprEqn, taken: Layout, mesh: Mesh) -> None:
+def _check_lowering(lower: Callable[..., Any], site: Place, taken: Layout, mesh: Mesh) -> None:
     """Traces it on blocks, as the compiler would before it believes what partition() returned."""
+    eqn = site.eqn
     blocks = _blocks(eqn.invars, taken.operands, mesh)
     wanted = _blocks(eqn.outvars, taken.results, mesh)
     axis_env = list(mesh.shape.items())
@@ -183,6 +195,31 @@ def _check_lowering(lower: Callable[..., Any], eqn: JaxprEqn, taken: Layout, mes
     if made != [(block.shape, block.dtype) for block in wanted]:
         names = [", ".join(map(_short, values)) for values in (traced.out_avals, wanted)]
         raise Refused(f"its lowering gives {names[0]} where its partition() says {names[1]}")
+    if traced.consts and any(around.primitive.name == "checkpoint" for around in site.around):
+        raise Refused("its lowering captures arrays, and jax.checkpoint around it cannot hold them")
+
+
+def _check_types(made: Route, eqn: JaxprEqn) -> None:
+    """Traces the route inside of a shard_map that checks types, as the one around it does."""
+
+    def types_only(*operands: jax.Array) -> None:
+        made(eqn, list(operands))
+
+    taken = {axis for axis in made.mesh.axis_names if axis not in made.axes}
+    region = jax.shard_map(
+        types_only, mesh=made.mesh, in_specs=P(), out_specs=None, axis_names=taken
+    )
+    try:
+        jax.make_jaxpr(region)(*_shapes(eqn.invars, [P()] * len(eqn.invars), made.mesh))
+    except ValueError as error:
+        first = str(error).partition("\n")[0].rstrip(":")
+        raise Refused(f"check_vma=True of the shard_map around it: {first}") from error
+
+
+def _as_varying(x: jax.Array, var: Var) -> jax.Array:
+    """Typed like the result that it stands for: the body may leave out an operand that varies."""
+    missing = _compat.varying_axes(var.aval) - _compat.varying_axes(jax.typeof(x))
+    return _compat.to_varying(x, sorted(missing)) if missing else x
 
 
 def _shapes(atoms: Sequence[Atom], specs: Sequence[P], mesh: Mesh) -> list[jax.ShapeDtypeStruct]:

@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.mapping.attempts import call_under_way, entry
-from jax_dist.passes import interpreter
 from jax_dist.passes.captures import Capture
 from jax_dist.passes.findings import Finding, Plan
 from jax_dist.passes.gathers import plan_gathers
@@ -20,6 +19,8 @@ from jax_dist.passes.interpreter import Values
 from jax_dist.passes.lifting import LiftedJit, NewCaptures, Traced
 from jax_dist.passes.asking import meshes_of
 from jax_dist.passes.partitioning import plan_partitioning
+from jax_dist.passes.pipeline import Pass, evaluate_through
+from jax_dist.passes.primitives import GATHERS
 from jax_dist.rewriting.arguments import Wishes
 from jax_dist.rewriting.process_pmaps import check_none_local, pmaps_over_all_processes
 from jax_dist.rewriting.remesh import plan_remesh
@@ -67,7 +68,7 @@ class RewrittenProgram:
 
     def _new_jit(self) -> LiftedJit:
         return LiftedJit(
-            self._fun,
+            lambda: self._fun,
             self.name,
             call=self._traced_fun,
             policy=self._wishes.policy,
@@ -84,51 +85,41 @@ class RewrittenProgram:
             return fun(*args, **kwargs)
 
     def _emit(
-        self,
-        traced: Traced,
-        evaluate: Callable[..., Values],
-        inputs: Sequence[Any],
-        lifted: Sequence[Capture],
+        self, traced: Traced, lifted: Sequence[Capture], inputs: Sequence[Any]
     ) -> Values:
         """Evaluates the rewritten program in the current trace."""
         check_none_local(traced.jaxpr)
         shardings = self._shardings(traced)
-        primitives = {eqn.primitive.name for eqn in interpreter.equations(traced.jaxpr)}
-        jaxpr, pending = traced.jaxpr, evaluate if lifted else None
-        findings = list(self._while_traced)
-        for needed, plan_of in self._passes(shardings, len(lifted)):
-            if primitives.isdisjoint(needed):
-                continue
-            if pending is not None:
-                jaxpr = jax.make_jaxpr(pending)(*inputs)
-            plan = plan_of(jaxpr)
-            findings += plan.findings
-            pending = plan.evaluate
-            if pending is not None and plan_of.func is plan_partitioning:
-                self._follow_shardings()
-        self.findings, self.lifted = tuple(findings), tuple(lifted)
-        return (pending or _evaluator(jaxpr))(*inputs)
+        passes = self._passes(shardings, len(lifted))
+        results, findings = evaluate_through(passes, traced, lifted, inputs)
+        self.findings, self.lifted = (*self._while_traced, *findings), tuple(lifted)
+        return results
 
     def _passes(
         self, shardings: Sequence[NamedSharding | None], lifted: int
-    ) -> list[tuple[set[str], functools.partial[Plan]]]:
-        """The primitives that each pass looks for, and the pass."""
+    ) -> list[Pass]:
         wishes = self._wishes
         passes = []
         if jax.process_count() == 1:
-            passes.append(({"shard_map"}, functools.partial(plan_remesh, mesh=wishes.mesh)))
+            passes.append(Pass({"shard_map"}, functools.partial(plan_remesh, mesh=wishes.mesh)))
         if wishes.partitioning == "route":
             whole = None if wishes.mesh is None else NamedSharding(wishes.mesh, P())
-            route = functools.partial(
-                plan_partitioning,
-                mesh=wishes.mesh,
-                in_shardings=(*[whole] * lifted, *shardings),
-                specs=wishes.specs,
-            )
-            passes.append(({"custom_partitioning"}, route))
+            in_shardings = (*[whole] * lifted, *shardings)
+            route = functools.partial(self._route, in_shardings)
+            passes.append(Pass({"custom_partitioning"}, route))
         if wishes.gathers == "reduce":
-            passes.append((_GATHERS, functools.partial(plan_gathers)))
+            passes.append(Pass(GATHERS, plan_gathers))
         return passes
+
+    def _route(
+        self, in_shardings: Sequence[NamedSharding | None], jaxpr: ClosedJaxpr
+    ) -> Plan:
+        plan = plan_partitioning(
+            jaxpr, mesh=self._wishes.mesh, in_shardings=in_shardings, specs=self._wishes.specs
+        )
+        if plan.evaluate is not None:
+            self._follow_shardings()
+        return plan
 
     def _shardings(self, traced: Traced) -> list[NamedSharding | None]:
         """How the dynamic leaves of the call under way lie, where that is known."""
@@ -173,13 +164,6 @@ class RewrittenProgram:
 def ask(method: str, dispatcher: RewrittenProgram, args: tuple, kwargs: dict) -> Any:
     """`lower` or `trace`; marked as an entry, so that the trace finds the arguments."""
     return dispatcher.ask(method, args, kwargs)
-
-
-_GATHERS = {"all_gather", "all_gather_invariant", "reduce_scatter"}
-
-
-def _evaluator(jaxpr: ClosedJaxpr) -> Callable[..., Values]:
-    return lambda *inputs: interpreter.run(jaxpr, inputs, {})
 
 
 def _named_sharding(leaf: Any) -> NamedSharding | None:

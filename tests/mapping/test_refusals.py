@@ -37,7 +37,7 @@ def test_too_few_devices_lists_all_axes():
 _EXAMPLES = {
     "not_callable": (3,),
     "no_devices": (),
-    "unknown_arrays": ("whole",),
+    "unknown_choice": ("arrays", "whole", ("local", "global")),
     "mapped_sizes_differ": ("f", {"x": 1, "y": 2}),
     "nothing_mapped": ("f", ["x"]),
     "axis_out_of_range": ("f", ["x has shape (), in_axes 0"], "in_axes"),

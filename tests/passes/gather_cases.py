@@ -7,7 +7,7 @@ ends in the comment `# forces`.
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -52,8 +52,8 @@ def rewritten(
     *,
     reductions: int,
     gathers: int = 1,
+    before: Count | None = None,
     too_dear: str = "",  # why it is kept on four devices
-    left: Count | None = None,
     tolerance: float = 1e-6,
     typed: bool = True,
     differentiable: bool = True,
@@ -61,14 +61,14 @@ def rewritten(
     """All gathers go; where a case says why it is too dear on four devices, there they stay."""
 
     def register(body: Body) -> Body:
-        before = Count(gathers=gathers)
-        after = left or Count(reductions=reductions)
+        had = before or Count(gathers=gathers)
+        after = Count(reductions=reductions)
         CASES.append(
             Case(
                 name=_name(body),
                 body=body,
-                before=before,
-                after={4: before if too_dear else after, 8: after},
+                before=had,
+                after={4: had if too_dear else after, 8: after},
                 why={4: too_dear, 8: ""},
                 tolerance=tolerance,
                 typed=typed,
@@ -578,7 +578,7 @@ def gather_outside_while(x):
     return lax.while_loop(lambda state: state[0] < 3, step, (0, x))[1]  # forces
 
 
-@rewritten(reductions=1, left=Count(reductions=2), gathers=1)
+@rewritten(reductions=2, before=Count(gathers=1, reductions=1))
 def inside_cond(x):
     positive = lax.psum(x.sum(), "i") > 0
     return lax.cond(positive, lambda x: gather(x).mean(0), lambda x: x, x)

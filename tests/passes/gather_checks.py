@@ -9,7 +9,7 @@ from gather_cases import Count
 
 from jax_dist.passes.findings import Plan
 from jax_dist.passes.gathers import plan_gathers
-from jax_dist.passes.interpreter import equations
+from jax_dist.passes.interpreter import equations, run
 
 _REDUCTIONS = ("psum", "psum_invariant", "pmax", "pmin")
 
@@ -37,7 +37,7 @@ def rewritten_leaves(function: Callable[..., Any]) -> Callable[..., list[Any]]:
         jaxpr = jax.make_jaxpr(function)(*args)
         plan = plan_gathers(jaxpr)
         leaves = jax.tree.leaves(args)
-        return plan.evaluate(*leaves) if plan.evaluate else jax.core.jaxpr_as_fun(jaxpr)(*leaves)
+        return plan.evaluate(*leaves) if plan.evaluate else run(jaxpr, leaves, {})
 
     return call
 

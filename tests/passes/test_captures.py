@@ -1,7 +1,5 @@
 """Which arrays a program captures, once each, and what is said of them."""
 
-import textwrap
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,6 @@ import pytest
 from jax_dist.passes.captures import (
     Capture,
     cost_of,
-    evaluate_lifted,
     find_captures,
     human_bytes,
     warning_text,
@@ -53,17 +50,13 @@ def test_an_array_used_at_many_depths_is_found_once():
     assert [capture.name for capture in _found(fun, _X)] == ["w"]
 
 
-def test_copies_of_a_64_bit_array_are_one_capture_and_are_all_replaced():
-    w = np.array([0.1, 0.2, 0.3])  # float64, converted at each use
-    fun = lambda x: jax.jit(lambda x: x * w)(x) + jax.jit(lambda x: jnp.sin(x) * w)(x)
-    jaxpr = jax.make_jaxpr(fun)(_X)
-    (capture,) = find_captures(jaxpr, fun)
-    jitted = jax.jit(lambda values, x: evaluate_lifted(jaxpr, [capture], values, [x]))
+def test_a_64_bit_array_is_known_by_its_32_bit_copy():
+    w = np.array([0.1, 0.2, 0.3])
+    (capture,) = _found(lambda x: jax.jit(lambda x: x * w)(x) + x * w, _X)
 
-    assert (capture.name, capture.dtype, len(capture.copies)) == ("w", "float32", 1)
+    assert (capture.name, capture.dtype, capture.bytes) == ("w", "float32", 12)
     assert capture.origin is w
-    assert capture.key == _found(fun, _X)[0].key
-    assert jitted([jnp.zeros(3)], _X)[0].tolist() == [0, 0, 0]
+    assert capture.value.dtype == np.float32
 
 
 def test_keys_are_known_as_keys():
@@ -146,22 +139,24 @@ def test_the_warning_for_lifted_arrays():
         ),
     ]
 
-    assert warning_text(found, "step") == textwrap.dedent("""\
-        JXD401: 'step' captures 2 arrays:
-          * params['w']: float32[4000,4000], 64.0 MB, closure of train.py:10, used at train.py:12
-          * <derived>: int32[], 4 B, used at m.py:3
-        Because what is captured becomes part of the program: 64.0 MB that are compiled slowly, \
-        and are part of the cache key, so that another value needs another compilation.
-        They are arguments of the program now. To do without this, pass them yourself.""")
+    assert warning_text(found, "step").splitlines() == [
+        "JXD401: 'step' captures 2 arrays:",
+        "  * params['w']: float32[4000,4000], 64.0 MB, closure of train.py:10, used at train.py:12",
+        "  * <derived>: int32[], 4 B, used at m.py:3",
+        "Because what is captured becomes part of the program: 64.0 MB that are compiled slowly, "
+        "and are part of the cache key, so that another value needs another compilation.",
+        "They are arguments of the program now. To do without this, pass them yourself.",
+    ]
 
 
 def test_the_warning_for_arrays_that_stay():
     found = [_capture("w", refused="it sits in the body of 'f', which takes no more operands")]
 
-    assert warning_text(found, "step", kept_because="captures='warn'") == textwrap.dedent("""\
-        JXD401: 'step' captures an array:
-          * w: float32[4000,4000], 64.0 MB, closure of train.py:10, used at train.py:12, \
-        not lifted: it sits in the body of 'f', which takes no more operands
-        Because what is captured becomes part of the program: 64.0 MB that are compiled slowly, \
-        and are part of the cache key, so that another value needs another compilation.
-        They stay in the program, because captures='warn'. Pass them as arguments.""")
+    assert warning_text(found, "step", kept_because="captures='warn'").splitlines() == [
+        "JXD401: 'step' captures an array:",
+        "  * w: float32[4000,4000], 64.0 MB, closure of train.py:10, used at train.py:12, "
+        "not lifted: it sits in the body of 'f', which takes no more operands",
+        "Because what is captured becomes part of the program: 64.0 MB that are compiled slowly, "
+        "and are part of the cache key, so that another value needs another compilation.",
+        "They stay in the program, because captures='warn'. Pass them as arguments.",
+    ]

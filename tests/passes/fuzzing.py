@@ -1,0 +1,183 @@
+"""Random programs that gather and reduce, the same for the same seed.
+
+A program starts from this device's block and makes new values from earlier ones, step by step:
+gathers, functions of one value, mixtures with values that are the same on all devices or not, moves
+of dimensions, reductions, and bodies. Values stay of the size of 1, so that sums can be compared.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gather_checks import blocks, mesh_of
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+Array = jax.Array
+STEPS = 9
+LARGEST = 4000  # elements of one value
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One shard_map, and what to call it with."""
+
+    function: Callable[[Array], Any]
+    x: Array
+    differentiable: bool
+
+
+def program_of(seed: int) -> Program:
+    """The seed decides on the mesh (the same for ten in a row), on check_vma and on all steps."""
+    sizes = {"i": 4} if seed // 10 % 2 else {"i": 2, "j": 3}
+    axes = tuple(sizes)
+    devices = int(np.prod(list(sizes.values())))
+    function = jax.shard_map(
+        lambda x: _Maker(seed, axes).values_from(x),
+        mesh=mesh_of(**sizes),
+        in_specs=P(axes),
+        out_specs=P(axes),
+        check_vma=seed % 2 == 0,
+    )
+    x = jnp.asarray(blocks(devices * 2, 3, 2, seed=seed))
+    return Program(function, x, differentiable=seed % 5 == 0)
+
+
+class _Maker:
+    """Makes one program. `rng` is used while tracing, so every trace has to start anew."""
+
+    def __init__(self, seed: int, axes: tuple[str, ...]) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.axes = axes
+
+    def values_from(self, x: Array) -> list[Array]:
+        """The last two values of all, as vectors. The first step gathers."""
+        values = [x, jnp.tanh(self._gathered(x))]
+        for _ in range(STEPS):
+            step = self._pick(self._steps())
+            value = step(self._recent(values))
+            if 0 < value.size <= LARGEST:
+                values.append(jnp.sin(value) if self._chance(0.3) else value)
+        return [
+            jnp.sum(value.reshape(value.shape[0], -1), 1) if value.ndim else value[None]
+            for value in values[-2:]
+        ]
+
+    def _steps(self) -> list[Callable[[Array], Array]]:
+        return [
+            self._gathered,
+            self._unary,
+            self._mixed,
+            self._mixed,
+            self._moved,
+            self._moved,
+            self._reshaped,
+            self._reshaped,
+            self._reduced,
+            self._reduced,
+            self._multiplied,
+            self._sliced,
+            self._joined,
+            self._in_a_body,
+        ]
+
+    # ---- one step each
+
+    def _gathered(self, x: Array) -> Array:
+        axis = int(self.rng.integers(0, max(x.ndim, 1)))
+        names = self._names()
+        tiled = x.ndim > 0 and self._chance(0.4)
+        return lax.all_gather(x, names, axis=axis, tiled=tiled)
+
+    def _unary(self, x: Array) -> Array:
+        return self._pick([jnp.sin, jnp.tanh, jnp.abs, lambda x: jnp.exp(-(x**2)), lambda x: -x])(x)
+
+    def _mixed(self, x: Array) -> Array:
+        """With an operand of the same shape, of size 1 somewhere, or of rank 0."""
+        shape = [1 if self._chance(0.3) else size for size in x.shape]
+        other = self._operand(() if self._chance(0.2) else tuple(shape))
+        return self._pick([jnp.add, jnp.multiply, jnp.subtract])(x, other)
+
+    def _operand(self, shape: tuple[int, ...]) -> Array:
+        """The same on all devices three times of four."""
+        same = jnp.asarray(self.rng.uniform(0.5, 1.5, shape), jnp.float32)
+        if self._chance(0.75):
+            return same
+        return same * (1 + 0.1 * lax.axis_index(self._pick(self.axes)))
+
+    def _moved(self, x: Array) -> Array:
+        choices = [
+            lambda x: jnp.transpose(x, self.rng.permutation(x.ndim)),
+            lambda x: jnp.expand_dims(x, int(self.rng.integers(0, x.ndim + 1))),
+            lambda x: jnp.broadcast_to(x, (2, *x.shape)),
+            jnp.squeeze,
+        ]
+        return self._pick(choices)(x)
+
+    def _reshaped(self, x: Array) -> Array:
+        """Merges two neighbours, or splits one in two."""
+        shape = list(x.shape)
+        if len(shape) >= 2 and self._chance(0.6):
+            place = int(self.rng.integers(0, len(shape) - 1))
+            shape[place : place + 2] = [shape[place] * shape[place + 1]]
+        elif shape:
+            place = int(self.rng.integers(0, len(shape)))
+            size = self._pick([d for d in range(1, shape[place] + 1) if shape[place] % d == 0])
+            shape[place : place + 1] = [size, shape[place] // size]
+        return x.reshape(shape)
+
+    def _reduced(self, x: Array) -> Array:
+        if not x.ndim:
+            return x
+        count = int(self.rng.integers(1, x.ndim + 1))
+        axes = tuple(int(d) for d in self.rng.permutation(x.ndim)[:count])
+        reduction = self._pick([jnp.mean, jnp.mean, jnp.max, jnp.min, jnp.var])
+        return reduction(x, axis=axes)
+
+    def _multiplied(self, x: Array) -> Array:
+        if not x.ndim:
+            return x
+        axis = int(self.rng.integers(0, x.ndim))
+        weights = self._operand((x.shape[axis],)) / x.shape[axis]
+        return jnp.tensordot(weights, x, ((0,), (axis,)))
+
+    def _sliced(self, x: Array) -> Array:
+        if not x.ndim:
+            return x
+        axis = int(self.rng.integers(0, x.ndim))
+        stop = int(self.rng.integers(1, x.shape[axis] + 1))
+        return lax.slice_in_dim(x, 0, stop, axis=axis)
+
+    def _joined(self, x: Array) -> Array:
+        if not x.ndim:
+            return x
+        return jnp.concatenate([x, x * 0.5], axis=int(self.rng.integers(0, x.ndim)))
+
+    def _in_a_body(self, x: Array) -> Array:
+        step = self._pick([self._unary, self._reduced, self._mixed])
+
+        def looped(x: Array) -> Array:
+            return lax.scan(lambda carry, _: (self._averaged(carry), None), x, None, length=2)[0]
+
+        return self._pick([jax.jit(step), looped, jax.checkpoint(self._averaged)])(x)
+
+    def _averaged(self, x: Array) -> Array:
+        return jnp.tanh(x) + lax.all_gather(x, self.axes[0]).mean(0)
+
+    # ---- chance
+
+    def _names(self) -> str | tuple[str, ...]:
+        return self.axes if len(self.axes) > 1 and self._chance(0.3) else self._pick(self.axes)
+
+    def _recent(self, values: list[Array]) -> Array:
+        back = 1 if self._chance(0.7) else int(self.rng.integers(1, len(values) + 1))
+        return values[-back]
+
+    def _pick(self, choices: Any) -> Any:
+        return choices[int(self.rng.integers(0, len(choices)))]
+
+    def _chance(self, probability: float) -> bool:
+        return bool(self.rng.random() < probability)

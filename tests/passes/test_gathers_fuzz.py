@@ -1,0 +1,107 @@
+"""Random programs keep their values; and the comparison sees it where a rule is broken."""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fuzzing import program_of
+from gather_checks import planned, rewritten_leaves
+
+from jax_dist.passes import gather_moves, gather_reductions, gathers
+
+pytestmark = pytest.mark.rewriting
+
+BATCH = 10  # programs compiled as one
+IN_EVERY_RUN = range(60)
+TOLERANCE = 1e-4  # of values of about 1, summed over up to 4000 elements in another order
+
+Leaves = list[list[np.ndarray]]  # by program
+
+
+@pytest.fixture(autouse=True)
+def at_any_cost(monkeypatch: pytest.MonkeyPatch):
+    """The rules are in question, not their price."""
+    monkeypatch.setattr(gathers, "why_not_worth", lambda *_: "")
+
+
+@pytest.mark.parametrize("first", range(0, 60, BATCH))
+def test_programs_keep_their_values(first: int):
+    assert wrong(range(first, first + BATCH)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(60, 460, BATCH))
+def test_more_programs_keep_their_values(first: int):
+    assert wrong(range(first, first + BATCH)) == []
+
+
+def test_a_good_part_of_the_programs_is_rewritten():
+    """Else the other tests would say nothing."""
+    programs = [program_of(seed) for seed in IN_EVERY_RUN]
+    changed = [planned(program.function, program.x).evaluate is not None for program in programs]
+    assert sum(changed) >= 25
+
+
+def test_without_the_test_for_sameness_the_numbers_are_wrong(monkeypatch: pytest.MonkeyPatch):
+    for module in (gather_moves, gather_reductions):
+        monkeypatch.setattr(module, "demand_same", lambda *_: None)
+    assert any(wrong(range(first, first + BATCH)) for first in IN_EVERY_RUN[::BATCH])
+
+
+def test_without_the_test_for_major_dimensions_the_numbers_are_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def first_that_fits(old: Any, new: Any, dimension: int, size: int) -> int | None:
+        del old, dimension
+        return next((place for place, length in enumerate(new) if length % size == 0), None)
+
+    monkeypatch.setattr(gather_moves, "major_place", first_that_fits)
+    assert any(wrong(range(first, first + BATCH)) for first in IN_EVERY_RUN[::BATCH])
+
+
+def wrong(seeds: Iterable[int]) -> list[int]:
+    """The seeds of the programs whose values the pass changes."""
+    seeds = tuple(seeds)
+    found = run_all(seeds, rewritten_leaves)
+    return [
+        seed
+        for seed, ours, wanted in zip(seeds, found, plain_values(seeds), strict=True)
+        if not all(map(close, ours, wanted))
+    ]
+
+
+def close(ours: np.ndarray, wanted: np.ndarray) -> bool:
+    scale = 1 + np.max(np.abs(wanted), initial=0.0)
+    return ours.shape == wanted.shape and np.allclose(ours, wanted, rtol=0, atol=TOLERANCE * scale)
+
+
+@functools.cache
+def plain_values(seeds: tuple[int, ...]) -> Leaves:
+    return run_all(seeds, lambda function: lambda x: jax.tree.leaves(function(x)))
+
+
+def run_all(seeds: tuple[int, ...], change: Callable[[Any], Any]) -> Leaves:
+    """Values, and gradients where a program has some: before the pass and after it."""
+    programs = [program_of(seed) for seed in seeds]
+
+    def every(xs: list[jax.Array]) -> list[list[jax.Array]]:
+        return [
+            change(program.function)(x)
+            + (gradients(program.function, change, x) if program.differentiable else [])
+            for program, x in zip(programs, xs, strict=True)
+        ]
+
+    found = jax.jit(every)([program.x for program in programs])
+    return [[np.asarray(leaf) for leaf in leaves] for leaves in found]
+
+
+def gradients(function: Any, change: Callable[[Any], Any], x: jax.Array) -> list[jax.Array]:
+    def squares(changed: Any) -> Callable[[jax.Array], jax.Array]:
+        return lambda x: sum((jnp.sum(leaf**2) for leaf in changed(x)), jnp.zeros(()))
+
+    before = change(jax.grad(squares(function)))(x)
+    return [*before, jax.grad(squares(change(function)))(x)]
