@@ -21,7 +21,6 @@ from jax_dist.passes.propagation import Layout, Unknown
 
 _SCOPE = "jax_dist_site_{}"
 _SITE = re.compile(r"jax_dist_site_([\d.]+)")
-_UNNAMED = core.DebugInfo("asking", "jax_dist", None, None)
 
 
 def is_partitioned(eqn: JaxprEqn) -> bool:
@@ -109,7 +108,7 @@ def _lowered(
     constants = interpreter.constants(jaxpr)
     # Constants are arguments here: what is large takes long to write into a program.
     inputs = [*body.constvars, *body.invars]
-    opened = core.Jaxpr((), inputs, body.outvars, body.eqns, body.effects, _UNNAMED)
+    opened = core.Jaxpr((), inputs, body.outvars, body.eqns, body.effects, interpreter.unnamed())
 
     def with_scopes(anchor: jax.Array, *args: jax.Array) -> Values:
         del anchor

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jax_dist.passes.interpreter import bodies, constants, open_jaxpr, source_line
@@ -33,6 +34,8 @@ def array_identity(value: Any) -> Identity | None:
     JAX wraps a NumPy array anew at each use, so it is known by its memory. It must be kept alive
     for as long as the identity is in use.
     """
+    if isinstance(value, Tracer):  # of a trace around this one, so it is no constant
+        return None
     if isinstance(value, jax.Array):
         return id(value)
     if not hasattr(value, "__array__") or np.ndim(value) == 0:  # a Python or NumPy scalar

@@ -7,6 +7,7 @@ needs to be known of the primitive around it. shard_map is called again through 
 """
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -140,7 +141,7 @@ def _replay_stretch(body: Jaxpr, start: int, stop: int, known: dict[Var, Any]) -
         for atom in eqn.invars
         if not isinstance(atom, Literal) and atom not in inside
     }
-    stretch = Jaxpr((), list(read), made, eqns, body.effects, _UNNAMED)
+    stretch = Jaxpr((), list(read), made, eqns, body.effects, unnamed())
     outs = jax.core.eval_jaxpr(stretch, (), *[known[var] for var in read])
     known.update(zip(made, outs, strict=True))
 
@@ -150,7 +151,7 @@ def replay(eqn: JaxprEqn, values: Sequence[Any]) -> Values:
     invars = [Var(jax.typeof(value)) for value in values]
     outvars = [Var(var.aval) for var in eqn.outvars]  # what nobody reads, too
     moved = eqn.replace(invars=invars, outvars=outvars)
-    single = Jaxpr((), invars, outvars, [moved], eqn.effects, _UNNAMED)
+    single = Jaxpr((), invars, outvars, [moved], eqn.effects, unnamed())
     return jax.core.eval_jaxpr(single, (), *values)
 
 
@@ -224,7 +225,6 @@ def place_of(file: str, line: int | str) -> str:
     return f"{file if here.startswith(os.pardir) else here}:{line}"
 
 
-_UNNAMED = core.DebugInfo("rewriting", "jax_dist", None, None)
 _SUMMARY = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:\d+)? \(")  # "train.py:12:4 (step)"
 # Lines of our own are not the user's, neither in reports nor in the programs that we emit.
 source_info_util.register_exclusion(os.path.dirname(os.path.dirname(__file__)) + os.sep)
@@ -238,6 +238,11 @@ def _is_manual() -> bool:
 def _type(aval: Any) -> tuple:
     """What must not change; on Auto axes, a mesh in the type is not part of it."""
     return aval.shape, aval.dtype, aval.weak_type, aval.manual_axis_type
+
+
+@functools.cache
+def unnamed() -> "core.DebugInfo":  # quoted: jax 0.7.2, which imports this, has it not
+    return core.DebugInfo("rewriting", "jax_dist", None, None)
 
 
 def _parts(value: Any) -> Sequence[Any]:

@@ -117,11 +117,18 @@ def _sharding(value: ir.Value) -> Any:
         return _of_argument(value.arg_number, _holder(value))
     maker = cast(Any, value.owner).operation
     attributes, place = maker.attributes, ir.OpResult(value).result_number
-    if maker.name in ("sdy.reshard", "sdy.sharding_constraint"):
-        return sdy.TensorShardingAttr(attributes["sharding"])
-    if maker.name == "sdy.manual_computation":
-        return _numbered(attributes["out_shardings"], place)
-    return _numbered(attributes["sdy.sharding"], place) if "sdy.sharding" in attributes else None
+    if "sdy.sharding" in attributes:
+        return _numbered(attributes["sdy.sharding"], place)
+    match maker.name:
+        case "sdy.manual_computation":
+            return _numbered(attributes["out_shardings"], place)
+        case "sdy.reshard" | "sdy.sharding_constraint":
+            return sdy.TensorShardingAttr(attributes["sharding"])
+    if "out_sharding" in attributes:  # the collectives that Shardy puts in
+        return sdy.TensorShardingAttr(attributes["out_sharding"])
+    if maker.name.startswith("sdy.") and maker.name != "sdy.constant":
+        raise Unknown(f"it reads a result of {maker.name}")
+    return None
 
 
 def _of_argument(place: int, holder: ir.Operation) -> Any:

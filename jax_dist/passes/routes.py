@@ -195,7 +195,7 @@ def _check_lowering(lower: Callable[..., Any], site: Place, taken: Layout, mesh:
     if made != [(block.shape, block.dtype) for block in wanted]:
         names = [", ".join(map(_short, values)) for values in (traced.out_avals, wanted)]
         raise Refused(f"its lowering gives {names[0]} where its partition() says {names[1]}")
-    if traced.consts and any(around.primitive.name == "checkpoint" for around in site.around):
+    if traced.consts and any(around.primitive.name == "remat2" for around in site.around):
         raise Refused("its lowering captures arrays, and jax.checkpoint around it cannot hold them")
 
 

@@ -31,19 +31,22 @@ def l1norm(x):
     return x / jnp.sum(jnp.abs(x), -1, keepdims=True)
 
 
-def _with_psum(mesh, arg_shapes, result_shape):
-    del result_shape
-    sharding = arg_shapes[0].sharding
-    axes = sharding.spec[1]
+def partition_of_l1norm(epsilon):
+    def with_psum(mesh, arg_shapes, result_shape):
+        del result_shape
+        sharding = arg_shapes[0].sharding
+        axes = sharding.spec[1]
 
-    def on_block(x):
-        total = jnp.sum(jnp.abs(x), -1, keepdims=True)
-        return x / (total if axes is None else jax.lax.psum(total, axes))
+        def on_block(x):
+            total = jnp.sum(jnp.abs(x), -1, keepdims=True) + epsilon
+            return x / (total if axes is None else jax.lax.psum(total, axes))
 
-    return mesh, on_block, sharding, (sharding,)
+        return mesh, on_block, sharding, (sharding,)
+
+    return with_psum
 
 
-l1norm.def_partition(_with_psum, sharding_rule="n h -> n h")
+l1norm.def_partition(partition_of_l1norm(0.0), sharding_rule="n h -> n h")
 
 
 @functools.partial(custom_partitioning, static_argnums=(1,))

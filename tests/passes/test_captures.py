@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import ClosedJaxpr
 
 from jax_dist.passes.captures import (
     Capture,
@@ -12,6 +13,7 @@ from jax_dist.passes.captures import (
     human_bytes,
     warning_text,
 )
+from jax_dist.passes.interpreter import constants, open_jaxpr, with_bodies
 
 pytestmark = pytest.mark.rewriting
 
@@ -90,16 +92,64 @@ def test_a_line_is_given_for_what_a_library_uses():
     assert capture.used_at.endswith(f"test_captures.py:{fun.__code__.co_firstlineno + 2}")
 
 
-def test_an_equation_without_a_line_does_not_take_that_of_the_next():
-    w = jnp.arange(3.0) + 1
-    inner = jax.jit(jnp.sin)  # the call in `fun` has a line; that of `jnp.sin` inside has none
-    fun = lambda x: (
-        inner(x * w),
+def test_the_line_is_that_in_the_branch():
+    w = jnp.arange(3.0)
+    fun = lambda x: jax.lax.cond(
+        x[0] > 0,
+        jnp.sin,
+        lambda x: x * w,
         x,
     )
 
     (capture,) = _found(fun, _X)
-    assert capture.used_at.endswith(f":{fun.__code__.co_firstlineno + 1}")
+    assert capture.used_at.endswith(f"test_captures.py:{fun.__code__.co_firstlineno + 3}")
+
+
+def _without_line(jaxpr, place):
+    """The jaxpr, as if one of its equations came from nowhere."""
+    body = open_jaxpr(jaxpr)
+    eqns = list(body.eqns)
+    info = eqns[place].source_info
+    eqns[place] = eqns[place].replace(source_info=type(info)(None, info.name_stack))
+    return ClosedJaxpr(body.replace(eqns=eqns), constants(jaxpr))
+
+
+def test_an_equation_without_a_line_does_not_take_that_of_the_next():
+    w = jnp.arange(3.0)
+    fun = lambda x: jnp.sin(x * w)
+
+    (capture,) = find_captures(_without_line(jax.make_jaxpr(fun)(_X), 0), fun)
+    assert capture.used_at == ""
+
+
+def test_the_first_line_that_is_known_counts():
+    w = jnp.arange(3.0)
+
+    @jax.jit
+    def inner(x):
+        x = x * w
+        return x + w
+
+    fun = lambda x: inner(x)
+    jaxpr = jax.make_jaxpr(fun)(_X)
+    (eqn,) = open_jaxpr(jaxpr).eqns
+    eqn = with_bodies(eqn, lambda body: _without_line(body, 0))
+    jaxpr = ClosedJaxpr(open_jaxpr(jaxpr).replace(eqns=[eqn]), constants(jaxpr))
+
+    (capture,) = find_captures(jaxpr, fun)
+    assert capture.used_at.endswith(f":{inner.__wrapped__.__code__.co_firstlineno + 3}")
+
+
+def test_values_of_a_trace_around_are_no_constants():
+    found = []
+
+    @jax.jit
+    def outer(y):
+        found.append(_found(lambda x: x * y, _X))
+        return y
+
+    outer(_X)
+    assert found == [()]
 
 
 @pytest.mark.parametrize(

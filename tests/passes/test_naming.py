@@ -210,6 +210,13 @@ def test_properties_are_not_run():
     assert found == [("model.kernel", "global", "train.py:10", "train.py:10")]
 
 
+def test_public_attributes_name_what_private_ones_hold_too():
+    assert _names("""\
+        m = types.SimpleNamespace(_hidden=w, shown=w)
+        fun = lambda x: x @ m._hidden
+        """) == [("m.shown", "global", "train.py:2", "train.py:2")]
+
+
 def test_arrays_are_read_again_where_they_come_from():
     layers = [{"w": jnp.arange(3.0)}]
     fun = lambda x: x * layers[0]["w"]

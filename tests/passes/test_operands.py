@@ -49,7 +49,7 @@ def _switch(x):
 
 
 def _while(x):
-    bound = jax.jit(lambda total: total < jnp.sum(_W * _W))
+    bound = lambda total: jax.jit(lambda t: t < jnp.sum(_W * _W))(total - x[2])
     return lax.while_loop(bound, lambda total: total + jnp.sum(_jitted(x)) ** 2 + 1, 0.0)
 
 

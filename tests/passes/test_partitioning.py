@@ -126,7 +126,7 @@ CASES = {
     "static argument and two results": (lambda x: moments(x * 2, 3), P("i", "j"), GATHER),
     "constraint inside": (lambda x: l1norm(constrained(x * 2, "i", "j")), P(), REDUCE),
     "jit": (lambda x: jax.jit(lambda y: l1norm(y) + 1)(x), P("i", "j"), REDUCE),
-    "jit called twice": (inside_jit_twice, P("i", "j"), {"all-reduce": 2}),
+    "jit called twice": (inside_jit_twice, P("i", "j"), REDUCE),  # the compiler joins the two
     "scan": (in_scan, P("i", "j"), {"all-reduce": 2}),
     "while": (in_while, P("i", "j"), REDUCE),
     "cond": (in_cond, P("i", "j"), {"all-reduce": 2}),
@@ -488,7 +488,8 @@ def test_a_lowering_that_the_checked_types_reject_is_refused():
     assert outcome == "refused"
     assert why == (
         "check_vma=True of the shard_map around it: shard_map applied to the function 'odd' was "
-        "given out_specs which require replication which can't be statically inferred given the mesh"
+        "given out_specs which require replication which can't be statically inferred given the "
+        "mesh"
     )
     assert texts(plan_of(region(check_vma=False), placed(X, "i")))[0][0] == "rewritten"
 
@@ -524,23 +525,26 @@ def test_arguments_elsewhere_are_refused():
     assert texts(plan)[0][2] == "an argument lies on other devices than the mesh has"
 
 
-def test_without_shardy_only_given_specs_are_used():
-    jax.config.update("jax_use_shardy_partitioner", False)
-    try:
-        refused = plan_of(lambda x: x, X), plan_of(l1norm, X)
-    finally:
-        jax.config.update("jax_use_shardy_partitioner", True)
+@pytest.fixture
+def without_shardy():
+    jax.config.update("jax_use_shardy_partitioner", val=False)
+    yield
+    jax.config.update("jax_use_shardy_partitioner", val=True)
 
-    assert [texts(plan) for plan in refused] == [
-        [],
-        [
-            (
-                "refused",
-                "'l1norm': left as it is",
-                "jax_use_shardy_partitioner is off, so nothing tells its specs: give specs=",
-            )
-        ],
+
+@pytest.mark.usefixtures("without_shardy")
+def test_without_shardy_only_given_specs_are_used():
+    refused = plan_of(l1norm, X)
+    given = plan_of(l1norm, X, specs={"l1norm": ([P("i")], P("i"))})
+
+    assert texts(refused) == [
+        (
+            "refused",
+            "'l1norm': left as it is",
+            "jax_use_shardy_partitioner is off, so nothing tells its specs: give specs=",
+        )
     ]
+    assert [outcome for outcome, *_ in texts(given)] == ["rewritten"]
 
 
 def test_one_good_op_is_routed_beside_a_refused_one():

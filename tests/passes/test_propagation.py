@@ -1,0 +1,165 @@
+"""What Shardy says is read as specs, or not at all."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax.extend.mlir import ir
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+from jax_dist.passes import propagation
+
+pytestmark = pytest.mark.rewriting
+
+
+class Written:
+    """A lowered program, of which only the text counts."""
+
+    def __init__(self, *lines, meshes=('@mesh = <["i"=4, "j"=2]>',), arguments):
+        body = "\n".join(lines)
+        declared = "\n".join(f"sdy.mesh {mesh}" for mesh in meshes)
+        text = (
+            f"module {{\n{declared}\nfunc.func public @main({arguments}) {{\n{body}\nreturn\n}}}}"
+        )
+        context = jax.jit(lambda: 0).lower().compiler_ir().context
+        self._module = ir.Module.parse(text, context)
+
+    def compiler_ir(self):
+        return self._module
+
+
+def call(name, operand):
+    """Of an array `[8, 6]`, elementwise; kept, though nobody reads its result."""
+    rule = "#sdy.op_sharding_rule<([i, j])->([i, j]) {i=8, j=6}, custom>"
+    attributes = f"api_version = 2 : i32, has_side_effect = true, sdy.sharding_rule = {rule}"
+    array = "tensor<8x6xf32>"
+    return (
+        f"%{name} = stablehlo.custom_call @Op(%{operand}) {{{attributes}}} : ({array}) -> {array} "
+        f'loc("site_{name}")'
+    )
+
+
+def argument(name, sharding):
+    return f"%{name}: tensor<8x6xf32> {{sdy.sharding = #sdy.sharding<{sharding}>}}"
+
+
+def layouts(program):
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("i", "j"), axis_types=(AxisType.Auto,) * 2)
+    return propagation.layouts(
+        program, call_target="Op", scope=re.compile(r"site_(\w+)"), mesh=mesh
+    )
+
+
+def reason(program):
+    [layout] = layouts(program).values()
+    assert isinstance(layout, propagation.Unknown)
+    return str(layout)
+
+
+def test_each_call_is_found_by_its_name():
+    program = Written(
+        call("a", "x"),
+        call("b", "y"),
+        arguments=argument("x", '@mesh, [{"i"}, {}]')
+        + ", "
+        + argument("y", '@mesh, [{"j", "i"}, {}]'),
+    )
+
+    by_i, by_both = P("i", None), P(("j", "i"), None)
+    assert layouts(program) == {
+        "a": propagation.Layout((by_i,), (by_i,)),
+        "b": propagation.Layout((by_both,), (by_both,)),
+    }
+
+
+def test_the_program_asked_about_stays_as_it_is():
+    program = Written(call("a", "x"), arguments=argument("x", '@mesh, [{"i"}, {}]'))
+    before = str(program.compiler_ir())
+
+    layouts(program)
+
+    assert str(program.compiler_ir()) == before
+
+
+def test_a_part_of_an_axis_is_not_known():
+    program = Written(call("a", "x"), arguments=argument("x", '@mesh, [{"i":(1)2}, {}]'))
+
+    assert reason(program) == "one of its values is cut along a part of the axis 'i'"
+
+
+def test_a_sum_to_come_is_not_known():
+    own = '#sdy.sharding_per_value<[<@mesh, [{"i"}, {}], unreduced={"j"}>]>'
+    summing = call("a", "x").replace("{api", f"{{sdy.sharding = {own}, api")
+    program = Written(summing, arguments=argument("x", '@mesh, [{"i"}, {}]'))
+
+    assert reason(program) == "one of its values is a sum that is not yet added up"
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param('<["a"=4, "j"=2]>', id="other name"),
+        pytest.param('<["i"=2, "j"=4]>', id="other size"),
+        pytest.param('<["j"=2, "i"=4]>', id="other order of axes"),
+        pytest.param('<["i"=4, "j"=2], device_ids=[7, 6, 5, 4, 3, 2, 1, 0]>', id="other devices"),
+    ],
+)
+def test_another_mesh_is_not_known(mesh):
+    program = Written(
+        call("a", "x"), meshes=[f"@other = {mesh}"], arguments=argument("x", '@other, [{"j"}, {}]')
+    )
+
+    assert reason(program) == "its values lie on another mesh"
+
+
+def test_copies_that_lie_differently_are_not_known():
+    second = call("b", "y").replace("site_b", "site_a")
+    arguments = [argument("x", '@mesh, [{"i"}, {}]'), argument("y", '@mesh, [{"j"}, {}]')]
+    program = Written(call("a", "x"), second, arguments=", ".join(arguments))
+
+    assert reason(program) == "the compiler makes copies of it that lie differently"
+
+
+def test_copies_that_lie_alike_are_one():
+    second = call("b", "y").replace("site_b", "site_a")
+    arguments = [argument("x", '@mesh, [{"i"}, {}]'), argument("y", '@mesh, [{"i"}, {}]')]
+    program = Written(call("a", "x"), second, arguments=", ".join(arguments))
+
+    by_i = P("i", None)
+    assert layouts(program) == {"a": propagation.Layout((by_i,), (by_i,))}
+
+
+def test_what_shardy_puts_in_between_is_read_too():
+    program = Written(
+        '%y = sdy.all_gather [{}, {"j"}] %x out_sharding=<@mesh, [{"i"}, {}]> : tensor<8x6xf32>',
+        call("a", "y"),
+        arguments=argument("x", '@mesh, [{"i"}, {"j"}]'),
+    )
+
+    by_i = P("i", None)
+    assert layouts(program) == {"a": propagation.Layout((by_i,), (by_i,))}
+
+
+def test_an_argument_of_an_unknown_region_is_not_known():
+    program = Written(
+        '%r = "stablehlo.all_reduce"(%x) <{replica_groups = dense<0> : tensor<1x1xi64>}> ({',
+        "^bb0(%lhs: tensor<f32>, %rhs: tensor<f32>):",
+        "%a = stablehlo.custom_call @Op(%lhs) {api_version = 2 : i32, has_side_effect = true} "
+        ': (tensor<f32>) -> tensor<f32> loc("site_a")',
+        '"stablehlo.return"(%a) : (tensor<f32>) -> ()',
+        "}) : (tensor<8x6xf32>) -> tensor<8x6xf32>",
+        arguments=argument("x", '@mesh, [{"i"}, {}]'),
+    )
+
+    assert reason(program) == "it reads an argument of stablehlo.all_reduce"
+
+
+def test_a_call_outside_of_all_scopes_has_no_name():
+    program = Written(
+        call("a", "x").replace("site_a", "elsewhere"),
+        arguments=argument("x", '@mesh, [{"i"}, {}]'),
+    )
+
+    assert list(layouts(program)) == [""]

@@ -1,0 +1,102 @@
+"""What the tests of `rewrite` share: meshes, comparing, counting."""
+
+import collections
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_dist.passes.interpreter import bodies, equations, open_jaxpr
+
+
+def mesh_of(**sizes: int) -> jax.sharding.Mesh:
+    """On the first devices: `mesh_of(i=4, j=2)`."""
+    count = int(np.prod(list(sizes.values())))
+    devices = np.array(jax.devices()[:count]).reshape(tuple(sizes.values()))
+    return jax.sharding.Mesh(devices, tuple(sizes))
+
+
+def numbers(*shape: int, seed: int = 0) -> jax.Array:
+    """Normal numbers of f32."""
+    return jax.numpy.asarray(np.random.default_rng(seed).normal(size=shape), np.float32)
+
+
+def assert_same(found: Any, wanted: Any, rtol: float = 2e-6, name: str = "") -> None:
+    """Structure, types and values; sums over devices may come in another order."""
+    assert jax.tree.structure(found) == jax.tree.structure(wanted), name
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert _type(ours) == _type(theirs), name
+        if jax.numpy.issubdtype(jax.typeof(ours).dtype, jax.dtypes.prng_key):
+            ours, theirs = jax.random.key_data(ours), jax.random.key_data(theirs)
+        np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=1e-6, err_msg=name)
+
+
+def _type(value: Any) -> tuple:
+    aval = jax.typeof(value)
+    return aval.shape, aval.dtype, aval.weak_type
+
+
+def traced_names(rewritten: Any, *args: Any, **kwargs: Any) -> collections.Counter[str]:
+    """How many equations of each primitive the rewritten program has, at any depth."""
+    jaxpr = rewritten.trace(*args, **kwargs).jaxpr
+    return collections.Counter(eqn.primitive.name for eqn in equations(jaxpr))
+
+
+def nesting(jaxpr: Any, *names: str) -> list[str]:
+    """Where equations of these primitives stand, as paths: "shard_map", "shard_map/scan"."""
+    found = []
+    for eqn in open_jaxpr(jaxpr).eqns:
+        own = [eqn.primitive.name] if eqn.primitive.name in names else []
+        inner = [path for body in bodies(eqn) for path in nesting(body, *names)]
+        found += own + ["/".join([*own, path]) for path in inner]
+    return found
+
+
+def compiled_collectives(call: Any, *args: Any) -> dict[str, int]:
+    """How many collectives of each kind the compiled program has."""
+    text = call.lower(*args).compile().as_text()
+    counts = {kind: len(re.findall(rf"= \S+ {kind}(-start)?\(", text)) for kind in _KINDS}
+    return {kind: count for kind, count in counts.items() if count}
+
+
+_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+
+
+def findings(call: Any, *args: Any, code: str, **options: Any) -> list[tuple[str, str, str]]:
+    """`(outcome, what, why)` of what `explain` finds under a code."""
+    import jax_dist
+
+    report = jax_dist.explain(call, *args, **options)
+    return [(f.outcome, f.what, f.why) for f in report.findings if f.code == code]
+
+
+def line_of(function: Callable, after: int = 0) -> int:
+    """The line where a function begins, or one `after` it."""
+    return function.__code__.co_firstlineno + after
+
+
+# What a compile is: an event of JAX, of which only the count is used.
+_compiled: list[str] = []
+
+
+@functools.cache
+def _listen() -> None:
+    def heard(event: str, _: float, **__: object) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            _compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(heard)
+
+
+@contextlib.contextmanager
+def compiles(expected: int) -> Iterator[None]:
+    _listen()
+    before = len(_compiled)
+    yield
+    found = len(_compiled) - before
+    if found != expected:
+        raise AssertionError(f"{found} programs were compiled, not {expected}")
