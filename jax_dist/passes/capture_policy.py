@@ -116,7 +116,9 @@ def _has_changed(capture: Capture, placed: Any) -> bool:
     now = capture.read()
     if now is not capture.origin:
         return True
-    return isinstance(now, np.ndarray) and not np.array_equal(now, np.asarray(placed))
+    if not isinstance(now, np.ndarray):
+        return False
+    return not np.array_equal(now.astype(capture.dtype, copy=False), np.asarray(placed))
 
 
 def _stale(captures: Sequence[Capture], fun_name: str) -> str:

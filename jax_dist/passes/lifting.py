@@ -164,7 +164,7 @@ class LiftedJit:
         current = self._current
         known = {self._identity(capture) for capture in current.captures}
         new = [c for c in traced.captures if self._identity(c) not in known]
-        values = (*current.values, *[self._place(traced, c.origin) for c in new])
+        values = (*current.values, *[self._place(traced, c.value) for c in new])
         generation = self._generation((*current.captures, *new), values, lifts=True)
         self._use(generation)
         return generation
@@ -265,4 +265,4 @@ def _signature(leaves: Sequence[Any], tree: Any) -> tuple:
 
 def _is_staged() -> bool:
     """Whether what is computed now is recorded for later, by a jit or a scan around."""
-    return isinstance(jax.numpy.zeros(()), jax.core.Tracer)
+    return isinstance(jax.device_put(0.0), jax.core.Tracer)  # compiles nothing

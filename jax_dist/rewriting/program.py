@@ -181,4 +181,4 @@ def _placed(value: Any, mesh: Mesh | None) -> Any:
     if mesh is not None:
         return jax.device_put(value, NamedSharding(mesh, P()))
     # NumPy arrays once, and not in each call; they are not tied to a device then.
-    return jax.device_put(value) if isinstance(value, np.ndarray) else value
+    return value if isinstance(value, jax.Array) else jax.device_put(np.asarray(value))

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import l1norm, layernorm, moments
 
 from jax_dist._errors import RewriteError
-from jax_dist.passes import partitioning, places
+from jax_dist.passes import asking, partitioning, places
 
 pytestmark = pytest.mark.rewriting
 
@@ -95,6 +95,11 @@ def inside_jit_twice(x):
     return inner(x), inner(x * 2)
 
 
+def twice_in_a_jit_called_twice(x):
+    inner = jax.jit(lambda y: layernorm(layernorm(y, SCALE), SCALE))
+    return inner(x), inner(x * 2)
+
+
 def in_scan(x):
     return jax.lax.scan(lambda c, _: (l1norm(c) * 2, c.sum()), x, None, length=3)
 
@@ -127,6 +132,7 @@ CASES = {
     "constraint inside": (lambda x: l1norm(constrained(x * 2, "i", "j")), P(), REDUCE),
     "jit": (lambda x: jax.jit(lambda y: l1norm(y) + 1)(x), P("i", "j"), REDUCE),
     "jit called twice": (inside_jit_twice, P("i", "j"), REDUCE),  # the compiler joins the two
+    "jit with two, called twice": (twice_in_a_jit_called_twice, P("i", "j"), {"all-gather": 2}),
     "scan": (in_scan, P("i", "j"), {"all-reduce": 2}),
     "while": (in_while, P("i", "j"), REDUCE),
     "cond": (in_cond, P("i", "j"), {"all-reduce": 2}),
@@ -263,11 +269,13 @@ def test_explicit_axes(spec):
     assert result.sharding.is_equivalent_to(x.sharding, 2)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_in_a_partly_manual_shard_map_the_other_axes_are_routed(check_vma):
-    def region(x):
-        return jax.lax.scan(lambda c, _: (jax.jit(l1norm)(c) * 2, ()), x, None, length=2)[0]
+def scan_of_jit(x):
+    return jax.lax.scan(lambda c, _: (jax.jit(l1norm)(c) * 2, ()), x, None, length=2)[0]
 
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("region", [scan_of_jit, lambda x: 2 * l1norm(x)])
+def test_in_a_partly_manual_shard_map_the_other_axes_are_routed(region, check_vma):
     fun = jax.shard_map(
         region, mesh=MESH, in_specs=P("i"), out_specs=P("i"), axis_names={"i"}, check_vma=check_vma
     )
@@ -545,6 +553,14 @@ def test_without_shardy_only_given_specs_are_used():
         )
     ]
     assert [outcome for outcome, *_ in texts(given)] == ["rewritten"]
+
+
+def test_a_call_that_is_not_found_again_is_refused(monkeypatch):
+    monkeypatch.setattr(asking, "_SCOPE", "elsewhere_{}")
+
+    plan = plan_of(l1norm, placed(X, "i"))
+
+    assert texts(plan)[0][2] == "it was not found again in the lowered program"
 
 
 def test_one_good_op_is_routed_beside_a_refused_one():

@@ -1,0 +1,349 @@
+"""What the pass says, what it leaves alone, and how it composes."""
+
+import inspect
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gather_cases import Count
+from gather_checks import (
+    assert_close,
+    blocks,
+    count,
+    lines,
+    mesh_of,
+    planned,
+    rewritten_leaves,
+)
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jax_dist.passes.findings import Finding, Plan
+
+pytestmark = pytest.mark.rewriting
+
+
+def on_four(body, *, check_vma=True):
+    return jax.shard_map(
+        body, mesh=mesh_of(i=4), in_specs=P("i"), out_specs=P("i"), check_vma=check_vma
+    )
+
+
+def line_of(function, text):
+    """Where the source of a function holds a text, as a finding names it."""
+    source, first = inspect.getsourcelines(function)
+    (place,) = [k for k, line in enumerate(source) if text in line]
+    return f"tests/passes/test_gathers.py:{first + place}"
+
+
+X = jnp.asarray(blocks(8, 3))
+
+
+# ---- findings
+
+
+def test_a_program_without_gathers_has_nothing_to_say():
+    assert planned(on_four(lambda x: lax.psum(x, "i")), X) == Plan(None, ())
+
+
+def test_a_gather_over_one_device_is_none():
+    function = jax.shard_map(
+        lambda x: lax.all_gather(x, "i").sum(0),
+        mesh=mesh_of(i=1),
+        in_specs=P("i"),
+        out_specs=P("i"),
+    )
+    assert planned(function, X) == Plan(None, ())
+
+
+def test_a_gather_whose_result_is_not_used_is_none():
+    def body(x):
+        jnp.sin(lax.all_gather(x, "i"))
+        return x
+
+    assert planned(on_four(body), X) == Plan(None, ())
+
+
+def test_a_rewrite_is_told_at_the_line_of_the_gather():
+    def body(x):
+        whole = lax.all_gather(x, "i", tiled=True)
+        return jnp.sin(whole).sum(0) * whole.max(0)
+
+    assert planned(on_four(body), X).findings == (
+        Finding(
+            code="JXD301",
+            outcome="rewritten",
+            what="all_gather over 'i', reduce_sum and reduce_max: one psum and one pmax",
+            why="",
+            where=line_of(body, "all_gather"),
+        ),
+    )
+
+
+def test_a_rewrite_that_does_not_pay_is_told_at_the_line_of_the_gather():
+    """A block has 24 bytes: a gather sends 3 of them, an all-reduce one and a half."""
+
+    def body(x):
+        whole = lax.all_gather(x, "i")
+        return whole.sum(0) * whole.max(0)
+
+    assert planned(on_four(body), X).findings == (
+        Finding(
+            code="JXD301",
+            outcome="refused",
+            what=f"all_gather over 'i' ({line_of(body, 'all_gather')}) is kept",
+            why="2 reductions would send 72 bytes from each device, one gather sends 72",
+            where=line_of(body, "all_gather"),
+        ),
+    )
+
+
+def test_a_refusal_is_told_at_the_line_that_forces_the_gather():
+    def body(x):
+        whole = lax.all_gather(x, "i")
+        doubled = 2 * whole
+        return jnp.sort(doubled, axis=0)[0]
+
+    (finding,) = planned(on_four(body), X).findings
+
+    assert finding == Finding(
+        code="JXD301",
+        outcome="refused",
+        what=f"all_gather over 'i' ({line_of(body, 'all_gather')}) is kept",
+        why="sort of the gathered dimension has no matching collective",
+        where=line_of(body, "jnp.sort"),
+    )
+
+
+def test_a_helper_of_jax_that_was_traced_elsewhere_before_does_not_lead_astray():
+    """JAX traces jnp.median once: its equations bear the line of the first caller."""
+
+    def first(x):
+        return jnp.median(lax.all_gather(x, "i"), 0)
+
+    def second(x):
+        return jnp.median(lax.all_gather(x, "i"), 0)
+
+    planned(on_four(first), X)
+    (finding,) = planned(on_four(second), X).findings
+
+    assert finding.where == line_of(second, "median")
+
+
+def test_a_line_that_runs_many_times_is_told_once():
+    def body(x):
+        for _ in range(5):
+            x = x + lax.all_gather(x, "i").mean(0)
+        return x
+
+    plan = planned(on_four(body), X)
+
+    assert lines(plan) == ["rewritten: all_gather over 'i', reduce_sum: one psum"]
+    assert count(plan.evaluate, X) == Count(reductions=5)
+
+
+def test_a_primitive_without_a_rule():
+    def body(x):
+        return jnp.fft.fft(lax.all_gather(x, "i"), axis=1).real.sum(0)
+
+    (finding,) = planned(on_four(body), X).findings
+    assert finding.why == "fft needs the whole gathered value"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (
+            lambda g: g[jnp.array([0, 2])].sum(0),
+            "gather needs the whole gathered value",
+        ),
+        (lambda g: jnp.concatenate([g, g]).sum(0), "concatenate of the gathered dimension has no "
+         "matching collective"),
+        (lambda g: jnp.flip(g, 0)[0], "rev of the gathered dimension has no matching collective"),
+        (lambda g: jnp.pad(g, [(1, 0), (0, 0), (0, 0)]).sum(0), "pad of the gathered dimension"),
+        (lambda g: (g + g.transpose(1, 0, 2)).sum(0), "add mixes values that are gathered in "
+         "different ways"),
+        (lambda g: lax.reduce_precision(g, 5, 2).astype(jnp.float16) @ jnp.ones((3, 2), "float16"),
+         "the gathered value leaves the shard_map whole"),
+        (lambda g: lax.reduce_xor(g.astype(jnp.int32), [0]), "reduce_xor of the gathered dimension "
+         "has no matching collective"),
+        (lambda g: jnp.max(g.astype(jnp.float8_e4m3fn), 0).astype(jnp.float32),
+         "reduce_max over devices has no order for float8_e4m3fn"),
+    ],
+)  # fmt: skip
+def test_other_refusals(body, why):
+    """Of blocks `[4, 3]`, so that the gathered dimension could be taken for another one."""
+    x = jnp.asarray(blocks(16, 3))
+    plan = planned(on_four(lambda x: body(lax.all_gather(x, "i"))), x)
+    assert plan.evaluate is None
+    assert [finding.why for finding in plan.findings] == [why]
+
+
+def test_a_custom_rule_of_the_user_is_named():
+    @jax.custom_vjp
+    def straight_through(x):
+        return jnp.round(x)
+
+    straight_through.defvjp(lambda x: (jnp.round(x), None), lambda _, g: (g,))
+
+    function = on_four(lambda x: straight_through(lax.all_gather(x, "i")).mean(0))
+    (finding,) = planned(function, X).findings
+    assert finding.why == (
+        "straight_through has its own rule of differentiation, which is for the whole value: "
+        "differentiate first, as in rewrite(jax.grad(f))"
+    )
+
+
+# ---- differentiation
+
+
+def squares(function):
+    return lambda x: jnp.sum(function(x) ** 2)
+
+
+@pytest.mark.parametrize("check_vma", [False, True], ids=["untyped", "typed"])
+@pytest.mark.parametrize(
+    ("body", "before_grad", "after_grad"),
+    [
+        (lambda g: g.mean(0), Count(reductions=2), Count(reductions=2)),
+        (lambda g: g.max(0), Count(reductions=3), Count(gathers=1, scatters=1)),
+        (
+            lambda g: jnp.average(g, 0, weights=jnp.arange(1.0, 5.0)),
+            Count(reductions=2),
+            Count(reductions=1, scatters=1),
+        ),
+    ],
+    ids=["mean", "max", "weighted"],
+)
+def test_collectives_of_gradients(body, before_grad, after_grad, check_vma):
+    """Before differentiation, both directions; after it, what is linear."""
+    function = on_four(lambda x: body(lax.all_gather(x, "i")), check_vma=check_vma)
+    plain = jax.grad(squares(function))
+    before = jax.grad(squares(lambda x: rewritten_leaves(function)(x)[0]))
+    after = rewritten_leaves(plain)
+
+    assert count(plain, X) == Count(gathers=1, scatters=1)
+    assert count(before, X) == before_grad
+    assert count(after, X) == after_grad
+
+
+def test_a_tiled_scatter_of_equal_parts():
+    """The gradient of a mean of all rows: every row of every device gets the same."""
+    function = on_four(lambda x: lax.all_gather(x, "i", tiled=True).mean(0, keepdims=True))
+    gradient = jax.grad(squares(function))
+    plan = planned(gradient, X)
+
+    assert count(plan.evaluate, X) == Count(reductions=2)
+    assert lines(plan) == [
+        "rewritten: all_gather over 'i', reduce_sum: one psum",
+        "rewritten: reduce_scatter over 'i' of equal parts: one psum",
+    ]
+    assert_close(jax.jit(plan.evaluate)(X)[0], jax.jit(gradient)(X), 1e-6)
+
+
+def test_a_scatter_of_unequal_parts_is_left_alone():
+    def body(x):
+        rows = jnp.broadcast_to(x[0], (4, 3)) * jnp.arange(4.0)[:, None]
+        return lax.psum_scatter(rows, "i")
+
+    assert planned(on_four(body), X) == Plan(None, ())
+
+
+# ---- composition
+
+
+def test_a_train_step_keeps_its_donation():
+    def step(weights, x):
+        def loss(weights):
+            return jnp.mean((x @ weights) ** 2)
+
+        gradient = jax.grad(loss)(weights)
+        return weights - 0.1 * lax.all_gather(gradient, "i").mean(0)
+
+    mapped = jax.shard_map(
+        step, mesh=mesh_of(i=4), in_specs=(P(), P("i")), out_specs=P(), check_vma=False
+    )
+    jitted = jax.jit(mapped, donate_argnums=0)
+    weights = jnp.asarray(blocks(3, 2))
+    wanted = mapped(weights, X)
+    plan = planned(jitted, weights, X)
+
+    changed = jax.jit(plan.evaluate, donate_argnums=0)
+
+    text = changed.lower(weights, X).as_text()
+    assert (text.count("all_gather"), text.count("all_reduce")) == (0, 1)
+    assert "jax.buffer_donor" in text or "tf.aliasing_output" in text
+    assert_close(changed(weights, X)[0], wanted, 1e-6)
+
+
+def test_loops_and_branches_around_a_shard_map():
+    average = on_four(lambda x: lax.all_gather(x, "i").mean(0))
+
+    def function(x):
+        looped = lax.fori_loop(0, 3, lambda _, x: average(x) + 1, x)
+        return lax.cond(looped.sum() > 0, average, lambda x: x, looped)
+
+    assert count(rewritten_leaves(function), X) == Count(reductions=2)
+    assert_close(jax.jit(rewritten_leaves(function))(X)[0], jax.jit(function)(X), 1e-6)
+
+
+def test_a_pmap_inside_jit():
+    mapped = jax.pmap(lambda x: lax.all_gather(x, "i").mean(0), "i", devices=jax.devices()[:4])
+    x = jnp.asarray(blocks(4, 5))
+    function = jax.jit(mapped)
+
+    assert count(function, x) == Count(gathers=1)
+    assert count(rewritten_leaves(function), x) == Count(reductions=1)
+    assert_close(jax.jit(rewritten_leaves(function))(x)[0], function(x), 1e-6)
+
+
+def test_effects_stay():
+    seen = []
+
+    def body(x):
+        jax.debug.callback(lambda x: seen.append(float(x)), x[0, 0])
+        return lax.all_gather(x, "i").mean(0)
+
+    jax.jit(rewritten_leaves(on_four(body)))(X)[0].block_until_ready()
+    jax.effects_barrier()
+    assert sorted(seen) == sorted(np.asarray(X)[::2, 0].tolist())
+
+
+def test_the_name_and_the_line_of_a_reduction_are_those_of_the_user():
+    def body(x):
+        whole = lax.all_gather(x, "i")
+        with jax.named_scope("averaging"):
+            return whole.sum(0)
+
+    text = jax.jit(rewritten_leaves(on_four(body))).lower(X).as_text(debug_info=True)
+
+    file, _, line = line_of(body, "whole.sum").rpartition(":")
+    assert "averaging/psum" in text
+    assert re.search(rf'{re.escape(file)}":{line}:', text)
+    assert "jax_dist" not in text
+
+
+def test_the_same_plan_every_time():
+    def body(x):
+        return lax.all_gather(x, "i").mean(0) + lax.all_gather(2 * x, "i").max(0)
+
+    plans = [planned(on_four(body), X) for _ in range(2)]
+    assert plans[0].findings == plans[1].findings
+    texts = [jax.jit(plan.evaluate).lower(X).as_text() for plan in plans]
+    assert texts[0] == texts[1]
+
+
+def test_a_sum_of_a_weak_type_is_kept():
+    """A psum has no weak type, and the results of a loop would not fit any more."""
+
+    def body(x):
+        whole = lax.all_gather(jnp.asarray(2.0), "i")
+        return x + lax.reduce_max(whole, [0])
+
+    plan = planned(on_four(body), X)
+    assert plan.evaluate is None
+    assert [finding.why for finding in plan.findings] == [
+        "the result has a weak type, and a reduction over devices gives none"
+    ]
