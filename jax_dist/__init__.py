@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what editors and type checkers see
+    from jax_dist._errors import CapturedArrayWarning as CapturedArrayWarning
     from jax_dist.mapping.placement import device_put_replicated as device_put_replicated
     from jax_dist.mapping.placement import device_put_sharded as device_put_sharded
     from jax_dist.mapping.placement import replicate as replicate
@@ -16,6 +17,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
 __version__ = "0.1.0"
 
 _HOMES = {  # what Python sees: imported on first use, so that source tools never load jax
+    "CapturedArrayWarning": "jax_dist._errors",
     "device_put_replicated": "jax_dist.mapping.placement",
     "device_put_sharded": "jax_dist.mapping.placement",
     "explain": "jax_dist.rewriting.api",
@@ -26,6 +28,7 @@ _HOMES = {  # what Python sees: imported on first use, so that source tools neve
     "unreplicate": "jax_dist.mapping.placement",
 }
 __all__ = (
+    "CapturedArrayWarning",
     "__version__",
     "device_put_replicated",
     "device_put_sharded",

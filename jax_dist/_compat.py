@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import Mesh, NamedSharding
 
 from jax_dist._errors import UnsupportedError
@@ -152,6 +153,26 @@ def scan_layout(params: Mapping[str, Any], inputs: int, outputs: int) -> ScanLay
     return ScanLayout(tuple(range(first)), places, tuple(range(count)))
 
 
+def call_of(jaxpr: ClosedJaxpr) -> JaxprEqn:
+    """An equation that calls a jaxpr, as a jit does that was traced to it.
+
+    `jax.jit` would trace again. The parameters are those of an equation that JAX has just made, in
+    the same context, spread over as many operands; their names: seen in 0.10.2 and 0.12.0.1.
+    """
+    model = jax.make_jaxpr(jax.jit(jax.lax.neg))(1.0).eqns[0]
+    ins, outs = len(jaxpr.in_avals), len(jaxpr.out_avals)
+    counts = {
+        "in_shardings": ins,
+        "in_layouts": ins,
+        "donated_invars": ins,
+        "out_shardings": outs,
+        "out_layouts": outs,
+    }
+    spread = {name: (model.params[name][0],) * count for name, count in counts.items()}
+    params = {**model.params, **spread, "jaxpr": jaxpr, "name": "as_it_is"}
+    return model.replace(params=params, outvars=jaxpr.jaxpr.outvars, effects=jaxpr.effects)
+
+
 CAN_REWRITE = jax.__version_info__ >= (0, 10)
 """Whether jaxprs are such as the passes know them: jit of shard_map, typed by `manual_axis_type`.
 
@@ -281,4 +302,6 @@ def _takeovers(originals: Mapping[str, Callable]) -> dict[str, Callable]:
             return out
         return originals["global_array_to_host_local_array"](out, cached, *rest)
 
-    return dict(zip(_PMAP_PARTS, (mesh_devices, cached_shard_map, to_global, to_local), strict=True))
+    return dict(
+        zip(_PMAP_PARTS, (mesh_devices, cached_shard_map, to_global, to_local), strict=True)
+    )

@@ -239,9 +239,7 @@ def _hashable(asked: tuple) -> tuple:
     return (*leaves, structure)
 
 
-def _check(
-    fun: Any, devices: tuple | None, in_axes: AxisPrefix, out_axes: AxisPrefix
-) -> None:
+def _check(fun: Any, devices: tuple | None, in_axes: AxisPrefix, out_axes: AxisPrefix) -> None:
     if not callable(fun):
         raise refusals.not_callable(fun)
     if devices is not None and not devices:

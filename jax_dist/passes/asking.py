@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import Mesh, NamedSharding, Sharding
@@ -21,6 +22,7 @@ from jax_dist.passes.propagation import Layout, Unknown
 
 _SCOPE = "jax_dist_site_{}"
 _SITE = re.compile(r"jax_dist_site_([\d.]+)")
+_UNNAMED = core.DebugInfo("asking", "jax_dist", None, None)
 
 
 def is_partitioned(eqn: JaxprEqn) -> bool:
@@ -104,22 +106,31 @@ def _lowered(
     mesh: Mesh,
     in_shardings: Sequence[NamedSharding | None],
 ) -> jax.stages.Lowered:
-    body = interpreter.open_jaxpr(jaxpr)
-    constants = interpreter.constants(jaxpr)
-    # Constants are arguments here: what is large takes long to write into a program.
-    inputs = [*body.constvars, *body.invars]
-    opened = core.Jaxpr((), inputs, body.outvars, body.eqns, body.effects, interpreter.unnamed())
-
     def with_scopes(anchor: jax.Array, *args: jax.Array) -> Values:
         del anchor
-        return _with_scopes(opened, (), sites, *args)
+        constants = map(_of_no_size, interpreter.constants(jaxpr))
+        return _with_scopes(opened, (), sites, *constants, *args)
 
+    body = interpreter.open_jaxpr(jaxpr)
+    inputs = [*body.constvars, *body.invars]
+    opened = core.Jaxpr((), inputs, body.outvars, body.eqns, body.effects, _UNNAMED)
     # The anchor makes JAX lower for the whole mesh, even if nothing else is known to lie on it.
     anchor = jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))
-    shardings = [*[None] * len(constants), *in_shardings]
-    pairs = zip(inputs, shardings, strict=True)
+    pairs = zip(body.invars, in_shardings, strict=True)
     shapes = [_shape(var.aval, sharding, mesh) for var, sharding in pairs]
     return jax.jit(with_scopes, keep_unused=True).lower(anchor, *shapes)
+
+
+def _of_no_size(constant: Any) -> Any:
+    """A constant of the same type, which takes no time to write into the program.
+
+    How values lie does not depend on what they are. But it must be a constant, and no argument:
+    the compiler cuts a constant anew for each of its uses.
+    """
+    aval = jax.typeof(constant)
+    if not isinstance(aval.dtype, np.dtype) or aval.ndim == 0:
+        return constant  # a PRNG key, or small anyway
+    return np.broadcast_to(np.zeros((), aval.dtype), aval.shape)
 
 
 def _with_scopes(jaxpr: Any, path: Path, sites: frozenset[Path], *args: Any) -> Values:

@@ -24,7 +24,9 @@ class Policy:
     warn_bytes: int = 1024
     lift_bytes: int = 1024
     live: bool = False  # follow the object, instead of its value at trace time
-    follows: bool = True  # keep hold of where a captured object came from, and look whether it changed
+    follows: bool = (
+        True  # keep hold of where a captured object came from, and look whether it changed
+    )
 
 
 DEFAULT = Policy()
@@ -66,7 +68,6 @@ class Watch:
     def __init__(self, fun_name: str, policy: Policy):
         self._fun_name, self._policy = fun_name, policy
         self._told: set[tuple] = set()
-        self._calls = 0
 
     def warn_of(self, captures: Sequence[Capture], *, lifted: bool) -> None:
         """Warns of each capture once."""
@@ -79,13 +80,7 @@ class Watch:
             warn_user(text, CapturedArrayWarning)
 
     def look(self, captures: Sequence[Capture], placed: Sequence[Any]) -> None:
-        """Warns if an object is not what was lifted any more.
-
-        In the calls number 1, 2, 4, 8, ..., for looking takes time that grows with the captures.
-        """
-        self._calls += 1
-        if self._calls & (self._calls - 1):
-            return
+        """Warns if an object is not what was lifted any more."""
         both = zip(captures, placed, strict=True)
         stale = self._not_told([c for c, value in both if _has_changed(c, value)], "stale")
         if stale:

@@ -276,9 +276,8 @@ def _only(states: Sequence[State]) -> Gathered:
 
 def _with(eqn: JaxprEqn, result: Gathered, **params: Any) -> Step:
     """The same equation on the block, with other parameters where they hold sizes."""
-    del eqn
     return Step(
-        results=(result,),
+        results=(result,) * len(eqn.outvars),
         emit=lambda eqn, values: replay(with_params(eqn, **params) if params else eqn, values),
     )
 

@@ -77,9 +77,9 @@ def run(
         return jax.core.eval_jaxpr(body, consts, *args)
     known: dict[Var, Any] = dict(zip(body.constvars, consts, strict=True))
     known.update(zip(body.invars, args, strict=True))
-    start = 0
+    start, last_read = 0, _last_reads(body)
     for place in [*sorted(handlers), len(body.eqns)]:
-        _replay_stretch(body, start, place, known)
+        _replay_stretch(body, start, place, known, last_read)
         if place < len(body.eqns):
             eqn = body.eqns[place]
             with located(eqn, anew=anew):
@@ -128,22 +128,43 @@ def read_all(atoms: Sequence[Atom], known: Mapping[Var, Any]) -> Values:
     return [atom.val if isinstance(atom, Literal) else known[atom] for atom in atoms]
 
 
-def _replay_stretch(body: Jaxpr, start: int, stop: int, known: dict[Var, Any]) -> None:
-    """Replays the equations from `start` to `stop`, and adds their results to `known`."""
+def _last_reads(body: Jaxpr) -> dict[Any, int]:
+    """The place of the last equation that reads each variable; past all for the results."""
+    places: dict[Any, int] = {}
+    for place, eqn in enumerate(body.eqns):
+        places.update((atom, place) for atom in eqn.invars if isinstance(atom, Var))
+    places.update((atom, len(body.eqns)) for atom in body.outvars if isinstance(atom, Var))
+    return places
+
+
+def _replay_stretch(
+    body: Jaxpr, start: int, stop: int, known: dict[Var, Any], last_read: Mapping[Any, int]
+) -> None:
+    """Replays the equations from `start` to `stop`, and adds what is read later to `known`."""
     eqns = body.eqns[start:stop]
     if not eqns:
         return
-    made = [var for eqn in eqns for var in eqn.outvars if not _compat.is_dropped(var)]
-    inside = set(made)
+    inside = {var for eqn in eqns for var in eqn.outvars}
+    made = [var for eqn in eqns for var in eqn.outvars if last_read.get(var, -1) >= stop]
     read = {
         atom: None  # a dict, for its order
         for eqn in eqns
         for atom in eqn.invars
         if not isinstance(atom, Literal) and atom not in inside
     }
-    stretch = Jaxpr((), list(read), made, eqns, body.effects, unnamed())
-    outs = jax.core.eval_jaxpr(stretch, (), *[known[var] for var in read])
+    effects = frozenset().union(*[eqn.effects for eqn in eqns])
+    stretch = Jaxpr((), list(read), made, eqns, effects, unnamed())
+    values = [known[var] for var in read]
+    if len(eqns) < _LONG:
+        outs = jax.core.eval_jaxpr(stretch, (), *values)
+    else:
+        outs = replay(_compat.call_of(core.ClosedJaxpr(stretch, ())), values)
     known.update(zip(made, outs, strict=True))
+
+
+# From this many equations on, a stretch becomes one call of what is traced already: to bind an
+# equation again takes about as long as to trace it for the first time.
+_LONG = 64
 
 
 def replay(eqn: JaxprEqn, values: Sequence[Any]) -> Values:
@@ -192,7 +213,7 @@ def call_shard_map(eqn: JaxprEqn, evaluate: Callable[..., Values], values: Value
     """The shard_map of `eqn` around another body, `evaluate(*blocks)`."""
     params = eqn.params
     mapped = jax.shard_map(
-        evaluate,
+        _standing_for(params["jaxpr"], evaluate),
         # Inside another shard_map, the mesh of the context says which axes are manual already.
         mesh=None if _is_manual() else params["mesh"],
         in_specs=tuple(params["in_specs"]),
@@ -201,6 +222,22 @@ def call_shard_map(eqn: JaxprEqn, evaluate: Callable[..., Values], values: Value
         check_vma=params["check_vma"],
     )
     return mapped(*values)
+
+
+def _standing_for(body: Any, evaluate: Callable[..., Values]) -> Callable[..., Values]:
+    """`evaluate`, which JAX takes to be defined where the body was: a pmap is known by that."""
+
+    def standing(*blocks: Any) -> Values:
+        return evaluate(*blocks)
+
+    found = _DEFINED.fullmatch(str(open_jaxpr(body).debug_info.func_src_info))
+    if found is not None:
+        defined = lambda *blocks: blocks  # never called; JAX reads its code's name and place
+        line = int(found["line"])
+        defined.__code__ = defined.__code__.replace(co_filename=found["file"], co_firstlineno=line)
+        defined.__name__ = found["name"]
+        standing.__wrapped__ = defined  # pyright: ignore[reportFunctionMemberAccess]
+    return standing
 
 
 @contextlib.contextmanager
@@ -225,6 +262,7 @@ def place_of(file: str, line: int | str) -> str:
     return f"{file if here.startswith(os.pardir) else here}:{line}"
 
 
+_DEFINED = re.compile(r"(?P<name>\S+) at (?P<file>.+):(?P<line>\d+)")  # "body at spread.py:47"
 _SUMMARY = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:\d+)? \(")  # "train.py:12:4 (step)"
 # Lines of our own are not the user's, neither in reports nor in the programs that we emit.
 source_info_util.register_exclusion(os.path.dirname(os.path.dirname(__file__)) + os.sep)

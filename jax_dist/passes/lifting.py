@@ -8,6 +8,7 @@ after; the jit object with such a signature is not used again.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -45,9 +46,7 @@ class Traced:
 class Emit(Protocol):
     """Evaluates a program in the current trace."""
 
-    def __call__(
-        self, traced: Traced, lifted: Sequence[Capture], inputs: Sequence[Any]
-    ) -> Values:
+    def __call__(self, traced: Traced, lifted: Sequence[Capture], inputs: Sequence[Any]) -> Values:
         """The inputs are the lifted arrays, in order, and then the dynamic leaves."""
         ...
 
@@ -171,14 +170,29 @@ class LiftedJit:
 
     def _use(self, generation: _Generation) -> None:
         self._current = generation
-        self.dispatch: Callable = self._watching if generation.captures else generation.jitted
+        self.dispatch: Callable = (
+            self._call_of(generation) if generation.captures else (generation.jitted)
+        )
 
-    def _watching(self, *args: Any, **kwargs: Any) -> Any:
-        generation = self._current
+    def _call_of(self, generation: _Generation) -> Callable:
+        """A call with captured arrays. What stands in the closures is paid for in every call."""
+        jitted, values = generation.jitted, generation.values
+        calls = 0
+
+        def watching(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if not calls & (calls - 1):  # 1, 2, 4, 8, ...: looking takes time for each capture
+                self._watch.look(generation.captures, values)
+            return jitted(values, *args, **kwargs)
+
+        def live(*args: Any, **kwargs: Any) -> Any:
+            return jitted(*self._values(generation), *args, **kwargs)
+
         if self.policy.live:
-            return generation.jitted(*self._values(generation), *args, **kwargs)
-        self._watch.look(generation.captures, generation.values)
-        return generation.jitted(generation.values, *args, **kwargs)
+            return live
+        can_change = any(capture.read for capture in generation.captures)
+        return watching if can_change else functools.partial(jitted, values)
 
     def _values(self, generation: _Generation) -> tuple[Any, ...]:
         """What the jit object takes before the arguments: the captured arrays, if there are any."""

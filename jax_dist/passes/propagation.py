@@ -25,6 +25,7 @@ class Layout:
 
     operands: tuple[P, ...]
     results: tuple[P, ...]
+    constants: tuple[int, ...] = ()  # numbers of the operands that no argument has a part in
 
 
 def layouts(
@@ -72,9 +73,11 @@ class _Reader:
     def layout(self, call: ir.Operation) -> Layout | Unknown:
         try:
             operands = tuple(self._spec(value) for value in call.operands)
-            return Layout(operands, tuple(self._spec(value) for value in call.results))
+            results = tuple(self._spec(value) for value in call.results)
         except Unknown as reason:
             return reason
+        constants = [n for n, value in enumerate(call.operands) if _is_constant(value)]
+        return Layout(operands, results, tuple(constants))
 
     def _spec(self, value: ir.Value) -> P:
         rank = ir.ShapedType(value.type).rank
@@ -162,6 +165,14 @@ def _holder(argument: ir.BlockArgument) -> ir.Operation:
 
 def _numbered(per_value: ir.Attribute, place: int) -> Any:
     return sdy.TensorShardingAttr(sdy.TensorShardingPerValueAttr(per_value).shardings[place])
+
+
+def _is_constant(value: ir.Value) -> bool:
+    if isinstance(value, ir.BlockArgument):
+        return False
+    maker = cast(Any, value.owner).operation
+    # A region could read anything from around it.
+    return not maker.regions and all(map(_is_constant, maker.operands))
 
 
 def _meshes(module: ir.Operation) -> Iterator[tuple[str, Any]]:

@@ -1,13 +1,14 @@
 """`rewrite` and `explain`."""
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
 from jax.sharding import Mesh
 
-from jax_dist import _compat, _errors
+from jax_dist import _compat
 from jax_dist._errors import UnsupportedError
 from jax_dist.mapping.attempts import entry
 from jax_dist.passes.capture_policy import Captures
@@ -108,7 +109,7 @@ def rewrite(
     )
     if not _compat.CAN_REWRITE:
         raise UnsupportedError(f"jax_dist.rewrite needs jax 0.10 or later, not {jax.__version__}")
-    return _wrapped(fun, RewrittenProgram(fun, _name_of(fun), wishes))
+    return _Function(fun, RewrittenProgram(fun, _name_of(fun), wishes))
 
 
 def explain(
@@ -159,10 +160,19 @@ def explain(
     return rewritten.report(*args, **kwargs)
 
 
-def _wrapped(fun: Callable, dispatcher: RewrittenProgram) -> Any:
-    """The closure that the user calls. What stands here is paid for in every call."""
+class _Function:
+    """What the user calls. What stands in `__call__` is paid for in every call.
 
-    def rewritten(*args: Any, **kwargs: Any) -> Any:
+    A class, for jax.jit copies the attributes of a function: jit(rewritten).lower would be ours.
+    """
+
+    def __init__(self, fun: Callable, dispatcher: RewrittenProgram):
+        functools.update_wrapper(self, fun)
+        self._rewriting = dispatcher
+
+    @entry
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        dispatcher = self._rewriting
         try:
             if kwargs:
                 return dispatcher.dispatch(*args, **kwargs)
@@ -171,19 +181,19 @@ def _wrapped(fun: Callable, dispatcher: RewrittenProgram) -> Any:
             found = captures
         return dispatcher.settle(found, args, kwargs)
 
-    def lower(*args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        return program.ask("lower", dispatcher, args, kwargs)
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Methods can be rewritten, too."""
+        return self if instance is None else types.MethodType(self, instance)
 
-    def trace(*args: Any, **kwargs: Any) -> jax.stages.Traced:
-        return program.ask("trace", dispatcher, args, kwargs)
+    def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        return program.ask("lower", self._rewriting, args, kwargs)
 
-    def report(*args: Any, **kwargs: Any) -> Report:
-        return reporting.report_of(fun, dispatcher, args, kwargs)
+    def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        return program.ask("trace", self._rewriting, args, kwargs)
 
-    extra: Any = functools.update_wrapper(entry(rewritten), fun)
-    extra.lower, extra.trace = lower, trace
-    extra.report = report
-    return extra
+    def report(self, /, *args: Any, **kwargs: Any) -> Report:
+        fun: Any = self.__wrapped__  # pyright: ignore[reportAttributeAccessIssue]
+        return reporting.report_of(fun, self._rewriting, args, kwargs)
 
 
 def _name_of(fun: Any) -> str:

@@ -51,12 +51,16 @@ def checked(
             raise _wrong(name, count, "it is a size in bytes", "Give an integer, 0 or more.")
     if specs is not None and not isinstance(specs, Mapping):
         raise _wrong(
-            "specs", specs, "it says how to cut which operation",
+            "specs",
+            specs,
+            "it says how to cut which operation",
             "Give {'name of the op': (in_specs, out_specs)}.",
         )
     if live_captures and captures != "lift":
         raise _wrong(
-            "live_captures", live_captures, f"captures={captures!r} leaves arrays in the program",
+            "live_captures",
+            live_captures,
+            f"captures={captures!r} leaves arrays in the program",
             "Say captures='lift' too, or leave live_captures out.",
         )
     policy = Policy(captures, warn_bytes, lift_bytes, live_captures)

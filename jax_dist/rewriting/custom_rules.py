@@ -96,9 +96,7 @@ def _of_smooth(eqn: JaxprEqn, args: Sequence[Any], smooth: Sequence[int]) -> Cal
     return call
 
 
-def _traced_there(
-    eqn: JaxprEqn, fun: Callable, types: Sequence[Any]
-) -> tuple[ClosedJaxpr, Any]:
+def _traced_there(eqn: JaxprEqn, fun: Callable, types: Sequence[Any]) -> tuple[ClosedJaxpr, Any]:
     """The jaxpr of `fun` in the context of `eqn`, and the structure of its result."""
     trees = []
 

@@ -1,7 +1,8 @@
 """Which values of a loop around pmaps are cut over the mapped axis, and which are whole.
 
 Letters: `n` is the size of the mapped axis. A value is whole where every device has all of it, or
-cut along a dimension of size `n`, of which each device has one slice, `[.., 1, ..]`.
+cut along a dimension of size `n * k`, of which each device has one block, `[.., k, ..]`; `k` is 1
+for what the user maps, and may be more for what JAX keeps for a gradient.
 """
 
 import dataclasses
@@ -42,8 +43,9 @@ class Region:
             return value
         if state is not WHOLE:
             raise Refused("a value that is cut over the devices is used as a whole")
-        index = lax.axis_index(self.axis)
-        return lax.dynamic_slice_in_dim(value, index, 1, axis=wanted)
+        block = value.shape[wanted] // self.size
+        start = lax.axis_index(self.axis) * block
+        return lax.dynamic_slice_in_dim(value, start, block, axis=wanted)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,7 +70,9 @@ class Walk:
         known: dict[Any, State] = dict.fromkeys(body.constvars, WHOLE)
         known.update(zip(body.invars, states, strict=True))
         for eqn in body.eqns:
-            known.update(zip(eqn.outvars, self.step(eqn, _of(eqn.invars, known)).states, strict=True))
+            known.update(
+                zip(eqn.outvars, self.step(eqn, _of(eqn.invars, known)).states, strict=True)
+            )
         return _of(body.outvars, known)
 
     def evaluate(self, jaxpr: Any, args: Sequence[Any], states: Sequence[State]) -> Values:
@@ -105,7 +109,9 @@ class Walk:
         if eqn.effects:
             raise Refused(f"'{name}' has an effect, which every device would have")
         if all(state is WHOLE for state in states):
-            return Step((WHOLE,) * len(eqn.outvars), lambda values: anew.bind_anew(eqn, values), states)
+            return Step(
+                (WHOLE,) * len(eqn.outvars), lambda values: anew.bind_anew(eqn, values), states
+            )
         if name in ELEMENTWISE:
             return self._elementwise(eqn, states)
         if name == "reduce_sum":
@@ -136,13 +142,13 @@ class Walk:
     def _elementwise(self, eqn: JaxprEqn, states: States) -> Step:
         (dim,) = _only(states)
         taken = tuple(
-            dim if state is WHOLE and _spans(atom, dim, self.region.size) else state
+            dim if state is WHOLE and _spans(atom, dim) else state
             for atom, state in zip(eqn.invars, states, strict=True)
         )
         return Step((dim,), lambda values: anew.bind_anew(eqn, values), taken)
 
     def _sum(self, eqn: JaxprEqn, states: States) -> Step:
-        """Over the cut dimension, a sum of one element, and then one over the devices."""
+        """Over the cut dimension, a sum of the block, and then one over the devices."""
         (dim,) = _only(states)
         axes = tuple(int(axis) for axis in eqn.params["axes"])
         if dim not in axes:
@@ -167,16 +173,21 @@ def _only(states: States) -> set[int]:
     return dims
 
 
-def _spans(atom: Any, dim: int, size: int) -> bool:
+def _spans(atom: Any, dim: int) -> bool:
+    """Whether it has a dimension that is cut in the other operands; a size of 1 is stretched."""
     shape = atom.aval.shape
-    return len(shape) > dim and shape[dim] == size and size > 1
+    return len(shape) > dim and shape[dim] > 1
 
 
 # ---- loops in loops
 
 
 def _settled(
-    walk: Walk, body: Any, states: list[State], carries_in: Sequence[int], carries_out: Sequence[int]
+    walk: Walk,
+    body: Any,
+    states: list[State],
+    carries_in: Sequence[int],
+    carries_out: Sequence[int],
 ) -> tuple[list[State], States]:
     """The states of a body's inputs and results, once what is carried is cut as it comes out."""
     while True:
@@ -274,9 +285,7 @@ def _joined(states: Sequence[State]) -> State:
     return next(iter(dims), WHOLE)
 
 
-def _pass_on_wishes(
-    walk: Walk, inner: Walk, eqn: JaxprEqn, body: Any, fixed: set[int]
-) -> None:
+def _pass_on_wishes(walk: Walk, inner: Walk, eqn: JaxprEqn, body: Any, fixed: set[int]) -> None:
     for place, var in enumerate(interpreter.open_jaxpr(body).invars):
         atom = eqn.invars[place]
         if var in inner.wanted and isinstance(atom, Var):
@@ -294,10 +303,15 @@ def _local_body(
         return walk.cut_all(walk.evaluate(body, args, states), results, leaving)
 
     types = [
-        anew.type_of(var.aval, {} if state is WHOLE else {state: 1})
+        _local_type(region, var.aval, state)
         for var, state in zip(opened.invars, states, strict=True)
     ]
     return interpreter.in_form_of(body, jax.make_jaxpr(evaluate)(*types))
+
+
+def _local_type(region: Region, aval: Any, state: State) -> jax.ShapeDtypeStruct:
+    sizes = {} if state is WHOLE else {state: aval.shape[state] // region.size}
+    return anew.type_of(aval, sizes)
 
 
 LOOPS: dict[str, Callable[[Walk, JaxprEqn, States], Step]] = {

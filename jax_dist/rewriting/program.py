@@ -84,9 +84,7 @@ class RewrittenProgram:
         with pmaps_over_all_processes(self._wishes.mesh, self._while_traced):
             return fun(*args, **kwargs)
 
-    def _emit(
-        self, traced: Traced, lifted: Sequence[Capture], inputs: Sequence[Any]
-    ) -> Values:
+    def _emit(self, traced: Traced, lifted: Sequence[Capture], inputs: Sequence[Any]) -> Values:
         """Evaluates the rewritten program in the current trace."""
         check_none_local(traced.jaxpr)
         shardings = self._shardings(traced)
@@ -95,9 +93,7 @@ class RewrittenProgram:
         self.findings, self.lifted = (*self._while_traced, *findings), tuple(lifted)
         return results
 
-    def _passes(
-        self, shardings: Sequence[NamedSharding | None], lifted: int
-    ) -> list[Pass]:
+    def _passes(self, shardings: Sequence[NamedSharding | None], lifted: int) -> list[Pass]:
         wishes = self._wishes
         passes = []
         if jax.process_count() == 1:
@@ -111,9 +107,7 @@ class RewrittenProgram:
             passes.append(Pass(GATHERS, plan_gathers))
         return passes
 
-    def _route(
-        self, in_shardings: Sequence[NamedSharding | None], jaxpr: ClosedJaxpr
-    ) -> Plan:
+    def _route(self, in_shardings: Sequence[NamedSharding | None], jaxpr: ClosedJaxpr) -> Plan:
         plan = plan_partitioning(
             jaxpr, mesh=self._wishes.mesh, in_shardings=in_shardings, specs=self._wishes.specs
         )

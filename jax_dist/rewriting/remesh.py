@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
@@ -81,6 +81,8 @@ def _move(site: PmapSite, mesh: Mesh | None) -> _Move:
         return _Move(site, site.mesh, site.axis, site.mesh)
     if own is not None and not set(own) <= set(mesh.devices.flat):
         raise Refused("it has devices that are not in the mesh")
+    if any(kind != AxisType.Auto for kind in mesh.axis_types):
+        raise Refused("the mesh has axes that are not Auto, on which shardings are types")
     chosen = _chosen_axes(site, mesh)
     axis = chosen[site.axis]
     own_names = {target: name for name, target in chosen.items()}

@@ -44,7 +44,9 @@ def _as_given(fun: Callable, args: tuple, kwargs: dict) -> tuple[jax.stages.Lowe
     return traced.lower(), traced.jaxpr
 
 
-def _large(captured: list[Capture] | tuple[Capture, ...], dispatcher: RewrittenProgram) -> list[str]:
+def _large(
+    captured: list[Capture] | tuple[Capture, ...], dispatcher: RewrittenProgram
+) -> list[str]:
     least = dispatcher.warn_bytes
     return [capture.name for capture in captured if capture.bytes >= least or capture.is_key]
 

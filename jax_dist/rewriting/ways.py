@@ -1,6 +1,5 @@
 """The same function as pmap, as shard_map, and as a jit that is left to find its collectives."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,9 +17,7 @@ from jax_dist.rewriting.cost import Program, program_of
 from jax_dist.rewriting.pmap_sites import PmapSite, mapped_dimension, pmap_site, pmap_sites
 
 
-def compare(
-    jaxpr: ClosedJaxpr, name: str, programs: tuple[Program, Program]
-) -> Comparison | None:
+def compare(jaxpr: ClosedJaxpr, name: str, programs: tuple[Program, Program]) -> Comparison | None:
     """The ways to write a function with pmaps; None for one without.
 
     Args:
@@ -56,31 +53,34 @@ def _handler_of(eqn: JaxprEqn) -> interpreter.Handler | None:
 
 
 def _batched(site: PmapSite, values: Values) -> Values:
+    """The blocks of all devices side by side, along a dimension of their own."""
     dims_in = [mapped_dimension(spec) for spec in site.eqn.params["in_specs"]]
     dims_out = [mapped_dimension(spec) for spec in site.eqn.params["out_specs"]]
-
-    def body(*slices: Any) -> Values:
-        blocks = [_expanded(value, dim) for value, dim in zip(slices, dims_in, strict=True)]
-        results = anew.evaluate_anew(site.body, blocks)
-        return [
-            value if dim is None else lax.squeeze(value, [dim])
-            for value, dim in zip(results, dims_out, strict=True)
-        ]
-
     laid = [_laid(site, value, dim) for value, dim in zip(values, dims_in, strict=True)]
-    results = jax.vmap(body, in_axes=tuple(dims_in), out_axes=0, axis_name=site.axis)(*laid)
-    return [
-        result[0] if dim is None else jnp.moveaxis(result, 0, dim)
-        for result, dim in zip(results, dims_out, strict=True)
-    ]
+    blocks = [_split(value, dim, site.size) for value, dim in zip(laid, dims_in, strict=True)]
+
+    def body(*blocks: Any) -> Values:
+        return anew.evaluate_anew(site.body, blocks)
+
+    results = jax.vmap(body, in_axes=tuple(dims_in), out_axes=0, axis_name=site.axis)(*blocks)
+    return [_joined(result, dim) for result, dim in zip(results, dims_out, strict=True)]
 
 
-def _expanded(value: Any, dim: int | None) -> Any:
-    return value if dim is None else lax.expand_dims(value, [dim])
+def _split(value: Any, dim: int | None, count: int) -> Any:
+    """`[.., n * k, ..] -> [.., n, k, ..]`"""
+    if dim is None:
+        return value
+    return jnp.reshape(value, (*value.shape[:dim], count, -1, *value.shape[dim + 1 :]))
+
+
+def _joined(result: Any, dim: int | None) -> Any:
+    """`[n, .., k, ..] -> [.., n * k, ..]`; of what all devices share, one."""
+    if dim is None:
+        return result[0]
+    moved = jnp.moveaxis(result, 0, dim)
+    return jnp.reshape(moved, (*moved.shape[:dim], -1, *moved.shape[dim + 2 :]))
 
 
 def _laid(site: PmapSite, value: Any, dim: int | None) -> Any:
     spec = P() if dim is None else P(*[None] * dim, site.axis)
     return lax.with_sharding_constraint(value, NamedSharding(site.mesh, spec))
-
-

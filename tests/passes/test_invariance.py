@@ -171,6 +171,39 @@ def test_types_of_an_unchecked_shard_map_inside_a_checked_one_say_nothing():
     assert (set(scope.inside(inside).axes), set(scope.inside(inside).typed)) == (BOTH, NONE)
 
 
+def test_what_leaves_a_shard_map_may_be_cut_by_the_next():
+    """A sum over j is the same along j; its parts are not."""
+
+    def outer(x):
+        first = jax.shard_map(
+            lambda x: lax.psum(x, "j"),
+            in_specs=P(),
+            out_specs=P(),
+            axis_names={"j"},
+            check_vma=False,
+        )
+        second = jax.shard_map(
+            lambda x: x, in_specs=P("j"), out_specs=P("j"), axis_names={"j"}, check_vma=False
+        )
+        return second(first(x))
+
+    function = jax.shard_map(
+        outer,
+        mesh=mesh_of(i=2, j=3),
+        in_specs=P("i"),
+        out_specs=P("i"),
+        axis_names={"i"},
+        check_vma=False,
+    )
+    outside, _, second = shard_maps(function)
+    invariance, scope = Invariance(), OUTSIDE.inside(outside)
+    (inputs,) = invariance.of_body_inputs(outside, [NOWHERE], OUTSIDE)
+    facts = invariance.facts(outside.params["jaxpr"], inputs, scope)
+    (entering,) = invariance.of_body_inputs(second, [facts[second.invars[0]]], scope)
+
+    assert [set(each) for each in entering] == [NONE]
+
+
 def shard_maps(function):
     """Their equations, the outer one first."""
     found = equations(jax.make_jaxpr(function)(X))
