@@ -82,10 +82,10 @@ class JitOptions:
     donate_argnums: tuple[int, ...] = ()
     donate_argnames: tuple[str, ...] = ()
     keep_unused: bool = False
-    compiler_options: Mapping[str, Any] | None = None
+    compiler_options: dict[str, Any] | None = None
 
 
-def jit_options(fun: object) -> JitOptions:
+def jit_options(fun: Any) -> JitOptions:
     """The options of a jit object; the defaults for any other callable.
 
     A jit object tells what it donates (`trace(...).args_info`), but not which arguments are static.
@@ -94,7 +94,7 @@ def jit_options(fun: object) -> JitOptions:
     """
     if not (hasattr(fun, "lower") and hasattr(fun, "clear_cache")):
         return JitOptions()
-    info: Any = fun._jit_info  # ty: ignore
+    info = fun._jit_info
     return JitOptions(
         static_argnums=tuple(info.static_argnums),
         static_argnames=tuple(info.static_argnames),

@@ -80,7 +80,7 @@ class Dispatcher:
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The jaxpr as a caller sees it (`jax.make_jaxpr` asks for it): on the same arguments."""
         self._choose()
-        program = self._program if self._processes is None else self._processes.jitted_view
+        program: Any = self._program if self._processes is None else self._processes.jitted_view
         with Attempt():
             return program.trace(*args, **kwargs)
 

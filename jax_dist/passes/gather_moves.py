@@ -34,6 +34,7 @@ from jax_dist.passes.primitives import ELEMENTWISE
 @rule(*ELEMENTWISE)
 def _elementwise(eqn: JaxprEqn, states: Sequence[State]) -> Step:
     """On the blocks. Operands of rank 0, or of size 1 where the others are longer, broadcast."""
+    demand_no_sharding(eqn)
     gathered = agreeing(eqn, states)
     cut = cutting(eqn, states, gathered)
     return Step(
@@ -283,9 +284,9 @@ def _with(eqn: JaxprEqn, result: Gathered, **params: Any) -> Step:
 
 
 def _demand_other_axes(eqn: JaxprEqn, gathered: Gathered) -> None:
-    names = axes_of(eqn)
+    names, name = axes_of(eqn), eqn.primitive.name.removesuffix("_invariant")
     if set(names) & set(gathered.names):
-        raise Refuse(f"{eqn.primitive.name} over {spelled(names)} of what was gathered over it")
+        raise Refuse(f"{name} over {spelled(names)} of what was gathered over it")
 
 
 def _demand_other(eqn: JaxprEqn, gathered: Gathered, dimension: Any) -> None:

@@ -1,4 +1,4 @@
-"""The gathers of a program: which there are, what they cost, and which of them belong together.
+"""The gathers of a program: what stands for them, which belong together, and what they cost.
 
 Gathers whose values meet in one equation are kept or deferred together, so they are one group, and
 it is the group that has to be worth its while.
@@ -10,7 +10,19 @@ from collections.abc import Iterable, Sequence
 
 from jax.extend.core import JaxprEqn
 
-from jax_dist.passes.gather_states import Collective, Site, Spread, aval_of
+from jax_dist import _compat
+from jax_dist.passes.gather_moves import inserted
+from jax_dist.passes.gather_states import (
+    Collective,
+    Gathered,
+    Refuse,
+    Site,
+    Spread,
+    State,
+    aval_of,
+    spelled,
+)
+from jax_dist.passes.invariance import axes_of
 from jax_dist.passes.ring import ring_bytes
 
 
@@ -26,6 +38,50 @@ class Gather:
         """Of the result, on one device."""
         aval = aval_of(self.eqn.outvars[0])
         return math.prod(aval.shape) * aval.dtype.itemsize
+
+
+def spread_of(eqn: JaxprEqn) -> Spread:
+    groups = eqn.params["axis_index_groups"]
+    return Spread(
+        names=axes_of(eqn),
+        groups=None if groups is None else tuple(tuple(group) for group in groups),
+        size=eqn.params["axis_size"],
+    )
+
+
+def why_never(eqn: JaxprEqn, spread: Spread) -> str | None:
+    """Why this gather is none to look at; None: it is."""
+    if spread.size == 1:
+        return ""  # it sends nothing
+    aval = aval_of(eqn.invars[0])
+    if _compat.is_unreduced(aval):
+        return "the gathered value is of an unreduced type"
+    if not all(isinstance(size, int) for size in aval.shape):
+        return "the gathered value has a dimension of unknown size"
+    return None
+
+
+def deferred(eqn: JaxprEqn, state: State, spread: Spread, site: Site) -> Gathered:
+    """The state of what a gather gives. Of a gathered operand, it adds another spread."""
+    dimension = int(eqn.params["all_gather_dimension"])
+    before = state if isinstance(state, Gathered) else Gathered((), ())
+    if set(before.names) & set(spread.names):
+        raise Refuse(f"all_gather over {spelled(spread.names)} of what was gathered over it")
+    sites = tuple(sorted({*before.sites, site}))
+    if not eqn.params["tiled"]:
+        spreads = inserted(before, dimension)
+        return Gathered((), sites).at({**spreads, dimension: spread})
+    spreads = dict(before.spreads)
+    if dimension in spreads:
+        spread = _beside(spread, spreads[dimension])
+    return Gathered((), sites).at({**spreads, dimension: spread})
+
+
+def _beside(outer: Spread, inner: Spread) -> Spread:
+    """A tiled gather along a dimension that is gathered: the blocks of both, the last outermost."""
+    if outer.groups is not None or inner.groups is not None:
+        raise Refuse("all_gather in groups along the gathered dimension")
+    return Spread(outer.names + inner.names, None, outer.size * inner.size)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +114,7 @@ class Groups:
         self._made.extend((first, each) for each in made)
 
     def all(self) -> list[Group]:
-        """Those for which a collective is made, in order of the program."""
+        """In order of the program."""
         sites: dict[Site, list[Site]] = {}
         for site in sorted(self._first):
             sites.setdefault(self._root(site), []).append(site)

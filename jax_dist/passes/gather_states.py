@@ -102,6 +102,12 @@ def rule(*primitives: str) -> Callable[[Rule], Rule]:
     return register
 
 
+def no_rule(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+    """The law of all other primitives."""
+    del states
+    raise Refuse(f"{eqn.primitive.name} needs the whole gathered value")
+
+
 def spelled(names: Sequence[AxisName]) -> str:
     """'i' for one axis, ('i', 'j') for two."""
     return repr(names[0]) if len(names) == 1 else repr(tuple(names))

@@ -5,28 +5,24 @@ value pins the gathers behind it: they stay, and in the next walk their results 
 """
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-import jax
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from jax_dist import _compat
 from jax_dist.passes import gather_moves, gather_reductions, scatters
-from jax_dist.passes.gather_sites import Gather, Groups, Made
+from jax_dist.passes.gather_sites import Gather, Groups, Made, deferred, spread_of, why_never
 from jax_dist.passes.gather_states import (
     RULES,
     Gathered,
     Refuse,
     Site,
-    Spread,
     State,
     Whole,
-    aval_of,
-    spelled,
+    no_rule,
 )
+from jax_dist.passes.gather_words import is_of_jax, plain_name, why_outside
 from jax_dist.passes.interpreter import (
     Atom,
     Handler,
@@ -41,7 +37,7 @@ from jax_dist.passes.interpreter import (
     trace_again,
     with_bodies,
 )
-from jax_dist.passes.invariance import Facts, Invariance, Same, Scope, axes_of, same_of
+from jax_dist.passes.invariance import Facts, Invariance, Same, Scope, same_of
 from jax_dist.passes.primitives import INLINED
 
 RULE_MODULES = (gather_moves, gather_reductions)  # they fill RULES
@@ -123,7 +119,7 @@ class Walk:
         for atom in open_jaxpr(jaxpr).outvars:
             state = frame.state(atom)
             if isinstance(state, Gathered) and isinstance(atom, Var):
-                why = f"the gathered value leaves the {_plain_name(eqn)} whole"
+                why = f"the gathered value leaves the {plain_name(eqn)} whole"
                 self._pin(state.sites, why, frame.line(frame.makers[atom]))
         return handlers
 
@@ -165,15 +161,15 @@ class Walk:
     def _gather(self, eqn: JaxprEqn, at: Site, frame: Frame) -> Handler | None:
         """Deferred: the block is all that is needed of it."""
         site = self._site(eqn, at, frame)
-        spread = _spread(eqn)
+        spread = spread_of(eqn)
         if site not in self.pins:
-            why = _why_never(eqn, spread)
+            why = why_never(eqn, spread)
             if why is not None:
                 self._pin([site], why, frame.line(eqn))
         if site in self.pins:
             return self._by_rule(eqn, frame) if frame.has_gathered(eqn) else None
         try:
-            state = _deferred(eqn, frame.state(eqn.invars[0]), spread, site)
+            state = deferred(eqn, frame.state(eqn.invars[0]), spread, site)
         except Refuse as refusal:
             self._refuse(eqn, frame, str(refusal))
             return None
@@ -189,14 +185,14 @@ class Walk:
         (operand,) = eqn.invars
         operand = operand if isinstance(operand, Literal) else self._origin(operand)
         tiled, dimension = eqn.params["tiled"], int(eqn.params["all_gather_dimension"])
-        key = (operand, frame.loop, _spread(eqn), tiled, dimension)
+        key = (operand, frame.loop, spread_of(eqn), tiled, dimension)
         site = at if isinstance(operand, Literal) else self._equal.setdefault(key, at)
-        self.gathers.setdefault(site, Gather(eqn, _spread(eqn)))
+        self.gathers.setdefault(site, Gather(eqn, spread_of(eqn)))
         return site
 
     def _by_rule(self, eqn: JaxprEqn, frame: Frame) -> Handler | None:
         states = [frame.state(atom) for atom in eqn.invars]
-        law = RULES.get(eqn.primitive.name, _no_rule)
+        law = RULES.get(eqn.primitive.name, no_rule)
         try:
             step = law(eqn, states)
         except Refuse as refusal:
@@ -234,7 +230,7 @@ class Walk:
             same=[same_of(atom, frame.facts, frame.scope) for atom in eqn.invars],
             gathered=gathered,
             constant=[scatters.constant_along(atom, frame.constant) for atom in eqn.invars],
-            called_at=frame.line(eqn) if frame.called_at or _is_of_jax(jaxpr) else "",
+            called_at=frame.line(eqn) if frame.called_at or is_of_jax(jaxpr) else "",
         )
         handlers, inside = self._body(body, at, frame.loop)
         results = [inside.state(atom) for atom in open_jaxpr(jaxpr).outvars]
@@ -312,108 +308,10 @@ def _changed(jaxpr: Any, handlers: Handlers) -> Any:
     return trace_again(jaxpr, lambda *args: run(jaxpr, args, handlers))
 
 
-# ---- gathers
-
-
-def _spread(eqn: JaxprEqn) -> Spread:
-    groups = eqn.params["axis_index_groups"]
-    return Spread(
-        names=axes_of(eqn),
-        groups=None if groups is None else tuple(tuple(group) for group in groups),
-        size=eqn.params["axis_size"],
-    )
-
-
-def _why_never(eqn: JaxprEqn, spread: Spread) -> str | None:
-    """Why this gather is none to look at; None: it is."""
-    if spread.size == 1:
-        return ""  # it sends nothing
-    aval = aval_of(eqn.invars[0])
-    if _compat.is_unreduced(aval):
-        return "the gathered value is of an unreduced type"
-    if not all(isinstance(size, int) for size in aval.shape):
-        return "the gathered value has a dimension of unknown size"
-    return None
-
-
-def _deferred(eqn: JaxprEqn, state: State, spread: Spread, site: Site) -> Gathered:
-    """The state of what a gather gives. Of a gathered operand, it adds another spread."""
-    dimension = int(eqn.params["all_gather_dimension"])
-    before = state if isinstance(state, Gathered) else Gathered((), ())
-    if set(before.names) & set(spread.names):
-        raise Refuse(f"all_gather over {spelled(spread.names)} of what was gathered over it")
-    sites = tuple(sorted({*before.sites, site}))
-    if not eqn.params["tiled"]:
-        spreads = gather_moves.inserted(before, dimension)
-        return Gathered((), sites).at({**spreads, dimension: spread})
-    spreads = dict(before.spreads)
-    if dimension in spreads:
-        spread = _beside(spread, spreads[dimension])
-    return Gathered((), sites).at({**spreads, dimension: spread})
-
-
-def _beside(outer: Spread, inner: Spread) -> Spread:
-    """A tiled gather along a dimension that is gathered: the blocks of both, the last outermost."""
-    if outer.groups is not None or inner.groups is not None:
-        raise Refuse("all_gather in groups along the gathered dimension")
-    return Spread(outer.names + inner.names, None, outer.size * inner.size)
-
-
 def _sites(states: Sequence[State]) -> tuple[Site, ...]:
     return tuple(
         sorted({s for state in states if isinstance(state, Gathered) for s in state.sites})
     )
-
-
-# ---- reasons
-
-
-def _no_rule(eqn: JaxprEqn, states: Sequence[State]) -> Any:
-    del states
-    raise Refuse(f"{eqn.primitive.name} needs the whole gathered value")
-
-
-def why_outside(eqn: JaxprEqn) -> str:
-    """Why an equation with bodies takes no gathered value."""
-    name = eqn.primitive.name
-    if name in ("scan", "while"):
-        return (
-            f"the gather is outside the {_plain_name(eqn)} and its use inside: a reduction over "
-            "devices would run in every iteration"
-        )
-    if name == "cond":
-        return (
-            "the gather is outside the cond and its use inside: a reduction over devices would "
-            "stand in a branch that some of them may not take"
-        )
-    if name in ("custom_jvp_call", "custom_vjp_call"):
-        return (
-            f"{_plain_name(eqn)} has its own rule of differentiation, which is for the whole "
-            "value: differentiate first, as in rewrite(jax.grad(f))"
-        )
-    return f"{_plain_name(eqn)} takes the gathered value whole: gather inside it"
-
-
-def _plain_name(eqn: JaxprEqn) -> str:
-    """In the user's words: "relu" of a custom_jvp_call."""
-    plain = {"remat2": "checkpoint", "while": "while loop"}.get(eqn.primitive.name)
-    if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
-        return traced_function(bodies(eqn)[0])[0] or eqn.primitive.name
-    return plain or eqn.primitive.name
-
-
-def traced_function(jaxpr: Any) -> tuple[str, str]:
-    """Name and file of the function that a jaxpr was traced from; "" where unknown."""
-    info = open_jaxpr(jaxpr).debug_info
-    return (info.func_name or "", info.func_filename or "") if info.func_src_info else ("", "")
-
-
-def _is_of_jax(jaxpr: Any) -> bool:
-    """Whether it is a helper of jax itself, such as jnp.var.
-
-    JAX traces it once, so its equations bear the line of its first caller in the process.
-    """
-    return traced_function(jaxpr)[1].startswith(os.path.dirname(jax.__file__) + os.sep)
 
 
 def _scatters(jaxpr: Jaxpr) -> bool:

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
+from jax.core import eval_jaxpr
 from jax.extend import core, source_info_util
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
-
-from jax_dist.passes import user_lines
 
 from jax_dist import _compat
 
@@ -74,7 +73,7 @@ def run(
     body = open_jaxpr(jaxpr)
     consts = constants(jaxpr) if consts is None else consts
     if not handlers:
-        return jax.core.eval_jaxpr(body, consts, *args)
+        return eval_jaxpr(body, consts, *args)
     known: dict[Var, Any] = dict(zip(body.constvars, consts, strict=True))
     known.update(zip(body.invars, args, strict=True))
     start, last_read = 0, _last_reads(body)
@@ -156,7 +155,7 @@ def _replay_stretch(
     stretch = Jaxpr((), list(read), made, eqns, effects, unnamed())
     values = [known[var] for var in read]
     if len(eqns) < _LONG:
-        outs = jax.core.eval_jaxpr(stretch, (), *values)
+        outs = eval_jaxpr(stretch, (), *values)
     else:
         outs = replay(_compat.call_of(core.ClosedJaxpr(stretch, ())), values)
     known.update(zip(made, outs, strict=True))
@@ -169,11 +168,11 @@ _LONG = 64
 
 def replay(eqn: JaxprEqn, values: Sequence[Any]) -> Values:
     """Binds one equation to other values, of other shapes if need be."""
-    invars = [Var(jax.typeof(value)) for value in values]
+    invars: list[Any] = [Var(jax.typeof(value)) for value in values]
     outvars = [Var(var.aval) for var in eqn.outvars]  # what nobody reads, too
     moved = eqn.replace(invars=invars, outvars=outvars)
     single = Jaxpr((), invars, outvars, [moved], eqn.effects, unnamed())
-    return jax.core.eval_jaxpr(single, (), *values)
+    return eval_jaxpr(single, (), *values)
 
 
 def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:

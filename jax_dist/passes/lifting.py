@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
+from jax.core import Tracer
+import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from jax_dist import _compat
@@ -21,6 +23,9 @@ from jax_dist.passes import captures as capturing
 from jax_dist.passes.capture_policy import Policy
 from jax_dist.passes.captures import Capture
 from jax_dist.passes.interpreter import Values
+
+_NO_OPTIONS = _compat.JitOptions()
+_WATCHED = 1024  # calls in which to look whether captured objects have changed
 
 
 class NewCaptures(BaseException):
@@ -94,9 +99,10 @@ class LiftedJit:
         *,
         call: Callable,
         policy: Policy = capture_policy.DEFAULT,
-        options: _compat.JitOptions = _compat.JitOptions(),
+        options: _compat.JitOptions = _NO_OPTIONS,
         emit: Emit = emit_as_is,
         place: Callable[[Traced, Any], Any] = lambda traced, value: value,
+        changed: Callable[[], None] = lambda: None,
     ):
         """
         Args:
@@ -107,13 +113,16 @@ class LiftedJit:
           options: of the jit.
           emit: evaluates what was traced.
           place: puts a captured array where the traced program will use it.
+          changed: called when `dispatch` is another.
         """
         self.name, self.policy = name, policy
         self._fun, self._traced_call = fun, call
         self._options, self._emit, self._place = options, emit, place
+        self._changed = changed
         self._watch = capture_policy.Watch(name, policy)
         self._inside_jit = self._generation((), (), lifts=False)
-        self._use(self._generation((), (), lifts=True))
+        self._current = self._generation((), (), lifts=True)
+        self.dispatch: Callable = self._current.jitted
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """A call, whatever is captured."""
@@ -163,36 +172,38 @@ class LiftedJit:
         current = self._current
         known = {self._identity(capture) for capture in current.captures}
         new = [c for c in traced.captures if self._identity(c) not in known]
-        values = (*current.values, *[self._place(traced, c.value) for c in new])
+        values = (*current.values, *[self._place(traced, _as_it_is(c.value)) for c in new])
         generation = self._generation((*current.captures, *new), values, lifts=True)
         self._use(generation)
         return generation
 
     def _use(self, generation: _Generation) -> None:
         self._current = generation
-        self.dispatch: Callable = (
-            self._call_of(generation) if generation.captures else (generation.jitted)
-        )
+        self.dispatch = self._call_of(generation) if generation.captures else generation.jitted
+        self._changed()
 
     def _call_of(self, generation: _Generation) -> Callable:
-        """A call with captured arrays. What stands in the closures is paid for in every call."""
-        jitted, values = generation.jitted, generation.values
+        """A call with captured arrays."""
+        if self.policy.live:
+            return lambda *args, **kwargs: generation.jitted(
+                *self._values(generation), *args, **kwargs
+            )
+        call = functools.partial(generation.jitted, generation.values)
+        if not any(capture.read for capture in generation.captures):
+            return call
         calls = 0
 
         def watching(*args: Any, **kwargs: Any) -> Any:
             nonlocal calls
             calls += 1
             if not calls & (calls - 1):  # 1, 2, 4, 8, ...: looking takes time for each capture
-                self._watch.look(generation.captures, values)
-            return jitted(values, *args, **kwargs)
+                self._watch.look(generation.captures, generation.values)
+            if calls == _WATCHED and self.dispatch is watching:
+                self.dispatch = call
+                self._changed()
+            return call(*args, **kwargs)
 
-        def live(*args: Any, **kwargs: Any) -> Any:
-            return jitted(*self._values(generation), *args, **kwargs)
-
-        if self.policy.live:
-            return live
-        can_change = any(capture.read for capture in generation.captures)
-        return watching if can_change else functools.partial(jitted, values)
+        return watching
 
     def _values(self, generation: _Generation) -> tuple[Any, ...]:
         """What the jit object takes before the arguments: the captured arrays, if there are any."""
@@ -249,8 +260,8 @@ class LiftedJit:
 
     def _look_at(self, leaves: Sequence[Any], tree: Any, signature: tuple) -> Traced:
         """Traces the user's function; his Python runs here, once per signature."""
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)]
-        static = [None if isinstance(leaf, jax.core.Tracer) else leaf for leaf in leaves]
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
+        static = [None if isinstance(leaf, Tracer) else leaf for leaf in leaves]
         out_trees = []
 
         def flat(*dynamic: Any) -> list[Any]:
@@ -269,14 +280,19 @@ class LiftedJit:
         return Traced(jaxpr, as_it_is, captures, tuple(places), signature, out_trees[-1])
 
 
+def _as_it_is(value: Any) -> Any:
+    """A copy of a NumPy array: on CPU, JAX may share its memory, and later writes would be seen."""
+    return np.array(value) if isinstance(value, np.ndarray) else value
+
+
 def _signature(leaves: Sequence[Any], tree: Any) -> tuple:
     """What a trace depends on: types of the dynamic leaves, values of the static ones."""
     return (
         tree,
-        *[jax.typeof(leaf) if isinstance(leaf, jax.core.Tracer) else leaf for leaf in leaves],
+        *[jax.typeof(leaf) if isinstance(leaf, Tracer) else leaf for leaf in leaves],
     )
 
 
 def _is_staged() -> bool:
     """Whether what is computed now is recorded for later, by a jit or a scan around."""
-    return isinstance(jax.device_put(0.0), jax.core.Tracer)  # compiles nothing
+    return isinstance(jax.device_put(0.0), Tracer)  # compiles nothing

@@ -8,7 +8,7 @@ its cache key is the same in each process.
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.extend.core import ClosedJaxpr, Var
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -139,18 +139,16 @@ def _route(site: Place, layout: Layout | Unknown, mesh: Mesh) -> Route:
 
 
 def _joined(sites: Sequence[Place], found: Mapping[Path, Route]) -> dict[Path, Route]:
-    """The routes, without a detour where one hands its results to others as these want them.
+    """The routes, without the detours that the compiler sees through in its own calls only.
 
-    Else the results would be cut as the program had them, and put together again right after; the
-    compiler sees through that between two of its own calls, but not between constraints.
+    A constant is there in any form; and a result that only goes to other routes, as these want it,
+    need not be cut in between as the program had it.
     """
     joined = dict(found)
     for site in sites:
-        constants = _constants(site.within)
-        for number, atom in enumerate(site.eqn.invars):
-            if isinstance(atom, Literal) or atom in constants:
-                taken = found[site.path].taken.operands[number]
-                joined[site.path] = joined[site.path].with_operand(number, taken)
+        for number in found[site.path].chosen.constants:
+            taken = found[site.path].taken.operands[number]
+            joined[site.path] = joined[site.path].with_operand(number, taken)
         for number, var in enumerate(site.eqn.outvars):
             readers = _readers(site, var, sites)
             taken = found[site.path].taken.results[number]
@@ -159,15 +157,6 @@ def _joined(sites: Sequence[Place], found: Mapping[Path, Route]) -> dict[Path, R
                 for path, operand in readers:
                     joined[path] = joined[path].with_operand(operand, taken)
     return joined
-
-
-def _constants(jaxpr: Jaxpr) -> set[Var]:
-    """What is computed from constants only."""
-    known = set(jaxpr.constvars)
-    for eqn in jaxpr.eqns:
-        if all(isinstance(atom, Literal) or atom in known for atom in eqn.invars):
-            known.update(eqn.outvars)
-    return known
 
 
 def _readers(site: Place, var: Var, sites: Sequence[Place]) -> list[tuple[Path, int]]:

@@ -11,7 +11,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from jax_dist.passes.gather_reductions import Over, psum
-from jax_dist.passes.gather_states import as_typed, shape_of
+from jax_dist.passes.gather_states import as_typed, aval_of, shape_of
 from jax_dist.passes.interpreter import Atom, Values, bodies, open_jaxpr
 from jax_dist.passes.primitives import CALLS, ELEMENTWISE
 
@@ -37,6 +37,8 @@ def constant_along(atom: Atom, known: Constancy) -> Dimensions:
 
 
 def scatters_equal_parts(eqn: JaxprEqn, known: Constancy) -> bool:
+    if aval_of(eqn.outvars[0]).weak_type:  # a psum would not keep that
+        return False
     return int(eqn.params["scatter_dimension"]) in constant_along(eqn.invars[0], known)
 
 

@@ -20,9 +20,7 @@ from jax_dist.rewriting.report import Report
 
 
 class Rewritten(Protocol):
-    """A rewritten function: called like the one it was made from."""
-
-    __wrapped__: Callable
+    """A rewritten function: called like the one it was made from, which is its `__wrapped__`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -192,8 +190,7 @@ class _Function:
         return program.ask("trace", self._rewriting, args, kwargs)
 
     def report(self, /, *args: Any, **kwargs: Any) -> Report:
-        fun: Any = self.__wrapped__  # pyright: ignore[reportAttributeAccessIssue]
-        return reporting.report_of(fun, self._rewriting, args, kwargs)
+        return reporting.report_of(self._rewriting.again(), args, kwargs)
 
 
 def _name_of(fun: Any) -> str:

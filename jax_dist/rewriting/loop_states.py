@@ -41,7 +41,7 @@ class Region:
         """A whole value cut along a dimension, on each device; any other stays."""
         if state == wanted:
             return value
-        if state is not WHOLE:
+        if state is not None or wanted is None:
             raise Refused("a value that is cut over the devices is used as a whole")
         block = value.shape[wanted] // self.size
         start = lax.axis_index(self.axis) * block
@@ -108,7 +108,7 @@ class Walk:
             return LOOPS[name](self, eqn, states)
         if eqn.effects:
             raise Refused(f"'{name}' has an effect, which every device would have")
-        if all(state is WHOLE for state in states):
+        if all(state is None for state in states):
             return Step(
                 (WHOLE,) * len(eqn.outvars), lambda values: anew.bind_anew(eqn, values), states
             )
@@ -123,33 +123,41 @@ class Walk:
             raise Refused("its pmaps go over several axes")
         taken = tuple(mapped_dimension(spec) for spec in eqn.params["in_specs"])
         for atom, state, want in zip(eqn.invars, states, taken, strict=True):
-            if state is WHOLE and want is not WHOLE and isinstance(atom, Var):
-                self.wanted.setdefault(atom, want)
-            elif state is not WHOLE and want != state:
+            if state is None:
+                self.want(atom, want)
+            elif want != state:
                 raise Refused("a pmap takes a value in another way than it is cut")
         results = tuple(mapped_dimension(spec) for spec in eqn.params["out_specs"])
         return Step(results, lambda values: anew.evaluate_anew(site.body, values), taken)
+
+    def want(self, atom: Any, dim: State) -> None:
+        """Notes that a pmap would take a whole value cut along a dimension."""
+        if dim is not None and isinstance(atom, Var):
+            self.wanted.setdefault(atom, dim)
+
+    def want_as(self, inner: "Walk", body: Any, atoms: Sequence[Any]) -> None:
+        """Notes what the body of an equation wants, of the operands that become its inputs."""
+        for var, atom in zip(_inputs(body), atoms, strict=True):
+            self.want(atom, inner.wanted.get(var, WHOLE))
 
     def _call(self, eqn: JaxprEqn, states: States) -> Step:
         (body,) = interpreter.bodies(eqn)
         inner = Walk(self.region)
         results = inner.states(body, states)
-        for var, atom in zip(interpreter.open_jaxpr(body).invars, eqn.invars, strict=True):
-            if var in inner.wanted and isinstance(atom, Var):
-                self.wanted.setdefault(atom, inner.wanted[var])
+        self.want_as(inner, body, eqn.invars)
         return Step(results, lambda values: inner.evaluate(body, values, states), states)
 
     def _elementwise(self, eqn: JaxprEqn, states: States) -> Step:
-        (dim,) = _only(states)
+        dim = _one(states)
         taken = tuple(
-            dim if state is WHOLE and _spans(atom, dim) else state
+            dim if state is None and _spans(atom, dim) else state
             for atom, state in zip(eqn.invars, states, strict=True)
         )
         return Step((dim,), lambda values: anew.bind_anew(eqn, values), taken)
 
     def _sum(self, eqn: JaxprEqn, states: States) -> Step:
         """Over the cut dimension, a sum of the block, and then one over the devices."""
-        (dim,) = _only(states)
+        dim = _one(states)
         axes = tuple(int(axis) for axis in eqn.params["axes"])
         if dim not in axes:
             left = dim - sum(axis < dim for axis in axes)
@@ -165,12 +173,12 @@ def _of(atoms: Sequence[Any], known: dict[Any, State]) -> States:
     return tuple(WHOLE if isinstance(atom, Literal) else known[atom] for atom in atoms)
 
 
-def _only(states: States) -> set[int]:
-    """The one dimension along which operands are cut, in a set."""
-    dims = {state for state in states if state is not WHOLE}
+def _one(states: Sequence[State]) -> int:
+    """The one dimension along which operands are cut, of which there are some."""
+    dims = {state for state in states if state is not None}
     if len(dims) > 1:
         raise Refused("values are combined that are cut along different dimensions")
-    return dims
+    return dims.pop()
 
 
 def _spans(atom: Any, dim: int) -> bool:
@@ -194,7 +202,7 @@ def _settled(
         results = walk.states(body, states)
         changed = False
         for place, result in zip(carries_in, carries_out, strict=True):
-            if states[place] is WHOLE and results[result] is not WHOLE:
+            if states[place] is None and results[result] is not None:
                 states[place] = results[result]
                 changed = True
             elif results[result] not in (WHOLE, states[place]):
@@ -210,15 +218,13 @@ def _scan(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
     if any(state == 0 for place, state in enumerate(states) if place not in fixed):
         raise Refused("the scan runs along the dimension that is cut over the devices")
     inner = Walk(walk.region)
-    start = [
-        state if place in fixed or state is WHOLE else state - 1
-        for place, state in enumerate(states)
-    ]
+    start = [_in_a_step(place in fixed, state) for place, state in enumerate(states)]
     inside, results = _settled(inner, body, start, layout.carries_in, layout.carries_out)
     carried = dict(zip(layout.carries_out, [inside[p] for p in layout.carries_in], strict=True))
     leaving = tuple(carried.get(place, result) for place, result in enumerate(results))
     outside = tuple(_outside(place in fixed, state) for place, state in enumerate(inside))
-    _pass_on_wishes(walk, inner, eqn, body, fixed)
+    for place, (var, atom) in enumerate(zip(_inputs(body), eqn.invars, strict=True)):
+        walk.want(atom, _outside(place in fixed, inner.wanted.get(var, WHOLE)))
 
     def emit(values: Values) -> Values:
         new = _local_body(walk.region, inner, body, inside, leaving)
@@ -228,9 +234,17 @@ def _scan(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
     return Step(made, emit, outside)
 
 
+def _in_a_step(is_fixed: bool, state: State) -> State:  # noqa: FBT001
+    """What is stacked has one dimension more in front, that of the steps; in a step it is gone."""
+    return state if is_fixed or state is None else state - 1
+
+
 def _outside(is_fixed: bool, state: State) -> State:  # noqa: FBT001
-    """What is stacked has one dimension more in front, that of the steps."""
-    return state if is_fixed or state is WHOLE else state + 1
+    return state if is_fixed or state is None else state + 1
+
+
+def _inputs(body: Any) -> Sequence[Var]:
+    return interpreter.open_jaxpr(body).invars
 
 
 def _while(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
@@ -252,15 +266,12 @@ def _while(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
         }
         return interpreter.replay(anew.without_mesh(eqn, bodies), values)
 
-    body_vars = interpreter.open_jaxpr(params["body_jaxpr"]).invars
-    for var, atom in zip(body_vars, eqn.invars[conds:], strict=True):
-        if var in inner.wanted and isinstance(atom, Var):
-            walk.wanted.setdefault(atom, inner.wanted[var])
+    walk.want_as(inner, params["body_jaxpr"], eqn.invars[conds:])
     return Step(carried, emit, (*states[:conds], *inside))
 
 
 def _cond(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
-    if states[0] is not WHOLE:
+    if states[0] is not None:
         raise Refused("a branch is chosen by a value that is cut over the devices")
     inner = Walk(walk.region)
     branches = eqn.params["branches"]
@@ -274,29 +285,18 @@ def _cond(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
         return interpreter.replay(anew.without_mesh(eqn, {"branches": new}), values)
 
     for branch in branches:
-        for var, atom in zip(interpreter.open_jaxpr(branch).invars, eqn.invars[1:], strict=True):
-            if var in inner.wanted and isinstance(atom, Var):
-                walk.wanted.setdefault(atom, inner.wanted[var])
+        walk.want_as(inner, branch, eqn.invars[1:])
     return Step(leaving, emit, states)
 
 
 def _joined(states: Sequence[State]) -> State:
-    dims = _only(tuple(states))
-    return next(iter(dims), WHOLE)
-
-
-def _pass_on_wishes(walk: Walk, inner: Walk, eqn: JaxprEqn, body: Any, fixed: set[int]) -> None:
-    for place, var in enumerate(interpreter.open_jaxpr(body).invars):
-        atom = eqn.invars[place]
-        if var in inner.wanted and isinstance(atom, Var):
-            walk.wanted.setdefault(atom, inner.wanted[var] + (place not in fixed))
+    return WHOLE if all(state is None for state in states) else _one(states)
 
 
 def _local_body(
     region: Region, walk: Walk, body: Any, states: Sequence[State], leaving: Sequence[State]
 ) -> Any:
     """The body on what one device has of its inputs."""
-    opened = interpreter.open_jaxpr(body)
     results = walk.states(body, states)
 
     def evaluate(*args: Any) -> Values:
@@ -304,13 +304,13 @@ def _local_body(
 
     types = [
         _local_type(region, var.aval, state)
-        for var, state in zip(opened.invars, states, strict=True)
+        for var, state in zip(_inputs(body), states, strict=True)
     ]
     return interpreter.in_form_of(body, jax.make_jaxpr(evaluate)(*types))
 
 
 def _local_type(region: Region, aval: Any, state: State) -> jax.ShapeDtypeStruct:
-    sizes = {} if state is WHOLE else {state: aval.shape[state] // region.size}
+    sizes = {} if state is None else {state: aval.shape[state] // region.size}
     return anew.type_of(aval, sizes)
 
 

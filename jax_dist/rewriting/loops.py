@@ -29,7 +29,7 @@ class LoopInside:
         return [self._spec(state) for state in self.step.states]
 
     def _spec(self, state: State) -> P:
-        return P() if state is WHOLE else P(*[None] * state, self.region.axis)
+        return P() if state is None else P(*[None] * state, self.region.axis)
 
     def evaluate(self, values: Values) -> Values:
         """On values of the whole program."""

@@ -69,6 +69,8 @@ def _in_our_words(
         donated=(),
         choice=choice,
         arrays="local",
+        captures="allow",
+        gathers="keep",
     )
 
     def rebuild(values: Sequence[Any]) -> tuple[tuple, dict]:

@@ -6,18 +6,19 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.mapping.attempts import call_under_way, entry
+from jax_dist.passes.asking import meshes_of
 from jax_dist.passes.captures import Capture
 from jax_dist.passes.findings import Finding, Plan
 from jax_dist.passes.gathers import plan_gathers
 from jax_dist.passes.interpreter import Values
 from jax_dist.passes.lifting import LiftedJit, NewCaptures, Traced
-from jax_dist.passes.asking import meshes_of
 from jax_dist.passes.partitioning import plan_partitioning
 from jax_dist.passes.pipeline import Pass, evaluate_through
 from jax_dist.passes.primitives import GATHERS
@@ -30,58 +31,61 @@ class RewrittenProgram:
     """All that the calls of one rewritten function share.
 
     Attributes:
+      fun: the user's function.
+      name: of the program.
+      wishes: what the user wants of the rewriting.
       dispatch: what a call goes through; one C++ call in the steady state.
       findings: of the last trace.
       lifted: the captured arrays that are arguments, in the last trace.
     """
 
     def __init__(self, fun: Callable, name: str, wishes: Wishes):
-        self.name, self.mesh, self.warn_bytes = name, wishes.mesh, wishes.policy.warn_bytes
-        self._fun, self._wishes = fun, wishes
+        self.fun, self.name, self.wishes = fun, name, wishes
         self.findings: tuple[Finding, ...] = ()
         self.lifted: tuple[Capture, ...] = ()
         self._while_traced: list[Finding] = []
-        self._jit = self._new_jit()
         self._by_shardings: dict[tuple, LiftedJit] = {}
+        self._jit = self._new_jit()
         self.dispatch: Callable = self._jit.dispatch
+
+    def again(self) -> "RewrittenProgram":
+        """The same, and nothing traced: what jit has in its cache tells no findings any more."""
+        return RewrittenProgram(self.fun, self.name, self.wishes)
 
     def settle(self, found: NewCaptures, args: tuple, kwargs: dict) -> Any:
         """Makes the call whose trace found captures that are not arguments yet."""
-        try:
-            return self._jit.settle(found, args, kwargs)
-        finally:
-            if not self._by_shardings:
-                self.dispatch = self._jit.dispatch
+        return self._jit.settle(found, args, kwargs)
 
     def ask(self, method: str, args: tuple, kwargs: dict) -> Any:
         """`lower` or `trace`, for these arguments."""
         if self._by_shardings:
             self._jit = self._jit_for(args, kwargs)
-        try:
-            return getattr(self._jit, method)(*args, **kwargs)
-        finally:
-            if not self._by_shardings:
-                self.dispatch = self._jit.dispatch
+        return getattr(self._jit, method)(*args, **kwargs)
 
     def look_again(self, args: tuple, kwargs: dict) -> None:
         """After a compile (see `mapping.dispatch`): arguments are left where the user put them."""
 
     def _new_jit(self) -> LiftedJit:
         return LiftedJit(
-            lambda: self._fun,
+            lambda: self.fun,
             self.name,
             call=self._traced_fun,
-            policy=self._wishes.policy,
-            options=_compat.jit_options(self._fun),
+            policy=self.wishes.policy,
+            options=_compat.jit_options(self.fun),
             emit=self._emit,
             place=self._place,
+            changed=self._renew_dispatch,
         )
+
+    def _renew_dispatch(self) -> None:
+        if not self._by_shardings:
+            self.dispatch = self._jit.dispatch
 
     def _traced_fun(self, *args: Any, **kwargs: Any) -> Any:
         """The user's function, as the trace calls it."""
-        fun = _compat.inside_jit(self._fun) if jax.process_count() > 1 else self._fun
+        fun = _compat.inside_jit(self.fun) if jax.process_count() > 1 else self.fun
         self._while_traced = []
-        with pmaps_over_all_processes(self._wishes.mesh, self._while_traced):
+        with pmaps_over_all_processes(self.wishes.mesh, self._while_traced):
             return fun(*args, **kwargs)
 
     def _emit(self, traced: Traced, lifted: Sequence[Capture], inputs: Sequence[Any]) -> Values:
@@ -94,7 +98,7 @@ class RewrittenProgram:
         return results
 
     def _passes(self, shardings: Sequence[NamedSharding | None], lifted: int) -> list[Pass]:
-        wishes = self._wishes
+        wishes = self.wishes
         passes = []
         if jax.process_count() == 1:
             passes.append(Pass({"shard_map"}, functools.partial(plan_remesh, mesh=wishes.mesh)))
@@ -109,7 +113,7 @@ class RewrittenProgram:
 
     def _route(self, in_shardings: Sequence[NamedSharding | None], jaxpr: ClosedJaxpr) -> Plan:
         plan = plan_partitioning(
-            jaxpr, mesh=self._wishes.mesh, in_shardings=in_shardings, specs=self._wishes.specs
+            jaxpr, mesh=self.wishes.mesh, in_shardings=in_shardings, specs=self.wishes.specs
         )
         if plan.evaluate is not None:
             self._follow_shardings()
@@ -125,7 +129,7 @@ class RewrittenProgram:
 
     def _place(self, traced: Traced, value: Any) -> Any:
         """Puts a captured array on every device of the program, once."""
-        mesh = self._wishes.mesh
+        mesh = self.wishes.mesh
         if mesh is None:
             meshes = meshes_of(traced.jaxpr, self._shardings(traced))
             mesh = meshes[0] if len(meshes) == 1 else None
@@ -161,7 +165,7 @@ def ask(method: str, dispatcher: RewrittenProgram, args: tuple, kwargs: dict) ->
 
 
 def _named_sharding(leaf: Any) -> NamedSharding | None:
-    sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
+    sharding = None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
     return sharding if isinstance(sharding, NamedSharding) else None
 
 

@@ -1,7 +1,7 @@
 """Makes the report of a rewriting: both programs, compiled and measured, and nothing run."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,31 +10,33 @@ from jax_dist import _compat
 from jax_dist._errors import CapturedArrayWarning
 from jax_dist.passes.captures import Capture, find_captures
 from jax_dist.rewriting import gradients, program, ways
+from jax_dist.rewriting.arguments import Wishes
 from jax_dist.rewriting.cost import program_of
 from jax_dist.rewriting.program import RewrittenProgram
 from jax_dist.rewriting.report import CapturedArray, Report
 from jax_dist.rewriting.stability import verdict_of
 
 
-def report_of(fun: Callable, dispatcher: RewrittenProgram, args: tuple, kwargs: dict) -> Report:
-    """What the rewriting does with `fun` on these arguments; abstract ones will do."""
+def report_of(rewriting: RewrittenProgram, args: tuple, kwargs: dict) -> Report:
+    """What a rewriting, which has traced nothing yet, does on these arguments."""
+    fun, name, wishes = rewriting.fun, rewriting.name, rewriting.wishes
     before, jaxpr = _as_given(fun, args, kwargs)
     captured = find_captures(jaxpr, fun)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CapturedArrayWarning)  # the report says it
-        after = program.ask("lower", dispatcher, args, kwargs)
-    lifted = {capture.key for capture in dispatcher.lifted}
+        after = program.ask("lower", rewriting, args, kwargs)
+    lifted = {capture.key for capture in rewriting.lifted}
     kept = [capture for capture in captured if capture.key not in lifted]
     programs = program_of(before), program_of(after)
     return Report(
-        name=dispatcher.name,
+        name=name,
         before=programs[0],
         after=programs[1],
-        cache_before=verdict_of(before, _large(captured, dispatcher)),
-        cache_after=verdict_of(after, _large(kept, dispatcher)),
-        findings=(*dispatcher.findings, *gradients.find_doubled_sums(jaxpr)),
+        cache_before=verdict_of(before, _large(captured, wishes)),
+        cache_after=verdict_of(after, _large(kept, wishes)),
+        findings=(*rewriting.findings, *gradients.find_doubled_sums(jaxpr)),
         captured=tuple(_row(capture, lifted) for capture in captured),
-        compare=ways.compare(jaxpr, dispatcher.name, programs),
+        compare=ways.compare(jaxpr, name, programs),
     )
 
 
@@ -44,10 +46,8 @@ def _as_given(fun: Callable, args: tuple, kwargs: dict) -> tuple[jax.stages.Lowe
     return traced.lower(), traced.jaxpr
 
 
-def _large(
-    captured: list[Capture] | tuple[Capture, ...], dispatcher: RewrittenProgram
-) -> list[str]:
-    least = dispatcher.warn_bytes
+def _large(captured: Sequence[Capture], wishes: Wishes) -> list[str]:
+    least = wishes.policy.warn_bytes
     return [capture.name for capture in captured if capture.bytes >= least or capture.is_key]
 
 

@@ -35,6 +35,9 @@ def compare(jaxpr: ClosedJaxpr, name: str, programs: tuple[Program, Program]) ->
 def _automatic(jaxpr: ClosedJaxpr) -> Program | str:
     """Each pmap as a vmap whose mapped axis is cut over the mesh: XLA places the collectives."""
 
+    if any(_has_region(site.body) for site in pmap_sites(jaxpr)):
+        return "not tried for a pmap in a pmap"
+
     def automatic(*args: Any) -> Values:
         return interpreter.run_deep(jaxpr, args, _handler_of)
 
@@ -43,6 +46,10 @@ def _automatic(jaxpr: ClosedJaxpr) -> Program | str:
     except NotImplementedError as error:  # a collective that vmap has no rule for
         return str(error).splitlines()[0]
     return program_of(lowered)
+
+
+def _has_region(body: Any) -> bool:
+    return any(eqn.primitive.name == "shard_map" for eqn in interpreter.equations(body))
 
 
 def _handler_of(eqn: JaxprEqn) -> interpreter.Handler | None:

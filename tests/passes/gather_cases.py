@@ -600,6 +600,11 @@ def inside_checkpoint(x):
     return jax.checkpoint(lambda x: jnp.sin(gather(x).mean(0)))(x)
 
 
+@rewritten(reductions=1)
+def largest_inside_checkpoint(x):
+    return jax.checkpoint(lambda x: jnp.sin(gather(x).max(0)))(x)
+
+
 @kept("checkpoint takes the gathered value whole: gather inside it")
 def gather_outside_checkpoint(x):
     whole = gather(x)

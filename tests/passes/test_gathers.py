@@ -251,6 +251,20 @@ def test_a_scatter_of_unequal_parts_is_left_alone():
     assert planned(on_four(body), X) == Plan(None, ())
 
 
+# ---- values that are none
+
+
+def test_a_nan_on_one_device_reaches_all():
+    x = X.at[2, 1].set(jnp.nan)  # on the second device
+    function = on_four(lambda x: lax.all_gather(x, "i").max(0) - lax.all_gather(-x, "i").min(0))
+    plan = planned(function, x)
+    assert count(plan.evaluate, x) == Count(reductions=2)
+
+    found = np.isnan(np.asarray(jax.jit(plan.evaluate)(x)[0]))
+
+    assert found.tolist() == [[False, True, False], [False] * 3] * 4
+
+
 # ---- composition
 
 

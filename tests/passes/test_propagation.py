@@ -142,6 +142,26 @@ def test_what_shardy_puts_in_between_is_read_too():
     assert layouts(program) == {"a": propagation.Layout((by_i,), (by_i,))}
 
 
+def test_operands_made_of_constants_are_told():
+    array = "tensor<8x6xf32>"
+    program = Written(
+        f"%c = stablehlo.constant dense<1.0> : {array}",
+        f"%d = stablehlo.add %c, %c : {array}",
+        f"%e = stablehlo.add %d, %x : {array}",
+        "%i = stablehlo.constant dense<0> : tensor<i32>",
+        # Its operand is a constant, and yet it gives an argument.
+        f'%f = "stablehlo.case"(%i) ({{"stablehlo.return"(%x) : ({array}) -> ()}}) '
+        f": (tensor<i32>) -> {array}",
+        call("of_constant", "d"),
+        call("of_sum", "e"),
+        call("of_case", "f"),
+        arguments=argument("x", '@mesh, [{"i"}, {}]'),
+    )
+
+    constants = {name: layout.constants for name, layout in layouts(program).items()}
+    assert constants == {"of_constant": (0,), "of_sum": (), "of_case": ()}
+
+
 def test_an_argument_of_an_unknown_region_is_not_known():
     program = Written(
         '%r = "stablehlo.all_reduce"(%x) <{replica_groups = dense<0> : tensor<1x1xi64>}> ({',

@@ -6,6 +6,7 @@ is lifted, and has a pmap that gathers for a mean.
 
 import functools
 import re
+import types
 
 import jax
 import jax.export
@@ -58,6 +59,16 @@ _OF_BUSY = np.mean(np.asarray(_X * _W), 0) - np.asarray(_X * _W)
 _FUNCTIONS = pytest.mark.parametrize(
     ("fun", "expected"), [(_plain, _OF_PLAIN), (_busy, _OF_BUSY)], ids=["plain", "busy"]
 )
+_FUNCTIONS_AND_MESHES = pytest.mark.parametrize(
+    ("fun", "expected", "mesh"),
+    [
+        (_plain, _OF_PLAIN, _MESH),
+        (_busy, _OF_BUSY, None),
+        (_busy, _OF_BUSY, _MESH),
+        (_busy, _OF_BUSY, mesh_of(data=4, model=2)),
+    ],
+    ids=["plain", "busy", "busy, 4", "busy, 4x2"],
+)
 _MESHES = pytest.mark.parametrize(
     "mesh", [None, _MESH, mesh_of(data=4, model=2)], ids=["no mesh", "4", "4x2"]
 )
@@ -74,8 +85,7 @@ def _close(found, expected):
 # ---- composition
 
 
-@_FUNCTIONS
-@_MESHES
+@_FUNCTIONS_AND_MESHES
 def test_it_composes_with_the_transforms_of_jax(fun, expected, mesh):
     rewritten = _quiet(fun, mesh=mesh)
     pair = jnp.stack([_X, _X])
@@ -103,8 +113,7 @@ def test_second_derivatives(fun, expected):
     np.testing.assert_allclose(curved(_quiet(fun))(_X), wanted, rtol=1e-4, atol=1e-5)
 
 
-@_FUNCTIONS
-@_MESHES
+@_FUNCTIONS_AND_MESHES
 def test_it_can_be_exported(fun, expected, mesh):
     exported = jax.export.export(jax.jit(_quiet(fun, mesh=mesh)))(_X)
     devices = exported.nr_devices
@@ -128,8 +137,7 @@ def test_with_jit_disabled(fun, expected):
         _close(_quiet(fun)(_X), expected)
 
 
-@_FUNCTIONS
-@_MESHES
+@_FUNCTIONS_AND_MESHES
 def test_with_the_checks_of_jax_enabled(fun, expected, mesh):
     with jax.enable_checks(True):
         rewritten = _quiet(fun, mesh=mesh)
@@ -440,6 +448,13 @@ def test_a_rewritten_function_looks_like_the_one_it_is_made_from():
     assert rewritten.report(_X).name == "_busy"
 
 
+def test_a_jit_around_it_has_methods_of_its_own():
+    """jax.jit copies the attributes of a function, and would take `lower` for its own."""
+    jitted = jax.jit(_quiet(_busy), donate_argnums=0)
+
+    assert [info.donated for info in jax.tree.leaves(jitted.lower(_X).args_info)] == [True]
+
+
 def test_methods_partials_and_callables():
     class Model:
         def __init__(self, w):
@@ -453,3 +468,11 @@ def test_methods_partials_and_callables():
     model = Model(_W)
     for fun in (model.apply, model, functools.partial(Model.apply, model)):
         _close(_quiet(fun, mesh=_MESH)(_X), _OF_BUSY)
+
+    class Decorated:
+        @rewrite
+        def scaled(self, x):
+            return x * self
+
+    _close(Decorated.scaled(2.0, _X), 2 * _X)
+    assert isinstance(Decorated().scaled, types.MethodType)
