@@ -1,0 +1,96 @@
+"""Compiles programs that capture random values, as they are and rewritten.
+
+Prints how many of them were found in the persistent cache.
+"""
+
+import json
+import os
+import sys
+import warnings
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_dist
+
+_RANDOM = np.random.default_rng()  # seeded by the system: other values in each process
+TABLE = jnp.asarray(_RANDOM.normal(size=(64, 64)), jnp.float32)
+KEY = jax.random.key(int(_RANDOM.integers(1 << 30)))
+_hits = []
+
+
+class Model:
+    def __init__(self):
+        self.weights = [_RANDOM.normal(size=(64, 64)).astype(np.float32)]
+
+    def __call__(self, x):
+        return x @ self.weights[0]
+
+
+def closure(x):
+    return x @ TABLE
+
+
+def in_scan(x):
+    return jax.lax.scan(lambda c, _: (c @ TABLE * 0.1, None), x, None, length=3)[0]
+
+
+def key(x):
+    return x + jax.random.normal(KEY, x.shape)
+
+
+def mapped(x):
+    return jax.pmap(lambda v: jax.lax.psum(v @ TABLE, "i"), "i")(x)
+
+
+def decorated(x):
+    return x @ TABLE
+
+
+FUNCTIONS = {
+    "closure": closure,
+    "in_scan": in_scan,
+    "key": key,
+    "mapped": mapped,
+    "model": Model(),
+}
+
+
+def hits(call, x):
+    before = len(_hits)
+    jax.block_until_ready(call(x))
+    return len(_hits) - before
+
+
+def heard(event, **_):
+    if event == "/jax/compilation_cache/cache_hits":
+        _hits.append(event)
+
+
+def named(name, fun):
+    def call(x):
+        return fun(x)
+
+    call.__name__ = name
+    return call
+
+
+def main():
+    warnings.simplefilter("ignore", jax_dist.CapturedArrayWarning)
+    jax.monitoring.register_event_listener(heard)
+    x = np.ones((8, 64), np.float32)
+    found = {}
+    for name, fun in FUNCTIONS.items():
+        found[f"plain_{name}"] = hits(jax.jit(named(f"plain_{name}", fun)), x)
+        found[f"lifted_{name}"] = hits(jax_dist.rewrite(named(f"lifted_{name}", fun)), x)
+    kept = jax_dist.pmap(named("plain_decorated", decorated), captures="allow")
+    found["plain_decorated"] = hits(kept, x)
+    found["lifted_decorated"] = hits(jax_dist.pmap(named("lifted_decorated", decorated)), x)
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
