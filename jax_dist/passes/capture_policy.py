@@ -29,9 +29,6 @@ class Policy:
     )
 
 
-DEFAULT = Policy()
-
-
 def worth_lifting(
     jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Policy
 ) -> tuple[Capture, ...]:

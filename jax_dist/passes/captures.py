@@ -13,6 +13,7 @@ from jax_dist.passes.baked import Baked, Identity, array_identity, baked_arrays
 from jax_dist.passes.interpreter import Values
 from jax_dist.passes.naming import Found, Kind, find_names
 from jax_dist.passes.operands import RULES, Substitution
+from jax_dist.passes.units import human_bytes
 
 _UNNAMED = Found("<derived>", "", "", None, None)
 
@@ -102,14 +103,6 @@ def evaluate_lifted(
     return Substitution(frozenset(given)).evaluate(jaxpr, args, given)
 
 
-def cost_of(capture: Capture) -> str:
-    """What a captured array costs, in words: "64.0 MB in the program and in its cache key"."""
-    size = human_bytes(capture.bytes)
-    if capture.is_key:
-        return f"{size} in the program: each key makes another program, with another cache key"
-    return f"{size} in the program and in its cache key"
-
-
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:
     """One text for all captures of a call.
 
@@ -143,11 +136,3 @@ def _description(capture: Capture) -> str:
         f"not lifted: {capture.refused}" if capture.refused else "",
     ]
     return ", ".join(part for part in parts if part)
-
-
-def human_bytes(count: int) -> str:
-    """As in "64.0 MB", in powers of 1000."""
-    for size, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
-from jax.core import Tracer
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 
 from jax_dist import _compat
@@ -24,7 +24,6 @@ from jax_dist.passes.capture_policy import Policy
 from jax_dist.passes.captures import Capture
 from jax_dist.passes.interpreter import Values
 
-_NO_OPTIONS = _compat.JitOptions()
 _WATCHED = 1024  # calls in which to look whether captured objects have changed
 
 
@@ -54,11 +53,6 @@ class Emit(Protocol):
     def __call__(self, traced: Traced, lifted: Sequence[Capture], inputs: Sequence[Any]) -> Values:
         """The inputs are the lifted arrays, in order, and then the dynamic leaves."""
         ...
-
-
-def emit_as_is(traced: Traced, lifted: Sequence[Capture], inputs: Sequence[Any]) -> Values:
-    """The program with its arrays lifted, and no other change."""
-    return evaluator(traced, lifted)(*inputs)
 
 
 def evaluator(traced: Traced, lifted: Sequence[Capture]) -> Callable[..., Values]:
@@ -98,10 +92,10 @@ class LiftedJit:
         name: str,
         *,
         call: Callable,
-        policy: Policy = capture_policy.DEFAULT,
-        options: _compat.JitOptions = _NO_OPTIONS,
-        emit: Emit = emit_as_is,
-        place: Callable[[Traced, Any], Any] = lambda traced, value: value,
+        policy: Policy,
+        options: _compat.JitOptions,
+        emit: Emit,
+        place: Callable[[Traced, Any], Any],
         changed: Callable[[], None] = lambda: None,
     ):
         """

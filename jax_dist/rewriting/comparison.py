@@ -2,9 +2,10 @@
 
 import dataclasses
 
+from jax_dist.passes.units import human_bytes
 from jax_dist.rewriting import rendering
 from jax_dist.rewriting.cost import Program
-from jax_dist.rewriting.rendering import counted, human_bytes
+from jax_dist.rewriting.rendering import counted
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

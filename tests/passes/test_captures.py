@@ -8,9 +8,7 @@ from jax.extend.core import ClosedJaxpr
 
 from jax_dist.passes.captures import (
     Capture,
-    cost_of,
     find_captures,
-    human_bytes,
     warning_text,
 )
 from jax_dist.passes.interpreter import constants, open_jaxpr, with_bodies
@@ -152,14 +150,6 @@ def test_values_of_a_trace_around_are_no_constants():
     assert found == [()]
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1_000, "1.0 kB"), (64_000_000, "64.0 MB"), (3 * 10**9, "3.0 GB")],
-)
-def test_bytes_for_people(count, text):
-    assert human_bytes(count) == text
-
-
 def _capture(name, **changed):
     known = {
         "kind": "closure",
@@ -172,13 +162,6 @@ def _capture(name, **changed):
         "refused": "",
     }
     return Capture(name=name, value=None, origin=None, read=None, **(known | changed))
-
-
-def test_what_a_capture_costs():
-    assert cost_of(_capture("w")) == "64.0 MB in the program and in its cache key"
-    assert cost_of(_capture("key", bytes=8, is_key=True)) == (
-        "8 B in the program: each key makes another program, with another cache key"
-    )
 
 
 def test_the_warning_for_lifted_arrays():

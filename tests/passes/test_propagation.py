@@ -148,7 +148,8 @@ def test_operands_made_of_constants_are_told():
         f"%c = stablehlo.constant dense<1.0> : {array}",
         f"%d = stablehlo.add %c, %c : {array}",
         f"%e = stablehlo.add %d, %x : {array}",
-        "%i = stablehlo.constant dense<0> : tensor<i32>",
+        "%zero = stablehlo.constant dense<0> : tensor<i32>",
+        "%i = stablehlo.add %zero, %zero : tensor<i32>",
         # Its operand is a constant, and yet it gives an argument.
         f'%f = "stablehlo.case"(%i) ({{"stablehlo.return"(%x) : ({array}) -> ()}}) '
         f": (tensor<i32>) -> {array}",
