@@ -12,7 +12,7 @@ from jax_dist.mapping.attempts import Attempt
 from jax_dist.mapping.calls import Options, bind
 from jax_dist.mapping.region import run_mapped
 from jax_dist.passes.asking import meshes_of
-from jax_dist.passes.capture_policy import Policy
+from jax_dist.passes.capture_policy import Policy, Watch
 from jax_dist.passes.captures import Capture
 from jax_dist.passes.gathers import plan_gathers
 from jax_dist.passes.interpreter import Values
@@ -53,11 +53,13 @@ def program_of(
     def emit(traced: Traced, lifted: Sequence[Capture], inputs: Sequence[Any]) -> Values:
         return evaluate_through(passes, traced, lifted, inputs)[0]
 
+    name, policy = options.choice.fun_name, Policy(options.captures, follows=False)
     return LiftedJit(
         fun,
-        options.choice.fun_name,
+        name,
         call=lambda *args, **kwargs: trace(args, kwargs),
-        policy=Policy(options.captures, follows=False),
+        policy=policy,
+        watch=Watch(name, policy),
         options=_compat.JitOptions(static_argnums=options.static, donate_argnums=options.donated),
         emit=emit,
         place=lambda traced, value: _on_all_devices(traced.jaxpr, value),

@@ -29,6 +29,12 @@ def is_partitioned(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name == "custom_partitioning"
 
 
+def mesh_of(jaxpr: ClosedJaxpr, in_shardings: Sequence[NamedSharding | None]) -> Mesh | None:
+    """The one mesh that arguments, program or `jax.set_mesh` mention; None for none or several."""
+    meshes = meshes_of(jaxpr, in_shardings)
+    return meshes[0] if len(meshes) == 1 else None
+
+
 def meshes_of(jaxpr: ClosedJaxpr, in_shardings: Sequence[NamedSharding | None]) -> list[Mesh]:
     """The meshes of devices that a program runs on, each once, in order.
 

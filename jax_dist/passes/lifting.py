@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr
 from jax_dist import _compat
 from jax_dist.passes import capture_policy
 from jax_dist.passes import captures as capturing
-from jax_dist.passes.capture_policy import Policy
+from jax_dist.passes.capture_policy import Policy, Watch
 from jax_dist.passes.captures import Capture
 from jax_dist.passes.interpreter import Values
 
@@ -93,6 +93,7 @@ class LiftedJit:
         *,
         call: Callable,
         policy: Policy,
+        watch: Watch,
         options: _compat.JitOptions,
         emit: Emit,
         place: Callable[[Traced, Any], Any],
@@ -104,6 +105,7 @@ class LiftedJit:
           name: of the program.
           call: what is traced.
           policy: what to do with captures.
+          watch: tells the user of them.
           options: of the jit.
           emit: evaluates what was traced.
           place: puts a captured array where the traced program will use it.
@@ -113,7 +115,7 @@ class LiftedJit:
         self._fun, self._traced_call = fun, call
         self._options, self._emit, self._place = options, emit, place
         self._changed = changed
-        self._watch = capture_policy.Watch(name, policy)
+        self._watch = watch
         self._inside_jit = self._generation((), (), lifts=False)
         self._current = self._generation((), (), lifts=True)
         self.dispatch: Callable = self._current.jitted

@@ -74,12 +74,6 @@ def plan_partitioning(
     return Plan(lambda *args: places.run(jaxpr, args, handlers), tuple(findings))
 
 
-def mesh_of(jaxpr: ClosedJaxpr, in_shardings: Sequence[NamedSharding | None]) -> Mesh | None:
-    """The one mesh that arguments, program or `jax.set_mesh` mention; None for none or several."""
-    meshes = asking.meshes_of(jaxpr, in_shardings)
-    return meshes[0] if len(meshes) == 1 else None
-
-
 def _layouts(
     jaxpr: ClosedJaxpr,
     sites: Sequence[Place],

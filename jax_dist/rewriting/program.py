@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.mapping.attempts import call_under_way, entry
-from jax_dist.passes.asking import meshes_of
+from jax_dist.passes.asking import mesh_of
+from jax_dist.passes.capture_policy import Watch
 from jax_dist.passes.captures import Capture
 from jax_dist.passes.findings import Finding, Plan
 from jax_dist.passes.gathers import plan_gathers
@@ -44,6 +45,8 @@ class RewrittenProgram:
         self.findings: tuple[Finding, ...] = ()
         self.lifted: tuple[Capture, ...] = ()
         self._while_traced: list[Finding] = []
+        self._watch = Watch(name, wishes.policy)
+        self._mesh_seen: Mesh | None = None
         self._by_shardings: dict[tuple, LiftedJit] = {}
         self._jit = self._new_jit()
         self.dispatch: Callable = self._jit.dispatch
@@ -71,6 +74,7 @@ class RewrittenProgram:
             self.name,
             call=self._traced_fun,
             policy=self.wishes.policy,
+            watch=self._watch,
             options=_compat.jit_options(self.fun),
             emit=self._emit,
             place=self._place,
@@ -92,28 +96,35 @@ class RewrittenProgram:
         """Evaluates the rewritten program in the current trace."""
         check_none_local(traced.jaxpr)
         shardings = self._shardings(traced)
-        passes = self._passes(shardings, len(lifted))
+        passes = self._passes(shardings, self._mesh(traced, shardings), len(lifted))
         results, findings = evaluate_through(passes, traced, lifted, inputs)
         self.findings, self.lifted = (*self._while_traced, *findings), tuple(lifted)
         return results
 
-    def _passes(self, shardings: Sequence[NamedSharding | None], lifted: int) -> list[Pass]:
+    def _passes(
+        self, shardings: Sequence[NamedSharding | None], mesh: Mesh | None, lifted: int
+    ) -> list[Pass]:
         wishes = self.wishes
         passes = []
         if jax.process_count() == 1:
             passes.append(Pass({"shard_map"}, functools.partial(plan_remesh, mesh=wishes.mesh)))
         if wishes.partitioning == "route":
-            whole = None if wishes.mesh is None else NamedSharding(wishes.mesh, P())
+            whole = None if mesh is None else NamedSharding(mesh, P())
             in_shardings = (*[whole] * lifted, *shardings)
-            route = functools.partial(self._route, in_shardings)
+            route = functools.partial(self._route, mesh, in_shardings)
             passes.append(Pass({"custom_partitioning"}, route))
         if wishes.gathers == "reduce":
             passes.append(Pass(GATHERS, plan_gathers))
         return passes
 
-    def _route(self, in_shardings: Sequence[NamedSharding | None], jaxpr: ClosedJaxpr) -> Plan:
+    def _route(
+        self,
+        mesh: Mesh | None,
+        in_shardings: Sequence[NamedSharding | None],
+        jaxpr: ClosedJaxpr,
+    ) -> Plan:
         plan = plan_partitioning(
-            jaxpr, mesh=self.wishes.mesh, in_shardings=in_shardings, specs=self.wishes.specs
+            jaxpr, mesh=mesh, in_shardings=in_shardings, specs=self.wishes.specs
         )
         if plan.evaluate is not None:
             self._follow_shardings()
@@ -129,11 +140,14 @@ class RewrittenProgram:
 
     def _place(self, traced: Traced, value: Any) -> Any:
         """Puts a captured array on every device of the program, once."""
-        mesh = self.wishes.mesh
-        if mesh is None:
-            meshes = meshes_of(traced.jaxpr, self._shardings(traced))
-            mesh = meshes[0] if len(meshes) == 1 else None
-        return _placed(value, mesh)
+        return _placed(value, self._mesh(traced, self._shardings(traced)))
+
+    def _mesh(self, traced: Traced, shardings: Sequence[NamedSharding | None]) -> Mesh | None:
+        """What the program runs on, as far as that is one mesh."""
+        found = self.wishes.mesh or mesh_of(traced.jaxpr, shardings)
+        # Under grad and vmap arguments do not say how they lie; they did when called before.
+        self._mesh_seen = found or self._mesh_seen
+        return self._mesh_seen
 
     def _follow_shardings(self) -> None:
         """From now on, arguments that are cut in another way are another signature.
