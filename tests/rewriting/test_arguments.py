@@ -1,0 +1,66 @@
+"""What is said wrongly to `rewrite` and `explain` is named, with its value and a remedy."""
+
+import textwrap
+
+import jax
+import numpy as np
+import pytest
+
+import jax_dist
+from jax_dist._errors import RewriteError
+
+pytestmark = pytest.mark.rewriting
+
+
+def _message(**options) -> str:
+    with pytest.raises(RewriteError) as caught:
+        jax_dist.rewrite(options.pop("fun", lambda x: x), **options)
+    return str(caught.value)
+
+
+def test_a_choice_that_is_none():
+    assert _message(captures="lit") == textwrap.dedent("""\
+        rewrite got a wrong `captures`:
+          * captures is 'lit'
+        Because it is none of the choices.
+        Choose one of 'lift', 'warn', 'allow', 'error'.""")
+
+
+@pytest.mark.parametrize(
+    ("options", "named", "remedy"),
+    [
+        ({"fun": 3}, "fun is 3", "Give a function."),
+        ({"gathers": None}, "gathers is None", "Choose one of 'reduce', 'keep'."),
+        ({"partitioning": "on"}, "partitioning is 'on'", "Choose one of 'route', 'keep'."),
+        ({"mesh": ("i",)}, "mesh is ('i',)", "Give a jax.sharding.Mesh."),
+        ({"warn_bytes": -1}, "warn_bytes is -1", "Give an integer, 0 or more."),
+        ({"lift_bytes": "1 MB"}, "lift_bytes is '1 MB'", "Give an integer, 0 or more."),
+        (
+            {"specs": ["op"]},
+            "specs is ['op']",
+            "Give {'name of the op': (in_specs, out_specs)}.",
+        ),
+        (
+            {"live_captures": True, "captures": "warn"},
+            "live_captures is True",
+            "Say captures='lift' too, or leave live_captures out.",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_each_argument(options, named, remedy):
+    lines = _message(**options).splitlines()
+
+    assert lines[1] == f"  * {named}"
+    assert lines[-1] == remedy
+
+
+def test_explain_says_the_same():
+    with pytest.raises(RewriteError, match="gathers is 'no'"):
+        jax_dist.explain(lambda x: x, np.ones(3), gathers="no")
+
+
+def test_an_abstract_mesh_has_no_devices_to_move_to():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",)).abstract_mesh
+
+    assert "mesh is AbstractMesh" in _message(mesh=mesh)
