@@ -10,7 +10,10 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist.mapping import spread
 from jax_dist.passes.interpreter import Values
+from jax_dist.rewriting import loop_rules
 from jax_dist.rewriting.loop_states import WHOLE, Region, State, Step, Walk
+
+RULES = loop_rules  # imported for the rules that it registers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

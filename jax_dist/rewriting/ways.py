@@ -69,7 +69,9 @@ def _batched(site: PmapSite, values: Values) -> Values:
     def body(*blocks: Any) -> Values:
         return anew.evaluate_anew(site.body, blocks)
 
-    results = jax.vmap(body, in_axes=tuple(dims_in), out_axes=0, axis_name=site.axis)(*blocks)
+    results = jax.vmap(
+        body, in_axes=tuple(dims_in), out_axes=0, axis_name=site.axis, axis_size=site.size
+    )(*blocks)
     return [_joined(result, dim) for result, dim in zip(results, dims_out, strict=True)]
 
 

@@ -59,7 +59,7 @@ def nesting(jaxpr: Any, *names: str) -> list[str]:
 def compiled_collectives(call: Any, *args: Any) -> dict[str, int]:
     """How many collectives of each kind the compiled program has."""
     text = call.lower(*args).compile().as_text()
-    counts = {kind: len(re.findall(rf"= \S+ {kind}(-start)?\(", text)) for kind in _KINDS}
+    counts = {kind: len(re.findall(rf" {kind}(?:-start)?\(", text)) for kind in _KINDS}
     return {kind: count for kind, count in counts.items() if count}
 
 
