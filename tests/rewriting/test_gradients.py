@@ -1,0 +1,208 @@
+"""Gradients that are summed over devices twice: found in hand-written code, and never made by us.
+
+The data are such that the right slope is known: with the loss `mean(w * x)` over all 12 numbers of
+`x`, it is their mean, 5.5. Four devices make 22 of it where the sum is made twice.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from observing import findings, line_of, mesh_of
+
+import jax_dist
+from jax_dist import explain, rewrite
+
+pytestmark = pytest.mark.rewriting
+
+_MESH = mesh_of(i=4)
+_X = jnp.arange(12.0).reshape(4, 3)
+_W = jnp.float32(2.0)
+_FOUND = ("noted", "a gradient is summed over 'i' a second time, and comes out too large")
+
+
+def _loss(w, x):
+    return jnp.mean(w * x)
+
+
+def _sharded(body, **options):
+    specs = {"in_specs": (P(), P("i")), "out_specs": P()}
+    return jax.shard_map(body, mesh=_MESH, **{**specs, **options})
+
+
+def _pmean_after(w, x):
+    return lax.pmean(jax.grad(_loss)(w, x), "i")
+
+
+def _psum_after(w, x):
+    return lax.psum(jax.grad(_loss)(w, x), "i") / lax.axis_size("i")
+
+
+def _in_a_jit(w, x):
+    slope = jax.jit(jax.grad(_loss))(w, x)
+    return jax.jit(lambda slope: lax.pmean(slope, "i"))(slope)
+
+
+def _in_a_scan(w, x):
+    def step(w, _):
+        return w - 0.0 * lax.pmean(jax.grad(_loss)(w, x), "i"), None
+
+    w, _ = lax.scan(step, w, None, length=2)
+    return lax.scan(lambda c, _: (lax.pmean(jax.grad(_loss)(w, x), "i"), None), w, None, length=2)[
+        0
+    ]
+
+
+def _through_a_remat(w, x):
+    return lax.pmean(jax.grad(jax.checkpoint(lambda w: _loss(jnp.sin(w) * 0 + w, x)))(w), "i")
+
+
+def _of_a_tree(w, x):
+    slopes = jax.grad(lambda tree: _loss(tree["a"], x) + tree["b"].sum() * 0)({"a": w, "b": x})
+    return jax.tree.map(lambda slope: lax.pmean(slope, "i"), slopes)["a"]
+
+
+def _with_the_loss(w, x):
+    loss, slope = jax.value_and_grad(_loss)(w, x)
+    loss, slope = lax.pmean((loss, slope), "i")
+    return slope + 0 * loss
+
+
+def _clipped_and_scaled(w, x):
+    slope = jax.grad(_loss)(w, x)
+    return lax.pmean(jnp.clip(slope * 2, -100, 100).astype(jnp.float32) / 2, "i")
+
+
+_DOUBLED = {
+    "pmean": _pmean_after,
+    "psum": _psum_after,
+    "in a jit": _in_a_jit,
+    "in a scan": _in_a_scan,
+    "remat": _through_a_remat,
+    "a tree": _of_a_tree,
+    "with the loss": _with_the_loss,
+    "scaled on the way": _clipped_and_scaled,
+}
+
+
+@pytest.mark.parametrize("name", _DOUBLED)
+def test_a_doubled_gradient_is_found(name):
+    fun = _sharded(_DOUBLED[name])
+
+    assert float(fun(_W, _X)) == pytest.approx(22.0)  # four times too large
+    found = {f[:2] for f in findings(fun, _W, _X, code="JXD303")}
+    assert found == {_FOUND}
+
+
+def test_the_line_and_the_reason_are_told():
+    (found,) = [f for f in explain(_sharded(_pmean_after), _W, _X).findings if f.code == "JXD303"]
+
+    assert found.where.endswith(f"test_gradients.py:{line_of(_pmean_after, 1)}")
+    assert found.why == (
+        "under check_vma=True, JAX sums the gradient by a value that all devices share; say "
+        "check_vma=False, or pcast the value to varying before the gradient"
+    )
+
+
+@pytest.mark.parametrize("around", ["jit", "scan", "cond", "grad"])
+def test_it_is_found_wherever_the_shard_map_stands(around):
+    fun = _sharded(_pmean_after)
+    programs = {
+        "jit": jax.jit(jax.jit(fun)),
+        "scan": lambda w, x: lax.scan(lambda c, _: (fun(c, x), None), w, None, length=2)[0],
+        "cond": lambda w, x: lax.cond(w > 0, fun, lambda w, x: w, w, x),
+        "grad": jax.grad(lambda w, x: fun(w, x) * w),
+    }
+
+    assert _FOUND in {f[:2] for f in findings(programs[around], _W, _X, code="JXD303")}
+
+
+def _as_advised(w, x):
+    w = lax.pcast(w, "i", to="varying")
+    return lax.pmean(jax.grad(_loss)(w, x), "i")
+
+
+def _left_alone(w, x):
+    return jax.grad(_loss)(w, x) / lax.axis_size("i")
+
+
+def _of_the_global_loss(w, x):
+    return jax.grad(lambda w: lax.pmean(_loss(w, x), "i"))(w)
+
+
+def _loss_is_averaged(w, x):
+    loss, slope = jax.value_and_grad(_loss)(w, x)
+    return slope / lax.axis_size("i") + 0 * lax.pmean(loss, "i")
+
+
+def _by_the_batch(w, x):
+    slope = jax.grad(_loss, argnums=1)(w, x)  # varies: nothing was summed
+    return lax.pmean(jnp.mean(slope), "i") * 0 + 5.5
+
+
+def _mean_of_means(w, x):
+    return lax.pmean(lax.pmean(jnp.mean(x), "i"), "i") + 0 * w
+
+
+_RIGHT = {
+    "pcast first": _as_advised,
+    "left alone": _left_alone,
+    "of the global loss": _of_the_global_loss,
+    "the loss is averaged": _loss_is_averaged,
+    "by the batch": _by_the_batch,
+    "a mean of a mean": _mean_of_means,
+}
+
+
+@pytest.mark.parametrize("name", _RIGHT)
+def test_what_is_right_is_left_in_peace(name):
+    fun = _sharded(_RIGHT[name])
+
+    assert float(fun(_W, _X)) == pytest.approx(5.5)
+    assert findings(fun, _W, _X, code="JXD303") == []
+
+
+@pytest.mark.parametrize("name", _DOUBLED)
+def test_without_vma_types_all_of_them_are_right(name):
+    """What pmap does: JAX sums nothing by itself."""
+    fun = _sharded(_DOUBLED[name], check_vma=False)
+
+    assert float(fun(_W, _X)) == pytest.approx(5.5)
+    assert findings(fun, _W, _X, code="JXD303") == []
+
+
+# ---- what we emit
+
+
+@pytest.mark.parametrize("mesh", [mesh_of(data=4, model=2), None], ids=["4x2", "no mesh"])
+@pytest.mark.parametrize("pmap", [jax.pmap, jax_dist.pmap], ids=["jax.pmap", "jax_dist.pmap"])
+@pytest.mark.parametrize("name", _DOUBLED)
+def test_the_rewriting_never_makes_one(name, pmap, mesh):
+    mapped = pmap(_DOUBLED[name], "i", in_axes=(None, 0), out_axes=None)
+    rewritten = rewrite(lambda w, x: mapped(w, x), mesh=mesh)
+
+    assert float(rewritten(_W, _X)) == pytest.approx(5.5)
+    assert float(jax.grad(rewritten)(_W, _X)) == pytest.approx(float(jax.grad(mapped)(_W, _X)))
+    again = rewrite(rewritten, mesh=mesh)
+    assert findings(again, _W, _X, code="JXD303") == []
+
+
+def test_a_gather_that_is_reduced_keeps_the_gradient():
+    """The reduction in the place of the gather is typed as varying; else this would be 22."""
+
+    def body(w, x):
+        slope = jax.grad(lambda w: jnp.mean(lax.all_gather(w * jnp.mean(x), "i")))
+        return lax.pmean(slope(lax.pcast(w, "i", to="varying")), "i") * lax.axis_size("i") / 4
+
+    fun = _sharded(body)
+    assert float(rewrite(fun)(_W, _X)) == pytest.approx(float(fun(_W, _X)))
+    shared = functools.partial(_sharded, out_specs=P("i"))
+    outside = shared(lambda w, x: (w - jnp.mean(lax.all_gather(w * x, "i"), 0)) ** 2)
+    loss = lambda f: lambda w: jnp.sum(f(w, _X))
+    np.testing.assert_allclose(
+        jax.grad(loss(rewrite(outside)))(_W), jax.grad(loss(outside))(_W), rtol=1e-5
+    )
