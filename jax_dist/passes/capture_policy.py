@@ -1,11 +1,10 @@
 """Which captured arrays to care about, and what to say of them."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from jax.extend.core import ClosedJaxpr
 
 from jax_dist import _errors
 from jax_dist._errors import CapturedArrayError, CapturedArrayWarning
@@ -29,17 +28,12 @@ class Policy:
     )
 
 
-def worth_lifting(
-    jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Policy
-) -> tuple[Capture, ...]:
+def worth_lifting(found: Sequence[Capture], name: str, policy: Policy) -> tuple[Capture, ...]:
     """The captures that should become arguments; warns or raises where the policy says so.
 
     Raises:
       CapturedArrayError: there are some, and the policy is "error".
     """
-    if policy.captures == "allow":
-        return ()
-    found = capturing.find_captures(jaxpr, fun)
     large = [c for c in found if c.bytes >= policy.warn_bytes or c.is_key]
     if policy.captures == "error" and large:
         why = "captures='error' says that there should be none"

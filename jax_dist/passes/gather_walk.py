@@ -43,6 +43,7 @@ from jax_dist.passes.primitives import INLINED
 RULE_MODULES = (gather_moves, gather_reductions)  # they fill RULES
 
 Handlers: TypeAlias = dict[int, Handler]
+Origin: TypeAlias = tuple[Site, Var]  # a body may be called twice: its variables are told by place
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class Frame:
     constant: scatters.Constancy
     gathered: dict[Var, Gathered]
     makers: dict[Var, JaxprEqn]  # of what is gathered here
+    at: Site  # where the body begins
     loop: Site  # where the nearest body begins that is not inlined
     called_at: str  # the line of the equation that holds the body
 
@@ -100,7 +102,7 @@ class Walk:
         self.scatters: list[JaxprEqn] = []
         self._invariance = invariance
         self._equal: dict[Any, Site] = {}  # the first of equal gathers
-        self._origins: dict[Var, Atom] = {}  # of the inputs of bodies that are inlined
+        self._origins: dict[Var, Origin] = {}  # of the inputs of bodies that are inlined
 
     def shard_map(self, eqn: JaxprEqn, same: Sequence[Same], scope: Scope, at: Site) -> Handlers:
         """What becomes of the equations in the body of a shard_map, by their place."""
@@ -131,6 +133,7 @@ class Walk:
             constant=scatters.constancy(jaxpr, body.constant) if _scatters(jaxpr) else {},
             gathered={v: g for v, g in zip(jaxpr.invars, body.gathered, strict=True) if g},
             makers={},
+            at=at,
             loop=loop,
             called_at=body.called_at,
         )
@@ -183,10 +186,12 @@ class Walk:
     def _site(self, eqn: JaxprEqn, at: Site, frame: Frame) -> Site:
         """Of equal gathers the first: so that none is kept while another is reduced."""
         (operand,) = eqn.invars
-        operand = operand if isinstance(operand, Literal) else self._origin(operand)
         tiled, dimension = eqn.params["tiled"], int(eqn.params["all_gather_dimension"])
-        key = (operand, frame.loop, spread_of(eqn), tiled, dimension)
-        site = at if isinstance(operand, Literal) else self._equal.setdefault(key, at)
+        site = at
+        if not isinstance(operand, Literal):
+            origin = self._origin(operand, frame)
+            key = (origin, frame.loop, spread_of(eqn), tiled, dimension)
+            site = self._equal.setdefault(key, at)
         self.gathers.setdefault(site, Gather(eqn, spread_of(eqn)))
         return site
 
@@ -221,9 +226,9 @@ class Walk:
             return None
         inputs = open_jaxpr(jaxpr).invars
         for inside, outside in zip(inputs, eqn.invars, strict=True):
-            self._origins[inside] = (
-                outside if isinstance(outside, Literal) else self._origin(outside)
-            )
+            self._origins.pop(inside, None)  # of another call of the same body
+            if not isinstance(outside, Literal):
+                self._origins[inside] = self._origin(outside, frame)
         body = Body(
             jaxpr=jaxpr,
             scope=frame.scope,
@@ -280,8 +285,9 @@ class Walk:
         for site in sites:
             self.pins.setdefault(site, Pin(why, where))
 
-    def _origin(self, var: Var) -> Atom:
-        return self._origins.get(var, var)
+    def _origin(self, var: Var, frame: Frame) -> Origin:
+        """Where a value was made, told apart from that of other calls of the same body."""
+        return self._origins.get(var, (frame.at, var))
 
 
 def shard_map_handler(handlers: Handlers) -> Handler:

@@ -25,7 +25,7 @@ def why_outside(eqn: JaxprEqn) -> str:
     if name in ("custom_jvp_call", "custom_vjp_call"):
         return (
             f"{plain_name(eqn)} has its own rule of differentiation, which is for the whole "
-            "value: differentiate first, as in rewrite(jax.grad(f))"
+            "value: apply it to the block, before the gather"
         )
     return f"{plain_name(eqn)} takes the gathered value whole: gather inside it"
 

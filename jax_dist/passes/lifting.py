@@ -41,6 +41,7 @@ class Traced:
 
     jaxpr: ClosedJaxpr  # of the dynamic leaves
     as_it_is: Callable[..., Values]  # a jit object that holds the jaxpr: calling it traces nothing
+    found: tuple[Capture, ...]  # all captures; none where they are allowed
     captures: tuple[Capture, ...]  # those worth lifting
     places: tuple[int, ...]  # of the dynamic leaves among all
     signature: tuple
@@ -272,8 +273,10 @@ class LiftedJit:
         flat.__name__ = flat.__qualname__ = self.name
         as_it_is = jax.jit(flat)
         jaxpr = as_it_is.trace(*[leaves[place] for place in places]).jaxpr
-        captures = capture_policy.worth_lifting(jaxpr, self._fun(), self.name, self.policy)
-        return Traced(jaxpr, as_it_is, captures, tuple(places), signature, out_trees[-1])
+        looks = self.policy.captures != "allow"
+        found = capturing.find_captures(jaxpr, self._fun()) if looks else ()
+        captures = capture_policy.worth_lifting(found, self.name, self.policy)
+        return Traced(jaxpr, as_it_is, found, captures, tuple(places), signature, out_trees[-1])
 
 
 def _as_it_is(value: Any) -> Any:

@@ -44,11 +44,12 @@ def plan_partitioning(
       The plan. It changes nothing where there is no such equation, or only one device.
 
     Raises:
-      RewriteError: `specs` does not fit the op, or the mesh.
+      RewriteError: `specs` does not fit the op, or the mesh, or names an op that is not there.
     """
     sites = list(places.places(jaxpr, asking.is_partitioned))
     if not sites:
         return Plan(None)
+    _check_names(specs or {}, sites)
     meshes = asking.meshes_of(jaxpr, in_shardings) if mesh is None else [mesh]
     if len(meshes) > 1:
         why = "the program uses several meshes: choose one by mesh="
@@ -72,6 +73,20 @@ def plan_partitioning(
         return Plan(None, tuple(findings))
     handlers = _joined([site for site in sites if site.path in handlers], handlers)
     return Plan(lambda *args: places.run(jaxpr, args, handlers), tuple(findings))
+
+
+def _check_names(specs: Specs, sites: Sequence[Place]) -> None:
+    known = list(dict.fromkeys(routes.name_of(site) for site in sites))
+    unknown = [name for name in specs if name not in known]
+    if unknown:
+        raise _errors.RewriteError(
+            _errors.message(
+                what="specs name operations that are not in the program",
+                which=[f"{name!r}" for name in unknown],
+                why=f"the custom_partitioning operations in it are {', '.join(map(repr, known))}",
+                do="Name one of these: the name is that of the function that was wrapped.",
+            )
+        )
 
 
 def _layouts(

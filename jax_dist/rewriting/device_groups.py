@@ -102,10 +102,10 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _counted(found: re.Match[str]) -> np.ndarray:
-    """ "[2,4]<=[4,2]T(1,0)": 0 to 7 as [4, 2], transposed, then as [2, 4]."""
+    """ "[2,4]<=[4,2]T(1,0)": 0 to 7 as [4, 2], transposed, then as [2, 4] if that is said."""
     start = np.arange(math.prod(_numbers(found["reshape"]))).reshape(_numbers(found["reshape"]))
     moved = start.transpose(_numbers(found["order"])) if found["order"] else start
-    return moved.reshape(_numbers(found["shape"]))
+    return moved.reshape(_numbers(found["shape"])) if found["shape"] else moved
 
 
 def _along_axes(found: re.Match[str]) -> Groups:
@@ -140,12 +140,14 @@ def _cuts(name: str, joined: str) -> list[int]:
 def _assigned(text: str | None, shape: Sequence[int]) -> np.ndarray:
     if not text:
         return np.arange(math.prod(shape)).reshape(shape)
-    counted = re.fullmatch(_COUNTED, text)
+    counted = re.fullmatch(_COUNTED, text) or re.fullmatch(_TRANSPOSED, text)
     numbers = _counted(counted) if counted else np.array(_numbers(re.sub(r"[\[\]]", "", text)))
     return numbers.reshape(shape)
 
 
 _COUNTED = r"\[(?P<shape>[\d,]+)\]<=\[(?P<reshape>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?"
+# Without a shape, as jax 0.10.2 prints the devices of a mesh: "[4,2]T(1,0)".
+_TRANSPOSED = r"(?P<shape>)\[(?P<reshape>[\d,]+)\]T\((?P<order>[\d,]+)\)"
 _NAME = r"'?([^',={}\[\]:]+)'?"
 _MESH = re.compile(
     r"replica_groups=mesh\[(?P<axes>[^\]]*)\](?:, device_ids=\((?P<devices>[^)]*(?:\([^)]*\))?)\))?"

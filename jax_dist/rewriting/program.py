@@ -37,12 +37,14 @@ class RewrittenProgram:
       wishes: what the user wants of the rewriting.
       dispatch: what a call goes through; one C++ call in the steady state.
       findings: of the last trace.
-      lifted: the captured arrays that are arguments, in the last trace.
+      found: the captured arrays, in the last trace.
+      lifted: those that are arguments.
     """
 
     def __init__(self, fun: Callable, name: str, wishes: Wishes):
         self.fun, self.name, self.wishes = fun, name, wishes
         self.findings: tuple[Finding, ...] = ()
+        self.found: tuple[Capture, ...] = ()
         self.lifted: tuple[Capture, ...] = ()
         self._while_traced: list[Finding] = []
         self._watch = Watch(name, wishes.policy)
@@ -98,7 +100,8 @@ class RewrittenProgram:
         shardings = self._shardings(traced)
         passes = self._passes(shardings, self._mesh(traced, shardings), len(lifted))
         results, findings = evaluate_through(passes, traced, lifted, inputs)
-        self.findings, self.lifted = (*self._while_traced, *findings), tuple(lifted)
+        self.findings = (*self._while_traced, *findings)
+        self.found, self.lifted = traced.found, tuple(lifted)
         return results
 
     def _passes(

@@ -446,8 +446,8 @@ def norm(x):
 
 
 @kept(
-    "relu has its own rule of differentiation, which is for the whole value: differentiate first, "
-    "as in rewrite(jax.grad(f))"
+    "relu has its own rule of differentiation, which is for the whole value: apply it to the "
+    "block, before the gather"
 )
 def relu_then_mean(x):
     return jax.nn.relu(gather(x)).mean(0)  # forces

@@ -192,7 +192,7 @@ def test_a_custom_rule_of_the_user_is_named():
     (finding,) = planned(function, X).findings
     assert finding.why == (
         "straight_through has its own rule of differentiation, which is for the whole value: "
-        "differentiate first, as in rewrite(jax.grad(f))"
+        "apply it to the block, before the gather"
     )
 
 
@@ -301,6 +301,40 @@ def test_loops_and_branches_around_a_shard_map():
 
     assert count(rewritten_leaves(function), X) == Count(reductions=2)
     assert_close(jax.jit(rewritten_leaves(function))(X)[0], jax.jit(function)(X), 1e-6)
+
+
+def test_a_jitted_layer_that_is_called_twice():
+    """The two calls share one jaxpr: its gathers are two all the same."""
+
+    @jax.jit
+    def layer(x):
+        doubled = 2 * x
+        return lax.all_gather(doubled, "i").mean(0)
+
+    plan = planned(on_four(lambda x: layer(layer(x) + x)), X)
+
+    assert count(plan.evaluate, X) == Count(reductions=2)
+    assert len(plan.findings) == 1
+
+
+def test_a_jit_of_a_constant():
+    """A constant has no variable of its own: its gather equals no other."""
+    total = jax.jit(lambda each: lax.all_gather(each, "i").sum(0))
+    function = on_four(lambda x: x * total(2.0) + total(3.0), check_vma=False)
+
+    assert count(rewritten_leaves(function), X) == Count(reductions=2)
+    assert_close(jax.jit(rewritten_leaves(function))(X)[0], 8 * X + 12, 1e-6)
+
+
+def test_equal_gathers_in_two_functions_are_one():
+    def largest(x):
+        return lax.all_gather(x, "i").max(0)
+
+    def first(x):
+        return lax.all_gather(x, "i")[0]
+
+    function = on_four(lambda x: jax.jit(largest)(x) + jax.jit(first)(x))
+    assert planned(function, X).evaluate is None
 
 
 def test_a_pmap_inside_jit():

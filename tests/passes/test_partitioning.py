@@ -629,13 +629,30 @@ def test_mesh_of_finds_the_one_mesh():
     inner = jax.jit(jnp.sin, in_shardings=NamedSharding(MESH, P("i")))
     region = jax.shard_map(jnp.sin, mesh=MESH, in_specs=P("i"), out_specs=P("i"))
 
-    assert partitioning.mesh_of(jaxpr(jnp.sin), [None]) is None
-    assert partitioning.mesh_of(jaxpr(jnp.sin), [NamedSharding(MESH, P())]) == MESH
-    assert partitioning.mesh_of(jaxpr(lambda x: constrained(x, "i")), [None]) == MESH
-    assert partitioning.mesh_of(jaxpr(lambda x: inner(x)), [None]) == MESH
-    assert partitioning.mesh_of(jaxpr(region), [None]) == MESH
-    assert partitioning.mesh_of(
+    assert asking.mesh_of(jaxpr(jnp.sin), [None]) is None
+    assert asking.mesh_of(jaxpr(jnp.sin), [NamedSharding(MESH, P())]) == MESH
+    assert asking.mesh_of(jaxpr(lambda x: constrained(x, "i")), [None]) == MESH
+    assert asking.mesh_of(jaxpr(lambda x: inner(x)), [None]) == MESH
+    assert asking.mesh_of(jaxpr(region), [None]) == MESH
+    assert asking.mesh_of(
         jaxpr(region), [NamedSharding(mesh_4x2(names=("a", "b")), P())]
     ) == (mesh_4x2(names=("a", "b")))
     with jax.set_mesh(MESH):
-        assert partitioning.mesh_of(jaxpr(jnp.sin), [None]) == MESH
+        assert asking.mesh_of(jaxpr(jnp.sin), [None]) == MESH
+
+
+def test_specs_for_an_op_that_is_not_there():
+    with pytest.raises(RewriteError) as caught:
+        partitioning.plan_partitioning(
+            jax.make_jaxpr(ops.l1norm)(np.ones((8, 6), np.float32)),
+            mesh=MESH,
+            in_shardings=[None],
+            specs={"l1nrom": ([P()], P())},
+        )
+
+    assert str(caught.value) == (
+        "specs name operations that are not in the program:\n"
+        "  * 'l1nrom'\n"
+        "Because the custom_partitioning operations in it are 'l1norm'.\n"
+        "Name one of these: the name is that of the function that was wrapped."
+    )
