@@ -127,7 +127,7 @@ def moved_bytes() -> None:
         "maximum": lambda x: jnp.max(lax.all_gather(x, "i"), axis=0),
         "logsumexp": lambda x: jax.nn.logsumexp(lax.all_gather(x, "i"), axis=0),
         "weighted": weighted,
-        "gradient of mean": jax.grad(lambda x: jnp.mean(lax.all_gather(x, "i") ** 2)),
+        "gradient of mean": jax.grad(lambda x: jnp.sum(jnp.mean(lax.all_gather(x, "i"), 0) ** 2)),
     }
     print("\nbytes that one device moves in a step, and its peak of temporary memory")
     print(f"  {'':<20}{'moved':>24}{'temporary':>28}")

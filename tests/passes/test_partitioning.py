@@ -644,7 +644,7 @@ def test_mesh_of_finds_the_one_mesh():
 def test_specs_for_an_op_that_is_not_there():
     with pytest.raises(RewriteError) as caught:
         partitioning.plan_partitioning(
-            jax.make_jaxpr(ops.l1norm)(np.ones((8, 6), np.float32)),
+            jax.make_jaxpr(l1norm)(np.ones((8, 6), np.float32)),
             mesh=MESH,
             in_shardings=[None],
             specs={"l1nrom": ([P()], P())},

@@ -61,6 +61,24 @@ def _through_a_remat(w, x):
     return lax.pmean(jax.grad(jax.checkpoint(lambda w: _loss(jnp.sin(w) * 0 + w, x)))(w), "i")
 
 
+def _through_a_jit(w, x):
+    inner = jax.jit(lambda w: jax.jit(lambda w: _loss(w, x))(w))
+    return lax.pmean(jax.grad(inner)(w), "i")
+
+
+def _through_a_scan(w, x):
+    def loss(w):
+        start = lax.pcast(0.0, "i", to="varying")
+        return lax.scan(lambda c, row: (c + jnp.mean(w * row), None), start, x)[0]
+
+    return lax.pmean(jax.grad(loss)(w), "i")
+
+
+def _through_a_cond(w, x):
+    loss = lambda w: lax.cond(jnp.sum(x) > -1, lambda w: _loss(w, x), lambda w: jnp.sum(w * x), w)
+    return lax.pmean(jax.grad(loss)(w), "i")
+
+
 def _of_a_tree(w, x):
     slopes = jax.grad(lambda tree: _loss(tree["a"], x) + tree["b"].sum() * 0)({"a": w, "b": x})
     return jax.tree.map(lambda slope: lax.pmean(slope, "i"), slopes)["a"]
@@ -82,7 +100,10 @@ _DOUBLED = {
     "psum": _psum_after,
     "in a jit": _in_a_jit,
     "in a scan": _in_a_scan,
-    "remat": _through_a_remat,
+    "through a remat": _through_a_remat,
+    "through a jit": _through_a_jit,
+    "through a scan": _through_a_scan,
+    "through a cond": _through_a_cond,
     "a tree": _of_a_tree,
     "with the loss": _with_the_loss,
     "scaled on the way": _clipped_and_scaled,
@@ -148,7 +169,25 @@ def _mean_of_means(w, x):
     return lax.pmean(lax.pmean(jnp.mean(x), "i"), "i") + 0 * w
 
 
+def _statistics_of_a_remat(w, x):
+    """As in batch norm: the remat computes a mean over devices forward, twice."""
+
+    def loss(w):
+        mean = lax.pmean(jnp.mean(w * x), "i")
+        return lax.pmean(jnp.mean((w * x - mean) * 0 + mean), "i")
+
+    return jax.grad(jax.checkpoint(loss))(w)
+
+
+def _slope_of_a_slope(w, x):
+    """JAX sums here once for each of the two derivatives."""
+    slope = jax.grad(lambda w: jnp.mean(w * x) / 4)  # 5.5, summed over the devices
+    return jax.grad(lambda w: slope(w) * w)(w)
+
+
 _RIGHT = {
+    "statistics of a remat": _statistics_of_a_remat,
+    "slope of a slope": _slope_of_a_slope,
     "pcast first": _as_advised,
     "left alone": _left_alone,
     "of the global loss": _of_the_global_loss,
