@@ -634,9 +634,9 @@ def test_mesh_of_finds_the_one_mesh():
     assert asking.mesh_of(jaxpr(lambda x: constrained(x, "i")), [None]) == MESH
     assert asking.mesh_of(jaxpr(lambda x: inner(x)), [None]) == MESH
     assert asking.mesh_of(jaxpr(region), [None]) == MESH
-    assert asking.mesh_of(
-        jaxpr(region), [NamedSharding(mesh_4x2(names=("a", "b")), P())]
-    ) == (mesh_4x2(names=("a", "b")))
+    assert asking.mesh_of(jaxpr(region), [NamedSharding(mesh_4x2(names=("a", "b")), P())]) == (
+        mesh_4x2(names=("a", "b"))
+    )
     with jax.set_mesh(MESH):
         assert asking.mesh_of(jaxpr(jnp.sin), [None]) == MESH
 

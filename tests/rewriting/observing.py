@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jax_dist.passes.interpreter import bodies, equations, open_jaxpr
+from jax_dist.rewriting import remesh
 
 
 def mesh_of(**sizes: int) -> jax.sharding.Mesh:
@@ -66,12 +67,10 @@ def compiled_collectives(call: Any, *args: Any) -> dict[str, int]:
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 
-def findings(call: Any, *args: Any, code: str, **options: Any) -> list[tuple[str, str, str]]:
-    """`(outcome, what, why)` of what `explain` finds under a code."""
-    import jax_dist
-
-    report = jax_dist.explain(call, *args, **options)
-    return [(f.outcome, f.what, f.why) for f in report.findings if f.code == code]
+def told_of_pmaps(fun: Any, *args: Any, mesh: Any = None) -> list[tuple[str, str, str]]:
+    """`(outcome, what, why)` of what is found about the pmaps of a program, without compiling."""
+    plan = remesh.plan_remesh(jax.make_jaxpr(fun)(*args), mesh)
+    return [(finding.outcome, finding.what, finding.why) for finding in plan.findings]
 
 
 def line_of(function: Callable, after: int = 0) -> int:

@@ -1,0 +1,212 @@
+"""Programs with pmaps inside, rewritten, in real processes: equal to one process with 8 devices.
+
+The children run `rows`, which reports the slices that each process holds; the parent joins them in
+the order of processes. As they are, such programs reduce over the devices of one process, without
+an error; `as_they_are` records that.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh
+
+import jax_dist
+from jax_dist import explain, rewrite
+from jax_dist._errors import RewriteError
+from jax_dist.testing import run_processes
+
+pytestmark = pytest.mark.rewriting
+
+_TOPOLOGIES = [(2, 4), pytest.param((4, 2), marks=pytest.mark.slow)]
+
+
+def _own() -> np.ndarray:
+    """The slices of this process of 0 to 7."""
+    local = jax.local_device_count()
+    start = jax.process_index() * local
+    return np.arange(start, start + local, dtype=np.float32)
+
+
+def _slices(tree: Any) -> list:
+    """What the devices of this process hold of an array, in order."""
+    (array,) = jax.tree.leaves(tree)
+    parts = {shard.index[0].start or 0: shard.data.tolist() for shard in array.addressable_shards}
+    return [value for _, part in sorted(parts.items()) for value in part]
+
+
+class _Trainer:
+    def __init__(self, pmap: Callable):
+        self.rate = 0.5
+        self.step = pmap(self._step, axis_name="i", in_axes=(0, None))
+
+    def _step(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        return x - self.rate * scale * lax.pmean(x, "i")
+
+    def train(self, x: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, 3, lambda _, c: self.step(c, jnp.float32(1.0)), x)
+
+
+def _programs(pmap: Callable) -> dict[str, Callable]:
+    """By name: functions of `[local devices]`, to be rewritten."""
+    total = pmap(lambda x: lax.psum(x, "i"), "i")
+    mean = pmap(lambda x: lax.pmean(x, "i") + x / 8, "i")
+    square = pmap(lambda x: lax.psum(x, "i") ** 2, "i")
+    gathered = pmap(lambda x: jnp.mean(lax.all_gather(x, "i")) + x, "i")
+    table = jnp.arange(800.0).reshape(8, 100)
+    captured = pmap(lambda x: lax.psum(x, "i") * table[lax.axis_index("i"), 1], "i")
+    return {
+        "jit": jax.jit(lambda x: total(x)),
+        "jit of a pmap": jax.jit(total),
+        "scan": lambda x: lax.scan(lambda c, _: (mean(c), None), x, None, length=3)[0],
+        "while": lambda x: lax.while_loop(
+            lambda c: c[1] < 3, lambda c: (mean(c[0]), c[1] + 1), (x, 0)
+        )[0],
+        "cond": lambda x: lax.cond(x.shape[0] > 1, total, lambda x: x, x),
+        "grad": jax.grad(lambda x: square(x).sum()),
+        "grad of a scan": jax.grad(
+            lambda x: lax.scan(lambda c, _: (jnp.sin(mean(c)), None), x, None, length=2)[0].sum()
+        ),
+        "two pmaps": lambda x: total(mean(x) * 2),
+        "in a class": _Trainer(pmap).train,
+        "gathered": lambda x: gathered(x),
+        "captured": lambda x: captured(x),
+        "index": lambda x: pmap(lambda x: x + 10 * lax.axis_index("i"), "i")(x),
+        "jit inside": lambda x: jax.jit(lambda x: jax.jit(total)(x) * 2)(x),
+    }
+
+
+_PMAPS = {"jax.pmap": jax.pmap, "jax_dist.pmap": jax_dist.pmap}
+
+
+def rows() -> dict[str, list]:
+    """Runs in every process: each row the slices that it holds of the result."""
+    warnings.filterwarnings("ignore", "JXD401")
+    found = {}
+    for pmap_name, pmap in _PMAPS.items():
+        for name, fun in _programs(pmap).items():
+            found[f"{name}, {pmap_name}"] = _slices(rewrite(fun)(_own()))
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    total = jax.pmap(lambda x: lax.psum(x, "i"), "i")
+    found["on a mesh"] = _slices(rewrite(lambda x: total(x), mesh=mesh)(_own()))
+    found["grad of rewritten"] = _slices(
+        jax.grad(lambda x: rewrite(lambda x: total(x) ** 2)(x).sum())(_own())
+    )
+    return found
+
+
+_KNOWN = {  # without rewriting, jax.pmap sums over one process: 6 and 22 of these 28
+    "jit": [28.0] * 8,
+    "jit of a pmap": [28.0] * 8,
+    "cond": [28.0] * 8,
+    "grad": [448.0] * 8,
+    "two pmaps": [2 * (28.0 + 28 / 8)] * 8,
+    "in a class": [k - 0.5 * 3.5 * 1.75 for k in range(8)],
+    "gathered": [3.5 + k for k in range(8)],
+    "captured": [28.0 * (100 * k + 1) for k in range(8)],
+    "index": [11.0 * k for k in range(8)],
+    "jit inside": [56.0] * 8,
+}
+
+
+@functools.cache
+def _outcomes(topology: tuple[int, int]) -> dict[str, list]:
+    """The rows of all processes, joined."""
+    processes, devices = topology
+    outcomes = run_processes(rows, processes=processes, cpu_devices=devices, timeout=240)
+    assert [outcome.error for outcome in outcomes] == [None] * processes
+    values = [outcome.value for outcome in outcomes]
+    return {name: [slice_ for value in values for slice_ in value[name]] for name in values[0]}
+
+
+@pytest.mark.parametrize("topology", _TOPOLOGIES, ids=["2x4", "4x2"])
+def test_the_numbers_as_they_are_known(topology):
+    outcomes = _outcomes(topology)
+
+    for name, expected in _KNOWN.items():
+        for pmap_name in _PMAPS:
+            row = f"{name}, {pmap_name}"
+            np.testing.assert_allclose(outcomes[row], expected, rtol=1e-6, err_msg=row)
+    np.testing.assert_allclose(outcomes["on a mesh"], [28.0] * 8)
+    np.testing.assert_allclose(outcomes["grad of rewritten"], [448.0] * 8)
+
+
+@pytest.mark.parametrize("topology", _TOPOLOGIES, ids=["2x4", "4x2"])
+def test_all_rows_equal_one_process_with_eight_devices(topology):
+    several, one = _outcomes(topology), rows()
+
+    assert set(several) == set(one)
+    for row, expected in one.items():
+        np.testing.assert_allclose(several[row], expected, rtol=1e-5, err_msg=row)
+
+
+def as_they_are() -> dict[str, list]:
+    """Runs in every process: what JAX makes of the same programs."""
+    total = jax.pmap(lambda x: lax.psum(x, "i"), "i")
+    return {
+        "jit": jax.jit(lambda x: total(x))(_own()).tolist(),
+        "cond": lax.cond(jnp.all(_own() > -1), total, lambda x: x, _own()).tolist(),
+        "rewritten": _slices(rewrite(lambda x: total(x))(_own())),
+    }
+
+
+def test_as_they_are_they_leave_the_other_processes_out():
+    outcomes = run_processes(as_they_are, processes=2, cpu_devices=4, timeout=120)
+
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    for outcome, half in zip(outcomes, (6.0, 22.0), strict=True):
+        assert outcome.value == {
+            "jit": [half] * 4,
+            "cond": [half] * 4,
+            "rewritten": [28.0] * 4,
+        }
+
+
+def reports() -> dict[str, Any]:
+    """Runs in every process: what is told, and what is refused."""
+    total = jax.pmap(lambda x: lax.psum(x, "i"), "i")
+    stale = jax.jit(lambda x: total(x) * 2)
+    stale(_own())  # remembers the devices of this process
+
+    def stale_inside(x: jax.Array) -> jax.Array:
+        return stale(x) + 1
+
+    try:
+        rewrite(stale_inside)(_own())
+    except RewriteError as error:
+        refused = str(error)
+    else:
+        refused = "no error"
+    stale.clear_cache()
+    findings = explain(jax.jit(lambda x: total(x)), _own()).findings
+    return {
+        "refused": refused.replace(__file__, "this file"),
+        "after clear_cache": _slices(rewrite(stale_inside)(_own())),
+        "told": [(f.code, f.outcome, f.what) for f in findings],
+    }
+
+
+def test_what_an_inner_jit_remembers_is_refused():
+    outcomes = run_processes(reports, processes=2, cpu_devices=4, timeout=120)
+
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    for outcome in outcomes:
+        first, line, *rest = outcome.value["refused"].splitlines()
+        assert first == "a jax.pmap sees the devices of this process only:"
+        assert line.startswith("  * the pmap over 'i', at ")
+        assert "test_rewrite_in_processes.py:" in line
+        assert rest == [
+            "Because a jax.jit inside was traced before, and remembers it so; its collectives "
+            "would leave the other processes out.",
+            "Call clear_cache() on that jit first, or use jax_dist.pmap in it.",
+        ]
+        assert outcome.value["after clear_cache"] == [57.0] * 4
+        assert outcome.value["told"] == [
+            ("JXD002", "rewritten", "jax.pmap over 'i' of size 8: a shard_map over all processes")
+        ]
