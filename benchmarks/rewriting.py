@@ -141,26 +141,30 @@ def moved_bytes() -> None:
 
 def compile_times(rounds: int) -> None:
     """Lowering and compiling with a captured array, and with the array lifted."""
+    x = np.ones(1000, np.float32)
     for megabytes in (1, 16, 100):
         table = jnp.asarray(np.random.default_rng(0).normal(size=(megabytes * 250, 1000)), "f4")
-        x = np.ones(1000, np.float32)
-
-        def compiled(transform: Callable, table: jax.Array = table) -> Make:
-            def make() -> Callable:
-                fun = transform(lambda x: (table @ x).sum())
-                return lambda: fun.lower(x).compile() and 0
-
-            return make
-
         variants = {
-            "captured": compiled(jax.jit),
-            "captured again": compiled(jax.jit),
-            "lifted": compiled(jax_dist.rewrite),
+            "captured": _compiled(jax.jit, table, x),
+            "captured again": _compiled(jax.jit, table, x),
+            "lifted": _compiled(jax_dist.rewrite, table, x),
         }
         title = f"trace, lower and compile, {megabytes} MB captured"
         print_ratios(title, seconds(variants, rounds), "captured")
-        text = [len(t(lambda x: (table @ x).sum()).lower(x).as_text()) for t in _BOTH]
+        text = [len(both(_product(table)).lower(x).as_text()) for both in _BOTH]
         print(f"  program text: {text[0]} -> {text[1]} bytes")
+
+
+def _product(table: jax.Array) -> Callable:
+    return lambda x: (table @ x).sum()
+
+
+def _compiled(transform: Callable, table: jax.Array, x: np.ndarray) -> Make:
+    def make() -> Callable:
+        fun = transform(_product(table))
+        return lambda: fun.lower(x).compile() and 0
+
+    return make
 
 
 _BOTH = (jax.jit, jax_dist.rewrite)

@@ -7,9 +7,11 @@ are one C++ dispatch. jit's C++ cache remembers a signature that failed, and is 
 after; the jit object with such a signature is not used again.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -152,7 +154,8 @@ class LiftedJit:
     def _again(self, found: NewCaptures, ask: Callable[[Any, tuple], Any]) -> Any:
         while True:
             staged = _is_staged()
-            self._watch.warn_of(found.traced.captures, lifted=not staged)
+            if not (staged and _outer.lifts):
+                self._watch.warn_of(found.traced.captures, lifted=not staged)
             generation = self._inside_jit if staged else self._extended(found.traced)
             generation.pending = found.traced
             try:
@@ -272,7 +275,8 @@ class LiftedJit:
 
         flat.__name__ = flat.__qualname__ = self.name
         as_it_is = jax.jit(flat)
-        jaxpr = as_it_is.trace(*[leaves[place] for place in places]).jaxpr
+        with _lifting_outside(self.policy.captures == "lift"):
+            jaxpr = as_it_is.trace(*[leaves[place] for place in places]).jaxpr
         looks = self.policy.captures != "allow"
         found = capturing.find_captures(jaxpr, self._fun()) if looks else ()
         captures = capture_policy.worth_lifting(found, self.name, self.policy)
@@ -282,6 +286,22 @@ class LiftedJit:
 def _as_it_is(value: Any) -> Any:
     """A copy of a NumPy array: on CPU, JAX may share its memory, and later writes would be seen."""
     return np.array(value) if isinstance(value, np.ndarray) else value
+
+
+class _Outer(threading.local):
+    lifts: bool = False  # whether what is traced now is part of another program that will lift
+
+
+_outer = _Outer()
+
+
+@contextlib.contextmanager
+def _lifting_outside(lifts: bool) -> Iterator[None]:  # noqa: FBT001
+    before, _outer.lifts = _outer.lifts, lifts
+    try:
+        yield
+    finally:
+        _outer.lifts = before
 
 
 def _signature(leaves: Sequence[Any], tree: Any) -> tuple:

@@ -177,6 +177,8 @@ class _Function:
             return dispatcher.dispatch(*args)
         except NewCaptures as captures:
             found = captures
+        except ValueError as refusal:
+            return dispatcher.call_elsewhere(refusal, args, kwargs)
         return dispatcher.settle(found, args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

@@ -23,6 +23,7 @@ from jax_dist.passes.lifting import LiftedJit, NewCaptures, Traced
 from jax_dist.passes.partitioning import plan_partitioning
 from jax_dist.passes.pipeline import Pass, evaluate_through
 from jax_dist.passes.primitives import GATHERS
+from jax_dist.rewriting import misplaced
 from jax_dist.rewriting.arguments import Wishes
 from jax_dist.rewriting.process_pmaps import check_none_local, pmaps_over_all_processes
 from jax_dist.rewriting.remesh import plan_remesh
@@ -60,6 +61,19 @@ class RewrittenProgram:
     def settle(self, found: NewCaptures, args: tuple, kwargs: dict) -> Any:
         """Makes the call whose trace found captures that are not arguments yet."""
         return self._jit.settle(found, args, kwargs)
+
+    def call_elsewhere(self, refusal: ValueError, args: tuple, kwargs: dict) -> Any:
+        """Makes a call that jit refused, if that was for arguments on other devices."""
+        mesh = self.wishes.mesh
+        moved = None if mesh is None else misplaced.put_on(mesh, args, kwargs)
+        if moved is None:
+            raise refusal
+        args, kwargs = moved
+        try:
+            return self.dispatch(*args, **kwargs)
+        except NewCaptures as captures:
+            found = captures
+        return self.settle(found, args, kwargs)
 
     def ask(self, method: str, args: tuple, kwargs: dict) -> Any:
         """`lower` or `trace`, for these arguments."""

@@ -1,51 +1,82 @@
 """Makes the report of a rewriting: both programs, compiled and measured, and nothing run."""
 
+import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 
 from jax_dist import _compat
 from jax_dist._errors import CapturedArrayWarning
 from jax_dist.passes.captures import Capture, find_captures
+from jax_dist.passes.findings import Finding
 from jax_dist.rewriting import gradients, program, ways
 from jax_dist.rewriting.arguments import Wishes
-from jax_dist.rewriting.cost import program_of
+from jax_dist.rewriting.comparison import Comparison
+from jax_dist.rewriting.cost import Program, program_of
 from jax_dist.rewriting.program import RewrittenProgram
 from jax_dist.rewriting.report import CapturedArray, Report
-from jax_dist.rewriting.stability import verdict_of
+from jax_dist.rewriting.stability import CacheVerdict, verdict_of
 
 
 def report_of(rewriting: RewrittenProgram, args: tuple, kwargs: dict) -> Report:
     """What a rewriting, which has traced nothing yet, does on these arguments."""
     fun, name, wishes = rewriting.fun, rewriting.name, rewriting.wishes
-    before, jaxpr = _as_given(fun, args, kwargs)
+    traced = _compat.jit_like(fun).trace(*args, **kwargs)
+    before = _as_given(traced)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CapturedArrayWarning)  # the report says it
         after = program.ask("lower", rewriting, args, kwargs)
     # Of one trace: what is derived anew in each, as in `table * 2`, is another array then.
-    captured = rewriting.found or find_captures(jaxpr, fun)
+    captured = rewriting.found or find_captures(traced.jaxpr, fun)
     lifted = {capture.key for capture in rewriting.lifted}
     kept = [capture for capture in captured if capture.key not in lifted]
-    programs = program_of(before), program_of(after)
+    program_after = program_of(after)
     return Report(
         name=name,
-        before=programs[0],
-        after=programs[1],
-        cache_before=verdict_of(before, _large(captured, wishes)),
+        before=before.program,
+        after=program_after,
+        cache_before=_verdict_before(before, _large(captured, wishes)),
         cache_after=verdict_of(after, _large(kept, wishes)),
-        findings=(*rewriting.findings, *gradients.find_doubled_sums(jaxpr)),
+        findings=(*rewriting.findings, *gradients.find_doubled_sums(traced.jaxpr), *before.failure),
         captured=tuple(_row(capture, lifted) for capture in captured),
-        # With several processes, the program as it is may compute something else.
-        compare=ways.compare(jaxpr, name, programs) if jax.process_count() == 1 else None,
+        compare=_comparison(traced, name, before, program_after),
     )
 
 
-def _as_given(fun: Callable, args: tuple, kwargs: dict) -> tuple[jax.stages.Lowered, Any]:
-    """The program of the function as it is, and its jaxpr."""
-    traced = _compat.jit_like(fun).trace(*args, **kwargs)
-    return traced.lower(), traced.jaxpr
+@dataclasses.dataclass(frozen=True, slots=True)
+class _AsGiven:
+    """The program as it is."""
+
+    lowered: jax.stages.Lowered | None  # None: it does not compile
+    program: Program
+    failure: tuple[Finding, ...]
+
+
+def _as_given(traced: jax.stages.Traced) -> _AsGiven:
+    """Also of a program that only compiles when it is rewritten."""
+    try:
+        lowered = traced.lower()
+        return _AsGiven(lowered, program_of(lowered), ())
+    except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        what = "the program as it is does not compile: before, all is unknown"
+        return _AsGiven(None, Program(), (Finding("JXD002", "noted", what, reason, ""),))
+
+
+def _verdict_before(before: _AsGiven, captured: Sequence[str]) -> CacheVerdict:
+    if before.lowered is None:
+        return CacheVerdict(stable=False, causes=("It does not compile.",))
+    return verdict_of(before.lowered, captured)
+
+
+def _comparison(
+    traced: jax.stages.Traced, name: str, before: _AsGiven, after: Program
+) -> Comparison | None:
+    """None also with several processes, where the program as it is may compute something else."""
+    if before.lowered is None or jax.process_count() > 1:
+        return None
+    return ways.compare(traced.jaxpr, name, (before.program, after))
 
 
 def _large(captured: Sequence[Capture], wishes: Wishes) -> list[str]:

@@ -35,16 +35,7 @@ def _rewritten(mesh):
 def _cases():
     for name in PROGRAMS:
         for target in _TARGETS:
-            marks = [_ON_PART_OF_THE_MESH] if (name, target) in _KNOWN else []
-            yield pytest.param(name, target, marks=marks, id=f"{name}, {target}")
-
-
-_ON_PART_OF_THE_MESH = pytest.mark.xfail(
-    strict=True,
-    raises=ValueError,
-    reason="arguments that lie on some of the devices of the mesh only are not moved to all",
-)
-_KNOWN = {("a_trainer_with_pmaps_in_its_attributes", "jax.pmap, 4x2")}
+            yield pytest.param(name, target, id=f"{name}, {target}")
 
 
 @pytest.mark.parametrize(("name", "target"), list(_cases()))

@@ -371,14 +371,23 @@ def test_a_shard_map_of_the_user_stays_on_its_mesh():
 
 
 @_PMAPS
-def test_the_ways_are_compared_for_a_gradient_too(pmap):
-    """Its pmaps hand values to one another in blocks that are no slices."""
-    mapped = pmap(lambda v: jnp.sin(v) * lax.psum(v, "i"), "i")
-    report = explain(jax.grad(lambda x: jnp.sum(mapped(x) ** 2)), _X, mesh=_WIDE)
+def test_the_ways_are_compared_for_gradients_too(pmap):
+    """Their pmaps hand values to one another in blocks that are no slices, or that none cuts."""
+    table = numbers(6, 3, seed=5)
+    mapped = pmap(lambda v: jnp.sum(jnp.sin(table * v), 0) * lax.psum(v, "i"), "i")
+    looped = lambda x: lax.scan(lambda c, _: (mapped(c), None), x, None, length=2)[0]
+    report = explain(jax.grad(lambda x: jnp.sum(looped(x) ** 2)), _X, mesh=_WIDE)
 
     assert report.compare is not None
     assert [name for name, _ in report.compare.rows] == ["pmap", "shard_map", "automatic jit"]
     assert not any(isinstance(program, str) for _, program in report.compare.rows)
+
+
+def test_a_pmap_in_a_pmap_is_explained_too():
+    report = explain(_nested, jnp.arange(8.0).reshape(4, 2), mesh=_WIDE)
+
+    assert report.compare is not None
+    assert report.compare.rows[-1] == ("automatic jit", "not tried for a pmap in a pmap")
 
 
 def test_without_a_mesh_it_is_noted():

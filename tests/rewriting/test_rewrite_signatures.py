@@ -441,7 +441,6 @@ def test_a_rewritten_function_dies_with_its_captures():
     assert _replicated((4, 100)) == []
 
 
-@pytest.mark.xfail(strict=True, reason="jax_dist.pmap inside warns too, that it cannot lift")
 def test_a_capture_of_a_pmap_inside_is_told_of_once():
     w = jnp.linspace(0.0, 1.0, 400).reshape(4, 100)
     inner = jax_dist.pmap(lambda v: v * w[0] + lax.psum(v, "i"), axis_name="i")
