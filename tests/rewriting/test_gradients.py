@@ -186,9 +186,9 @@ def _statistics_of_a_remat(w, x):
 
 def _slope_of_a_slope(w, x):
     """JAX sums here once for each of the two derivatives."""
-    mean = jnp.mean(x)  # 1, 4, 7 and 10: their sum is 22
-    slope = jax.grad(lambda w: mean * w**2)  # 2 * 22 * w
-    return jax.grad(lambda w: slope(w) * slope(w))(w) / (2 * 44 * 44 * 2.0) * 5.5
+    mean = jnp.mean(x)  # 1, 4, 7 and 10: the sum of their squares is 166
+    slope = jax.grad(lambda w: (w * mean) ** 2 / 2)  # 166 * w
+    return jax.grad(lambda w: slope(w) * slope(w))(w) * 5.5 / (2 * 166 * 166 * 2.0)
 
 
 def _averaged_of_the_global_loss(w, x):
