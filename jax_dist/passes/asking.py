@@ -22,7 +22,6 @@ from jax_dist.passes.propagation import Layout, Unknown
 
 _SCOPE = "jax_dist_site_{}"
 _SITE = re.compile(r"jax_dist_site_([\d.]+)")
-_UNNAMED = core.DebugInfo("asking", "jax_dist", None, None)
 
 
 def is_partitioned(eqn: JaxprEqn) -> bool:
@@ -119,7 +118,7 @@ def _lowered(
 
     body = interpreter.open_jaxpr(jaxpr)
     inputs = [*body.constvars, *body.invars]
-    opened = core.Jaxpr((), inputs, body.outvars, body.eqns, body.effects, _UNNAMED)
+    opened = core.Jaxpr((), inputs, body.outvars, body.eqns, body.effects, interpreter.unnamed())
     # The anchor makes JAX lower for the whole mesh, even if nothing else is known to lie on it.
     anchor = jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))
     pairs = zip(body.invars, in_shardings, strict=True)
