@@ -62,17 +62,6 @@ def is_dropped(var: object) -> bool:
     return type(var).__name__ == "DropVar"
 
 
-def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """How many operands of a scan are constants, and how many are its carry.
-
-    `num_consts` and `num_carry` in 0.10.2; three parts of a flat tree, `ft_in`, in 0.12.0.1.
-    """
-    if "ft_in" in params:
-        consts, carry, _ = params["ft_in"].unpack()
-        return len(consts), len(carry)
-    return params["num_consts"], params["num_carry"]
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class JitOptions:
     """What was said to `jax.jit`, as far as a jit around it has to repeat it."""

@@ -215,7 +215,8 @@ def _while(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Giv
 def _scan(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Given) -> Values:
     """Called again through `lax.scan`: how the equation counts its operands is version-bound."""
     params = eqn.params
-    consts_end, carry_size = _compat.scan_counts(params)
+    layout = _compat.scan_layout(params, len(eqn.invars), len(eqn.outvars))
+    consts_end, carry_size = len(layout.constants), len(layout.carries_in)
     carry_end = consts_end + carry_size
 
     def step(carry: Values, xs: Values) -> tuple[Values, Values]:
