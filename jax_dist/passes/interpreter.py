@@ -88,41 +88,6 @@ def run(
     return read_all(body.outvars, known)
 
 
-def run_deep(
-    jaxpr: Any, args: Sequence[Any], handler_of: Callable[[JaxprEqn], Handler | None]
-) -> Values:
-    """Evaluates a jaxpr, with some equations handled otherwise at whatever depth they stand.
-
-    Args:
-      jaxpr: with its constants, or without if it has none.
-      args: one for each input variable.
-      handler_of: how to handle an equation; None to replay it, or to look into its bodies.
-    """
-
-    def wanted(eqn: JaxprEqn) -> bool:
-        return handler_of(eqn) is not None
-
-    def into_bodies(eqn: JaxprEqn, values: Values) -> Values:
-        if eqn.primitive.name == "shard_map":
-            body = eqn.params["jaxpr"]
-            return call_shard_map(eqn, lambda *b: run_deep(body, b, handler_of), values)
-        return replay(with_bodies(eqn, again), values)
-
-    def again(body: Any) -> Any:
-        if not contains(body, wanted):
-            return body
-        return trace_again(body, lambda *inner: run_deep(body, inner, handler_of))
-
-    handlers: dict[int, Handler] = {}
-    for place, eqn in enumerate(open_jaxpr(jaxpr).eqns):
-        handler = handler_of(eqn)
-        if handler is not None:
-            handlers[place] = handler
-        elif any(contains(body, wanted) for body in bodies(eqn)):
-            handlers[place] = into_bodies
-    return run(jaxpr, args, handlers)
-
-
 def read_all(atoms: Sequence[Atom], known: Mapping[Var, Any]) -> Values:
     return [atom.val if isinstance(atom, Literal) else known[atom] for atom in atoms]
 

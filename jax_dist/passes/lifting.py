@@ -275,7 +275,7 @@ class LiftedJit:
 
         flat.__name__ = flat.__qualname__ = self.name
         as_it_is = jax.jit(flat)
-        with _lifting_outside(self.policy.captures == "lift"):
+        with _lifting_outside(lifts=self.policy.captures == "lift"):
             jaxpr = as_it_is.trace(*[leaves[place] for place in places]).jaxpr
         looks = self.policy.captures != "allow"
         found = capturing.find_captures(jaxpr, self._fun()) if looks else ()
@@ -296,7 +296,7 @@ _outer = _Outer()
 
 
 @contextlib.contextmanager
-def _lifting_outside(lifts: bool) -> Iterator[None]:  # noqa: FBT001
+def _lifting_outside(*, lifts: bool) -> Iterator[None]:
     before, _outer.lifts = _outer.lifts, lifts
     try:
         yield

@@ -37,6 +37,13 @@ def places(jaxpr: Any, wanted: Callable[[JaxprEqn], bool]) -> Iterator[Place]:
                 yield dataclasses.replace(inner, path=path, around=around)
 
 
+def handlers(jaxpr: Any, handler_of: Callable[[JaxprEqn], Handler | None]) -> dict[Path, Handler]:
+    """For `run`: the handler of each equation that has one, at whatever depth it stands."""
+    found = places(jaxpr, lambda eqn: handler_of(eqn) is not None)
+    given = ((place.path, handler_of(place.eqn)) for place in found)
+    return {path: handler for path, handler in given if handler is not None}
+
+
 def run(jaxpr: Any, args: Sequence[Any], handlers: Mapping[Path, Handler]) -> Values:
     """Evaluates a jaxpr as `interpreter.run` does, with equations handled at any depth.
 

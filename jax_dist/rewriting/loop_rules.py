@@ -53,28 +53,28 @@ def _scan(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
     if any(state == 0 for place, state in enumerate(states) if place not in fixed):
         raise Refused("the scan runs along the dimension that is cut over the devices")
     inner = Walk(walk.region)
-    start = [_in_a_step(place in fixed, state) for place, state in enumerate(states)]
+    start = [_in_a_step(state, is_fixed=place in fixed) for place, state in enumerate(states)]
     inside, results = _settled(inner, body, start, layout.carries_in, layout.carries_out)
     carried = dict(zip(layout.carries_out, [inside[p] for p in layout.carries_in], strict=True))
     leaving = tuple(carried.get(place, result) for place, result in enumerate(results))
-    outside = tuple(_outside(place in fixed, state) for place, state in enumerate(inside))
+    outside = tuple(_outside(state, is_fixed=place in fixed) for place, state in enumerate(inside))
     for place, (var, atom) in enumerate(zip(inputs_of(body), eqn.invars, strict=True)):
-        walk.want(atom, _outside(place in fixed, inner.wanted.get(var, WHOLE)))
+        walk.want(atom, _outside(inner.wanted.get(var, WHOLE), is_fixed=place in fixed))
 
     def emit(values: Values) -> Values:
         new = _local_body(walk.region, inner, body, inside, leaving)
         return interpreter.replay(anew.without_mesh(eqn, {"jaxpr": new}), values)
 
-    made = tuple(_outside(place in carried, state) for place, state in enumerate(leaving))
+    made = tuple(_outside(state, is_fixed=place in carried) for place, state in enumerate(leaving))
     return Step(made, emit, outside)
 
 
-def _in_a_step(is_fixed: bool, state: State) -> State:  # noqa: FBT001
+def _in_a_step(state: State, *, is_fixed: bool) -> State:
     """What is stacked has one dimension more in front, that of the steps; in a step it is gone."""
     return state if is_fixed or state is None else state - 1
 
 
-def _outside(is_fixed: bool, state: State) -> State:  # noqa: FBT001
+def _outside(state: State, *, is_fixed: bool) -> State:
     return state if is_fixed or state is None else state + 1
 
 

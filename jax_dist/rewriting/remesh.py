@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.mapping import spread
-from jax_dist.passes import interpreter
+from jax_dist.passes import interpreter, places
 from jax_dist.passes.findings import Finding, Outcome, Plan
 from jax_dist.passes.interpreter import Handler, Values
 from jax_dist.rewriting import anew, loop_states, loops
@@ -70,7 +70,8 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> Plan:
             return functools.partial(_emit, moves[id(eqn)])
         return None
 
-    return Plan(lambda *args: interpreter.run_deep(jaxpr, args, handler_of), tuple(findings))
+    handlers = places.handlers(jaxpr, handler_of)
+    return Plan(lambda *args: places.run(jaxpr, args, handlers), tuple(findings))
 
 
 def _move(site: PmapSite, mesh: Mesh | None) -> _Move:

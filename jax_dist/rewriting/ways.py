@@ -9,7 +9,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.passes import interpreter
+from jax_dist.passes import interpreter, places
 from jax_dist.passes.interpreter import Values
 from jax_dist.rewriting import anew
 from jax_dist.rewriting.comparison import Comparison
@@ -34,12 +34,13 @@ def compare(jaxpr: ClosedJaxpr, name: str, programs: tuple[Program, Program]) ->
 
 def _automatic(jaxpr: ClosedJaxpr) -> Program | str:
     """Each pmap as a vmap whose mapped axis is cut over the mesh: XLA places the collectives."""
-
     if any(_has_region(site.body) for site in pmap_sites(jaxpr)):
         return "not tried for a pmap in a pmap"
 
+    handlers = places.handlers(jaxpr, _handler_of)
+
     def automatic(*args: Any) -> Values:
-        return interpreter.run_deep(jaxpr, args, _handler_of)
+        return places.run(jaxpr, args, handlers)
 
     try:
         lowered = jax.jit(automatic).lower(*jaxpr.in_avals)
