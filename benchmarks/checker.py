@@ -1,0 +1,225 @@
+"""What the checker costs: CPU time beside `ast.parse` of every file.
+
+    python benchmarks/checker.py --folder ~/jax --folder ~/scenic --folder ~/flax
+    python benchmarks/checker.py --folder ~/jax --fixit ~/fixit/bin/python --every 10
+
+What is measured takes turns, round by round, so that a slow moment of the machine hits all of it.
+Printed are ratios of CPU time (user and system, children included): the median over rounds, and
+the least and the greatest in brackets. The baseline stands there twice: the second row shows the
+noise. With `--fixit`, fixit with its one rule `ReplaceUnionWithOptional` reads each `--every`-th
+file, and so does the checker.
+"""
+
+import argparse
+import ast
+import contextlib
+import dataclasses
+import gc
+import os
+import pathlib
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+
+from jax_dist.checker import catalogue, linter, sources
+from jax_dist.checker.project import Project
+
+Measures = dict[str, Callable[[], object]]
+Seconds = dict[str, list[float]]  # one number a round
+
+_LINT = (sys.executable, "-m", "jax_dist", "lint", "--exit-zero", "--quiet", "--jobs", "1")
+_SMALL = "import jax\n\n\ndef step(x):\n    return x\n\n\nstep = jax.pmap(step, axis_name='i')\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """A claim: the median of `one / other` is at most `most` (or at least `least`)."""
+
+    text: str
+    one: str
+    other: str
+    most: float | None = None
+    least: float | None = None
+
+    def verdict(self, seconds: Seconds) -> str:
+        """One line: the claim, what was measured, and whether it holds."""
+        ratio = statistics.median(_ratios(seconds, self.one, self.other))
+        held = ratio <= self.most if self.most is not None else ratio >= (self.least or 0)
+        bound = f"at most {self.most}" if self.most is not None else f"at least {self.least}"
+        return f"{'holds' if held else 'FAILS'}  {self.text}: {ratio:.2f} ({bound})"
+
+
+def cpu_seconds(measures: Measures, rounds: int) -> Seconds:
+    """CPU time of each, its children's included. They take turns; the order changes by round."""
+    seconds: Seconds = {name: [] for name in measures}
+    names = list(measures)
+    for round_ in range(rounds):
+        for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
+            gc.collect()
+            start = _spent()
+            measures[name]()
+            seconds[name].append(_spent() - start)
+    return seconds
+
+
+def _spent() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def python_files(folders: Sequence[str]) -> list[pathlib.Path]:
+    """All `*.py` under the folders, in order; links and caches are passed over."""
+    return [
+        path
+        for folder in folders
+        for path in sorted(pathlib.Path(folder).rglob("*.py"))
+        if path.is_file() and not path.is_symlink() and "__pycache__" not in path.parts
+    ]
+
+
+def parse_all(files: Sequence[pathlib.Path]) -> None:
+    """The baseline: what any tool that is built on `ast` must spend if it has no prefilter."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for path in files:
+            with contextlib.suppress(SyntaxError, ValueError):  # some corpora hold broken files
+                ast.parse(path.read_bytes())
+
+
+def lint_all(files: Sequence[pathlib.Path], folders: Sequence[str]) -> int:
+    """All default rules, in this process, without a cache; the number of findings."""
+    project = Project(list(folders))
+    codes = catalogue.DEFAULT
+    count = 0
+    for path in files:
+        data = path.read_bytes()
+        if linter.wanted(data, codes):
+            with contextlib.suppress(sources.UnreadableError):
+                source = sources.read(str(path), data)
+                count += len(linter.check(source, project, codes, None))
+    return count
+
+
+def command(*arguments: str) -> Callable[[], object]:
+    """Runs a command and drops what it prints; a failure of the command itself stops us."""
+
+    def run() -> None:
+        done = subprocess.run(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        if done.returncode not in (0, 1):
+            raise SystemExit(f"{' '.join(arguments)}\n{done.stderr.decode()}")
+
+    return run
+
+
+def whole_folders(folders: Sequence[str], work: pathlib.Path) -> Measures:
+    """The baseline twice, the checker in this process, and as a command, cold and warm."""
+    files = python_files(folders)
+    cache = work / "cache"
+    warm = command(*_LINT, "--cache-dir", str(cache), *folders)
+    warm()  # fills the cache
+    return {
+        "ast.parse": lambda: parse_all(files),
+        "ast.parse again": lambda: parse_all(files),
+        "lint, in process": lambda: lint_all(files, folders),
+        "lint, cold": command(*_LINT, "--no-cache", *folders),
+        "lint, warm": warm,
+    }
+
+
+def start_up(work: pathlib.Path) -> Measures:
+    """A small file beside no program at all."""
+    small = work / "small.py"
+    small.write_text(_SMALL)
+    return {
+        "python -c pass": command(sys.executable, "-c", "pass"),
+        "lint of one file": command(*_LINT, "--no-cache", str(small)),
+        "migrate of one file": command(sys.executable, "-m", "jax_dist", "migrate", str(small)),
+    }
+
+
+def beside_fixit(folders: Sequence[str], work: pathlib.Path, every: int, fixit: str) -> Measures:
+    """Copies each `every`-th file, so that both tools see one folder."""
+    sample = work / "sample"
+    for number, path in enumerate(python_files(folders)[::every]):
+        (sample / str(number)).mkdir(parents=True)
+        shutil.copy(path, sample / str(number) / path.name)
+    (sample / ".fixit.toml").write_text(
+        '[tool.fixit]\nroot = true\ndisable = ["fixit.rules"]\n'
+        'enable = ["fixit.rules:ReplaceUnionWithOptional"]\n'
+    )
+    size = sum(path.stat().st_size for path in sample.rglob("*.py"))
+    print(f"beside fixit: {len(list(sample.rglob('*.py')))} files, {size / 1e6:.2f} MB")
+    rule = (fixit, "-m", "fixit", "--quiet", "lint")
+    return {
+        "lint": command(*_LINT, "--no-cache", str(sample)),
+        "lint again": command(*_LINT, "--no-cache", str(sample)),
+        "fixit, one rule": command(*rule, str(sample)),
+    }
+
+
+def print_table(title: str, seconds: Seconds, baseline: str) -> None:
+    print(f"\n{title}")
+    for name, each in seconds.items():
+        ratios = _ratios(seconds, name, baseline)
+        middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
+        spread = f"{middle:7.2f} [{low:.2f}..{high:.2f}]"
+        print(f"  {name:<22}{statistics.median(each):8.3f} s{spread:>24} x {baseline}")
+
+
+def _ratios(seconds: Seconds, one: str, other: str) -> list[float]:
+    return [a / b for a, b in zip(seconds[one], seconds[other], strict=True)]
+
+
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    folders = [os.path.abspath(folder) for folder in options.folder]
+    verdicts: list[str] = []
+    with tempfile.TemporaryDirectory() as name:
+        work = pathlib.Path(name)
+        seconds = cpu_seconds(start_up(work), max(options.rounds, 5))
+        print_table("start-up", seconds, "python -c pass")
+        took = statistics.median(seconds["lint of one file"])
+        held = "holds" if took <= 0.15 else "FAILS"
+        verdicts.append(f"{held}  start-up: {took:.3f} s (at most 0.15 s)")
+        if folders:
+            files = python_files(folders)
+            size = sum(path.stat().st_size for path in files) / 1e6
+            seconds = cpu_seconds(whole_folders(folders, work), options.rounds)
+            print_table(f"{len(files)} files, {size:.1f} MB", seconds, "ast.parse")
+            verdicts += [goal.verdict(seconds) for goal in _WHOLE]
+        if options.fixit:
+            measures = beside_fixit(folders, work, options.every, options.fixit)
+            seconds = cpu_seconds(measures, options.rounds)
+            print_table("beside fixit", seconds, "lint")
+            verdicts.append(_FIXIT.verdict(seconds))
+    print("\n" + "\n".join(verdicts))
+    return 0 if all(verdict.startswith("holds") for verdict in verdicts) else 1
+
+
+_WHOLE = (
+    Goal("lint, in process, beside ast.parse of all", "lint, in process", "ast.parse", most=0.8),
+    Goal("the command, cold, beside ast.parse of all", "lint, cold", "ast.parse", most=0.8),
+    Goal("the command, cold beside warm", "lint, cold", "lint, warm", least=5),
+)
+_FIXIT = Goal("fixit with one rule beside lint", "fixit, one rule", "lint", least=100)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", action="append", default=[], help="may be given several times")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--fixit", metavar="PYTHON", help="a Python that has fixit")
+    parser.add_argument("--every", type=int, default=10, help="fixit sees each n-th file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,196 @@
+"""The settings of a project: `[tool.jax-dist]` in pyproject.toml, or a file jax-dist.toml."""
+
+import dataclasses
+import os
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax_dist.checker import discovery, requirement, selecting
+from jax_dist.checker.findings import Code
+from jax_dist.checker.misuse import MisuseError, hint
+from jax_dist.checker.page import Page
+from jax_dist.checker.patterns import Patterns
+from jax_dist.checker.requirement import Version
+
+
+class ConfigError(MisuseError):
+    """A settings file that cannot be read, or a setting that cannot be."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What a project has set; paths in it are joined to the folder of its file."""
+
+    folder: str  # from which patterns and paths are seen
+    file: str | None = None  # None: nothing is set
+    select: tuple[str, ...] | None = None
+    extend_select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = discovery.EXCLUDED
+    extend_exclude: tuple[str, ...] = ()
+    per_file_ignores: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    target_jax: Version | None = None  # None: the newest
+    project_roots: tuple[str, ...] = ()
+    baseline: str | None = None
+
+    @property
+    def choice(self) -> selecting.Choice:
+        return selecting.Choice(self.select, self.extend_select, self.ignore)
+
+    @property
+    def excluded(self) -> Patterns:
+        return Patterns((*self.exclude, *self.extend_exclude), self.folder)
+
+    def check_codes(self, pages: Mapping[Code, Page]) -> None:
+        """Raises ConfigError where a setting names a rule that does not exist."""
+        asked = {"select": self.select or (), "extend-select": self.extend_select}
+        asked |= {"ignore": self.ignore}
+        asked |= {f'per-file-ignores."{glob}"': codes for glob, codes in self.per_file_ignores}
+        for key, selectors in asked.items():
+            for selector in selectors:
+                try:
+                    selecting.known(selector, pages)
+                except MisuseError as error:
+                    raise ConfigError(f"{self.file}: {key}: {error}") from error
+
+
+def load(paths: Sequence[str], file: str | None = None) -> Config:
+    """The settings for `paths`: of `file`, or of the nearest file above all of them.
+
+    Where `target-jax` is not set, it is the oldest jax that the project says to work with.
+
+    Raises:
+      ConfigError: the file cannot be read, or a setting cannot be.
+    """
+    if file is not None:
+        return _with_target(_read(file, required=True))
+    folder = _common_folder(paths)
+    for place in _upward(folder):
+        for name in ("jax-dist.toml", "pyproject.toml"):
+            path = os.path.join(place, name)
+            if os.path.isfile(path):
+                config = _read(path, required=False)
+                if config.file is not None:
+                    return _with_target(config)
+    return _with_target(Config(_root(folder)))
+
+
+def _read(path: str, *, required: bool) -> Config:
+    try:
+        with open(path, "rb") as file:
+            table = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
+    folder = os.path.dirname(os.path.abspath(path))
+    tool = table.get("tool")
+    ours = tool.get("jax-dist") if isinstance(tool, dict) else None
+    if ours is None and not os.path.basename(path).startswith("pyproject"):
+        ours = table  # a file of our own needs no heading
+    if ours is None:
+        if required:
+            raise ConfigError(f"{path}: has no [tool.jax-dist]; without it nothing is set there")
+        return Config(folder)
+    if not isinstance(ours, dict):
+        raise ConfigError(f"{path}: tool.jax-dist must be a table, not {_said(ours)}")
+    return _parsed(ours, path, folder)
+
+
+def _parsed(table: Mapping[str, Any], path: str, folder: str) -> Config:
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in _KEYS:
+            remedy = hint(key, _KEYS, f"The settings are: {', '.join(sorted(_KEYS))}.")
+            raise ConfigError(f"{path}: there is no setting {key!r}. {remedy}")
+        try:
+            values[key.replace("-", "_")] = _KEYS[key](value, folder)
+        except MisuseError as error:
+            raise ConfigError(f"{path}: {key}: {error}") from error
+    return Config(folder, path, **values)
+
+
+def _words(value: Any, folder: str) -> tuple[str, ...]:
+    del folder
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise MisuseError(f'must be a list of strings, such as ["JXD1"], not {_said(value)}')
+    return tuple(value)
+
+
+def _table_of_words(value: Any, folder: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    if not isinstance(value, dict):
+        raise MisuseError(f'must be a table, such as {{"tests/*" = ["JXD1"]}}, not {_said(value)}')
+    return tuple((glob, _words(codes, folder)) for glob, codes in value.items())
+
+
+def _target(value: Any, folder: str) -> Version:
+    del folder
+    if not isinstance(value, str):
+        raise MisuseError(f'must be a version in quotes, such as "0.7.2", not {_said(value)}')
+    return requirement.version(value)
+
+
+def _folders(value: Any, folder: str) -> tuple[str, ...]:
+    paths = tuple(os.path.join(folder, each) for each in _words(value, folder))
+    for path in paths:
+        if not os.path.isdir(path):
+            raise MisuseError(f"there is no folder {path}")
+    return paths
+
+
+def _file(value: Any, folder: str) -> str:
+    if not isinstance(value, str):
+        raise MisuseError(f"must be the name of a file, not {_said(value)}")
+    return os.path.join(folder, value)
+
+
+_KEYS: dict[str, Callable[[Any, str], Any]] = {
+    "baseline": _file,
+    "exclude": _words,
+    "extend-exclude": _words,
+    "extend-select": _words,
+    "ignore": _words,
+    "per-file-ignores": _table_of_words,
+    "project-roots": _folders,
+    "select": _words,
+    "target-jax": _target,
+}
+
+
+def _said(value: Any) -> str:
+    """A value as TOML spells it, near enough to be found in the file."""
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _with_target(config: Config) -> Config:
+    if config.target_jax is not None:
+        return config
+    return dataclasses.replace(config, target_jax=requirement.lower_bound(config.folder))
+
+
+def _common_folder(paths: Sequence[str]) -> str:
+    folders = [
+        path if os.path.isdir(path) else os.path.dirname(path)
+        for path in map(os.path.abspath, paths)
+    ]
+    try:
+        return os.path.commonpath(folders) if folders else os.getcwd()
+    except ValueError:  # Windows: several drives
+        return os.getcwd()
+
+
+def _upward(folder: str) -> list[str]:
+    folders = [folder]
+    while (parent := os.path.dirname(folder)) != folder:
+        folders.append(folder := parent)
+    return folders
+
+
+def _root(folder: str) -> str:
+    """The nearest folder that looks like the top of a project; else the folder itself."""
+    marks = ("pyproject.toml", "setup.py", "setup.cfg", ".git", "requirements.txt")
+    for place in _upward(folder):
+        if any(os.path.exists(os.path.join(place, mark)) for mark in marks):
+            return place
+    return folder

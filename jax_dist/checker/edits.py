@@ -1,0 +1,59 @@
+"""Puts fixes into a file: those of a group together or not at all, and never two over one byte."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from jax_dist.checker.findings import Edit, Fix
+
+
+def choose(fixes: Iterable[Fix]) -> tuple[list[Fix], list[Fix]]:
+    """`(applied, left)`: in order of place; a group with one fix that cannot be is left whole."""
+    fixes = sorted(fixes, key=lambda fix: fix.edits[0] if fix.edits else Edit(0, 0, ""))
+    groups: dict[str, list[Fix]] = {}
+    for number, fix in enumerate(fixes):
+        groups.setdefault(fix.group or f"alone {number}", []).append(fix)
+    taken: list[Edit] = []
+    applied: list[Fix] = []
+    left: list[Fix] = []
+    for group in groups.values():
+        wanted = list(dict.fromkeys(edit for fix in group for edit in fix.edits))
+        new = [edit for edit in wanted if edit not in taken]
+        free = not any(_clash(edit, other) for edit in new for other in taken)
+        if free and not _clash_within(wanted):
+            taken += new
+            applied += group
+        else:
+            left += group
+    return applied, left
+
+
+def apply(code: bytes, edits: Iterable[Edit], newline: str = "\n") -> bytes:
+    """The code with all `edits` made; they must not overlap."""
+    pieces: list[bytes] = []
+    at = 0
+    for edit in sorted(set(edits)):
+        if edit.start < at:
+            raise ValueError(f"edits overlap at byte {edit.start}")
+        text = edit.text if newline == "\n" else re.sub(r"\r?\n", newline, edit.text)
+        pieces += (code[at : edit.start], text.encode())
+        at = edit.end
+    return b"".join((*pieces, code[at:]))
+
+
+def newline_of(code: bytes) -> str:
+    """How the file ends its lines; the first one decides."""
+    match = re.search(rb"\r\n|\r|\n", code)
+    return match[0].decode() if match else "\n"
+
+
+def _clash_within(edits: Sequence[Edit]) -> bool:
+    ordered = sorted(edits)
+    return any(_clash(one, two) for one, two in zip(ordered, ordered[1:], strict=False))
+
+
+def _clash(one: Edit, two: Edit) -> bool:
+    """Two insertions at one place clash too: their order would be a guess."""
+    if one.start == two.start:
+        return True
+    first, second = (one, two) if one.start < two.start else (two, one)
+    return first.end > second.start

@@ -1,0 +1,103 @@
+"""All findings of one file."""
+
+import functools
+
+from jax_dist.checker import catalogue
+from jax_dist.checker.findings import Code, Finding, Fix, Position, Safety
+from jax_dist.checker.modules import Module, ParseError
+from jax_dist.checker.project import Project
+from jax_dist.checker.registry import Found, Rule, Version
+from jax_dist.checker.rules import syntax_error
+from jax_dist.checker.sources import Source
+
+
+@functools.cache
+def _triggers(codes: frozenset[Code]) -> tuple[bytes, ...]:
+    chosen = [catalogue.RULES[code] for code in sorted(codes) if code in catalogue.RULES]
+    return tuple(dict.fromkeys(word for rule in chosen for word in rule.triggers))
+
+
+def wanted(data: bytes, codes: frozenset[Code]) -> bool:
+    """Whether a file may have findings, by its bytes alone.
+
+    Args:
+      data: the file.
+      codes: the rules that are asked for.
+    """
+    if b"jax" not in data:  # every import that matters says it
+        return False
+    return any(word in data for word in _triggers(codes))
+
+
+def check(
+    source: Source,
+    project: Project,
+    codes: frozenset[Code],
+    target: Version | None = None,
+) -> list[Finding]:
+    """All findings of one file, in order of place; nothing is suppressed here.
+
+    Args:
+      source: the file.
+      project: looks up what other files define.
+      codes: the rules that are asked for.
+      target: the oldest jax that the code must run on; None: the newest.
+    """
+    try:
+        module = project.module(source)
+    except ParseError as error:
+        return [unparsed(source, error)] if syntax_error.PAGE.code in codes else []
+    return check_module(module, codes, target)
+
+
+def check_module(
+    module: Module, codes: frozenset[Code], target: Version | None = None
+) -> list[Finding]:
+    """Like `check`, for a file that is parsed already."""
+    findings: list[Finding] = []
+    for code in sorted(codes):
+        rule = catalogue.RULES.get(code)
+        if rule is None or (target is not None and target < rule.since):
+            continue
+        if not any(word in module.source.code for word in rule.triggers):
+            continue
+        findings += (_finding(module, rule, found, target) for found in rule.check(module))
+    return sorted(findings, key=lambda finding: finding.sort_key)
+
+
+def unparsed(source: Source, error: ParseError) -> Finding:
+    """The finding for a file that Python cannot parse."""
+    page = syntax_error.PAGE
+    line = min(max(error.line, 1), len(source.line_starts))
+    offset = source.line_starts[line - 1]
+    start = source.position(offset)
+    start = Position(start.line, max(error.column, 1), start.cell)
+    message = syntax_error.message(error.message)
+    text = source.line_text(offset)
+    span = (offset, offset)
+    return Finding(source.path, page.code, page.name, message, start, start, span, text)
+
+
+def _finding(module: Module, rule: Rule, found: Found, target: Version | None) -> Finding:
+    start, end = span = module.span(found.node)
+    source = module.source
+    return Finding(
+        path=source.path,
+        code=rule.page.code,
+        name=rule.page.name,
+        message=found.message,
+        start=source.position(start),
+        end=source.position(end),
+        span=span,
+        line_text=source.line_text(start),
+        fix=_allowed(rule, found.fix, target),
+    )
+
+
+def _allowed(rule: Rule, fix: Fix | None, target: Version | None) -> Fix | None:
+    """A fix whose code would not run on the target is only shown."""
+    if fix is None or target is None or target >= rule.needs:
+        return fix
+    version = ".".join(map(str, rule.needs))
+    title = f"{fix.title} (needs jax {version})"
+    return Fix(title, Safety.DISPLAY, fix.edits, fix.imports, fix.definitions, fix.group)

@@ -1,0 +1,203 @@
+"""Where a file applies `jax.pmap`: to what, with which arguments, and who holds the result."""
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
+
+from jax_dist.checker import scopes
+from jax_dist.checker.modules import Meaning, Module
+
+PMAP = ("jax.pmap", "jax.api.pmap", "jax._src.api.pmap", "jax.interpreters.pxla.pmap")
+PARAMETERS = ("fun", "axis_name")  # those that may be given by position
+
+Form: TypeAlias = Literal[
+    "call",  # pmap(f, ...), pmap(f)(x), partial(pmap, ...)(f)
+    "decorator",  # @pmap
+    "partial decorator",  # @partial(pmap, axis_name="i")
+    "called decorator",  # @pmap(axis_name="i"): fails at run time
+    "alias",  # p = pmap
+    "partial alias",  # p = partial(pmap, axis_name="i")
+    "value",  # passed on, compared, stored
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """One reference to `jax.pmap`.
+
+    `node` is the widest expression that is the mapped function: the call, or the decorator.
+    """
+
+    form: Form
+    reference: ast.expr  # what means jax.pmap here: `jax.pmap`, `p`, `constants.pmap`
+    node: ast.expr
+    fun: Any = None  # the expression mapped, or the decorated def; None where there is none
+    arguments: dict[str, ast.expr] = dataclasses.field(default_factory=dict)
+    unknown: str = ""  # why not all arguments can be read: "**kwargs"
+    partials: tuple[ast.Call, ...] = ()  # the partials around or behind the reference
+
+    @property
+    def is_application(self) -> bool:
+        return self.form in ("call", "decorator", "partial decorator", "called decorator")
+
+
+def sites(module: Module) -> list[Site]:
+    """Every reference to `jax.pmap`, under any name, in order of place."""
+    return [_site(module, node) for node in module.uses(*PMAP)]
+
+
+def _site(module: Module, reference: ast.expr) -> Site:
+    meaning = module.meaning(reference) or Meaning(PMAP[0])
+    node, partials = reference, list(meaning.partials)
+    while True:
+        around = module.parent(node)
+        if not (isinstance(around, ast.Call) and around.args[:1] == [node]):
+            break
+        if module.meaning(around) is None:  # not a partial
+            break
+        node = around
+        partials.append(around)
+    arguments, unknown = _bound(partials)
+    around = module.parent(node)
+    common = {"arguments": arguments, "unknown": unknown, "partials": tuple(partials)}
+    if isinstance(around, ast.Call) and around.func is node:
+        return _call(module, reference, around, common)
+    if _decorates(around, node):
+        form: Form = "decorator" if node is reference else "partial decorator"
+        return Site(form, reference, node, around, **common)
+    if isinstance(around, ast.Assign | ast.AnnAssign) and around.value is node:
+        form = "alias" if node is reference else "partial alias"
+        return Site(form, reference, node, **common)
+    return Site("value", reference, node, **common)
+
+
+def _call(module: Module, reference: ast.expr, call: ast.Call, common: dict[str, Any]) -> Site:
+    arguments = dict(common["arguments"])
+    unknown = common["unknown"]
+    bound = sum(len(partial.args) - 1 for partial in common["partials"])
+    for position, argument in enumerate(call.args, start=bound):
+        if isinstance(argument, ast.Starred):
+            unknown = unknown or "*args"
+            break
+        name = PARAMETERS[position] if position < len(PARAMETERS) else f"argument {position + 1}"
+        arguments[name] = argument
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            unknown = unknown or "**kwargs"
+        else:
+            arguments[keyword.arg] = keyword.value
+    common = {**common, "arguments": arguments, "unknown": unknown}
+    around = module.parent(call)
+    fun = arguments.pop("fun", None) or arguments.pop("f", None)
+    if fun is None and _decorates(around, call):
+        return Site("called decorator", reference, call, around, **common)
+    return Site("call", reference, call, fun, **common)
+
+
+def _bound(partials: list[ast.Call]) -> tuple[dict[str, ast.expr], str]:
+    """What partials give, the outer ones last; and why that is not all."""
+    arguments: dict[str, ast.expr] = {}
+    unknown = ""
+    for partial in partials:
+        for position, argument in enumerate(partial.args[1:]):
+            if isinstance(argument, ast.Starred) or position >= len(PARAMETERS):
+                unknown = "*args"
+                break
+            arguments[PARAMETERS[position]] = argument
+        for keyword in partial.keywords:
+            if keyword.arg is None:
+                unknown = "**kwargs"
+            else:
+                arguments[keyword.arg] = keyword.value
+    return arguments, unknown
+
+
+def _decorates(around: ast.AST, node: ast.AST) -> bool:
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    return isinstance(around, functions) and any(each is node for each in around.decorator_list)
+
+
+def mapped_calls(module: Module, site: Site) -> list[ast.Call]:
+    """The calls of the mapped function that this file shows: `pmap(f)(x)`, `x = pmap(f); x(y)`."""
+    return [call for name in held_by(module, site) for call in _called(module, name)]
+
+
+def held_by(module: Module, site: Site) -> Iterator[ast.expr]:
+    """Every expression of this file that is the mapped function: the site itself, and names."""
+    if site.form == "call":
+        yield site.node
+        yield from reads_of(module, site.node)
+    elif site.fun is not None:
+        scope = module.scope(site.fun)
+        yield from module.reads(scope, site.fun.name)
+
+
+def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:
+    """Where the value of an assignment is read again, by name or as `self.name`."""
+    around = module.parent(value)
+    if not isinstance(around, ast.Assign | ast.AnnAssign | ast.NamedExpr):
+        return
+    targets = around.targets if isinstance(around, ast.Assign) else [around.target]
+    for target in targets:
+        if isinstance(target, ast.Name):
+            scope = module.scope(target)
+            for read in module.reads(scope, target.id):
+                values = module.values(read)
+                if values is None or any(each is value for each in values):
+                    yield read
+        elif isinstance(target, ast.Attribute):
+            yield from _attribute_reads(module, target)
+
+
+def _attribute_reads(module: Module, target: ast.Attribute) -> Iterator[ast.expr]:
+    owner = module.class_of(target)
+    if owner is None:
+        return
+    for node in ast.walk(owner):
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr == target.attr
+            and isinstance(node.ctx, ast.Load)
+            and isinstance(node.value, ast.Name)
+            and isinstance(target.value, ast.Name)
+            and node.value.id == target.value.id
+        ):
+            yield node
+
+
+def _called(module: Module, function: ast.expr) -> list[ast.Call]:
+    around = module.parent(function)
+    return [around] if isinstance(around, ast.Call) and around.func is function else []
+
+
+def definition(module: Module, fun: Any) -> scopes.Function | None:
+    """The def or lambda that an expression names, where the file shows just one."""
+    if isinstance(fun, scopes.Function):
+        return fun
+    if isinstance(fun, ast.Attribute):
+        return _method(module, fun)
+    if not isinstance(fun, ast.Name):
+        return None
+    found = module.scope(fun).lookup(fun.id)
+    if found is None or len(found[1]) != 1:
+        return None
+    binding = found[1][0]
+    if binding.kind == "def":
+        return binding.node  # type: ignore[return-value]
+    if binding.kind == "assign" and isinstance(binding.value, ast.Name | ast.Lambda):
+        return definition(module, binding.value)
+    return None
+
+
+def _method(module: Module, fun: ast.Attribute) -> scopes.Function | None:
+    """`self.method`."""
+    owner = module.class_of(fun)
+    if owner is None or not isinstance(fun.value, ast.Name) or fun.value.id != "self":
+        return None
+    if module.attribute_values(fun):
+        return None
+    found = module.scopes.of[owner].bindings.get(fun.attr, [])
+    if len(found) != 1 or found[0].kind != "def":
+        return None
+    return found[0].node  # type: ignore[return-value]

@@ -1,0 +1,118 @@
+"""The other files of a project: what a name that is imported from one of them means there."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+from jax_dist.checker import modules, sources
+from jax_dist.checker.modules import Meaning, Module
+
+# Packages whose own source is never asked: their names are what the rules speak of.
+KNOWN = frozenset(
+    "jax jaxlib flax haiku optax chex equinox numpy scipy functools typing collections abc os sys "
+    "re math time random logging dataclasses itertools absl ml_collections tensorflow torch "
+    "tensorflow_datasets matplotlib tqdm pytest unittest orbax distrax rlax".split()
+)
+# A file that says none of these cannot hand on what the rules speak of.
+_WORTH_READING = (b"pmap", b"partial", b"replicate", b"shard_map", b"jax_utils", b"pjit")
+_DEEPEST = 12  # folders between a file and the root of its project
+
+
+@dataclasses.dataclass
+class Project:
+    """Finds the files behind imports, and reads each at most once.
+
+    Args:
+      paths: what the user gave; roots are found from the files themselves.
+    """
+
+    paths: Sequence[str] = ()
+    _modules: dict[str, Module | None] = dataclasses.field(default_factory=dict, repr=False)
+    _files: dict[tuple[str, str], str | None] = dataclasses.field(default_factory=dict, repr=False)
+    _names: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"paths": self.paths, "_modules": {}, "_files": {}, "_names": {}}
+
+    def module(self, source: sources.Source) -> Module:
+        """Parses one file. Raises modules.ParseError."""
+        path = os.path.abspath(source.path)
+        folder = os.path.dirname(path)
+        return Module(source, self.dotted_name(path), lambda name: self.meaning(name, folder))
+
+    def opened(self, path: str) -> Module | None:
+        """The module in a file; None where it cannot be read, or says nothing of interest."""
+        if path not in self._modules:
+            self._modules[path] = None  # ends a circle of imports
+            self._modules[path] = self._read(path)
+        return self._modules[path]
+
+    def _read(self, path: str) -> Module | None:
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+            if not any(word in data for word in _WORTH_READING):
+                return None
+            return self.module(sources.read(path, data))
+        except (OSError, sources.UnreadableError, modules.ParseError):
+            return None
+
+    def dotted_name(self, path: str) -> str:
+        """`"scenic.train_lib.utils"`: from the outermost folder in a row that is a package."""
+        folder, file = os.path.split(path)
+        parts = [] if file == "__init__.py" else [os.path.splitext(file)[0]]
+        package = self._package(folder)
+        return ".".join([*([package] if package else []), *parts])
+
+    def _package(self, folder: str) -> str:
+        if folder not in self._names:
+            parent, name = os.path.split(folder)
+            if not os.path.isfile(os.path.join(folder, "__init__.py")) or parent == folder:
+                self._names[folder] = ""
+            else:
+                above = self._package(parent)
+                self._names[folder] = f"{above}.{name}" if above else name
+        return self._names[folder]
+
+    def meaning(self, name: str, folder: str) -> Meaning | None:
+        """What `pkg.module.name` means at home, seen from a file in `folder`; None: not ours."""
+        root, _, rest = name.partition(".")
+        if not rest or root in KNOWN:
+            return None
+        parts = name.split(".")
+        for length in range(len(parts) - 1, 0, -1):
+            path = self._file(".".join(parts[:length]), folder)
+            if path is not None:
+                return self._meaning_in(path, parts[length:])
+        return None
+
+    def _meaning_in(self, path: str, attributes: list[str]) -> Meaning | None:
+        module = self.opened(path)
+        if module is None:
+            return None
+        found = module.meaning_of_name(module.scopes.module, attributes[0])
+        if found is None or len(attributes) == 1:
+            return found
+        return None if found.is_partial else module.canonical(".".join((found.name, *attributes[1:])))
+
+    def file(self, name: str, folder: str) -> str | None:
+        """The file of a module, as a file in `folder` would import it."""
+        return None if name.partition(".")[0] in KNOWN else self._file(name, folder)
+
+    def _file(self, name: str, folder: str) -> str | None:
+        key = (name, folder)
+        if key not in self._files:
+            self._files[key] = self._search(name.split("."), folder)
+        return self._files[key]
+
+    def _search(self, parts: list[str], folder: str) -> str | None:
+        for _ in range(_DEEPEST):
+            base = os.path.join(folder, *parts)
+            for path in (base + ".py", os.path.join(base, "__init__.py")):
+                if os.path.isfile(path):
+                    return path
+            parent = os.path.dirname(folder)
+            if parent == folder:
+                return None
+            folder = parent
+        return None

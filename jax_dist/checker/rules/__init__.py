@@ -1,0 +1,1 @@
+"""One module a rule: its page, its check, its cases."""

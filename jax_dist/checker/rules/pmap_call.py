@@ -1,0 +1,63 @@
+"""JXD001: `jax.pmap`."""
+
+from collections.abc import Iterator
+
+from jax_dist.checker import pmaps
+from jax_dist.checker.modules import Module
+from jax_dist.checker.page import Page
+from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
+
+PAGE = Page(
+    code="JXD001",
+    name="pmap-call",
+    what="Finds every use of `jax.pmap`: calls, decorators, partials, aliases, aliases of other "
+    "files, and pmap passed on as a value.",
+    why="pmap is in maintenance mode since jax 0.8: it is `jit(shard_map)` behind an old door. "
+    "With several processes `jit`, `scan` and `grad` around it reduce over local devices only, "
+    "without an error: 6 and 22 where the sum is 28 (2 processes of 4 devices, jax 0.10.2).",
+    example="step = jax.pmap(train_step, axis_name='batch', donate_argnums=0)\n",
+    instead="step = jax_dist.pmap(train_step, axis_name='batch', donate_argnums=0)\n",
+    fix="None here: `jax-dist migrate` rewrites pmap together with all that belongs to it, to "
+    "`jax_dist.pmap` or to `jax.jit(jax.shard_map(...))`.",
+    since="jax 0.8.0: maintenance mode; 0.10.0: the old engine is removed.",
+    source="https://docs.jax.dev/en/latest/migrate_pmap.html",
+)
+
+_MESSAGES = {
+    "alias": "jax.pmap gets another name here",
+    "partial alias": "jax.pmap with bound arguments gets a name here",
+    "value": "jax.pmap is passed on as a value",
+    "called decorator": "jax.pmap as a decorator with arguments fails: it wants the function first",
+}
+
+
+@rule(PAGE, triggers=(b"pmap",))
+def check(module: Module) -> Iterator[Found]:
+    for site in pmaps.sites(module):
+        message = _MESSAGES.get(site.form, "jax.pmap is in maintenance mode")
+        yield Found(site.reference, f"{message}; jax-dist migrate rewrites it")
+
+
+CASES: tuple[Case, ...] = (
+    Keep("another library's pmap", "import jax\nfrom pool import pmap\npmap(f, xs)\n"),
+    Keep("a module that is called pmap", "import jax\nfrom brax.training import pmap\npmap.sync()\n"),
+    Keep("only a word in a string", "import jax\nhelp = 'jax.pmap is old'\n"),
+    Keep("a parameter hides it", "import jax\ndef f(jax):\n    return jax.pmap(g)\n"),
+    Flag("a call", "import jax\nf = jax.pmap(g)\n", (2,)),
+    Flag("another name of the module", "import jax as J\nf = J.pmap(g, 'i')\n", (2,)),
+    Flag("another name of the function", "from jax import pmap as p\nf = p(g)\n", (2,)),
+    Flag("a decorator", "import jax\n@jax.pmap\ndef f(x): return x\n", (2,)),
+    Flag(
+        "a decorator by partial",
+        "import functools, jax\n@functools.partial(jax.pmap, axis_name='i')\ndef f(x): return x\n",
+        (2,),
+    ),
+    Flag("an alias and its use", "import jax\np = jax.pmap\nf = p(g)\n", (2, 3)),
+    Flag(
+        "an alias by partial, and its use",
+        "import functools, jax\np = functools.partial(jax.pmap, axis_name='i')\nf = p(g)\n",
+        (2, 3),
+    ),
+    Flag("a value", "import jax\nmap_fn = {'p': jax.pmap}\n", (2,)),
+    Flag("called at once", "import jax\ny = jax.pmap(g)(x)\n", (2,)),
+)

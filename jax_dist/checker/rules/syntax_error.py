@@ -1,0 +1,35 @@
+"""JXD901: a file that Python cannot parse."""
+
+import platform
+from collections.abc import Iterator
+
+from jax_dist.checker.modules import Module
+from jax_dist.checker.page import Page
+from jax_dist.checker.registry import Case, Found, Keep, rule
+
+PAGE = Page(
+    code="JXD901",
+    name="syntax-error",
+    what="Reports a file that the running Python cannot parse, or whose bytes are not text.",
+    why="Nothing in it was looked at. Syntax newer than the running Python is one cause.",
+    example="def f(:\n    pass\n",
+    instead="Correct the file, or run the checker with the Python that the file is written for.",
+    fix="None: what was meant is not known.",
+    since="Any jax.",
+    source="The parser of the running Python.",
+)
+
+
+def message(reason: str) -> str:
+    """The sentence of a finding."""
+    return f"Python {platform.python_version()} cannot parse this file: {reason}"
+
+
+@rule(PAGE, triggers=())
+def check(module: Module) -> Iterator[Found]:
+    """A module that exists has been parsed; `linter.check` makes the finding."""
+    del module
+    yield from ()
+
+
+CASES: tuple[Case, ...] = (Keep("a file that parses", "import jax\n"),)

@@ -1,0 +1,303 @@
+"""Which names a file binds, in which scope, and where it reads them: one pass over its tree.
+
+The pass also notes each node's parent. It is the hot loop of the checker: a scope at a time, each
+with a stack of the nodes that are still to be seen.
+"""
+
+import ast
+import dataclasses
+from typing import Any, Literal, TypeAlias
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+
+BindingKind: TypeAlias = Literal["import", "assign", "def", "class", "parameter", "other"]
+
+# Fields that hold no node, or whose nodes say nothing of names (`ctx`, operators).
+_SKIPPED = {"ctx", "op", "ops", "type_comment", "kind", "conversion", "type_ignores", "is_async"}
+_SKIPPED |= {"name", "id", "attr", "arg", "module", "level", "names", "rest", "kwd_attrs"}
+
+
+@dataclasses.dataclass(slots=True)
+class Binding:
+    """One place that gives a name a value."""
+
+    kind: BindingKind
+    node: ast.AST  # the statement, or the name or parameter itself
+    value: ast.expr | None = None  # of `name = value`
+    target: str = ""  # of an import: what it means, "jax.lax"; relative ones begin with dots
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Scope:
+    """A module, class, function, lambda or comprehension."""
+
+    node: ast.AST
+    parent: "Scope | None"
+    bindings: dict[str, list[Binding]] = dataclasses.field(default_factory=dict)
+    loads: dict[str, list[ast.Name]] = dataclasses.field(default_factory=dict)
+    outer: set[str] = dataclasses.field(default_factory=set)  # global and nonlocal names
+    star_imports: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def is_class(self) -> bool:
+        return isinstance(self.node, ast.ClassDef)
+
+    def bind(self, name: str, binding: Binding) -> None:
+        self.bindings.setdefault(name, []).append(binding)
+
+    def lookup(self, name: str) -> "tuple[Scope, list[Binding]] | None":
+        """The scope that a load of `name` here reads from, and what it binds the name to."""
+        scope: Scope | None = self
+        while scope is not None:
+            visible = scope is self or not scope.is_class  # methods do not see their class's names
+            if visible and name in scope.bindings and name not in scope.outer:
+                return scope, scope.bindings[name]
+            scope = scope.parent
+        return None
+
+
+@dataclasses.dataclass(slots=True)
+class Scopes:
+    """All scopes of a file, in the order in which they begin in the text of their parents."""
+
+    module: Scope
+    all: list[Scope]
+    of: dict[ast.AST, Scope]  # by the node that makes it
+    attribute_stores: list[tuple[ast.Attribute, ast.expr]]  # `self.x = value`
+
+
+def build(tree: ast.Module) -> Scopes:
+    """Sees every node once; sets `parent` on each."""
+    module = Scope(tree, None)
+    walk = _Walk(Scopes(module, [module], {tree: module}, []))
+    walk.scope = module
+    waiting: list[tuple[Scope, list[Any]]] = [(module, _adopted(tree, tree.body))]
+    walk.waiting = waiting
+    while waiting:
+        walk.scope, stack = waiting.pop()
+        walk.run(stack)
+    return walk.found
+
+
+def _adopted(parent: ast.AST, nodes: list[Any]) -> list[Any]:
+    for node in nodes:
+        node.parent = parent
+    return list(nodes)
+
+
+class _Walk:
+    """The state of the one pass."""
+
+    def __init__(self, found: Scopes):
+        self.found = found
+        self.scope: Scope = found.module
+        self.waiting: list[tuple[Scope, list[Any]]] = []
+
+    def run(self, stack: list[Any]) -> None:
+        """Sees all nodes of one scope; scopes within it are left waiting."""
+        pop, push = stack.pop, stack.append
+        loads = self.scope.loads
+        fields_of, handlers, load = _FIELDS, _HANDLERS, ast.Load
+        while stack:
+            node = pop()
+            kind = node.__class__
+            if kind is ast.Name:
+                if node.ctx.__class__ is load:
+                    if node.id in loads:
+                        loads[node.id].append(node)
+                    else:
+                        loads[node.id] = [node]
+                else:
+                    self.scope.bind(node.id, Binding("other", node))
+                continue
+            handler = handlers.get(kind)
+            if handler is not None and handler(self, node, stack):
+                continue
+            for field in fields_of[kind]:
+                child = getattr(node, field)
+                if child.__class__ is list:
+                    for each in child:
+                        if each.__class__ is not str and each is not None:
+                            each.parent = node
+                            push(each)
+                elif child is not None:
+                    child.parent = node
+                    push(child)
+
+    def enter(self, node: ast.AST) -> Scope:
+        scope = Scope(node, self.scope)
+        self.found.all.append(scope)
+        self.found.of[node] = scope
+        return scope
+
+
+class _Fields(dict[type, tuple[str, ...]]):
+    """The fields of a class of nodes that hold nodes; found out once for each."""
+
+    def __missing__(self, kind: type) -> tuple[str, ...]:
+        names = () if kind in (ast.Constant, ast.alias) else getattr(kind, "_fields", ())
+        found = self[kind] = tuple(name for name in names if name not in _SKIPPED)
+        return found
+
+
+_FIELDS = _Fields()
+
+
+def _function(walk: _Walk, node: Any, stack: list[Any]) -> bool:
+    is_lambda = isinstance(node, ast.Lambda)
+    if not is_lambda:
+        walk.scope.bind(node.name, Binding("def", node))
+        stack += _adopted(node, node.decorator_list)
+    arguments: ast.arguments = node.args
+    arguments.parent = node  # type: ignore[attr-defined] # nodes carry their parent
+    outside = [*arguments.defaults, *(each for each in arguments.kw_defaults if each)]
+    stack += _adopted(arguments, outside)
+    inner = walk.enter(node)
+    for argument in parameters(arguments):
+        argument.parent = arguments  # type: ignore[attr-defined]
+        inner.bind(argument.arg, Binding("parameter", argument))
+        if argument.annotation is not None:
+            stack += _adopted(argument, [argument.annotation])
+    if not is_lambda and node.returns is not None:
+        stack += _adopted(node, [node.returns])
+    body = [node.body] if is_lambda else node.body
+    types = getattr(node, "type_params", [])
+    walk.waiting.append((inner, _adopted(node, [*body, *types])))
+    return True
+
+
+def _class(walk: _Walk, node: ast.ClassDef, stack: list[Any]) -> bool:
+    walk.scope.bind(node.name, Binding("class", node))
+    stack += _adopted(node, [*node.decorator_list, *node.bases, *node.keywords])
+    inner = walk.enter(node)
+    types = getattr(node, "type_params", [])
+    walk.waiting.append((inner, _adopted(node, [*node.body, *types])))
+    return True
+
+
+def _comprehension(walk: _Walk, node: Any, stack: list[Any]) -> bool:
+    """The first iterable is computed outside."""
+    stack += _adopted(node.generators[0], [node.generators[0].iter])
+    inner = walk.enter(node)
+    inside: list[Any] = []
+    elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+    inside += _adopted(node, [each for each in elements if each is not None])
+    for number, generator in enumerate(node.generators):
+        generator.parent = node
+        parts = [generator.target, *generator.ifs, *([generator.iter] if number else [])]
+        inside += _adopted(generator, parts)
+    walk.waiting.append((inner, inside))
+    return True
+
+
+def _import(walk: _Walk, node: ast.Import, stack: list[Any]) -> bool:
+    del stack
+    for alias in node.names:
+        alias.parent = node  # type: ignore[attr-defined]
+        bound = alias.asname or alias.name.partition(".")[0]
+        target = alias.name if alias.asname else bound
+        walk.scope.bind(bound, Binding("import", alias, target=target))
+    return True
+
+
+def _import_from(walk: _Walk, node: ast.ImportFrom, stack: list[Any]) -> bool:
+    del stack
+    base = "." * node.level + (node.module or "")
+    for alias in node.names:
+        alias.parent = node  # type: ignore[attr-defined]
+        if alias.name == "*":
+            walk.scope.star_imports.append(base)
+            continue
+        dot = "" if base.endswith(".") else "."
+        binding = Binding("import", alias, target=f"{base}{dot}{alias.name}")
+        walk.scope.bind(alias.asname or alias.name, binding)
+    return True
+
+
+def _assign(walk: _Walk, node: ast.Assign, stack: list[Any]) -> bool:
+    rest: list[Any] = [node.value]
+    for target in node.targets:
+        if isinstance(target, ast.Name):
+            target.parent = node  # type: ignore[attr-defined]
+            walk.scope.bind(target.id, Binding("assign", node, node.value))
+        else:
+            rest.append(target)
+            if isinstance(target, ast.Attribute):
+                walk.found.attribute_stores.append((target, node.value))
+    stack += _adopted(node, rest)
+    return True
+
+
+def _annotated(walk: _Walk, node: ast.AnnAssign, stack: list[Any]) -> bool:
+    rest: list[Any] = [node.annotation, *([node.value] if node.value else [])]
+    if isinstance(node.target, ast.Name):
+        node.target.parent = node  # type: ignore[attr-defined]
+        if node.value is not None:
+            walk.scope.bind(node.target.id, Binding("assign", node, node.value))
+    else:
+        rest.append(node.target)
+        if isinstance(node.target, ast.Attribute) and node.value is not None:
+            walk.found.attribute_stores.append((node.target, node.value))
+    stack += _adopted(node, rest)
+    return True
+
+
+def _walrus(walk: _Walk, node: ast.NamedExpr, stack: list[Any]) -> bool:
+    """Binds in the function around a comprehension."""
+    scope = walk.scope
+    while isinstance(scope.node, Comprehension) and scope.parent is not None:
+        scope = scope.parent
+    scope.bind(node.target.id, Binding("assign", node, node.value))
+    node.target.parent = node  # type: ignore[attr-defined]
+    stack += _adopted(node, [node.value])
+    return True
+
+
+def _outer(walk: _Walk, node: Any, stack: list[Any]) -> bool:
+    del stack
+    walk.scope.outer.update(node.names)
+    return True
+
+
+def _named(walk: _Walk, node: Any, stack: list[Any]) -> bool:
+    """`except E as name`, `case [*name]`, `case {**name}`, `case P() as name`, `type name = T`."""
+    del stack
+    name = getattr(node, "name", None) or getattr(node, "rest", None)
+    if isinstance(name, ast.Name):
+        name = name.id
+    if isinstance(name, str):
+        walk.scope.bind(name, Binding("other", node))
+    return False
+
+
+def parameters(arguments: ast.arguments) -> list[ast.arg]:
+    """All parameters, in the order of a call; `*args` and `**kwargs` last."""
+    last = [each for each in (arguments.vararg, arguments.kwarg) if each is not None]
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *last]
+
+
+_HANDLERS: dict[type, Any] = {
+    ast.FunctionDef: _function,
+    ast.AsyncFunctionDef: _function,
+    ast.Lambda: _function,
+    ast.ClassDef: _class,
+    ast.ListComp: _comprehension,
+    ast.SetComp: _comprehension,
+    ast.DictComp: _comprehension,
+    ast.GeneratorExp: _comprehension,
+    ast.Import: _import,
+    ast.ImportFrom: _import_from,
+    ast.Assign: _assign,
+    ast.AnnAssign: _annotated,
+    ast.NamedExpr: _walrus,
+    ast.Global: _outer,
+    ast.Nonlocal: _outer,
+    ast.ExceptHandler: _named,
+    ast.MatchStar: _named,
+    ast.MatchMapping: _named,
+    ast.MatchAs: _named,
+}
+for _kind in ("TypeVar", "ParamSpec", "TypeVarTuple", "TypeAlias"):  # since Python 3.12
+    if hasattr(ast, _kind):
+        _HANDLERS[getattr(ast, _kind)] = _named

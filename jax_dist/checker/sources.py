@@ -1,0 +1,78 @@
+"""A file as text that can be parsed and edited, and back to the very same bytes."""
+
+import bisect
+import codecs
+import dataclasses
+import functools
+import io
+import re
+import tokenize
+
+from jax_dist.checker.findings import Position
+
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+
+
+class UnreadableError(ValueError):
+    """A file whose bytes are not text in the encoding that it declares."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One Python file.
+
+    `code` is UTF-8 without a byte order mark, whatever the file's encoding; `python` is what is
+    parsed, of the same length (a notebook hides its magics there).
+    """
+
+    path: str
+    code: bytes
+    python: bytes
+    encoding: str = "utf-8"
+    bom: bool = False
+
+    @functools.cached_property
+    def line_starts(self) -> list[int]:
+        """The offset at which each line begins."""
+        return [0, *(match.end() for match in _LINE_END.finditer(self.code))]
+
+    def position(self, offset: int) -> Position:
+        line = bisect.bisect_right(self.line_starts, offset) - 1
+        before = self.code[self.line_starts[line] : offset]
+        return Position(line + 1, len(before.decode("utf-8", "replace")) + 1)
+
+    def line_text(self, offset: int) -> str:
+        """The line that holds `offset`, without its end."""
+        line = bisect.bisect_right(self.line_starts, offset) - 1
+        start = self.line_starts[line]
+        end = _LINE_END.search(self.code, start)
+        return self.code[start : end.start() if end else None].decode("utf-8", "replace")
+
+    def written(self, code: bytes) -> bytes:
+        """The file's bytes once `code` is in the place of its code."""
+        if self.encoding == "utf-8":
+            return codecs.BOM_UTF8 + code if self.bom else code
+        return code.decode("utf-8").encode(self.encoding)
+
+
+def read(path: str, data: bytes) -> Source:
+    """Raises UnreadableError where the bytes are not what they say they are."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    except SyntaxError as error:
+        raise UnreadableError(str(error)) from error
+    if encoding in ("utf-8", "utf-8-sig"):
+        bom = data.startswith(codecs.BOM_UTF8)
+        code = data[len(codecs.BOM_UTF8) :] if bom else data
+        _check(code, "utf-8")
+        return Source(path, code, code, bom=bom)
+    _check(data, encoding)
+    code = data.decode(encoding).encode("utf-8")
+    return Source(path, code, code, encoding)
+
+
+def _check(data: bytes, encoding: str) -> None:
+    try:
+        data.decode(encoding)
+    except (UnicodeDecodeError, LookupError) as error:
+        raise UnreadableError(f"the file is not {encoding}: {error}") from error

@@ -1,0 +1,134 @@
+"""The functions that a migrated file gets below its imports, where it needs them."""
+
+PER_DEVICE = '''\
+def per_device(fun):
+    """Runs `fun` on the one slice that each device holds: without the mapped axis."""
+
+    @functools.wraps(fun)
+    def body(*args):
+        args = jax.tree.map(lambda x: jnp.squeeze(x, 0), args)
+        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), fun(*args))
+
+    return body
+'''
+
+PER_DEVICE_AXES = '''\
+def per_device_axes(fun, in_axes=0, out_axes=0):
+    """Runs `fun` on the one slice that each device holds: without the mapped axes.
+
+    `in_axes` and `out_axes` are those of jax.pmap; None for what all devices share.
+    """
+
+    def change(how, axes, tree):
+        def one(axis, part):
+            return part if axis is None else jax.tree.map(lambda x: how(x, axis), part)
+
+        return jax.tree.map(one, axes, tree, is_leaf=lambda axis: axis is None)
+
+    @functools.wraps(fun)
+    def body(*args):
+        args = change(jnp.squeeze, in_axes, args)
+        return change(jnp.expand_dims, out_axes, fun(*args))
+
+    return body
+'''
+
+WITH_STATIC = '''\
+def shard_map_with_static(fun, static_argnums, wrap, **specs):
+    """Like jax.shard_map(wrap(fun), **specs); some arguments are Python values."""
+
+    @functools.wraps(fun)
+    def mapped(*args):
+        def fun_of_arrays(*arrays):
+            rest = iter(arrays)
+            return fun(*(x if i in static_argnums else next(rest) for i, x in enumerate(args)))
+
+        arrays = (x for i, x in enumerate(args) if i not in static_argnums)
+        return jax.shard_map(wrap(fun_of_arrays), **specs)(*arrays)
+
+    return mapped
+'''
+
+OVER_DEVICES = '''\
+def over_devices(fun, axis_name, in_specs, out_specs):
+    """Like jax.shard_map over all devices, which are asked for when it is called."""
+
+    @functools.wraps(fun)
+    def mapped(*args):
+        mesh = jax.sharding.Mesh(jax.devices(), (axis_name,))
+        specs = {"in_specs": in_specs, "out_specs": out_specs}
+        return jax.shard_map(fun, mesh=mesh, **specs, check_vma=False)(*args)
+
+    return mapped
+'''
+
+PUT_REPLICATED = '''\
+def put_replicated(tree, devices=None):
+    """A copy for each device: leaves `[...]` become `[devices, ...]`, one slice on each."""
+    devices = list(jax.local_devices() if devices is None else devices)
+    mesh = jax.sharding.Mesh(devices, ("devices",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("devices"))
+
+    def put(x):
+        x = jnp.expand_dims(x, 0)
+        slices = [jax.device_put(x, device) for device in devices]
+        shape = (len(devices), *x.shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, sharding, slices)
+
+    return jax.tree.map(put, tree)
+'''
+
+PUT_SHARDED = '''\
+def put_sharded(shards, devices):
+    """Stacks the trees of `shards`, one on each device: leaves get a leading axis."""
+    mesh = jax.sharding.Mesh(list(devices), ("devices",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("devices"))
+
+    def put(*leaves):
+        slices = [
+            jax.device_put(jnp.expand_dims(x, 0), device)
+            for x, device in zip(leaves, devices, strict=True)
+        ]
+        shape = (len(slices), *slices[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, sharding, slices)
+
+    return jax.tree.map(put, *shards)
+'''
+
+FIRST_SLICE = '''\
+def first_slice(tree):
+    """`x[0]` of each leaf, read on the device that holds it."""
+
+    def first(x):
+        if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.ndim:
+            shard = x.addressable_shards[0]
+            if shard.data.shape == (1, *x.shape[1:]):
+                return jnp.squeeze(shard.data, 0)
+        return x[0]
+
+    return jax.tree.map(first, tree)
+'''
+
+_NEEDS = {
+    PER_DEVICE: ("import functools", "import jax", "import jax.numpy as jnp"),
+    PER_DEVICE_AXES: ("import functools", "import jax", "import jax.numpy as jnp"),
+    WITH_STATIC: ("import functools", "import jax"),
+    OVER_DEVICES: ("import functools", "import jax"),
+    PUT_REPLICATED: ("import jax", "import jax.numpy as jnp"),
+    PUT_SHARDED: ("import jax", "import jax.numpy as jnp"),
+    FIRST_SLICE: ("import jax", "import jax.numpy as jnp"),
+}
+
+
+def imports_of(definition: str) -> tuple[str, ...]:
+    """The imports that one of these functions needs."""
+    return _NEEDS[definition]
+
+
+def name_of(definition: str) -> str:
+    """The name of one of these functions.
+
+    >>> name_of(PER_DEVICE)
+    'per_device'
+    """
+    return definition.removeprefix("def ").partition("(")[0]

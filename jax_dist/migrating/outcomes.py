@@ -1,0 +1,48 @@
+"""What a migration did at each place, and what it left, with the reason."""
+
+import dataclasses
+from typing import Literal, TypeAlias
+
+from jax_dist.checker.findings import Code
+
+Status: TypeAlias = Literal["done", "left"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """One place of one file."""
+
+    path: str
+    line: int  # of the file as it was, from 1; of the cell in a notebook
+    cell: int | None
+    code: Code  # the rule whose page speaks of it
+    status: Status
+    what: str  # "jax.pmap", as the place spells it
+    reason: str = ""  # why it was left; or what was done
+    by_hand: str = ""  # what to do about it; Python where that can be given
+
+    def to_dict(self) -> dict[str, object]:
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FileMigration:
+    """One file before and after; `after` is `before` where nothing was done."""
+
+    path: str
+    before: bytes
+    after: bytes
+    outcomes: tuple[Outcome, ...] = ()
+    problem: str = ""  # why the file was left whole: it does not parse, say
+
+    @property
+    def changed(self) -> bool:
+        return self.before != self.after
+
+
+class Left(Exception):  # noqa: N818 - not an error: a place that is left as it is
+    """Raised where a place cannot be migrated; says why, and what to do by hand."""
+
+    def __init__(self, reason: str, by_hand: str = ""):
+        super().__init__(reason, by_hand)
+        self.reason, self.by_hand = reason, by_hand

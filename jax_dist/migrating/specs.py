@@ -1,0 +1,89 @@
+"""`in_axes` and `out_axes`, as the file writes them, as text of PartitionSpecs."""
+
+import ast
+
+from jax_dist.checker.modules import Module
+from jax_dist.migrating.outcomes import Left
+
+
+def spec_text(module: Module, axes: ast.expr | None, axis: str, spec: str, parameter: str) -> str:
+    """The specs that say the same as `axes`.
+
+    Args:
+      module: the file.
+      axes: what the file gives for `in_axes` or `out_axes`; None: not given, which means 0.
+      axis: the text of the mesh axis, such as `"'batch'"`.
+      spec: how the file calls `jax.sharding.PartitionSpec`.
+      parameter: "in_axes" or "out_axes", for messages.
+
+    Raises:
+      Left: the axes are not literal, or count from the end.
+    """
+    if axes is None:
+        return f"{spec}({axis})"
+    match axes:
+        case ast.Constant(value=None):
+            return f"{spec}()"
+        case ast.Constant(value=int() as number) if not isinstance(number, bool):
+            return f"{spec}({'None, ' * number}{axis})"
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            texts = [spec_text(module, part, axis, spec, parameter) for part in parts]
+            if isinstance(axes, ast.Tuple):
+                return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+            return f"[{', '.join(texts)}]"
+        case ast.Dict(keys=keys, values=values) if None not in keys:
+            pairs = zip(keys, values, strict=True)
+            texts = [
+                f"{module.text(key)}: {spec_text(module, value, axis, spec, parameter)}"
+                for key, value in pairs
+            ]
+            return f"{{{', '.join(texts)}}}"
+        case ast.UnaryOp(op=ast.USub()):
+            why = f"{parameter} counts from the end, and a PartitionSpec from the front"
+            raise Left(why, f"Give {parameter} without a minus; the rank of the array says which.")
+    raise Left(
+        f"{parameter} is not a literal, so the specs cannot be written",
+        f"Write {parameter} out at the call, or in_specs and out_specs by hand: 0 is P(axis), "
+        "1 is P(None, axis), None is P().",
+    )
+
+
+def without(axes: ast.expr | None, positions: tuple[int, ...], parameter: str) -> ast.expr | None:
+    """The axes of the arguments that are no static ones."""
+    if not isinstance(axes, ast.Tuple | ast.List) or not positions:
+        return axes
+    kept = [each for number, each in enumerate(axes.elts) if number not in positions]
+    if not kept:
+        raise Left(f"{parameter} maps static arguments only")
+    return ast.Tuple(elts=kept, ctx=ast.Load())
+
+
+def integers(node: ast.expr | None, parameter: str) -> tuple[int, ...]:
+    """The literal integers of `donate_argnums` or `static_broadcasted_argnums`; () if not given."""
+    match node:
+        case None | ast.Constant(value=None):
+            return ()
+        case ast.Constant(value=int() as number) if not isinstance(number, bool):
+            return (number,)
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            numbers = [part.value for part in parts if isinstance(part, ast.Constant)]
+            if len(numbers) == len(parts) and all(type(number) is int for number in numbers):
+                return tuple(numbers)  # type: ignore[arg-type]
+    raise Left(
+        f"{parameter} is not a literal",
+        f"Write the positions of {parameter} out, then migrate again.",
+    )
+
+
+def is_default(axes: ast.expr | None) -> bool:
+    """Whether every part is axis 0, so that the plain helper serves."""
+    match axes:
+        case None:
+            return True
+        case ast.Constant(value=0) if axes.value is not False:
+            return True
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return all(is_default(part) for part in parts)
+        case ast.Dict(values=values):
+            return all(is_default(value) for value in values)
+    return False
