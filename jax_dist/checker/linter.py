@@ -90,14 +90,14 @@ def _finding(module: Module, rule: Rule, found: Found, target: Version | None) -
         end=source.position(end),
         span=span,
         line_text=source.line_text(start),
-        fix=_allowed(rule, found.fix, target),
+        fix=_allowed(found.fix, max(rule.needs, found.needs), target),
     )
 
 
-def _allowed(rule: Rule, fix: Fix | None, target: Version | None) -> Fix | None:
+def _allowed(fix: Fix | None, needs: Version, target: Version | None) -> Fix | None:
     """A fix whose code would not run on the target is only shown."""
-    if fix is None or target is None or target >= rule.needs:
+    if fix is None or target is None or target >= needs:
         return fix
-    version = ".".join(map(str, rule.needs))
+    version = ".".join(map(str, needs))
     title = f"{fix.title} (needs jax {version})"
     return Fix(title, Safety.DISPLAY, fix.edits, fix.imports, fix.definitions, fix.group)

@@ -3,11 +3,14 @@
 What is hidden is replaced by as many bytes, so that every offset stays what it was.
 """
 
-import ast
 import re
 
+from jax_dist.checker import modules
+
 # Their body runs as Python in the notebook's own namespace; that of all others is not looked at.
-_PYTHON_BODIES = frozenset("capture code_wrap debug ipytest prun px time timeit".split())
+_PYTHON_BODIES = frozenset(
+    ("capture", "code_wrap", "debug", "ipytest", "prun", "px", "time", "timeit")
+)
 # `%timeit -n 5 f(x)` runs f(x); `timeit f(x)` does too, and the options belong to the magic.
 _RUNS_ITS_LINE = re.compile(r"(\s*)%?(?:time|timeit|prun)\b((?:[ \t]+-\w+(?:[ \t]*\d+)?)*[ \t]+)")
 _CELL_MAGIC = re.compile(r"\s*%%(\w*)[^\n]*(?:\n|$)")
@@ -34,13 +37,12 @@ def hidden(text: str) -> str:
     """The cell with its magics hidden, of the same size in UTF-8.
 
     Raises:
-      SyntaxError: also without its magics it is no Python.
+      ParseError: also without its magics it is no Python.
     """
-    try:
-        ast.parse(text)
-    except SyntaxError:
-        text = "".join(_lines_hidden(re.findall(r"[^\n]*\n|[^\n]+", text)))
-        ast.parse(text)
+    if _parses(text):  # then it has no magics
+        return text
+    text = "".join(_lines_hidden(re.findall(r"[^\n]*\n|[^\n]+", text)))
+    modules.parse(text.encode())
     return text
 
 
@@ -73,7 +75,8 @@ def _hide(line: str) -> str:
         return assigned[1] + _name(body[assigned.end(1) :]) + end
     if _LINE_MAGIC.match(body) or _HELP.match(body) or _AUTOMAGIC.match(body):
         indent = body[: len(body) - len(body.lstrip())]
-        return indent + _name(body[len(indent) :]) + end
+        # In a block it may be the only statement; elsewhere nothing should seem to stand there.
+        return indent + _name(body[len(indent) :]) + end if indent else _blank(line)
     return line
 
 
@@ -98,8 +101,8 @@ def _continues(line: str) -> bool:
 
 def _parses(text: str) -> bool:
     try:
-        ast.parse(text)
-    except SyntaxError:
+        modules.parse(text.encode())
+    except modules.ParseError:
         return False
     return True
 

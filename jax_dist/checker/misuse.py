@@ -1,6 +1,5 @@
 """What the user asked for cannot be done as asked: the error, and hints at what was meant."""
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -14,5 +13,7 @@ def hint(word: str, known: Iterable[str], otherwise: str) -> str:
     >>> hint("selct", ["select", "ignore"], "The settings are: ignore, select.")
     'Did you mean select?'
     """
+    import difflib  # only here: it is slow to load, and rarely needed
+
     near = difflib.get_close_matches(word, sorted(known), n=1)
     return f"Did you mean {near[0]}?" if near else otherwise

@@ -418,6 +418,7 @@ class Module:
             return bindings
         around = {id(each) for each in self.ancestors(node)}
         loops = [each for each in self.ancestors(node) if isinstance(each, ast.For | ast.While)]
+        bindings = sorted(bindings, key=lambda each: _place(each.node))
         before = [each for each in bindings if _place(each.node) < _place(node)]
         before = [each for each in before if id(self.statement(each.node)) not in around]
         after = [each for each in bindings if each not in before]

@@ -83,9 +83,7 @@ def spliced(raw: str, changes: Iterable[tuple[Cell, str]]) -> str:
     return "".join((*pieces, raw[at:]))
 
 
-def _edits(
-    raw: str, cell: Cell, text: str, *, ascii_only: bool
-) -> Iterator[tuple[int, int, str]]:
+def _edits(raw: str, cell: Cell, text: str, *, ascii_only: bool) -> Iterator[tuple[int, int, str]]:
     lines = _lines(text)
     if not cell.pieces:  # the whole value, as Jupyter would write it
         yield cell.start, cell.end, _whole(raw, cell, lines, ascii_only=ascii_only)
@@ -120,9 +118,10 @@ def _between(raw: str, cell: Cell) -> str:
     """What stands between two strings of the list."""
     if not cell.is_list:
         return ""
-    if len(cell.pieces) > 1:
-        return raw[cell.pieces[0].end : cell.pieces[1].start]
-    return "," + raw[cell.start + 1 : cell.pieces[0].start]
+    first, *others = cell.pieces
+    if others:
+        return raw[first.end : others[0].start]
+    return "," + raw[cell.start + 1 : first.start]
 
 
 def _whole(raw: str, cell: Cell, lines: Sequence[str], *, ascii_only: bool) -> str:

@@ -13,17 +13,9 @@ import re
 
 from jax_dist.checker import magics
 from jax_dist.checker.findings import Position
+from jax_dist.checker.modules import ParseError
 from jax_dist.checker.notebook_json import Cell, cells_of, spliced
 from jax_dist.checker.sources import Source, UnreadableError
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Unparsed:
-    """A cell that is no Python: `line` of the code, from 1; `column` in characters, from 1."""
-
-    message: str
-    line: int
-    column: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,7 +37,7 @@ class Notebook(Source):
     raw: str = ""  # the JSON, without a byte order mark
     marker: str = ""  # begins the comment before each cell
     parts: tuple[_Part, ...] = ()
-    unparsed: tuple[Unparsed, ...] = ()  # blank in `python`
+    unparsed: tuple[ParseError, ...] = ()  # of cells that are no Python; blank in `python`
 
     def position(self, offset: int) -> Position:
         part = self._part(offset)
@@ -79,6 +71,10 @@ class Notebook(Source):
         ]
         written = spliced(self.raw, changes).encode("utf-8", "surrogatepass")
         return codecs.BOM_UTF8 + written if self.bom else written
+
+    def edited(self, code: bytes) -> "Notebook":
+        """The notebook as it will be read once `code` is in the place of its code."""
+        return read_notebook(self.path, self.written(code))
 
     def _texts(self, code: bytes) -> list[str]:
         text = code.decode("utf-8", "surrogatepass")
@@ -120,7 +116,7 @@ def read_notebook(path: str, data: bytes) -> Notebook:
     marker = _marker(cells)
     code, python = b"", b""
     parts: list[_Part] = []
-    unparsed: list[Unparsed] = []
+    unparsed: list[ParseError] = []
     for cell in cells:
         start = magics.body_start(cell.text)
         if start is None:
@@ -131,8 +127,8 @@ def read_notebook(path: str, data: bytes) -> Notebook:
         parts.append(_Part(cell, cell.text[:start], len(code)))
         shown, error = _shown(body)
         if error:
-            line = code.count(b"\n") + (error.lineno or 1)
-            unparsed.append(Unparsed(error.msg, line, error.offset or 1))
+            above = code.count(b"\n")
+            unparsed.append(ParseError(error.message, above + error.line, error.column))
         code, python = code + _bytes(body), python + shown
     return Notebook(
         path=path,
@@ -146,16 +142,14 @@ def read_notebook(path: str, data: bytes) -> Notebook:
     )
 
 
-def _shown(body: str) -> tuple[bytes, SyntaxError | None]:
+def _shown(body: str) -> tuple[bytes, ParseError | None]:
     """What is parsed of a cell; a cell that cannot be is blank, so that the others still are."""
     try:
         return magics.hidden(body).encode(), None
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
-        return _blank(_bytes(body)), SyntaxError("a character that is none", ("", 1, 1, ""))
-    except SyntaxError as error:
+        return _blank(_bytes(body)), ParseError("it holds half of a character")
+    except ParseError as error:
         return _blank(_bytes(body)), error
-    except (ValueError, RecursionError, MemoryError) as error:  # a NUL, or nested too deep
-        return _blank(_bytes(body)), SyntaxError(str(error), ("", 1, 1, ""))
 
 
 def _bytes(text: str) -> bytes:

@@ -18,6 +18,7 @@ class Found:
     node: Any  # of the tree, with its place
     message: str
     fix: Fix | None = None
+    needs: Version = (0,)  # like the rule's, of this fix alone
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -91,10 +91,10 @@ def counts_devices(module: Module, node: ast.expr, *, by_name: bool = True) -> b
       node: the expression.
       by_name: whether `num_devices` counts where nothing shows its value.
     """
-    return _counts(module, node, by_name, frozenset())
+    return _counts(module, node, frozenset(), by_name=by_name)
 
 
-def _counts(module: Module, node: ast.expr, by_name: bool, seen: frozenset[ast.expr]) -> bool:
+def _counts(module: Module, node: ast.expr, seen: frozenset[ast.expr], *, by_name: bool) -> bool:
     if node in seen:
         return False
     seen |= {node}
@@ -110,7 +110,7 @@ def _counts(module: Module, node: ast.expr, by_name: bool, seen: frozenset[ast.e
     else:
         return False
     if values:
-        return all(_counts(module, value, by_name, seen) for value in values)
+        return all(_counts(module, value, seen, by_name=by_name) for value in values)
     last = node.id if isinstance(node, ast.Name) else node.attr
     return by_name and _COUNT_NAME.fullmatch(last.lower()) is not None
 
@@ -299,7 +299,7 @@ def _reshape(module: Module, call: ast.Call) -> Stacking | None:
     if len(call.args) != 2:
         return None
     count = _first(call.args[1])
-    if count is None or not counts_devices(module, count):
+    if count is None or not counts_devices(module, count) or _of_devices(module, call.args[0]):
         return None
     return Stacking(Kind.SPLIT, call.args[0], count)
 
@@ -313,9 +313,16 @@ def _reshape_method(module: Module, call: ast.Call) -> Stacking | None:
             pass
         case _:
             return None
-    if count is None or not counts_devices(module, count):
+    if count is None or not counts_devices(module, count) or _of_devices(module, array):
         return None
     return Stacking(Kind.SPLIT, array, count)
+
+
+def _of_devices(module: Module, array: ast.expr) -> bool:
+    """Whether it is devices that are put into a shape, for a mesh."""
+    names = [each for each in ast.walk(array) if isinstance(each, ast.Name | ast.Attribute)]
+    made = [each for each in names if module.qualified_name(each) in _LISTS]
+    return bool(made) or any(_lists_devices(module, each, frozenset()) for each in names)
 
 
 def _first(shape: ast.expr) -> ast.expr | None:

@@ -7,10 +7,11 @@ from jax_dist.checker.comments import Comments, Suppression
 from jax_dist.checker.findings import Code, Edit, Finding, Fix, Safety
 from jax_dist.checker.misuse import hint
 from jax_dist.checker.page import Page
+from jax_dist.checker.rules import bad_suppression_code, unused_suppression
 from jax_dist.checker.sources import Source
 
-UNUSED: Code = "JXD900"
-UNKNOWN: Code = "JXD902"
+UNUSED = unused_suppression.PAGE
+UNKNOWN = bad_suppression_code.PAGE
 _OWN: Code = "JXD9"  # the rules about suppressions themselves are not looked for in them
 
 
@@ -125,9 +126,9 @@ def _about(
     if suppression.kind == "unknown":
         remedy = hint(suppression.word, ["ignore", "ignore-file"], "Say ignore[CODE].")
         message = f"'jax-dist: {suppression.word}' switches nothing off. {remedy}"
-        return [_finding(source, UNKNOWN, message, suppression, pages)]
+        return [_finding(source, UNKNOWN, message, suppression)]
     found = [
-        _finding(source, UNKNOWN, _unknown(code, pages), suppression, pages)
+        _finding(source, UNKNOWN, _unknown(code, pages), suppression)
         for code in suppression.codes
         if _is_ours(suppression, code) and not sieve.resolve(suppression, code)
     ]
@@ -138,7 +139,7 @@ def _about(
             "remove what is not used", Safety.SAFE, (_removal(source, suppression, unused),)
         )
         message = f"nothing to switch off here: {names}"
-        found.append(_finding(source, UNUSED, message, suppression, pages, fix))
+        found.append(_finding(source, UNUSED, message, suppression, fix))
     return found
 
 
@@ -193,18 +194,13 @@ def _removal(source: Source, suppression: Suppression, unused: Sequence[str]) ->
 
 
 def _finding(
-    source: Source,
-    code: Code,
-    message: str,
-    suppression: Suppression,
-    pages: Mapping[Code, Page],
-    fix: Fix | None = None,
+    source: Source, page: Page, message: str, suppression: Suppression, fix: Fix | None = None
 ) -> Finding:
     start, end = suppression.directive
     return Finding(
         path=source.path,
-        code=code,
-        name=pages[code].name,
+        code=page.code,
+        name=page.name,
         message=message,
         start=source.position(start),
         end=source.position(end),

@@ -25,9 +25,7 @@ def render(findings: Sequence[Finding], context: Context) -> str:
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(root, "unicode")}\n'
 
 
-def _suite(
-    root: ElementTree.Element, path: str, findings: list[Finding], context: Context
-) -> None:
+def _suite(root: ElementTree.Element, path: str, findings: list[Finding], context: Context) -> None:
     count = str(len(findings))
     name = _clean(path)
     suite = ElementTree.SubElement(root, "testsuite", name=name, tests=count, failures=count)

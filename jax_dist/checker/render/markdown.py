@@ -22,7 +22,9 @@ def page_markdown(page: Page, level: int = 1) -> str:
         ("Source", page.source),
     )
     sharps = "#" * level
-    body = "\n\n".join(f"#{sharps} {heading}\n\n{text.strip(chr(10))}" for heading, text in headings)
+    body = "\n\n".join(
+        f"#{sharps} {heading}\n\n{text.strip(chr(10))}" for heading, text in headings
+    )
     off = "" if page.default else "\n\nOff by default: `--extend-select` turns it on."
     return f"{sharps} {page.code} {page.name}\n\n{body}{off}\n"
 

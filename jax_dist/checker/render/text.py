@@ -104,9 +104,7 @@ def _cut(finding: Finding) -> tuple[str, int, int]:
     return _window(cells, columns, first, min(width, _WIDEST - _BEFORE))
 
 
-def _window(
-    cells: list[str], columns: list[int], first: int, width: int
-) -> tuple[str, int, int]:
+def _window(cells: list[str], columns: list[int], first: int, width: int) -> tuple[str, int, int]:
     start, before = first, 0
     while start and before + columns[start - 1] <= _BEFORE:
         start -= 1

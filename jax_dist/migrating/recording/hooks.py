@@ -11,7 +11,6 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
-
 from .recorder import Place, Recorder, Site
 
 _LIBRARIES = ("jax", "jaxlib", "jax_dist")  # what these map inside is not the user's call
@@ -71,7 +70,7 @@ def _jitted(
     else:
         return real(*args, **kwargs)
     static = _positions(kwargs.get("static_argnums"))
-    if inner is fun and not static:
+    if inner is not None and inner is fun and not static:
         static = inner._recorded_static
     names = kwargs.get("static_argnames") or ()
     names = (names,) if isinstance(names, str) else tuple(names)

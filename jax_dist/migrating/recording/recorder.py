@@ -15,7 +15,9 @@ import threading
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 _LARGE = 32 * 2**20  # bytes; of larger arrays only digests are kept
 _ENOUGH = 2**30  # bytes of one process, after which all arrays count as large
@@ -51,7 +53,7 @@ class Recorder:
       files: the files that are being migrated.
     """
 
-    def __init__(self, folder: str, *, calls: int, files: list[str]):
+    def __init__(self, *, folder: str, calls: int, files: list[str]):
         self.files = frozenset(os.path.realpath(file) for file in files)
         self._folder = _own_folder(folder)
         self._kept = calls
@@ -209,7 +211,7 @@ class Call:
             return [
                 _leaf(jax.tree_util.keystr(path), leaf)
                 for path, leaf in flat
-                if isinstance(leaf, _NUMBERS) and getattr(leaf, "dtype", None) != object
+                if isinstance(leaf, _NUMBERS) and getattr(leaf, "dtype", None) != np.dtype(object)
             ]
         except Exception as problem:  # noqa: BLE001  # a bad argument is for the program to refuse
             self._recorder.note(self.site, repr(problem))
@@ -220,7 +222,7 @@ def _leaf(path: str, leaf: Any) -> Leaf:
     devices = len(leaf.sharding.device_set) if isinstance(leaf, jax.Array) else 0
     dtype = str(getattr(leaf, "dtype", type(leaf).__name__))
     if isinstance(leaf, jax.Array):
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
         if leaf.is_fully_addressable:
             leaf = jax.device_get(leaf)
@@ -233,12 +235,12 @@ def _plain(values: np.ndarray) -> np.ndarray:
     """bfloat16, float8 and int4 as a larger type: the same numbers, without their library."""
     if values.dtype.isbuiltin == 1:
         return values
-    is_integer = jax.dtypes.issubdtype(values.dtype, np.integer)
+    is_integer = "int" in str(values.dtype)
     return values.astype(np.int8 if is_integer else np.float32)
 
 
 def _traced(tree: Any) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(tree))
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree_util.tree_leaves(tree))
 
 
 def _digests(values: np.ndarray) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.abc
-import json
-import os
 import sys
 from typing import Any
 
@@ -16,9 +14,12 @@ _ENTRY_POINTS = {
 }
 
 
-def start() -> None:
-    """Starts recording as the variable JAX_DIST_RECORD says; see `runs.py` for its form."""
-    wanted = json.loads(os.environ["JAX_DIST_RECORD"])
+def start(**wanted: Any) -> None:
+    """Has the program recorded.
+
+    Args:
+      **wanted: `folder`, `calls` and `files`, as `Recorder` takes them.
+    """
     sys.meta_path.insert(0, _Finder(wanted))
 
 
@@ -55,9 +56,5 @@ class _Finder(importlib.abc.MetaPathFinder):
         from . import hooks, recorder  # they import jax and numpy, which are there by now
 
         if self._recorder is None:
-            self._recorder = recorder.Recorder(
-                self._wanted["folder"],
-                calls=self._wanted["calls"],
-                files=self._wanted["files"],
-            )
+            self._recorder = recorder.Recorder(**self._wanted)
         setattr(module, name, hooks.hooked(name, getattr(module, name), self._recorder))

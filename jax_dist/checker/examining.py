@@ -1,0 +1,88 @@
+"""What is done to one file: it is read, checked, and its suppressions are heeded."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from jax_dist.checker import catalogue, linter, modules, sources, suppress
+from jax_dist.checker.findings import Code, Finding
+from jax_dist.checker.page import Page
+from jax_dist.checker.patterns import Patterns
+from jax_dist.checker.project import Project
+from jax_dist.checker.registry import Version
+from jax_dist.checker.rules import syntax_error
+from jax_dist.checker.sources import Source, UnreadableError
+
+
+@dataclasses.dataclass(frozen=True)
+class Examiner:
+    """What is looked for, and where."""
+
+    codes: frozenset[Code]
+    project: Project = dataclasses.field(default_factory=Project)
+    target: Version | None = None  # the oldest jax that the code must run on; None: the newest
+    ignores: tuple[tuple[Patterns, frozenset[Code]], ...] = ()  # codes that are off in some files
+
+    @property
+    def pages(self) -> Mapping[Code, Page]:
+        return catalogue.PAGES
+
+    def codes_for(self, path: str) -> frozenset[Code]:
+        """The codes that are on in one file."""
+        off = (codes for patterns, codes in self.ignores if patterns.match(path))
+        return self.codes.difference(*off)
+
+    @staticmethod
+    def passes_over(data: bytes) -> bool:
+        """Whether a glance shows that a file has no findings, whatever the rules."""
+        return b"jax" not in data and b"JXD" not in data
+
+    def wants(self, path: str, data: bytes) -> bool:
+        """Whether a file could have findings, by its bytes; False is certain."""
+        return suppress.may_matter(data) or linter.wanted(data, self.codes_for(path))
+
+    def examined(self, path: str, data: bytes) -> list[Finding]:
+        """The findings of a file that are not switched off, in order of place."""
+        if not self.wants(path, data):
+            return []
+        try:
+            source = load(path, data)
+        except UnreadableError as error:
+            return [unreadable(path, str(error))]
+        return self.of_source(source)
+
+    def of_source(self, source: Source) -> list[Finding]:
+        """As `examined`, of a file that is read already."""
+        codes = self.codes_for(source.path)
+        found = linter.check(source, self.project, codes, self.target)
+        found += _of_cells(source, codes)
+        return suppress.applied(source, found, codes, self.pages)
+
+
+def load(path: str, data: bytes) -> Source:
+    """A file as text that can be checked, whatever kind of file it is.
+
+    Raises:
+      UnreadableError: its bytes are not what its name or they themselves say.
+    """
+    if path.endswith(".ipynb"):
+        from jax_dist.checker import notebooks  # only here: most projects have none
+
+        return notebooks.read_notebook(path, data)
+    return sources.read(path, data)
+
+
+def unreadable(path: str, reason: str) -> Finding:
+    """The finding for a file that is no text."""
+    page = syntax_error.PAGE
+    source = Source(path, b"", b"")
+    start = source.position(0)
+    return Finding(path, page.code, page.name, reason, start, start, (0, 0), "")
+
+
+def _of_cells(source: Source, codes: frozenset[Code]) -> list[Finding]:
+    """Cells of a notebook that Python cannot parse; the others were checked."""
+    if syntax_error.PAGE.code not in codes:
+        return []
+    cells = getattr(source, "unparsed", ())
+    errors = (modules.ParseError(cell.message, cell.line, cell.column) for cell in cells)
+    return [linter.unparsed(source, error) for error in errors]

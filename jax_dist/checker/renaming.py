@@ -1,0 +1,226 @@
+"""Finds the uses and imports of names that left jax, and puts the new names in their place."""
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from jax_dist.checker import guards
+from jax_dist.checker.findings import Edit, Fix, Safety
+from jax_dist.checker.modules import Module
+from jax_dist.checker.registry import Found, Version
+from jax_dist.checker.renames import Rename
+
+# `import jax` does not load these.
+_LOADED_APART = ("jax.extend", "jax.example_libraries", "jax.experimental", "jax.scipy.integrate")
+
+
+def renamed(module: Module, table: Sequence[Rename]) -> Iterator[Found]:
+    """A finding for each import of a name of the table, and for each `a.b.name` that means it.
+
+    A use of an imported name is not reported again. Nor is what is ready for the name to be
+    missing.
+    """
+    entries = {entry.old: entry for entry in table}
+    yield from _imports(module, entries)
+    for name in module.used_names:
+        entry = entry_for(name, entries)
+        if entry is None:
+            continue
+        for use in module.uses(name):
+            node = _exact(use, name.count(".") - entry.old.count("."))
+            if _spells(module, node, entry) and not guards.is_guarded(module, node):
+                yield Found(node, message(entry), _attribute_fix(module, node, entry), entry.needs)
+
+
+def entry_for(name: str, entries: dict[str, Rename]) -> Rename | None:
+    """The entry of the name itself, or of the nearest module around it."""
+    while name not in entries:
+        name, dot, _ = name.rpartition(".")
+        if not dot:
+            return None
+    return entries[name]
+
+
+def message(entry: Rename) -> str:
+    return f"{entry.old} {entry.state}: use {entry.advice}"
+
+
+def _exact(node: ast.expr, longer: int) -> ast.expr:
+    """The part of `jax.old.name.more` that is the old name itself."""
+    for _ in range(longer):
+        if not isinstance(node, ast.Attribute):
+            break
+        node = node.value
+    return node
+
+
+def _spells(module: Module, node: ast.expr, entry: Rename) -> bool:
+    """Whether the node says the old name as an attribute; other files' aliases do not."""
+    parent, _, last = entry.old.rpartition(".")
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == last
+        and module.qualified_name(node.value) == parent
+    )
+
+
+def _attribute_fix(module: Module, node: ast.expr, entry: Rename) -> Fix | None:
+    if not entry.new or entry.hint:
+        return None
+    text, imports = module.name_for(entry.new, node)
+    if text.startswith("_"):  # the file means something else by the plain name
+        return None
+    edit = Edit(*module.span(node), text)
+    safety = Safety.SAFE if _is_safe(module, entry, [node]) else Safety.UNSAFE
+    return Fix(f"use {entry.new}", safety, (edit,), (*imports, *_loads(module, entry.new)))
+
+
+def _is_safe(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> bool:
+    match entry.safe:
+        case "everywhere":
+            return True
+        case "annotation":
+            return all(_in_annotation(module, node) for node in nodes)
+        case "with":
+            return all(_in_with(module, node) for node in nodes)
+
+
+def _in_annotation(module: Module, node: ast.AST) -> bool:
+    below = node
+    for around in module.ancestors(node):
+        if isinstance(around, ast.arg | ast.AnnAssign):
+            return below is around.annotation
+        if isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef):
+            return below is around.returns
+        if isinstance(around, ast.stmt):
+            return False
+        below = around
+    return False
+
+
+def _in_with(module: Module, node: ast.AST) -> bool:
+    call = module.parent(node)
+    return isinstance(call, ast.Call) and isinstance(module.parent(call), ast.withitem)
+
+
+def _loads(module: Module, name: str) -> tuple[str, ...]:
+    """The import that the new name needs besides that of its first part."""
+    if not name.startswith(_LOADED_APART):
+        return ()
+    home = name.rpartition(".")[0]
+    for node in module.tree.body:
+        if isinstance(node, ast.Import) and any(alias.name == home for alias in node.names):
+            return ()
+        if isinstance(node, ast.ImportFrom) and node.module == home:
+            return ()
+    return (f"import {home}",)
+
+
+# --- imports
+
+
+def _imports(module: Module, entries: dict[str, Rename]) -> Iterator[Found]:
+    seen: set[int] = set()
+    for _, name, binding in module.imports():
+        alias = binding.node
+        statement = module.parent(alias)
+        if not isinstance(alias, ast.alias) or id(alias) in seen:
+            continue
+        seen.add(id(alias))
+        target = alias.name if isinstance(statement, ast.Import) else binding.target
+        entry = entry_for(target, entries)
+        if entry is None or guards.is_guarded(module, statement):
+            continue
+        del name
+        fix, needs = _import_fix(module, statement, entries)
+        yield Found(alias, message(entry), fix, needs)
+
+
+def _import_fix(
+    module: Module, statement: ast.AST, entries: dict[str, Rename]
+) -> tuple[Fix | None, Version]:
+    """One fix for all the names of a statement that move, the same for each of their findings."""
+    if isinstance(statement, ast.ImportFrom) and statement.level == 0:
+        return _from_fix(module, statement, entries)
+    if isinstance(statement, ast.Import) and len(statement.names) == 1:
+        alias = statement.names[0]
+        new = _moved(alias.name, entries)
+        if new and alias.asname:
+            edit = Edit(*module.span(alias), f"{new} as {alias.asname}")
+            entry = entry_for(alias.name, entries)
+            return Fix(f"use {new}", Safety.SAFE, (edit,)), entry.needs if entry else (0,)
+    return None, (0,)
+
+
+def _moved(target: str, entries: dict[str, Rename]) -> str:
+    """Where what is imported from `target` is now; "" where that is not one name."""
+    entry = entry_for(target, entries)
+    if entry is None or not entry.new or entry.hint:
+        return ""
+    if entry.old == target:
+        return entry.imported or entry.new
+    return entry.new + target[len(entry.old) :]
+
+
+def _from_fix(
+    module: Module, statement: ast.ImportFrom, entries: dict[str, Rename]
+) -> tuple[Fix | None, Version]:
+    moved: dict[int, str] = {}
+    needs: list[Version] = [(0,)]
+    safe = True
+    for number, alias in enumerate(statement.names):
+        target = f"{statement.module}.{alias.name}"
+        new = _moved(target, entries)
+        entry = entry_for(target, entries)
+        if new and entry is not None:
+            moved[number] = new
+            needs.append(entry.needs)
+            reads = module.reads(module.scope(statement), alias.asname or alias.name)
+            safe = safe and _is_safe(module, entry, reads)
+    edits = _edits_of_from(module, statement, moved) if moved else None
+    if edits is None:
+        return None, (0,)
+    safety = Safety.SAFE if safe else Safety.UNSAFE
+    title = f"import {', '.join(dict.fromkeys(moved.values()))}"
+    return Fix(title, safety, edits), max(needs)
+
+
+def _edits_of_from(
+    module: Module, statement: ast.ImportFrom, moved: dict[int, str]
+) -> tuple[Edit, ...] | None:
+    start, end = module.span(statement)
+    code = module.source.code
+    new = _statements(statement, moved)
+    kept = [number for number in range(len(statement.names)) if number not in moved]
+    line = code.rfind(b"\n", 0, start) + 1
+    indent = code[line:start].decode()
+    if indent.strip():
+        return None  # after a semicolon or a colon
+    if not kept:
+        if b"#" in code[start:end]:
+            return None  # a comment would be lost
+        return (Edit(start, end, f"\n{indent}".join(new)),)
+    removed = _removals(module, statement, kept, moved)
+    if any(b"#" in code[edit.start : edit.end] for edit in removed):
+        return None
+    return (Edit(start, start, "".join(f"{each}\n{indent}" for each in new)), *removed)
+
+
+def _statements(statement: ast.ImportFrom, moved: dict[int, str]) -> list[str]:
+    by_home: dict[str, list[str]] = {}
+    for number, new in moved.items():
+        alias = statement.names[number]
+        home, _, last = new.rpartition(".")
+        bound = alias.asname or alias.name
+        by_home.setdefault(home, []).append(last if last == bound else f"{last} as {bound}")
+    return [f"from {home} import {', '.join(names)}" for home, names in by_home.items()]
+
+
+def _removals(
+    module: Module, statement: ast.ImportFrom, kept: list[int], moved: dict[int, str]
+) -> list[Edit]:
+    """Takes names out of the list, each with the comma that it no longer needs."""
+    spans = [module.span(alias) for alias in statement.names]
+    edits = [Edit(spans[each][0], spans[each + 1][0], "") for each in moved if each < kept[-1]]
+    if kept[-1] < len(spans) - 1:
+        edits.append(Edit(spans[kept[-1]][1], spans[-1][1], ""))
+    return edits

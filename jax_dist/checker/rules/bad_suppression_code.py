@@ -1,0 +1,30 @@
+"""JXD902: a comment that should switch a rule off, but names none."""
+
+from collections.abc import Iterator
+
+from jax_dist.checker.modules import Module
+from jax_dist.checker.page import Page
+from jax_dist.checker.registry import Case, Found, Keep, rule
+
+PAGE = Page(
+    code="JXD902",
+    name="bad-suppression-code",
+    what="Reports `# noqa: JXD...`, `# jax-dist: ignore[...]` and `# jax-dist: ignore-file[...]` "
+    "with a code or name that no rule has, and `# jax-dist:` before any other word.",
+    why="It was meant to switch a rule off, and does not.",
+    example="step = jax.pmap(update)  # jax-dist: ignore[pmap-cal]\n",
+    instead="step = jax.pmap(update)  # jax-dist: ignore[pmap-call]\n",
+    fix="None: what was meant is not known; the message names the nearest rule.",
+    since="Any jax.",
+    source="The list of rules, `jax-dist rule --all`.",
+)
+
+
+@rule(PAGE, triggers=())
+def check(module: Module) -> Iterator[Found]:
+    """Nothing: `suppress.applied` makes the findings."""
+    del module
+    yield from ()
+
+
+CASES: tuple[Case, ...] = (Keep("a code of another tool", "import os  # noqa: XYZ123\n"),)

@@ -1,0 +1,84 @@
+"""Whether a value is a tree or an array: what `x[0]` means depends on it."""
+
+import ast
+from typing import Any, TypeAlias
+
+from jax_dist.checker import functions, pmaps, scopes
+from jax_dist.checker.modules import Module
+from jax_dist.checker.pmaps import Site
+
+# Down into a tree: a place in a tuple, a key of a dict, ".name" of an attribute.
+Path: TypeAlias = tuple[int | str, ...]
+
+
+def result_is_tree(module: Module, site: Site, path: Path) -> bool | None:
+    """Whether what a mapped function returns is a tuple or dict there; None: not known."""
+    function = mapped_function(module, site)
+    results = None if function is None else functions.returned(function)
+    if not results:
+        return None
+    told = {_is_tree(module, result, path, 0) for result in results}
+    return told.pop() if len(told) == 1 else None
+
+
+def mapped_function(module: Module, site: Site) -> scopes.Function | None:
+    """The def or lambda that a site maps, seen through `partial`, `vmap` and `jit` around it."""
+    fun: Any = site.fun
+    for _ in range(8):
+        if isinstance(fun, ast.Name):
+            values = module.values(fun)
+            if values and len(values) == 1 and isinstance(values[0], ast.Call):
+                fun = values[0]
+        if not (isinstance(fun, ast.Call) and fun.args):
+            break
+        if module.qualified_name(fun.func) not in _TRANSPARENT:
+            return None
+        fun = fun.args[0]
+    return pmaps.definition(module, fun)
+
+
+_TRANSPARENT = frozenset(("functools.partial", "jax.vmap", "jax.jit", "jax.checkpoint"))
+# What starts with one of these returns one array.
+_ARRAYS = ("jax.numpy.", "jax.lax.", "jax.nn.", "numpy.")
+_KEEP_TREES = ("jax.lax.pmean", "jax.lax.psum", "jax.lax.pmax", "jax.lax.pmin")
+_KEEP_TREES += ("jax.lax.all_gather", "jax.lax.stop_gradient")
+_GIVE_TREES = ("jax.lax.scan", "jax.lax.while_loop", "jax.lax.fori_loop", "jax.lax.cond")
+_GIVE_TREES += ("jax.lax.switch", "jax.lax.map", "jax.lax.top_k", "jax.numpy.meshgrid")
+
+
+def _is_tree(module: Module, node: ast.expr, path: Path, depth: int) -> bool | None:
+    if isinstance(node, ast.Tuple | ast.List | ast.Dict):
+        if not path:
+            return True
+        part = part_of(node, path)
+        return None if part is None else _is_tree(module, part, path[1:], depth)
+    if isinstance(node, ast.Name) and depth < 8:
+        values = module.values(node)
+        if values and len(values) == 1:
+            return _is_tree(module, values[0], path, depth + 1)
+    if path:
+        return None
+    if isinstance(node, ast.BinOp | ast.Compare | ast.UnaryOp):
+        return False
+    if isinstance(node, ast.Call):
+        name = module.qualified_name(node.func) or ""
+        if name in _KEEP_TREES and node.args:
+            return _is_tree(module, node.args[0], path, depth + 1)
+        return False if name.startswith(_ARRAYS) and name not in _GIVE_TREES else None
+    return None
+
+
+def part_of(node: ast.AST, path: Path) -> ast.expr | None:
+    """The first step of a path into a literal."""
+    if not path:
+        return None
+    step = path[0]
+    if isinstance(node, ast.Tuple | ast.List) and isinstance(step, int):
+        if any(isinstance(each, ast.Starred) for each in node.elts):
+            return None
+        return node.elts[step] if -len(node.elts) <= step < len(node.elts) else None
+    if isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            if isinstance(key, ast.Constant) and key.value == step:
+                return value
+    return None

@@ -1,0 +1,174 @@
+"""One file: every place that is migrated or left, and the new text, proved to parse and to stay."""
+
+import dataclasses
+from typing import Literal, TypeAlias
+
+from jax_dist.checker import edits, linter, placing, pmaps
+from jax_dist.checker.findings import Code, Fix, Safety
+from jax_dist.checker.modules import Module, ParseError
+from jax_dist.checker.project import Project
+from jax_dist.checker.sources import Source
+from jax_dist.migrating import host_local, placements, texts, tidy, to_jax, to_jax_dist
+from jax_dist.migrating.layout import Style
+from jax_dist.migrating.outcomes import FileMigration, Left, Outcome
+
+Target: TypeAlias = Literal["jax_dist", "jax"]
+
+_ROUNDS = 10  # a fix inside another one waits for the next round
+# Rules whose own fixes are part of a migration; unsafe ones too, where the target is plain JAX.
+RENAMES: tuple[Code, ...] = (
+    "JXD103",
+    "JXD104",
+    "JXD105",
+    "JXD106",
+    "JXD107",
+    "JXD108",
+    "JXD207",
+)
+_ALSO_UNSAFE: tuple[Code, ...] = ("JXD301", "JXD302")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """What is asked for."""
+
+    to: Target = "jax_dist"
+    several_processes: bool = True  # the program may run in several: refuse where that matters
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    outcome: Outcome
+    fix: Fix | None = None
+
+
+def migrate(source: Source, project: Project, options: Options) -> FileMigration:
+    """Migrates one file.
+
+    Args:
+      source: the file.
+      project: looks up what other files define.
+      options: the target.
+
+    Returns:
+      The file before and after; nothing is written.
+    """
+    before = source.written(source.code)
+    try:
+        module = project.module(source)
+    except ParseError as error:
+        problem = f"Python cannot parse it: line {error.line}: {error.message}"
+        return FileMigration(source.path, before, before, (), problem)
+    places = _places(module, options)
+    outcomes = tuple(place.outcome for place in places)
+    code = _rewritten(module, project, options, places)
+    if code is None:
+        problem = "the new text would not parse, or would not stay as it is; please report this"
+        return FileMigration(source.path, before, before, (), problem)
+    return FileMigration(source.path, before, source.written(code), outcomes)
+
+
+def _rewritten(
+    module: Module, project: Project, options: Options, places: list[_Place]
+) -> bytes | None:
+    """The new code; None where it does not come to rest."""
+    first = module
+    for _ in range(_ROUNDS):
+        fixes = list(dict.fromkeys(place.fix for place in places if place.fix is not None))
+        if not fixes:
+            return tidy.tidied(first, module)
+        applied, _left = edits.choose(fixes)
+        code = placing.placed(module, applied)
+        try:
+            module = project.module(_with(module.source, code))
+        except ParseError:
+            return None
+        places = _places(module, options)
+    return None
+
+
+def _with(source: Source, code: bytes) -> Source:
+    return dataclasses.replace(source, code=code, python=code)
+
+
+def _places(module: Module, options: Options) -> list[_Place]:
+    style = texts.style_of(module.source.code)
+    found = [_pmap_place(module, site, options, style) for site in pmaps.sites(module)]
+    for name, node in placements.places(module):
+        found.append(_placement(module, name, node, options, style))
+    return found + _renames(module, options)
+
+
+def _pmap_place(module: Module, site: pmaps.Site, options: Options, style: Style) -> _Place:
+    try:
+        if options.to == "jax_dist":
+            fix = to_jax_dist.fix(module, site)
+            done = "" if fix else "the definition of this alias is migrated"
+        else:
+            fix, done = _to_jax(module, site, options, style), ""
+    except Left as left:
+        return _Place(_outcome(module, site.reference, "JXD001", "left", left.reason, left.by_hand))
+    return _Place(_outcome(module, site.reference, "JXD001", "done", done), fix)
+
+
+def _to_jax(module: Module, site: pmaps.Site, options: Options, style: Style) -> Fix:
+    if site.form in ("alias", "partial alias"):
+        raise Left(
+            "only the name is given here; what is applied under it is migrated where it stands",
+            "Delete the alias once nothing uses it.",
+        )
+    seen = host_local.evidence(module, site.node) if options.several_processes else None
+    if seen is not None:
+        raise Left(
+            f"with several processes pmap takes what each process holds ({seen[0]} in line "
+            f"{seen[1]}), and jit(shard_map) takes global arrays",
+            "Use --to jax_dist, which keeps that view, or --one-process if the program never runs "
+            "in several.",
+        )
+    return to_jax.fix(module, site, style)
+
+
+def _placement(module: Module, name: str, node, options: Options, style: Style) -> _Place:
+    code = placements.CODES[name]
+    try:
+        if options.to == "jax_dist":
+            fix = placements.to_jax_dist(module, name, node)
+        else:
+            fix = placements.to_jax(module, name, node, style)
+    except Left as left:
+        return _Place(_outcome(module, node, code, "left", left.reason, left.by_hand))
+    return _Place(_outcome(module, node, code, "done"), fix)
+
+
+def _renames(module: Module, options: Options) -> list[_Place]:
+    codes = RENAMES + (_ALSO_UNSAFE if options.to == "jax" else ())
+    found: list[_Place] = []
+    for finding in linter.check_module(module, frozenset(codes)):
+        fix = finding.fix
+        if fix is None or fix.safety is Safety.DISPLAY:
+            fix = None
+        elif fix.safety is Safety.UNSAFE and finding.code not in _ALSO_UNSAFE:
+            fix = None
+        status = "left" if fix is None else "done"
+        reason = finding.message
+        by_hand = "" if fix is not None or finding.fix is None else finding.fix.title
+        outcome = Outcome(
+            module.source.path,
+            finding.start.line,
+            finding.start.cell,
+            finding.code,
+            status,
+            finding.line_text.strip(),
+            reason,
+            by_hand,
+        )
+        found.append(_Place(outcome, fix))
+    return found
+
+
+def _outcome(module: Module, node, code: Code, status, reason: str = "", by_hand: str = ""):
+    start = module.source.position(module.span(node)[0])
+    what = module.text(node)
+    return Outcome(module.source.path, start.line, start.cell, code, status, what, reason, by_hand)
+
+

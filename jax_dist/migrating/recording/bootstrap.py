@@ -1,0 +1,48 @@
+"""Starts the recording; a copy named sitecustomize.py, on PYTHONPATH, is what Python imports first.
+
+The variable JAX_DIST_RECORD holds a JSON object:
+  package: the folder of this file.
+  folder: where the records are written.
+  calls: of how many calls of each mapped function the arrays are kept.
+  files: the files that are being migrated.
+"""
+
+import importlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+
+_PACKAGE = "_jax_dist_recording"
+
+
+def run_hidden_sitecustomize(ours: str) -> None:
+    """Runs the one that Python would have imported without us.
+
+    Args:
+      ours: the folder of PYTHONPATH that hides it.
+    """
+    others = [folder for folder in sys.path if os.path.abspath(folder) != ours]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+def start_recording() -> None:
+    """Loads the package of this file under a name of its own, and installs its hooks."""
+    wanted = json.loads(os.environ["JAX_DIST_RECORD"])
+    folder = wanted.pop("package")
+    spec = importlib.util.spec_from_file_location(
+        _PACKAGE, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+    )
+    assert spec is not None  # the name ends in .py
+    sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
+    importlib.import_module(_PACKAGE + ".start").start(**wanted)
+
+
+if __name__ == "sitecustomize":
+    run_hidden_sitecustomize(os.path.dirname(os.path.abspath(__file__)))
+    start_recording()

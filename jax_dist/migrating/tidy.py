@@ -1,0 +1,89 @@
+"""Takes out imports that a migration has left without a use."""
+
+import ast
+import os
+
+from jax_dist.checker import edits
+from jax_dist.checker.findings import Edit
+from jax_dist.checker.modules import Module
+
+
+def tidied(before: Module, after: Module) -> bytes:
+    """The code of `after` without the imports that only `before` used.
+
+    What was unused before stays: it may be there for others.
+    """
+    if os.path.basename(before.source.path) == "__init__.py":
+        return after.source.code
+    kept = _exported(after)
+    made: list[Edit] = []
+    for statement in after.tree.body:
+        if not isinstance(statement, ast.Import | ast.ImportFrom):
+            continue
+        idle = [
+            alias
+            for alias in statement.names
+            if (name := _bound(alias)) not in kept and _reads(before, name) and not _reads(after, name)
+        ]
+        made += _removals(after, statement, idle)
+    return edits.apply(after.source.code, made)
+
+
+def _bound(alias: ast.alias) -> str:
+    return alias.asname or alias.name.partition(".")[0]
+
+
+def _reads(module: Module, name: str) -> bool:
+    scope = module.scopes.module
+    if name not in scope.bindings:
+        return False
+    return bool(module.reads(scope, name)) or _in_strings(module, name)
+
+
+def _in_strings(module: Module, name: str) -> bool:
+    """Annotations may be strings: `x: "jax_utils.T"`."""
+    quoted = (f'"{name}.', f"'{name}.")
+    return any(text.encode() in module.source.code for text in quoted)
+
+
+def _exported(module: Module) -> set[str]:
+    """The names in `__all__`."""
+    names: set[str] = set()
+    for binding in module.scopes.module.bindings.get("__all__", ()):
+        for node in ast.walk(binding.node):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names.add(node.value)
+    return names
+
+
+def _removals(
+    module: Module, statement: ast.Import | ast.ImportFrom, idle: list[ast.alias]
+) -> list[Edit]:
+    start, end = module.span(statement)
+    line = module.source.line_text(start)
+    after = module.source.line_text(end)[module.source.position(end).column - 1 :]
+    if not idle or "#" in module.text(statement) + after:
+        return []  # a comment may be the reason why it is there
+    if len(idle) == len(statement.names):
+        if line.strip() != module.text(statement).split("\n")[0].strip() or after.strip():
+            return []  # another statement shares its line
+        return [Edit(start, _next_line(module, end), "")]
+    return [_without(module, statement, alias) for alias in idle[:1]] if len(idle) == 1 else []
+
+
+def _next_line(module: Module, end: int) -> int:
+    code = module.source.code
+    for newline in (b"\r\n", b"\n", b"\r"):
+        if code.startswith(newline, end + len(code[end:]) - len(code[end:].lstrip(b" \t"))):
+            return end + len(code[end:]) - len(code[end:].lstrip(b" \t")) + len(newline)
+    return end
+
+
+def _without(
+    module: Module, statement: ast.Import | ast.ImportFrom, alias: ast.alias
+) -> Edit:
+    names = statement.names
+    position = names.index(alias)
+    if position + 1 < len(names):
+        return Edit(module.span(alias)[0], module.span(names[position + 1])[0], "")
+    return Edit(module.span(names[position - 1])[1], module.span(alias)[1], "")
