@@ -16,7 +16,6 @@ from jax_dist.checker.sources import Source
 _CODE = r"(?:[A-Za-z]+[0-9]+|JXD)\b"
 _NOQA = re.compile(rf"#\s*noqa\b(?:\s*:\s*(?P<codes>{_CODE}(?:\s*[,\s]\s*{_CODE})*)?)?", re.I)
 _OURS = re.compile(r"#\s*jax-dist:\s*(?P<word>[\w-]+)\s*(?:\[(?P<codes>[^\]\n]*)\])?", re.I)
-_ANY = re.compile(rb"#\s*(?:noqa\b|jax-dist:)", re.I)
 _WORD = re.compile(r"[^\s,]+")
 _SILENT = frozenset({tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT})
 
@@ -59,11 +58,6 @@ class Comments:
         at = bisect.bisect_right(self.lines, row, key=lambda line: line.rows[0]) - 1
         line = self.lines[at] if at >= 0 else None
         return line if line is not None and row <= line.rows[1] else None
-
-
-def may_hold(code: bytes) -> bool:
-    """Whether `read` could find a suppression."""
-    return _ANY.search(code) is not None
 
 
 def row_of(source: Source, offset: int) -> int:
@@ -119,9 +113,7 @@ def _reader(source: Source):
         code[start:end].decode("utf-8", "replace")
         for start, end in zip(starts, starts[1:], strict=False)
     )
-    lines = (
-        text.rstrip("\r\n") + "\n" if text.endswith(("\r", "\n")) else text for text in texts
-    )
+    lines = (text.rstrip("\r\n") + "\n" if text.endswith(("\r", "\n")) else text for text in texts)
     return io.StringIO("".join(lines), newline="\n").readline
 
 

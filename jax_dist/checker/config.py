@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -77,14 +76,8 @@ def load(paths: Sequence[str], file: str | None = None) -> Config:
 
 
 def _read(path: str, *, required: bool) -> Config:
-    try:
-        with open(path, "rb") as file:
-            table = tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from error
     folder = os.path.dirname(os.path.abspath(path))
+    table = _table(path, required=required)
     tool = table.get("tool")
     ours = tool.get("jax-dist") if isinstance(tool, dict) else None
     if ours is None and not os.path.basename(path).startswith("pyproject"):
@@ -96,6 +89,22 @@ def _read(path: str, *, required: bool) -> Config:
     if not isinstance(ours, dict):
         raise ConfigError(f"{path}: tool.jax-dist must be a table, not {_said(ours)}")
     return _parsed(ours, path, folder)
+
+
+def _table(path: str, *, required: bool) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    if not required and path.endswith("pyproject.toml") and b"jax-dist" not in data:
+        return {}
+    import tomllib  # only here: it is slow to load, and most projects set nothing
+
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
 
 
 def _parsed(table: Mapping[str, Any], path: str, folder: str) -> Config:

@@ -118,7 +118,9 @@ def _plain(path: str) -> str:
 
 def _missing(paths: Sequence[str]) -> str:
     here = os.getcwd()
-    return "\n".join(f"there is no file or folder {path}, seen from {here}. {_near(path)}" for path in paths)
+    return "\n".join(
+        f"there is no file or folder {path}, seen from {here}. {_near(path)}" for path in paths
+    )
 
 
 def _near(path: str) -> str:

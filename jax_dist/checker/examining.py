@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from jax_dist.checker import catalogue, linter, modules, sources, suppress
+from jax_dist.checker import catalogue, linter, modules, sources
 from jax_dist.checker.findings import Code, Finding
 from jax_dist.checker.page import Page
 from jax_dist.checker.patterns import Patterns
@@ -31,6 +31,10 @@ class Examiner:
         off = (codes for patterns, codes in self.ignores if patterns.match(path))
         return self.codes.difference(*off)
 
+    def looked_into(self) -> list[str]:
+        """The files that were read while others were checked, so far."""
+        return list(self.project._modules)
+
     @staticmethod
     def passes_over(data: bytes) -> bool:
         """Whether a glance shows that a file has no findings, whatever the rules."""
@@ -38,7 +42,7 @@ class Examiner:
 
     def wants(self, path: str, data: bytes) -> bool:
         """Whether a file could have findings, by its bytes; False is certain."""
-        return suppress.may_matter(data) or linter.wanted(data, self.codes_for(path))
+        return speaks_to_us(data) or linter.wanted(data, self.codes_for(path))
 
     def examined(self, path: str, data: bytes) -> list[Finding]:
         """The findings of a file that are not switched off, in order of place."""
@@ -55,6 +59,10 @@ class Examiner:
         codes = self.codes_for(source.path)
         found = linter.check(source, self.project, codes, self.target)
         found += _of_cells(source, codes)
+        if not (found or speaks_to_us(source.code)) or not may_suppress(source.code):
+            return found
+        from jax_dist.checker import suppress  # only here: it is slow to load
+
         return suppress.applied(source, found, codes, self.pages)
 
 
@@ -69,6 +77,17 @@ def load(path: str, data: bytes) -> Source:
 
         return notebooks.read_notebook(path, data)
     return sources.read(path, data)
+
+
+def speaks_to_us(data: bytes) -> bool:
+    """Whether a file's comments can have findings of their own."""
+    return b"JXD" in data or b"jax-dist:" in data
+
+
+def may_suppress(code: bytes) -> bool:
+    """Whether a comment can switch a finding off."""
+    code = code.lower()
+    return b"noqa" in code or b"jax-dist:" in code
 
 
 def unreadable(path: str, reason: str) -> Finding:

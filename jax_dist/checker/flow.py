@@ -212,7 +212,23 @@ class Flow:
             return self._each(call.args[0], path)
         if isinstance(call.func, ast.Attribute) and call.func.attr == "block_until_ready":
             return self._of(call.func.value, path)
+        if name == "dataclasses.replace" and call.args:
+            return self._replaced(call.args[0], call, path)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("replace", "_replace"):
+            return self._replaced(call.func.value, call, path)
         return self._of_local(call, path)
+
+    def _replaced(self, old: ast.expr, call: ast.Call, path: Path) -> list[Origin]:
+        """`state.replace(step=x)`: the old value, and what is put into it."""
+        if any(keyword.arg is None for keyword in call.keywords):
+            return [Origin(Kind.UNKNOWN, call, path)]
+        new = {f".{keyword.arg}": keyword.value for keyword in call.keywords}
+        if path and path[0] in new:
+            return self._of(new[str(path[0])], path[1:])
+        found = self._of(old, path)
+        if not path:
+            found += [origin for value in new.values() for origin in self._of(value, ())]
+        return found
 
     def _first_of(self, call: ast.Call, tree: ast.expr, path: Path) -> list[Origin]:
         """`tree_map(lambda x: x[0], tree)`: the part of one device only where `tree` is stacked."""

@@ -101,6 +101,12 @@ class Module:
             node = self.parent(node)
             yield node
 
+    def holds(self, node: Any) -> bool:
+        """Whether a node is of this file; meanings may bring in those of others."""
+        while hasattr(node, "parent"):
+            node = node.parent
+        return node is self.tree
+
     def statement(self, node: ast.AST) -> ast.stmt:
         """The innermost statement that holds the node."""
         while not isinstance(node, ast.stmt):

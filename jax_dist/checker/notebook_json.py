@@ -32,10 +32,10 @@ class Cell:
 
     number: int  # among all cells, from 1
     text: str
-    start: int  # of the value that holds the code, in characters of the JSON
-    end: int
-    pieces: tuple[Piece, ...]  # empty where a string of the list is not exactly one line
-    is_list: bool
+    start: int = 0  # of the value that holds the code, in characters of the JSON
+    end: int = 0
+    pieces: tuple[Piece, ...] = ()  # empty where a string of the list is not exactly one line
+    is_list: bool = False
 
     def place(self, line: int) -> int:
         """Where a line of the cell, counted from 1, stands in the JSON."""

@@ -10,6 +10,7 @@ import codecs
 import dataclasses
 import functools
 import re
+from collections.abc import Sequence
 
 from jax_dist.checker import magics
 from jax_dist.checker.findings import Position
@@ -47,6 +48,10 @@ class Notebook(Source):
         above = super().position(part.start).line - part.hidden.count("\n")
         # On the comment before a cell, which is in no cell: its first line.
         return Position(max(1, place.line - above + 1), place.column, part.cell.number)
+
+    def ends_cell(self, offset: int) -> bool:
+        """Whether the comment before the next cell begins here."""
+        return bool(self.marker) and self.code.startswith(f"{self.marker} ".encode(), offset)
 
     def line_in_file(self, offset: int) -> int:
         """The line of the JSON on which the line of code stands that holds `offset`."""
@@ -113,6 +118,11 @@ def read_notebook(path: str, data: bytes) -> Notebook:
         cells = cells_of(raw)
     except ValueError as error:  # also what json and decoding raise
         raise UnreadableError(f"the file is no notebook: {error}") from error
+    return joined(path, cells, raw=raw, bom=bom)
+
+
+def joined(path: str, cells: Sequence[Cell], *, raw: str = "", bom: bool = False) -> Notebook:
+    """The notebook that has these cells; without `raw` it can be checked, but not written."""
     marker = _marker(cells)
     code, python = b"", b""
     parts: list[_Part] = []
@@ -121,15 +131,15 @@ def read_notebook(path: str, data: bytes) -> Notebook:
         start = magics.body_start(cell.text)
         if start is None:
             continue
-        body = cell.text[start:]
         mark = _mark(marker, cell, first=not parts).encode()
-        code, python = code + mark, python + mark
-        parts.append(_Part(cell, cell.text[:start], len(code)))
+        parts.append(_Part(cell, cell.text[:start], len(code + mark)))
+        body = cell.text[start:]
         shown, error = _shown(body)
         if error:
-            above = code.count(b"\n")
+            above = (code + mark).count(b"\n")
             unparsed.append(ParseError(error.message, above + error.line, error.column))
-        code, python = code + _bytes(body), python + shown
+        code += mark + _bytes(body)
+        python += mark + shown
     return Notebook(
         path=path,
         code=code,
@@ -160,7 +170,7 @@ def _blank(code: bytes) -> bytes:
     return re.sub(rb"[^\r\n]", b" ", code)
 
 
-def _marker(cells: list[Cell]) -> str:
+def _marker(cells: Sequence[Cell]) -> str:
     """A comment that no cell holds."""
     marker = "# cell"
     while any(marker + " " in cell.text for cell in cells):

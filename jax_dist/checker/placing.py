@@ -1,7 +1,8 @@
 """Where new imports and definitions go, and a file with its fixes made."""
 
 import ast
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 
 from jax_dist.checker import edits, modules
 from jax_dist.checker.findings import Edit, Fix
@@ -16,56 +17,131 @@ def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
       fixes: fixes that do not clash, as `edits.choose` gives them.
     """
     fixes = list(fixes)
-    imports = list(dict.fromkeys(line for fix in fixes for line in fix.imports))
-    definitions = list(dict.fromkeys(text for fix in fixes for text in fix.definitions))
-    made = [edit for fix in fixes for edit in fix.edits]
+    imports = dict.fromkeys(line for fix in fixes for line in fix.imports)
+    definitions = dict.fromkeys(text for fix in fixes for text in fix.definitions)
     code = module.source.code
     newline = edits.newline_of(code)
-    code = edits.apply(code, made, newline)
-    if not (imports or definitions):
-        return code
-    # Asked of the new text: an edit may have changed the imports themselves.
-    tree = modules.parse(code)
-    return edits.apply(code, [_insertion(code, tree, imports, definitions)], newline)
-
-
-def _insertion(code: bytes, tree: ast.Module, imports: list[str], definitions: list[str]) -> Edit:
-    present = {ast.unparse(node) for node in tree.body if isinstance(node, _IMPORTS)}
-    imports = sorted(line for line in imports if line not in present)
-    definitions = [text for text in definitions if not _defines(tree, text)]
-    after = _last_import(tree)
-    starts = [0, *_line_ends(code)]
-    if after is None:
-        at, before = (0, "") if not tree.body else (starts[tree.body[0].lineno - 1], "")
-    else:
-        at = starts[after.end_lineno] if after.end_lineno < len(starts) else len(code)  # type: ignore[operator,index]
-        before = "" if code[:at].endswith((b"\n", b"\r")) else "\n"
-    text = "".join(f"{line}\n" for line in imports)
+    code = edits.apply(code, [edit for fix in fixes for edit in fix.edits], newline)
     if definitions:
-        text += "".join(f"\n\n{each.strip()}\n" for each in definitions)
-        if not _blank_follows(code, at):
-            text += "\n\n"
-    return Edit(at, at, before + text if text else "")
+        code = edits.apply(code, _defined(code, list(definitions)), newline)
+    for line in imports:  # one by one: each may stand beside the one before
+        code = edits.apply(code, _imported(code, line), newline)
+    return code
+
+
+# --- imports
+
+
+def _imported(code: bytes, line: str) -> list[Edit]:
+    """One import, in the group of its kind, before the first that sorts after it."""
+    tree = modules.parse(code)
+    present = {ast.unparse(node) for node in tree.body if isinstance(node, _IMPORTS)}
+    if line in present:
+        return []
+    head = _head(tree)
+    wanted = ast.parse(line).body[0]
+    group = [each for each in head if _group(each) == _group(wanted)]
+    if not group:
+        return [_new_group(code, head, _group(wanted), line, tree)]
+    before = next((each for each in group if _key(each) > _key(wanted)), None)
+    if before is not None and _stands_alone(code, before):
+        at = _line_start(code, before.lineno)
+        return [Edit(at, at, f"{line}\n")]
+    at, lead = _after(code, group[-1])
+    return [Edit(at, at, f"{lead}{line}\n")]
 
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
 
 
-def _last_import(tree: ast.Module) -> ast.stmt | None:
-    """The last statement of the first run of imports; of the docstring where there is none.
-
-    Imports after other code may come late for a reason.
-    """
-    last: ast.stmt | None = None
+def _head(tree: ast.Module) -> list[ast.stmt]:
+    """The first run of imports; those after other code may come late for a reason."""
+    head: list[ast.stmt] = []
     for statement in tree.body:
         if isinstance(statement, _IMPORTS):
-            last = statement
-        elif last is None and isinstance(statement, ast.Expr):
-            if isinstance(statement.value, ast.Constant):  # the docstring
-                last = statement
-        else:
+            head.append(statement)
+        elif head or not _is_docstring(statement):
             break
-    return last
+    return head
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _name(statement: ast.stmt) -> str:
+    if isinstance(statement, ast.ImportFrom):
+        return "." * statement.level + (statement.module or "")
+    return statement.names[0].name  # type: ignore[attr-defined] # an import
+
+
+def _group(statement: ast.stmt) -> int:
+    name = _name(statement)
+    if name == "__future__":
+        return 0
+    if name.startswith("."):
+        return 3
+    return 1 if name.partition(".")[0] in sys.stdlib_module_names else 2
+
+
+def _key(statement: ast.stmt) -> tuple[str, bool]:
+    return (_name(statement).lower(), isinstance(statement, ast.ImportFrom))
+
+
+def _new_group(
+    code: bytes, head: Sequence[ast.stmt], group: int, line: str, tree: ast.Module
+) -> Edit:
+    """The first import of its kind: with a blank line between it and its neighbours."""
+    earlier = [each for each in head if _group(each) < group]
+    if earlier:
+        at, lead = _after(code, earlier[-1])
+        return Edit(at, at, f"{lead}\n{line}\n")
+    if head:
+        at = _line_start(code, head[0].lineno)
+        return Edit(at, at, f"{line}\n\n")
+    docstring = [each for each in tree.body[:1] if _is_docstring(each)]
+    if docstring:
+        at, lead = _after(code, docstring[0])
+        return Edit(at, at, f"{lead}\n{line}\n")
+    at = _first_line(code, tree)
+    return Edit(at, at, f"{line}\n\n" if tree.body else f"{line}\n")
+
+
+def _first_line(code: bytes, tree: ast.Module) -> int:
+    """Above the first statement, and above its decorators and the comments that belong to it."""
+    if not tree.body:
+        return len(code)
+    first = tree.body[0]
+    decorators = getattr(first, "decorator_list", [])
+    line = min([first.lineno, *(each.lineno for each in decorators)])
+    lines = code.splitlines()
+    while line > 2 and lines[line - 2].lstrip().startswith(b"#") and not _is_banner(lines, line - 2):
+        line -= 1
+    return _line_start(code, line)
+
+
+def _is_banner(lines: Sequence[bytes], number: int) -> bool:
+    """Whether a comment belongs to the block at the very top: a licence, `#!`, the encoding."""
+    return all(each.lstrip().startswith(b"#") for each in lines[: number + 1])
+
+
+# --- definitions
+
+
+def _defined(code: bytes, definitions: Sequence[str]) -> list[Edit]:
+    """Functions below the imports, two blank lines apart."""
+    tree = modules.parse(code)
+    new = [text for text in definitions if not _defines(tree, text)]
+    if not new:
+        return []
+    head = _head(tree) or [each for each in tree.body[:1] if _is_docstring(each)]
+    body = "\n\n\n".join(text.strip() for text in new)
+    if not head:
+        at = _first_line(code, tree)
+        return [Edit(at, at, f"{body}\n\n\n")]
+    at, lead = _after(code, head[-1])
+    gap = _blank_lines(code, at)
+    return [Edit(at, at, f"{lead}\n\n{body}\n" + "\n" * max(2 - gap, 0) * bool(code[at:].strip()))]
 
 
 def _defines(tree: ast.Module, text: str) -> bool:
@@ -73,12 +149,29 @@ def _defines(tree: ast.Module, text: str) -> bool:
     return any(getattr(statement, "name", None) == name for statement in tree.body)
 
 
-def _line_ends(code: bytes) -> list[int]:
-    ends: list[int] = []
-    for line in code.splitlines(keepends=True):
-        ends.append((ends[-1] if ends else 0) + len(line))
-    return ends
+def _blank_lines(code: bytes, at: int) -> int:
+    """How many blank lines follow."""
+    rest = code[at:].splitlines()
+    return next((number for number, line in enumerate(rest) if line.strip()), len(rest))
 
 
-def _blank_follows(code: bytes, at: int) -> bool:
-    return code[at:].replace(b"\r", b"").startswith(b"\n") or not code[at:].strip()
+# --- lines
+
+
+def _line_start(code: bytes, line: int) -> int:
+    return sum(len(each) for each in code.splitlines(keepends=True)[: line - 1])
+
+
+def _after(code: bytes, statement: ast.stmt) -> tuple[int, str]:
+    """Where the next line begins, and a line end where the file lacks it."""
+    assert statement.end_lineno is not None
+    at = _line_start(code, statement.end_lineno + 1)
+    return at, "" if code[:at].endswith((b"\n", b"\r")) else "\n"
+
+
+def _stands_alone(code: bytes, statement: ast.stmt) -> bool:
+    """Whether nothing else is on its first line, nor a comment above that would change owner."""
+    start = _line_start(code, statement.lineno)
+    lines = code[:start].splitlines()
+    commented = bool(lines) and lines[-1].lstrip().startswith(b"#")
+    return statement.col_offset == 0 and not commented

@@ -23,6 +23,7 @@ class Rename:
     imported: str = ""  # what `from ... import` takes in its place, where that is not `new`
     safe: Literal["everywhere", "annotation", "with"] = "everywhere"  # elsewhere it is unsafe
     deprecated: str = ""  # "0.8.0", where it is not gone
+    is_module: bool = False  # the new name is that of a module
 
     @property
     def state(self) -> str:
@@ -88,9 +89,9 @@ NAMES: tuple[Rename, ...] = (
     Rename("jax.sharding.use_mesh", "jax.set_mesh", "0.7.1", needs=(0, 7, 1), safe="with"),
     # Modules that moved whole.
     Rename("jax.config.config", "jax.config", "0.4.25"),
-    Rename("jax.linear_util", "jax.extend.linear_util", "0.4.24", needs=(0, 4, 16)),
+    Rename("jax.linear_util", "jax.extend.linear_util", "0.4.24", needs=(0, 4, 16), is_module=True),
     *(
-        Rename(f"jax.experimental.{name}", f"jax.example_libraries.{name}", "0.3.16")
+        Rename(f"jax.experimental.{name}", f"jax.example_libraries.{name}", "0.3.16", is_module=True)
         for name in ("optimizers", "stax")
     ),
     Rename("jax.experimental.export", "", "0.4.36", "jax.export, whose calls differ"),
@@ -213,4 +214,21 @@ SHARDINGS: tuple[Rename, ...] = (
         "",
         "jax.sharding.NamedSharding(mesh, spec)",
     ),
+)
+
+PLACEMENTS: tuple[Rename, ...] = (
+    Rename("jax.device_put_replicated", "jax_dist.device_put_replicated", "0.10.0"),
+    Rename("jax.device_put_sharded", "jax_dist.device_put_sharded", "0.10.0"),
+)
+
+PJIT: tuple[Rename, ...] = (
+    Rename("jax.experimental.pjit.pjit", "jax.jit", deprecated="0.8.0", needs=(0, 4, 14)),
+    Rename(
+        "jax.experimental.pjit.with_sharding_constraint",
+        "jax.lax.with_sharding_constraint",
+        "0.4.24",
+        needs=(0, 4, 7),
+    ),
+    Rename("jax.experimental.pjit.AUTO", "", "0.10.1", "explicit shardings"),
+    Rename("jax.experimental.pjit.FROM_GDA", "", "0.4.11", "jax.Array, and no in_shardings"),
 )

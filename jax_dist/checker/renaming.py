@@ -1,7 +1,8 @@
 """Finds the uses and imports of names that left jax, and puts the new names in their place."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from jax_dist.checker import guards
 from jax_dist.checker.findings import Edit, Fix, Safety
@@ -9,26 +10,47 @@ from jax_dist.checker.modules import Module
 from jax_dist.checker.registry import Found, Version
 from jax_dist.checker.renames import Rename
 
+# How far the new name may be trusted in the places where the old one is read; None: not at all.
+Judge: TypeAlias = Callable[[Module, Rename, Sequence[ast.expr]], Safety | None]
+
 # `import jax` does not load these.
 _LOADED_APART = ("jax.extend", "jax.example_libraries", "jax.experimental", "jax.scipy.integrate")
 
 
-def renamed(module: Module, table: Sequence[Rename]) -> Iterator[Found]:
+def by_place(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety:
+    """What the table says of the places at which the nodes stand."""
+    match entry.safe:
+        case "everywhere":
+            safe = True
+        case "annotation":
+            safe = all(_in_annotation(module, node) for node in nodes)
+        case "with":
+            safe = all(_in_with(module, node) for node in nodes)
+    return Safety.SAFE if safe else Safety.UNSAFE
+
+
+def renamed(module: Module, table: Sequence[Rename], judge: Judge = by_place) -> Iterator[Found]:
     """A finding for each import of a name of the table, and for each `a.b.name` that means it.
 
     A use of an imported name is not reported again. Nor is what is ready for the name to be
     missing.
+
+    Args:
+      module: the file.
+      table: the names.
+      judge: says how safe each fix is.
     """
     entries = {entry.old: entry for entry in table}
-    yield from _imports(module, entries)
+    yield from _imports(module, entries, judge)
     for name in module.used_names:
         entry = entry_for(name, entries)
         if entry is None:
             continue
         for use in module.uses(name):
             node = _exact(use, name.count(".") - entry.old.count("."))
-            if _spells(module, node, entry) and not guards.is_guarded(module, node):
-                yield Found(node, message(entry), _attribute_fix(module, node, entry), entry.needs)
+            if spells(module, node, entry.old) and not guards.is_guarded(module, node):
+                fix = _attribute_fix(module, node, entry, judge)
+                yield Found(node, message(entry), fix, entry.needs)
 
 
 def entry_for(name: str, entries: dict[str, Rename]) -> Rename | None:
@@ -53,9 +75,9 @@ def _exact(node: ast.expr, longer: int) -> ast.expr:
     return node
 
 
-def _spells(module: Module, node: ast.expr, entry: Rename) -> bool:
+def spells(module: Module, node: ast.expr, old: str) -> bool:
     """Whether the node says the old name as an attribute; other files' aliases do not."""
-    parent, _, last = entry.old.rpartition(".")
+    parent, _, last = old.rpartition(".")
     return (
         isinstance(node, ast.Attribute)
         and node.attr == last
@@ -63,25 +85,15 @@ def _spells(module: Module, node: ast.expr, entry: Rename) -> bool:
     )
 
 
-def _attribute_fix(module: Module, node: ast.expr, entry: Rename) -> Fix | None:
+def _attribute_fix(module: Module, node: ast.expr, entry: Rename, judge: Judge) -> Fix | None:
     if not entry.new or entry.hint:
         return None
     text, imports = module.name_for(entry.new, node)
-    if text.startswith("_"):  # the file means something else by the plain name
+    safety = judge(module, entry, [node])
+    if text.startswith("_") or safety is None:  # the file means something else by the plain name
         return None
     edit = Edit(*module.span(node), text)
-    safety = Safety.SAFE if _is_safe(module, entry, [node]) else Safety.UNSAFE
-    return Fix(f"use {entry.new}", safety, (edit,), (*imports, *_loads(module, entry.new)))
-
-
-def _is_safe(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> bool:
-    match entry.safe:
-        case "everywhere":
-            return True
-        case "annotation":
-            return all(_in_annotation(module, node) for node in nodes)
-        case "with":
-            return all(_in_with(module, node) for node in nodes)
+    return Fix(f"use {entry.new}", safety, (edit,), (*imports, *_loads(module, entry)))
 
 
 def _in_annotation(module: Module, node: ast.AST) -> bool:
@@ -102,11 +114,11 @@ def _in_with(module: Module, node: ast.AST) -> bool:
     return isinstance(call, ast.Call) and isinstance(module.parent(call), ast.withitem)
 
 
-def _loads(module: Module, name: str) -> tuple[str, ...]:
+def _loads(module: Module, entry: Rename) -> tuple[str, ...]:
     """The import that the new name needs besides that of its first part."""
-    if not name.startswith(_LOADED_APART):
+    if not entry.new.startswith(_LOADED_APART):
         return ()
-    home = name.rpartition(".")[0]
+    home = entry.new if entry.is_module else entry.new.rpartition(".")[0]
     for node in module.tree.body:
         if isinstance(node, ast.Import) and any(alias.name == home for alias in node.names):
             return ()
@@ -118,9 +130,9 @@ def _loads(module: Module, name: str) -> tuple[str, ...]:
 # --- imports
 
 
-def _imports(module: Module, entries: dict[str, Rename]) -> Iterator[Found]:
+def _imports(module: Module, entries: dict[str, Rename], judge: Judge) -> Iterator[Found]:
     seen: set[int] = set()
-    for _, name, binding in module.imports():
+    for _, _, binding in module.imports():
         alias = binding.node
         statement = module.parent(alias)
         if not isinstance(alias, ast.alias) or id(alias) in seen:
@@ -130,24 +142,22 @@ def _imports(module: Module, entries: dict[str, Rename]) -> Iterator[Found]:
         entry = entry_for(target, entries)
         if entry is None or guards.is_guarded(module, statement):
             continue
-        del name
-        fix, needs = _import_fix(module, statement, entries)
+        fix, needs = _import_fix(module, statement, entries, judge)
         yield Found(alias, message(entry), fix, needs)
 
 
 def _import_fix(
-    module: Module, statement: ast.AST, entries: dict[str, Rename]
+    module: Module, statement: ast.AST, entries: dict[str, Rename], judge: Judge
 ) -> tuple[Fix | None, Version]:
     """One fix for all the names of a statement that move, the same for each of their findings."""
     if isinstance(statement, ast.ImportFrom) and statement.level == 0:
-        return _from_fix(module, statement, entries)
+        return _from_fix(module, statement, entries, judge)
     if isinstance(statement, ast.Import) and len(statement.names) == 1:
         alias = statement.names[0]
         new = _moved(alias.name, entries)
-        if new and alias.asname:
+        if new and alias.asname and alias.name in entries:
             edit = Edit(*module.span(alias), f"{new} as {alias.asname}")
-            entry = entry_for(alias.name, entries)
-            return Fix(f"use {new}", Safety.SAFE, (edit,)), entry.needs if entry else (0,)
+            return Fix(f"import {new}", Safety.SAFE, (edit,)), entries[alias.name].needs
     return None, (0,)
 
 
@@ -162,31 +172,43 @@ def _moved(target: str, entries: dict[str, Rename]) -> str:
 
 
 def _from_fix(
-    module: Module, statement: ast.ImportFrom, entries: dict[str, Rename]
+    module: Module, statement: ast.ImportFrom, entries: dict[str, Rename], judge: Judge
 ) -> tuple[Fix | None, Version]:
     moved: dict[int, str] = {}
     needs: list[Version] = [(0,)]
-    safe = True
+    safety = Safety.SAFE
+    scope = module.scope(statement)
     for number, alias in enumerate(statement.names):
         target = f"{statement.module}.{alias.name}"
         new = _moved(target, entries)
         entry = entry_for(target, entries)
-        if new and entry is not None:
+        if not new or entry is None:
+            continue
+        judged = judge(module, entry, module.reads(scope, alias.asname or alias.name))
+        if judged is not None:
             moved[number] = new
             needs.append(entry.needs)
-            reads = module.reads(module.scope(statement), alias.asname or alias.name)
-            safe = safe and _is_safe(module, entry, reads)
-    edits = _edits_of_from(module, statement, moved) if moved else None
+            safety = Safety.UNSAFE if Safety.UNSAFE in (safety, judged) else safety
+    edits = edits_of_from(module, statement, moved) if moved else None
     if edits is None:
         return None, (0,)
-    safety = Safety.SAFE if safe else Safety.UNSAFE
     title = f"import {', '.join(dict.fromkeys(moved.values()))}"
     return Fix(title, safety, edits), max(needs)
 
 
-def _edits_of_from(
+def edits_of_from(
     module: Module, statement: ast.ImportFrom, moved: dict[int, str]
 ) -> tuple[Edit, ...] | None:
+    """Imports names from elsewhere, under the names that the file knows them by.
+
+    Args:
+      module: the file.
+      statement: what imports them now.
+      moved: which of its names, by number, and the dotted names that take their places.
+
+    Returns:
+      The edits, or None where a comment would be lost or the line holds more.
+    """
     start, end = module.span(statement)
     code = module.source.code
     new = _statements(statement, moved)
@@ -212,7 +234,10 @@ def _statements(statement: ast.ImportFrom, moved: dict[int, str]) -> list[str]:
         home, _, last = new.rpartition(".")
         bound = alias.asname or alias.name
         by_home.setdefault(home, []).append(last if last == bound else f"{last} as {bound}")
-    return [f"from {home} import {', '.join(names)}" for home, names in by_home.items()]
+    return [
+        f"from {home} import {', '.join(names)}" if home else f"import {', '.join(names)}"
+        for home, names in by_home.items()
+    ]
 
 
 def _removals(

@@ -40,12 +40,12 @@ def changes(fixes: Sequence[Fix], module: Module) -> list[Edit]:
     if not any(fix.imports or fix.definitions for fix in applied):
         return sorted({edit for fix in applied for edit in fix.edits})
     try:
-        return list(_between(module.source.code, placing.placed(module, applied)))
+        return list(between(module.source.code, placing.placed(module, applied)))
     except ParseError:
         return []
 
 
-def _between(old: bytes, new: bytes) -> Iterator[Edit]:
+def between(old: bytes, new: bytes) -> Iterator[Edit]:
     """Whole lines, for where imports go is known only when the file is put together."""
     before, after = _LINE.findall(old), _LINE.findall(new)
     starts = [0]

@@ -1,9 +1,7 @@
 """Which jax a project asks for, read from the files where projects say so."""
 
-import ast
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -51,6 +49,8 @@ def _of_pyproject(folder: str) -> Iterator[str]:
     text = _text(os.path.join(folder, "pyproject.toml"))
     if "jax" not in text:
         return
+    import tomllib  # only here: it is slow to load, and many projects say nothing of jax
+
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -86,6 +86,8 @@ def _of_setup_py(folder: str) -> Iterator[str]:
     text = _text(os.path.join(folder, "setup.py"))
     if "jax" not in text:
         return
+    import ast
+
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):

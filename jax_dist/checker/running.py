@@ -1,18 +1,20 @@
-"""Checks many files: those that changed, in several processes where that pays."""
+"""Checks many files: those that have changed, in several processes where that pays."""
 
-import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
-from jax_dist.checker import store
 from jax_dist.checker.examining import Examiner, unreadable
 from jax_dist.checker.findings import Finding
-from jax_dist.checker.store import Store
+
+if TYPE_CHECKING:  # loaded only where there is a memory
+    from jax_dist.checker.store import Store
+
+Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
+_Checked: TypeAlias = tuple[list[tuple[str, list[Finding]]], list[str]]
 
 _ENOUGH = 200  # files to check, from which on starting processes pays
 _CHUNKS_PER_JOB = 8  # so that a chunk of large files does not keep one process busy alone
-
-Progress = Callable[[int, int], None]  # files done, files in all
 
 
 def run(
@@ -20,7 +22,7 @@ def run(
     examiner: Examiner,
     *,
     jobs: int | None = None,
-    memory: Store | None = None,
+    memory: "Store | None" = None,
     progress: Progress = lambda done, total: None,
 ) -> list[Finding]:
     """The findings of all files, in the order of the files.
@@ -32,22 +34,104 @@ def run(
       memory: findings of earlier runs; takes those of this one.
       progress: is told how far it is.
     """
-    found: dict[str, list[Finding]] = {}
-    digests: dict[str, str] = {}
-    pending: list[str] = []
-    for path in files:
-        data = read(path)
-        if not isinstance(data, bytes):
-            found[path] = [data]
-        elif examiner.passes_over(data):
-            found[path] = []
-        elif memory is None:
-            (pending if examiner.wants(path, data) else found.setdefault(path, [])).append(path)
-        else:
-            digests[path] = store.digest(data, examiner.codes_for(path))
-            known = memory.get(path, digests[path])
+    sifted = _Sifted(files, examiner, memory)
+    done = len(files) - len(sifted.pending)
+    for found, read in _checked(sifted.pending, examiner, _jobs(jobs, len(sifted.pending))):
+        sifted.take(found, read)
+        done += len(found)
+        progress(done, len(files))
+    if memory is not None:
+        memory.save(sifted.read)
+    return [finding for path in files for finding in sifted.found[path]]
+
+
+def data_of(path: str) -> bytes | Finding:
+    """What a file holds, or the finding that says why that is not known."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        return unreadable(path, f"the file cannot be read: {error.strerror or error}")
+
+
+class _Sifted:
+    """Files whose findings are known, and files that must be checked."""
+
+    def __init__(self, files: Sequence[str], examiner: Examiner, memory: "Store | None") -> None:
+        self.found: dict[str, list[Finding]] = {}
+        self.pending: list[str] = []
+        self.read: set[str] = set()  # what was looked into while others were checked
+        self._digests: dict[str, str] = {}
+        self._memory = memory
+        for path in files:
+            known = self._known(path, examiner)
             if known is None:
-                pending.append(path)
+                self.pending.append(path)
             else:
-                found[path] = known
-    return _rest(files, pending, found, digests, examiner, jobs, memory, progress)
+                self.found[path] = known
+
+    def take(self, found: Sequence[tuple[str, list[Finding]]], read: Sequence[str]) -> None:
+        self.found |= found
+        self.read.update(read)
+        if self._memory is not None:
+            for path, findings in found:
+                self._memory.put(path, self._digests[path], findings)
+
+    def _known(self, path: str, examiner: Examiner) -> list[Finding] | None:
+        data = data_of(path)
+        if isinstance(data, Finding):
+            return [data]
+        if examiner.passes_over(data):
+            return []
+        if self._memory is None:
+            return None if examiner.wants(path, data) else []
+        self._digests[path] = self._memory.digest(data, examiner.codes_for(path))
+        return self._memory.get(path, self._digests[path])
+
+
+def _jobs(jobs: int | None, files: int) -> int:
+    if jobs is None:
+        jobs = (os.cpu_count() or 1) if files > _ENOUGH else 1
+    return max(1, min(jobs, files))
+
+
+def _checked(files: Sequence[str], examiner: Examiner, jobs: int) -> Iterator[_Checked]:
+    """Findings of some files at a time, and the other files that were looked into for them."""
+    if jobs == 1:
+        for path in files:
+            yield _check([path], examiner)
+        return
+    from concurrent import futures  # only here: it is slow to load
+
+    size = max(1, len(files) // (jobs * _CHUNKS_PER_JOB))
+    chunks = [files[start : start + size] for start in range(0, len(files), size)]
+    with futures.ProcessPoolExecutor(jobs, initializer=_start, initargs=(examiner,)) as pool:
+        try:
+            yield from pool.map(_check, chunks)
+        except BaseException:  # a key was pressed, or a rule is broken: the rest is not wanted
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+_here: list[Examiner] = []  # of a worker process, so that it keeps what it learns of the project
+
+
+def _start(examiner: Examiner) -> None:
+    _here[:] = [examiner]
+
+
+def _check(files: Sequence[str], examiner: Examiner | None = None) -> _Checked:
+    examiner = examiner or _here[0]
+    before = set(examiner.looked_into())
+    found: list[tuple[str, list[Finding]]] = []
+    for path in files:
+        data = data_of(path)
+        if isinstance(data, Finding):
+            found.append((path, [data]))
+            continue
+        try:
+            found.append((path, examiner.examined(path, data)))
+        except Exception as error:
+            error.add_note(f"while {path} was checked")
+            raise
+    return found, sorted(set(examiner.looked_into()) - before)

@@ -54,6 +54,10 @@ class Source:
             return codecs.BOM_UTF8 + code if self.bom else code
         return code.decode("utf-8").encode(self.encoding)
 
+    def edited(self, code: bytes) -> "Source":
+        """The file as it will be read once `code` is in the place of its code."""
+        return dataclasses.replace(self, code=code, python=code)
+
 
 def read(path: str, data: bytes) -> Source:
     """Raises UnreadableError where the bytes are not what they say they are."""

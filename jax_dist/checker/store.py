@@ -6,11 +6,11 @@ cannot be read is as good as empty.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
-import platform
+import sys
 from collections.abc import Iterable, Sequence
+from hashlib import sha1
 from typing import Any
 
 import jax_dist
@@ -44,7 +44,7 @@ class Store:
         self._path = os.path.join(folder, f"{_hash(here, *paths)[:16]}.json")
         self._context = _hash(
             jax_dist.__version__,
-            platform.python_version(),
+            sys.version,
             ".".join(map(str, target)) if target else "newest",
             _of_checker(),
             here,
@@ -52,6 +52,13 @@ class Store:
         )
         self._read, self._entries = _load(self._path, self._context)
         self._fresh: dict[str, list[Any]] = {}
+
+    @staticmethod
+    def digest(data: bytes, codes: frozenset[Code]) -> str:
+        """Of a file's bytes and the rules that are on in it."""
+        print_ = sha1(data, usedforsecurity=False)
+        print_.update(",".join(sorted(codes)).encode())
+        return print_.hexdigest()
 
     def get(self, path: str, digest: str) -> list[Finding] | None:
         """The findings of a file, where it is known with these bytes and rules."""
@@ -88,14 +95,7 @@ class Store:
 
 
 def _hash(*texts: str) -> str:
-    return hashlib.sha1("\0".join(texts).encode(), usedforsecurity=False).hexdigest()
-
-
-def digest(data: bytes, codes: frozenset[Code]) -> str:
-    """Of a file's bytes and the rules that are on in it."""
-    print_ = hashlib.sha1(data, usedforsecurity=False)
-    print_.update(",".join(sorted(codes)).encode())
-    return print_.hexdigest()
+    return sha1("\0".join(texts).encode(), usedforsecurity=False).hexdigest()
 
 
 def _of_checker() -> str:
@@ -128,7 +128,7 @@ def _load(path: str, context: str) -> tuple[dict[str, str], dict[str, list[Any]]
 def _of_file(path: str) -> str:
     try:
         with open(path, "rb") as file:
-            return hashlib.sha1(file.read(), usedforsecurity=False).hexdigest()
+            return sha1(file.read(), usedforsecurity=False).hexdigest()
     except OSError:
         return ""
 

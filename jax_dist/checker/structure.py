@@ -23,7 +23,11 @@ def result_is_tree(module: Module, site: Site, path: Path) -> bool | None:
 
 def mapped_function(module: Module, site: Site) -> scopes.Function | None:
     """The def or lambda that a site maps, seen through `partial`, `vmap` and `jit` around it."""
-    fun: Any = site.fun
+    return None if site.fun is None else innermost(module, site.fun)
+
+
+def innermost(module: Module, fun: Any) -> scopes.Function | None:
+    """The def or lambda behind `vmap(partial(f, ...))`, names for it on the way included."""
     for _ in range(8):
         if isinstance(fun, ast.Name):
             values = module.values(fun)

@@ -7,17 +7,12 @@ from jax_dist.checker.comments import Comments, Suppression
 from jax_dist.checker.findings import Code, Edit, Finding, Fix, Safety
 from jax_dist.checker.misuse import hint
 from jax_dist.checker.page import Page
-from jax_dist.checker.rules import bad_suppression_code, unused_suppression
+from jax_dist.checker.rules import bad_suppression_code, syntax_error, unused_suppression
 from jax_dist.checker.sources import Source
 
 UNUSED = unused_suppression.PAGE
 UNKNOWN = bad_suppression_code.PAGE
 _OWN: Code = "JXD9"  # the rules about suppressions themselves are not looked for in them
-
-
-def may_matter(data: bytes) -> bool:
-    """Whether a file's comments can have findings of their own."""
-    return b"JXD" in data or b"jax-dist:" in data
 
 
 def applied(
@@ -34,11 +29,11 @@ def applied(
       enabled: the codes that were looked for; a comment for another one cannot be called unused.
       pages: all rules.
     """
-    if not comments.may_hold(source.code):
-        return list(findings)
     read = comments.read(source)
     sieve = _Sieve(source, read, pages)
     kept = [finding for finding in findings if not sieve.catches(finding)]
+    if any(finding.code == syntax_error.PAGE.code for finding in findings):
+        enabled -= {UNUSED.code}  # what a comment would catch is not known
     about = [
         finding
         for suppression in read.suppressions
@@ -135,9 +130,7 @@ def _about(
     unused = _unused(suppression, sieve, enabled, pages)
     if unused:
         names = ", ".join(unused) if suppression.codes else "every rule"
-        fix = Fix(
-            "remove what is not used", Safety.SAFE, (_removal(source, suppression, unused),)
-        )
+        fix = Fix("remove what is not used", Safety.SAFE, (_removal(source, suppression, unused),))
         message = f"nothing to switch off here: {names}"
         found.append(_finding(source, UNUSED, message, suppression, fix))
     return found
@@ -219,10 +212,9 @@ def _commentable(read: Comments, row: int) -> int:
 def _addition(source: Source, read: Comments, row: int, codes: Sequence[Code]) -> Edit:
     for suppression in read.suppressions:
         at = suppression.directive[0]
-        if suppression.kind != "ignore-file" and comments.row_of(source, at) == row:
-            if suppression.codes:
-                merged = dict.fromkeys([*suppression.codes, *codes])
-                return Edit(*suppression.listed, ", ".join(merged))
+        takes_more = suppression.kind in ("noqa", "ignore") and suppression.codes
+        if takes_more and comments.row_of(source, at) == row:
+            merged = dict.fromkeys([*suppression.codes, *codes])
+            return Edit(*suppression.listed, ", ".join(merged))
     end = source.line_starts[row] + len(source.line_text(source.line_starts[row]).encode())
     return Edit(end, end, f"  # noqa: {', '.join(codes)}")
-

@@ -1,20 +1,24 @@
 """`jax-dist`: puts the subcommands together."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TextIO
 
 import jax_dist
-from jax_dist.commands import info
 from jax_dist.commands.exits import Exit
 
-_COMMANDS = (info,)
+# Loaded by name, and only the one that is asked for: `lint` must not wait for the others.
+_COMMANDS = ("info", "lint", "rule")
 
 _EPILOG = """\
-exit codes: 0 all is well, 2 the command was not understood
+exit codes: 0 all is well, 1 something was found, 2 the command was not understood
 
 examples:
+  jax-dist lint .                               what pmap-era code does, in files and notebooks
+  jax-dist lint --fix .                         mends what is safe to mend
   jax-dist info                                 what this machine runs
   JAX_NUM_CPU_DEVICES=8 jax-dist info --json    with 8 simulated devices
 """
@@ -36,16 +40,35 @@ def main(
     Returns:
       The exit code.
     """
-    out, err = out or sys.stdout, err or sys.stderr  # as they are now, not at import
-    parser = _parser()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = _parser(arguments)
+    # The streams as they are now, not at import.
+    return _run(parser, arguments, out or sys.stdout, err or sys.stderr)
+
+
+def _run(
+    parser: argparse.ArgumentParser, arguments: Sequence[str], out: TextIO, err: TextIO
+) -> int:
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help(file=err)
         return Exit.USAGE
-    return int(options.run(options, out=out, err=err))
+    try:
+        code = int(options.run(options, out=out, err=err))
+        out.flush()
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:  # `jax-dist lint | head`
+        _silence(out)
+        return Exit.USAGE
+    except Exception as error:
+        _say_fault(options.command, error, err)
+        # Python itself would exit with 1, which says that something was found.
+        raise SystemExit(int(Exit.USAGE)) from error
+    return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jax-dist",
         description=jax_dist.__doc__,
@@ -54,6 +77,35 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"jax-dist {jax_dist.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for command in _COMMANDS:
-        command.add_parser(commands)
+    asked = [name for name in _COMMANDS if name in arguments[:1]]
+    for name in asked or _COMMANDS:
+        import_module(f"jax_dist.commands.{name}").add_parser(commands)
     return parser
+
+
+def _say_fault(command: str, error: Exception, err: TextIO) -> None:
+    import traceback  # only here: it is rarely needed
+
+    if isinstance(error, ValueError) and _is_misuse(error):
+        print(f"jax-dist {command}: {error}", file=err)
+        return
+    traceback.print_exception(error, file=err)
+    print(
+        f"jax-dist {command}: this is a fault of jax-dist, not of your code. "
+        "Please report it with the lines above.",
+        file=err,
+    )
+
+
+def _is_misuse(error: ValueError) -> bool:
+    from jax_dist.checker.misuse import MisuseError
+
+    return isinstance(error, MisuseError)
+
+
+def _silence(out: TextIO) -> None:
+    """Nobody reads on; Python would complain when it flushes at its end."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+    except (OSError, ValueError):  # not a file of the system
+        return

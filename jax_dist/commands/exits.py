@@ -7,4 +7,6 @@ class Exit(enum.IntEnum):
     """Exit codes, as `--help` lists them."""
 
     OK = 0
-    USAGE = 2  # what argparse gives for unknown options
+    FINDINGS = 1  # something was found, or would be changed
+    USAGE = 2  # misuse, as argparse has it for unknown options; or a fault of jax-dist itself
+    INTERRUPTED = 130  # as a shell has it

@@ -1,9 +1,15 @@
 """Prints what a rule of the checker finds, why it matters, and what to write instead."""
 
 import argparse
+import dataclasses
 import json
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from jax_dist.checker import misuse
+from jax_dist.checker.page import Page
+from jax_dist.checker.render import markdown
 from jax_dist.commands.exits import Exit
 
 _EPILOG = """\
@@ -26,65 +32,69 @@ def add_parser(commands: Any) -> None:
     )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("rule", nargs="?", help="a code such as JXD306, or a name")
-    which.add_argument("--all", action="store_true", help="list the rules")
+    which.add_argument("--all", action="store_true", help="all rules")
     parser.add_argument(
         "--output-format",
         choices=("text", "json", "markdown"),
         default="text",
-        help="markdown and json print whole pages, also with --all (default: text)",
+        help="text (the default; with --all a line for each rule), json or markdown: whole pages",
     )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
-    from jax_dist.checker import catalogue  # not at the top: other commands need no rules
+    from jax_dist.checker import catalogue  # not at the top: `--help` needs no rules
 
-    pages = [catalogue.PAGES[code] for code in sorted(catalogue.PAGES)]
-    if not options.all:
-        wanted = (options.rule.upper(), options.rule.lower())
-        found = [page for page in pages if page.code == wanted[0] or page.name == wanted[1]]
-        if not found:
-            print(f"jax-dist rule: {_unknown(options.rule, pages)}", file=err)
-            return Exit.USAGE
-        pages = found
-    out.write(_rendered(pages, options))
+    if options.all:
+        out.write(
+            _ALL[options.output_format]([page for _, page in sorted(catalogue.PAGES.items())])
+        )
+        return Exit.OK
+    page = _find(options.rule, catalogue.PAGES)
+    if page is None:
+        names = [name for page in catalogue.PAGES.values() for name in (page.code, page.name)]
+        remedy = misuse.hint(
+            _spelled(options.rule), names, "`jax-dist rule --all` lists the rules."
+        )
+        print(f"jax-dist rule: there is no rule {options.rule!r}. {remedy}", file=err)
+        return Exit.USAGE
+    out.write(_ONE[options.output_format](page))
     return Exit.OK
 
 
-def _unknown(word: str, pages: list[Any]) -> str:
-    from jax_dist.checker import misuse
-
-    code = word[:1].isupper() or any(character.isdigit() for character in word)
-    names = [page.code if code else page.name for page in pages]
-    remedy = misuse.hint(
-        word.upper() if code else word.lower(), names, "`jax-dist rule --all` lists the rules."
-    )
-    return f"no rule is called {word!r}. {remedy}"
+def _find(word: str, pages: Mapping[str, Page]) -> Page | None:
+    spelled = _spelled(word)
+    named = (page for page in pages.values() if spelled in (page.code, page.name))
+    return next(named, None)
 
 
-def _rendered(pages: list[Any], options: argparse.Namespace) -> str:
-    from jax_dist.checker.render import markdown
-
-    match options.output_format:
-        case "json":
-            shown = [_entry(page) for page in pages]
-            return json.dumps(shown if options.all else shown[0], indent=2) + "\n"
-        case "markdown":
-            return markdown.book(pages) if options.all else markdown.page_markdown(pages[0])
-        case _:
-            return _list(pages) if options.all else f"{pages[0]}\n"
+def _spelled(word: str) -> str:
+    """Codes in capitals, names in small letters."""
+    return word.upper() if re.search(r"\d", word) else word.lower()
 
 
-def _entry(page: Any) -> dict[str, Any]:
-    import dataclasses
-
-    return dataclasses.asdict(page)
-
-
-def _list(pages: list[Any]) -> str:
+def _list(pages: Sequence[Page]) -> str:
     width = max(len(page.name) for page in pages)
-    return "".join(
-        f"{page.code}  {page.name:{width}}  {page.fix_level}"
-        f"{'' if page.default else ' (off by default)'}\n"
-        for page in pages
-    )
+    return "".join(f"{page.code}  {page.name:{width}}  {_fix(page)}\n" for page in pages)
+
+
+def _fix(page: Page) -> str:
+    level = markdown.fix_level(page)
+    kind = "no fix" if level == "none" else f"{level} fix"
+    return kind if page.default else f"{kind}, off by default"
+
+
+def _json(what: Any) -> str:
+    return json.dumps(what, indent=2) + "\n"
+
+
+_ONE = {
+    "text": lambda page: f"{page}\n",
+    "json": lambda page: _json(dataclasses.asdict(page)),
+    "markdown": markdown.page_markdown,
+}
+_ALL = {
+    "text": _list,
+    "json": lambda pages: _json([dataclasses.asdict(page) for page in pages]),
+    "markdown": markdown.book,
+}

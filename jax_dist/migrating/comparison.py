@@ -4,8 +4,9 @@ Shapes: `N` is the size of the device axis, which `jax.pmap` puts first and a mi
 `*s` is the rest.
 """
 
+import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -67,7 +68,7 @@ def compare(before: Mapped, after: Mapped | None, tolerance: float) -> SiteCompa
     """
     found = _Found(tolerance)
     if after is None:
-        found.problems.append("it was called before, and no mapped function like it after")
+        found.problems[""] = "it was called before, and no mapped function like it after"
     else:
         found.calls(before, after)
     return SiteComparison(
@@ -82,7 +83,7 @@ def compare(before: Mapped, after: Mapped | None, tolerance: float) -> SiteCompa
         absolute=found.absolute,
         relative=found.relative,
         how=tuple(sorted(found.how)),
-        problems=_first(found.problems),
+        problems=_first(found.problems.values()),
         notes=_first(found.notes),
     )
 
@@ -95,62 +96,72 @@ class _Found:
         self.compared = 0
         self.absolute = self.relative = 0.0
         self.how: set[How] = set()
-        self.problems: list[str] = []
+        self.problems: dict[str, str] = {}  # by what differs: its first difference says enough
         self.notes: list[str] = []
 
     def calls(self, before: Mapped, after: Mapped) -> None:
         for number, (one, other) in enumerate(zip(before.calls, after.calls, strict=False), 1):
-            self._call(f"call {number}", one, other)
+            self._call(number, one, other)
         missing = len(before.calls) - len(after.calls)
         if missing > 0:
-            self.problems.append(f"{before.count} calls before, {after.count} after")
+            self.problems["calls"] = f"{before.count} calls before, {after.count} after"
         elif before.count != after.count:
             self.notes.append(f"{before.count} calls before, {after.count} after")
 
-    def _call(self, where: str, before: Call, after: Call) -> None:
+    def _call(self, call: int, before: Call, after: Call) -> None:
         if before.raised or after.raised:
-            self._errors(where, before.raised, after.raised)
+            self._errors(call, before.raised, after.raised)
             return
         self.compared += 1
         if len(before.given) == len(after.given):
             for one, other in _partners(before.given, after.given):
-                self._array(f"{where}, argument{one.path}", one, other, is_result=False)
+                self._array(call, f"argument{one.path}", one, other)
         else:
             counts = f"{len(before.given)} arrays before, {len(after.given)} after"
-            self.notes.append(f"{where}: the arguments were not compared: {counts}")
+            self.notes.append(f"the arguments were not compared: {counts}")
         if len(before.returned) == len(after.returned):
             for one, other in _partners(before.returned, after.returned):
-                self._array(f"{where}, result{one.path}", one, other, is_result=True)
+                self._result(call, f"result{one.path}", one, other)
         else:
             counts = f"{len(before.returned)} arrays before, {len(after.returned)} after"
-            self.problems.append(f"{where}, result: {counts}")
+            self._different(call, "result", counts)
 
-    def _errors(self, where: str, before: str | None, after: str | None) -> None:
+    def _errors(self, call: int, before: str | None, after: str | None) -> None:
         if before is None or after is None:
-            said = f"{before or 'no error'} before, {after or 'no error'} after"
-            self.problems.append(f"{where}: {said}")
+            raised = f"raised {before or 'nothing'} before, {after or 'nothing'} after"
+            self._different(call, "error", raised)
         elif before != after:
-            self.notes.append(f"{where}: {before} before, {after} after")
+            self.notes.append(f"call {call} raised {before} before, {after} after")
 
-    def _array(self, where: str, before: Array, after: Array, *, is_result: bool) -> None:
-        if is_result and after.devices < before.devices:
+    def _result(self, call: int, what: str, before: Array, after: Array) -> None:
+        if after.devices < before.devices:
             said = f"on {before.devices} devices before, on {after.devices} after"
-            self.problems.append(f"{where}: {said}")
-        if is_result and before.dtype != after.dtype:
-            self.problems.append(f"{where}: {before.dtype} before, {after.dtype} after")
+            self._different(call, what, said)
+        if before.dtype != after.dtype:
+            self._different(call, what, f"{before.dtype} before, {after.dtype} after")
             return
-        try:
-            how, absolute, relative = difference(before, after)
-        except Unlike as reason:
-            self.problems.append(f"{where}: {reason}")
-            return
-        if is_result:
+        found = self._array(call, what, before, after)
+        if found is not None:
+            how, absolute, relative = found
             self.how.add(how)
             self.absolute = max(self.absolute, absolute)
             self.relative = max(self.relative, relative)
+
+    def _array(
+        self, call: int, what: str, before: Array, after: Array
+    ) -> tuple[How, float, float] | None:
+        try:
+            how, absolute, relative = difference(before, after)
+        except Unlike as reason:
+            self._different(call, what, str(reason))
+            return None
         if not relative <= self.tolerance:
-            size = f"differs by up to {absolute:.3g}, {relative:.2g} of its largest value"
-            self.problems.append(f"{where}: {size}{_times(before, after, how)}")
+            size = f"differs by up to {absolute:.3g}, {relative:.2g} times its largest value"
+            self._different(call, what, size + _times(before, after, how))
+        return how, absolute, relative
+
+    def _different(self, call: int, what: str, said: str) -> None:
+        self.problems.setdefault(what, f"call {call}, {what}: {said}")
 
 
 class Unlike(Exception):  # noqa: N818 - not an error: two arrays that cannot be subtracted
@@ -207,15 +218,18 @@ def _distance(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
 def _difference_of_digests(before: Array, after: Array) -> tuple[How, float, float]:
     """Of large arrays: equal or not. A row-major reshape changes no byte, so no digest."""
     merged = (math.prod(before.shape[:2]), *before.shape[2:])
-    if before.digest == after.digest and after.shape in (before.shape, merged):
+    if after.shape in (before.shape, merged) and _digest(before) == _digest(after):
         return ("as is" if after.shape == before.shape else "device axis merged"), 0.0, 0.0
-    if after.shape == before.shape[1:] and set(before.rows) == {after.digest}:
+    if after.shape == before.shape[1:] and set(before.rows) == {_digest(after)}:
         return "one of equal copies", 0.0, 0.0
-    if not before.digest or not after.digest:
-        raise Unlike("too large to be kept in one run, and not in the other")
-    means = f"mean {before.mean} before, {after.mean} after"
-    shapes = f"{_shape(before.shape)} before, {_shape(after.shape)} after"
-    raise Unlike(f"a large array differs, {means if before.shape == after.shape else shapes}")
+    if before.shape == after.shape:
+        raise Unlike(f"a large array differs: mean {before.mean} before, {after.mean} after")
+    raise Unlike(f"{_shape(before.shape)} before, {_shape(after.shape)} after")
+
+
+def _digest(array: Array) -> str:
+    """As the recording computes it; one of the two arrays may have been small enough to keep."""
+    return array.digest or hashlib.sha256(array.values().tobytes()).hexdigest()
 
 
 def _times(before: Array, after: Array, how: How) -> str:
@@ -244,7 +258,7 @@ def _fewest_devices(mapped: Mapped) -> int:
     return min(results, default=0)
 
 
-def _first(texts: Sequence[str]) -> tuple[str, ...]:
+def _first(texts: Iterable[str]) -> tuple[str, ...]:
     """Without repetition, and not too many."""
     different = list(dict.fromkeys(texts))
     more = len(different) - _SHOWN

@@ -49,6 +49,16 @@ def shard_map_with_static(fun, static_argnums, wrap, **specs):
     return mapped
 '''
 
+WITH_KEYWORDS = '''\
+def shard_map_with_keywords(fun, wrap, **specs):
+    """Like jax.shard_map(wrap(fun), **specs); takes arguments by name too.
+
+    `in_specs` are of the pair (positional arguments, named arguments).
+    """
+    mapped = jax.shard_map(wrap(lambda args, kwargs: fun(*args, **kwargs)), **specs)
+    return functools.wraps(fun)(lambda *args, **kwargs: mapped(args, kwargs))
+'''
+
 OVER_DEVICES = '''\
 def over_devices(fun, axis_name, in_specs, out_specs):
     """Like jax.shard_map over all devices, which are asked for when it is called."""
@@ -113,6 +123,7 @@ _NEEDS = {
     PER_DEVICE: ("import functools", "import jax", "import jax.numpy as jnp"),
     PER_DEVICE_AXES: ("import functools", "import jax", "import jax.numpy as jnp"),
     WITH_STATIC: ("import functools", "import jax"),
+    WITH_KEYWORDS: ("import functools", "import jax"),
     OVER_DEVICES: ("import functools", "import jax"),
     PUT_REPLICATED: ("import jax", "import jax.numpy as jnp"),
     PUT_SHARDED: ("import jax", "import jax.numpy as jnp"),

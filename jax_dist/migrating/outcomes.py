@@ -20,6 +20,12 @@ class Outcome:
     what: str  # "jax.pmap", as the place spells it
     reason: str = ""  # why it was left; or what was done
     by_hand: str = ""  # what to do about it; Python where that can be given
+    detail: str = ""  # what the reason rests on at this place: "jax.process_count() in line 40"
+
+    @property
+    def why(self) -> str:
+        """The reason and its detail."""
+        return f"{self.reason} ({self.detail})" if self.detail else self.reason
 
     def to_dict(self) -> dict[str, object]:
         return dataclasses.asdict(self)
@@ -41,8 +47,14 @@ class FileMigration:
 
 
 class Left(Exception):  # noqa: N818 - not an error: a place that is left as it is
-    """Raised where a place cannot be migrated; says why, and what to do by hand."""
+    """Raised where a place cannot be migrated.
 
-    def __init__(self, reason: str, by_hand: str = ""):
-        super().__init__(reason, by_hand)
-        self.reason, self.by_hand = reason, by_hand
+    Args:
+      reason: why, in words that are the same at each such place, so that reports can count them.
+      by_hand: what to do about it.
+      detail: what the reason rests on at this place.
+    """
+
+    def __init__(self, reason: str, by_hand: str = "", detail: str = ""):
+        super().__init__(reason, by_hand, detail)
+        self.reason, self.by_hand, self.detail = reason, by_hand, detail

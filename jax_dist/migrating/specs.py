@@ -1,16 +1,19 @@
 """`in_axes` and `out_axes`, as the file writes them, as text of PartitionSpecs."""
 
 import ast
+from collections.abc import Callable
+from typing import Any
 
-from jax_dist.checker.modules import Module
 from jax_dist.migrating.outcomes import Left
 
 
-def spec_text(module: Module, axes: ast.expr | None, axis: str, spec: str, parameter: str) -> str:
+def spec_text(
+    text: Callable[[Any], str], axes: ast.expr | None, axis: str, spec: str, parameter: str
+) -> str:
     """The specs that say the same as `axes`.
 
     Args:
-      module: the file.
+      text: gives the text of a node.
       axes: what the file gives for `in_axes` or `out_axes`; None: not given, which means 0.
       axis: the text of the mesh axis, such as `"'batch'"`.
       spec: how the file calls `jax.sharding.PartitionSpec`.
@@ -27,14 +30,14 @@ def spec_text(module: Module, axes: ast.expr | None, axis: str, spec: str, param
         case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return f"{spec}({'None, ' * number}{axis})"
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            texts = [spec_text(module, part, axis, spec, parameter) for part in parts]
+            texts = [spec_text(text, part, axis, spec, parameter) for part in parts]
             if isinstance(axes, ast.Tuple):
                 return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
             return f"[{', '.join(texts)}]"
         case ast.Dict(keys=keys, values=values) if None not in keys:
             pairs = zip(keys, values, strict=True)
             texts = [
-                f"{module.text(key)}: {spec_text(module, value, axis, spec, parameter)}"
+                f"{text(key)}: {spec_text(text, value, axis, spec, parameter)}"
                 for key, value in pairs
             ]
             return f"{{{', '.join(texts)}}}"
@@ -56,6 +59,14 @@ def without(axes: ast.expr | None, positions: tuple[int, ...], parameter: str) -
     if not kept:
         raise Left(f"{parameter} maps static arguments only")
     return ast.Tuple(elts=kept, ctx=ast.Load())
+
+
+def axes_text(text: Callable[[Any], str], axes: ast.expr) -> str:
+    """The axes as the file writes them; of a tuple made by `without`, of its parts."""
+    if hasattr(axes, "lineno") or not isinstance(axes, ast.Tuple):
+        return text(axes)
+    parts = [text(part) for part in axes.elts]
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
 
 
 def integers(node: ast.expr | None, parameter: str) -> tuple[int, ...]:

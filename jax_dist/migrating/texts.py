@@ -129,7 +129,7 @@ class Texts:
         code = self.module.source.code[start:end]
         if b"#" not in code:
             return []
-        spans = [self.module.span(part) for part in kept if hasattr(part, "lineno")]
+        spans = [self.module.span(part) for part in kept if self.module.holds(part)]
         found: list[str] = []
         text = "(" + code.decode() + ")"
         starts = [0]

@@ -1,8 +1,53 @@
 """The page of a rule as Markdown, for SARIF, editors, and the documentation."""
 
 import ast
+import re
+from collections.abc import Sequence
 
 from jax_dist.checker.page import Page
+
+_HEAD = """\
+# The rules
+
+What `jax-dist lint` looks for. `jax-dist rule CODE` prints one of these pages; all of them are
+written by
+
+```text
+jax-dist rule --all --output-format markdown > docs/rules.md
+```
+
+A finding is switched off on its line by `# noqa: CODE` or `# jax-dist: ignore[CODE]`. A *safe* fix
+gives the same values and shapes, in one process and in many, and `--fix` makes it; an *unsafe* one
+is meant to be right, but a person should look, and `--unsafe-fixes` makes it; a *display* fix is a
+sketch. The pages are data:
+
+```pycon
+>>> from jax_dist.checker.catalogue import PAGES
+>>> PAGES["JXD306"].name
+'psum-of-one'
+```
+
+| code | name | fix | on by default |
+|---|---|---|---|
+ROWS
+
+"""
+
+
+def book(pages: Sequence[Page]) -> str:
+    """One document with a table of the rules and all pages."""
+    rows = "\n".join(
+        f"| [{page.code}](#{page.code.lower()}-{page.name}) | {page.name} | {fix_level(page)} "
+        f"| {'yes' if page.default else 'no'} |"
+        for page in pages
+    )
+    chapters = "\n".join(page_markdown(page, 2) for page in pages)
+    return _HEAD.replace("ROWS", rows) + chapters
+
+
+def fix_level(page: Page) -> str:
+    """The first word of what the page says of its fix: safe, unsafe, display or none."""
+    return re.split(r"\W", page.fix, maxsplit=1)[0].lower()
 
 
 def page_markdown(page: Page, level: int = 1) -> str:

@@ -7,10 +7,12 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
-from jax_dist.checker.findings import Finding, Fix, Safety
+from jax_dist.checker import modules, repairs
+from jax_dist.checker.findings import Edit, Finding, Safety
 from jax_dist.checker.page import Page
 from jax_dist.checker.render.context import (
     Context,
+    PlacedEdit,
     fingerprints,
     in_file,
     placed,
@@ -18,6 +20,7 @@ from jax_dist.checker.render.context import (
     slashed,
 )
 from jax_dist.checker.render.markdown import page_markdown
+from jax_dist.checker.sources import Source
 
 _SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -28,12 +31,13 @@ def render(findings: Sequence[Finding], context: Context) -> str:
     """One run; columns count characters."""
     codes = sorted({finding.code for finding in findings})
     prints = fingerprints(findings)
+    fixes = _fixes(findings, context)
     run = {
         "tool": {"driver": _driver(codes, context)},
         "columnKind": "unicodeCodePoints",
         "results": [
-            _result(finding, codes.index(finding.code), mark, context)
-            for finding, mark in zip(findings, prints, strict=True)
+            _result(finding, codes.index(finding.code), mark, fix, context)
+            for finding, mark, fix in zip(findings, prints, fixes, strict=True)
         ],
     }
     document = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
@@ -71,7 +75,13 @@ def _problem(level: str) -> str:
     return "recommendation" if level == "note" else level
 
 
-def _result(finding: Finding, index: int, mark: str, context: Context) -> dict[str, Any]:
+def _result(
+    finding: Finding,
+    index: int,
+    mark: str,
+    fix: dict[str, Any] | None,
+    context: Context,
+) -> dict[str, Any]:
     place = {"artifactLocation": _artifact(finding.path), "region": _region(finding, context)}
     result = {
         "ruleId": finding.code,
@@ -81,7 +91,6 @@ def _result(finding: Finding, index: int, mark: str, context: Context) -> dict[s
         "locations": [{"physicalLocation": place}],
         "partialFingerprints": {"jaxDistFinding/v1": mark},
     }
-    fix = _fix(finding, finding.fix, context) if finding.fix else None
     return {**result, "fixes": [fix]} if fix else result
 
 
@@ -98,26 +107,45 @@ def _region(finding: Finding, context: Context) -> dict[str, int]:
     return {**region, "endLine": end.line, "endColumn": end.column}
 
 
-def _fix(finding: Finding, fix: Fix, context: Context) -> dict[str, Any] | None:
-    """None for what cannot be applied as it stands: sketches, parts of a group, and notebooks."""
-    whole = not (fix.imports or fix.definitions or fix.group)
-    if fix.safety is Safety.DISPLAY or not whole or finding.start.cell is not None:
+def _fixes(findings: Sequence[Finding], context: Context) -> list[dict[str, Any] | None]:
+    """One for each finding; None where there is none, or only a sketch."""
+    in_files: dict[str, list[Finding]] = {}
+    for finding in findings:
+        in_files.setdefault(finding.path, []).append(finding)
+    files = {path: _module(group, context) for path, group in in_files.items()}
+    fixes: list[dict[str, Any] | None] = []
+    for finding in findings:
+        module = files[finding.path]
+        edits = repairs.repair(finding, in_files[finding.path], module) if module else []
+        fixes.append(_fix(finding, edits, module.source) if module and edits else None)
+    return fixes
+
+
+def _module(findings: Sequence[Finding], context: Context) -> modules.Module | None:
+    """None where nothing is fixed, for cells, and for a file that is not what was checked."""
+    if not any(finding.fix for finding in findings) or findings[0].start.cell is not None:
         return None
-    edits = placed(fix.edits, context.source(finding.path))
-    replacements = [
-        {
-            "deletedRegion": {
-                "startLine": edit.start.line,
-                "startColumn": edit.start.column,
-                "endLine": edit.end.line,
-                "endColumn": edit.end.column,
-            },
-            "insertedContent": {"text": edit.text},
-        }
-        for edit in edits
-    ]
-    if not replacements:
+    source = context.source(findings[0].path)
+    try:
+        return modules.Module(source) if source else None
+    except modules.ParseError:
         return None
+
+
+def _fix(finding: Finding, edits: Sequence[Edit], source: Source) -> dict[str, Any]:
+    replacements = [_replacement(edit) for edit in placed(edits, source)]
     change = {"artifactLocation": _artifact(finding.path), "replacements": replacements}
-    unsafe = "" if fix.safety is Safety.SAFE else " (unsafe: please look at it)"
-    return {"description": {"text": fix.title + unsafe}, "artifactChanges": [change]}
+    title = finding.fix.title if finding.fix else ""
+    unsafe = finding.fix is not None and finding.fix.safety is Safety.UNSAFE
+    text = f"{title} (unsafe: please look at it)" if unsafe else title
+    return {"description": {"text": text}, "artifactChanges": [change]}
+
+
+def _replacement(edit: PlacedEdit) -> dict[str, Any]:
+    region = {
+        "startLine": edit.start.line,
+        "startColumn": edit.start.column,
+        "endLine": edit.end.line,
+        "endColumn": edit.end.column,
+    }
+    return {"deletedRegion": region, "insertedContent": {"text": edit.text}}

@@ -1,0 +1,404 @@
+"""Real repositories: which pmap sites are found and migrated, and what is left, with the reason.
+
+    python benchmarks/corpus.py                         # clones the repositories, then all of it
+    python benchmarks/corpus.py --folder ~/checkouts    # they are there, as owner__name[@tag]
+    python benchmarks/corpus.py --only ferminet --to jax --reasons
+    python benchmarks/corpus.py --sample 20 --seed 1    # 20 random edits, to be read by hand
+    python benchmarks/corpus.py ~/my/project            # a project of your own
+
+Each repository is taken at one commit, whose uses of `jax.pmap` were counted by a script that
+shares no code with the checker. Nothing in a repository is run. Its Python files and notebooks are
+copied, migrated in the copy, and migrated again there: the second run must find nothing to do.
+
+Columns: `found` are uses of jax.pmap by any name, `+n` of them through a name that another line or
+file made of `partial(jax.pmap, ...)`, which the count has not; `counted` is the count. For each
+target: how many were migrated, and how many of the neighbours (replicate, device_put_replicated,
+removed names); files changed; of them, files that do not parse, that a second run changes again,
+and that do not keep their findings; CPU seconds.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import difflib
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+
+from jax_dist.checker import examining, linter, modules, pmaps
+from jax_dist.checker.project import Project
+from jax_dist.checker.sources import Source, UnreadableError
+from jax_dist.migrating import files as migrating
+from jax_dist.migrating.outcomes import FileMigration
+
+CRASH = "the migration crashed"
+_PMAP = "JXD001"
+
+
+@dataclasses.dataclass(frozen=True)
+class Repository:
+    """A public repository at a commit."""
+
+    name: str  # owner/name on GitHub
+    commit: str
+    sites: int | None  # uses of jax.pmap, counted apart from the checker; None: not counted
+    tag: str = ""
+
+    @property
+    def folder(self) -> str:
+        """What its checkout is called."""
+        return self.name.replace("/", "__") + (f"@{self.tag}" if self.tag else "")
+
+
+REPOSITORIES = (
+    Repository("google-research/scenic", "4a38d475ee89cb821078c0e2bf2065ee030e1535", 147),
+    Repository("EdanToledo/Stoix", "8fff19c94a478c1e1ff75fbf10396d488aa25d70", 63),
+    Repository("google-deepmind/deepmind-research", "f5de0ede8430809180254ee957abf36ed62579ef", 49),
+    Repository("google-deepmind/kfac-jax", "babd85368ca209861ac947c829c0cf57592f7d22", 22),
+    Repository("google/flax", "cda7a4c85bbce744e412ab82e298ddf76d4770d2", 22, "v0.6.0"),
+    Repository("google-deepmind/chex", "b4942e3e3cee9f4c87f3404d6b165ec375f59f70", 18),
+    Repository("RobertTLange/evosax", "67b361b4c509a5e010a1351d7786cfa705f2c907", 17, "v.0.1.5"),
+    Repository("instadeepai/Mava", "57c8e64059bd59005d80c1c8278eef65855253b9", 15),
+    Repository("google/brax", "0b96d056328d15ea7ebfd3ce07f42be72ec76e40", 15),
+    Repository("google-research/big_vision", "0127fb6b337ee2a27bf4e54dea79cff176527356", 13),
+    Repository("google/flax", "18f8f311c275d57f46d95e41b15aa97b454754c0", 12),
+    Repository("yang-song/score_sde", "0acb9e0ea3b8cccd935068cd9c657318fbc6ce4c", 12),
+    Repository("mlcommons/algorithmic-efficiency", "2c90454fc05d5bdf3598b0c7651e611f132a7060", 8),
+    Repository("pyro-ppl/numpyro", "0b935d488056ae1775b4ab05cbe2812f51f21a4f", 8),
+    Repository("google-research/vision_transformer", "c6de1e5378c9831a8477feb30994971bdc409e46", 4),
+    Repository("google/CommonLoopUtils", "04ad2f9edbd5c80f2307746d15a947fea43cb5e5", 4),
+    Repository("instadeepai/jumanji", "590005b0fb305b1a98a4828bfb6b2ea28b47dd5b", 3),
+    Repository("patrick-kidger/equinox", "9336d820b2ef66b360fc6cb3611b3da5cefbb14d", 3),
+    Repository("google-research/nested-transformer", "59c0d6aa1a0526fbca15507a172f3dc110f52a3c", 2),
+    Repository("google-deepmind/ferminet", "0ce3411104542e30723731c77e65c36977fb4d81", 2),
+    Repository("google/evojax", "acf5252475e4fbf47e0e3f7994c03de11dd3c4ca", 2),
+    Repository("Joshuaalbert/jaxns", "2f356d6d497ce3ac471fb9a06f9d22587487aaaa", 1),
+    Repository("google/neural-tangents", "c17e770bb74f1771da7be4a69fabfa68b6078960", 1),
+    # No pmap in these: whatever is found is wrong.
+    Repository("google-research/t5x", "cc342d419ec3e3e9c4bf1df33c82330cafdc1e16", 0),
+    Repository("atomicarchitects/nequix", "0ffdf881603d2c97f9105c64c3ec2df74dc1c224", 0),
+    Repository("deepmind/dqn_zoo", "f87bb1f13d0e87c0724bc504e43d43019753cc43", 0),
+    Repository("RobertTLange/evosax", "d4b4127708cb2cd0cc906b910ddcd091013153a9", 0),
+)
+
+TARGETS = {
+    "jax_dist": migrating.Options(to="jax_dist"),
+    "jax": migrating.Options(to="jax"),
+    "jax, one process": migrating.Options(to="jax", several_processes=False),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """What became of one place."""
+
+    path: str  # within the repository
+    line: str  # "12", or "cell 3:12"
+    rule: str
+    done: bool
+    reason: str
+
+
+@dataclasses.dataclass
+class Result:
+    """What one target did to one repository."""
+
+    repository: str
+    target: str
+    places: list[Place] = dataclasses.field(default_factory=list)
+    changed: list[str] = dataclasses.field(default_factory=list)
+    problems: dict[str, str] = dataclasses.field(default_factory=dict)  # files left whole
+    broken: list[str] = dataclasses.field(default_factory=list)  # changed, and do not parse
+    restless: list[str] = dataclasses.field(default_factory=list)  # a second run changes them
+    unlike: list[str] = dataclasses.field(default_factory=list)  # left places differ by then
+    seconds: float = 0.0  # CPU
+    hunks: list[str] = dataclasses.field(default_factory=list)
+
+    def count(self, *, pmap: bool, done: bool) -> int:
+        return sum((each.rule == _PMAP) == pmap and each.done == done for each in self.places)
+
+
+# --- getting the repositories
+
+
+def checkout(repository: Repository, into: pathlib.Path) -> pathlib.Path:
+    """A shallow clone of one commit, by the user's own git."""
+    folder = into / repository.folder
+    if folder.exists():
+        return folder
+    url = f"https://github.com/{repository.name}"
+    for arguments in (
+        ("init", "--quiet", str(folder)),
+        ("-C", str(folder), "fetch", "--quiet", "--depth", "1", url, repository.commit),
+        ("-C", str(folder), "checkout", "--quiet", "FETCH_HEAD"),
+    ):
+        subprocess.run(("git", *arguments), check=True)
+    return folder
+
+
+def sources_in(folder: pathlib.Path) -> dict[str, bytes]:
+    """Its Python files and notebooks, by path within it."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in (".py", ".ipynb") and path.is_file() and not path.is_symlink()
+    }
+
+
+# --- looking at one
+
+
+def found(folder: pathlib.Path, sources: dict[str, bytes]) -> tuple[int, int]:
+    """Uses of jax.pmap by its own name or another; those through a name for a partial of it."""
+    project = Project([str(folder)])
+    direct = bound = 0
+    for path, data in sources.items():
+        if not linter.wanted(data, frozenset({_PMAP})):
+            continue
+        with contextlib.suppress(UnreadableError, modules.ParseError):
+            module = project.module(examining.load(str(folder / path), data))
+            for site in pmaps.sites(module):
+                meaning = module.meaning(site.reference)
+                if meaning is not None and meaning.is_partial:
+                    bound += 1
+                else:
+                    direct += 1
+    return direct, bound
+
+
+def migrated(folder: pathlib.Path, target: str) -> dict[str, FileMigration]:
+    """What `jax-dist migrate` makes of each file that holds anything it knows."""
+    project = Project([str(folder)])
+    made: dict[str, FileMigration] = {}
+    for path, data in sources_in(folder).items():
+        if b"jax" in data:
+            with contextlib.suppress(UnreadableError):
+                source = examining.load(str(folder / path), data)
+                made[path] = _survived(source, data, project, TARGETS[target])
+    return made
+
+
+def _survived(
+    source: Source, data: bytes, project: Project, options: migrating.Options
+) -> FileMigration:
+    """A crash is a result as well, and must not hide what comes after it."""
+    try:
+        return migrating.migrate(source, project, options)
+    except Exception as error:  # noqa: BLE001
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{pathlib.Path(place.filename).name}:{place.lineno}"
+        crash = f"{CRASH} in {where}: {type(error).__name__}: {error}"
+        return FileMigration(source.path, data, data, (), crash)
+
+
+def places_of(path: str, migration: FileMigration) -> Iterator[Place]:
+    """From what the library says to what is printed here."""
+    for outcome in migration.outcomes:
+        line = f"{outcome.line}" if outcome.cell is None else f"cell {outcome.cell}:{outcome.line}"
+        done = outcome.status == "done"
+        yield Place(path, line, outcome.code, done, outcome.reason)
+
+
+def measured(repository: Repository, folder: pathlib.Path, target: str) -> Result:
+    """Migrates a copy, and then the copy again."""
+    result = Result(repository.folder, target)
+    with tempfile.TemporaryDirectory() as name:
+        copy = pathlib.Path(name) / "copy"
+        for path, data in sources_in(folder).items():
+            (copy / path).parent.mkdir(parents=True, exist_ok=True)
+            (copy / path).write_bytes(data)
+        start = time.process_time()
+        first = migrated(copy, target)
+        result.seconds = time.process_time() - start
+        for path, migration in first.items():
+            _note(result, path, migration)
+            (copy / path).write_bytes(migration.after)
+        second = migrated(copy, target)
+    result.restless = [path for path, migration in second.items() if migration.changed]
+    result.unlike = [path for path in first if _left(first[path]) != _left(second.get(path))]
+    return result
+
+
+def _note(result: Result, path: str, migration: FileMigration) -> None:
+    result.places += places_of(path, migration)
+    if migration.problem:
+        result.problems[path] = migration.problem
+    if migration.changed:
+        result.changed.append(path)
+        result.hunks += _hunks(f"{result.repository}/{path}", migration)
+        try:
+            modules.parse(examining.load(path, migration.after).python)
+        except (UnreadableError, modules.ParseError):
+            result.broken.append(path)
+
+
+def _left(migration: FileMigration | None) -> list[tuple[str, str]]:
+    """What was left; lines are not compared, for they move."""
+    outcomes = () if migration is None else migration.outcomes
+    return sorted((each.code, each.reason) for each in outcomes if each.status == "left")
+
+
+def _hunks(name: str, migration: FileMigration) -> Iterator[str]:
+    before = migration.before.decode("utf-8", "replace").splitlines()
+    after = migration.after.decode("utf-8", "replace").splitlines()
+    lines: list[str] = []
+    for line in difflib.unified_diff(before, after, n=4, lineterm=""):
+        if line.startswith(("---", "+++")):
+            continue
+        if line.startswith("@@") and lines:
+            yield "\n".join((name, *lines))
+            lines = []
+        lines.append(line)
+    if lines:
+        yield "\n".join((name, *lines))
+
+
+# --- printing
+
+
+def print_table(rows: Sequence[tuple[Repository, tuple[int, int], Sequence[Result]]]) -> None:
+    print(f"{'repository':<36}{'counted':>8}{'found':>9}", end="")
+    for result in rows[0][2]:
+        print(f" |{result.target:^44}", end="")
+    print(f"\n{'':<53}", end="")
+    for _ in rows[0][2]:
+        print(f" |{'pmap':>9}{'near':>9}{'files':>6}{'broken':>7}{'again':>6}{'sec':>7}", end="")
+    print()
+    for repository, (direct, bound), results in rows:
+        counted = "-" if repository.sites is None else str(repository.sites)
+        shown = f"{direct}+{bound}" if bound else str(direct)
+        print(f"{repository.folder:<36}{counted:>8}{shown:>9}", end="")
+        for result in results:
+            _print_cells(result)
+        print()
+
+
+def _print_cells(result: Result) -> None:
+    done, near = result.count(pmap=True, done=True), result.count(pmap=False, done=True)
+    pmaps_ = done + result.count(pmap=True, done=False)
+    nears = near + result.count(pmap=False, done=False)
+    again = len({*result.restless, *result.unlike})
+    cells = f"{f'{done}/{pmaps_}':>9}{f'{near}/{nears}':>9}{len(result.changed):>6}"
+    print(f" |{cells}{len(result.broken):>7}{again:>6}{result.seconds:>7.2f}", end="")
+
+
+def print_summary(rows: Sequence[tuple[Repository, tuple[int, int], Sequence[Result]]]) -> None:
+    counted = sum(repository.sites or 0 for repository, _, _ in rows)
+    direct = sum(min(found_[0], repository.sites or 0) for repository, found_, _ in rows)
+    if counted:
+        print(f"\nfound: {direct} of {counted} ({direct / counted:.1%}; goal 99%)")
+    for number, first in enumerate(rows[0][2]):
+        results = [results[number] for _, _, results in rows]
+        done = sum(result.count(pmap=True, done=True) for result in results)
+        left = sum(result.count(pmap=True, done=False) for result in results)
+        goal = {"jax_dist": "; goal 97%", "jax": "; goal 80%"}.get(first.target, "")
+        share = done / max(1, done + left)
+        print(f"{first.target}: {done} of {done + left} migrated ({share:.1%}{goal})")
+        mute = sum(not place.done and not place.reason for r in results for place in r.places)
+        print(f"  left without a reason: {mute}")
+        for what in ("broken", "restless", "unlike", "problems"):
+            paths = [f"{r.repository}/{path}" for r in results for path in getattr(r, what)]
+            print(f"  {_WORDS[what]}: {len(paths)}", *paths[:10])
+        for result in results:
+            for path, problem in result.problems.items():
+                if problem.startswith(CRASH):
+                    print(f"  {result.repository}/{path}: {problem}")
+
+
+_WORDS = {
+    "broken": "changed files that do not parse",
+    "restless": "files that a second run changes",
+    "unlike": "files where the second run leaves something else",
+    "problems": "files left whole",
+}
+
+
+def print_reasons(results: Sequence[Result]) -> None:
+    """How often each reason was given, and where first. Names and numbers in it count as alike."""
+    for target in dict.fromkeys(result.target for result in results):
+        counts: collections.Counter[tuple[str, str]] = collections.Counter()
+        where: dict[tuple[str, str], str] = {}
+        for result in results:
+            for place in result.places:
+                if result.target == target and not place.done:
+                    key = (place.rule, place.reason)
+                    counts[key] += 1
+                    where.setdefault(key, f"{result.repository}/{place.path}:{place.line}")
+        print(f"\nleft with --to {target}")
+        for key, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+            print(f"{count:5}  {key[0]}  {key[1]}\n{'':14}{where[key]}")
+
+
+def print_sample(results: Sequence[Result], count: int, seed: int) -> None:
+    """Random places of the diffs, to be read by hand."""
+    hunks = [f"to {result.target}: {hunk}" for result in results for hunk in result.hunks]
+    chosen = random.Random(seed).sample(hunks, min(count, len(hunks)))
+    for number, hunk in enumerate(chosen, start=1):
+        print(f"\n=== {number}/{len(chosen)} {hunk}")
+
+
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    with tempfile.TemporaryDirectory() as name:
+        into = pathlib.Path(options.folder or name)
+        rows = []
+        for repository, folder in _chosen(options, into):
+            counts = found(folder, sources_in(folder))
+            results = [measured(repository, folder, target) for target in options.to or TARGETS]
+            rows.append((repository, counts, results))
+            print(f"looked at {repository.folder}", file=sys.stderr)
+    print_table(rows)
+    print_summary(rows)
+    results = [result for row in rows for result in row[2]]
+    if options.reasons:
+        print_reasons(results)
+    if options.sample:
+        print_sample(results, options.sample, options.seed)
+    if options.json:
+        text = json.dumps([dataclasses.asdict(result) for result in results], indent=1)
+        pathlib.Path(options.json).write_text(text + "\n")
+    crashed = any(CRASH in text for result in results for text in result.problems.values())
+    harmed = any(result.broken or result.restless for result in results)
+    return 1 if crashed or harmed else 0
+
+
+def _chosen(
+    options: argparse.Namespace, into: pathlib.Path
+) -> Iterator[tuple[Repository, pathlib.Path]]:
+    if options.projects:
+        for project in map(pathlib.Path, options.projects):
+            yield Repository(project.resolve().name, "", None), project
+        return
+    for repository in REPOSITORIES:
+        if any(word in repository.folder for word in options.only or [""]):
+            yield repository, checkout(repository, into)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("projects", nargs="*", help="folders of your own, in place of all that")
+    parser.add_argument("--folder", help="where the checkouts are, or are to be made and kept")
+    parser.add_argument("--only", action="append", help="a part of a repository's name")
+    parser.add_argument(
+        "--to", action="append", choices=list(TARGETS), help="by default each in turn"
+    )
+    parser.add_argument(
+        "--reasons", action="store_true", help="why places were left, and how often"
+    )
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="print N random edits")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--json", metavar="FILE", help="all results, for machines")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

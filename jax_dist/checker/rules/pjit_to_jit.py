@@ -1,0 +1,120 @@
+"""JXD106: `jax.experimental.pjit`."""
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from jax_dist.checker import applications, renames, renaming
+from jax_dist.checker.findings import Safety
+from jax_dist.checker.modules import Module
+from jax_dist.checker.page import Page
+from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
+from jax_dist.checker.renames import Rename
+
+PAGE = Page(
+    code="JXD106",
+    name="pjit-to-jit",
+    what="Finds `pjit` and `with_sharding_constraint` of `jax.experimental.pjit`.",
+    why="`pjit` is deprecated since jax 0.8.0, and is `jax.jit` with one difference: a "
+    "`PartitionSpec` in its shardings is read with the mesh of `with mesh:`. `jax.jit` wants "
+    "`with jax.set_mesh(mesh):` there, and raises a RuntimeError otherwise (jax 0.10.2). "
+    "`with_sharding_constraint` is gone from this module.",
+    example="from jax.experimental.pjit import pjit\n\nf = pjit(g, donate_argnums=0)\n",
+    instead="from jax import jit as pjit\n\nf = pjit(g, donate_argnums=0)\n",
+    fix="Safe without shardings, and for `with_sharding_constraint`. Unsafe with shardings that "
+    "are made elsewhere. None with a `PartitionSpec` in them: the mesh has to be set in another "
+    "way, or the specs become `NamedSharding`. None for old arguments and for uses as a value.",
+    since="jax 0.8.0: deprecated.",
+    source="https://docs.jax.dev/en/latest/changelog.html#jax-0-8-0-october-15-2025",
+)
+
+_SAME = frozenset(
+    "static_argnums static_argnames donate_argnums donate_argnames keep_unused device backend "
+    "inline compiler_options".split()
+)
+_SHARDINGS = frozenset({"in_shardings", "out_shardings"})
+
+
+@rule(PAGE, triggers=(b"experimental.pjit", b"experimental import pjit"))
+def check(module: Module) -> Iterator[Found]:
+    yield from renaming.renamed(module, renames.PJIT, _judge)
+
+
+def _judge(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety | None:
+    """The least that holds of all uses."""
+    if entry.new != "jax.jit":
+        return Safety.SAFE
+    verdicts = [_verdict(module, node) for node in nodes]
+    if None in verdicts:
+        return None
+    return Safety.UNSAFE if Safety.UNSAFE in verdicts else Safety.SAFE
+
+
+def _verdict(module: Module, node: ast.expr) -> Safety | None:
+    used = applications.application(module, node)
+    if used is None or used.args or used.fun is None or isinstance(used.fun, ast.Starred):
+        return None
+    names = {keyword.arg for keyword in used.keywords}
+    if not names <= _SAME | _SHARDINGS:
+        return None
+    values = [keyword.value for keyword in used.keywords if keyword.arg in _SHARDINGS]
+    if any(_has_spec(module, value) for value in values):
+        return None
+    return Safety.UNSAFE if values else Safety.SAFE
+
+
+def _has_spec(module: Module, value: ast.expr) -> bool:
+    """Whether a PartitionSpec is seen in it, not wrapped in a sharding."""
+    if isinstance(value, ast.Call):
+        name = module.qualified_name(value.func) or ""
+        return name.endswith(".PartitionSpec") or name == "jax.P"
+    return any(
+        _has_spec(module, child)
+        for child in ast.iter_child_nodes(value)
+        if isinstance(child, ast.expr)
+    )
+
+
+CASES: tuple[Case, ...] = (
+    Keep("another module", "import jax\nfrom mine import pjit\npjit(f)\n"),
+    Keep(
+        "ready for it to be missing",
+        "try:\n    from jax.experimental.pjit import pjit\nexcept ImportError:\n"
+        "    from jax import jit as pjit\n",
+    ),
+    Keep("the module alone is still there", "from jax.experimental import pjit\n"),
+    Flag(
+        "a spec needs a mesh",
+        "from jax.experimental.pjit import pjit\nfrom jax.sharding import PartitionSpec as P\n"
+        "f = pjit(g, in_shardings=(P('i'), None))\n",
+        (1,),
+    ),
+    Flag(
+        "arguments of long ago",
+        "from jax.experimental import pjit\nf = pjit.pjit(g, in_axis_resources=s)\n",
+        (2,),
+    ),
+    Flag("a value", "from jax.experimental.pjit import pjit\nf = {'jit': pjit}\n", (1,)),
+    Flag("by position", "from jax.experimental.pjit import pjit\nf = pjit(g, s)\n", (1,)),
+    Mend(
+        "without shardings",
+        "from jax.experimental.pjit import pjit\nf = pjit(g, donate_argnums=0)\n",
+        "from jax import jit as pjit\nf = pjit(g, donate_argnums=0)\n",
+    ),
+    Mend(
+        "by its module, as a decorator",
+        "import functools\nfrom jax.experimental import pjit\n\n"
+        "@functools.partial(pjit.pjit, static_argnums=0)\ndef f(n): ...\n",
+        "import functools\nimport jax\nfrom jax.experimental import pjit\n\n"
+        "@functools.partial(jax.jit, static_argnums=0)\ndef f(n): ...\n",
+    ),
+    Mend(
+        "the constraint",
+        "from jax.experimental.pjit import with_sharding_constraint as wsc\ny = wsc(x, s)\n",
+        "from jax.lax import with_sharding_constraint as wsc\ny = wsc(x, s)\n",
+    ),
+    Mend(
+        "shardings made elsewhere",
+        "from jax.experimental.pjit import pjit\nf = pjit(g, in_shardings=shardings)\n",
+        "from jax import jit as pjit\nf = pjit(g, in_shardings=shardings)\n",
+    ),
+)

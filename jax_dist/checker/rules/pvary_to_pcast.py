@@ -1,0 +1,104 @@
+"""JXD107: `jax.lax.pvary`."""
+
+import ast
+from collections.abc import Iterator
+
+from jax_dist.checker import guards
+from jax_dist.checker.findings import Edit, Fix, Safety
+from jax_dist.checker.modules import Module
+from jax_dist.checker.page import Page
+from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
+
+PAGE = Page(
+    code="JXD107",
+    name="pvary-to-pcast",
+    what="Finds `jax.lax.pvary`, under any alias, and its imports.",
+    why="It was removed: jax 0.10.2 raises an AttributeError.",
+    example="import jax\n\nx = jax.lax.pvary(x, 'i')\n",
+    instead="import jax\n\nx = jax.lax.pcast(x, 'i', to='varying')\n",
+    fix="Safe for calls and for an import all of whose uses are calls: the same operation under "
+    "its new name. None where the function is passed on.",
+    since="jax 0.8.2: deprecated, and `pcast` is there; 0.10.0: removed.",
+    source="https://docs.jax.dev/en/latest/changelog.html",
+)
+
+_OLD = "jax.lax.pvary"
+_MESSAGE = "jax.lax.pvary was removed in jax 0.10.0: use jax.lax.pcast(x, axis, to='varying')"
+
+
+@rule(PAGE, triggers=(b"pvary",), needs=(0, 8, 2))
+def check(module: Module) -> Iterator[Found]:
+    for scope, name, binding in module.imports():
+        alias = binding.node
+        if binding.target == _OLD and not guards.is_guarded(module, alias):
+            reads = module.reads(scope, name)
+            yield Found(alias, _MESSAGE, _import_fix(module, alias, reads))
+    for use in module.uses(_OLD):
+        # A use of an imported name is part of the finding at its import.
+        spelled = isinstance(use, ast.Attribute) and module.qualified_name(use.value) == "jax.lax"
+        if spelled and use.attr == "pvary" and not guards.is_guarded(module, use):
+            yield Found(use, _MESSAGE, _fix(module, use))
+
+
+def _fix(module: Module, use: ast.Attribute) -> Fix | None:
+    call = _call_edit(module, use)
+    if call is None:
+        return None
+    end = module.span(use)[1]
+    edits = (Edit(end - len("pvary"), end, "pcast"), call)
+    return Fix("use jax.lax.pcast", Safety.SAFE, edits)
+
+
+def _import_fix(module: Module, alias: ast.AST, reads: list[ast.Name]) -> Fix | None:
+    """The import, and all calls: the new function wants one more argument."""
+    calls = [_call_edit(module, read) for read in reads]
+    if not isinstance(alias, ast.alias) or None in calls:
+        return None
+    new = "pcast as pvary" if alias.asname is None else f"pcast as {alias.asname}"
+    edits = [Edit(*module.span(alias), new)]
+    edits += [call for call in calls if call is not None]
+    return Fix("import jax.lax.pcast", Safety.SAFE, tuple(edits))
+
+
+def _call_edit(module: Module, function: ast.expr) -> Edit | None:
+    """Adds `to='varying'` behind the last argument of a call of `function`."""
+    match module.parent(function):
+        case ast.Call(func=called, args=[_, ast.expr() as axis], keywords=[]) if called is function:
+            last = axis
+        case ast.Call(func=called, args=[_], keywords=[ast.keyword(arg="axis_name") as axis]) if (
+            called is function
+        ):
+            last = axis
+        case _:
+            return None
+    if isinstance(last, ast.Starred | ast.GeneratorExp):
+        return None
+    quote = "'" if b"'" in module.source.code else '"'
+    end = module.span(last)[1]
+    return Edit(end, end, f", to={quote}varying{quote}")
+
+
+CASES: tuple[Case, ...] = (
+    Keep("another library's", "import jax\nfrom mine import lax\nlax.pvary(x, 'i')\n"),
+    Keep(
+        "ready for it to be missing",
+        "import jax\ntry:\n    cast = jax.lax.pvary\nexcept AttributeError:\n    cast = None\n",
+    ),
+    Flag("passed on", "import jax\ny = jax.tree.map(jax.lax.pvary, x, axes)\n", (2,)),
+    Flag("imported and passed on", "from jax.lax import pvary\nmap(pvary, x)\n", (1,)),
+    Mend(
+        "a call, its alias and comment",
+        "from jax import lax as L\ny = L.pvary(x, ('i', 'j'))  # now varying\n",
+        "from jax import lax as L\ny = L.pcast(x, ('i', 'j'), to='varying')  # now varying\n",
+    ),
+    Mend(
+        "the axis by keyword, on its own line",
+        "import jax\ny = jax.lax.pvary(\n    x,\n    axis_name='i',\n)\n",
+        "import jax\ny = jax.lax.pcast(\n    x,\n    axis_name='i', to='varying',\n)\n",
+    ),
+    Mend(
+        "an import and its calls",
+        "from jax.lax import pvary, psum\ny = psum(pvary(x, 'i'), 'i')\n",
+        "from jax.lax import pcast as pvary, psum\ny = psum(pvary(x, 'i', to='varying'), 'i')\n",
+    ),
+)

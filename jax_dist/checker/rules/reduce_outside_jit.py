@@ -1,0 +1,60 @@
+"""JXD205: reductions of what a mapped function returned, outside jit."""
+
+import ast
+from collections.abc import Iterator
+
+from jax_dist.checker import flow
+from jax_dist.checker.flow import Kind
+from jax_dist.checker.modules import Module
+from jax_dist.checker.page import Page
+from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
+
+PAGE = Page(
+    code="JXD205",
+    name="reduce-outside-jit",
+    what="Finds `jnp.sum`, `mean`, `max` and their like of what a mapped function returned, where "
+    "they are not in a function that is traced.",
+    why="Each is a program over the whole mesh, compiled and sent off by itself, and with several "
+    "processes it may fail or mean another thing than it did: the array is global now. JAX's guide "
+    "says that such reductions may be silently wrong; in one process we could not make it "
+    "happen (496.0 both ways, jax 0.10.2).",
+    example="losses = jax.pmap(step)(batch)\nloss = jnp.mean(losses)\n",
+    instead="losses = jax.pmap(step)(batch)\nloss = np.mean(jax.device_get(losses))\n",
+    fix="None: whether the mean of this process or of all is wanted is not in the text.",
+    since="jax 0.8.0: what a mapped function returns is one global array.",
+    source="https://docs.jax.dev/en/latest/migrate_pmap.html; not reproduced in one process.",
+    default=False,
+)
+
+_REDUCTIONS = tuple(
+    f"jax.numpy.{name}"
+    for name in ("sum", "mean", "max", "min", "prod", "std", "var", "average", "median", "all")
+)
+
+
+@rule(PAGE, triggers=(b"pmap",), since=(0, 8, 0))
+def check(module: Module) -> Iterator[Found]:
+    values = flow.of(module)
+    if not values.mapped_calls:
+        return
+    for call in module.calls(*_REDUCTIONS):
+        if not call.args:
+            continue
+        origins = values.origins(call.args[0])
+        if all(origin.kind is Kind.MAPPED and not origin.on_host for origin in origins):
+            message = "a reduction over devices outside jit may be slow, or wrong in many processes"
+            yield Found(call, message)
+
+
+_TOP = "import jax\nimport jax.numpy as jnp\nf = jax.pmap(g)\n"
+
+CASES: tuple[Case, ...] = (
+    Keep("what never was mapped", _TOP + "n = jnp.mean(x)\n"),
+    Keep("already on the host", _TOP + "n = jnp.mean(jax.device_get(f(x)))\n"),
+    Keep(
+        "inside the mapped function",
+        "import jax\nimport jax.numpy as jnp\n@jax.pmap\ndef f(x):\n    return jnp.mean(x)\n",
+    ),
+    Flag("the result itself", _TOP + "n = jnp.mean(f(x))\n", (4,)),
+    Flag("a part of it, by name", _TOP + "s, m = f(x)\nn = jnp.sum(m['loss'], axis=0)\n", (5,)),
+)

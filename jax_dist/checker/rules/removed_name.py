@@ -1,0 +1,151 @@
+"""JXD108: names that left jax, or moved."""
+
+from collections.abc import Iterator
+
+from jax_dist.checker import renames, renaming
+from jax_dist.checker.modules import Module
+from jax_dist.checker.page import Page
+from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
+
+PAGE = Page(
+    code="JXD108",
+    name="removed-name",
+    what="Finds imports and uses of names and modules that were removed from jax or renamed: "
+    "`jax.tree_map` and its family, `jax.host_id`, `jax.lib.xla_bridge`, "
+    "`jax.experimental.host_callback`, `jax.core.Primitive`, `jax.random.KeyArray` and others.",
+    why="The program stops with an AttributeError or an ImportError. Of the names in the table, "
+    "only `host_id`, `host_count`, `host_ids` and `thread_resources` are still there in jax "
+    "0.12.0.1, with a warning.",
+    example="import jax\n\ny = jax.tree_map(lambda x: 2 * x, {'w': 1.0})\n",
+    instead="import jax\n\ny = jax.tree.map(lambda x: 2 * x, {'w': 1.0})\n",
+    fix="Safe where a name has a successor of the same meaning. Unsafe for types of arrays "
+    "outside annotations, since `isinstance(x, jax.Array)` is true of more than before, and for "
+    "`use_mesh` outside a `with`, since `jax.set_mesh` then sets the mesh for good. None for the "
+    "others: the message says what is there now.",
+    since="Any jax; the message names the version that removed it.",
+    source="https://docs.jax.dev/en/latest/changelog.html",
+)
+
+_TREES = (b"map", b"leaves", b"flatten", b"unflatten", b"structure", b"transpose", b"reduce", b"all")
+_TRIGGERS = (
+    *(word + b"tree_" + each for word in (b"jax.", b"jax import ") for each in _TREES),
+    *(b", tree_map", b"\n    tree_map", b"tree_multimap", b"treedef_is_leaf", b"host_id(", b"host_ids", b"host_count"),
+    *(b"import host_id", b"jax.host_id", b"jax.partial", b"jax import partial"),
+    *(b"lax.partial", b"lax import partial", b"DeviceArray", b"KeyArray", b"interpreters.xla"),
+    *(b"experimental.PartitionSpec", b"experimental import PartitionSpec", b"experimental.pjit"),
+    *(b"interpreters import xla", b"interpreters.pxla", b"interpreters import pxla", b"use_mesh"),
+    *(b"experimental.maps", b"experimental import maps", b"jax.config import", b"import jax.config"),
+    *(b"jax.linear_util", b"jax import linear_util", b"experimental.optimizers"),
+    *(b"experimental import optimizers", b"experimental.stax", b"experimental import stax"),
+    *(b"experimental.export", b"experimental import export", b"jax.core", b"jax import core"),
+    *(b"abstract_arrays", b"jax.lib", b"jax import lib", b"jnp.product", b"jnp.cumproduct"),
+    *(b"jnp.sometrue", b"jnp.alltrue", b"jnp.row_stack", b"jnp.in1d", b"jnp.round_", b"jnp.trapz"),
+    *(b"numpy import product", b"ops.index", b"jax.ops import", b"xla_computation"),
+    *(b"clear_backends", b"experimental.enable_x64", b"experimental import enable_x64"),
+    *(b"experimental.disable_x64", b"experimental import disable_x64", b"soft_pmap", b"tie_in"),
+    *(b"jax.experimental.host_callback", b"experimental import host_callback"),
+    *(b"global_device_array", b"sharded_jit", b"jax.api", b"jax.util", b"import jax as"),
+)
+
+
+@rule(PAGE, triggers=_TRIGGERS)
+def check(module: Module) -> Iterator[Found]:
+    yield from renaming.renamed(module, renames.NAMES)
+
+
+CASES: tuple[Case, ...] = (
+    Keep("the function where it has always been", "import jax\njax.tree_util.tree_map(f, x)\n"),
+    Keep("another library's tree_map", "from tree import tree_map\nimport jax\ntree_map(f, x)\n"),
+    Keep("a parameter hides jax", "import jax\ndef f(jax):\n    return jax.tree_map(g, x)\n"),
+    Keep(
+        "ready for the name to be missing",
+        "import jax\ntry:\n    tree_map = jax.tree_map\nexcept AttributeError:\n"
+        "    tree_map = jax.tree.map\n",
+    ),
+    Keep(
+        "asked for before",
+        "import jax\nf = jax.tree_map if hasattr(jax, 'tree_map') else jax.tree.map\n",
+    ),
+    Keep("jax.core has this still", "import jax\nisinstance(x, jax.core.Tracer)\n"),
+    Flag("a module without a successor", "from jax.experimental import host_callback as hcb\n", (1,)),
+    Flag("a name of such a module", "from jax.experimental.host_callback import call\n", (1,)),
+    Flag(
+        "spelled out to its end",
+        "import jax.experimental.maps\njax.experimental.maps.xmap(f)\n",
+        (1, 2),
+    ),
+    Flag("indexed updates", "import jax\ny = jax.ops.index_update(x, i, 1)\n", (2,)),
+    Flag(
+        "a comment in the list of imports",
+        "from jax import (\n    # the old one\n    tree_map,\n)\n",
+        (3,),
+    ),
+    Mend(
+        "tree_map and tree_leaves",
+        "import jax\nn = jax.tree_leaves(jax.tree_map(f, x))  # leaves\n",
+        "import jax\nn = jax.tree.leaves(jax.tree.map(f, x))  # leaves\n",
+    ),
+    Mend(
+        "an imported function is imported from elsewhere",
+        "from jax import tree_map\ny = tree_map(f, x)\n",
+        "from jax.tree_util import tree_map\ny = tree_map(f, x)\n",
+    ),
+    Mend(
+        "one of several imports",
+        "from jax import jit, tree_map, vmap\ny = tree_map(f, x)\n",
+        "from jax.tree_util import tree_map\nfrom jax import jit, vmap\ny = tree_map(f, x)\n",
+    ),
+    Mend(
+        "the last of several, in parentheses",
+        "from jax import (\n    jit,\n    tree_map as tm,\n)\n",
+        "from jax.tree_util import tree_map as tm\nfrom jax import (\n    jit,\n)\n",
+    ),
+    Mend(
+        "two of one statement, to two modules, in a function",
+        "def f():\n    from jax import tree_map, host_id, jit\n",
+        "def f():\n    from jax.tree_util import tree_map\n    from jax import process_index as "
+        "host_id\n    from jax import jit\n",
+    ),
+    Mend(
+        "hosts are processes",
+        "import jax\nme = jax.host_id() == jax.host_count() - 1\n",
+        "import jax\nme = jax.process_index() == jax.process_count() - 1\n",
+    ),
+    Mend(
+        "partial needs its own import",
+        "import jax\n\n@jax.partial(jax.jit, static_argnums=0)\ndef f(n): return n\n",
+        "import functools\n\nimport jax\n\n@functools.partial(jax.jit, static_argnums=0)\n"
+        "def f(n): return n\n",
+    ),
+    Mend(
+        "a type in an annotation",
+        "import jax.numpy as jnp\ndef f(x: jnp.DeviceArray | None): ...\n",
+        "import jax\nimport jax.numpy as jnp\ndef f(x: jax.Array | None): ...\n",
+    ),
+    Mend(
+        "a module that the new name needs",
+        "from jax import core\nadd_p = core.Primitive('add')\n",
+        "import jax\nfrom jax import core\nimport jax.extend.core\n"
+        "add_p = jax.extend.core.Primitive('add')\n",
+    ),
+    Mend(
+        "the old home of config",
+        "from jax.config import config\nconfig.update('jax_enable_x64', True)\n",
+        "from jax import config\nconfig.update('jax_enable_x64', True)\n",
+    ),
+    Mend(
+        "a mesh in its context",
+        "import jax\nwith jax.sharding.use_mesh(mesh):\n    f(x)\n",
+        "import jax\nwith jax.set_mesh(mesh):\n    f(x)\n",
+    ),
+    Mend(
+        "a module that moved",
+        "from jax.experimental import stax\nfrom jax.experimental.optimizers import adam\n",
+        "from jax.example_libraries import stax\nfrom jax.example_libraries.optimizers import adam\n",
+    ),
+    Mend(
+        "jax.api was jax",
+        "from jax.api import jit\nimport jax\nf = jax.api.vmap(g)\n",
+        "from jax import jit\nimport jax\nf = jax.vmap(g)\n",
+    ),
+)

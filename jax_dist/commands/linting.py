@@ -1,0 +1,292 @@
+"""What `jax-dist lint` does with its options."""
+
+import argparse
+import functools
+import os
+from collections.abc import Sequence, Sized
+from typing import TextIO
+
+from jax_dist.checker import config, discovery, render, requirement, running, selecting
+from jax_dist.checker.catalogue import PAGES
+from jax_dist.checker.config import Config
+from jax_dist.checker.discovery import Found
+from jax_dist.checker.examining import Examiner, load
+from jax_dist.checker.findings import Finding, Safety
+from jax_dist.checker.misuse import MisuseError, hint
+from jax_dist.checker.patterns import Patterns
+from jax_dist.checker.project import Project
+from jax_dist.checker.selecting import Choice
+from jax_dist.checker.sources import Source, UnreadableError
+from jax_dist.commands import terminal
+from jax_dist.commands.exits import Exit
+
+_STDIN = "-"
+
+
+def run(options: argparse.Namespace, *, stdin: TextIO, out: TextIO, err: TextIO) -> Exit:
+    """One run of the command.
+
+    Raises:
+      MisuseError: a path, an option or a setting cannot be followed.
+    """
+    _check(options)
+    lint = _Lint(options, stdin=stdin, out=out, err=err)
+    if options.add_noqa:
+        return lint.add_noqa()
+    if options.write_baseline:
+        return lint.write_baseline()
+    if options.diff:
+        return lint.diff()
+    return lint.fix() if options.fix else lint.report(lint.findings())
+
+
+def _check(options: argparse.Namespace) -> None:
+    if _STDIN in options.paths and len(options.paths) > 1:
+        raise MisuseError("- reads the standard input, and goes with no other path")
+    if options.unsafe_fixes and not (options.fix or options.diff):
+        raise MisuseError("say --fix with --unsafe-fixes to make the fixes, or --diff to see them")
+    ways = ("fix", "diff", "add_noqa", "write_baseline")
+    asked = [f"--{way.replace('_', '-')}" for way in ways if getattr(options, way)]
+    if len(asked) > 1 and asked != ["--fix", "--diff"]:
+        raise MisuseError(f"{' and '.join(asked)} do not go together")
+    if options.add_noqa and _STDIN in options.paths:
+        raise MisuseError("--add-noqa needs files, not the standard input")
+    if options.output_format not in render.FORMATS:  # argparse does not look at the environment
+        remedy = hint(options.output_format, render.FORMATS, f"Say {', '.join(render.FORMATS)}.")
+        raise MisuseError(f"$JAX_DIST_OUTPUT_FORMAT is {options.output_format!r}. {remedy}")
+
+
+class _Lint:
+    """One run: what it was asked for, and what it knows of the files."""
+
+    def __init__(
+        self, options: argparse.Namespace, *, stdin: TextIO, out: TextIO, err: TextIO
+    ) -> None:
+        self._options = options
+        self._out, self._err = out, err
+        self._stdin = stdin.buffer.read() if options.paths == [_STDIN] else None
+        self._name = options.stdin_filename or _STDIN
+        places = [self._name] if self._stdin is not None else options.paths
+        self._config = config.load(places, options.config)
+        self._config.check_codes(PAGES)
+        self._examiner = _examiner(options, self._config, places)
+        self._made: dict[str, bytes] = {}  # what mended files hold now, or would hold
+
+    def findings(self) -> list[Finding]:
+        """What is found in all files, and not switched off."""
+        if self._stdin is not None:
+            return self._examiner.examined(self._name, self._stdin)
+        progress = terminal.Progress(self._err, "files checked")
+        try:
+            return running.run(
+                self._found.files,
+                self._examiner,
+                jobs=self._options.jobs,
+                memory=self._memory(),
+                progress=progress,
+            )
+        finally:
+            progress.close()
+
+    def report(self, findings: Sequence[Finding], out: TextIO | None = None) -> Exit:
+        """Shows findings; the exit code says whether there are any."""
+        findings = self._without_known(findings)
+        self._show(findings, out or self._out)
+        return self._exit(findings)
+
+    def fix(self) -> Exit:
+        """Mends files, and shows what is left."""
+        left = self._mend(self.findings())
+        if self._stdin is not None:
+            _write(self._out, self._made.get(self._name, self._stdin))
+            return self.report(left, self._err)  # in the output they would become code
+        return self.report(left)
+
+    def diff(self) -> Exit:
+        """Shows what `fix` would change."""
+        from jax_dist.checker import diffs  # only here: it is slow to load
+
+        self._mend(self.findings(), write=False)
+        colour = terminal.wants_colour(self._options.color, self._out)
+        for path, after in self._made.items():
+            before = self._read(path)
+            text = diffs.diff(path, before, after, load(path, before).encoding)
+            self._out.write(diffs.coloured(text) if colour else text)
+        return self._exit(self._made)
+
+    def add_noqa(self) -> Exit:
+        """Switches every finding off by a comment in its file."""
+        from jax_dist.checker import suppress, writing
+
+        findings = self._without_known(self.findings())
+        able = [finding for finding in findings if not finding.code.startswith("JXD9")]
+        for path, group in _by_path(able).items():
+            source = load(path, data := self._read(path))
+            writing.write(path, source.written(suppress.with_noqa(source, group)), expected=data)
+        self._say(f"Switched off {_count(able, 'finding')} in {_count(_by_path(able), 'file')}.")
+        left = [finding for finding in findings if finding not in able]
+        self._show(left, self._out)
+        return self._exit(left)
+
+    def write_baseline(self) -> Exit:
+        """Lists all findings in a file."""
+        from jax_dist.checker import baseline
+
+        findings, file = self.findings(), self._options.write_baseline
+        self._put(file, baseline.text_of(findings, file))
+        self._say(f"Listed {_count(findings, 'finding')} in {file}.")
+        return Exit.OK
+
+    @functools.cached_property
+    def _found(self) -> Found:
+        found = discovery.find(self._options.paths, self._config.excluded)
+        for folder in found.unreadable:
+            print(f"jax-dist lint: the folder {folder} cannot be read", file=self._err)
+        if not found.files:
+            self._say("There are no Python files or notebooks here.")
+        return found
+
+    def _memory(self):
+        folders = [path for path in self._options.paths if os.path.isdir(path)]
+        if self._options.no_cache or not folders:
+            return None  # to check a few files is as fast as to remember them
+        from jax_dist.checker import store
+
+        here = os.path.dirname(self._config.file or "")
+        folder = self._options.cache_dir or os.path.join(here, store.FOLDER)
+        target, files = self._examiner.target, self._found.files
+        return store.Store(folder, self._options.paths, target, files)
+
+    def _mend(self, findings: Sequence[Finding], *, write: bool = True) -> list[Finding]:
+        """Makes fixes; the findings that are left."""
+        from jax_dist.checker import fixing, writing
+
+        allowed = {Safety.SAFE, *([Safety.UNSAFE] if self._options.unsafe_fixes else [])}
+        left: list[Finding] = []
+        made = 0
+        for path, group in _by_path(findings).items():
+            if not any(finding.fix and finding.fix.safety in allowed for finding in group):
+                left += group
+                continue
+            data = self._read(path)
+            mended = fixing.mended(path, data, self._examiner, frozenset(allowed))
+            if mended.refused:
+                print(f"{path}: some fixes were not made: {mended.refused}", file=self._err)
+            left += mended.findings
+            if mended.data != data:
+                made += len(mended.made)
+                if write and self._stdin is None:
+                    writing.write(path, mended.data, expected=data)
+                self._made[path] = mended.data
+        word = "Mended" if write else "Would mend"
+        if self._made or not write:
+            number = f"{made} finding" if made == 1 else f"{made} findings"
+            self._say(f"{word} {number} in {_count(self._made, 'file')}.")
+        return left
+
+    def _without_known(self, findings: Sequence[Finding]) -> Sequence[Finding]:
+        file = self._options.baseline or self._config.baseline
+        if file is None:
+            return findings
+        from jax_dist.checker import baseline
+
+        files = self._found.files if self._stdin is None else (self._name,)
+        codes = self._examiner.codes
+        compared = baseline.compared(findings, file, files=files, codes=codes)
+        if compared.hidden:
+            self._say(f"{file} hides {compared.hidden} known findings.")
+        for entry in compared.stale:
+            self._say(f"{file}: {entry.path}: {entry.code} is gone: {entry.line}")
+        if compared.stale:
+            self._say(f"--write-baseline {file} takes out what is gone.")
+        return compared.new
+
+    def _show(self, findings: Sequence[Finding], out: TextIO) -> None:
+        options = self._options
+        file = options.output_file
+        colour = terminal.wants_colour(options.color, out) and (
+            file is None or options.color == "always"
+        )
+        context = render.Context(PAGES, self._source, colour)
+        if options.statistics and options.output_format == "text":
+            from jax_dist.checker.render import text as text_form
+
+            text = text_form.statistics(findings) + text_form.summary(findings) + "\n"
+        else:
+            text = render.FORMATS[options.output_format](findings, context)
+        if options.quiet and options.output_format == "text":
+            text = text[: text[:-1].rfind("\n") + 1].rstrip("\n") + "\n" if findings else ""
+        if file is None:
+            out.write(text)
+        else:
+            self._put(file, text)
+
+    def _source(self, path: str) -> Source | None:
+        """A file as it was when its findings were made."""
+        try:
+            return load(path, self._made[path] if path in self._made else self._read(path))
+        except (OSError, UnreadableError):
+            return None
+
+    def _read(self, path: str) -> bytes:
+        if self._stdin is not None:
+            return self._stdin
+        with open(path, "rb") as file:
+            return file.read()
+
+    def _put(self, file: str, text: str) -> None:
+        from jax_dist.checker import writing
+
+        try:
+            writing.write(file, text.encode())
+        except OSError as error:
+            raise MisuseError(f"{file} cannot be written: {error.strerror}") from error
+
+    def _say(self, text: str) -> None:
+        if not self._options.quiet:
+            print(text, file=self._err)
+
+    def _exit(self, found: Sized) -> Exit:
+        if self._stdin is None and self._found.unreadable:
+            return Exit.USAGE
+        return Exit.FINDINGS if found and not self._options.exit_zero else Exit.OK
+
+
+def _examiner(options: argparse.Namespace, config: Config, paths: Sequence[str]) -> Examiner:
+    select = selecting.split(options.select) if options.select else None
+    asked = Choice(select, selecting.split(options.extend_select), selecting.split(options.ignore))
+    target = options.target_jax
+    return Examiner(
+        codes=selecting.selected([config.choice, asked], PAGES),
+        project=Project((*config.project_roots, *paths)),
+        target=requirement.version(target) if target else config.target_jax,
+        ignores=tuple(
+            (
+                Patterns((glob,), config.folder),
+                frozenset().union(*(selecting.known(code, PAGES) for code in codes)),
+            )
+            for glob, codes in config.per_file_ignores
+        ),
+    )
+
+
+def _by_path(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(finding.path, []).append(finding)
+    return groups
+
+
+def _count(things: Sized, noun: str) -> str:
+    return f"{len(things)} {noun}" if len(things) == 1 else f"{len(things)} {noun}s"
+
+
+def _write(out: TextIO, data: bytes) -> None:
+    """The very bytes, where the stream takes them."""
+    out.flush()
+    binary = getattr(out, "buffer", None)
+    if binary is None:
+        out.write(data.decode("utf-8", "replace"))
+    else:
+        binary.write(data)
+        binary.flush()

@@ -1,0 +1,44 @@
+"""Starts the language server: findings and quick fixes in an editor.
+
+It speaks the Language Server Protocol over its standard streams; an editor starts it.
+"""
+
+import argparse
+from typing import Any, TextIO
+
+from jax_dist.commands.exits import Exit
+
+_EPILOG = """\
+exit codes: 0 the editor has ended it, 2 what it needs is not installed
+
+examples:
+  pip install "jax-dist[lsp]"      what it needs
+  jax-dist server                  the command to give to the editor, for Python files
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "server",
+        help="language server, for editors",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+    del options, out  # the protocol owns the process's own streams
+    try:
+        from jax_dist.checker import server
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("pygls", "lsprotocol"):
+            raise
+        print(
+            f'jax-dist server: {error.name} is not installed. Run: pip install "jax-dist[lsp]"',
+            file=err,
+        )
+        return Exit.USAGE
+    server.create().start_io()
+    return Exit.OK

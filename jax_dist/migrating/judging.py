@@ -1,0 +1,124 @@
+"""Compares two runs of one command: the verdict on what lies between them."""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from jax_dist.migrating import comparison, matching
+from jax_dist.migrating.comparison import SiteComparison
+from jax_dist.migrating.records import Mapped
+from jax_dist.migrating.runs import Run
+from jax_dist.migrating.verification import Ending, Verdict, Verification, tail
+
+
+def judged(
+    command: Sequence[str],
+    first: Run,
+    second: Run,
+    *,
+    files: Iterable[Path],
+    tolerance: float = 0.0,
+) -> Verification:
+    """Compares a run before a migration with one after it.
+
+    Args:
+      command: what ran.
+      first: before the migration.
+      second: after it.
+      files: that were migrated; what is mapped there and was not compared is reported.
+      tolerance: how far a float may differ, relative to the largest value of its array.
+
+    Returns:
+      The verdict, with its reasons; the files are taken as kept.
+    """
+    before, after = first.record, second.record
+    pairs, new = matching.pairs(before.mapped, after.mapped, after.jitted)
+    sites = tuple(_shown(comparison.compare(one, other, tolerance)) for one, other in pairs)
+    problems = tuple(_differing_ends(first, second))
+    unproven = tuple(_not_compared(files, first, second))
+    if problems or any(site.problems for site in sites):
+        verdict = Verdict.DIFFERENT
+    else:
+        verdict = Verdict.UNPROVEN if unproven else Verdict.SAME
+    return Verification(
+        command=tuple(command),
+        verdict=verdict,
+        rolled_back=False,
+        before=_ending(first),
+        after=_ending(second),
+        sites=sites,
+        problems=problems,
+        unproven=unproven,
+        notes=tuple(_notes(first, second, new)),
+    )
+
+
+def _differing_ends(first: Run, second: Run) -> Iterator[str]:
+    """A command that failed before owes nothing; any other must end as it did."""
+    if first.exit_code == 0 and second.exit_code != 0:
+        yield f"the command ended well before the migration; after it: {_ending(second)}"
+    elif first.exit_code is not None and second.exit_code is None:
+        yield f"the command ended before the migration ({_ending(first)}), and not in time after it"
+
+
+def _not_compared(files: Iterable[Path], first: Run, second: Run) -> Iterator[str]:
+    if first.exit_code != 0:
+        last = tail(first.output).rpartition("\n")[2]
+        now = "it runs now" if second.exit_code == 0 else f"after it: {_ending(second)}"
+        yield f"the command failed before the migration ({_ending(first)}: {last}); {now}"
+    if not first.record.mapped:
+        yield "no mapped function was called before the migration: nothing to compare with"
+    migrated = {os.path.realpath(file) for file in files}
+    for mapped in first.record.hidden:
+        if mapped.file in migrated:
+            yield f"{_place(mapped)} was called only inside a larger traced function"
+    for mapped in first.record.idle:
+        if mapped.file in migrated:
+            yield f"{_place(mapped)} was mapped, and never called"
+    for run_, when in ((first, "before"), (second, "after")):
+        for problem in run_.record.problems:
+            yield f"a call could not be recorded {when} the migration: {problem}"
+
+
+def _notes(first: Run, second: Run, new: Sequence[Mapped]) -> Iterator[str]:
+    if first.record.mapped:
+        for mapped in new:
+            yield f"{_place(mapped)} was called only after the migration"
+    if first.exit_code == second.exit_code == 0:
+        lines = zip(first.output.splitlines(), second.output.splitlines(), strict=False)
+        for number, (one, other) in enumerate(lines, 1):
+            if one != other:
+                yield f"the output differs from line {number} on: {one!r} before, {other!r} after"
+                return
+
+
+def _ending(run_: Run) -> Ending:
+    devices = [
+        array.devices
+        for mapped in run_.record.mapped
+        for call in mapped.calls
+        for array in call.returned
+        if array.devices
+    ]
+    return Ending(
+        exit_code=run_.exit_code,
+        functions=len(run_.record.mapped),
+        calls=run_.record.count,
+        devices=min(devices, default=0),
+        output=tail(run_.output),
+    )
+
+
+def _shown(site: SiteComparison) -> SiteComparison:
+    return dataclasses.replace(site, file=_relative(site.file))
+
+
+def _place(mapped: Mapped) -> str:
+    return f"{_relative(mapped.file)}:{mapped.line} {mapped.function}"
+
+
+def _relative(file: str) -> str:
+    """As people would write it: below the current folder without that."""
+    here = os.path.realpath(os.curdir) + os.sep
+    return file.removeprefix(here)

@@ -1,0 +1,196 @@
+"""Drawn, laid-out and damaged files: no crash, no broken file, nothing to do for a second run."""
+
+import ast
+import importlib.util
+import pathlib
+import random
+
+import generating
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from jax_dist.checker import catalogue, edits, linter, placing, sources
+from jax_dist.checker.findings import Finding, Fix, Safety
+from jax_dist.checker.modules import ParseError
+from jax_dist.checker.project import Project
+from jax_dist.checker.sources import Source, UnreadableError
+
+ALL = frozenset(catalogue.RULES)
+SYNTAX_ERROR = "JXD901"
+# Only while one file is checked; what stands in other folders must not matter.
+_PATH = "/nowhere/at/all/fuzzed.py"
+_SETTINGS = {
+    "deadline": None,
+    "suppress_health_check": [
+        hypothesis.HealthCheck.too_slow,
+        hypothesis.HealthCheck.data_too_large,
+    ],
+}
+
+
+def checked(source: Source) -> list[Finding]:
+    return linter.check(source, Project(()), ALL)
+
+
+def fixed(source: Source, findings: list[Finding]) -> tuple[Source, list[Fix]]:
+    """The file with all fixes that can be written, and those that were left for another run."""
+    fixes = [each.fix for each in findings if each.fix and each.fix.safety is not Safety.DISPLAY]
+    applied, left = edits.choose(fixes)
+    if not applied:
+        return source, left
+    code = placing.placed(Project(()).module(source), applied)
+    return sources.read(source.path, source.written(code)), left
+
+
+def inspect(data: bytes) -> list[Finding] | None:
+    """Checks, fixes, and checks again; None where the bytes are no text.
+
+    What must hold of every file there is stands here.
+    """
+    try:
+        source = sources.read(_PATH, data)
+    except UnreadableError:
+        return None
+    assert source.written(source.code) == data
+    findings = checked(source)
+    assert findings == checked(source)
+    for finding in findings:
+        _assert_in_place(source, finding)
+    assert any(finding.code == SYNTAX_ERROR for finding in findings) != _parses(source)
+    _assert_fixes_settle(source, findings)
+    return findings
+
+
+def _assert_in_place(source: Source, finding: Finding) -> None:
+    start, end = finding.span
+    assert 0 <= start <= end <= len(source.code)
+    source.code[start:end].decode()  # no character is cut in two
+    assert finding.code in ALL
+    if finding.code != SYNTAX_ERROR:
+        assert finding.start == source.position(start)
+    assert "\n" not in finding.message
+
+
+def _assert_fixes_settle(source: Source, findings: list[Finding]) -> None:
+    """Each run leaves a file that parses; as soon as none is left over, the next does nothing."""
+    for _ in range(10):
+        after, left = fixed(source, findings)
+        if after.code == source.code:
+            return
+        assert _parses(after), after.code.decode()
+        again = checked(after)
+        if not left:
+            settled, _ = fixed(after, again)
+            assert settled.code == after.code
+        source, findings = after, again
+    raise AssertionError(f"ten runs do not settle:\n{source.code.decode()}")
+
+
+def _parses(source: Source) -> bool:
+    try:
+        Project(()).module(source)
+    except ParseError:
+        return False
+    return True
+
+
+def codes(data: bytes) -> list[str]:
+    """The codes found, in order of place."""
+    found = inspect(data)
+    assert found is not None
+    return [finding.code for finding in found]
+
+
+@hypothesis.given(generating.programs())
+@hypothesis.settings(max_examples=120, derandomize=True, **_SETTINGS)
+def test_drawn_programs_are_checked_and_fixed(code: str):
+    assert "JXD001" in codes(code.encode())
+
+
+@pytest.mark.parametrize("layout", generating.LAYOUTS)
+@hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))
+@hypothesis.settings(max_examples=40, derandomize=True, **_SETTINGS)
+def test_the_layout_of_a_file_changes_no_finding(layout: str, code: str, seed: int):
+    laid_out = generating.LAYOUTS[layout](code, random.Random(seed))
+
+    assert codes(laid_out) == codes(code.encode())
+
+
+@hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))
+@hypothesis.settings(max_examples=250, derandomize=True, **_SETTINGS)
+def test_damaged_programs_do_no_harm(code: str, seed: int):
+    choice = random.Random(seed)
+    shuffled = generating.statements_shuffled(code, choice).encode()
+
+    inspect(shuffled)
+    inspect(generating.damaged(shuffled, choice))
+
+
+def real_files(count: int) -> list[pathlib.Path]:
+    """Files of the installed jax that speak of what the rules know."""
+    found = importlib.util.find_spec("jax")
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    root = pathlib.Path(found.submodule_search_locations[0])
+    files = sorted(root.rglob("*.py"))
+    wanted = [path for path in files if path.stat().st_size < 60_000 and _is_wanted(path)]
+    return wanted[:: max(1, len(wanted) // count)][:count]
+
+
+def _is_wanted(path: pathlib.Path) -> bool:
+    return linter.wanted(path.read_bytes(), ALL)
+
+
+def test_real_files_and_their_damage():
+    files = real_files(12)
+    assert len(files) == 12
+    for number, path in enumerate(files):
+        data = path.read_bytes()
+        assert inspect(data) is not None
+        inspect(generating.damaged(data, random.Random(number)))
+
+
+@pytest.mark.slow
+@hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))
+@hypothesis.settings(max_examples=3000, **_SETTINGS)
+def test_many_damaged_programs_do_no_harm(code: str, seed: int):
+    choice = random.Random(seed)
+    shuffled = generating.statements_shuffled(code, choice)
+    for layout in generating.LAYOUTS.values():
+        inspect(layout(shuffled, choice))
+    inspect(generating.damaged(shuffled.encode(), choice))
+
+
+@pytest.mark.slow
+def test_all_real_files_and_their_damage():
+    for number, path in enumerate(real_files(10_000)):
+        data = path.read_bytes()
+        choice = random.Random(number)
+        inspect(data)
+        for _ in range(5):
+            inspect(generating.damaged(data, choice))
+
+
+def test_the_inspection_sees_a_fix_that_breaks_the_file(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(placing, "placed", lambda module, fixes: b"def (:\n")
+
+    with pytest.raises(AssertionError, match="def"):
+        inspect(b"import jax\nn = jax.lax.psum(1, 'i')\n")
+
+
+def test_the_inspection_sees_a_fix_that_never_settles(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(placing, "placed", lambda module, fixes: module.source.code + b"#\n")
+
+    with pytest.raises(AssertionError):
+        inspect(b"import jax\nn = jax.lax.psum(1, 'i')\n")
+
+
+def test_the_layouts_mean_the_same():
+    code = "import jax\n\n\ndef f(x):\n    return jax.pmap(g, 'i')(x, [1, {'a': 2}], \"ö\")\n"
+    tree = ast.dump(ast.parse(code))
+
+    for name, layout in generating.LAYOUTS.items():
+        for seed in range(20):
+            source = sources.read(_PATH, layout(code, random.Random(seed)))
+            assert ast.dump(ast.parse(source.code.decode())) == tree, name
