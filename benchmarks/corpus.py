@@ -25,6 +25,7 @@ import difflib
 import json
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 
-from jax_dist.checker import examining, linter, modules, pmaps
+from jax_dist.checker import catalogue, examining, linter, modules, pmaps
 from jax_dist.checker.project import Project
 from jax_dist.checker.sources import Source, UnreadableError
 from jax_dist.migrating import files as migrating
@@ -40,6 +41,7 @@ from jax_dist.migrating.outcomes import FileMigration
 
 CRASH = "the migration crashed"
 _PMAP = "JXD001"
+_ALL = frozenset(catalogue.RULES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +180,7 @@ def migrated(folder: pathlib.Path, target: str) -> dict[str, FileMigration]:
     project = Project([str(folder)])
     made: dict[str, FileMigration] = {}
     for path, data in sources_in(folder).items():
-        if b"jax" in data:
+        if linter.wanted(data, _ALL):
             with contextlib.suppress(UnreadableError):
                 source = examining.load(str(folder / path), data)
                 made[path] = _survived(source, data, project, TARGETS[target])
@@ -242,7 +244,12 @@ def _note(result: Result, path: str, migration: FileMigration) -> None:
 def _left(migration: FileMigration | None) -> list[tuple[str, str]]:
     """What was left; lines are not compared, for they move."""
     outcomes = () if migration is None else migration.outcomes
-    return sorted((each.code, each.reason) for each in outcomes if each.status == "left")
+    return sorted((each.code, _alike(each.reason)) for each in outcomes if each.status == "left")
+
+
+def _alike(reason: str) -> str:
+    """The reason without line numbers and without names in brackets."""
+    return re.sub(r"\([\w.]+ in line \d+\)|\bline \d+", "...", reason)
 
 
 def _hunks(name: str, migration: FileMigration) -> Iterator[str]:
@@ -297,10 +304,9 @@ def print_summary(rows: Sequence[tuple[Repository, tuple[int, int], Sequence[Res
     for number, first in enumerate(rows[0][2]):
         results = [results[number] for _, _, results in rows]
         done = sum(result.count(pmap=True, done=True) for result in results)
-        left = sum(result.count(pmap=True, done=False) for result in results)
+        sites = sum(sum(found_) for _, found_, _ in rows)
         goal = {"jax_dist": "; goal 97%", "jax": "; goal 80%"}.get(first.target, "")
-        share = done / max(1, done + left)
-        print(f"{first.target}: {done} of {done + left} migrated ({share:.1%}{goal})")
+        print(f"{first.target}: {done} of {sites} migrated ({done / max(1, sites):.1%}{goal})")
         mute = sum(not place.done and not place.reason for r in results for place in r.places)
         print(f"  left without a reason: {mute}")
         for what in ("broken", "restless", "unlike", "problems"):
@@ -328,7 +334,7 @@ def print_reasons(results: Sequence[Result]) -> None:
         for result in results:
             for place in result.places:
                 if result.target == target and not place.done:
-                    key = (place.rule, place.reason)
+                    key = (place.rule, _alike(place.reason))
                     counts[key] += 1
                     where.setdefault(key, f"{result.repository}/{place.path}:{place.line}")
         print(f"\nleft with --to {target}")

@@ -322,6 +322,19 @@ def of(module: Module) -> Flow:
     return module.once(Flow)
 
 
+def is_whole(module: Module, origin: Origin) -> bool:
+    """Whether no other file can have a part in it: functions on its way have no other callers."""
+    return all(_is_private(module, function) for function in origin.through)
+
+
+def _is_private(module: Module, function: scopes.Function) -> bool:
+    if isinstance(function, ast.Lambda):
+        return module.function(function) is not None
+    return function.name.startswith("_") or isinstance(
+        module.scope(function).node, scopes.Function
+    )
+
+
 def is_tree(module: Module, origin: Origin) -> bool | None:
     """Whether a stacked value is a tuple or dict (True), an array (False), or either (None)."""
     if origin.kind is Kind.KEYS:

@@ -129,3 +129,10 @@ def _self_attributes(
             if isinstance(each, ast.Attribute) and isinstance(each.ctx, context) and is_self(each):
                 of_class.setdefault(each.attr, []).append(each)
     return found
+
+
+def all_nodes(function: scopes.Function) -> Iterator[ast.AST]:
+    """The nodes of a function's body, with those of functions in it."""
+    body = [function.body] if isinstance(function, ast.Lambda) else function.body
+    for each in body:
+        yield from ast.walk(each)

@@ -425,8 +425,9 @@ class Module:
         around = {id(each) for each in self.ancestors(node)}
         loops = [each for each in self.ancestors(node) if isinstance(each, ast.For | ast.While)]
         bindings = sorted(bindings, key=lambda each: _place(each.node))
+        bindings, loops, fresh = self._since_target(node, bindings, loops)
         before = [each for each in bindings if _place(each.node) < _place(node)]
-        before = [each for each in before if id(self.statement(each.node)) not in around]
+        before = [each for each in before if not self._assigns_from(each, around)]
         after = [each for each in bindings if each not in before]
         back = [each for each in after if any(_holds(loop, each.node) for loop in loops)]
         for number in range(len(before) - 1, -1, -1):
@@ -434,7 +435,26 @@ class Module:
             if id(self.parent(statement)) in around and _same_block(self, statement, node):
                 hidden_in_loop = not back or any(_holds(loop, statement) for loop in loops)
                 return [*before[number:], *([] if hidden_in_loop else back)]
-        return [*before, *back] or bindings
+        return [*fresh, *before, *back] or bindings
+
+    def _assigns_from(self, binding: Binding, around: set[int]) -> bool:
+        """Whether the binding's value is computed from the read: `x = f(x)`."""
+        statement = self.statement(binding.node)
+        assigns = isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign)
+        return assigns and id(statement) in around
+
+    def _since_target(
+        self, node: ast.Name, bindings: list[Binding], loops: list[Any]
+    ) -> tuple[list[Binding], list[Any], list[Binding]]:
+        """`for x in xs:` binds anew in each round: only what its body does to `x` comes after."""
+        for number, loop in enumerate(loops):
+            if not isinstance(loop, ast.For) or not any(_holds(each, node) for each in loop.body):
+                continue
+            fresh = [each for each in bindings if _holds(loop.target, each.node)]
+            if fresh:
+                inside = [each for each in bindings if _holds(loop, each.node)]
+                return [each for each in inside if each not in fresh], loops[:number], fresh
+        return bindings, loops, []
 
 
 def parse(code: bytes) -> ast.Module:

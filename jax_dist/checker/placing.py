@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from jax_dist.checker import edits, modules
 from jax_dist.checker.findings import Edit, Fix
 from jax_dist.checker.modules import Module
+from jax_dist.checker.sources import Source
 
 
 def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
@@ -19,22 +20,24 @@ def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
     fixes = list(fixes)
     imports = dict.fromkeys(line for fix in fixes for line in fix.imports)
     definitions = dict.fromkeys(text for fix in fixes for text in fix.definitions)
-    code = module.source.code
-    newline = edits.newline_of(code)
-    code = edits.apply(code, [edit for fix in fixes for edit in fix.edits], newline)
+    source = _edited(module.source, [edit for fix in fixes for edit in fix.edits])
     if definitions:
-        code = edits.apply(code, _defined(code, list(definitions)), newline)
+        source = _edited(source, _defined(source, list(definitions)))
     for line in imports:  # one by one: each may stand beside the one before
-        code = edits.apply(code, _imported(code, line), newline)
-    return code
+        source = _edited(source, _imported(source, line))
+    return source.code
+
+
+def _edited(source: Source, made: Sequence[Edit]) -> Source:
+    return source.edited(edits.apply(source.code, made, edits.newline_of(source.code)))
 
 
 # --- imports
 
 
-def _imported(code: bytes, line: str) -> list[Edit]:
+def _imported(source: Source, line: str) -> list[Edit]:
     """One import, in the group of its kind, before the first that sorts after it."""
-    tree = modules.parse(code)
+    code, tree = source.code, modules.parse(source.python)
     present = {ast.unparse(node) for node in tree.body if isinstance(node, _IMPORTS)}
     if line in present:
         return []
@@ -128,9 +131,9 @@ def _is_banner(lines: Sequence[bytes], number: int) -> bool:
 # --- definitions
 
 
-def _defined(code: bytes, definitions: Sequence[str]) -> list[Edit]:
+def _defined(source: Source, definitions: Sequence[str]) -> list[Edit]:
     """Functions below the imports, two blank lines apart."""
-    tree = modules.parse(code)
+    code, tree = source.code, modules.parse(source.python)
     new = [text for text in definitions if not _defines(tree, text)]
     if not new:
         return []

@@ -1,12 +1,14 @@
 """All that one fix changes, for editors and code scanning: its group, its imports, its helpers."""
 
 import difflib
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from jax_dist.checker import edits, placing
+from jax_dist.checker import edits, modules, placing
 from jax_dist.checker.findings import Edit, Finding, Fix, Safety
 from jax_dist.checker.modules import Module, ParseError
+from jax_dist.checker.sources import Source
 
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 
@@ -32,27 +34,53 @@ def repair(finding: Finding, findings: Sequence[Finding], module: Module) -> lis
 def changes(fixes: Sequence[Fix], module: Module) -> list[Edit]:
     """What `fixes` change, without those that clash with earlier ones; none if they spoil the file.
 
+    Unlike `placing.placed`, it can be used for a notebook with magics.
+
     Args:
       fixes: of one file.
       module: the file.
     """
     applied, _ = edits.choose(fixes)
-    if not any(fix.imports or fix.definitions for fix in applied):
-        return sorted({edit for fix in applied for edit in fix.edits})
+    made = sorted({edit for fix in applied for edit in fix.edits})
+    # Magics are no Python, and neither is what they become: seen from here they are not there.
+    python = module.source.python
+    shown = Source(module.source.path, python, python)
     try:
-        return list(between(module.source.code, placing.placed(module, applied)))
+        edited = edits.apply(python, made, edits.newline_of(python))
+        new = placing.placed(Module(shown), applied)
+        modules.parse(new)
     except ParseError:
         return []
+    inserted = [
+        Edit(_before(edit.start, made, python), _before(edit.end, made, python), edit.text)
+        for edit in between(edited, new)
+    ]
+    return sorted([*made, *inserted])
 
 
 def between(old: bytes, new: bytes) -> Iterator[Edit]:
-    """Whole lines, for where imports go is known only when the file is put together."""
+    """The lines that differ."""
     before, after = _LINE.findall(old), _LINE.findall(new)
-    starts = [0]
-    for line in before:
-        starts.append(starts[-1] + len(line))
+    starts = [0, *itertools.accumulate(map(len, before))]
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     for kind, first, last, new_first, new_last in matcher.get_opcodes():
         if kind != "equal":
             text = b"".join(after[new_first:new_last]).decode()
             yield Edit(starts[first], starts[last], text)
+
+
+def _before(offset: int, made: Sequence[Edit], code: bytes) -> int:
+    """Where `offset` of the edited text was before the edits were made.
+
+    Within what an edit has put there, it is the end of what was there before.
+    """
+    moved = 0
+    for edit in made:
+        start = edit.start + moved
+        if offset <= start:
+            break
+        moved += len(edits.apply(b"", [Edit(0, 0, edit.text)], edits.newline_of(code)))
+        moved -= edit.end - edit.start
+        if offset < edit.end + moved:
+            return edit.end
+    return offset - moved

@@ -1,5 +1,7 @@
 """Checks many files: those that have changed, in several processes where that pays."""
 
+import contextlib
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -15,6 +17,9 @@ _Checked: TypeAlias = tuple[list[tuple[str, list[Finding]]], list[str]]
 
 _ENOUGH = 200  # files to check, from which on starting processes pays
 _CHUNKS_PER_JOB = 8  # so that a chunk of large files does not keep one process busy alone
+# Objects between two collections. Trees are many objects and hardly any garbage: with Python's own
+# 700 scenic and flax take 2.5 s, with this 1.6 s, in the same memory.
+_SELDOM = 50_000
 
 
 def run(
@@ -36,10 +41,11 @@ def run(
     """
     sifted = _Sifted(files, examiner, memory)
     done = len(files) - len(sifted.pending)
-    for found, read in _checked(sifted.pending, examiner, _jobs(jobs, len(sifted.pending))):
-        sifted.take(found, read)
-        done += len(found)
-        progress(done, len(files))
+    with _collecting_seldom():
+        for found, read in _checked(sifted.pending, examiner, _jobs(jobs, len(sifted.pending))):
+            sifted.take(found, read)
+            done += len(found)
+            progress(done, len(files))
     if memory is not None:
         memory.save(sifted.read)
     return [finding for path in files for finding in sifted.found[path]]
@@ -89,6 +95,16 @@ class _Sifted:
         return self._memory.get(path, self._digests[path])
 
 
+@contextlib.contextmanager
+def _collecting_seldom() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(_SELDOM, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 def _jobs(jobs: int | None, files: int) -> int:
     if jobs is None:
         jobs = (os.cpu_count() or 1) if files > _ENOUGH else 1
@@ -117,6 +133,7 @@ _here: list[Examiner] = []  # of a worker process, so that it keeps what it lear
 
 
 def _start(examiner: Examiner) -> None:
+    gc.set_threshold(_SELDOM)
     _here[:] = [examiner]
 
 

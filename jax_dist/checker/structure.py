@@ -62,7 +62,12 @@ def _is_tree(module: Module, node: ast.expr, path: Path, depth: int) -> bool | N
             return _is_tree(module, values[0], path, depth + 1)
     if path:
         return None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):  # of tuples too
+        sides = {_is_tree(module, side, path, depth + 1) for side in (node.left, node.right)}
+        return True if True in sides else (False if False in sides else None)
     if isinstance(node, ast.BinOp | ast.Compare | ast.UnaryOp):
+        return False
+    if isinstance(node, ast.Constant):
         return False
     if isinstance(node, ast.Call):
         name = module.qualified_name(node.func) or ""

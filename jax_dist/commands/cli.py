@@ -11,7 +11,8 @@ import jax_dist
 from jax_dist.commands.exits import Exit
 
 # Loaded by name, and only the one that is asked for: `lint` must not wait for the others.
-_COMMANDS = ("info", "lint", "rule")
+_COMMANDS = ("info", "lint", "migrate", "rule")
+_WITH_PROGRAM = ("migrate",)  # what stands behind their -- is a command to run
 
 _EPILOG = """\
 exit codes: 0 all is well, 1 something was found, 2 the command was not understood
@@ -19,6 +20,8 @@ exit codes: 0 all is well, 1 something was found, 2 the command was not understo
 examples:
   jax-dist lint .                               what pmap-era code does, in files and notebooks
   jax-dist lint --fix .                         mends what is safe to mend
+  jax-dist migrate src                          how to move it from pmap, as a diff
+  jax-dist migrate --write src                  moves it
   jax-dist info                                 what this machine runs
   JAX_NUM_CPU_DEVICES=8 jax-dist info --json    with 8 simulated devices
 """
@@ -49,7 +52,9 @@ def main(
 def _run(
     parser: argparse.ArgumentParser, arguments: Sequence[str], out: TextIO, err: TextIO
 ) -> int:
+    arguments, program = _split(arguments)
     options = parser.parse_args(arguments)
+    options.program = program
     if options.command is None:
         parser.print_help(file=err)
         return Exit.USAGE
@@ -66,6 +71,14 @@ def _run(
         # Python itself would exit with 1, which says that something was found.
         raise SystemExit(int(Exit.USAGE)) from error
     return code
+
+
+def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """`migrate src -- python a.py` as two command lines; argparse knows no such thing."""
+    if arguments[:1] and arguments[0] in _WITH_PROGRAM and "--" in arguments:
+        cut = list(arguments).index("--")
+        return arguments[:cut], arguments[cut + 1 :]
+    return arguments, ()
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

@@ -119,6 +119,14 @@ def first_slice(tree):
     return jax.tree.map(first, tree)
 '''
 
+REPLICATED = '''\
+def replicated(tree):
+    """A whole copy of each leaf on every device, without an axis over them."""
+    mesh = jax.sharding.Mesh(jax.devices(), ("devices",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return jax.device_put(tree, sharding, may_alias=False)  # donating it must not hurt `tree`
+'''
+
 _NEEDS = {
     PER_DEVICE: ("import functools", "import jax", "import jax.numpy as jnp"),
     PER_DEVICE_AXES: ("import functools", "import jax", "import jax.numpy as jnp"),
@@ -127,6 +135,7 @@ _NEEDS = {
     OVER_DEVICES: ("import functools", "import jax"),
     PUT_REPLICATED: ("import jax", "import jax.numpy as jnp"),
     PUT_SHARDED: ("import jax", "import jax.numpy as jnp"),
+    REPLICATED: ("import jax",),
     FIRST_SLICE: ("import jax", "import jax.numpy as jnp"),
 }
 

@@ -12,7 +12,16 @@ from jax_dist.checker.modules import Module, ParseError
 from jax_dist.checker.project import Project
 from jax_dist.checker.registry import Version
 from jax_dist.checker.sources import Source
-from jax_dist.migrating import definers, host_local, placements, texts, tidy, to_jax, to_jax_dist
+from jax_dist.migrating import (
+    definers,
+    host_local,
+    idiomatic,
+    placements,
+    texts,
+    tidy,
+    to_jax,
+    to_jax_dist,
+)
 from jax_dist.migrating.layout import Style
 from jax_dist.migrating.outcomes import FileMigration, Left, Outcome, Status
 
@@ -37,6 +46,7 @@ class Options:
     """What is asked for."""
 
     to: Target = "jax_dist"
+    idiomatic: bool = False  # with "jax": without the axis over devices, where the flow shows it
     several_processes: bool = True  # the program may run in several: refuse where that matters
     target: Version | None = None  # the oldest jax that the code must run on; None: the newest
     among: frozenset[str] | None = None  # absolute paths of what is migrated; None: all is
@@ -107,10 +117,42 @@ def _rewritten(
 
 def _places(module: Module, project: Project, options: Options) -> list[_Place]:
     style = texts.style_of(module.source.code)
-    found = [_pmap_place(module, project, site, options, style) for site in pmaps.sites(module)]
+    freed, kept = _freed(module, options, style)
+    found: list[_Place] = []
+    for site in pmaps.sites(module):
+        place = freed.pop(site.reference, None)
+        place = place or _pmap_place(module, project, site, options, style)
+        found.append(_explained(place, kept.get(site.reference, "")))
     for name, node in placements.places(module):
-        found.append(_placement(module, name, node, options, style))
-    return found + _renames(module, options)
+        call = module.parent(node)
+        place = freed.pop(call, None) if isinstance(call, ast.expr) else None
+        found.append(place or _placement(module, name, node, options, style))
+    return [*found, *freed.values(), *_renames(module, options)]
+
+
+def _freed(
+    module: Module, options: Options, style: Style
+) -> tuple[dict[ast.expr, _Place], dict[ast.expr, str]]:
+    """By node: the places that lose the axis over devices; and why other sites keep it."""
+    if not options.idiomatic or options.to != "jax":
+        return {}, {}
+    found = idiomatic.find(module, style, several_processes=options.several_processes)
+    places = {
+        change.node: _Place(
+            _outcome(module, change.node, "JXD204", "done", change.said), change.fix
+        )
+        for change in found.changes
+    }
+    return places, found.kept
+
+
+def _explained(place: _Place, kept: str) -> _Place:
+    """Says why an argument or a result keeps its axis."""
+    if not kept or place.outcome.status == "left":
+        return place
+    said = f"{place.outcome.reason}; " if place.outcome.reason else ""
+    outcome = dataclasses.replace(place.outcome, reason=f"{said}the device axis stays: {kept}")
+    return dataclasses.replace(place, outcome=outcome)
 
 
 def _pmap_place(

@@ -19,7 +19,7 @@ class Outcome:
     status: Status
     what: str  # "jax.pmap", as the place spells it
     reason: str = ""  # why it was left; or what was done
-    by_hand: str = ""  # what to do about it; Python where that can be given
+    by_hand: str = ""  # what to do about it: a sentence, and in the next lines a sketch in Python
     detail: str = ""  # what the reason rests on at this place: "jax.process_count() in line 40"
 
     @property
@@ -27,8 +27,15 @@ class Outcome:
         """The reason and its detail."""
         return f"{self.reason} ({self.detail})" if self.detail else self.reason
 
-    def to_dict(self) -> dict[str, object]:
-        return dataclasses.asdict(self)
+    @property
+    def remedy(self) -> str:
+        """The sentence of `by_hand`."""
+        return self.by_hand.partition("\n")[0]
+
+    @property
+    def sketch(self) -> str:
+        """The Python of `by_hand`; empty where a sentence says it."""
+        return self.by_hand.partition("\n")[2].strip("\n")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class Left(Exception):  # noqa: N818 - not an error: a place that is left as it 
 
     Args:
       reason: why, in words that are the same at each such place, so that reports can count them.
-      by_hand: what to do about it.
+      by_hand: what to do about it: a sentence, and in the next lines a sketch in Python.
       detail: what the reason rests on at this place.
     """
 

@@ -122,7 +122,7 @@ def _what_became_of_the_files(verification: Verification) -> str:
 
 
 def _table(sites: tuple[SiteComparison, ...]) -> Iterator[str]:
-    rows = [("mapped function", "calls compared", "devices", "difference", "compared")]
+    rows = [("mapped function", "calls compared", "devices", "difference", "how")]
     rows += [_row(site) for site in sites]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row, site in zip(rows, (None, *sites), strict=True):

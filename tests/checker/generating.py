@@ -2,6 +2,8 @@
 
 import ast
 import io
+import itertools
+import json
 import random
 import re
 import tokenize
@@ -44,7 +46,14 @@ _BODIES = (
     "class {f}:\n    def __init__(self, x): self.x = x\n    def __call__(self, x): return self.x\n",
     "async def {f}(x):\n    return [y async for y in x]\n",
     "def {f}(x):\n    match x:\n        case [{jax}, *jnp]: return jnp\n"
-    "        case {{**L}}: return L\n        case int() as U: return U\n    return x\n",
+    "        case {{**L}}: return L\n        case int() as U: return U\n"
+    "        case True | None: return 1\n        case {f}.k | f.g(x=[]): return 2\n    return x\n",
+    "def {f}(x):\n    global y, z\n    try: y = z = x\n    except (A, B) as e: raise e from e\n"
+    "    else: del z\n    finally: assert x, f'{{x!r:{{y}}}}'\n    return x\n",
+    "def {f}(x, /, y: int = 3, *, z: 'str' = '', **k) -> None:\n    nonlocal_ = lambda: (yield)\n"
+    "    a: list[int] = [*x, *(b for c in x for b in c if b if c)]; a[1:, ...] += {{**k, 'a': 1}}\n"
+    "    while x: break\n    else: return await_ @ x if x else not x\n"
+    "    return x[:, ::2, None], \\\n        a\n",
 )
 _OPTIONS = (
     "",
@@ -151,7 +160,10 @@ def spread_out(code: str, choice: random.Random) -> bytes:
             continue
         gap = _between(lines, at, start)
         plain = last not in ("", "\n") and token.type not in _ENDS and not strings
-        pieces.append(gap + _filler(choice, depth) if plain and start[0] == at[0] else gap)
+        if plain and start[0] == at[0]:
+            # A comment within a dotted name goes when the name is replaced; nobody writes one.
+            gap += _filler(choice, depth, comments="." not in (last, token.string))
+        pieces.append(gap)
         pieces.append(_between(lines, start, end))
         strings += token.type == _STRING_START
         strings -= token.type == _STRING_END
@@ -167,12 +179,13 @@ _STRING_START = getattr(tokenize, "FSTRING_START", -1)  # since Python 3.12
 _STRING_END = getattr(tokenize, "FSTRING_END", -1)
 
 
-def _filler(choice: random.Random, depth: int) -> str:
+def _filler(choice: random.Random, depth: int, *, comments: bool) -> str:
     if choice.random() < 0.8:
         return ""
-    if depth:
-        return choice.choice(("  # ein Wörtchen, ) (\n", "\n\n\t", "   ", " \\\n  "))
-    return choice.choice((" \\\n", "  ", " \\\n\t "))
+    if not depth:
+        return choice.choice((" \\\n", "  ", " \\\n\t "))
+    comment = ("  # ein Wörtchen, ) (\n",) if comments else ()
+    return choice.choice(("\n\n\t", "   ", " \\\n  ", *comment))
 
 
 def _between(lines: Sequence[str], start: tuple[int, int], end: tuple[int, int]) -> str:
@@ -231,6 +244,36 @@ LAYOUTS: dict[str, Layout] = {
     "tabs": tabbed,
     "latin-1": latin,
 }
+
+
+def notebook(code: str, choice: random.Random) -> bytes:
+    """The statements in cells, between magics, prose and output."""
+    lines = code.splitlines(keepends=True)
+    starts = [_first_line(node) - 1 for node in ast.parse(code).body]
+    starts = [start for start in dict.fromkeys(starts) if not lines[start - 1].endswith("\\\n")]
+    cuts = sorted({0, len(lines), *choice.sample(starts, min(3, len(starts)))})
+    cells: list[dict[str, object]] = []
+    for start, end in itertools.pairwise(cuts):
+        text = choice.choice(("", "%matplotlib inline\n", "!pip list\n", "%%time\n"))
+        source = (text + "".join(lines[start:end])).rstrip("\n").splitlines(keepends=True)
+        cells.append({"cell_type": "markdown", "metadata": {}, "source": ["jax.pmap(f), é"]})
+        cells.append(_code_cell(source if choice.random() < 0.5 else "".join(source)))
+    kernel = {"kernelspec": {"language": "python", "name": "python3", "display_name": "P"}}
+    content = {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
+    text = json.dumps(content, indent=choice.choice((None, 1)), ensure_ascii=choice.random() < 0.5)
+    return text.encode() + choice.choice((b"", b"\n"))
+
+
+def _code_cell(source: object) -> dict[str, object]:
+    output = {"output_type": "stream", "name": "stdout", "text": ["jax.pmap(f)\n"]}
+    return {
+        "cell_type": "code",
+        "execution_count": 1,
+        "metadata": {},
+        "outputs": [output],
+        "source": source,
+    }
+
 
 # --- damage: the result may be anything
 

@@ -1,25 +1,34 @@
 """Drawn, laid-out and damaged files: no crash, no broken file, nothing to do for a second run."""
 
 import ast
+import collections
 import importlib.util
+import io
 import pathlib
 import random
+import tokenize
 
 import generating
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from jax_dist.checker import catalogue, edits, linter, placing, sources
+from jax_dist.checker import catalogue, edits, examining, linter, placing, sources
 from jax_dist.checker.findings import Finding, Fix, Safety
 from jax_dist.checker.modules import ParseError
 from jax_dist.checker.project import Project
 from jax_dist.checker.sources import Source, UnreadableError
+from jax_dist.migrating import files as migrating
 
 ALL = frozenset(catalogue.RULES)
 SYNTAX_ERROR = "JXD901"
 # Only while one file is checked; what stands in other folders must not matter.
 _PATH = "/nowhere/at/all/fuzzed.py"
+TARGETS = (
+    migrating.Options(to="jax_dist"),
+    migrating.Options(to="jax"),
+    migrating.Options(to="jax", several_processes=False),
+)
 _SETTINGS = {
     "deadline": None,
     "suppress_health_check": [
@@ -40,16 +49,16 @@ def fixed(source: Source, findings: list[Finding]) -> tuple[Source, list[Fix]]:
     if not applied:
         return source, left
     code = placing.placed(Project(()).module(source), applied)
-    return sources.read(source.path, source.written(code)), left
+    return examining.load(source.path, source.written(code)), left
 
 
-def inspect(data: bytes) -> list[Finding] | None:
-    """Checks, fixes, and checks again; None where the bytes are no text.
+def inspect(data: bytes, path: str = _PATH) -> list[Finding] | None:
+    """Checks, fixes, migrates, and all of it again; None where the bytes are no text.
 
     What must hold of every file there is stands here.
     """
     try:
-        source = sources.read(_PATH, data)
+        source = examining.load(path, data)
     except UnreadableError:
         return None
     assert source.written(source.code) == data
@@ -59,6 +68,8 @@ def inspect(data: bytes) -> list[Finding] | None:
         _assert_in_place(source, finding)
     assert any(finding.code == SYNTAX_ERROR for finding in findings) != _parses(source)
     _assert_fixes_settle(source, findings)
+    for options in TARGETS:
+        _assert_migration_settles(source, options)
     return findings
 
 
@@ -87,6 +98,25 @@ def _assert_fixes_settle(source: Source, findings: list[Finding]) -> None:
     raise AssertionError(f"ten runs do not settle:\n{source.code.decode()}")
 
 
+def _assert_migration_settles(source: Source, options: migrating.Options) -> None:
+    """What is migrated parses and keeps its comments, and a second run does nothing."""
+    first = migrating.migrate(source, Project(()), options)
+    assert "report" not in first.problem, first.problem
+    if not first.changed:
+        return
+    after = examining.load(source.path, first.after)
+    assert _parses(after), after.code.decode()
+    assert not _comments(source) - _comments(after), after.code.decode()
+    second = migrating.migrate(after, Project(()), options)
+    assert second.after == first.after, second.after.decode()
+
+
+def _comments(source: Source) -> collections.Counter[str]:
+    code = source.python.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    tokens = tokenize.tokenize(io.BytesIO(code).readline)
+    return collections.Counter(each.string for each in tokens if each.type == tokenize.COMMENT)
+
+
 def _parses(source: Source) -> bool:
     try:
         Project(()).module(source)
@@ -95,9 +125,9 @@ def _parses(source: Source) -> bool:
     return True
 
 
-def codes(data: bytes) -> list[str]:
+def codes(data: bytes, path: str = _PATH) -> list[str]:
     """The codes found, in order of place."""
-    found = inspect(data)
+    found = inspect(data, path)
     assert found is not None
     return [finding.code for finding in found]
 
@@ -115,6 +145,14 @@ def test_the_layout_of_a_file_changes_no_finding(layout: str, code: str, seed: i
     laid_out = generating.LAYOUTS[layout](code, random.Random(seed))
 
     assert codes(laid_out) == codes(code.encode())
+
+
+@hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))
+@hypothesis.settings(max_examples=60, derandomize=True, **_SETTINGS)
+def test_a_notebook_is_a_file_in_pieces(code: str, seed: int):
+    data = generating.notebook(code, random.Random(seed))
+
+    assert codes(data, _PATH.replace(".py", ".ipynb")) == codes(code.encode())
 
 
 @hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))
@@ -170,6 +208,17 @@ def test_all_real_files_and_their_damage():
         inspect(data)
         for _ in range(5):
             inspect(generating.damaged(data, choice))
+
+
+def test_any_syntax_is_resolved():
+    """Also files that the prefilter would pass over: those of the standard library."""
+    root = pathlib.Path(ast.__file__).parent
+    files = sorted(root.glob("*.py")) + sorted(root.glob("test/test_p*.py"))
+    assert len(files) > 150
+    for path in files[::5]:
+        source = sources.read(_PATH, path.read_bytes())
+        if _parses(source):
+            assert Project(()).module(source).used_names is not None
 
 
 def test_the_inspection_sees_a_fix_that_breaks_the_file(monkeypatch: pytest.MonkeyPatch):

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+import jax_dist
+
 pytest.importorskip("pygls")
 
 _START = "from jax_dist.checker import server; server.create().start_io()"
@@ -90,17 +92,17 @@ class _Editor:
         return json.loads(self._process.stdout.read(length))
 
 
-@pytest.fixture
-def editor(tmp_path):
-    editor = _Editor(tmp_path)
+@pytest.fixture(scope="module")
+def editor(tmp_path_factory):
+    editor = _Editor(tmp_path_factory.mktemp("project"))
     yield editor
     editor.kill()
 
 
 def _mended(text: str, action: dict[str, Any], uri: str) -> str:
     """The text once an editor has made the action's edits; characters below U+10000 only."""
-    lines = text.splitlines(keepends=True)
-    starts = [sum(map(len, lines[:number])) for number in range(len(lines) + 1)]
+    lines = text.split("\n")
+    starts = [sum(len(line) + 1 for line in lines[:number]) for number in range(len(lines))]
 
     def offset(place: dict[str, int]) -> int:
         if place["line"] >= len(lines):  # what editors do with a place behind the end
@@ -147,7 +149,7 @@ def test_columns_count_as_the_editor_does(editor, tmp_path):
     shown = editor.open(uri, 'import jax\ns = "\U0001f600日"; step = jax.pmap(f)\n')
 
     # U+1F600 counts twice in UTF-16, which is what this editor speaks.
-    assert [_place(each) for each in shown] == [(1, 17, 1, 25)]
+    assert [_place(each) for each in shown] == [(1, 18, 1, 26)]
 
 
 def test_changes_are_seen_before_they_are_saved(editor, tmp_path):
@@ -206,7 +208,7 @@ def test_a_fix_brings_its_import(editor, tmp_path):
     action = editor.actions(uri, 1)[0]
 
     assert _mended(text, action, uri) == (
-        "from jax.lax import psum\nimport jax\nn = jax.lax.axis_size('i') + psum(x, 'i')\n"
+        "import jax\nfrom jax.lax import psum\nn = jax.lax.axis_size('i') + psum(x, 'i')\n"
     )
 
 
@@ -264,8 +266,8 @@ def test_a_closed_document_has_no_findings(editor, tmp_path):
 def test_the_cells_of_a_notebook_are_seen_together(editor, tmp_path):
     notebook = (tmp_path / "train.ipynb").as_uri()
     cells = {
-        f"{notebook}#a": "from jax.lax import psum",
-        f"{notebook}#b": "%%time\n!nvidia-smi\nn = psum(1, 'i') + psum(x, 'i')\n",
+        f"{notebook}#a": "%matplotlib inline\nimport flax",
+        f"{notebook}#b": "%%time\nx = !nproc\nfrom jax.lax import psum\nn = psum(1, 'i')\n",
     }
     editor.tell(
         "notebookDocument/didOpen",
@@ -287,14 +289,18 @@ def test_the_cells_of_a_notebook_are_seen_together(editor, tmp_path):
 
     assert editor.diagnostics(f"{notebook}#a") == []
     shown = editor.diagnostics(f"{notebook}#b")
-    assert [(each["code"], _place(each)) for each in shown] == [("JXD306", (2, 4, 2, 16))]
-    action = editor.actions(f"{notebook}#b", 2)[0]
+    assert [(each["code"], _place(each)) for each in shown] == [("JXD306", (3, 4, 3, 16))]
+    action = editor.actions(f"{notebook}#b", 3)[0]
     assert {uri: _mended(text, action, uri) for uri, text in cells.items()} == {
-        f"{notebook}#a": "from jax.lax import psum\nimport jax",
-        f"{notebook}#b": "%%time\n!nvidia-smi\nn = jax.lax.axis_size('i') + psum(x, 'i')\n",
+        f"{notebook}#a": "%matplotlib inline\nimport flax\nimport jax",
+        f"{notebook}#b": "%%time\nx = !nproc\nfrom jax.lax import psum\n"
+        "n = jax.lax.axis_size('i')\n",
     }
 
 
-def test_it_ends_when_the_editor_says_so(editor):
-    assert editor.started["serverInfo"] == {"name": "jax-dist", "version": "0.1.0"}
+def test_it_ends_when_the_editor_says_so(tmp_path):
+    editor = _Editor(tmp_path)
+
+    assert editor.started["serverInfo"] == {"name": "jax-dist", "version": jax_dist.__version__}
     assert editor.close() == 0
+    editor.kill()

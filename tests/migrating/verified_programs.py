@@ -3,6 +3,9 @@
 import pathlib
 import sys
 
+import pytest
+
+import jax_dist
 from jax_dist.migrating import runs
 from jax_dist.migrating.runs import Run
 
@@ -47,7 +50,9 @@ if __name__ == "__main__":
 
 # What the codemod emits: a helper asks for the devices while the jit around it is traced.
 WITH_SHARD_MAP = (
-    ("\n\ndef main():", '''
+    (
+        "\n\ndef main():",
+        '''
 
 def per_device(fun, in_axes):
     """Runs `fun` on the slice that each device holds."""
@@ -71,7 +76,8 @@ def over_devices(fun, in_specs):
 
 
 def main():
-    split, whole = jax.sharding.PartitionSpec("batch"), jax.sharding.PartitionSpec()'''),
+    split, whole = jax.sharding.PartitionSpec("batch"), jax.sharding.PartitionSpec()''',
+    ),
     (
         'jax.pmap(train_step, axis_name="batch", donate_argnums=(0,))',
         "jax.jit(over_devices(per_device(train_step, (0, 0, 0)), split), donate_argnums=(0,))",
@@ -84,17 +90,26 @@ def main():
 
 # What an expert would write: one copy of the parameters, one global batch.
 IDIOMATIC = (
-    ("def evaluate(w, x, y):\n    return jnp.abs(x @ w - y).max()", '''\
+    (
+        "def evaluate(w, x, y):\n    return jnp.abs(x @ w - y).max()",
+        """\
 def evaluate(w, x, y):
-    return jnp.abs(x @ w - y).max()[None]'''),
-    ('    step = jax.pmap(train_step, axis_name="batch", donate_argnums=(0,))', '''\
+    return jnp.abs(x @ w - y).max()[None]""",
+    ),
+    (
+        '    step = jax.pmap(train_step, axis_name="batch", donate_argnums=(0,))',
+        """\
     mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
     split, whole = jax.sharding.PartitionSpec("batch"), jax.sharding.PartitionSpec()
     specs = dict(in_specs=(whole, split, split), out_specs=whole)
-    step = jax.jit(jax.shard_map(train_step, mesh=mesh, **specs, check_vma=False))'''),
-    ("    measure = jax.pmap(evaluate, in_axes=(0, 0, None))", '''\
+    step = jax.jit(jax.shard_map(train_step, mesh=mesh, **specs, check_vma=False))""",
+    ),
+    (
+        "    measure = jax.pmap(evaluate, in_axes=(0, 0, None))",
+        """\
     specs = dict(in_specs=(whole, split, whole), out_specs=split)
-    measure = jax.jit(jax.shard_map(evaluate, mesh=mesh, **specs, check_vma=False))'''),
+    measure = jax.jit(jax.shard_map(evaluate, mesh=mesh, **specs, check_vma=False))""",
+    ),
     ("w = np.stack([np.zeros(3, np.float32)] * 8)", "w = np.zeros(3, np.float32)"),
     ("size=(8, 4, 3)).astype(np.float32)", "size=(8, 4, 3)).astype(np.float32).reshape(32, 3)"),
     ("y[0])", "y[:4])"),
@@ -118,4 +133,6 @@ def recorded(source: str, folder: pathlib.Path, *, timeout: float | None = 120.0
     work = folder / f"run-{len(list(folder.iterdir()))}"
     work.mkdir()
     command = [sys.executable, str(file)]
-    return runs.run(command, work, files=[file], devices=8, calls=3, timeout=timeout)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(pathlib.Path(jax_dist.__file__).parents[1]))
+        return runs.run(command, work, files=[file], devices=8, calls=3, timeout=timeout)

@@ -79,7 +79,7 @@ def _tree_map(module: Module, call: ast.Call) -> Iterator[Found]:
 def _is_sliced(module: Module, tree: ast.expr) -> bool:
     """Whether every leaf is surely a jax.Array with one slice for each device."""
     for origin in flow.of(module).origins(tree):
-        if origin.on_host:
+        if origin.on_host or not flow.is_whole(module, origin):
             return False
         if origin.kind is Kind.MAPPED and origin.site is not None:
             if "out_axes" in origin.site.arguments or origin.site.unknown:
@@ -127,6 +127,12 @@ CASES: tuple[Case, ...] = (
         "import jax\nf = jax.pmap(g)\ndef step(s, b):\n    s, m = f(s, b)\n    return s, m\n"
         "s, m = step(s, b)\nm = jax.tree_util.tree_map(lambda x: x[0], m)\n",
         (7,),
+    ),
+    Flag(
+        "a function that other files may call with anything: no fix",
+        "import jax\nf = jax.pmap(g)\n"
+        "def first(tree):\n    return jax.tree.map(lambda x: x[0], tree)\ny = first(f(x))\n",
+        (4,),
     ),
     Mend(
         "the result of a mapped call",

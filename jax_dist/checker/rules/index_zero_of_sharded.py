@@ -71,6 +71,8 @@ def _fix(module: Module, node: ast.Subscript, origins: tuple[flow.Origin, ...]) 
     for origin in origins:
         if origin.site is None or "out_axes" in origin.site.arguments or origin.site.unknown:
             return None
+        if not flow.is_whole(module, origin):
+            return None
     start, end = module.span(node.value)[1], module.span(node)[1]
     if module.source.code[start:end].replace(b" ", b"") != b"[0]":
         return None  # a parenthesis or a comment stands between
@@ -97,6 +99,10 @@ CASES: tuple[Case, ...] = (
         "y = shapes()\nn = y[0]\n",
     ),
     Keep("the second slice may be wanted for itself", _STEP + "y = f(x)['loss'][1]\n"),
+    Keep(
+        "a tuple, put together by adding",
+        "import jax\nf = jax.pmap(lambda *args: args[1:] + (args[0] + 1,))\na = f(x, y)[0]\n",
+    ),
     Flag(
         "out_axes says another dimension: no fix",
         "import jax\nimport jax.numpy as jnp\ny = jax.pmap(lambda x: x * 2, out_axes=1)(x)[0]\n",

@@ -38,8 +38,8 @@ def check(module: Module) -> Iterator[Found]:
     if not values.mapped_calls:
         return
     for call in module.calls(*_REDUCTIONS):
-        if not call.args:
-            continue
+        if not call.args or isinstance(module.function(call), ast.Lambda):
+            continue  # a lambda is written for something that may trace it
         origins = values.origins(call.args[0])
         if all(origin.kind is Kind.MAPPED and not origin.on_host for origin in origins):
             message = "a reduction over devices outside jit may be slow, or wrong in many processes"
@@ -55,6 +55,7 @@ CASES: tuple[Case, ...] = (
         "inside the mapped function",
         "import jax\nimport jax.numpy as jnp\n@jax.pmap\ndef f(x):\n    return jnp.mean(x)\n",
     ),
+    Keep("in a lambda that grad traces", _TOP + "d = jax.grad(lambda x: jnp.sum(f(x)))(x)\n"),
     Flag("the result itself", _TOP + "n = jnp.mean(f(x))\n", (4,)),
     Flag("a part of it, by name", _TOP + "s, m = f(x)\nn = jnp.sum(m['loss'], axis=0)\n", (5,)),
 )

@@ -1,0 +1,166 @@
+"""JXD301: an `all_gather` whose result is only reduced."""
+
+import ast
+from collections.abc import Iterator
+
+from jax_dist.checker.findings import Edit, Fix, Safety
+from jax_dist.checker.modules import Module
+from jax_dist.checker.page import Page
+from jax_dist.checker.registry import Case, Found, Keep, Mend, rule
+
+PAGE = Page(
+    code="JXD301",
+    name="all-gather-then-reduce",
+    what="Finds `jax.lax.all_gather(x, axis)` whose result is only reduced over its new leading "
+    "dimension, by mean, sum, max or min.",
+    why="Every device receives and keeps the blocks of all others, to add them up: 2 MiB of "
+    "temporary memory a device where the reduction needs none (f32[1,256,256] blocks, 8 simulated "
+    "devices, jax 0.10.2). With `check_vma=True` the gathered mean also counts as different on "
+    "each device, and `out_specs=P()` is refused.",
+    example="mean = jax.lax.all_gather(x, 'i').mean(axis=0)\n",
+    instead="mean = jax.lax.pmean(x, 'i')\n",
+    fix="Unsafe: the order of summation may change the last digits, and small integers are summed "
+    "in their own type.",
+    since="Any jax.",
+    source="Measured on jax 0.10.2.",
+)
+
+_REDUCTIONS = {"mean": "pmean", "sum": "psum", "max": "pmax", "min": "pmin"}
+
+
+@rule(PAGE, triggers=(b"all_gather",))
+def check(module: Module) -> Iterator[Found]:
+    for gather in module.calls("jax.lax.all_gather"):
+        if not _stacks_in_front(module, gather):
+            continue
+        value = _only_read(module, gather)
+        found = _reduction(module, value)
+        if found is None:
+            continue
+        call, name = found
+        message = f"all_gather, then {name} over the gathered dimension, is {_REDUCTIONS[name]}"
+        fix = _fix(module, gather, call, name) if value is gather else None
+        yield Found(call, message, fix)
+
+
+def _stacks_in_front(module: Module, gather: ast.Call) -> bool:
+    """Whether one block of each device stands along a new dimension 0."""
+    if len(gather.args) > 2 or any(isinstance(each, ast.Starred) for each in gather.args):
+        return False
+    plain = {"axis": "0", "tiled": "False", "axis_index_groups": "None"}
+    for keyword in gather.keywords:
+        if keyword.arg in ("x", "axis_name"):
+            continue
+        if keyword.arg is None or module.text(keyword.value) != plain.get(keyword.arg):
+            return False
+    return True
+
+
+def _only_read(module: Module, gather: ast.Call) -> ast.expr:
+    """The gather itself, or the one read of the one name that it is given."""
+    around = module.parent(gather)
+    match around:
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            scope = module.scope(around)
+            reads = module.reads(scope, name)
+            if len(reads) == 1 and module.values(reads[0]) == [gather]:
+                return reads[0]
+    return gather
+
+
+def _reduction(module: Module, value: ast.expr) -> tuple[ast.Call, str] | None:
+    """`(call, "mean")` where a value is reduced over dimension 0, and nothing else is asked."""
+    around = module.parent(value)
+    if isinstance(around, ast.Attribute) and around.value is value and around.attr in _REDUCTIONS:
+        call = module.parent(around)
+        if isinstance(call, ast.Call) and call.func is around and _over_first(call.args, call):
+            return call, around.attr
+        return None
+    if isinstance(around, ast.Call) and around.args[:1] == [value]:
+        root, _, name = (module.qualified_name(around.func) or "").rpartition(".")
+        if root == "jax.numpy" and name in _REDUCTIONS and _over_first(around.args[1:], around):
+            return around, name
+    return None
+
+
+def _over_first(arguments: list[ast.expr], call: ast.Call) -> bool:
+    keywords = [keyword.value for keyword in call.keywords if keyword.arg == "axis"]
+    axes = [*arguments, *keywords]
+    only_axis = len(keywords) == len(call.keywords)
+    return only_axis and len(axes) == 1 and ast.unparse(axes[0]) == "0"
+
+
+def _fix(module: Module, gather: ast.Call, call: ast.Call, name: str) -> Fix | None:
+    """Renames the gather, and takes away what stands around it."""
+    if len(gather.args) + len(gather.keywords) != 2:
+        return None
+    start, end = module.span(call)
+    inner_start, inner_end = module.span(gather)
+    before = module.source.code[start:inner_start]
+    if isinstance(call.func, ast.Attribute) and call.func.value is gather and before:
+        return None  # a parenthesis around the gather
+    reduced, imports = module.name_for(f"jax.lax.{_REDUCTIONS[name]}", call)
+    edits = [Edit(*module.span(gather.func), reduced), Edit(inner_end, end, "")]
+    if inner_start > start:
+        edits.append(Edit(start, inner_start, ""))
+    return Fix(f"use jax.lax.{_REDUCTIONS[name]}", Safety.UNSAFE, tuple(sorted(edits)), imports)
+
+
+_RUN = (
+    "import jax\nimport jax.numpy as jnp\n\ndef result():\n"
+    "    return jax.pmap(f, axis_name='i')(jnp.arange(16.0).reshape(8, 2))\n\ndef f(x):\n"
+)
+
+CASES: tuple[Case, ...] = (
+    Keep(
+        "the mean of each block is taken before it is gathered",
+        "import jax\nimport jax.numpy as jnp\ny = jax.lax.all_gather(jnp.mean(x, axis=0), 'i')\n",
+    ),
+    Keep(
+        "the mean over another dimension",
+        "import jax\ny = jax.lax.all_gather(x, 'i').mean(axis=1)\n",
+    ),
+    Keep(
+        "the mean over all dimensions",
+        "import jax\ny = jax.lax.all_gather(x, 'i').mean()\n",
+    ),
+    Keep(
+        "blocks joined along their own dimension",
+        "import jax\ny = jax.lax.all_gather(x, 'i', tiled=True).mean(0)\n",
+    ),
+    Keep(
+        "blocks of a group of devices",
+        "import jax\ny = jax.lax.all_gather(x, 'i', axis_index_groups=[[0, 1], [2, 3]]).mean(0)\n",
+    ),
+    Keep(
+        "gathered in front of another dimension",
+        "import jax\ny = jax.lax.all_gather(x, 'i', axis=1).mean(0)\n",
+    ),
+    Keep(
+        "what is gathered is used again",
+        "import jax\ng = jax.lax.all_gather(x, 'i')\ny = g.mean(0) + g.max()\n",
+    ),
+    Keep(
+        "only some are counted",
+        "import jax\nimport jax.numpy as jnp\n"
+        "y = jnp.mean(jax.lax.all_gather(x, 'i'), axis=0, where=m)\n",
+    ),
+    Keep("another library's gather", "import jax\nfrom mpi import lax\nlax.all_gather(x).sum(0)\n"),
+    Mend(
+        "the mean as a method",
+        _RUN + "    return jax.lax.all_gather(x, 'i').mean(axis=0)  # all\n",
+        _RUN + "    return jax.lax.pmean(x, 'i')  # all\n",
+        runs=True,
+    ),
+    Mend(
+        "the sum as a function, the axis by keyword",
+        _RUN + "    return 2 * jnp.sum(jax.lax.all_gather(x, axis_name='i'), 0)\n",
+        _RUN + "    return 2 * jax.lax.psum(x, axis_name='i')\n",
+        runs=True,
+    ),
+    Mend(
+        "the function itself was imported",
+        "from jax.lax import all_gather, pmax\ny = all_gather(x, 'i').max(0)\n",
+        "from jax.lax import all_gather, pmax\ny = pmax(x, 'i')\n",
+    ),
+)

@@ -1,0 +1,128 @@
+"""JXD302: `jax.make_mesh` without axis types."""
+
+import ast
+from collections.abc import Iterator
+
+from jax_dist.checker.findings import Edit, Fix, Safety
+from jax_dist.checker.modules import Module
+from jax_dist.checker.page import Page
+from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
+
+PAGE = Page(
+    code="JXD302",
+    name="make-mesh-explicit",
+    what="Finds `jax.make_mesh` without `axis_types`, and with its first argument by keyword.",
+    why="The default of `axis_types` became Explicit in jax 0.9.0, where it was Auto. On an "
+    "Explicit mesh, the sharding is part of an array's type: a `shard_map` whose `in_specs` are "
+    "not those of its argument raises a ValueError (jax 0.10.2), where it resharded before. The "
+    "keyword of the first argument changes after jax 0.11.0: `axis_shapes` is a TypeError on "
+    "0.12.0.1, and its new name `axis_sizes` is one before.",
+    example="import jax\n\nmesh = jax.make_mesh((8,), ('i',))\n",
+    instead="import jax\n\n"
+    "mesh = jax.make_mesh((8,), ('i',), axis_types=(jax.sharding.AxisType.Auto,) * 1)\n",
+    fix="Unsafe: Auto is what the code was written for before 0.9.0; code that was written for "
+    "Explicit wants `AxisType.Explicit`. Where only the keyword goes, it is safe.",
+    since="jax 0.9.0: Explicit by default; `axis_types` is there since 0.5.0.",
+    source="https://docs.jax.dev/en/latest/changelog.html#jax-0-9-0-january-20-2026",
+)
+
+_FIRST = ("axis_shapes", "axis_sizes")
+
+
+@rule(PAGE, triggers=(b"make_mesh",), needs=(0, 5, 0))
+def check(module: Module) -> Iterator[Found]:
+    for call in module.calls("jax.make_mesh"):
+        keywords = {keyword.arg: keyword for keyword in call.keywords}
+        if None in keywords or any(isinstance(each, ast.Starred) for each in call.args):
+            continue
+        first = next((keywords[name] for name in _FIRST if name in keywords), None)
+        typed = "axis_types" in keywords or len(call.args) > 2
+        if not typed:
+            fix = _types_fix(module, call, first)
+            yield Found(call, "make_mesh without axis_types is Explicit since jax 0.9.0", fix)
+        elif first is not None:
+            message = f"make_mesh takes {first.arg} under another name on other versions of jax"
+            edit = _by_position(module, call, first)
+            fix = Fix("pass it by position", Safety.SAFE, (edit,)) if edit else None
+            yield Found(first, message, fix)
+
+
+def _by_position(module: Module, call: ast.Call, first: ast.keyword) -> Edit | None:
+    """Drops the keyword, where the argument comes first anyway."""
+    if call.args or call.keywords[0] is not first:
+        return None
+    return Edit(module.span(first)[0], module.span(first.value)[0], "")
+
+
+def _types_fix(module: Module, call: ast.Call, first: ast.keyword | None) -> Fix | None:
+    names = call.args[1] if len(call.args) > 1 else None
+    shape = call.args[0] if call.args else first and first.value
+    for keyword in call.keywords:
+        if keyword.arg == "axis_names":
+            names = keyword.value
+    if names is None or shape is None:
+        return None
+    count = _count(module, names, shape)
+    auto, imports = module.name_for("jax.sharding.AxisType", call)
+    last = max((*call.args, *call.keywords), key=lambda node: module.span(node))
+    end = module.span(last)[1]
+    if module.source.code[end : end + 1] == b")" and end + 1 != module.span(call)[1]:
+        return None  # in parentheses of its own
+    edits = [Edit(end, end, f", axis_types=({auto}.Auto,) * {count}")]
+    dropped = _by_position(module, call, first) if first else None
+    if dropped:
+        edits.append(dropped)
+    return Fix("spell out Auto axes", Safety.UNSAFE, tuple(edits), imports)
+
+
+def _count(module: Module, names: ast.expr, shape: ast.expr) -> str:
+    for literal in (names, shape):
+        if isinstance(literal, ast.Tuple | ast.List):
+            if not any(isinstance(each, ast.Starred) for each in literal.elts):
+                return str(len(literal.elts))
+    if isinstance(names, ast.Constant) and isinstance(names.value, str):
+        return str(len(names.value))  # 'xy' is two axes
+    return f"len({module.text(names)})"
+
+
+CASES: tuple[Case, ...] = (
+    Keep("said", "import jax\nm = jax.make_mesh((8,), ('i',), axis_types=types)\n"),
+    Keep("said by position", "import jax\nm = jax.make_mesh((8,), ('i',), types)\n"),
+    Keep("perhaps said", "import jax\nm = jax.make_mesh((8,), ('i',), **options)\n"),
+    Keep("another library's", "from mine import make_mesh\nimport jax\nmake_mesh((8,), ('i',))\n"),
+    Flag("not all seen", "import jax\nm = jax.make_mesh(axis_names=names, devices=d)\n", (2,)),
+    Flag(
+        "the keyword is not the first",
+        "import jax\nm = jax.make_mesh(axis_names=n, axis_shapes=s, axis_types=t)\n",
+        (2,),
+    ),
+    Mend(
+        "one axis",
+        "import jax\n\n\ndef result():\n    mesh = jax.make_mesh((8,), ('i',))  # all\n"
+        "    spec = jax.sharding.PartitionSpec('i')\n"
+        "    return jax.device_put(jax.numpy.arange(8), jax.sharding.NamedSharding(mesh, spec))\n",
+        "import jax\n\n\ndef result():\n"
+        "    mesh = jax.make_mesh((8,), ('i',), axis_types=(jax.sharding.AxisType.Auto,) * 1)  # all\n"
+        "    spec = jax.sharding.PartitionSpec('i')\n"
+        "    return jax.device_put(jax.numpy.arange(8), jax.sharding.NamedSharding(mesh, spec))\n",
+        runs=True,
+    ),
+    Mend(
+        "names from elsewhere, and devices",
+        "from jax import make_mesh\nfrom jax.sharding import AxisType\n"
+        "m = make_mesh(shape, names, devices=d)\n",
+        "from jax import make_mesh\nfrom jax.sharding import AxisType\n"
+        "m = make_mesh(shape, names, devices=d, axis_types=(AxisType.Auto,) * len(names))\n",
+    ),
+    Mend(
+        "the first argument by keyword",
+        "import jax\nm = jax.make_mesh(axis_shapes=(2, 4), axis_names=('i', 'j'))\n",
+        "import jax\nm = jax.make_mesh((2, 4), axis_names=('i', 'j'), "
+        "axis_types=(jax.sharding.AxisType.Auto,) * 2)\n",
+    ),
+    Mend(
+        "only the keyword",
+        "import jax\nm = jax.make_mesh(axis_shapes=s, axis_names=n, axis_types=t)\n",
+        "import jax\nm = jax.make_mesh(s, axis_names=n, axis_types=t)\n",
+    ),
+)

@@ -1,0 +1,142 @@
+"""JXD104: configuration flags of pmap that left jax."""
+
+import ast
+from collections.abc import Iterator
+
+from jax_dist.checker import guards
+from jax_dist.checker.findings import Edit, Fix, Safety
+from jax_dist.checker.modules import Module
+from jax_dist.checker.page import Page
+from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
+
+PAGE = Page(
+    code="JXD104",
+    name="removed-pmap-config",
+    what="Finds `jax_pmap_shmap_merge`, `jax_pmap_no_rank_reduction` and other removed flags of "
+    "pmap and of sharding, as options of `jax.config` and as environment variables.",
+    why="Setting or reading the option raises `AttributeError: Unrecognized config option` (jax "
+    "0.10.2). The environment variable is ignored without a word. pmap is `jit(shard_map)` now, "
+    "whatever the flags said.",
+    example="import jax\n\njax.config.update('jax_pmap_shmap_merge', True)\n",
+    instead="Nothing: leave the statement out.",
+    fix="Safe for a statement that only sets the flag: it goes. None where the flag is read, or "
+    "stands in a larger expression: the branch that depends on it needs a decision.",
+    since="jax 0.6.0: jax_eager_pmap removed; 0.8.0: jax_cpu_enable_gloo_collectives; 0.9.0: "
+    "jax_pmap_no_rank_reduction and jax_collectives_common_channel_id; 0.10.0: "
+    "jax_pmap_shmap_merge.",
+    source="https://docs.jax.dev/en/latest/changelog.html",
+)
+
+_GONE = {
+    "jax_pmap_shmap_merge": "0.10.0",
+    "jax_pmap_no_rank_reduction": "0.9.0",
+    "jax_eager_pmap": "0.6.0",
+    "jax_collectives_common_channel_id": "0.9.0",
+    "jax_cpu_enable_gloo_collectives": "0.8.0",
+    "jax_jit_pjit_api_merge": "0.4.14",
+    "jax_parallel_functions_output_gda": "0.4.7",
+    "experimental_xmap_spmd_lowering": "0.4.31",
+}
+_TRIGGERS = tuple(word.encode() for flag in _GONE for word in (flag, flag.upper()))
+
+
+@rule(PAGE, triggers=_TRIGGERS)
+def check(module: Module) -> Iterator[Found]:
+    # The whole tree: the names are rare, and stand in strings.
+    for node in ast.walk(module.tree):
+        flag = _flag(module, node)
+        if flag is None or guards.is_guarded(module, node):
+            continue
+        yield Found(node, f"{flag} was removed in jax {_GONE[flag]}", _fix(module, node))
+
+
+def _flag(module: Module, node: ast.AST) -> str | None:
+    """The flag that an option's name, a variable's name or an attribute of the config is."""
+    if isinstance(node, ast.Attribute):
+        about = node.attr in _GONE and module.qualified_name(node.value) == "jax.config"
+        return node.attr if about else None
+    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+        return None
+    around = module.parent(node)
+    if node.value in _GONE and isinstance(around, ast.Call):
+        return node.value if _is_of_config(module, around) else None
+    if node.value.isupper() and node.value.lower() in _GONE:
+        return node.value.lower() if isinstance(around, ast.Call | ast.Subscript) else None
+    return None
+
+
+def _is_of_config(module: Module, call: ast.Call) -> bool:
+    name = module.qualified_name(call.func) or ""
+    return name.startswith("jax.config.") or name in ("hasattr", "getattr")
+
+
+def _fix(module: Module, node: ast.AST) -> Fix | None:
+    """Takes out the statement that sets the flag, if it does no more."""
+    match module.parent(node):
+        case ast.Call(func=function, args=[ast.Constant(), value], keywords=[]) as call:
+            name = module.qualified_name(function)
+            sets = name in ("jax.config.update", "os.environ.setdefault", "os.putenv")
+            statement = module.parent(call)
+            if not (sets and isinstance(statement, ast.Expr)):
+                return None
+        case ast.Subscript(value=mapping, ctx=ast.Store()) as target:
+            statement = module.parent(target)
+            if module.qualified_name(mapping) != "os.environ":
+                return None
+            if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1):
+                return None
+            value = statement.value
+        case _:
+            return None
+    if not isinstance(value, ast.Constant):
+        return None  # computing it may do something
+    return Fix("leave it out", Safety.SAFE, (_removal(module, statement),))
+
+
+def _removal(module: Module, statement: ast.stmt) -> Edit:
+    """The statement with its line; `pass` in its place where its block would be empty."""
+    start, end = module.span(statement)
+    block = getattr(module.parent(statement), "body", [])
+    if len(block) == 1 or statement not in block:
+        return Edit(start, end, "pass")
+    code = module.source.code
+    line = code.rfind(b"\n", 0, start) + 1
+    after = code.find(b"\n", end)
+    alone = not code[line:start].strip() and not code[end : after if after >= 0 else None].strip()
+    if not alone:
+        return Edit(start, end, "pass")
+    return Edit(line, after + 1 if after >= 0 else len(code), "")
+
+
+CASES: tuple[Case, ...] = (
+    Keep("only spoken of", "import jax\nhelp = 'jax_pmap_shmap_merge is gone'\n"),
+    Keep(
+        "ready for it to be missing",
+        "import jax\nif hasattr(jax.config, 'jax_pmap_shmap_merge'):\n"
+        "    jax.config.update('jax_pmap_shmap_merge', True)\n",
+    ),
+    Keep("a flag that is there", "import jax\njax.config.update('jax_enable_x64', True)\n"),
+    Keep("another program's option", "import jax\noptions.update('jax_eager_pmap', 1)\n"),
+    Flag("read", "import jax\nif jax.config.jax_pmap_shmap_merge:\n    f()\n", (2,)),
+    Flag("computed", "import jax\njax.config.update('jax_eager_pmap', ask())\n", (2,)),
+    Flag(
+        "in a list of variables",
+        "import jax, subprocess\nenv = dict(a=1)\nenv.get('JAX_PMAP_SHMAP_MERGE')\n",
+        (3,),
+    ),
+    Mend(
+        "set",
+        "import jax\njax.config.update('jax_pmap_shmap_merge', True)\nf()\n",
+        "import jax\nf()\n",
+    ),
+    Mend(
+        "set by another name, alone in its block",
+        "from jax import config as c\n\ndef setup():\n    c.update('jax_pmap_shmap_merge', False)\n",
+        "from jax import config as c\n\ndef setup():\n    pass\n",
+    ),
+    Mend(
+        "in the environment",
+        "import os\nos.environ['JAX_PMAP_SHMAP_MERGE'] = '1'\nimport jax\n",
+        "import os\nimport jax\n",
+    ),
+)

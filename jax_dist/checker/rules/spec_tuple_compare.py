@@ -1,0 +1,128 @@
+"""JXD207: a PartitionSpec compared with a tuple."""
+
+import ast
+from collections.abc import Iterator
+
+from jax_dist.checker.findings import Edit, Fix, Safety
+from jax_dist.checker.modules import Module
+from jax_dist.checker.page import Page
+from jax_dist.checker.registry import Case, Found, Keep, Mend, rule
+
+PAGE = Page(
+    code="JXD207",
+    name="spec-tuple-compare",
+    what="Finds `==`, `!=` and `in` between a `PartitionSpec` and tuples.",
+    why="A PartitionSpec is not equal to a tuple since jax 0.10.0: `P('i') == ('i',)` is True on "
+    "0.7.2 and False on 0.10.2, without a word. The branch that depends on it is the other one.",
+    example="replicated = x.sharding.spec == ()\n",
+    instead="replicated = x.sharding.spec == jax.sharding.PartitionSpec()\n",
+    fix="Unsafe: the tuples become specs. Equal specs may still be spelled in two ways: "
+    "`P('i')` is not `P('i', None)`.",
+    since="jax 0.10.0: no longer equal.",
+    source="https://docs.jax.dev/en/latest/changelog.html#jax-0-10-0-april-16-2026",
+)
+
+_SPEC = ("jax.sharding.PartitionSpec", "jax.P", "jax.experimental.PartitionSpec")
+_SHARDING = "jax.sharding.NamedSharding"
+
+
+@rule(
+    PAGE,
+    triggers=(b"spec == (", b"spec != (", b") == spec", b") != spec", b"spec in [", b"spec in (")
+    + (b"spec not in (", b"spec not in [", b".spec ==", b".spec !=", b".spec in", b".spec not in")
+    + (b") == P(", b") == PartitionSpec(", b"specs == (", b"specs in ("),
+)
+def check(module: Module) -> Iterator[Found]:
+    # The whole tree: the triggers are rare.
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.Compare) or len(node.ops) != 1:
+            continue
+        left, right = node.left, node.comparators[0]
+        tuples = _tuples(module, node.ops[0], left, right)
+        if tuples:
+            message = "a PartitionSpec is never equal to a tuple since jax 0.10.0"
+            yield Found(node, message, _fix(module, tuples))
+
+
+def _tuples(module: Module, op: ast.cmpop, left: ast.expr, right: ast.expr) -> list[ast.Tuple]:
+    """The tuples that are compared with a spec."""
+    if isinstance(op, ast.Eq | ast.NotEq):
+        for one, other in ((left, right), (right, left)):
+            if isinstance(other, ast.Tuple) and _is_spec(module, one):
+                return [other]
+    elif isinstance(op, ast.In | ast.NotIn) and isinstance(right, ast.Tuple | ast.List | ast.Set):
+        if _is_spec(module, left):
+            return [each for each in right.elts if isinstance(each, ast.Tuple)]
+    return []
+
+
+def _is_spec(module: Module, node: ast.expr) -> bool:
+    if isinstance(node, ast.Call):
+        return module.qualified_name(node.func) in _SPEC
+    if isinstance(node, ast.Attribute):
+        return node.attr == "spec" and _is_sharding(module, node.value)
+    if isinstance(node, ast.Name):
+        values = module.values(node)
+        return bool(values) and all(
+            not isinstance(value, ast.Name) and _is_spec(module, value) for value in values
+        )
+    return False
+
+
+def _is_sharding(module: Module, node: ast.expr) -> bool:
+    """`x.sharding`, `NamedSharding(...)`, or a name of such a value."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "sharding"
+    if isinstance(node, ast.Call):
+        return module.qualified_name(node.func) == _SHARDING
+    if isinstance(node, ast.Name):
+        values = module.values(node)
+        return bool(values) and all(
+            not isinstance(value, ast.Name) and _is_sharding(module, value) for value in values
+        )
+    return False
+
+
+def _fix(module: Module, tuples: list[ast.Tuple]) -> Fix | None:
+    edits: list[Edit] = []
+    imports: tuple[str, ...] = ()
+    for each in tuples:
+        name, imports = module.name_for(_SPEC[0], each)
+        start, end = module.span(each)
+        text = module.text(each)
+        if not text.startswith("("):
+            return None
+        inside = text[1:-1].strip()
+        edits.append(Edit(start, end, f"{name}({inside.removesuffix(',')})"))
+    return Fix("compare with a PartitionSpec", Safety.UNSAFE, tuple(edits), imports)
+
+
+CASES: tuple[Case, ...] = (
+    Keep(
+        "two specs",
+        "from jax.sharding import PartitionSpec as P\nassert x.sharding.spec == P('i')\n",
+    ),
+    Keep("another spec", "import jax\nok = importlib.spec == ('a',)\n"),
+    Keep("a parameter may be a tuple", "import jax\ndef f(spec):\n    return spec == ('i',)\n"),
+    Keep(
+        "made a tuple before",
+        "import jax\nok = tuple(x.sharding.spec) == ('i',)\nspec = 1\nspec == (1,)\n",
+    ),
+    Mend(
+        "of an array",
+        "import jax\nassert x.sharding.spec == ('i', None)\n",
+        "import jax\nassert x.sharding.spec == jax.sharding.PartitionSpec('i', None)\n",
+    ),
+    Mend(
+        "a name, from the right, one axis",
+        "from jax.sharding import PartitionSpec as P\nspec = P('i')\nsame = ('i',) != spec\n",
+        "from jax.sharding import PartitionSpec as P\nspec = P('i')\nsame = P('i') != spec\n",
+    ),
+    Mend(
+        "one of several",
+        "from jax.sharding import NamedSharding, PartitionSpec as P\n"
+        "s = NamedSharding(m, p)\nok = s.spec in [(), ('i',)]\n",
+        "from jax.sharding import NamedSharding, PartitionSpec as P\n"
+        "s = NamedSharding(m, p)\nok = s.spec in [P(), P('i')]\n",
+    ),
+)

@@ -1,0 +1,157 @@
+"""Moves programs from jax.pmap to jit(shard_map): shows what would change, or changes it.
+
+Comments and formatting outside the changes stay as they are. What cannot be shown to do the same
+afterwards is left alone, and --report says why, and what to do by hand.
+"""
+
+import argparse
+import sys
+from typing import Any, TextIO
+
+from jax_dist.commands.exits import Exit
+
+_EPILOG = """\
+the two targets:
+  --to jax_dist  jax.pmap becomes jax_dist.pmap, which means the same: the smallest change
+  --to jax       jax.pmap becomes jax.jit(jax.shard_map(...)): plain JAX, nothing to depend on
+
+exit codes: 0 all is well, also where something would change,
+            1 something is not: --check found something to migrate, a file could not be read or
+              written, --verify found a difference,
+            2 a path, an option or a setting cannot be followed
+
+examples:
+  jax-dist migrate src                          what would change, as a diff
+  jax-dist migrate src > a.patch                the same, for git apply or patch
+  jax-dist migrate --write src                  change it
+  jax-dist migrate --to jax --report left.md .  why places are left, and what to do by hand
+  jax-dist migrate --check .                    in continuous integration
+  jax-dist migrate --to jax --write --verify src -- python train.py --steps 3
+                                                run a program before and after on 8 simulated
+                                                devices, and keep the change if all is the same
+  jax-dist migrate - < a.py                     what an editor does
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "migrate",
+        help="move files and notebooks from pmap to jit(shard_map)",
+        usage="jax-dist migrate [options] PATH [PATH ...] [-- COMMAND ...]",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="files, notebooks and folders; - reads the standard input",
+    )
+    _add_aims(parser.add_argument_group("what is migrated, to what"))
+    _add_effects(parser.add_argument_group("what is done"))
+    _add_proof(parser.add_argument_group("proof"))
+    _add_running(parser.add_argument_group("how it runs"))
+    parser.set_defaults(run=run)
+
+
+def _add_aims(group: Any) -> None:
+    group.add_argument(
+        "--to",
+        choices=("jax_dist", "jax"),
+        default="jax_dist",
+        help="what the code shall use (default: jax_dist)",
+    )
+    group.add_argument(
+        "--idiomatic",
+        action="store_true",
+        help="with --to jax: take out the device axis where the data flow proves that all devices "
+        "hold the same; --write then needs --verify",
+    )
+    group.add_argument(
+        "--one-process",
+        action="store_true",
+        help="with --to jax: the program never runs in several processes, so what they see is "
+        "no reason to leave a place",
+    )
+    group.add_argument("--target-jax", metavar="VERSION", help="the oldest jax to run on")
+    group.add_argument(
+        "--exclude",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="pass over names or paths like this inside folders",
+    )
+
+
+def _add_effects(group: Any) -> None:
+    what = group.add_mutually_exclusive_group()
+    what.add_argument("--write", action="store_true", help="change the files; else show a diff")
+    what.add_argument("--check", action="store_true", help="only name the files that would change")
+    group.add_argument(
+        "--report",
+        metavar="FILE",
+        help="say of each place what was done or why it was left: FILE.md, FILE.json, or - for "
+        "Markdown on the standard output in place of the diff",
+    )
+
+
+def _add_proof(group: Any) -> None:
+    group.add_argument(
+        "--verify",
+        action="store_true",
+        help="run the command behind -- before and after, and compare what its mapped functions "
+        "take and give; files that differ get their old text back",
+    )
+    group.add_argument(
+        "--devices", type=_count, default=8, metavar="N", help="CPU devices to simulate (8)"
+    )
+    group.add_argument(
+        "--verify-calls",
+        type=_count,
+        default=3,
+        metavar="N",
+        help="calls of each function to compare (3)",
+    )
+    group.add_argument(
+        "--timeout", type=_seconds, metavar="SECONDS", help="for each run of the command"
+    )
+    group.add_argument(
+        "--keep", action="store_true", help="with --write: keep the change whatever differs"
+    )
+
+
+def _add_running(group: Any) -> None:
+    group.add_argument("--config", metavar="FILE", help="settings, in place of the nearest file")
+    group.add_argument("--stdin-filename", metavar="FILE", help="what the standard input is called")
+    group.add_argument(
+        "-j", "--jobs", type=_count, metavar="N", help="processes (default: as many as pay)"
+    )
+    group.add_argument("-q", "--quiet", action="store_true", help="no summary, and no reasons")
+    group.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="%(choices)s (auto: on a terminal; NO_COLOR and FORCE_COLOR count)",
+        metavar="WHEN",
+    )
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return seconds
+
+
+def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+    from jax_dist.commands import migrating  # only here: `--help` need not wait for the rules
+
+    return migrating.run(options, stdin=sys.stdin, out=out, err=err)

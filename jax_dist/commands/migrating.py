@@ -1,0 +1,263 @@
+"""What `jax-dist migrate` does with its options."""
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from jax_dist.checker import config, diffs, discovery, requirement, writing
+from jax_dist.checker.examining import load
+from jax_dist.checker.misuse import MisuseError
+from jax_dist.checker.patterns import Patterns
+from jax_dist.commands import terminal
+from jax_dist.commands.exits import Exit
+from jax_dist.migrating import report, trees
+from jax_dist.migrating.files import Options
+from jax_dist.migrating.outcomes import FileMigration
+from jax_dist.migrating.report import Report
+
+if TYPE_CHECKING:
+    from jax_dist.migrating.verification import Verification
+
+_STDIN = "-"
+_SHOWN = 5  # reasons in the summary
+
+_FORMS: dict[str, Callable[[Report], str]] = {
+    ".json": report.as_json,
+    ".md": report.as_markdown,
+}
+
+
+def run(options: argparse.Namespace, *, stdin: TextIO, out: TextIO, err: TextIO) -> Exit:
+    """One run of the command.
+
+    Raises:
+      MisuseError: a path, an option or a setting cannot be followed.
+    """
+    _check(options)
+    return _Migrate(options, stdin=stdin, out=out, err=err).run()
+
+
+def _check(options: argparse.Namespace) -> None:
+    if _STDIN in options.paths and len(options.paths) > 1:
+        raise MisuseError("- reads the standard input, and goes with no other path")
+    if _STDIN in options.paths and options.verify:
+        raise MisuseError("--verify needs files, not the standard input")
+    if options.idiomatic and options.to != "jax":
+        raise MisuseError("--idiomatic goes with --to jax only")
+    if options.idiomatic and options.write and not options.verify:
+        raise MisuseError(
+            "--idiomatic writes only what is proved: add --verify and, behind --, a command that "
+            "runs the code; or leave --write out to see the diff"
+        )
+    if options.verify and not options.program:
+        raise MisuseError("--verify needs a command: jax-dist migrate --verify src -- python a.py")
+    if options.program and not options.verify:
+        raise MisuseError("what stands behind -- is the command of --verify, which is not given")
+    if options.verify and options.check:
+        raise MisuseError("--check changes nothing, so there is nothing to --verify")
+    if options.report not in (None, _STDIN) and _suffix(options.report) not in _FORMS:
+        raise MisuseError(f"--report {options.report}: the name must end with .md or .json")
+
+
+class _Migrate:
+    def __init__(
+        self, options: argparse.Namespace, *, stdin: TextIO, out: TextIO, err: TextIO
+    ) -> None:
+        self._options = options
+        self._stdin, self._out, self._err = stdin, out, err
+        self._name = options.stdin_filename or "stdin.py"
+        self._failed = False  # a file could not be written
+        target = options.target_jax
+        self._aim = Options(
+            to=options.to,
+            several_processes=not options.one_process,
+            idiomatic=options.idiomatic,
+            target=requirement.version(target) if target else None,
+        )
+
+    def run(self) -> Exit:
+        files, looked_at = self._migrated()
+        proof = self._verify(files) if self._options.verify else None
+        self._show(files, proof)
+        found = self._report(files, proof)
+        self._summarize(found, looked_at, proof)
+        return self._exit(found, proof)
+
+    # --- reading
+
+    def _migrated(self) -> tuple[list[FileMigration], int]:
+        """What each file becomes, and how many were looked at."""
+        if self._options.paths == [_STDIN]:
+            data = self._stdin.buffer.read()
+            found = trees.Migrator(self._aim).migrated(self._name, data)
+            return [found or FileMigration(self._name, data, data)], 1
+        paths = self._files()
+        progress = terminal.Progress(self._err, "files migrated")
+        try:
+            found = trees.migrate(paths, self._aim, jobs=self._options.jobs, progress=progress)
+        finally:
+            progress.close()
+        return found, len(paths)
+
+    def _files(self) -> Sequence[str]:
+        settings = config.load(self._options.paths, self._options.config)
+        excluded = settings.excluded
+        texts = (*excluded.texts, *self._options.exclude)
+        found = discovery.find(self._options.paths, Patterns(texts, excluded.folder))
+        for folder in found.unreadable:
+            self._complain(f"the folder {folder} cannot be read")
+        return found.files
+
+    # --- proof
+
+    def _verify(self, files: Sequence[FileMigration]) -> "Verification | None":
+        """Runs the command before and after; None where there is nothing to prove."""
+        from jax_dist.migrating import verifying
+
+        before = {Path(file.path): file.before for file in files if file.changed}
+        after = {Path(file.path): file.after for file in files if file.changed}
+        if not after:
+            return None
+        proof = verifying.verified(
+            self._options.program,
+            before,
+            after,
+            devices=self._options.devices,
+            calls=self._options.verify_calls,
+            keep=self._options.keep,
+            only_proven=self._options.idiomatic,
+            timeout=self._options.timeout,
+            progress=self._say,
+        )
+        if not self._options.write and not proof.rolled_back:
+            self._put_back(files)
+        return proof
+
+    def _put_back(self, files: Sequence[FileMigration]) -> None:
+        for file in files:
+            if file.changed:
+                try:
+                    writing.write(file.path, file.before, expected=file.after)
+                except OSError as error:
+                    self._complain(f"{file.path} did not get its old text back: {error}")
+
+    # --- showing
+
+    def _show(self, files: Sequence[FileMigration], proof: "Verification | None") -> None:
+        changed = [file for file in files if file.changed]
+        if self._options.write:
+            if self._options.paths == [_STDIN]:
+                self._put_out(files[0].after)
+            elif proof is None:
+                self._write(changed)
+        elif self._options.check:
+            for file in changed:
+                print(file.path, file=self._out)
+        elif self._options.report != _STDIN:
+            self._diff(changed)
+        if proof is not None:
+            print(proof, file=self._out)
+
+    def _diff(self, changed: Sequence[FileMigration]) -> None:
+        colour = terminal.wants_colour(self._options.color, self._out)
+        for file in changed:
+            encoding = load(file.path, file.before).encoding
+            text = diffs.diff(file.path, file.before, file.after, encoding)
+            self._out.write(diffs.coloured(text) if colour else text)
+
+    def _write(self, changed: Sequence[FileMigration]) -> None:
+        """A file that cannot be written does not keep the others from it."""
+        for file in changed:
+            try:
+                writing.write(file.path, file.after, expected=file.before)
+            except writing.ChangedError as error:
+                self._complain(f"{error}; it was not migrated, start again")
+            except OSError as error:
+                self._complain(f"{file.path} cannot be written: {error.strerror or error}")
+            else:
+                done = sum(outcome.status == "done" for outcome in file.outcomes)
+                self._say(f"migrated {file.path}: {_count(done, 'place')}")
+
+    def _put_out(self, data: bytes) -> None:
+        """The very bytes, where the stream takes them."""
+        self._out.flush()
+        binary = getattr(self._out, "buffer", None)
+        if binary is None:
+            self._out.write(data.decode("utf-8", "replace"))
+        else:
+            binary.write(data)
+            binary.flush()
+
+    # --- saying
+
+    def _report(self, files: Sequence[FileMigration], proof: "Verification | None") -> Report:
+        made = Report(
+            self._options.to,
+            files,
+            None if proof is None else proof.to_dict(),
+            "" if proof is None else str(proof),
+        )
+        where = self._options.report
+        if where == _STDIN:
+            self._out.write(report.as_markdown(made))
+        elif where is not None:
+            text = _FORMS[_suffix(where)](made)
+            try:
+                writing.write(where, text.encode())
+            except OSError as error:
+                reason = error.strerror or error
+                raise MisuseError(f"--report {where} cannot be written: {reason}") from error
+        return made
+
+    def _summarize(self, found: Report, looked_at: int, proof: "Verification | None") -> None:
+        for file in found.problems:
+            self._complain(f"{file.path} is left as it is: {file.problem}")
+        if not found.outcomes:
+            self._say(f"Nothing to migrate in {_count(looked_at, 'file')}.")
+            return
+        written = self._options.write and not (proof is not None and proof.rolled_back)
+        verb = "migrated" if written else "would change"
+        self._say(
+            f"{_count(len(found.changed), 'file')} {verb}: "
+            f"{_count(len(found.done), 'place')} done, {len(found.left)} left."
+        )
+        self._say_left(found)
+
+    def _say_left(self, found: Report) -> None:
+        """The most frequent reasons, each with its first place."""
+        groups = found.by_reason()
+        if not groups:
+            return
+        for places in groups[:_SHOWN]:
+            first, more = places[0], len(places) - 1
+            others = f" and {_count(more, 'other place')}" if more else ""
+            self._say(f"  left: {report.where(first)}{others}: {first.reason}")
+        if len(groups) > _SHOWN:
+            self._say(f"  and {_count(len(groups) - _SHOWN, 'other reason')}")
+        if self._options.report is None:
+            self._say("--report FILE.md lists every place, and what to do by hand.")
+
+    def _say(self, text: str) -> None:
+        if not self._options.quiet:
+            print(text, file=self._err)
+
+    def _complain(self, text: str) -> None:
+        self._failed = True
+        print(f"jax-dist migrate: {text}", file=self._err)
+
+    def _exit(self, found: Report, proof: "Verification | None") -> Exit:
+        from jax_dist.migrating.verification import Verdict
+
+        differs = proof is not None and (proof.rolled_back or proof.verdict is Verdict.DIFFERENT)
+        would = self._options.check and bool(found.changed)
+        return Exit.FINDINGS if self._failed or differs or would else Exit.OK
+
+
+def _suffix(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,234 @@
+"""Mapped functions without the axis over devices: what an expert would write."""
+
+import ast
+import dataclasses
+
+from jax_dist.checker import pmaps
+from jax_dist.checker.findings import Edit, Fix, Safety
+from jax_dist.checker.modules import Module
+from jax_dist.checker.pmaps import Site
+from jax_dist.checker.stacking import Kind
+from jax_dist.migrating import emitted, host_local, plans, to_jax
+from jax_dist.migrating.layout import Style
+from jax_dist.migrating.layouts import Argument, Component, Layout, Layouts, Slot
+from jax_dist.migrating.outcomes import Left
+from jax_dist.migrating.plans import Plan
+from jax_dist.migrating.texts import Texts
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """One place that loses the axis."""
+
+    node: ast.expr
+    fix: Fix
+    said: str  # what became of it
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Idiomatic:
+    """All that one file can be freed of, and why the rest stays."""
+
+    changes: tuple[Change, ...]
+    kept: dict[ast.expr, str]  # by the node of the site
+
+    def by_node(self) -> dict[ast.expr, Change]:
+        return {change.node: change for change in self.changes}
+
+
+def find(module: Module, style: Style, *, several_processes: bool) -> Idiomatic:
+    """The places of a file that can do without the axis over devices.
+
+    Args:
+      module: the file.
+      style: how it is written.
+      several_processes: whether the program may run in several.
+    """
+    sites = [site for site in pmaps.sites(module) if _may_change(module, site, several_processes)]
+    if not sites:
+        return Idiomatic((), {})
+    layouts = Layouts(module, sites)
+    changes: list[Change] = []
+    kept: dict[ast.expr, str] = {}
+    done: dict[int, str] = {}  # the group of each component
+    for site in sites:
+        parts = _parts(layouts, site)
+        free = [part for part in parts if part.layout is not Layout.STACKED]
+        kept[site.reference] = "; ".join(dict.fromkeys(part.kept for part in parts if part.kept))
+        if not free:
+            continue
+        group = next((done[id(part)] for part in free if id(part) in done), f"site {site.node.lineno}")
+        try:
+            changes.append(_site_change(module, site, layouts, style, group))
+        except Left as left:
+            for part in parts:
+                part.kept = part.kept or left.reason
+            kept[site.reference] = left.reason
+            continue
+        for part in free:
+            done[id(part)] = group
+    return Idiomatic(_with_places(module, layouts, sites, changes, done, style), kept)
+
+
+def _may_change(module: Module, site: Site, several_processes: bool) -> bool:  # noqa: FBT001
+    if site.form not in ("call", "decorator", "partial decorator"):
+        return False
+    if several_processes and host_local.evidence(module, site.node) is not None:
+        return False
+    given = site.arguments.keys() - {"axis_name", "donate_argnums"}
+    return not site.unknown and not given and not plans.takes_keywords(module, site)
+
+
+def _parts(layouts: Layouts, site: Site) -> list[Component]:
+    slots: list[Slot] = [*(layouts.arguments(site) or []), *layouts.results(site)]
+    parts: list[Component] = []
+    for slot in slots:
+        part = layouts.component(slot)
+        if not any(part is each for each in parts):
+            parts.append(part)
+    return parts
+
+
+def _site_change(
+    module: Module, site: Site, layouts: Layouts, style: Style, group: str
+) -> Change:
+    to_jax.check_form(module, site)
+    arguments = layouts.arguments(site)
+    if arguments is None:
+        raise Left("its calls differ in the number of arguments")
+    texts = Texts(module, site.node, style)
+    plan = plans.plan(module, site, texts)
+    plan = _freed(plan, layouts, arguments, site, texts)
+    fix = to_jax.written(module, site, plan, texts, group)
+    return Change(site.reference, fix, _said(layouts, site, arguments))
+
+
+def _freed(
+    plan: Plan, layouts: Layouts, arguments: list[Argument], site: Site, texts: Texts
+) -> Plan:
+    """The plan with each slot laid out as it can be."""
+    ins = [layouts.component(slot).layout for slot in arguments]
+    results = layouts.results(site)
+    outs = [layouts.component(slot).layout for slot in results]
+    one_result = results[0].position is None
+    spec = texts.named("jax.sharding.PartitionSpec")
+    specs = {
+        Layout.SHARED: f"{spec}()",
+        Layout.SPLIT: f"{spec}({plan.axis})",
+        Layout.STACKED: f"{spec}({plan.axis})",
+    }
+    axes = {Layout.SHARED: "None", Layout.SPLIT: "None", Layout.STACKED: "0"}
+    return dataclasses.replace(
+        plan,
+        in_specs=_tuple([specs[each] for each in ins]),
+        out_specs=specs[outs[0]] if one_result else _tuple([specs[each] for each in outs]),
+        in_axes=_tuple([axes[each] for each in ins]),
+        out_axes=axes[outs[0]] if one_result else _tuple([axes[each] for each in outs]),
+        bare=Layout.STACKED not in (*ins, *outs),
+    )
+
+
+def _tuple(parts: list[str]) -> str:
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+
+def _said(layouts: Layouts, site: Site, arguments: list[Argument]) -> str:
+    freed = [
+        str(slot.position)
+        for slot in arguments
+        if layouts.component(slot).layout is not Layout.STACKED
+    ]
+    results = [
+        "all" if slot.position is None else str(slot.position)
+        for slot in layouts.results(site)
+        if layouts.component(slot).layout is not Layout.STACKED
+    ]
+    cautions = [caution for part in _parts(layouts, site) for caution in part.cautions]
+    words = [
+        f"without the device axis: arguments {', '.join(freed) or 'none'}; "
+        f"results {', '.join(results) or 'none'}",
+        *dict.fromkeys(cautions),
+    ]
+    return "; ".join(words)
+
+
+def _with_places(
+    module: Module,
+    layouts: Layouts,
+    sites: list[Site],
+    changes: list[Change],
+    done: dict[int, str],
+    style: Style,
+) -> tuple[Change, ...]:
+    """The copies, splits and first parts that belong to the freed slots."""
+    found = list(changes)
+    seen: list[Component] = []
+    for site in sites:
+        for part in _parts(layouts, site):
+            if id(part) not in done or any(part is each for each in seen):
+                continue
+            seen.append(part)
+            found += _places_of(module, part, done[id(part)], style)
+    return tuple(found)
+
+
+def _places_of(module: Module, part: Component, group: str, style: Style) -> list[Change]:
+    places: list[Change] = []
+    for source in part.sources:
+        texts = Texts(module, source.node, style)
+        if source.kind is Kind.REPLICATED:
+            start, end = f"{texts.helper(emitted.REPLICATED)}(", ")"
+            said = "a whole copy on each device, without the axis"
+        else:
+            start, end, said = _around(source.of), _around(source.of, end=True), "one global array"
+        edits = _shell(module, source.node, source.of, start, end)
+        fix = Fix(said, Safety.UNSAFE, edits, texts.imports, texts.definitions, group)
+        places.append(Change(source.node, fix, said))
+    for first in part.firsts:
+        edits = _shell(module, first.node, first.of, _around(first.of), _around(first.of, end=True))
+        said = "the value has no device axis any more"
+        places.append(Change(first.node, Fix(said, Safety.UNSAFE, edits, group=group), said))
+    return places
+
+
+def _shell(
+    module: Module, whole: ast.expr, inner: ast.expr, start: str, end: str
+) -> tuple[Edit, ...]:
+    """Replaces what stands around `inner`; inside it other edits may be made."""
+    if not start and _is_to_itself(module, whole, inner):
+        return (_without_line(module, module.statement(whole)),)
+    low, high = module.span(whole)
+    first, last = module.span(inner)
+    edits = (Edit(low, first, start), Edit(last, high, end))
+    return tuple(edit for edit in edits if edit.start != edit.end or edit.text)
+
+
+def _is_to_itself(module: Module, whole: ast.expr, inner: ast.expr) -> bool:
+    """Whether `x = unreplicate(x)` would become `x = x`, among other statements."""
+    statement = module.parent(whole)
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)]) if isinstance(inner, ast.Name):
+            block = getattr(module.parent(statement), "body", [])
+            return inner.id == name and statement in block and len(block) > 1
+    return False
+
+
+def _without_line(module: Module, statement: ast.stmt) -> Edit:
+    """Takes a statement out, with its line; a comment behind it stays."""
+    start, end = module.span(statement)
+    code = module.source.code
+    line = max(code.rfind(b"\n", 0, start), code.rfind(b"\r", 0, start)) + 1
+    rest = code[end:]
+    blank = len(rest) - len(rest.lstrip(b" \t"))
+    for newline in (b"\r\n", b"\n", b"\r"):
+        if rest[blank:].startswith(newline) and not code[line:start].strip():
+            return Edit(line, end + blank + len(newline), "")
+    return Edit(start, end, "")
+
+
+def _around(inner: ast.expr, *, end: bool = False) -> str:
+    """Parentheses, where the inner expression would fall apart without them."""
+    tight = ast.Name | ast.Attribute | ast.Subscript | ast.Call | ast.Constant
+    if isinstance(inner, tight):
+        return ""
+    return ")" if end else "("

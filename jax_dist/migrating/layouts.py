@@ -1,0 +1,263 @@
+"""Which arguments and results of mapped functions can do without the axis over devices in front.
+
+Each argument and each result of a mapped function is a slot. What flows from a slot, or from a copy
+made for each device, into another slot ties the two: they are laid out alike, or not at all. A slot
+keeps its axis where anything is done with its values that is not followed.
+"""
+
+import ast
+import dataclasses
+import enum
+from typing import Any, TypeAlias
+
+from jax_dist.checker import flow, pmaps
+from jax_dist.checker.flow import Flow, Origin
+from jax_dist.checker.modules import Module
+from jax_dist.checker.pmaps import Site
+from jax_dist.checker.stacking import Kind
+from jax_dist.migrating import following
+from jax_dist.migrating.following import First, Given, Kept, Lost
+
+
+class Layout(enum.Enum):
+    """How the values of a slot lie on the devices."""
+
+    STACKED = "a device axis in front"
+    SHARED = "whole on each device"
+    SPLIT = "one global array, cut along its first dimension"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Argument:
+    """One positional argument of a mapped function."""
+
+    site: Site
+    position: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """One result of a mapped function; position None: all that it returns."""
+
+    site: Site
+    position: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """A copy for each device, or a split by their number, and of what."""
+
+    node: ast.expr
+    of: ast.expr
+    kind: Kind
+
+
+Slot: TypeAlias = Argument | Result | ast.expr  # the expression of a source
+
+
+@dataclasses.dataclass(slots=True)
+class Component:
+    """Slots that are laid out alike."""
+
+    slots: list[Slot] = dataclasses.field(default_factory=list)
+    sources: list[Source] = dataclasses.field(default_factory=list)
+    firsts: list[First] = dataclasses.field(default_factory=list)
+    kept: str = ""  # why the axis stays; "" where it can go
+    cautions: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def layout(self) -> Layout:
+        """What the slots can be."""
+        kinds = {source.kind for source in self.sources}
+        if self.kept or not self.slots:
+            return Layout.STACKED
+        if kinds == {Kind.REPLICATED}:
+            return Layout.SHARED
+        results = any(isinstance(slot, Result) for slot in self.slots)
+        if kinds == {Kind.SPLIT}:
+            return Layout.STACKED if results or self.firsts else Layout.SPLIT
+        if not kinds and self.firsts and results:
+            return Layout.SHARED
+        return Layout.STACKED
+
+
+class Layouts:
+    """The layouts of all slots of one file.
+
+    Args:
+      module: the file.
+      sites: the mapped functions that may be changed.
+    """
+
+    def __init__(self, module: Module, sites: list[Site]):
+        self._module = module
+        self._flow: Flow = flow.of(module)
+        self._sites = {site.node: site for site in sites}
+        self._calls: dict[Site, list[ast.Call]] = {site: [] for site in sites}
+        for call, site in self._flow.mapped_calls.items():
+            if site.node in self._sites:
+                self._calls[self._sites[site.node]].append(call)
+        self._arity = {site: self._results(site) for site in sites}
+        self._up: dict[Slot, Slot] = {}
+        self._parts: dict[Slot, Component] = {}
+        for site in sites:
+            self._see_site(site)
+        for node in following.carriers(module, self._flow):
+            self._see_value(node)
+
+    def component(self, slot: Slot) -> Component:
+        """The slots that are laid out like this one."""
+        return self._part(slot)
+
+    def arguments(self, site: Site) -> list[Argument] | None:
+        """One slot for each positional argument; None where calls differ in their number."""
+        counts = {len(call.args) for call in self._calls[site]}
+        starred = any(
+            isinstance(argument, ast.Starred) for call in self._calls[site] for argument in call.args
+        )
+        if len(counts) != 1 or starred:
+            return None
+        return [Argument(site, position) for position in range(counts.pop())]
+
+    def results(self, site: Site) -> list[Result]:
+        """One slot for each result, or one for all."""
+        arity = self._arity[site]
+        if arity is None:
+            return [Result(site, None)]
+        return [Result(site, position) for position in range(arity)]
+
+    # --- what flows
+
+    def _see_site(self, site: Site) -> None:
+        for slot in self.results(site):
+            self._part(slot)
+        for read in pmaps.held_by(self._module, site):
+            call = self._module.parent(read)
+            is_called = isinstance(call, ast.Call) and call.func is read
+            is_bound = read is site.node and isinstance(call, ast.Assign | ast.AnnAssign)
+            if not (is_called or is_bound):
+                self._keep_site(site, "the mapped function is handed on in line", read)
+        if not self._calls[site]:
+            self._keep_site(site, "no call of it is seen; it is made in line", site.node)
+        for call in self._calls[site]:
+            for position, argument in enumerate(call.args):
+                slot = Argument(site, position)
+                for origin in self._flow.origins(argument):
+                    self._flows_in(origin, slot, argument)
+
+    def _keep_site(self, site: Site, why: str, node: Any) -> None:
+        slots: list[Slot] = [*self.results(site), *(self.arguments(site) or [])]
+        for slot in slots:
+            self._keep(slot, f"{why} {node.lineno}")
+
+    def _flows_in(self, origin: Origin, slot: Slot, argument: ast.expr) -> None:
+        source = self._slot_of(origin)
+        if source is None:
+            text = self._module.text(argument)
+            self._keep(slot, f"nothing shows that {text} in line {argument.lineno} is replicated")
+        else:
+            self._tie(source, slot)
+
+    def _see_value(self, node: ast.expr) -> None:
+        """A name, attribute or call with a device axis in front: what is done with it."""
+        if isinstance(node, ast.Call) and self._is_unpacked(node):
+            return  # the names that it is unpacked into are seen
+        slots = [self._slot_of(origin) for origin in self._flow.origins(node)]
+        known = [slot for slot in slots if slot is not None]
+        if not known:
+            return
+        for slot in known[1:]:
+            self._tie(known[0], slot)
+        if len(known) < len(slots):
+            self._keep(known[0], f"line {node.lineno} mixes it with values that are not followed")
+        part = self._part(known[0])
+        match following.use(self._module, self._flow, node):
+            case First() as first:
+                part.firsts.append(first)
+            case Given(call=call, position=position):
+                site = self._sites.get(self._flow.mapped_calls[call].node)
+                if site is None:
+                    self._keep(known[0], f"line {call.lineno} gives it to a mapped function that stays")
+                else:
+                    self._tie(known[0], Argument(site, position))
+            case Kept(caution=caution):
+                if caution and caution not in part.cautions:
+                    part.cautions.append(caution)
+            case Lost(why=why):
+                self._keep(known[0], why)
+
+    def _is_unpacked(self, call: ast.Call) -> bool:
+        site = self._flow.mapped_calls.get(call)
+        mine = None if site is None else self._sites.get(site.node)
+        return mine is not None and self._arity[mine] is not None
+
+    def _slot_of(self, origin: Origin) -> Slot | None:
+        if origin.on_host or not following.stays_inside(self._module, origin):
+            return None
+        if origin.site is not None:
+            site = self._sites.get(origin.site.node)
+            return None if site is None else self._result_at(site, origin)
+        if origin.kind in (Kind.REPLICATED, Kind.SPLIT) and origin.of is not None:
+            if isinstance(origin.node, ast.Call) and not following.is_iterated(self._module, origin):
+                part = self._part(origin.node)
+                if not part.sources:
+                    part.sources.append(Source(origin.node, origin.of, origin.kind))
+                return origin.node
+        return None
+
+    def _result_at(self, site: Site, origin: Origin) -> Slot | None:
+        if self._arity[site] is None:
+            return Result(site, None)
+        if origin.path and isinstance(origin.path[0], int):
+            return Result(site, origin.path[0])
+        for slot in self.results(site):
+            self._keep(slot, f"all results are used as one value in line {origin.node.lineno}")
+        return None
+
+    def _results(self, site: Site) -> int | None:
+        """How many results there are, where the function or all of its calls show a tuple."""
+        counts = {_targets(self._module, call) for call in self._calls[site]}
+        return counts.pop() if len(counts) == 1 else None
+
+    # --- ties
+
+    def _root(self, slot: Slot) -> Slot:
+        while slot in self._up:
+            slot = self._up[slot]
+        return slot
+
+    def _part(self, slot: Slot) -> Component:
+        root = self._root(slot)
+        if root not in self._parts:
+            self._parts[root] = Component([root] if not isinstance(root, ast.expr) else [])
+        return self._parts[root]
+
+    def _keep(self, slot: Slot, why: str) -> None:
+        part = self._part(slot)
+        part.kept = part.kept or why
+
+    def _tie(self, one: Slot, two: Slot) -> None:
+        into, gone = self._part(one), self._part(two)
+        if into is gone:
+            return
+        root = self._root(two)
+        self._up[root] = self._root(one)
+        del self._parts[root]
+        into.slots += gone.slots
+        into.sources += gone.sources
+        into.firsts += gone.firsts
+        into.cautions += gone.cautions
+        into.kept = into.kept or gone.kept
+
+
+def _targets(module: Module, call: ast.Call) -> int | None:
+    """How many names the result of a call is unpacked into."""
+    around = module.parent(call)
+    if not isinstance(around, ast.Assign) or len(around.targets) != 1:
+        return None
+    target = around.targets[0]
+    if not isinstance(target, ast.Tuple | ast.List):
+        return None
+    if any(isinstance(each, ast.Starred) for each in target.elts):
+        return None
+    return len(target.elts)

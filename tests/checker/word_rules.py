@@ -1,0 +1,76 @@
+"""A checker of single words, so that what is around the rules is tested apart from them.
+
+What a word does stands beside it; a fix replaces the word.
+"""
+
+import ast
+import re
+
+import pytest
+
+from jax_dist.checker import catalogue, linter, modules
+from jax_dist.checker.findings import Edit, Finding, Fix, Safety
+from jax_dist.checker.page import Page
+from jax_dist.checker.rules import bad_suppression_code, syntax_error, unused_suppression
+from jax_dist.commands import linting
+
+_WORDS = {
+    "old": ("JXD101", "old-word", Safety.SAFE, "new"),
+    "risky": ("JXD102", "risky-word", Safety.UNSAFE, "new"),
+    "idea": ("JXD103", "idea-word", Safety.DISPLAY, "new"),
+    "plain": ("JXD104", "plain-word", None, ""),
+    "first": ("JXD105", "first-word", Safety.SAFE, "old"),  # needs a second round
+    "harm": ("JXD106", "harm-word", Safety.SAFE, "plain"),  # makes a new finding
+    "broken": ("JXD107", "broken-word", Safety.SAFE, "("),  # cannot be parsed
+    "maybe": ("JXD201", "maybe-word", None, ""),  # off by default
+}
+_PATTERN = re.compile(rf"\b({'|'.join(_WORDS)})\b")
+
+
+def _page(code: str, name: str) -> Page:
+    return Page(code, name, "What.", "Why.", "x", "y", "F.", "S.", "M.", default=name[:5] != "maybe")
+
+
+PAGES = {code: _page(code, name) for code, name, _, _ in _WORDS.values()}
+PAGES |= {
+    rule.PAGE.code: rule.PAGE for rule in (unused_suppression, syntax_error, bad_suppression_code)
+}
+CODES = frozenset(code for code, page in PAGES.items() if page.default)
+
+
+def check(source, project, codes, target=None):
+    del project, target
+    try:
+        ast.parse(source.python)
+    except SyntaxError as error:
+        return [linter.unparsed(source, modules.ParseError(error.msg, error.lineno or 1, 1))]
+    found = (_finding(source, match) for match in _PATTERN.finditer(source.python.decode()))
+    return [finding for finding in found if finding.code in codes]
+
+
+def _finding(source, match) -> Finding:
+    code, name, safety, text = _WORDS[match[0]]
+    start, end = match.span()
+    fix = None
+    if safety is not None:
+        fix = Fix(f"write {text}", safety, (Edit(start, end, text),))
+    return Finding(
+        source.path,
+        code,
+        name,
+        f"{match[0]} is not good",
+        source.position(start),
+        source.position(end),
+        (start, end),
+        source.line_text(start),
+        fix,
+    )
+
+
+@pytest.fixture
+def words(monkeypatch):
+    """Puts these rules in the place of the real ones."""
+    monkeypatch.setattr(linter, "check", check)
+    monkeypatch.setattr(linter, "wanted", lambda data, codes: True)
+    monkeypatch.setattr(catalogue, "PAGES", PAGES)
+    monkeypatch.setattr(linting, "PAGES", PAGES)
