@@ -57,11 +57,37 @@ class Flow:
         self._known: dict[ast.expr, tuple[Origin, ...]] = {}
         self._open: set[tuple[ast.AST, Path]] = set()
         self._steps = 0
+        self._site_of |= self._handed_on()
 
     @property
     def mapped_calls(self) -> dict[ast.Call, Site]:
         """The calls of mapped functions that this file shows, with what mapped them."""
         return self._site_of
+
+    def _handed_on(self) -> dict[ast.Call, Site]:
+        """Calls of mapped functions that reach their caller as an argument or a result."""
+        made = {site.node: site for site in self._sites if self._is_handed_on(site)}
+        found: dict[ast.Call, Site] = {}
+        if not made:
+            return found
+        for call in ast.walk(self._module.tree):
+            if not isinstance(call, ast.Call) or call in self._site_of:
+                continue
+            if isinstance(call.func, ast.Name) and self._module.qualified_name(call.func) is None:
+                nodes = {origin.node for origin in self.origins(call.func) if not origin.path}
+                if len(nodes) == 1 and len(self.origins(call.func)) == 1:
+                    site = made.get(nodes.pop())
+                    if site is not None:
+                        found[call] = site
+        self._known.clear()  # they were asked before these calls were known
+        return found
+
+    def _is_handed_on(self, site: Site) -> bool:
+        return any(
+            not (isinstance(around := self._module.parent(read), ast.Call) and around.func is read)
+            and not isinstance(around, ast.Assign | ast.AnnAssign)
+            for read in pmaps.held_by(self._module, site)
+        )
 
     def origins(self, node: ast.expr) -> tuple[Origin, ...]:
         """All ways in which the value of an expression may have come about; at least one."""

@@ -263,6 +263,8 @@ class Module:
                 if meaning == Meaning(".".join(parts[:length])):
                     return ".".join((short, *parts[length:])), ()
         root = parts[0]
+        if self.meaning_of_name(scope, root) == Meaning(root):  # imported in a function around
+            return name, ()
         if scope.lookup(root) is None:
             return name, (f"import {root}",)
         return f"_{name}", (f"import {root} as _{root}",)  # the plain name means something else

@@ -198,7 +198,7 @@ def _value(raw: str, at: int | None) -> Any:
 
 
 def _objects(raw: str, at: int | None) -> list[dict[str, int]]:
-    if at is None or raw[at] != "[":
+    if at is None:
         return []
     return [dict(_members(raw, place)) for place in _elements(raw, at)]
 

@@ -116,7 +116,7 @@ def read_notebook(path: str, data: bytes) -> Notebook:
     try:
         raw = (data[len(codecs.BOM_UTF8) :] if bom else data).decode("utf-8")
         cells = cells_of(raw)
-    except ValueError as error:  # also what json and decoding raise
+    except (ValueError, RecursionError) as error:  # also what json and decoding raise
         raise UnreadableError(f"the file is no notebook: {error}") from error
     return joined(path, cells, raw=raw, bom=bom)
 

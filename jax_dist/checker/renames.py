@@ -18,7 +18,7 @@ class Rename:
     old: str  # "jax.tree_map"; of a module, all in it that has no entry of its own
     new: str  # "jax.tree.map"; "" where no one name takes its place
     gone: str = ""  # "0.6.0"; "" where that is not known, or it is only deprecated
-    hint: str = ""  # what to do where `new` is "", or cannot be put in the old one's place
+    hint: str = ""  # what to do where `new` is ""
     needs: Version = (0,)  # the first jax with the new name
     imported: str = ""  # what `from ... import` takes in its place, where that is not `new`
     safe: Literal["everywhere", "annotation", "with"] = "everywhere"  # elsewhere it is unsafe
@@ -33,8 +33,8 @@ class Rename:
         return f"is deprecated since jax {self.deprecated}" if self.deprecated else "is gone"
 
     @property
-    def advice(self) -> str:
-        return self.hint or self.new
+    def message(self) -> str:
+        return f"{self.old} {self.state}: {self.hint or f'use {self.new}'}"
 
 
 def _family(old: str, new: str, names: str, gone: str = "", **common: object) -> Iterator[Rename]:
@@ -94,7 +94,7 @@ NAMES: tuple[Rename, ...] = (
         Rename(f"jax.experimental.{name}", f"jax.example_libraries.{name}", "0.3.16", is_module=True)
         for name in ("optimizers", "stax")
     ),
-    Rename("jax.experimental.export", "", "0.4.36", "jax.export, whose calls differ"),
+    Rename("jax.experimental.export", "", "0.4.36", "use jax.export, whose calls differ"),
     # jax.core and jax.lib.
     *_family("jax.core", "jax.extend.core", _CORE, "0.6.0", needs=(0, 4, 36)),
     *_hints("jax.core", "axis_frame AxisName call_p", "0.7.0", _INTERNAL),
@@ -145,9 +145,9 @@ NAMES: tuple[Rename, ...] = (
         "jax.ops",
         "index_update index_add index_mul index_min index_max index",
         "0.3.2",
-        "x.at[index].set(y), .add(y), .multiply(y), .min(y) or .max(y)",
+        "use x.at[index].set(y), .add(y), .multiply(y), .min(y) or .max(y)",
     ),
-    Rename("jax.xla_computation", "", "0.4.34", "jax.jit(f).lower(...).compiler_ir('hlo')"),
+    Rename("jax.xla_computation", "", "0.4.34", "use jax.jit(f).lower(...).compiler_ir('hlo')"),
     Rename(
         "jax.clear_backends",
         "jax.extend.backend.clear_backends",
@@ -155,20 +155,20 @@ NAMES: tuple[Rename, ...] = (
         needs=(0, 4, 26),
     ),
     Rename("jax.experimental.enable_x64", "jax.enable_x64", needs=(0, 8, 0), safe="with"),
-    Rename("jax.experimental.disable_x64", "", hint="jax.enable_x64(False)"),
-    Rename("jax.soft_pmap", "", "0.3.18", "jax_dist.pmap(virtual=True)"),
-    Rename("jax.lax.tie_in", "", "0.4.29", "its second argument"),
+    Rename("jax.experimental.disable_x64", "", hint="use jax.enable_x64(False)"),
+    Rename("jax.soft_pmap", "", "0.3.18", "use jax_dist.pmap(virtual=True)"),
+    Rename("jax.lax.tie_in", "", "0.4.29", "use its second argument"),
     # Modules that are gone.
     Rename(
         "jax.experimental.host_callback",
         "",
         "0.8.0",
-        "jax.pure_callback, jax.experimental.io_callback or jax.debug.callback",
+        "use jax.pure_callback, jax.experimental.io_callback or jax.debug.callback",
     ),
-    Rename("jax.experimental.maps", "", "0.4.31", "jax.shard_map in the place of xmap"),
-    Rename("jax.experimental.global_device_array", "", hint="jax.Array"),
-    Rename("jax.interpreters.sharded_jit", "", hint="jax.jit with in_shardings"),
-    Rename("jax.abstract_arrays", "", "0.4.17", "jax.core.ShapedArray"),
+    Rename("jax.experimental.maps", "", "0.4.31", "use jax.shard_map in the place of xmap"),
+    Rename("jax.experimental.global_device_array", "", hint="use jax.Array"),
+    Rename("jax.interpreters.sharded_jit", "", hint="use jax.jit with in_shardings"),
+    Rename("jax.abstract_arrays", "", "0.4.17", "use jax.core.ShapedArray"),
     Rename("jax.api", "jax", "0.2.21"),
     Rename("jax.util", "", "0.8.0", "it was internal"),
     *_hints(
@@ -181,7 +181,7 @@ NAMES: tuple[Rename, ...] = (
     Rename(
         "jax.interpreters.pxla.thread_resources",
         "",
-        hint="jax.sharding.get_abstract_mesh(), with jax.set_mesh(mesh) in the place of mesh",
+        hint="use jax.sharding.get_abstract_mesh(), and jax.set_mesh(mesh) in the place of mesh",
         deprecated="0.8.2",
     ),
     *_hints(
@@ -206,13 +206,13 @@ SHARDINGS: tuple[Rename, ...] = (
         "jax.sharding",
         "PositionalSharding",
         "0.7.1",
-        "jax.sharding.NamedSharding(mesh, spec), with a mesh of the devices",
+        "use jax.sharding.NamedSharding(mesh, spec), with a mesh of the devices",
     ),
     *_hints(
         "jax.sharding",
         "GSPMDSharding OpShardingSharding",
         "",
-        "jax.sharding.NamedSharding(mesh, spec)",
+        "use jax.sharding.NamedSharding(mesh, spec)",
     ),
 )
 
@@ -226,9 +226,8 @@ PJIT: tuple[Rename, ...] = (
     Rename(
         "jax.experimental.pjit.with_sharding_constraint",
         "jax.lax.with_sharding_constraint",
-        "0.4.24",
         needs=(0, 4, 7),
     ),
-    Rename("jax.experimental.pjit.AUTO", "", "0.10.1", "explicit shardings"),
-    Rename("jax.experimental.pjit.FROM_GDA", "", "0.4.11", "jax.Array, and no in_shardings"),
+    Rename("jax.experimental.pjit.AUTO", "", "0.10.1", "give the shardings"),
+    Rename("jax.experimental.pjit.FROM_GDA", "", "0.4.11", "give it a jax.Array, and no in_shardings"),
 )

@@ -13,6 +13,7 @@ from jax_dist.checker.renames import Rename
 # How far the new name may be trusted in the places where the old one is read; None: not at all.
 Judge: TypeAlias = Callable[[Module, Rename, Sequence[ast.expr]], Safety | None]
 
+_ORDER = (Safety.SAFE, Safety.UNSAFE, Safety.DISPLAY)
 # `import jax` does not load these.
 _LOADED_APART = ("jax.extend", "jax.example_libraries", "jax.experimental", "jax.scipy.integrate")
 
@@ -50,7 +51,7 @@ def renamed(module: Module, table: Sequence[Rename], judge: Judge = by_place) ->
             node = _exact(use, name.count(".") - entry.old.count("."))
             if spells(module, node, entry.old) and not guards.is_guarded(module, node):
                 fix = _attribute_fix(module, node, entry, judge)
-                yield Found(node, message(entry), fix, entry.needs)
+                yield Found(node, entry.message, fix, entry.needs)
 
 
 def entry_for(name: str, entries: dict[str, Rename]) -> Rename | None:
@@ -60,10 +61,6 @@ def entry_for(name: str, entries: dict[str, Rename]) -> Rename | None:
         if not dot:
             return None
     return entries[name]
-
-
-def message(entry: Rename) -> str:
-    return f"{entry.old} {entry.state}: use {entry.advice}"
 
 
 def _exact(node: ast.expr, longer: int) -> ast.expr:
@@ -86,7 +83,7 @@ def spells(module: Module, node: ast.expr, old: str) -> bool:
 
 
 def _attribute_fix(module: Module, node: ast.expr, entry: Rename, judge: Judge) -> Fix | None:
-    if not entry.new or entry.hint:
+    if not entry.new:
         return None
     text, imports = module.name_for(entry.new, node)
     safety = judge(module, entry, [node])
@@ -143,7 +140,7 @@ def _imports(module: Module, entries: dict[str, Rename], judge: Judge) -> Iterat
         if entry is None or guards.is_guarded(module, statement):
             continue
         fix, needs = _import_fix(module, statement, entries, judge)
-        yield Found(alias, message(entry), fix, needs)
+        yield Found(alias, entry.message, fix, needs)
 
 
 def _import_fix(
@@ -164,7 +161,7 @@ def _import_fix(
 def _moved(target: str, entries: dict[str, Rename]) -> str:
     """Where what is imported from `target` is now; "" where that is not one name."""
     entry = entry_for(target, entries)
-    if entry is None or not entry.new or entry.hint:
+    if entry is None or not entry.new:
         return ""
     if entry.old == target:
         return entry.imported or entry.new
@@ -188,7 +185,7 @@ def _from_fix(
         if judged is not None:
             moved[number] = new
             needs.append(entry.needs)
-            safety = Safety.UNSAFE if Safety.UNSAFE in (safety, judged) else safety
+            safety = max(safety, judged, key=_ORDER.index)
     edits = edits_of_from(module, statement, moved) if moved else None
     if edits is None:
         return None, (0,)

@@ -2,7 +2,7 @@
 
 import ast
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeAlias
 
 from jax_dist.checker import pmaps, scopes, structure
@@ -62,7 +62,16 @@ def _traced(module: Module) -> list[Traced]:
 
 def applications(module: Module, by: Literal["shard_map", "jit"]) -> Iterator[Application]:
     """Calls and decorators, through `partial` too, of shard_map or jit."""
-    for node in module.uses(*(SHARD_MAP if by == "shard_map" else JIT)):
+    return _applied(module, by, SHARD_MAP if by == "shard_map" else JIT)
+
+
+def applied(module: Module, names: Iterable[str]) -> Iterator[Application]:
+    """Calls and decorators, through `partial` too, of any function that takes one first."""
+    return _applied(module, "jit", names)
+
+
+def _applied(module: Module, by: By, names: Iterable[str]) -> Iterator[Application]:
+    for node in module.uses(*names):
         around = module.parent(node)
         if _decorates(around, node):
             yield Application(by, node, around, {})
@@ -97,3 +106,18 @@ def _decorates(around: ast.AST, node: ast.AST) -> bool:
 def is_inside(module: Module, node: ast.AST, function: scopes.Function) -> bool:
     """Whether a node stands in a function, at any depth."""
     return any(around is function for around in module.ancestors(node))
+
+
+def calls_of_builtins(module: Module, names: Iterable[str]) -> Iterator[ast.Call]:
+    """Calls of builtins that the file does not hide, in order of place."""
+    loads = [
+        load
+        for scope in module.scopes.all
+        for name in names
+        if name in scope.loads and scope.lookup(name) is None
+        for load in scope.loads[name]
+    ]
+    for load in sorted(loads, key=lambda node: (node.lineno, node.col_offset)):
+        call = module.parent(load)
+        if isinstance(call, ast.Call) and call.func is load:
+            yield call

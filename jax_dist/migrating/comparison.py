@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from jax_dist.migrating.records import Array, Call, Mapped
+from jax_dist.migrating.records import Array, Call, Site
 
 How: TypeAlias = Literal[
     "as is",  # [*s] and [*s]
@@ -58,7 +58,7 @@ class SiteComparison:
         }
 
 
-def compare(before: Mapped, after: Mapped | None, tolerance: float) -> SiteComparison:
+def compare(before: Site, after: Site | None, tolerance: float) -> SiteComparison:
     """Compares the first calls.
 
     Args:
@@ -99,14 +99,15 @@ class _Found:
         self.problems: dict[str, str] = {}  # by what differs: its first difference says enough
         self.notes: list[str] = []
 
-    def calls(self, before: Mapped, after: Mapped) -> None:
+    def calls(self, before: Site, after: Site) -> None:
         for number, (one, other) in enumerate(zip(before.calls, after.calls, strict=False), 1):
             self._call(number, one, other)
-        missing = len(before.calls) - len(after.calls)
-        if missing > 0:
-            self.problems["calls"] = f"{before.count} calls before, {after.count} after"
+        if not after.count:
+            self.problems["calls"] = "it was called before, and is not called after"
+        elif len(before.calls) > len(after.calls):
+            self.problems["calls"] = f"calls: {before.count} before, {after.count} after"
         elif before.count != after.count:
-            self.notes.append(f"{before.count} calls before, {after.count} after")
+            self.notes.append(f"calls: {before.count} before, {after.count} after")
 
     def _call(self, call: int, before: Call, after: Call) -> None:
         if before.raised or after.raised:
@@ -253,8 +254,8 @@ def _partners(before: Sequence[Array], after: Sequence[Array]) -> list[tuple[Arr
     return list(zip(before, after, strict=True))
 
 
-def _fewest_devices(mapped: Mapped) -> int:
-    results = [array.devices for call in mapped.calls for array in call.returned]
+def _fewest_devices(site: Site) -> int:
+    results = [array.devices for call in site.calls for array in call.returned]
     return min(results, default=0)
 
 

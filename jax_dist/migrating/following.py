@@ -42,7 +42,16 @@ class Lost:
     why: str
 
 
-Use: TypeAlias = First | Given | Kept | Lost
+@dataclasses.dataclass(frozen=True, slots=True)
+class Collected:
+    """It is put into a list whose elements lose the axis later, by flax's `get_metrics`."""
+
+    calls: tuple[ast.Call, ...]  # of get_metrics
+
+
+Use: TypeAlias = First | Given | Kept | Lost | Collected
+
+GET_METRICS = "flax.training.common_utils.get_metrics"
 
 
 def carriers(module: Module, flow: Flow) -> Iterator[ast.expr]:
@@ -82,6 +91,8 @@ def use(module: Module, flow: Flow, node: ast.expr) -> Use:
             return _of_part(module, flow, node, around)
         case ast.Call():
             return _in_call(module, flow, node, around)
+        case ast.keyword():
+            return _by_name(module, flow, node)
         case ast.Assign(value=value, targets=targets) if value is node:
             return _assigned(module, targets, node)
         case ast.Tuple() | ast.List() if isinstance(around.ctx, ast.Load):
@@ -111,9 +122,7 @@ def _in_call(module: Module, flow: Flow, node: ast.expr, call: ast.Call) -> Use:
     if node is call.func:
         return Lost(f"line {node.lineno} calls it")
     if call in flow.mapped_calls:
-        if any(argument is node for argument in call.args):
-            return Given(call, next(n for n, each in enumerate(call.args) if each is node))
-        return Lost(f"line {node.lineno} gives it by name to a mapped function")
+        return Given(call, next(n for n, each in enumerate(call.args) if each is node))
     done = stacking.stacking(module, call)
     if done is not None and done.kind is Kind.ONE and done.of is node:
         return First(call, node)
@@ -122,6 +131,60 @@ def _in_call(module: Module, flow: Flow, node: ast.expr, call: ast.Call) -> Use:
     name = module.qualified_name(call.func)
     if name == "jax.block_until_ready" and call.args == [node]:
         return use(module, flow, call)
+    if _is_followed(module, call, node):
+        return Kept()
+    calls = _collected(module, call)
+    if calls:
+        return Collected(calls)
+    return Lost(f"line {node.lineno} gives it to {_short(module, call.func)}")
+
+
+def _collected(module: Module, call: ast.Call) -> tuple[ast.Call, ...]:
+    """The calls of get_metrics on the list that `call` appends to; () where more is done to it."""
+    match call.func:
+        case ast.Attribute(value=ast.Name() as found, attr="append"):
+            home = module.scope(found).lookup(found.id)
+        case _:
+            return ()
+    if home is None or not all(_is_empty_or_metrics(module, each) for each in home[1]):
+        return ()
+    calls: list[ast.Call] = []
+    for read in module.reads(home[0], found.id):
+        around = module.parent(read)
+        match around:
+            case ast.Attribute(attr="append"):
+                pass
+            case ast.Call(args=[argument]) if argument is read:
+                if module.qualified_name(around.func) == GET_METRICS:
+                    calls.append(around)
+                elif _is_filled(module, read):
+                    return ()
+            case _ if _is_filled(module, read):
+                return ()
+    return tuple(calls)
+
+
+def _is_empty_or_metrics(module: Module, binding: Any) -> bool:
+    match binding.value:
+        case ast.List(elts=[]):
+            return True
+        case ast.Call(func=function):
+            return module.qualified_name(function) == GET_METRICS
+    return False
+
+
+def _is_filled(module: Module, read: ast.Name) -> bool:
+    """Whether a read may see the list; after `xs = get_metrics(xs)` it sees another value."""
+    values = module.values(read)
+    return values is None or any(not isinstance(value, ast.Call) for value in values)
+
+
+def _by_name(module: Module, flow: Flow, node: ast.expr) -> Use:
+    call = module.parent(module.parent(node))
+    if not isinstance(call, ast.Call):
+        return Lost(f"line {node.lineno} gives it to a class")
+    if call in flow.mapped_calls:
+        return Lost(f"line {node.lineno} gives it by name to a mapped function")
     if _is_followed(module, call, node):
         return Kept()
     return Lost(f"line {node.lineno} gives it to {_short(module, call.func)}")

@@ -76,7 +76,7 @@ def _may_change(module: Module, site: Site, several_processes: bool) -> bool:  #
     if several_processes and host_local.evidence(module, site.node) is not None:
         return False
     given = site.arguments.keys() - {"axis_name", "donate_argnums"}
-    return not site.unknown and not given and not plans.takes_keywords(module, site)
+    return not site.unknown and not given
 
 
 def _parts(layouts: Layouts, site: Site) -> list[Component]:
@@ -118,13 +118,16 @@ def _freed(
         Layout.STACKED: f"{spec}({plan.axis})",
     }
     axes = {Layout.SHARED: "None", Layout.SPLIT: "None", Layout.STACKED: "0"}
+    in_specs, in_axes = _tuple([specs[each] for each in ins]), _tuple([axes[each] for each in ins])
+    if plan.keywords:  # named arguments keep their axis
+        in_specs, in_axes = f"({in_specs}, {specs[Layout.STACKED]})", f"({in_axes}, 0)"
     return dataclasses.replace(
         plan,
-        in_specs=_tuple([specs[each] for each in ins]),
+        in_specs=in_specs,
         out_specs=specs[outs[0]] if one_result else _tuple([specs[each] for each in outs]),
-        in_axes=_tuple([axes[each] for each in ins]),
+        in_axes=in_axes,
         out_axes=axes[outs[0]] if one_result else _tuple([axes[each] for each in outs]),
-        bare=Layout.STACKED not in (*ins, *outs),
+        bare=not plan.keywords and Layout.STACKED not in (*ins, *outs),
     )
 
 
@@ -188,7 +191,17 @@ def _places_of(module: Module, part: Component, group: str, style: Style) -> lis
         edits = _shell(module, first.node, first.of, _around(first.of), _around(first.of, end=True))
         said = "the value has no device axis any more"
         places.append(Change(first.node, Fix(said, Safety.UNSAFE, edits, group=group), said))
-    return places
+    return places + [_forest(module, call, group, style) for call in part.forests]
+
+
+def _forest(module: Module, call: ast.Call, group: str, style: Style) -> Change:
+    """flax's `get_metrics` takes the first slice of each leaf, and stacks; what is left stacks."""
+    texts = Texts(module, call, style)
+    stack, get = texts.named("flax.training.common_utils.stack_forest"), texts.named("jax.device_get")
+    edits = _shell(module, call, call.args[0], f"{stack}({get}(", "))")
+    said = "the metrics have no device axis any more"
+    fix = Fix(said, Safety.UNSAFE, edits, texts.imports, texts.definitions, group)
+    return Change(call, fix, said)
 
 
 def _shell(

@@ -2,14 +2,17 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from jax_dist.migrating import comparison, matching
 from jax_dist.migrating.comparison import SiteComparison
-from jax_dist.migrating.records import Mapped
+from jax_dist.migrating.records import Site
 from jax_dist.migrating.runs import Run
 from jax_dist.migrating.verification import Ending, Verdict, Verification, tail
+
+_ERROR = re.compile(r"[\w.]+(Error|Exception|Exit): ")
 
 
 def judged(
@@ -33,7 +36,7 @@ def judged(
       The verdict, with its reasons; the files are taken as kept.
     """
     before, after = first.record, second.record
-    pairs, new = matching.pairs(before.mapped, after.mapped, after.jitted)
+    pairs, new = matching.pairs(before, after)
     sites = tuple(_shown(comparison.compare(one, other, tolerance)) for one, other in pairs)
     problems = tuple(_differing_ends(first, second))
     unproven = tuple(_not_compared(files, first, second))
@@ -64,27 +67,32 @@ def _differing_ends(first: Run, second: Run) -> Iterator[str]:
 
 def _not_compared(files: Iterable[Path], first: Run, second: Run) -> Iterator[str]:
     if first.exit_code != 0:
-        last = tail(first.output).rpartition("\n")[2]
         now = "it runs now" if second.exit_code == 0 else f"after it: {_ending(second)}"
-        yield f"the command failed before the migration ({_ending(first)}: {last}); {now}"
-    if not first.record.mapped:
+        yield f"the command failed before the migration ({_ending(first)}{_reason(first)}); {now}"
+    if not first.record.called:
         yield "no mapped function was called before the migration: nothing to compare with"
     migrated = {os.path.realpath(file) for file in files}
-    for mapped in first.record.hidden:
-        if mapped.file in migrated:
-            yield f"{_place(mapped)} was called only inside a larger traced function"
-    for mapped in first.record.idle:
-        if mapped.file in migrated:
-            yield f"{_place(mapped)} was mapped, and never called"
+    for site in first.record.hidden:
+        if site.file in migrated:
+            yield f"{_place(site)} was called only inside a larger traced function"
+    for site in first.record.idle:
+        if site.file in migrated:
+            yield f"{_place(site)} was mapped, and never called"
     for run_, when in ((first, "before"), (second, "after")):
         for problem in run_.record.problems:
             yield f"a call could not be recorded {when} the migration: {problem}"
 
 
-def _notes(first: Run, second: Run, new: Sequence[Mapped]) -> Iterator[str]:
-    if first.record.mapped:
-        for mapped in new:
-            yield f"{_place(mapped)} was called only after the migration"
+def _reason(run_: Run) -> str:
+    """The error in its output; JAX may write more below it."""
+    errors = [line for line in run_.output.splitlines() if _ERROR.match(line)]
+    return f": {errors[-1]}" if errors else ""
+
+
+def _notes(first: Run, second: Run, new: Sequence[Site]) -> Iterator[str]:
+    if first.exit_code == 0:
+        for site in new:
+            yield f"{_place(site)} was called only after the migration"
     if first.exit_code == second.exit_code == 0:
         lines = zip(first.output.splitlines(), second.output.splitlines(), strict=False)
         for number, (one, other) in enumerate(lines, 1):
@@ -96,15 +104,15 @@ def _notes(first: Run, second: Run, new: Sequence[Mapped]) -> Iterator[str]:
 def _ending(run_: Run) -> Ending:
     devices = [
         array.devices
-        for mapped in run_.record.mapped
-        for call in mapped.calls
+        for site in run_.record.called
+        for call in site.calls
         for array in call.returned
         if array.devices
     ]
     return Ending(
         exit_code=run_.exit_code,
-        functions=len(run_.record.mapped),
-        calls=run_.record.count,
+        functions=len(run_.record.called),
+        calls=sum(site.count for site in run_.record.called),
         devices=min(devices, default=0),
         output=tail(run_.output),
     )
@@ -114,8 +122,8 @@ def _shown(site: SiteComparison) -> SiteComparison:
     return dataclasses.replace(site, file=_relative(site.file))
 
 
-def _place(mapped: Mapped) -> str:
-    return f"{_relative(mapped.file)}:{mapped.line} {mapped.function}"
+def _place(site: Site) -> str:
+    return f"{_relative(site.file)}:{site.line} {site.function}"
 
 
 def _relative(file: str) -> str:

@@ -16,7 +16,7 @@ from jax_dist.checker.modules import Module
 from jax_dist.checker.pmaps import Site
 from jax_dist.checker.stacking import Kind
 from jax_dist.migrating import following
-from jax_dist.migrating.following import First, Given, Kept, Lost
+from jax_dist.migrating.following import Collected, First, Given, Kept, Lost
 
 
 class Layout(enum.Enum):
@@ -62,6 +62,7 @@ class Component:
     slots: list[Slot] = dataclasses.field(default_factory=list)
     sources: list[Source] = dataclasses.field(default_factory=list)
     firsts: list[First] = dataclasses.field(default_factory=list)
+    forests: list[ast.Call] = dataclasses.field(default_factory=list)  # of get_metrics
     kept: str = ""  # why the axis stays; "" where it can go
     cautions: list[str] = dataclasses.field(default_factory=list)
 
@@ -75,8 +76,8 @@ class Component:
             return Layout.SHARED
         results = any(isinstance(slot, Result) for slot in self.slots)
         if kinds == {Kind.SPLIT}:
-            return Layout.STACKED if results or self.firsts else Layout.SPLIT
-        if not kinds and self.firsts and results:
+            return Layout.STACKED if results or self.firsts or self.forests else Layout.SPLIT
+        if not kinds and (self.firsts or self.forests) and results:
             return Layout.SHARED
         return Layout.STACKED
 
@@ -136,7 +137,7 @@ class Layouts:
             is_called = isinstance(call, ast.Call) and call.func is read
             is_bound = read is site.node and isinstance(call, ast.Assign | ast.AnnAssign)
             if not (is_called or is_bound):
-                self._keep_site(site, "the mapped function is handed on in line", read)
+                self._see_handed_on(site, read)
         if not self._calls[site]:
             self._keep_site(site, "no call of it is seen; it is made in line", site.node)
         for call in self._calls[site]:
@@ -144,6 +145,16 @@ class Layouts:
                 slot = Argument(site, position)
                 for origin in self._flow.origins(argument):
                     self._flows_in(origin, slot, argument)
+
+    def _see_handed_on(self, site: Site, read: ast.expr) -> None:
+        """The mapped function goes elsewhere: the flow must have found all its calls there."""
+        match following.use(self._module, self._flow, read):
+            case Kept(caution=caution):
+                for slot in (*self.results(site), *(self.arguments(site) or [])):
+                    if caution and caution not in self._part(slot).cautions:
+                        self._part(slot).cautions.append(caution)
+            case _:
+                self._keep_site(site, "the mapped function is handed on in line", read)
 
     def _keep_site(self, site: Site, why: str, node: Any) -> None:
         slots: list[Slot] = [*self.results(site), *(self.arguments(site) or [])]
@@ -183,6 +194,11 @@ class Layouts:
             case Kept(caution=caution):
                 if caution and caution not in part.cautions:
                     part.cautions.append(caution)
+            case Collected(calls=calls):
+                for call in calls:  # other values may be in the same list
+                    self._tie(known[0], call)
+                    if not any(call is each for each in self._part(call).forests):
+                        self._part(call).forests.append(call)
             case Lost(why=why):
                 self._keep(known[0], why)
 
@@ -246,6 +262,7 @@ class Layouts:
         into.slots += gone.slots
         into.sources += gone.sources
         into.firsts += gone.firsts
+        into.forests += gone.forests
         into.cautions += gone.cautions
         into.kept = into.kept or gone.kept
 

@@ -1,62 +1,71 @@
 """Finds for each mapped function of one run the same one of another: lines and names may move."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 
-from jax_dist.migrating.records import Mapped
+from jax_dist.migrating.records import Record, Site
+
+_Key = Callable[[Site], Hashable]
 
 # What two must share, the surest first. At the end, only the file: a lambda that got a name.
-_SHARED: tuple[Callable[[Mapped], Hashable], ...] = (
-    lambda one: (one.process, one.file, one.function, one.within),
-    lambda one: (one.process, one.file, one.function),
-    lambda one: (one.process, one.file),
+_NAMED: tuple[_Key, ...] = (
+    lambda site: (site.process, site.file, site.function, site.within),
+    lambda site: (site.process, site.file, site.function),
 )
+_IN_ONE_FILE: _Key = lambda site: (site.process, site.file)
 
 
-def pairs(
-    before: Sequence[Mapped], after: Sequence[Mapped], spare: Iterable[Mapped] = ()
-) -> tuple[list[tuple[Mapped, Mapped | None]], list[Mapped]]:
-    """Pairs what is the same function; within what looks alike, the order of first calls decides.
+def pairs(before: Record, after: Record) -> tuple[list[tuple[Site, Site | None]], list[Site]]:
+    """Pairs what is the same function; of those that look alike, the order of making decides.
 
-    Args:
-      before: the mapped functions of one run, in the order of their first calls.
-      after: those of the other run.
-      spare: jitted functions of the other run. One stands for a mapped function of which nothing
-        else is left, and then must have the same name.
+    A jit without anything mapped inside stands for a mapped function only where nothing better is
+    left; it must have the same name.
 
     Returns:
-      Each of `before` with its partner, if it has one; and those of `after` that are left.
+      Each site that was called before with its partner, if it has one; and the mapped functions
+      that were called after, and are nobody's partner.
     """
-    partner: dict[int, Mapped] = {}
-    left = list(after)
-    for shared in _SHARED:
-        left = _pair(before, left, shared, partner)
-    for shared in _SHARED[:2]:
-        spare = _pair(before, spare, shared, partner)
-    return [(one, partner.get(id(one))) for one in before], left
+    partners: dict[int, Site] = {}
+    # First those that were called; then, where one of two is idle in one run, all that there are.
+    for ones, others, keys in (
+        (before.called, after.called, _NAMED),
+        ((*before.called, *before.idle), after.sites, _NAMED),
+        (before.called, after.called, (_IN_ONE_FILE,)),
+    ):
+        for key in keys:
+            taken = {id(site) for site in partners.values()}
+            ones_left = [site for site in ones if id(site) not in partners]
+            others_left = [site for site in others if id(site) not in taken and _is_top(site)]
+            _pair(_in_order(before, ones_left), others_left, key, partners)
+    taken = {id(site) for site in partners.values()}
+    new = [site for site in after.called if id(site) not in taken]
+    return [(site, partners.get(id(site))) for site in before.called], new
+
+
+def _is_top(site: Site) -> bool:
+    """Whether it is not only a part of what another site made."""
+    return site.count > 0 or not site.inside
 
 
 def _pair(
-    before: Iterable[Mapped],
-    after: Iterable[Mapped],
-    shared: Callable[[Mapped], Hashable],
-    partner: dict[int, Mapped],
-) -> list[Mapped]:
-    """Pairs groups of one size; of others, who is who would be a guess. Returns who is left."""
-    ones = _groups((one for one in before if id(one) not in partner), shared)
-    others = _groups(after, shared)
-    left: list[Mapped] = []
-    for key, group in others.items():
-        if len(ones.get(key, ())) == len(group):
-            partner.update((id(one), other) for one, other in zip(ones[key], group, strict=True))
-        else:
-            left += group
-    return left
+    ones: Iterable[Site], others: Iterable[Site], key: _Key, partners: dict[int, Site]
+) -> None:
+    """Pairs groups of one size; of others, who is who would be a guess."""
+    groups = _groups(others, key)
+    for shared, group in _groups(ones, key).items():
+        partner_group = groups.get(shared, [])
+        if len(partner_group) == len(group):
+            partners.update(
+                (id(site), partner) for site, partner in zip(group, partner_group, strict=True)
+            )
 
 
-def _groups(
-    those: Iterable[Mapped], shared: Callable[[Mapped], Hashable]
-) -> dict[Hashable, list[Mapped]]:
-    groups: dict[Hashable, list[Mapped]] = {}
-    for each in those:
-        groups.setdefault(shared(each), []).append(each)
+def _groups(sites: Iterable[Site], key: _Key) -> dict[Hashable, list[Site]]:
+    groups: dict[Hashable, list[Site]] = {}
+    for site in sites:
+        groups.setdefault(key(site), []).append(site)
     return groups
+
+
+def _in_order(record: Record, sites: Iterable[Site]) -> list[Site]:
+    wanted = {id(site) for site in sites}
+    return [site for site in record.sites if id(site) in wanted]

@@ -1,8 +1,7 @@
 """Reads what one run of a program has written down about its mapped functions."""
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,14 +40,17 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
-    """A function that is mapped, or a jit around one, and its calls."""
+class Site:
+    """A place where functions are mapped or jitted, and the calls of what was made there."""
 
     process: int  # of the program, in the order in which they imported jax
     file: str
     line: int
-    within: tuple[str, ...]  # the functions that were running when it was mapped, innermost first
+    within: tuple[str, ...]  # the functions that were running when it was made, innermost first
     function: str
+    is_mapped: bool  # or a jit in whose trace something is mapped
+    inside: bool  # was traced as a part of something else
+    hidden: bool  # of something that is not recorded
     calls: tuple[Call, ...]  # the first ones
     count: int  # of all calls
 
@@ -57,16 +59,25 @@ class Mapped:
 class Record:
     """What one run did."""
 
-    mapped: tuple[Mapped, ...] = ()  # those called, in the order of their first calls
-    jitted: tuple[Mapped, ...] = ()  # called too, with nothing mapped inside
-    hidden: tuple[Mapped, ...] = ()  # only traced, inside something that is not recorded
-    idle: tuple[Mapped, ...] = ()  # mapped, and never called
+    sites: tuple[Site, ...] = ()  # process by process, in the order in which they were made
     problems: tuple[str, ...] = ()  # of the recording itself
 
     @property
-    def count(self) -> int:
-        """Of all calls of mapped functions."""
-        return sum(mapped.count for mapped in self.mapped)
+    def called(self) -> tuple[Site, ...]:
+        """Where mapped functions were made that were called."""
+        return tuple(site for site in self.sites if site.is_mapped and site.count)
+
+    @property
+    def idle(self) -> tuple[Site, ...]:
+        """Where mapped functions were made that nobody called."""
+        return tuple(
+            site for site in self.sites if site.is_mapped and not (site.count or site.inside)
+        )
+
+    @property
+    def hidden(self) -> tuple[Site, ...]:
+        """Where mapped functions were made that were only traced."""
+        return tuple(site for site in self.sites if site.hidden and not site.count)
 
 
 def read(folder: Path) -> Record:
@@ -77,11 +88,8 @@ def read(folder: Path) -> Record:
     """
     parts = [_Part(process, path) for process, path in enumerate(_processes(folder))]
     return Record(
-        mapped=_all(part.mapped() for part in parts),
-        jitted=_all(part.jitted() for part in parts),
-        hidden=_all(part.hidden() for part in parts),
-        idle=_all(part.idle() for part in parts),
-        problems=_all(part.problems for part in parts),
+        sites=tuple(site for part in parts for site in part.sites()),
+        problems=tuple(problem for part in parts for problem in part.problems),
     )
 
 
@@ -89,82 +97,63 @@ def _processes(folder: Path) -> list[Path]:
     return sorted(folder.glob("process-*"), key=lambda path: int(path.name.partition("-")[2]))
 
 
-def _all(parts: Iterable[Iterable[Any]]) -> tuple[Any, ...]:
-    return tuple(each for part in parts for each in part)
-
-
 @dataclass
-class _Site:
-    """What the events say of one place."""
+class _Found:
+    """What the events so far say of one site."""
 
     event: Mapping[str, Any]
     calls: list[Call] = field(default_factory=list)
     count: int = 0
-    first: float = math.inf  # the number of the event of its first call
-    inside: bool = False  # traced as a part of something else
-    hidden: bool = False  # of something that is not recorded
-    holds_mapped: bool = False  # a jit around mapped functions
+    inside: bool = False
+    hidden: bool = False
+    holds_mapped: bool = False
 
 
 class _Part:
     """What one process wrote."""
 
     def __init__(self, process: int, folder: Path):
-        self.process = process
         self.problems: list[str] = []
+        self._process = process
         self._folder = folder
-        self._sites: dict[int, _Site] = {}
-        for number, event in enumerate(_events(folder / "calls.jsonl")):
-            self._take(number, event)
+        self._found: dict[int, _Found] = {}  # by number, and so in the order of making
+        for event in _events(folder / "calls.jsonl"):
+            self._take(event)
 
-    def mapped(self) -> list[Mapped]:
-        return self._those(lambda site: site.count > 0 and _is_mapped(site))
+    def sites(self) -> Iterator[Site]:
+        for found in self._found.values():
+            is_mapped = found.holds_mapped or found.event["kind"] != "jit"
+            yield Site(
+                process=self._process,
+                file=found.event["file"],
+                line=found.event["line"],
+                within=tuple(found.event["within"]),
+                function=found.event["function"],
+                is_mapped=is_mapped,
+                inside=found.inside,
+                hidden=found.hidden and is_mapped,
+                calls=tuple(found.calls),
+                count=found.count,
+            )
 
-    def jitted(self) -> list[Mapped]:
-        return self._those(lambda site: site.count > 0 and not _is_mapped(site))
-
-    def hidden(self) -> list[Mapped]:
-        return self._those(lambda site: site.hidden and not site.count and _is_mapped(site))
-
-    def idle(self) -> list[Mapped]:
-        return self._those(lambda site: not (site.inside or site.count) and _is_mapped(site))
-
-    def _take(self, number: int, event: Mapping[str, Any]) -> None:
+    def _take(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "site":
-            self._sites[event["site"]] = _Site(event)
+            self._found[event["site"]] = _Found(event)
             return
-        site = self._sites[event["site"]]
+        found = self._found[event["site"]]
         match event["event"]:
             case "call":
-                site.calls.append(self._call(event))
-                site.count = max(site.count, event["call"] + 1)
-                site.first = min(site.first, number)
+                found.calls.append(self._call(event))
+                found.count = max(found.count, event["call"] + 1)
             case "total":
-                site.count = max(site.count, event["calls"])
+                found.count = max(found.count, event["calls"])
             case "inside":
-                site.inside = True
-                cover = event["cover"]
-                if cover is None:
-                    site.hidden = True
-                elif site.event["kind"] != "jit":
-                    self._sites[cover].holds_mapped = True
+                found.inside = True
+                found.hidden |= event["cover"] is None
+                if event["cover"] is not None and found.event["kind"] != "jit":
+                    self._found[event["cover"]].holds_mapped = True
             case "problem":
-                self.problems.append(f"{site.event['function']}: {event['problem']}")
-
-    def _those(self, wanted: Any) -> list[Mapped]:
-        found = sorted(filter(wanted, self._sites.values()), key=lambda site: site.first)
-        return [
-            Mapped(
-                process=self.process,
-                file=site.event["file"],
-                line=site.event["line"],
-                within=tuple(site.event["within"]),
-                function=site.event["function"],
-                calls=tuple(site.calls),
-                count=site.count,
-            )
-            for site in found
-        ]
+                self.problems.append(f"{found.event['function']}: {event['problem']}")
 
     def _call(self, event: Mapping[str, Any]) -> Call:
         archive = self._folder / event["arrays"]
@@ -173,10 +162,6 @@ class _Part:
             returned=tuple(_array(each, archive) for each in event["returned"]),
             raised=event["raised"],
         )
-
-
-def _is_mapped(site: _Site) -> bool:
-    return site.holds_mapped or site.event["kind"] != "jit"
 
 
 def _array(event: Mapping[str, Any], archive: Path) -> Array:

@@ -99,12 +99,12 @@ class Texts:
     def column(self, node: Any) -> int:
         return self.module.source.position(self.module.span(node)[0]).column - 1
 
-    def moved(self, node: Any) -> str:
-        """The node's text as it would stand one step further in."""
+    def moved(self, node: Any, depth: int) -> str:
+        """The node's text as it would stand `depth` steps further in than its statement."""
         text = self.module.text(node)
         if "\n" not in text or _has_long_string(node):
             return text
-        wanted = len(self.indent_of(node)) + 3 * len(self.style.hang)
+        wanted = len(self.indent_of(node)) + depth * len(self.style.hang)
         line = self.module.source.line_text(self.module.span(node)[0])
         old = len(line) - len(line.lstrip())
         return layout.moved(text, old, wanted)

@@ -75,7 +75,8 @@ def _check_loop(module: Module, site: Site) -> None:
 
 def _call_edit(module: Module, site: Site, plan: Plan, texts: Texts) -> Edit:
     whole = _around(module, site)
-    mapped = _mapped(texts.moved(site.fun), plan, texts)
+    depth = 2 if plan.static or plan.keywords or plan.bare else 3  # calls around it
+    mapped = _mapped(texts.moved(site.fun, depth), plan, texts)
     comments = texts.comments(whole, [site.fun, *site.arguments.values()])
     value = Call(texts.named("jax.jit"), [mapped], plan.jit_keywords, comments)
     return Edit(*module.span(whole), texts.written(value, whole))

@@ -160,9 +160,10 @@ def spread_out(code: str, choice: random.Random) -> bytes:
             continue
         gap = _between(lines, at, start)
         plain = last not in ("", "\n") and token.type not in _ENDS and not strings
-        if plain and start[0] == at[0]:
-            # A comment within a dotted name goes when the name is replaced; nobody writes one.
-            gap += _filler(choice, depth, comments="." not in (last, token.string))
+        # A dotted name stays in one piece: some rules first look for `jax.tree_map` as bytes.
+        dotted = "." in (last, token.string)
+        if plain and not dotted and start[0] == at[0]:
+            gap += _filler(choice, depth)
         pieces.append(gap)
         pieces.append(_between(lines, start, end))
         strings += token.type == _STRING_START
@@ -179,13 +180,12 @@ _STRING_START = getattr(tokenize, "FSTRING_START", -1)  # since Python 3.12
 _STRING_END = getattr(tokenize, "FSTRING_END", -1)
 
 
-def _filler(choice: random.Random, depth: int, *, comments: bool) -> str:
+def _filler(choice: random.Random, depth: int) -> str:
     if choice.random() < 0.8:
         return ""
-    if not depth:
-        return choice.choice((" \\\n", "  ", " \\\n\t "))
-    comment = ("  # ein Wörtchen, ) (\n",) if comments else ()
-    return choice.choice(("\n\n\t", "   ", " \\\n  ", *comment))
+    if depth:
+        return choice.choice(("  # ein Wörtchen, ) (\n", "\n\n\t", "   ", " \\\n  "))
+    return choice.choice((" \\\n", "  ", " \\\n\t "))
 
 
 def _between(lines: Sequence[str], start: tuple[int, int], end: tuple[int, int]) -> str:

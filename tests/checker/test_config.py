@@ -29,7 +29,7 @@ def test_all_settings(project):
         """\
         [tool.jax-dist]
         select = ["JXD1"]
-        extend-select = ["maybe-word"]
+        extend-select = ["perhaps"]
         ignore = ["JXD104"]
         exclude = ["gen"]
         extend-exclude = ["third_party"]
@@ -43,7 +43,7 @@ def test_all_settings(project):
     read = config.load(["src"])
 
     assert read.file == str(project / "pyproject.toml")
-    assert read.choice == Choice(("JXD1",), ("maybe-word",), ("JXD104",))
+    assert read.choice == Choice(("JXD1",), ("perhaps",), ("JXD104",))
     assert read.excluded.texts == ("gen", "third_party")
     assert read.per_file_ignores == (("tests/*", ("JXD1",)),)
     assert read.target_jax == (0, 7, 2)
@@ -106,8 +106,8 @@ def test_the_file_above_all_paths_counts(project):
             "settings.toml: ignore: no rule is called 'JXD777'. Did you mean JXD107?",
         ),
         (
-            'ignore = ["old-words"]',
-            "settings.toml: ignore: no rule is called 'old-words'. Did you mean old-word?",
+            'ignore = ["oldens"]',
+            "settings.toml: ignore: no rule is called 'oldens'. Did you mean olden?",
         ),
         (
             'per-file-ignores = { "a.py" = ["x"] }',
@@ -153,14 +153,14 @@ def test_a_pyproject_that_is_asked_for_must_have_our_heading(project):
     ("choices", "on"),
     [
         ([], "101 102 103 104 105 106 107 900 901 902"),
-        ([Choice(extend_select=("maybe-word",))], "101 102 103 104 105 106 107 201 900 901 902"),
+        ([Choice(extend_select=("perhaps",))], "101 102 103 104 105 106 107 201 900 901 902"),
         ([Choice(select=("JXD10",), ignore=("JXD101", "JXD107"))], "102 103 104 105 106 901"),
         ([Choice(select=("jxd101",), ignore=("JXD1",))], "101 901"),
         ([Choice(select=("JXD1",)), Choice(select=("JXD2",))], "201 901"),
         ([Choice(ignore=("JXD101",)), Choice(extend_select=("JXD1",))], "101 102 103 104 105 "
          "106 107 900 901 902"),
         ([Choice(select=("ALL",), ignore=("JXD1", "JXD9"))], "201"),
-        ([Choice(select=("old-word",), ignore=("old-word",))], "901"),
+        ([Choice(select=("olden",), ignore=("olden",))], "901"),
     ],
 )  # fmt: skip
 def test_rules_that_are_left_on(choices, on):

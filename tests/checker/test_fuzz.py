@@ -106,7 +106,8 @@ def _assert_migration_settles(source: Source, options: migrating.Options) -> Non
         return
     after = examining.load(source.path, first.after)
     assert _parses(after), after.code.decode()
-    assert not _comments(source) - _comments(after), after.code.decode()
+    lost = _comments(source) - _comments(after)
+    assert not lost, f"{lost} of\n{source.code.decode()}"
     second = migrating.migrate(after, Project(()), options)
     assert second.after == first.after, second.after.decode()
 

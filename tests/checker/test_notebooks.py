@@ -154,7 +154,7 @@ class TestReading:
                 b'{"cells": [}',
                 "the file is no notebook: Expecting value: line 1 column 12 (char 11)",
             ),
-            (b'{"cells": {}}', None),
+            (b'{"cells": {}}', "the file is no notebook: '[' expected at character 10"),
             (b'{"cells": [1]}', "the file is no notebook: '{' expected at character 11"),
             (
                 b'{"cells": [{"cell_type": "code", "source": {}}]}',
@@ -249,7 +249,8 @@ class TestWriting:
 
         assert notebook.written(notebook.code) == data
         assert _replaced(notebook, b"b = 2", b"b = 3") == (
-            b'{"cells": [\n {"cell_type": "code",\n  "source": [\n   "a = 1\\n",\n   "b = 3"\n  ]}\n]}'
+            b'{"cells": [\n {"cell_type": "code",\n  '
+            b'"source": [\n   "a = 1\\n",\n   "b = 3"\n  ]}\n]}'
         )
 
     def test_what_is_put_at_the_very_top_goes_into_the_first_cell(self):
@@ -289,11 +290,10 @@ class TestWriting:
         data = json.dumps({"cells": cells, "x": "é"}, indent=indent).encode()
         after = [*after, *before][: len(before)]
         notebook = read_notebook("a.ipynb", data)
-        texts = zip(notebook.parts, after, strict=True)
-        code = "".join(
-            f"{'' if part.cell.number == 1 else chr(10)}{notebook.marker} {part.cell.number}\n{text}"
-            for part, text in texts
+        marked = (
+            f"{notebook.marker} {number}\n{text}" for number, text in enumerate(after, start=1)
         )
+        code = "\n".join(marked)
 
         written = json.loads(notebook.written(code.encode()))
 

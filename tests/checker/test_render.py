@@ -80,7 +80,7 @@ class TestText:
         code = f"\t日 = {accent} = psum(1)\n".encode()
 
         assert _text(_finding(code, b"psum(1)")) == (
-            "train.py:1:10: JXD306 psum(1, axis) is axis_size(axis)\n"
+            "train.py:1:11: JXD306 psum(1, axis) is axis_size(axis)\n"
             f"1 |     日 = {accent} = psum(1)\n"
             f"  | {' ' * 4}     {' '}   ^^^^^^^\n"
             "\n"

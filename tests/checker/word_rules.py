@@ -15,20 +15,20 @@ from jax_dist.checker.rules import bad_suppression_code, syntax_error, unused_su
 from jax_dist.commands import linting
 
 _WORDS = {
-    "old": ("JXD101", "old-word", Safety.SAFE, "new"),
-    "risky": ("JXD102", "risky-word", Safety.UNSAFE, "new"),
-    "idea": ("JXD103", "idea-word", Safety.DISPLAY, "new"),
-    "plain": ("JXD104", "plain-word", None, ""),
-    "first": ("JXD105", "first-word", Safety.SAFE, "old"),  # needs a second round
-    "harm": ("JXD106", "harm-word", Safety.SAFE, "plain"),  # makes a new finding
-    "broken": ("JXD107", "broken-word", Safety.SAFE, "("),  # cannot be parsed
-    "maybe": ("JXD201", "maybe-word", None, ""),  # off by default
+    "old": ("JXD101", "olden", Safety.SAFE, "new"),
+    "risky": ("JXD102", "riskier", Safety.UNSAFE, "new"),
+    "idea": ("JXD103", "ideal", Safety.DISPLAY, "new"),
+    "plain": ("JXD104", "plainly", None, ""),
+    "wide": ("JXD105", "widely", Safety.SAFE, "new"),  # its edit goes on to the end of the line
+    "harm": ("JXD106", "harmful", Safety.SAFE, "plain"),  # makes a new finding
+    "broken": ("JXD107", "breaking", Safety.SAFE, "("),  # cannot be parsed
+    "maybe": ("JXD201", "perhaps", None, ""),  # off by default
 }
-_PATTERN = re.compile(rf"\b({'|'.join(_WORDS)})\b")
+_PATTERN = re.compile(rf"\b({'|'.join(_WORDS)})\b(?P<rest>.*)".encode())
 
 
 def _page(code: str, name: str) -> Page:
-    return Page(code, name, "What.", "Why.", "x", "y", "F.", "S.", "M.", default=name[:5] != "maybe")
+    return Page(code, name, "What.", "Why.", "x", "y", "F.", "S.", "M.", default=name != "perhaps")
 
 
 PAGES = {code: _page(code, name) for code, name, _, _ in _WORDS.values()}
@@ -44,21 +44,31 @@ def check(source, project, codes, target=None):
         ast.parse(source.python)
     except SyntaxError as error:
         return [linter.unparsed(source, modules.ParseError(error.msg, error.lineno or 1, 1))]
-    found = (_finding(source, match) for match in _PATTERN.finditer(source.python.decode()))
+    found = (_finding(source, match) for match in _matches(source.python))
     return [finding for finding in found if finding.code in codes]
 
 
+def _matches(code: bytes):
+    at = 0
+    while match := _PATTERN.search(code, at):
+        yield match
+        at = match.end(1)
+
+
 def _finding(source, match) -> Finding:
-    code, name, safety, text = _WORDS[match[0]]
-    start, end = match.span()
+    code, name, safety, text = _WORDS[match[1].decode()]
+    start, end = match.span(1)
     fix = None
     if safety is not None:
-        fix = Fix(f"write {text}", safety, (Edit(start, end, text),))
+        edit = Edit(start, end, text)
+        if name == "widely":
+            edit = Edit(start, match.end(), text + match["rest"].decode())
+        fix = Fix(f"write {text}", safety, (edit,))
     return Finding(
         source.path,
         code,
         name,
-        f"{match[0]} is not good",
+        f"{match[1].decode()} is not good",
         source.position(start),
         source.position(end),
         (start, end),

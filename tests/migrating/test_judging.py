@@ -109,7 +109,7 @@ def test_a_function_that_is_no_longer_called(before: Run, folder: pathlib.Path):
 
     assert found.verdict is Verdict.DIFFERENT
     assert found.sites[1].problems == (
-        "it was called before, and no mapped function like it after",
+        "it was called before, and is not called after",
     )
 
 

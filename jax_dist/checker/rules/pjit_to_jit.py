@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from jax_dist.checker import applications, renames, renaming
 from jax_dist.checker.findings import Safety
@@ -20,9 +21,10 @@ PAGE = Page(
     "`with_sharding_constraint` is gone from this module.",
     example="from jax.experimental.pjit import pjit\n\nf = pjit(g, donate_argnums=0)\n",
     instead="from jax import jit as pjit\n\nf = pjit(g, donate_argnums=0)\n",
-    fix="Safe without shardings, and for `with_sharding_constraint`. Unsafe with shardings that "
-    "are made elsewhere. None with a `PartitionSpec` in them: the mesh has to be set in another "
-    "way, or the specs become `NamedSharding`. None for old arguments and for uses as a value.",
+    fix="Safe without shardings, with shardings that are seen to be `NamedSharding`, and for "
+    "`with_sharding_constraint`. Display-only with shardings that are made elsewhere: they may be "
+    "specs. None with a `PartitionSpec`: the mesh has to be set in another way. None for old "
+    "arguments and for uses as a value.",
     since="jax 0.8.0: deprecated.",
     source="https://docs.jax.dev/en/latest/changelog.html#jax-0-8-0-october-15-2025",
 )
@@ -46,7 +48,7 @@ def _judge(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety |
     verdicts = [_verdict(module, node) for node in nodes]
     if None in verdicts:
         return None
-    return Safety.UNSAFE if Safety.UNSAFE in verdicts else Safety.SAFE
+    return Safety.DISPLAY if Safety.DISPLAY in verdicts else Safety.SAFE
 
 
 def _verdict(module: Module, node: ast.expr) -> Safety | None:
@@ -57,21 +59,33 @@ def _verdict(module: Module, node: ast.expr) -> Safety | None:
     if not names <= _SAME | _SHARDINGS:
         return None
     values = [keyword.value for keyword in used.keywords if keyword.arg in _SHARDINGS]
-    if any(_has_spec(module, value) for value in values):
+    kinds = {kind for value in values for kind in _kinds(module, value)}
+    if "spec" in kinds:
         return None
-    return Safety.UNSAFE if values else Safety.SAFE
+    return Safety.DISPLAY if "unknown" in kinds else Safety.SAFE
 
 
-def _has_spec(module: Module, value: ast.expr) -> bool:
-    """Whether a PartitionSpec is seen in it, not wrapped in a sharding."""
-    if isinstance(value, ast.Call):
-        name = module.qualified_name(value.func) or ""
-        return name.endswith(".PartitionSpec") or name == "jax.P"
-    return any(
-        _has_spec(module, child)
-        for child in ast.iter_child_nodes(value)
-        if isinstance(child, ast.expr)
-    )
+def _kinds(module: Module, value: ast.expr) -> Iterator[Literal["spec", "sharding", "unknown"]]:
+    """What a tree of shardings holds."""
+    match value:
+        case ast.Tuple() | ast.List():
+            for element in value.elts:
+                yield from _kinds(module, element)
+        case ast.Constant(value=None):
+            return
+        case ast.Call():
+            name = module.qualified_name(value.func) or ""
+            is_spec = name.endswith(".PartitionSpec") or name == "jax.P"
+            is_sharding = name == "jax.sharding.NamedSharding"
+            yield "spec" if is_spec else "sharding" if is_sharding else "unknown"
+        case ast.Name():
+            known = [each for each in module.values(value) or () if not isinstance(each, ast.Name)]
+            if not known:
+                yield "unknown"
+            for each in known:
+                yield from _kinds(module, each)
+        case _:
+            yield "unknown"
 
 
 CASES: tuple[Case, ...] = (
@@ -93,6 +107,11 @@ CASES: tuple[Case, ...] = (
         "from jax.experimental import pjit\nf = pjit.pjit(g, in_axis_resources=s)\n",
         (2,),
     ),
+    Flag(
+        "shardings made elsewhere, which may be specs",
+        "from jax.experimental.pjit import pjit\nf = pjit(g, in_shardings=shardings)\n",
+        (1,),
+    ),
     Flag("a value", "from jax.experimental.pjit import pjit\nf = {'jit': pjit}\n", (1,)),
     Flag("by position", "from jax.experimental.pjit import pjit\nf = pjit(g, s)\n", (1,)),
     Mend(
@@ -113,8 +132,10 @@ CASES: tuple[Case, ...] = (
         "from jax.lax import with_sharding_constraint as wsc\ny = wsc(x, s)\n",
     ),
     Mend(
-        "shardings made elsewhere",
-        "from jax.experimental.pjit import pjit\nf = pjit(g, in_shardings=shardings)\n",
-        "from jax import jit as pjit\nf = pjit(g, in_shardings=shardings)\n",
+        "shardings that are seen",
+        "from jax.experimental.pjit import pjit\nfrom jax.sharding import NamedSharding\n"
+        "s = NamedSharding(m, p)\nf = pjit(g, in_shardings=(s, None), out_shardings=s)\n",
+        "from jax import jit as pjit\nfrom jax.sharding import NamedSharding\n"
+        "s = NamedSharding(m, p)\nf = pjit(g, in_shardings=(s, None), out_shardings=s)\n",
     ),
 )

@@ -45,9 +45,10 @@ def check(module: Module) -> Iterator[Found]:
             continue
         yield from _arguments(module, site)
         for call in pmaps.mapped_calls(module, site):
-            for keyword in call.keywords:
-                name = f"{keyword.arg}=" if keyword.arg else "**"
-                yield Found(keyword, f"shard_map takes no keyword arguments, such as {name} here")
+            if call.keywords:
+                names = ", ".join(f"{each.arg}=" if each.arg else "**" for each in call.keywords)
+                message = f"a shard_map takes no keyword arguments, such as {names} here"
+                yield Found(call.keywords[0], message)
 
 
 def _arguments(module: Module, site: Site) -> Iterator[Found]:
@@ -90,7 +91,7 @@ CASES: tuple[Case, ...] = (
     Flag("computed axes", "import jax\nf = jax.pmap(g, in_axes=(0,) + rest)\n", (2,)),
     Flag("of a partial", "import jax, functools\np = functools.partial(jax.pmap, devices=d)\n", (2,)),
     Flag("hidden ones", "import jax\nf = jax.pmap(g, **options)\n", (2,)),
-    Flag("a call by keyword", "import jax\nf = jax.pmap(g)\ny = f(x, mask=m)\n", (3,)),
+    Flag("a call by keyword", "import jax\nf = jax.pmap(g)\ny = f(x, mask=m, key=k)\n", (3,)),
     Flag(
         "a decorator",
         "import jax, functools\n"

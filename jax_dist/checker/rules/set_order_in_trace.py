@@ -1,0 +1,101 @@
+"""JXD404: iterating a set while tracing."""
+
+import ast
+from collections.abc import Iterator
+
+from jax_dist.checker import functions, traced
+from jax_dist.checker.findings import Edit, Fix, Safety
+from jax_dist.checker.modules import Module
+from jax_dist.checker.page import Page
+from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
+
+PAGE = Page(
+    code="JXD404",
+    name="set-order-in-trace",
+    what="Finds loops over a set in functions given to pmap, shard_map or jit. jit is looked at in "
+    "files that also say pmap or shard_map.",
+    why="The order of a set of strings differs in each process (PYTHONHASHSEED), and with it the "
+    "order of the operations: the persistent cache misses in every run (measured, jax 0.10.2), "
+    "and processes that must run one program run different ones.",
+    example="step = jax.pmap(lambda x: sum(x[name] for name in {'a', 'b'}))\n",
+    instead="step = jax.pmap(lambda x: sum(x[name] for name in sorted({'a', 'b'})))\n",
+    fix="Unsafe: what cannot be compared cannot be sorted, and the order of a sum may change its "
+    "last digits.",
+    since="Any jax.",
+    source="Measured on jax 0.10.2.",
+)
+
+
+@rule(PAGE, triggers=traced.TRIGGERS)
+def check(module: Module) -> Iterator[Found]:
+    seen: set[ast.AST] = set()
+    for each in traced.traced(module):
+        for node in functions.all_nodes(each.function):
+            over = node.iter if isinstance(node, ast.For | ast.comprehension) else None
+            if over is None or over in seen or not _is_set(module, over):
+                continue
+            seen.add(over)
+            if isinstance(node, ast.comprehension) and _is_order_lost(module, node):
+                continue
+            start, end = module.span(over)
+            edits = (Edit(start, start, "sorted("), Edit(end, end, ")"))
+            fix = Fix("sort the set", Safety.UNSAFE, edits)
+            yield Found(over, "the order of a set differs in each process", fix)
+
+
+def _is_set(module: Module, node: ast.expr) -> bool:
+    if isinstance(node, ast.Set | ast.SetComp):
+        return True
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        hidden = module.scope(node.func).lookup(node.func.id) is not None
+        return node.func.id in ("set", "frozenset") and not hidden
+    if isinstance(node, ast.Name):
+        values = module.values(node)
+        sets = (ast.Set, ast.SetComp, ast.Call)
+        if not values or not all(isinstance(value, sets) for value in values):
+            return False
+        return all(_is_set(module, value) for value in values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr | ast.BitAnd | ast.Sub):
+        return _is_set(module, node.left) and _is_set(module, node.right)
+    return False
+
+
+def _is_order_lost(module: Module, node: ast.comprehension) -> bool:
+    """Whether the comprehension makes a set again, or what takes it does not mind the order."""
+    around = module.parent(node)
+    if isinstance(around, ast.SetComp):
+        return True
+    taker = module.parent(around)
+    return (
+        isinstance(taker, ast.Call)
+        and isinstance(taker.func, ast.Name)
+        and taker.func.id in ("sorted", "set", "frozenset", "any", "all", "len")
+    )
+
+
+CASES: tuple[Case, ...] = (
+    Keep("sorted already", "import jax\nf = jax.pmap(lambda x: [x[n] for n in sorted({'a', 'b'})])\n"),
+    Keep("outside of what is traced", "import jax\nf = jax.pmap(g)\nfor n in {'a', 'b'}: f(n)\n"),
+    Keep("a set from a set", "import jax\nf = jax.pmap(lambda x: x + len({n for n in {'a'}}))\n"),
+    Keep("a tuple", "import jax\nf = jax.pmap(lambda x: [x[n] for n in ('a', 'b')])\n"),
+    Keep(
+        "the file's own set",
+        "import jax\nfrom mine import set\nf = jax.pmap(lambda x: [n for n in set(x)])\n",
+    ),
+    Flag(
+        "a difference of sets, by name",
+        "import jax\nnames = {'a', 'b'}\n@jax.pmap\ndef f(x):\n"
+        "    for n in names - {'a'}:\n        x = x + y[n]\n    return x\n",
+        (5,),
+    ),
+    Mend(
+        "a loop",
+        "import jax\nimport jax.numpy as jnp\n@jax.pmap\ndef f(x):\n"
+        "    for n in {1, 2}:  # both\n        x = x * n\n    return x\n\n"
+        "def result():\n    return f(jnp.arange(8))\n",
+        "import jax\nimport jax.numpy as jnp\n@jax.pmap\ndef f(x):\n"
+        "    for n in sorted({1, 2}):  # both\n        x = x * n\n    return x\n\n"
+        "def result():\n    return f(jnp.arange(8))\n",
+        runs=True,
+    ),
+)

@@ -1,0 +1,79 @@
+"""JXD403: values that differ in each process, in traced functions."""
+
+from collections.abc import Iterator
+
+from jax_dist.checker import traced
+from jax_dist.checker.modules import Module
+from jax_dist.checker.page import Page
+from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
+
+PAGE = Page(
+    code="JXD403",
+    name="unstable-trace-value",
+    what="Finds Python's and NumPy's random numbers, times, `uuid`, `os.getpid`, `id` and `hash` "
+    "in functions given to pmap, shard_map or jit. jit is looked at in files that also say pmap or "
+    "shard_map.",
+    why="The value is computed once, while tracing, and becomes a constant: each call sees the "
+    "same number, and each process has another program. The persistent cache misses in every run, "
+    "and processes that must run one program run different ones (measured for a random float and "
+    "for a process id, jax 0.10.2).",
+    example="step = jax.pmap(lambda x: x + np.random.normal())\n",
+    instead="step = jax.pmap(lambda x, key: x + jax.random.normal(key))\n",
+    fix="None: the value must come in as an argument, and all callers must pass it.",
+    since="Any jax.",
+    source="Measured on jax 0.10.2.",
+)
+
+_UNSTABLE = (
+    *(f"random.{name}" for name in ("random", "randint", "uniform", "gauss", "choice", "shuffle")),
+    *(f"numpy.random.{name}" for name in ("rand", "randn", "random", "normal", "uniform")),
+    *(f"numpy.random.{name}" for name in ("randint", "choice", "permutation", "shuffle")),
+    *(f"time.{name}" for name in ("time", "time_ns", "perf_counter", "monotonic")),
+    *(f"uuid.{name}" for name in ("uuid1", "uuid4")),
+    *(f"datetime.datetime.{name}" for name in ("now", "utcnow", "today")),
+    *("os.getpid", "os.urandom", "secrets.token_hex"),
+)
+_BUILTINS = ("id", "hash")
+
+
+@rule(PAGE, triggers=traced.TRIGGERS)
+def check(module: Module) -> Iterator[Found]:
+    for call in (*module.calls(*_UNSTABLE), *traced.calls_of_builtins(module, _BUILTINS)):
+        for each in traced.traced(module):
+            if traced.is_inside(module, call, each.function):
+                name = module.text(call.func)
+                yield Found(call, f"{name}() is called once, while {each.by} traces, not per call")
+                break
+
+
+CASES: tuple[Case, ...] = (
+    Keep(
+        "outside of what is traced",
+        "import jax, time\nf = jax.pmap(lambda x: x)\nstart = time.time()\ny = f(x)\n",
+    ),
+    Keep(
+        "JAX's own random numbers",
+        "import jax\nf = jax.pmap(lambda k: jax.random.normal(k))\n",
+    ),
+    Keep(
+        "a method that is called hash",
+        "import jax\nf = jax.pmap(lambda x: x.hash(x))\n",
+    ),
+    Keep(
+        "a file that only uses jit",
+        "import jax, time\nf = jax.jit(lambda x: x + time.time())\n",
+    ),
+    Flag(
+        "a random number in a lambda",
+        "import jax\nimport numpy as np\nf = jax.pmap(lambda x: x + np.random.normal())\n",
+        (3,),
+    ),
+    Flag(
+        "a clock, a name, an address, in a function in a mapped one",
+        "import jax\nfrom time import perf_counter\nimport os\ndef step(x):\n"
+        "    def inner(y):\n        return y * perf_counter() + id(y)\n"
+        "    with jax.named_scope(f'{os.getpid()}'):\n        return inner(x)\n"
+        "f = jax.jit(jax.shard_map(step, mesh=m, in_specs=s, out_specs=s))\n",
+        (6, 7, 6),
+    ),
+)

@@ -1,0 +1,160 @@
+"""Files are mended, and never harmed."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+import word_rules
+from word_rules import words  # noqa: F401 (a fixture)
+
+from jax_dist.checker import diffs, fixing, writing
+from jax_dist.checker.examining import Examiner
+from jax_dist.checker.findings import Safety
+
+_SAFE = frozenset({Safety.SAFE})
+_BOTH = frozenset({Safety.SAFE, Safety.UNSAFE})
+
+
+def _mended(text: str | bytes, allowed=_SAFE, path: str = "a.py"):
+    data = text.encode() if isinstance(text, str) else text
+    return fixing.mended(path, data, Examiner(word_rules.CODES), allowed)
+
+
+@pytest.mark.usefixtures("words")
+class TestMended:
+    def test_only_what_is_allowed(self):
+        text = "old\nrisky\nidea\nplain\n"
+
+        mended = _mended(text)
+        assert mended.data == b"new\nrisky\nidea\nplain\n"
+        assert [each.code for each in mended.findings] == ["JXD102", "JXD103", "JXD104"]
+        assert [each.code for each in mended.made] == ["JXD101"]
+        assert mended.refused == ""
+
+        assert _mended(text, _BOTH).data == b"new\nnew\nidea\nplain\n"
+
+    def test_as_often_as_it_takes(self):
+        mended = _mended("wide + old + wide\n")  # three that clash
+
+        assert mended.data == b"new + new + new\n"
+        assert [each.code for each in mended.made] == ["JXD105", "JXD101", "JXD105"]
+        assert _mended(mended.data).data == mended.data
+
+    def test_a_fix_that_makes_a_new_finding_is_refused_and_the_others_are_made(self):
+        mended = _mended("old\nharm\nold\n")
+
+        assert mended.data == b"new\nharm\nnew\n"
+        assert mended.refused == "there would be a new JXD104 in line 2: plain is not good"
+        assert [each.code for each in mended.findings] == ["JXD106"]
+
+    def test_a_fix_that_breaks_the_file_is_refused(self):
+        mended = _mended("broken\nold\n")
+
+        assert mended.data == b"broken\nnew\n"
+        assert mended.refused.startswith("Python could not parse the file any more: line 1: ")
+
+    def test_a_file_that_cannot_be_parsed_is_left(self):
+        assert _mended("old\ndef f(:\n").data == b"old\ndef f(:\n"
+
+    def test_what_is_switched_off_stays(self):
+        assert _mended("old  # noqa: JXD101\n").data == b"old  # noqa: JXD101\n"
+
+    def test_a_comment_that_a_fix_makes_needless_goes_too(self):
+        assert _mended("old  # jax-dist: ignore[JXD104]\n").data == b"new\n"
+
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [
+            (b"\xef\xbb\xbfold\r\nx\r\n", b"\xef\xbb\xbfnew\r\nx\r\n"),
+            (b"# coding: latin-1\nold, '\xe9'", b"# coding: latin-1\nnew, '\xe9'"),
+            (b"old\rx\r", b"new\rx\r"),
+            (b"old\x0c\n\tx = 1" [:3] + b"  # \x0c\n", b"new  # \x0c\n"),
+        ],
+    )  # fmt: skip
+    def test_bytes_that_are_not_mended_stay(self, before, after):
+        assert _mended(before).data == after
+
+    def test_a_notebook(self):
+        before = (
+            '{"cells": [{"cell_type": "code", "source": ["%time x\\n", "old\\n", "y"],\n'
+            ' "outputs": [1.10]}], "nbformat": 4,"metadata":{}}\n'
+        )
+
+        assert _mended(before, path="a.ipynb").data.decode() == before.replace("old", "new")
+
+
+class TestWrite:
+    def test_permissions_and_links_stay(self, tmp_path):
+        file, link = tmp_path / "a.py", tmp_path / "link.py"
+        file.write_bytes(b"old")
+        file.chmod(0o751)
+        link.symlink_to("a.py")
+
+        writing.write(str(link), b"new", expected=b"old")
+
+        assert file.read_bytes() == b"new"
+        assert file.stat().st_mode & 0o777 == 0o751
+        assert link.is_symlink()
+        assert sorted(os.listdir(tmp_path)) == ["a.py", "link.py"]
+
+    def test_a_file_that_was_changed_meanwhile_is_left(self, tmp_path):
+        file = tmp_path / "a.py"
+        file.write_bytes(b"theirs")
+
+        with pytest.raises(writing.ChangedError) as caught:
+            writing.write(str(file), b"ours", expected=b"old")
+
+        assert str(caught.value) == f"{file} was changed by somebody else meanwhile"
+        assert file.read_bytes() == b"theirs"
+        assert os.listdir(tmp_path) == ["a.py"]
+
+    def test_a_new_file(self, tmp_path):
+        writing.write(str(tmp_path / "a"), b"x")
+
+        assert (tmp_path / "a").read_bytes() == b"x"
+
+    def test_a_failure_leaves_nothing_behind(self, tmp_path, monkeypatch):
+        def replace(*paths):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "replace", replace)
+        with pytest.raises(OSError, match="No space"):
+            writing.write(str(tmp_path / "a"), b"x")
+
+        assert os.listdir(tmp_path) == []
+
+
+class TestDiff:
+    def test_text(self):
+        assert diffs.diff("a.py", b"1\n2\nold\n4\n", b"1\n2\nnew\n4\n") == (
+            "--- a.py\n+++ a.py\n@@ -1,4 +1,4 @@\n 1\n 2\n-old\n+new\n 4\n"
+        )
+        assert diffs.diff("a.py", b"x", b"x") == ""
+
+    def test_colours(self):
+        assert diffs.coloured("--- a\n@@ -1 +1 @@\n-old\n+new\n x\n") == (
+            "\x1b[31m--- a\x1b[0m\n\x1b[36m@@ -1 +1 @@\x1b[0m\n"
+            "\x1b[31m-old\x1b[0m\n\x1b[32m+new\x1b[0m\n x\n"
+        )
+
+    @pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch")
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [
+            (b"old", b"new"),
+            (b"a\nold", b"a\nnew\n"),
+            (b"a\r\nold\r\n", b"a\r\nnew\r\n"),
+            (b"a\x0cb\n\xc2\x85old\n", b"a\x0cb\n\xc2\x85new\n"),
+        ],
+    )
+    def test_patch_takes_it(self, tmp_path: pathlib.Path, before, after):
+        (tmp_path / "a.py").write_bytes(before)
+        text = diffs.diff("a.py", before, after)
+
+        subprocess.run(
+            ["patch", "-p0", "--binary", "-s"], cwd=tmp_path, input=text.encode(), check=True
+        )
+
+        assert (tmp_path / "a.py").read_bytes() == after

@@ -1,0 +1,204 @@
+"""Every rule says what its cases say, its fixes end, and what they leave gives the same numbers."""
+
+import ast
+import dataclasses
+import re
+import subprocess
+import sys
+import warnings
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from jax_dist.checker import catalogue, edits, linter, placing, sources
+from jax_dist.checker.findings import Finding, Safety
+from jax_dist.checker.project import Project
+from jax_dist.checker.registry import Case, Flag, Keep, Mend
+
+_SILENT = ("JXD900", "JXD901", "JXD902")  # made where comments and files are read, not by a check
+
+
+def _cases(kind: type[Case]) -> list:
+    return [
+        pytest.param(code, case, id=f"{code}: {case.why}")
+        for code, cases in catalogue.CASES.items()
+        for case in cases
+        if isinstance(case, kind)
+    ]
+
+
+def _lint(code: str, text: str, path: str = "case.py", target=None) -> list[Finding]:
+    source = sources.read(path, text.encode())
+    return linter.check(source, Project(), frozenset({code}), target)
+
+
+def _mended(code: str, text: str) -> str:
+    """The text with all fixes but those that are only shown."""
+    fixes = [finding.fix for finding in _lint(code, text) if finding.fix is not None]
+    applied, left = edits.choose(fix for fix in fixes if fix.safety is not Safety.DISPLAY)
+    assert left == []
+    module = Project().module(sources.read("case.py", text.encode()))
+    return placing.placed(module, applied).decode()
+
+
+# --- cases
+
+
+@pytest.mark.parametrize(("code", "case"), _cases(Keep))
+def test_says_nothing(code: str, case: Keep):
+    ast.parse(case.code)
+
+    assert _lint(code, case.code, case.path) == []
+
+
+@pytest.mark.parametrize(("code", "case"), _cases(Flag))
+def test_finds(code: str, case: Flag):
+    found = _lint(code, case.code, case.path)
+
+    assert tuple(finding.start.line for finding in found) == case.lines
+    assert linter.wanted(case.code.encode(), frozenset({code}))
+
+
+@pytest.mark.parametrize(("code", "case"), _cases(Mend))
+def test_mends(code: str, case: Mend):
+    after = _mended(code, case.before)
+
+    assert after == case.after
+    ast.parse(after)
+    assert linter.wanted(case.before.encode(), frozenset({code}))
+    assert _lint(code, after) == []
+    assert _mended(code, after) == after
+
+
+@pytest.mark.parametrize(
+    ("code", "case"), [each for each in _cases(Mend) if each.values[1].runs]
+)
+def test_gives_the_same_numbers(code: str, case: Mend):
+    before, after = _result(case.before), _result(case.after)
+
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    assert len(jax.tree.leaves(before)) > 0
+    chex.assert_trees_all_equal_shapes_and_dtypes(before, after)
+    chex.assert_trees_all_close(before, after, rtol=1e-6)
+
+
+def _result(text: str):
+    names: dict = {"__name__": "case"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is mended may be deprecated
+        exec(compile(text, "case.py", "exec"), names)
+        return jax.tree.map(np.asarray, names["result"]())
+
+
+@pytest.mark.parametrize("code", sorted(set(catalogue.CASES) - set(_SILENT)))
+def test_each_rule_is_seen_to_speak_and_to_be_silent(code: str):
+    kinds = [type(case) for case in catalogue.CASES[code]]
+
+    assert kinds[0] is Keep
+    assert kinds.count(Keep) >= 2
+    assert Flag in kinds or Mend in kinds
+    assert kinds == sorted(kinds, key=(Keep, Flag, Mend).index)
+
+
+# --- targets
+
+
+def test_a_rule_is_silent_where_its_advice_cannot_be_followed():
+    text = "import jax\nn = jax.lax.psum(1, 'i')\n"
+
+    assert [finding.code for finding in _lint("JXD306", text, target=(0, 6, 1))] == ["JXD306"]
+    assert _lint("JXD306", text, target=(0, 6, 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "target", "title"),
+    [
+        ("JXD107", "import jax\njax.lax.pvary(x, 'i')\n", (0, 7, 2), "jax.lax.pcast"),
+        ("JXD108", "import jax\njax.tree_map(f, x)\n", (0, 4, 20), "jax.tree.map"),
+        ("JXD108", "from jax import tree_map\n", (0, 4, 20), "import jax.tree_util.tree_map"),
+    ],
+)
+def test_a_fix_that_needs_a_newer_jax_is_only_shown(code, text, target, title):
+    (old,) = _lint(code, text, target=target)
+    (new,) = _lint(code, text)
+
+    assert old.fix is not None
+    assert new.fix is not None
+    assert (old.fix.safety, new.fix.safety) == (Safety.DISPLAY, Safety.SAFE)
+    assert title in old.fix.title
+    assert "needs jax 0." in old.fix.title
+
+
+# --- pages
+
+
+@pytest.mark.parametrize("page", catalogue.PAGES.values(), ids=lambda page: page.code)
+def test_page_is_whole(page):
+    assert re.fullmatch(r"JXD\d{3}", page.code)
+    assert re.fullmatch(r"[a-z]+(-[a-z]+)*", page.name)
+    for name in ("what", "why", "fix", "since"):
+        text = getattr(page, name)
+        assert text.endswith("."), name
+        assert text[0].isupper() or text.startswith(("`", "jax ", "pmap ")), name
+        assert "\n" not in text, name
+    assert page.source.startswith("https://") or page.source.endswith(".")
+    assert page.fix.split(":")[0].split(" ")[0] in ("Safe", "Unsafe", "Display-only", "None", "Off")
+
+
+@pytest.mark.parametrize("page", catalogue.PAGES.values(), ids=lambda page: page.code)
+def test_examples_are_python_or_a_sentence(page):
+    if page.code != "JXD901":  # its example cannot be parsed
+        assert page.example.endswith("\n")
+        ast.parse(page.example)
+    if not page.instead.endswith("."):
+        assert page.instead.endswith("\n")
+        ast.parse(page.instead)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for code, page in catalogue.PAGES.items() if code not in _SILENT],
+    ids=lambda page: page.code,
+)
+def test_its_example_says_no_more_than_it_mends(page):
+    """What stands under "use instead" is not found again."""
+    if not page.instead.endswith("."):
+        assert _lint(page.code, page.instead) == []
+
+
+def test_codes_and_names_are_used_once():
+    rules = catalogue._MODULES
+
+    assert len(catalogue.PAGES) == len(rules)
+    assert len({page.name for page in catalogue.PAGES.values()}) == len(rules)
+    for rule in rules:
+        assert rule.__name__.rpartition(".")[2] == rule.PAGE.name.replace("-", "_")
+        assert (rule.__doc__ or "").startswith(f"{rule.PAGE.code}: ")
+        assert rule.check.page is rule.PAGE
+    assert list(catalogue.PAGES) == sorted(catalogue.PAGES)
+
+
+def test_a_page_has_its_headings_in_order():
+    text = str(catalogue.PAGES["JXD101"])
+
+    assert text.startswith("JXD101 removed-device-put-replicated\n\nWhat it does\n  Finds `jax.")
+    assert re.findall(r"^\w.*$", text, re.MULTILINE)[1:] == [
+        "What it does",
+        "Why this is bad",
+        "Example",
+        "Use instead",
+        "Fix safety",
+        "Since",
+        "Source",
+    ]
+    assert str(dataclasses.replace(catalogue.PAGES["JXD101"], default=False)).endswith(
+        "\n\nOff by default: --extend-select turns it on."
+    )
+
+
+def test_the_catalogue_does_not_load_jax():
+    code = "import sys, jax_dist.checker.catalogue; sys.exit('jax' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
