@@ -10,39 +10,19 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from jax_dist.checker import functions, pmaps, scopes, stacking, structure
+from jax_dist.checker import functions, origins, pmaps, scopes, stacking, structure
 from jax_dist.checker.modules import Module
+from jax_dist.checker.origins import Origin
 from jax_dist.checker.pmaps import Site
 from jax_dist.checker.scopes import Binding
 from jax_dist.checker.stacking import Kind
 from jax_dist.checker.structure import Path
-
-STACKED = frozenset((Kind.MAPPED, Kind.REPLICATED, Kind.KEYS, Kind.SPLIT))
 
 _STEPS = 500  # before a value is given up: files where everything flows everywhere
 _SAME = frozenset(("jax.device_put", "jax.block_until_ready"))
 _TO_HOST = frozenset(("jax.device_get", "numpy.asarray", "numpy.array"))
 _NOT_ARRAYS = frozenset(("shape", "dtype", "ndim", "size", "sharding", "aval", "nbytes", "at", "T"))
 _WRAPPED_ITERATORS = frozenset(("iter", "itertools.islice", "itertools.chain", "tqdm.tqdm"))
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Origin:
-    """One way in which a value may have come about."""
-
-    kind: Kind
-    node: ast.expr  # what made it, or what could not be followed further
-    path: Path = ()  # from the whole that `node` made down to the value
-    of: ast.expr | None = None  # what was copied, split, or taken one device's part of
-    count: ast.expr | None = None  # the number of devices, where it is written
-    site: Site | None = None  # of a mapped call
-    on_host: bool = False  # whether it went through `device_get` or NumPy
-    through: tuple[scopes.Function, ...] = ()  # whose callers were taken to be those of this file
-
-    @property
-    def is_stacked(self) -> bool:
-        """Whether its arrays have a dimension over devices in front."""
-        return self.kind in STACKED
 
 
 class Flow:
@@ -210,9 +190,10 @@ class Flow:
         part = structure.part_of(origin.node, (position,)) if not origin.is_stacked else None
         if part is not None and not origin.path:
             return self._of(part, path)
-        if origin.is_stacked and is_tree(self._module, origin):
+        is_tree = origins.is_tree(self._module, origin) if origin.is_stacked else None
+        if is_tree:
             return [dataclasses.replace(origin, path=(*origin.path, position, *path))]
-        if origin.is_stacked and position == 0 and is_tree(self._module, origin) is False:
+        if is_tree is False and position == 0:
             return [Origin(Kind.ONE, node, path, of=node.value, on_host=origin.on_host)]
         return [Origin(Kind.UNKNOWN, node, path)]
 
@@ -258,10 +239,10 @@ class Flow:
 
     def _first_of(self, call: ast.Call, tree: ast.expr, path: Path) -> list[Origin]:
         """`tree_map(lambda x: x[0], tree)`: the part of one device only where `tree` is stacked."""
-        origins = self._of(tree, ())
-        if not origins or not all(origin.is_stacked for origin in origins):
+        found = self._of(tree, ())
+        if not found or not all(origin.is_stacked for origin in found):
             return [Origin(Kind.UNKNOWN, call, path)]
-        on_host = all(origin.on_host for origin in origins)
+        on_host = all(origin.on_host for origin in found)
         return [Origin(Kind.ONE, call, path, of=tree, on_host=on_host)]
 
     def _of_local(self, call: ast.Call, path: Path) -> list[Origin]:
@@ -348,38 +329,14 @@ def of(module: Module) -> Flow:
     return module.once(Flow)
 
 
-def is_whole(module: Module, origin: Origin) -> bool:
-    """Whether no other file can have a part in it: functions on its way have no other callers."""
-    return all(_is_private(module, function) for function in origin.through)
-
-
-def _is_private(module: Module, function: scopes.Function) -> bool:
-    if isinstance(function, ast.Lambda):
-        return module.function(function) is not None
-    return function.name.startswith("_") or isinstance(
-        module.scope(function).node, scopes.Function
-    )
-
-
-def is_tree(module: Module, origin: Origin) -> bool | None:
-    """Whether a stacked value is a tuple or dict (True), an array (False), or either (None)."""
-    if origin.kind is Kind.KEYS:
-        return False
-    if origin.site is not None:
-        return structure.result_is_tree(module, origin.site, origin.path)
-    name = module.qualified_name(origin.node.func) if isinstance(origin.node, ast.Call) else None
-    by_numpy = name is not None and name.rpartition(".")[0] in ("jax.numpy", "numpy")
-    return False if by_numpy and not origin.path else None
-
-
 def _made(call: ast.Call, done: stacking.Stacking, path: Path) -> Origin:
     if done.kind is Kind.KEYS and path:
         return Origin(Kind.UNKNOWN, call, path)  # `a, b = split(key, n)`: no stack any more
     return Origin(done.kind, call, path, of=done.of, count=done.count)
 
 
-def _through(origins: list[Origin], function: scopes.Function) -> list[Origin]:
-    return [dataclasses.replace(origin, through=(*origin.through, function)) for origin in origins]
+def _through(found: list[Origin], function: scopes.Function) -> list[Origin]:
+    return [dataclasses.replace(origin, through=(*origin.through, function)) for origin in found]
 
 
 def _unpacked(module: Module, target: ast.expr) -> tuple[Path | None, ast.AST]:

@@ -182,6 +182,8 @@ class Module:
     def _agreed(self, scope: Scope, bindings: list[Binding]) -> Meaning | None:
         meanings: list[Meaning] = []
         for binding in bindings:
+            if _is_none(binding):  # `except ImportError: jax = None`
+                continue
             if binding.kind == "import":
                 meaning = self.canonical(self.absolute(binding.target))
             elif binding.kind == "assign" and isinstance(binding.value, _ALIASES):
@@ -473,6 +475,10 @@ def parse(code: bytes) -> ast.Module:
 
 
 _ALIASES = (ast.Name, ast.Attribute, ast.Call)
+
+
+def _is_none(binding: Binding) -> bool:
+    return isinstance(binding.value, ast.Constant) and binding.value.value is None
 
 
 def _roots(value: ast.expr) -> list[str]:

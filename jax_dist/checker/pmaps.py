@@ -129,8 +129,9 @@ def held_by(module: Module, site: Site) -> Iterator[ast.expr]:
         yield site.node
         yield from reads_of(module, site.node)
     elif site.fun is not None:
-        scope = module.scope(site.fun)
-        yield from module.reads(scope, site.fun.name)
+        for read in module.reads(module.scope(site.fun), site.fun.name):
+            if any(binding.node is site.fun for binding in module.reaching(read) or ()):
+                yield read
 
 
 def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jax_dist.checker import modules, sources
 from jax_dist.checker.modules import Meaning, Module
@@ -30,9 +30,10 @@ class Project:
     _modules: dict[str, Module | None] = dataclasses.field(default_factory=dict, repr=False)
     _files: dict[tuple[str, str], str | None] = dataclasses.field(default_factory=dict, repr=False)
     _names: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
+    _homes: dict[tuple[str, str], str | None] = dataclasses.field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, object]:
-        return {"paths": self.paths, "_modules": {}, "_files": {}, "_names": {}}
+        return {"paths": self.paths, "_modules": {}, "_files": {}, "_names": {}, "_homes": {}}
 
     def module(self, source: sources.Source) -> Module:
         """Parses one file. Raises modules.ParseError."""
@@ -79,6 +80,8 @@ class Project:
         root, _, rest = name.partition(".")
         if not rest or root in KNOWN:
             return None
+        if self._home(root, folder) is None:
+            return None
         parts = name.split(".")
         for length in range(len(parts) - 1, 0, -1):
             path = self._file(".".join(parts[:length]), folder)
@@ -106,13 +109,32 @@ class Project:
         return self._files[key]
 
     def _search(self, parts: list[str], folder: str) -> str | None:
-        for _ in range(_DEEPEST):
-            base = os.path.join(folder, *parts)
-            for path in (base + ".py", os.path.join(base, "__init__.py")):
-                if os.path.isfile(path):
-                    return path
-            parent = os.path.dirname(folder)
-            if parent == folder:
-                return None
-            folder = parent
+        home = self._home(parts[0], folder)
+        if home is None:
+            return None
+        base = os.path.join(home, *parts)
+        for path in (base + ".py", os.path.join(base, "__init__.py")):
+            if os.path.isfile(path):
+                return path
         return None
+
+    def _home(self, root: str, folder: str) -> str | None:
+        """The nearest folder at or above `folder` in which a package or module `root` lies."""
+        key = (root, folder)
+        if key not in self._homes:
+            self._homes[key] = None
+            for above in _upward(folder):
+                base = os.path.join(above, root)
+                if os.path.isdir(base) or os.path.isfile(base + ".py"):
+                    self._homes[key] = above
+                    break
+        return self._homes[key]
+
+
+def _upward(folder: str) -> Iterator[str]:
+    for _ in range(_DEEPEST):
+        yield folder
+        parent = os.path.dirname(folder)
+        if parent == folder:
+            return
+        folder = parent

@@ -22,7 +22,7 @@ def repair(finding: Finding, findings: Sequence[Finding], module: Module) -> lis
       module: the file.
     """
     fix = finding.fix
-    if fix is None or fix.safety is Safety.DISPLAY:
+    if fix is None:
         return []
     fixes = [other.fix for other in findings if other.fix] if fix.group else [fix]
     fixes = [other for other in fixes if other.group == fix.group]

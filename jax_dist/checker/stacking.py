@@ -6,10 +6,10 @@ What one expression does by itself; where its argument comes from is a matter of
 import ast
 import dataclasses
 import enum
-import re
 from typing import Any
 
 from jax_dist.checker import pmaps, scopes
+from jax_dist.checker.counting import LISTS, counts_devices, lists_devices
 from jax_dist.checker.modules import Module
 
 TREE_MAPS = frozenset(
@@ -21,11 +21,7 @@ PREFETCH = ("flax.jax_utils.prefetch_to_device",)
 SHARD = ("flax.training.common_utils.shard",)
 SHARD_KEY = ("flax.training.common_utils.shard_prng_key",)
 
-_COUNTS = frozenset(("jax.device_count", "jax.local_device_count"))
-_LISTS = frozenset(("jax.devices", "jax.local_devices"))
 _NUMPY = ("jax.numpy", "numpy")
-# Parameters and settings that say by their name that they count devices.
-_COUNT_NAME = re.compile(r"(n|num|number_of)_(local_)?devices?|(local_)?device_count|n_?dev")
 
 
 class Kind(enum.StrEnum):
@@ -81,52 +77,6 @@ _DIRECT = {
     **dict.fromkeys(SHARD, Kind.SPLIT),
     **dict.fromkeys(SHARD_KEY, Kind.KEYS),
 }
-
-
-def counts_devices(module: Module, node: ast.expr, *, by_name: bool = True) -> bool:
-    """Whether an expression is the number of devices.
-
-    Args:
-      module: its file.
-      node: the expression.
-      by_name: whether `num_devices` counts where nothing shows its value.
-    """
-    return _counts(module, node, frozenset(), by_name=by_name)
-
-
-def _counts(module: Module, node: ast.expr, seen: frozenset[ast.expr], *, by_name: bool) -> bool:
-    if node in seen:
-        return False
-    seen |= {node}
-    if isinstance(node, ast.Call):
-        if module.qualified_name(node.func) in _COUNTS:
-            return True
-        is_len = isinstance(node.func, ast.Name) and node.func.id == "len" and len(node.args) == 1
-        return is_len and _lists_devices(module, node.args[0], seen)
-    if isinstance(node, ast.Name):
-        values = module.values(node)
-    elif isinstance(node, ast.Attribute):
-        values = module.attribute_values(node)
-    else:
-        return False
-    if values:
-        return all(_counts(module, value, seen, by_name=by_name) for value in values)
-    last = node.id if isinstance(node, ast.Name) else node.attr
-    return by_name and _COUNT_NAME.fullmatch(last.lower()) is not None
-
-
-def _lists_devices(module: Module, node: ast.expr, seen: frozenset[ast.expr]) -> bool:
-    if node in seen:
-        return False
-    if isinstance(node, ast.Call):
-        return module.qualified_name(node.func) in _LISTS
-    if isinstance(node, ast.Name):
-        values = module.values(node) or []
-    elif isinstance(node, ast.Attribute):
-        values = module.attribute_values(node)
-    else:
-        return False
-    return bool(values) and all(_lists_devices(module, each, seen | {node}) for each in values)
 
 
 def one_parameter(function: scopes.Function) -> str | None:
@@ -231,7 +181,7 @@ def _copies(module: Module, node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
             if any(isinstance(part, ast.Name) and part.id == each for part in ast.walk(one)):
                 return None
             if count is None:
-                return (one, over) if _lists_devices(module, over, frozenset()) else None
+                return (one, over) if lists_devices(module, over) else None
         case _:
             return None
     return (one, count) if counts_devices(module, count) else None
@@ -321,8 +271,9 @@ def _reshape_method(module: Module, call: ast.Call) -> Stacking | None:
 def _of_devices(module: Module, array: ast.expr) -> bool:
     """Whether it is devices that are put into a shape, for a mesh."""
     names = [each for each in ast.walk(array) if isinstance(each, ast.Name | ast.Attribute)]
-    made = [each for each in names if module.qualified_name(each) in _LISTS]
-    return bool(made) or any(_lists_devices(module, each, frozenset()) for each in names)
+    return any(module.qualified_name(each) in LISTS for each in names) or any(
+        lists_devices(module, each) for each in names
+    )
 
 
 def _first(shape: ast.expr) -> ast.expr | None:

@@ -72,14 +72,13 @@ def applied(module: Module, names: Iterable[str]) -> Iterator[Application]:
 
 def _applied(module: Module, by: By, names: Iterable[str]) -> Iterator[Application]:
     for node in module.uses(*names):
-        around = module.parent(node)
+        around: Any = module.parent(node)
         if _decorates(around, node):
             yield Application(by, node, around, {})
         elif isinstance(around, ast.Call) and around.func is node:
             yield from _of_call(module, by, around, around.args)
-        elif isinstance(around, ast.Call) and around.args[:1] == [node]:
-            if module.qualified_name(around.func) in PARTIAL:
-                yield from _of_call(module, by, around, around.args[1:])
+        elif _is_partial(module, around) and around.args[:1] == [node]:
+            yield from _of_call(module, by, around, around.args[1:])
 
 
 def _of_call(
@@ -95,6 +94,10 @@ def _of_call(
         yield Application(by, call, around, keywords, is_known)
     elif isinstance(around, ast.Call) and around.func is call and around.args:
         yield Application(by, call, around.args[0], keywords, is_known)
+
+
+def _is_partial(module: Module, node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and module.qualified_name(node.func) in PARTIAL
 
 
 def _decorates(around: ast.AST, node: ast.AST) -> bool:

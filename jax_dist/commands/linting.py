@@ -194,7 +194,8 @@ class _Lint:
         codes = self._examiner.codes
         compared = baseline.compared(findings, file, files=files, codes=codes)
         if compared.hidden:
-            self._say(f"{file} hides {compared.hidden} known findings.")
+            known = "finding" if compared.hidden == 1 else "findings"
+            self._say(f"{file} hides {compared.hidden} known {known}.")
         for entry in compared.stale:
             self._say(f"{file}: {entry.path}: {entry.code} is gone: {entry.line}")
         if compared.stale:

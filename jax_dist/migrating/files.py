@@ -6,40 +6,31 @@ import os
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
-from jax_dist.checker import edits, linter, placing, pmaps
-from jax_dist.checker.findings import Code, Fix, Safety
+from jax_dist.checker import edits, placing, pmaps
+from jax_dist.checker.findings import Fix
 from jax_dist.checker.modules import Module, ParseError
 from jax_dist.checker.project import Project
 from jax_dist.checker.registry import Version
 from jax_dist.checker.sources import Source
 from jax_dist.migrating import (
+    by_rules,
     definers,
     host_local,
     idiomatic,
     placements,
+    places,
     texts,
     tidy,
     to_jax,
     to_jax_dist,
 )
 from jax_dist.migrating.layout import Style
-from jax_dist.migrating.outcomes import FileMigration, Left, Outcome, Status
+from jax_dist.migrating.outcomes import FileMigration, Left, Outcome
+from jax_dist.migrating.places import Place
 
 Target: TypeAlias = Literal["jax_dist", "jax"]
 
 _ROUNDS = 10  # a fix inside another one waits for the next round
-# Rules whose own fixes are part of a migration; unsafe ones too, where the target is plain JAX.
-RENAMES: tuple[Code, ...] = (
-    "JXD103",
-    "JXD104",
-    "JXD105",
-    "JXD106",
-    "JXD107",
-    "JXD108",
-    "JXD207",
-)
-_ALSO_UNSAFE: tuple[Code, ...] = ("JXD301", "JXD302")
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
@@ -50,12 +41,6 @@ class Options:
     several_processes: bool = True  # the program may run in several: refuse where that matters
     target: Version | None = None  # the oldest jax that the code must run on; None: the newest
     among: frozenset[str] | None = None  # absolute paths of what is migrated; None: all is
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Place:
-    outcome: Outcome
-    fix: Fix | None = None
 
 
 def migrate(source: Source, project: Project, options: Options) -> FileMigration:
@@ -75,9 +60,9 @@ def migrate(source: Source, project: Project, options: Options) -> FileMigration
     except ParseError as error:
         problem = f"Python cannot parse it: line {error.line}: {error.message}"
         return FileMigration(source.path, before, before, (), problem)
-    places = _places(module, project, options)
-    outcomes = (*(place.outcome for place in places), *_unparsed_cells(source))
-    code = _rewritten(module, project, options, places)
+    found = _places(module, project, options)
+    outcomes = (*(place.outcome for place in found), *_unparsed_cells(source))
+    code = _rewritten(module, project, options, found)
     if code is None:
         problem = "the new text would not parse, or would not stay as it is; please report this"
         return FileMigration(source.path, before, before, (), problem)
@@ -97,12 +82,12 @@ def _unparsed_cells(source: Source) -> Iterator[Outcome]:
 
 
 def _rewritten(
-    module: Module, project: Project, options: Options, places: list[_Place]
+    module: Module, project: Project, options: Options, found: list[Place]
 ) -> bytes | None:
     """The new code; None where it does not come to rest."""
     first = module
     for _ in range(_ROUNDS):
-        fixes = list(dict.fromkeys(place.fix for place in places if place.fix is not None))
+        fixes = list(dict.fromkeys(place.fix for place in found if place.fix is not None))
         if not fixes:
             return tidy.tidied(first, module)
         applied, _left = edits.choose(fixes)
@@ -111,14 +96,14 @@ def _rewritten(
             module = project.module(module.source.edited(code))
         except (ParseError, ValueError):  # a notebook's cells could not be told apart any more
             return None
-        places = _places(module, project, options)
+        found = _places(module, project, options)
     return None
 
 
-def _places(module: Module, project: Project, options: Options) -> list[_Place]:
+def _places(module: Module, project: Project, options: Options) -> list[Place]:
     style = texts.style_of(module.source.code)
     freed, kept = _freed(module, options, style)
-    found: list[_Place] = []
+    found: list[Place] = []
     for site in pmaps.sites(module):
         place = freed.pop(site.reference, None)
         place = place or _pmap_place(module, project, site, options, style)
@@ -127,26 +112,32 @@ def _places(module: Module, project: Project, options: Options) -> list[_Place]:
         call = module.parent(node)
         place = freed.pop(call, None) if isinstance(call, ast.expr) else None
         found.append(place or _placement(module, name, node, options, style))
-    return [*found, *freed.values(), *_renames(module, options)]
+    found += freed.values()
+    covered = [place.span for place in found]
+    by_rule = by_rules.places(module, options.target, to_jax=options.to == "jax")
+    return found + [place for place in by_rule if not _is_covered(place.span, covered)]
+
+
+def _is_covered(span: tuple[int, int], covered: list[tuple[int, int]]) -> bool:
+    """Whether another place begins or lies there: `unreplicate(x)` is found twice."""
+    return any(span[0] == start or (start <= span[0] and span[1] <= end) for start, end in covered)
 
 
 def _freed(
     module: Module, options: Options, style: Style
-) -> tuple[dict[ast.expr, _Place], dict[ast.expr, str]]:
+) -> tuple[dict[ast.expr, Place], dict[ast.expr, str]]:
     """By node: the places that lose the axis over devices; and why other sites keep it."""
     if not options.idiomatic or options.to != "jax":
         return {}, {}
     found = idiomatic.find(module, style, several_processes=options.several_processes)
-    places = {
-        change.node: _Place(
-            _outcome(module, change.node, "JXD204", "done", change.said), change.fix
-        )
+    freed = {
+        change.node: places.done(module, change.node, "JXD204", change.fix, change.said)
         for change in found.changes
     }
-    return places, found.kept
+    return freed, found.kept
 
 
-def _explained(place: _Place, kept: str) -> _Place:
+def _explained(place: Place, kept: str) -> Place:
     """Says why an argument or a result keeps its axis."""
     if not kept or place.outcome.status == "left":
         return place
@@ -157,7 +148,7 @@ def _explained(place: _Place, kept: str) -> _Place:
 
 def _pmap_place(
     module: Module, project: Project, site: pmaps.Site, options: Options, style: Style
-) -> _Place:
+) -> Place:
     try:
         if options.to == "jax_dist":
             fix = to_jax_dist.fix(module, site)
@@ -165,8 +156,8 @@ def _pmap_place(
         else:
             fix, done = _to_jax(module, site, options, style), ""
     except Left as left:
-        return _Place(_left(module, site.reference, "JXD001", left))
-    return _Place(_outcome(module, site.reference, "JXD001", "done", done), fix)
+        return places.left(module, site.reference, "JXD001", left)
+    return places.done(module, site.reference, "JXD001", fix, done)
 
 
 def _by_definition(module: Module, project: Project, site: pmaps.Site, options: Options) -> str:
@@ -199,7 +190,7 @@ def _to_jax(module: Module, site: pmaps.Site, options: Options, style: Style) ->
     return to_jax.fix(module, site, style)
 
 
-def _placement(module: Module, name: str, node: ast.expr, options: Options, style: Style) -> _Place:
+def _placement(module: Module, name: str, node: ast.expr, options: Options, style: Style) -> Place:
     code = placements.CODES[name]
     try:
         if options.to == "jax_dist":
@@ -207,46 +198,5 @@ def _placement(module: Module, name: str, node: ast.expr, options: Options, styl
         else:
             fix = placements.to_jax(module, name, node, style)
     except Left as left:
-        return _Place(_left(module, node, code, left))
-    return _Place(_outcome(module, node, code, "done"), fix)
-
-
-def _renames(module: Module, options: Options) -> list[_Place]:
-    codes = RENAMES + (_ALSO_UNSAFE if options.to == "jax" else ())
-    found: list[_Place] = []
-    for finding in linter.check_module(module, frozenset(codes), options.target):
-        fix = finding.fix
-        if fix is not None and not _is_wanted(fix, finding.code):
-            fix = None
-        status = "left" if fix is None else "done"
-        reason = finding.message
-        by_hand = "" if fix is not None or finding.fix is None else finding.fix.title
-        outcome = Outcome(
-            module.source.path,
-            finding.start.line,
-            finding.start.cell,
-            finding.code,
-            status,
-            finding.line_text.strip(),
-            reason,
-            by_hand,
-        )
-        found.append(_Place(outcome, fix))
-    return found
-
-
-def _is_wanted(fix: Fix, code: Code) -> bool:
-    return fix.safety is Safety.SAFE or (fix.safety is Safety.UNSAFE and code in _ALSO_UNSAFE)
-
-
-def _left(module: Module, node: ast.expr, code: Code, left: Left) -> Outcome:
-    outcome = _outcome(module, node, code, "left", left.reason)
-    return dataclasses.replace(outcome, by_hand=left.by_hand, detail=left.detail)
-
-
-def _outcome(
-    module: Module, node: ast.expr, code: Code, status: Status, reason: str = ""
-) -> Outcome:
-    start = module.source.position(module.span(node)[0])
-    what = module.text(node)
-    return Outcome(module.source.path, start.line, start.cell, code, status, what, reason)
+        return places.left(module, node, code, left)
+    return places.done(module, node, code, fix)

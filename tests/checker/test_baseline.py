@@ -36,18 +36,30 @@ def _compared(text: str, file: str = "known.json", path: str = "src/a.py"):
 def test_the_file_is_made_to_be_read_and_merged():
     _write("risky\nold\nold\nold + 1\n")
 
-    assert pathlib.Path("known.json").read_text() == (
-        "{\n"
-        '  "version": 1,\n'
-        '  "findings": {\n'
-        '    "src/a.py": [\n'
-        '      {\n        "code": "JXD101",\n        "line": "old",\n        "count": 2\n      },\n'
-        '      {\n        "code": "JXD101",\n        "line": "old + 1",\n        "count": 1\n      },'
-        '\n      {\n        "code": "JXD102",\n        "line": "risky",\n        "count": 1\n      }\n'
-        "    ]\n"
-        "  }\n"
-        "}\n"
-    )
+    assert pathlib.Path("known.json").read_text() == """\
+{
+  "version": 1,
+  "findings": {
+    "src/a.py": [
+      {
+        "code": "JXD101",
+        "line": "old",
+        "count": 2
+      },
+      {
+        "code": "JXD101",
+        "line": "old + 1",
+        "count": 1
+      },
+      {
+        "code": "JXD102",
+        "line": "risky",
+        "count": 1
+      }
+    ]
+  }
+}
+"""
 
 
 def test_lines_may_move():

@@ -195,6 +195,12 @@ class TestWriting:
             b"psum(1, 'j')", b"axis_size('j')"
         )
 
+    def test_a_newline_may_be_spelled_as_a_number(self):
+        data = b'{"cells": [{"cell_type": "code", "source": "a\\u003d1\\u000Ab\\u003d2\\u000a"}]}'
+        notebook = read_notebook("a.ipynb", data)
+
+        assert _replaced(notebook, b"b=2", b"b=3") == data.replace(b"b\\u003d2\\u000a", b"b=3\\n")
+
     def test_lines_come_and_go(self):
         notebook = read_notebook("a.ipynb", _MIXED)
         code = notebook.code.replace(b"import jax\n", b"import jax\nimport jax_dist\n")
@@ -214,6 +220,7 @@ class TestWriting:
             (["a = 1\n", "b = 2"], ["a = 1\n"]),
             (["a = 1\n", "b = 2"], ["b = 2"]),
             (["a = 1\n", "b = 2\n", "c = 3"], ["b = 2\n", "c = 4"]),
+            (["a = 1\n"], ["a = 1\n", "b = 2"]),
             (["a = 1"], []),
             (["a = 1\n", "b = 2"], ["a = 'é'\n", "b = 2"]),
             (["a = 1\n", "a = 1\n", "a = 1"], ["a = 1\n", "a = 1"]),

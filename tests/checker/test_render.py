@@ -88,9 +88,9 @@ class TestText:
         )
 
     def test_what_takes_several_lines_is_marked_to_the_end_of_the_first(self):
-        code = b"n = psum(\n  1, 'i')\n"
+        code = b"n = psum(\n1)\n"
 
-        assert _text(_finding(code, b"psum(\n  1, 'i')")).splitlines()[1:3] == [
+        assert _text(_finding(code, b"psum(\n1)")).splitlines()[1:3] == [
             "1 | n = psum(",
             "  |     ^^^^^",
         ]

@@ -108,9 +108,7 @@ def test_a_function_that_is_no_longer_called(before: Run, folder: pathlib.Path):
     found = _verdict(before, changed(("measure(w, x, y[0])", "np.zeros(1)")), folder)
 
     assert found.verdict is Verdict.DIFFERENT
-    assert found.sites[1].problems == (
-        "it was called before, and is not called after",
-    )
+    assert found.sites[1].problems == ("it was called before, and is not called after",)
 
 
 def test_a_program_that_fails_after(before: Run, folder: pathlib.Path):

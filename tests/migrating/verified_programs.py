@@ -1,5 +1,6 @@
 """Small programs, right and wrong migrations of them, and a way to run them recorded."""
 
+import os
 import pathlib
 import sys
 
@@ -134,5 +135,6 @@ def recorded(source: str, folder: pathlib.Path, *, timeout: float | None = 120.0
     work.mkdir()
     command = [sys.executable, str(file)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(pathlib.Path(jax_dist.__file__).parents[1]))
+        found = [os.environ.get("RECORDED_PATH", ""), pathlib.Path(jax_dist.__file__).parents[1]]
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, found)))
         return runs.run(command, work, files=[file], devices=8, calls=3, timeout=timeout)

@@ -1,7 +1,7 @@
 """What every form of output needs beside the findings, and what several of them say alike."""
 
 import dataclasses
-import hashlib
+import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +31,10 @@ class Context:
     pages: Mapping[Code, Page]
     source: Callable[[str], Source | None] = lambda path: None
     colour: bool = False
+
+    def __post_init__(self) -> None:
+        # Each finding of a file asks for it, and reading a notebook takes its time.
+        object.__setattr__(self, "source", functools.cache(self.source))
 
     def severity(self, code: Code) -> Severity:
         """A file that cannot be read is an error; a rule that is off by default only notes."""
@@ -92,6 +96,8 @@ def slashed(path: str) -> str:
 
 def fingerprints(findings: Sequence[Finding]) -> list[str]:
     """One for each, unlike all others; they outlive a move of the line."""
+    import hashlib  # only here: it is slow to load
+
     seen: dict[tuple[str, ...], int] = {}
     prints: list[str] = []
     for finding in findings:

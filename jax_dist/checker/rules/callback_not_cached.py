@@ -17,7 +17,7 @@ PAGE = Page(
     instead="@jax.jit\ndef step(x):\n    return x + 1  # print the result outside\n",
     fix="None: whether the callback is wanted is not in the text.",
     since="Up to jax 0.10.2; jax 0.11.0 keeps such programs.",
-    source="Measured on jax 0.10.2 and 0.12.0.1; https://github.com/jax-ml/jax/pull/38405",
+    source="https://github.com/jax-ml/jax/pull/38405; measured on jax 0.10.2 and 0.12.0.1.",
     default=False,
 )
 

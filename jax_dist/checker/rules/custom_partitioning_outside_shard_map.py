@@ -74,7 +74,8 @@ CASES: tuple[Case, ...] = (
     Keep("called outside of what the file traces", _TOP + "def f(x):\n    return norm(x, 2)\n"),
     Keep(
         "in a shard_map under jit",
-        _TOP + "f = jax.jit(jax.shard_map(lambda x: norm(x, 2), mesh=m, in_specs=s, out_specs=s))\n",
+        _TOP
+        + "f = jax.jit(jax.shard_map(lambda x: norm(x, 2), mesh=m, in_specs=s, out_specs=s))\n",
     ),
     Flag("in a lambda under jit", _TOP + "f = jax.jit(lambda x: norm(x, 2))\n", (7,)),
     Flag(

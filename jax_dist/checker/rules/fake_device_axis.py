@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import stacking
+from jax_dist.checker import counting, stacking
 from jax_dist.checker.modules import Module
 from jax_dist.checker.page import Page
 from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
@@ -55,7 +55,7 @@ def check(module: Module) -> Iterator[Found]:
         done = stacking.stacking(module, call)
         if done is None or done.count is None or done.kind not in _WHAT:
             continue
-        if stacking.counts_devices(module, done.count, by_name=by_name):
+        if counting.counts_devices(module, done.count, by_name=by_name):
             yield Found(call, f"{_WHAT[done.kind]}, on a new leading dimension")
 
 

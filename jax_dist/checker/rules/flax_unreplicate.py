@@ -3,12 +3,12 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import flow, stacking
+from jax_dist.checker import flow, origins, stacking
 from jax_dist.checker.findings import Edit, Fix, Safety
-from jax_dist.checker.flow import Kind
 from jax_dist.checker.modules import Module
 from jax_dist.checker.page import Page
 from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
+from jax_dist.checker.stacking import Kind
 
 PAGE = Page(
     code="JXD202",
@@ -66,20 +66,22 @@ def _tree_map(module: Module, call: ast.Call) -> Iterator[Found]:
         return
     if any(origin.on_host for origin in flow.of(module).origins(tree)):
         return
-    fix = None
-    function = call.args[0]
-    if isinstance(function, ast.Lambda) and isinstance(function.body, ast.Subscript):
-        if _is_sliced(module, tree):
-            name = module.text(function.body.value)
-            edit = Edit(*module.span(function.body), f"{name}.{_FIRST}")
-            fix = Fix("read the first shard", Safety.UNSAFE, (edit,))
-    yield Found(call, "`x[0]` of sharded arrays computes over the whole mesh", fix)
+    message = "`x[0]` of sharded arrays computes over the whole mesh"
+    yield Found(call, message, _fix_of_lambda(module, call.args[0], tree))
+
+
+def _fix_of_lambda(module: Module, function: ast.expr, tree: ast.expr) -> Fix | None:
+    body = function.body if isinstance(function, ast.Lambda) else None
+    if not isinstance(body, ast.Subscript) or not _is_sliced(module, tree):
+        return None
+    edit = Edit(*module.span(body), f"{module.text(body.value)}.{_FIRST}")
+    return Fix("read the first shard", Safety.UNSAFE, (edit,))
 
 
 def _is_sliced(module: Module, tree: ast.expr) -> bool:
     """Whether every leaf is surely a jax.Array with one slice for each device."""
     for origin in flow.of(module).origins(tree):
-        if origin.on_host or not flow.is_whole(module, origin):
+        if origin.on_host or not origins.is_whole(module, origin):
             return False
         if origin.kind is Kind.MAPPED and origin.site is not None:
             if "out_axes" in origin.site.arguments or origin.site.unknown:
@@ -93,7 +95,6 @@ def _by_flax(module: Module, node: ast.expr) -> bool:
     if not (isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords):
         return False
     return module.qualified_name(node.func) in stacking.REPLICATE
-
 
 
 CASES: tuple[Case, ...] = (

@@ -123,9 +123,9 @@ def _summed(module: Module, gradient: ast.Call, taken: ast.Call) -> Iterator[ast
         if not isinstance(call, ast.Call):
             continue
         name = module.qualified_name(call.func)
-        if name in _SUMS and call.args[:1] == [value]:
-            yield call
-        elif name in TREE_MAPS and call.args[1:] == [value] and _maps_sum(module, call.args[0]):
+        sums = name in _SUMS and call.args[:1] == [value]
+        maps = name in TREE_MAPS and call.args[1:] == [value]
+        if sums or (maps and _maps_sum(module, call.args[0])):
             yield call
 
 

@@ -3,12 +3,13 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import flow, stacking
+from jax_dist.checker import flow, origins, stacking
 from jax_dist.checker.findings import Edit, Fix, Safety
-from jax_dist.checker.flow import Kind
 from jax_dist.checker.modules import Module
+from jax_dist.checker.origins import Origin
 from jax_dist.checker.page import Page
 from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
+from jax_dist.checker.stacking import Kind
 
 PAGE = Page(
     code="JXD203",
@@ -34,11 +35,17 @@ def check(module: Module) -> Iterator[Found]:
     if not values.mapped_calls:
         return
     for node in _first_items(module):
-        origins = values.origins(node.value)
-        if all(origin.kind is Kind.MAPPED and not origin.on_host for origin in origins):
-            if all(flow.is_tree(module, origin) is False for origin in origins):
-                fix = _fix(module, node, origins)
-                yield Found(node, "[0] of a sharded array computes over the whole mesh", fix)
+        found = values.origins(node.value)
+        if all(_is_array(module, origin) for origin in found):
+            fix = _fix(module, node, found)
+            yield Found(node, "[0] of a sharded array computes over the whole mesh", fix)
+
+
+def _is_array(module: Module, origin: Origin) -> bool:
+    """Whether it is one array that a mapped function returned, and still is on the devices."""
+    if origin.kind is not Kind.MAPPED or origin.on_host:
+        return False
+    return origins.is_tree(module, origin) is False
 
 
 def _first_items(module: Module) -> list[ast.Subscript]:
@@ -67,11 +74,11 @@ def _is_leaf_of_tree_map(module: Module, node: ast.Subscript) -> bool:
     return isinstance(call, ast.Call) and stacking.first_of_leaves(module, call) is not None
 
 
-def _fix(module: Module, node: ast.Subscript, origins: tuple[flow.Origin, ...]) -> Fix | None:
-    for origin in origins:
+def _fix(module: Module, node: ast.Subscript, found: tuple[Origin, ...]) -> Fix | None:
+    for origin in found:
         if origin.site is None or "out_axes" in origin.site.arguments or origin.site.unknown:
             return None
-        if not flow.is_whole(module, origin):
+        if not origins.is_whole(module, origin):
             return None
     start, end = module.span(node.value)[1], module.span(node)[1]
     if module.source.code[start:end].replace(b" ", b"") != b"[0]":
@@ -80,7 +87,9 @@ def _fix(module: Module, node: ast.Subscript, origins: tuple[flow.Origin, ...]) 
     return Fix("read the first shard", Safety.UNSAFE, (edit,))
 
 
-_STEP = "import jax\nimport jax.numpy as jnp\nf = jax.pmap(lambda x: {'loss': jnp.sum(x), 'n': x})\n"
+_STEP = (
+    "import jax\nimport jax.numpy as jnp\nf = jax.pmap(lambda x: {'loss': jnp.sum(x), 'n': x})\n"
+)
 
 CASES: tuple[Case, ...] = (
     Keep(

@@ -4,10 +4,10 @@ import ast
 from collections.abc import Iterator
 
 from jax_dist.checker import flow
-from jax_dist.checker.flow import Kind
 from jax_dist.checker.modules import Module
 from jax_dist.checker.page import Page
 from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
+from jax_dist.checker.stacking import Kind
 
 PAGE = Page(
     code="JXD205",
@@ -40,8 +40,8 @@ def check(module: Module) -> Iterator[Found]:
     for call in module.calls(*_REDUCTIONS):
         if not call.args or isinstance(module.function(call), ast.Lambda):
             continue  # a lambda is written for something that may trace it
-        origins = values.origins(call.args[0])
-        if all(origin.kind is Kind.MAPPED and not origin.on_host for origin in origins):
+        found = values.origins(call.args[0])
+        if all(origin.kind is Kind.MAPPED and not origin.on_host for origin in found):
             message = "a reduction over devices outside jit may be slow, or wrong in many processes"
             yield Found(call, message)
 

@@ -74,7 +74,9 @@ def _is_order_lost(module: Module, node: ast.comprehension) -> bool:
 
 
 CASES: tuple[Case, ...] = (
-    Keep("sorted already", "import jax\nf = jax.pmap(lambda x: [x[n] for n in sorted({'a', 'b'})])\n"),
+    Keep(
+        "sorted already", "import jax\nf = jax.pmap(lambda x: [x[n] for n in sorted({'a', 'b'})])\n"
+    ),
     Keep("outside of what is traced", "import jax\nf = jax.pmap(g)\nfor n in {'a', 'b'}: f(n)\n"),
     Keep("a set from a set", "import jax\nf = jax.pmap(lambda x: x + len({n for n in {'a'}}))\n"),
     Keep("a tuple", "import jax\nf = jax.pmap(lambda x: [x[n] for n in ('a', 'b')])\n"),

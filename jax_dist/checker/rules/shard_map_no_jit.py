@@ -56,13 +56,19 @@ def _calls(
         function = application.fun
         if any(outer.decorators(module, function)):
             return
-        held = module.reads(module.scope(function), function.name)
+        reads = module.reads(module.scope(function), function.name)
+        held: list[ast.expr] = [read for read in reads if _is_only(module, read, function)]
     else:
         held = [node, *pmaps.reads_of(module, node)]
     for each in held:
         call = module.parent(each)
         if isinstance(call, ast.Call) and call.func is each:
             yield call
+
+
+def _is_only(module: Module, read: ast.Name, function: ast.AST) -> bool:
+    """Whether the name can be nothing else there: examples define `f` again and again."""
+    return [binding.node for binding in module.reaching(read) or ()] == [function]
 
 
 def _eager(module: Module, node: ast.AST, depth: int = 0) -> bool:
@@ -130,6 +136,11 @@ CASES: tuple[Case, ...] = (
     Keep(
         "in a function that is jitted as well as called",
         "import jax\ndef h(x):\n    return jax.shard_map(g, mesh=m)(x)\ny = h(x)\nk = jax.jit(h)\n",
+    ),
+    Keep(
+        "another function of that name is called",
+        "import jax\n@jax.shard_map(mesh=m)\ndef f(x): ...\ng = jax.jit(f)\n\n"
+        "def f(x): ...\ny = f(x)\n",
     ),
     Flag(
         "in a function that the module calls",

@@ -74,6 +74,6 @@ CASES: tuple[Case, ...] = (
         "    def inner(y):\n        return y * perf_counter() + id(y)\n"
         "    with jax.named_scope(f'{os.getpid()}'):\n        return inner(x)\n"
         "f = jax.jit(jax.shard_map(step, mesh=m, in_specs=s, out_specs=s))\n",
-        (6, 7, 6),
+        (6, 6, 7),
     ),
 )

@@ -197,7 +197,8 @@ CASES: tuple[Case, ...] = (
     ),
     Keep(
         "passed as an argument",
-        "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\nf = jax.pmap(lambda x, w: x @ w)\n",
+        "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\n"
+        "f = jax.pmap(lambda x, w: x @ w)\n",
     ),
     Keep(
         "made inside",
@@ -211,7 +212,8 @@ CASES: tuple[Case, ...] = (
     ),
     Keep(
         "a name with several values",
-        "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\nw = 1\nf = jax.pmap(lambda x: w)\n",
+        "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\nw = 1\n"
+        "f = jax.pmap(lambda x: w)\n",
     ),
     Keep(
         "a file that only uses jit",

@@ -1,0 +1,391 @@
+"""`jax-dist migrate`: what it prints, what it writes, and its exit codes."""
+
+import io
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from jax_dist.commands.cli import main
+
+_BEFORE = """\
+import jax
+
+double = jax.pmap(lambda x: x * 2)
+"""
+_AFTER = """\
+import jax
+import jax_dist
+
+double = jax_dist.pmap(lambda x: x * 2)
+"""
+_DIFF = """\
+--- a.py
++++ a.py
+@@ -1,3 +1,4 @@
+ import jax
++import jax_dist
+ 
+-double = jax.pmap(lambda x: x * 2)
++double = jax_dist.pmap(lambda x: x * 2)
+"""
+_LEFT = """\
+import jax
+
+
+def build(**options):
+    return jax.pmap(lambda x: x, **options)
+"""
+_BROKEN = "import jax\nf = jax.pmap(\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _run(*arguments: str) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    code = main(("migrate", *arguments), out=out, err=err)
+    return code, out.getvalue(), err.getvalue()
+
+
+def _misuse(*arguments: str) -> str:
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.raises(SystemExit) as caught:
+        main(("migrate", *arguments), out=out, err=err)
+    assert caught.value.code == 2
+    assert out.getvalue() == ""
+    return err.getvalue()
+
+
+def test_a_diff_is_shown_and_nothing_is_written(folder: pathlib.Path):
+    (folder / "a.py").write_text(_BEFORE)
+
+    code, out, err = _run("a.py")
+
+    assert code == 0
+    assert out == _DIFF
+    assert err == "1 file would change: 1 place done, 0 left.\n"
+    assert (folder / "a.py").read_text() == _BEFORE
+
+
+def test_the_diff_can_be_applied_as_a_patch(folder: pathlib.Path):
+    (folder / "a.py").write_text(_BEFORE)
+    _, out, _ = _run("a.py")
+
+    subprocess.run(["patch", "-p0"], input=out, text=True, check=True, capture_output=True)
+
+    assert (folder / "a.py").read_text() == _AFTER
+
+
+def test_colours_where_asked_for(folder: pathlib.Path):
+    (folder / "a.py").write_text(_BEFORE)
+
+    _, out, _ = _run("--color", "always", "a.py")
+
+    assert "\x1b[32m+import jax_dist\x1b[0m\n" in out
+
+
+def test_write_changes_the_files_and_says_which(folder: pathlib.Path):
+    (folder / "a.py").write_text(_BEFORE)
+    (folder / "sub").mkdir()
+    (folder / "sub" / "b.py").write_text(_BEFORE)
+    (folder / "other.py").write_text("pmap = None\n")
+
+    code, out, err = _run("--write", ".")
+
+    assert code == 0
+    assert out == ""
+    assert err == (
+        "migrated a.py: 1 place\nmigrated sub/b.py: 1 place\n2 files migrated: 2 places done, 0 left.\n"
+    )
+    assert (folder / "a.py").read_text() == (folder / "sub" / "b.py").read_text() == _AFTER
+    assert sorted(path.name for path in folder.iterdir()) == ["a.py", "other.py", "sub"]
+
+
+def test_a_second_run_has_nothing_to_do(folder: pathlib.Path):
+    (folder / "a.py").write_text(_BEFORE)
+    _run("--write", "a.py")
+
+    assert _run("--write", "a.py") == (0, "", "Nothing to migrate in 1 file.\n")
+
+
+def test_check_names_the_files_and_fails(folder: pathlib.Path):
+    (folder / "a.py").write_text(_BEFORE)
+    (folder / "b.py").write_text(_AFTER)
+
+    code, out, _ = _run("--check", ".")
+
+    assert (code, out) == (1, "a.py\n")
+    assert (folder / "a.py").read_text() == _BEFORE
+
+
+def test_check_passes_where_only_what_must_be_left_is_left(folder: pathlib.Path):
+    (folder / "a.py").write_text(_LEFT)
+
+    code, out, _ = _run("--check", "--to", "jax", "a.py")
+
+    assert (code, out) == (0, "")
+
+
+def test_a_file_that_changes_meanwhile_is_not_written(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    (folder / "a.py").write_text(_BEFORE)
+    (folder / "b.py").write_text(_BEFORE)
+    from jax_dist.migrating import trees
+
+    migrate = trees.migrate
+
+    def slow(*arguments, **options):
+        found = migrate(*arguments, **options)
+        (folder / "a.py").write_text("# mine\n")
+        return found
+
+    monkeypatch.setattr(trees, "migrate", slow)
+
+    code, _, err = _run("--write", ".")
+
+    assert code == 1
+    assert err.startswith(
+        "jax-dist migrate: a.py was changed by somebody else meanwhile; "
+        "it was not migrated, start again\n"
+    )
+    assert (folder / "a.py").read_text() == "# mine\n"
+    assert (folder / "b.py").read_text() == _AFTER
+
+
+def test_a_file_that_cannot_be_parsed_does_not_stop_the_others(folder: pathlib.Path):
+    (folder / "a.py").write_text(_BROKEN)
+    (folder / "b.py").write_text(_BEFORE)
+
+    code, _, err = _run("--write", ".")
+
+    assert code == 1
+    assert err == (
+        "migrated b.py: 1 place\n"
+        "jax-dist migrate: a.py is left as it is: Python cannot parse it: line 2: "
+        "'(' was never closed\n"
+        "1 file migrated: 1 place done, 0 left.\n"
+    )
+    assert (folder / "a.py").read_text() == _BROKEN
+
+
+def test_what_is_left_is_said_with_the_way_to_learn_more(folder: pathlib.Path):
+    (folder / "a.py").write_text(_LEFT)
+
+    code, out, err = _run("--to", "jax", "a.py")
+
+    assert (code, out) == (0, "")
+    assert err == (
+        "0 files would change: 0 places done, 1 left.\n"
+        "  left: a.py:5: the arguments of pmap come from **kwargs\n"
+        "--report FILE.md lists every place, and what to do by hand.\n"
+    )
+
+
+def test_quiet_says_nothing_but_what_went_wrong(folder: pathlib.Path):
+    (folder / "a.py").write_text(_LEFT)
+    (folder / "b.py").write_text(_BROKEN)
+
+    _, out, err = _run("--quiet", "--to", "jax", ".")
+
+    assert out == ""
+    assert err == (
+        "jax-dist migrate: b.py is left as it is: Python cannot parse it: line 2: "
+        "'(' was never closed\n"
+    )
+
+
+def test_a_report_for_machines(folder: pathlib.Path):
+    (folder / "a.py").write_text(_LEFT + _BEFORE)
+
+    _run("--to", "jax", "--report", "out.json", "--quiet", "a.py")
+
+    found = json.loads((folder / "out.json").read_text())
+    assert found["summary"] == {"files": 1, "changed": 1, "done": 1, "left": 1, "problems": 0}
+    places = [(each["line"], each["code"], each["status"]) for each in found["places"]]
+    assert places == [(5, "JXD001", "left"), (8, "JXD001", "done")]
+
+
+def test_a_report_for_people_on_the_standard_output(folder: pathlib.Path):
+    (folder / "a.py").write_text(_BEFORE)
+
+    code, out, err = _run("--report", "-", "a.py")
+
+    assert code == 0
+    assert out.startswith("# Migration to jax_dist\n\n1 file changed, 1 place done, 0 left.\n")
+    assert "+++" not in out
+    assert "--report" not in err
+
+
+def test_excluded_folders_are_passed_over(folder: pathlib.Path):
+    for name in ("src", "old"):
+        (folder / name).mkdir()
+        (folder / name / "a.py").write_text(_BEFORE)
+
+    _, out, _ = _run("--check", "--exclude", "old", ".")
+
+    assert out == "src/a.py\n"
+
+
+def test_several_processes_give_the_same(folder: pathlib.Path):
+    for number in range(4):
+        (folder / f"{number}.py").write_text(_BEFORE)
+
+    assert _run("--jobs", "2", ".") == _run("--jobs", "1", ".")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output"),
+    [((), _DIFF.replace("a.py", "stdin.py")), (("--write",), _AFTER), (("--check",), "stdin.py\n")],
+)
+def test_the_standard_input(
+    arguments: tuple[str, ...], output: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(_BEFORE.encode())))
+
+    _, out, _ = _run(*arguments, "-")
+
+    assert out == output
+
+
+def test_bytes_outside_the_change_stay(folder: pathlib.Path):
+    before = "\ufeff# \xe9t\xe9\r\nimport jax\r\nf = jax.pmap(abs)  # \u2713".encode()
+    (folder / "a.py").write_bytes(before)
+
+    _run("--write", "a.py")
+
+    after = before.replace(b"jax.pmap", b"jax_dist.pmap")
+    after = after.replace(b"import jax\r\n", b"import jax\r\nimport jax_dist\r\n")
+    assert (folder / "a.py").read_bytes() == after
+
+
+def test_a_notebook(folder: pathlib.Path):
+    lines = ["%time\n", "import jax\n", "f = jax.pmap(abs)"]
+    cell = {"cell_type": "code", "source": lines, "metadata": {}, "outputs": ["kept"]}
+    book = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (folder / "a.ipynb").write_text(json.dumps(book, indent=1))
+
+    code, _, err = _run("--write", "a.ipynb")
+
+    assert (code, err) == (
+        0,
+        "migrated a.ipynb: 1 place\n1 file migrated: 1 place done, 0 left.\n",
+    )
+    written = json.loads((folder / "a.ipynb").read_text())
+    assert written["cells"][0]["source"] == [
+        "%time\n",
+        "import jax\n",
+        "import jax_dist\n",
+        "f = jax_dist.pmap(abs)",
+    ]
+    assert written["cells"][0]["outputs"] == ["kept"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("nothing",), "there is no file or folder nothing, seen from "),
+        (("-", "."), "- reads the standard input, and goes with no other path\n"),
+        (("--idiomatic", "."), "--idiomatic goes with --to jax only\n"),
+        (
+            ("--idiomatic", "--to", "jax", "--write", "."),
+            "--idiomatic writes only what is proved: add --verify and, behind --, a command that "
+            "runs the code; or leave --write out to see the diff\n",
+        ),
+        (
+            ("--verify", "."),
+            "--verify needs a command: jax-dist migrate --verify src -- python a.py\n",
+        ),
+        (
+            (".", "--", "python", "a.py"),
+            "what stands behind -- is the command of --verify, which is not given\n",
+        ),
+        (
+            ("--check", "--verify", ".", "--", "true"),
+            "--check changes nothing, so there is nothing to --verify\n",
+        ),
+        (
+            ("--report", "out.html", "."),
+            "--report out.html: the name must end with .md or .json\n",
+        ),
+        (("--verify", "-", "--", "true"), "--verify needs files, not the standard input\n"),
+    ],
+)
+def test_misuse_is_explained(arguments: tuple[str, ...], text: str):
+    assert _misuse(*arguments).startswith(f"jax-dist migrate: {text}")
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(("migrate", "--help"))
+
+    text = capsys.readouterr().out
+    assert "exit codes: 0 all is well" in text
+    assert "--verify src -- python train.py" in text
+
+
+_PROGRAM = """\
+import jax
+import jax.numpy as jnp
+
+step = jax.pmap(lambda x: jax.lax.psum(x, "i"), axis_name="i")
+print(step(jnp.arange(8.0))[0])
+"""
+
+
+def test_verify_writes_what_is_proved(folder: pathlib.Path):
+    (folder / "a.py").write_text(_PROGRAM)
+
+    code, out, err = _run(
+        "--to", "jax", "--write", "--verify", "a.py", "--", sys.executable, "a.py"
+    )
+
+    assert code == 0, err
+    assert out.startswith("The same before and after the migration.\n")
+    assert "1 file migrated: 1 place done, 0 left.\n" in err
+    assert "jax.shard_map" in (folder / "a.py").read_text()
+
+
+def test_verify_without_write_leaves_the_files(folder: pathlib.Path):
+    (folder / "a.py").write_text(_PROGRAM)
+
+    code, out, err = _run("--verify", "a.py", "--", sys.executable, "a.py")
+
+    assert code == 0, err
+    assert "The same before and after the migration.\n" in out
+    assert "+step = jax_dist.pmap(" in out
+    assert (folder / "a.py").read_text() == _PROGRAM
+
+
+def test_verify_takes_back_what_differs(folder: pathlib.Path):
+    program = _PROGRAM + "assert 'jax_dist' not in open('a.py').read().split('assert')[0]\n"
+    (folder / "a.py").write_text(program)
+
+    code, out, err = _run("--write", "--verify", "a.py", "--", sys.executable, "a.py")
+
+    assert code == 1
+    assert out.startswith(
+        "Not the same before and after the migration. The files are as they were.\n"
+    )
+    assert "1 file would change: 1 place done, 0 left.\n" in err
+    assert (folder / "a.py").read_text() == program
+
+
+def test_no_jax_is_imported(folder: pathlib.Path):
+    (folder / "a.py").write_text(_BEFORE)
+    script = (
+        "import sys\n"
+        "from jax_dist.commands.cli import main\n"
+        "main(['migrate', '--to', 'jax', '--report', 'r.md', 'a.py'])\n"
+        "print(sorted({'jax', 'jaxlib', 'numpy', 'libcst'} & set(sys.modules)))\n"
+    )
+
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert run.stdout.endswith("\n[]\n")

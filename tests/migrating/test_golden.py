@@ -1,0 +1,192 @@
+"""Whole programs before and after, as text and as numbers.
+
+Each file in golden/ is one case: a program with a function `result()`, then what it becomes for
+each target. A function that the migration adds stands there as `# + its name`. The program and what
+it became are run on 8 devices: values, shapes, types and the number of devices must be the same.
+
+A first comment may say more:
+  # result: [...]        what it gives, where the program itself needs functions that are gone
+  # raises to jax: ...   where plain JAX is known to be stricter than pmap: a part of its message
+
+`python tests/migrating/test_golden.py` writes what each case becomes; read the difference.
+"""
+
+import ast
+import importlib.util
+import json
+import pathlib
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from jax_dist.checker import sources
+from jax_dist.checker.project import Project
+from jax_dist.migrating import emitted, files
+from jax_dist.migrating.outcomes import FileMigration
+
+_FOLDER = pathlib.Path(__file__).parent / "golden"
+_TARGETS = ("jax_dist", "jax")
+_ADDED = [
+    emitted.name_of(text)
+    for text in vars(emitted).values()
+    if isinstance(text, str) and text.startswith("def ")
+]
+
+
+class Case(NamedTuple):
+    before: str
+    after: dict[str, str]  # by target
+
+    def says(self, key: str) -> str | None:
+        found = re.search(rf"(?m)^# {key}: (.*)$", self.before)
+        return found and found[1]
+
+
+class Leaf(NamedTuple):
+    value: list[Any]
+    shape: tuple[int, ...]
+    dtype: str
+    devices: int  # 0: not a jax.Array
+
+
+def read(name: str) -> Case:
+    text = (_FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+    before, *sections = re.split(r"(?m)^# --- to (\w+)\n", text)
+    return Case(before, dict(zip(sections[::2], sections[1::2], strict=True)))
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in _FOLDER.glob("*.txt"))
+
+
+def migrated(text: str, to: Any) -> FileMigration:
+    source = sources.read("case.py", text.encode())
+    return files.migrate(source, Project(), files.Options(to=to))
+
+
+def shown(migration: FileMigration) -> str:
+    """The new text, each added function as one comment; and what was left."""
+    text = migration.after.decode()
+    lines = text.splitlines(keepends=True)
+    for node in reversed(ast.parse(text).body):
+        if isinstance(node, ast.FunctionDef) and node.name in _ADDED:
+            lines[node.lineno - 1 : node.end_lineno] = [f"# + {node.name}\n"]
+    left = [
+        f"# left, line {outcome.line}: {outcome.why}\n"
+        for outcome in migration.outcomes
+        if outcome.status == "left"
+    ]
+    return "".join((*lines, *left))
+
+
+def result(text: str, name: str) -> list[Leaf]:
+    """What the program's `result()` gives."""
+    namespace: dict[str, Any] = {"__name__": name}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+        exec(compile(text, name, "exec"), namespace)
+        return list(map(_leaf, jax.tree.leaves(namespace["result"]())))
+
+
+def _leaf(x: Any) -> Leaf:
+    array = np.asarray(x)
+    devices = len(x.sharding.device_set) if isinstance(x, jax.Array) else 0
+    return Leaf(array.tolist(), array.shape, str(array.dtype), devices)
+
+
+def _needs(case: Case) -> Iterator[str]:
+    """What the program imports and may be missing."""
+    for name in ("flax",):
+        asked = re.search(rf"(?m)^(import|from) {name}\b", case.before)
+        if asked and importlib.util.find_spec(name) is None:
+            yield name
+
+
+@pytest.mark.parametrize("to", _TARGETS)
+@pytest.mark.parametrize("name", names())
+def test_the_text_is_as_written(name: str, to: str):
+    case = read(name)
+
+    assert shown(migrated(case.before, to)) == case.after[to]
+
+
+@pytest.mark.parametrize("to", _TARGETS)
+@pytest.mark.parametrize("name", names())
+def test_a_second_run_changes_nothing(name: str, to: str):
+    once = migrated(read(name).before, to)
+
+    again = migrated(once.after.decode(), to)
+
+    assert again.after == once.after
+    assert [outcome for outcome in again.outcomes if outcome.status == "done"] == []
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_numbers_are_the_same(name: str):
+    case = read(name)
+    if missing := list(_needs(case)):
+        pytest.skip(f"needs {missing}")
+    literal = case.says("result")
+    expected = None if literal else result(case.before, name)
+
+    for to in _TARGETS:
+        after = migrated(case.before, to).after.decode()
+        if message := case.says(f"raises to {to}"):
+            with pytest.raises(ValueError, match=re.escape(message)):
+                result(after, name)
+        elif literal:
+            assert [leaf.value for leaf in result(after, name)] == json.loads(literal), to
+        else:
+            assert result(after, name) == expected, to
+
+
+def test_a_wrong_migration_would_be_seen():
+    """The comparison is worth something: these give the numbers of pmap, and are not the same."""
+    mapped = "import jax\ndef result():\n    return {}(jax.numpy.sin)(jax.numpy.arange(8.0))\n"
+    right = result(mapped.format("jax.pmap"), "mapped")
+
+    assert result(mapped.format("jax.vmap"), "on one device") != right
+    assert right[0].devices == 8
+
+
+@pytest.mark.parametrize("name", _ADDED)
+def test_each_added_function_is_in_some_case(name: str):
+    assert any(f"# + {name}\n" in read(case).after["jax"] for case in names())
+
+
+def test_an_added_function_has_the_indentation_of_its_file():
+    text = """
+        import jax
+
+        class Model:
+          def step(self, x):
+            return x
+
+          def run(self, x):
+            return jax.pmap(self.step)(x)
+        """
+
+    after = migrated(textwrap.dedent(text), "jax").after.decode()
+
+    assert '\n  """Runs `fun` on the one slice' in after
+    assert "\n    args = jax.tree.map(" in after
+
+
+def write() -> None:
+    """Writes what each case becomes."""
+    for name in names():
+        case = read(name)
+        parts = [case.before]
+        for to in _TARGETS:
+            parts += (f"# --- to {to}\n", shown(migrated(case.before, to)))
+        (_FOLDER / f"{name}.txt").write_text("".join(parts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
