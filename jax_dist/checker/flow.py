@@ -50,13 +50,13 @@ class Flow:
         found: dict[ast.Call, Site] = {}
         if not made:
             return found
-        for call in ast.walk(self._module.tree):
-            if not isinstance(call, ast.Call) or call in self._site_of:
+        for call in functions.calls_of_names(self._module):
+            if call in self._site_of:
                 continue
             if isinstance(call.func, ast.Name) and self._module.qualified_name(call.func) is None:
-                nodes = {origin.node for origin in self.origins(call.func) if not origin.path}
-                if len(nodes) == 1 and len(self.origins(call.func)) == 1:
-                    site = made.get(nodes.pop())
+                made_by = {origin.node for origin in self.origins(call.func) if not origin.path}
+                if len(made_by) == 1 and len(self.origins(call.func)) == 1:
+                    site = made.get(made_by.pop())
                     if site is not None:
                         found[call] = site
         self._known.clear()  # they were asked before these calls were known

@@ -136,3 +136,15 @@ def all_nodes(function: scopes.Function) -> Iterator[ast.AST]:
     body = [function.body] if isinstance(function, ast.Lambda) else function.body
     for each in body:
         yield from ast.walk(each)
+
+
+def calls_of_names(module: Module) -> list[ast.Call]:
+    """Every call of a plain name, in order of place."""
+    found: list[ast.Call] = []
+    for scope in module.scopes.all:
+        for loads in scope.loads.values():
+            for load in loads:
+                call = module.parent(load)
+                if isinstance(call, ast.Call) and call.func is load:
+                    found.append(call)
+    return sorted(found, key=lambda node: (node.lineno, node.col_offset))

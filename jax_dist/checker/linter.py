@@ -1,8 +1,9 @@
 """All findings of one file."""
 
 import functools
+from collections.abc import Callable
 
-from jax_dist.checker import catalogue
+from jax_dist.checker import catalogue, prefilter
 from jax_dist.checker.findings import Code, Finding, Fix, Position, Safety
 from jax_dist.checker.modules import Module, ParseError
 from jax_dist.checker.project import Project
@@ -12,9 +13,9 @@ from jax_dist.checker.sources import Source
 
 
 @functools.cache
-def _triggers(codes: frozenset[Code]) -> tuple[bytes, ...]:
+def _prefilter(codes: frozenset[Code]) -> Callable[[bytes], bool]:
     chosen = [catalogue.RULES[code] for code in sorted(codes) if code in catalogue.RULES]
-    return tuple(dict.fromkeys(word for rule in chosen for word in rule.triggers))
+    return prefilter.any_of(word for rule in chosen for word in rule.triggers)
 
 
 def wanted(data: bytes, codes: frozenset[Code]) -> bool:
@@ -26,7 +27,7 @@ def wanted(data: bytes, codes: frozenset[Code]) -> bool:
     """
     if b"jax" not in data:  # every import that matters says it
         return False
-    return any(word in data for word in _triggers(codes))
+    return _prefilter(codes)(data)
 
 
 def check(

@@ -355,13 +355,22 @@ class Module:
                     if binding.kind == "import":
                         yield scope, name, binding
 
+    @functools.cached_property
+    def _loading(self) -> dict[str, list[Scope]]:
+        """By name: the scopes that read it."""
+        found: dict[str, list[Scope]] = {}
+        for scope in self.scopes.all:
+            for name in scope.loads:
+                found.setdefault(name, []).append(scope)
+        return found
+
     def reads(self, scope: Scope, name: str) -> list[ast.Name]:
         """Every load of what `scope` binds to `name`, from its nested scopes too, in order."""
         found = [
             load
-            for inner in self.scopes.all
-            for load in inner.loads.get(name, ())
+            for inner in self._loading.get(name, ())
             if (home := inner.lookup(name)) is not None and home[0] is scope
+            for load in inner.loads[name]
         ]
         return sorted(found, key=_place)
 

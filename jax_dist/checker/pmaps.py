@@ -44,6 +44,10 @@ class Site:
 
 def sites(module: Module) -> list[Site]:
     """Every reference to `jax.pmap`, under any name, in order of place."""
+    return list(module.once(_sites))
+
+
+def _sites(module: Module) -> list[Site]:
     return [_site(module, node) for node in module.uses(*PMAP)]
 
 
@@ -114,8 +118,9 @@ def _bound(partials: list[ast.Call]) -> tuple[dict[str, ast.expr], str]:
 
 
 def _decorates(around: ast.AST, node: ast.AST) -> bool:
-    functions = ast.FunctionDef | ast.AsyncFunctionDef
-    return isinstance(around, functions) and any(each is node for each in around.decorator_list)
+    if not isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    return any(each is node for each in around.decorator_list)
 
 
 def mapped_calls(module: Module, site: Site) -> list[ast.Call]:
@@ -125,6 +130,19 @@ def mapped_calls(module: Module, site: Site) -> list[ast.Call]:
 
 def held_by(module: Module, site: Site) -> Iterator[ast.expr]:
     """Every expression of this file that is the mapped function: the site itself, and names."""
+    known = module.once(_held)
+    if site not in known:
+        known[site] = list(_held_by(module, site))
+    yield from known[site]
+
+
+def _held(module: Module) -> dict[Site, list[ast.expr]]:
+    """What `held_by` found already: several rules ask."""
+    del module
+    return {}
+
+
+def _held_by(module: Module, site: Site) -> Iterator[ast.expr]:
     if site.form == "call":
         yield site.node
         yield from reads_of(module, site.node)

@@ -91,7 +91,9 @@ NAMES: tuple[Rename, ...] = (
     Rename("jax.config.config", "jax.config", "0.4.25"),
     Rename("jax.linear_util", "jax.extend.linear_util", "0.4.24", needs=(0, 4, 16), is_module=True),
     *(
-        Rename(f"jax.experimental.{name}", f"jax.example_libraries.{name}", "0.3.16", is_module=True)
+        Rename(
+            f"jax.experimental.{name}", f"jax.example_libraries.{name}", "0.3.16", is_module=True
+        )
         for name in ("optimizers", "stax")
     ),
     Rename("jax.experimental.export", "", "0.4.36", "use jax.export, whose calls differ"),
@@ -108,7 +110,10 @@ NAMES: tuple[Rename, ...] = (
     ),
     Rename("jax.abstract_arrays.ShapedArray", "jax.core.ShapedArray", "0.4.17"),
     Rename(
-        "jax.lib.xla_bridge.get_backend", "jax.extend.backend.get_backend", "0.8.0", needs=(0, 4, 32)
+        "jax.lib.xla_bridge.get_backend",
+        "jax.extend.backend.get_backend",
+        "0.8.0",
+        needs=(0, 4, 32),
     ),
     *_family(
         "jax.lib.xla_bridge",
@@ -229,5 +234,7 @@ PJIT: tuple[Rename, ...] = (
         needs=(0, 4, 7),
     ),
     Rename("jax.experimental.pjit.AUTO", "", "0.10.1", "give the shardings"),
-    Rename("jax.experimental.pjit.FROM_GDA", "", "0.4.11", "give it a jax.Array, and no in_shardings"),
+    Rename(
+        "jax.experimental.pjit.FROM_GDA", "", "0.4.11", "give it a jax.Array, and no in_shardings"
+    ),
 )

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from jax_dist.checker import guards
+from jax_dist.checker import guards, removing
 from jax_dist.checker.findings import Edit, Fix, Safety
 from jax_dist.checker.modules import Module
 from jax_dist.checker.registry import Found, Version
@@ -15,7 +15,7 @@ Judge: TypeAlias = Callable[[Module, Rename, Sequence[ast.expr]], Safety | None]
 
 _ORDER = (Safety.SAFE, Safety.UNSAFE, Safety.DISPLAY)
 # `import jax` does not load these.
-_LOADED_APART = ("jax.extend", "jax.example_libraries", "jax.experimental", "jax.scipy.integrate")
+_LOADED_APART = ("jax.extend", "jax.example_libraries", "jax.experimental")
 
 
 def by_place(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety:
@@ -129,7 +129,7 @@ def _loads(module: Module, entry: Rename) -> tuple[str, ...]:
 
 def _imports(module: Module, entries: dict[str, Rename], judge: Judge) -> Iterator[Found]:
     seen: set[int] = set()
-    for _, _, binding in module.imports():
+    for scope, name, binding in module.imports():
         alias = binding.node
         statement = module.parent(alias)
         if not isinstance(alias, ast.alias) or id(alias) in seen:
@@ -140,7 +140,41 @@ def _imports(module: Module, entries: dict[str, Rename], judge: Judge) -> Iterat
         if entry is None or guards.is_guarded(module, statement):
             continue
         fix, needs = _import_fix(module, statement, entries, judge)
+        if not entry.new:
+            reads = module.reads(scope, name)
+            fix = _without_import(module, alias, target, reads, entries, judge)
         yield Found(alias, entry.message, fix, needs)
+
+
+def _without_import(
+    module: Module,
+    alias: ast.alias,
+    target: str,
+    reads: list[ast.Name],
+    entries: dict[str, Rename],
+    judge: Judge,
+) -> Fix | None:
+    """Renames all that is read of a module that is gone, and imports it no more."""
+    fixes: list[Fix] = []
+    for read in reads:
+        use = module.parent(read)
+        entry = entries.get(f"{target}.{use.attr}") if isinstance(use, ast.Attribute) else None
+        fix = _attribute_fix(module, use, entry, judge) if entry is not None else None  # type: ignore[arg-type]
+        if fix is None or fix.safety is not Safety.SAFE:
+            return None
+        fixes.append(fix)
+    statement = module.parent(alias)
+    if not fixes or not isinstance(statement, ast.Import | ast.ImportFrom):
+        return None
+    if len(statement.names) == 1:
+        gone = [removing.removal(module, statement)]
+    else:
+        number = statement.names.index(alias)
+        kept = [each for each in range(len(statement.names)) if each != number]
+        gone = _removals(module, statement, kept, {number: ""})
+    edits = (*gone, *(edit for fix in fixes for edit in fix.edits))
+    imports = tuple(dict.fromkeys(line for fix in fixes for line in fix.imports))
+    return Fix("use what took its place", Safety.SAFE, edits, imports)
 
 
 def _import_fix(
@@ -238,7 +272,7 @@ def _statements(statement: ast.ImportFrom, moved: dict[int, str]) -> list[str]:
 
 
 def _removals(
-    module: Module, statement: ast.ImportFrom, kept: list[int], moved: dict[int, str]
+    module: Module, statement: ast.Import | ast.ImportFrom, kept: list[int], moved: dict[int, str]
 ) -> list[Edit]:
     """Takes names out of the list, each with the comma that it no longer needs."""
     spans = [module.span(alias) for alias in statement.names]

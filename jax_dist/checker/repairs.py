@@ -62,11 +62,21 @@ def between(old: bytes, new: bytes) -> Iterator[Edit]:
     """The lines that differ."""
     before, after = _LINE.findall(old), _LINE.findall(new)
     starts = [0, *itertools.accumulate(map(len, before))]
+    # What is alike at both ends is set aside: a matcher needs seconds for a long file.
+    head = _alike(before, after)
+    tail = _alike(before[head:][::-1], after[head:][::-1])
+    before, after = before[head : len(before) - tail], after[head : len(after) - tail]
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     for kind, first, last, new_first, new_last in matcher.get_opcodes():
         if kind != "equal":
             text = b"".join(after[new_first:new_last]).decode()
-            yield Edit(starts[first], starts[last], text)
+            yield Edit(starts[head + first], starts[head + last], text)
+
+
+def _alike(one: Sequence[bytes], two: Sequence[bytes]) -> int:
+    """How many lines at the beginning are the same."""
+    pairs = enumerate(zip(one, two, strict=False))
+    return next((number for number, (a, b) in pairs if a != b), min(len(one), len(two)))
 
 
 def _before(offset: int, made: Sequence[Edit], code: bytes) -> int:

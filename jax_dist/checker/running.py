@@ -133,6 +133,9 @@ _here: list[Examiner] = []  # of a worker process, so that it keeps what it lear
 
 
 def _start(examiner: Examiner) -> None:
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one process is enough to say it was stopped
     gc.set_threshold(_SELDOM)
     _here[:] = [examiner]
 

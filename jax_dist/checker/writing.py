@@ -33,7 +33,7 @@ def write(path: str, data: bytes, *, expected: bytes | None = None) -> None:
             file.flush()
             os.fsync(file.fileno())
         if expected is not None and _bytes(real) != expected:
-            raise ChangedError(f"{path} was changed by somebody else meanwhile")
+            raise ChangedError("it was changed by somebody else meanwhile")
         os.replace(temporary, real)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

@@ -116,15 +116,19 @@ class _Lint:
 
     def add_noqa(self) -> Exit:
         """Switches every finding off by a comment in its file."""
-        from jax_dist.checker import suppress, writing
+        from jax_dist.checker import suppress
 
-        findings = self._without_known(self.findings())
-        able = [finding for finding in findings if not finding.code.startswith("JXD9")]
-        for path, group in _by_path(able).items():
-            source = load(path, data := self._read(path))
-            writing.write(path, source.written(suppress.with_noqa(source, group)), expected=data)
-        self._say(f"Switched off {_count(able, 'finding')} in {_count(_by_path(able), 'file')}.")
-        left = [finding for finding in findings if finding not in able]
+        left: list[Finding] = []
+        done: list[Finding] = []
+        for path, group in _by_path(self._without_known(self.findings())).items():
+            able = [finding for finding in group if not finding.code.startswith("JXD9")]
+            data = self._read(path) if able else b""
+            source = load(path, data)
+            after = source.written(suppress.with_noqa(source, able))
+            written = not able or self._rewrite(path, after, data)
+            left += [finding for finding in group if not written or finding not in able]
+            done += able if written else []
+        self._say(f"Switched off {_count(done, 'finding')} in {_count(_by_path(done), 'file')}.")
         self._show(left, self._out)
         return self._exit(left)
 
@@ -159,7 +163,7 @@ class _Lint:
 
     def _mend(self, findings: Sequence[Finding], *, write: bool = True) -> list[Finding]:
         """Makes fixes; the findings that are left."""
-        from jax_dist.checker import fixing, writing
+        from jax_dist.checker import fixing
 
         allowed = {Safety.SAFE, *([Safety.UNSAFE] if self._options.unsafe_fixes else [])}
         left: list[Finding] = []
@@ -172,11 +176,13 @@ class _Lint:
             mended = fixing.mended(path, data, self._examiner, frozenset(allowed))
             if mended.refused:
                 print(f"{path}: some fixes were not made: {mended.refused}", file=self._err)
+            on_disk = write and self._stdin is None and mended.data != data
+            if on_disk and not self._rewrite(path, mended.data, data):
+                left += group
+                continue
             left += mended.findings
+            made += len(mended.made)
             if mended.data != data:
-                made += len(mended.made)
-                if write and self._stdin is None:
-                    writing.write(path, mended.data, expected=data)
                 self._made[path] = mended.data
         word = "Mended" if write else "Would mend"
         if self._made or not write:
@@ -234,6 +240,17 @@ class _Lint:
             return self._stdin
         with open(path, "rb") as file:
             return file.read()
+
+    def _rewrite(self, path: str, after: bytes, before: bytes) -> bool:
+        """Whether the file could be written."""
+        from jax_dist.checker import writing
+
+        try:
+            writing.write(path, after, expected=before)
+        except OSError as error:
+            print(f"{path} is left as it is: {error.strerror or error}", file=self._err)
+            return False
+        return True
 
     def _put(self, file: str, text: str) -> None:
         from jax_dist.checker import writing

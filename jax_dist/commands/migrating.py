@@ -248,9 +248,7 @@ class _Migrate:
         print(f"jax-dist migrate: {text}", file=self._err)
 
     def _exit(self, found: Report, proof: "Verification | None") -> Exit:
-        from jax_dist.migrating.verification import Verdict
-
-        differs = proof is not None and (proof.rolled_back or proof.verdict is Verdict.DIFFERENT)
+        differs = proof is not None and (proof.rolled_back or proof.differs)
         would = self._options.check and bool(found.changed)
         return Exit.FINDINGS if self._failed or differs or would else Exit.OK
 

@@ -14,6 +14,9 @@ exit codes: 0 the editor has ended it, 2 what it needs is not installed
 examples:
   pip install "jax-dist[lsp]"      what it needs
   jax-dist server                  the command to give to the editor, for Python files
+
+in Neovim:
+  vim.lsp.start({ name = "jax-dist", cmd = { "jax-dist", "server" } })
 """
 
 

@@ -20,6 +20,8 @@ _RENAMES: tuple[Code, ...] = (
 _FIRSTS: tuple[Code, ...] = ("JXD202", "JXD203")
 _FOR_SHARD_MAP: tuple[Code, ...] = ("JXD301", "JXD302")
 
+CODES = frozenset(_RENAMES + _FIRSTS + _FOR_SHARD_MAP)  # all that is asked for
+
 
 def places(module: Module, target: Version | None, *, to_jax: bool) -> list[Place]:
     """The places of a file that rules find and mend.

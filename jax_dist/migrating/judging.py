@@ -72,10 +72,11 @@ def _not_compared(files: Iterable[Path], first: Run, second: Run) -> Iterator[st
     if not first.record.called:
         yield "no mapped function was called before the migration: nothing to compare with"
     migrated = {os.path.realpath(file) for file in files}
-    for site in first.record.hidden:
+    whole = first if first.exit_code == 0 else second  # the other one stopped on the way
+    for site in whole.record.hidden:
         if site.file in migrated:
             yield f"{_place(site)} was called only inside a larger traced function"
-    for site in first.record.idle:
+    for site in whole.record.idle:
         if site.file in migrated:
             yield f"{_place(site)} was mapped, and never called"
     for run_, when in ((first, "before"), (second, "after")):

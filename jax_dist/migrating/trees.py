@@ -9,7 +9,7 @@ from jax_dist.checker import linter
 from jax_dist.checker.examining import load
 from jax_dist.checker.project import Project
 from jax_dist.checker.sources import UnreadableError
-from jax_dist.migrating import files
+from jax_dist.migrating import by_rules, files
 from jax_dist.migrating.files import Options
 from jax_dist.migrating.outcomes import FileMigration
 
@@ -44,7 +44,7 @@ def wanted(data: bytes) -> bool:
     """Whether a file may have something to migrate, by its bytes; False is certain."""
     if any(word in data for word in _WORDS):
         return True
-    return linter.wanted(data, frozenset(files.RENAMES))
+    return linter.wanted(data, by_rules.CODES)
 
 
 def migrate(

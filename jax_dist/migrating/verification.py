@@ -65,6 +65,11 @@ class Verification:
         """Whether all that was mapped is the same."""
         return self.verdict is Verdict.SAME
 
+    @property
+    def differs(self) -> bool:
+        """Whether something is not the same."""
+        return self.verdict is Verdict.DIFFERENT
+
     def to_dict(self) -> dict[str, Any]:
         """For machines; all values are those of JSON, except that infinities may occur."""
         return {

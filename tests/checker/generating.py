@@ -148,11 +148,15 @@ Layout = Callable[[str, random.Random], bytes]
 
 
 def spread_out(code: str, choice: random.Random) -> bytes:
-    """Comments and line breaks between the tokens, wherever Python allows them."""
+    """Comments and line breaks between the tokens, wherever Python allows them.
+
+    Dotted names and imports stay as they are: some rules first look for their usual spelling.
+    """
     lines = code.splitlines(keepends=True)
     pieces: list[str] = []
     at = (1, 0)
     depth = strings = 0
+    is_import = False
     last = ""
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
         start, end = token.start, token.end
@@ -160,9 +164,8 @@ def spread_out(code: str, choice: random.Random) -> bytes:
             continue
         gap = _between(lines, at, start)
         plain = last not in ("", "\n") and token.type not in _ENDS and not strings
-        # A dotted name stays in one piece: some rules first look for `jax.tree_map` as bytes.
-        dotted = "." in (last, token.string)
-        if plain and not dotted and start[0] == at[0]:
+        is_import = token.string in ("import", "from") or (is_import and plain)
+        if plain and not is_import and "." not in (last, token.string) and start[0] == at[0]:
             gap += _filler(choice, depth)
         pieces.append(gap)
         pieces.append(_between(lines, start, end))

@@ -172,6 +172,20 @@ class TestReading:
 
         assert why is None or str(caught.value) == why
 
+    def test_what_is_cut_off_or_garbled_never_crashes(self):
+        outcomes = set()
+        for place in range(len(_MIXED)):
+            for data in (_MIXED[:place], _MIXED[:place] + b"]" + _MIXED[place + 1 :]):
+                try:
+                    notebook = read_notebook("a.ipynb", data)
+                except UnreadableError:
+                    outcomes.add("unreadable")
+                else:
+                    outcomes.add("read")
+                    assert notebook.written(notebook.code) == data
+
+        assert outcomes == {"read", "unreadable"}
+
 
 class TestWriting:
     def test_without_a_change_all_bytes_are_as_they_were(self):

@@ -143,6 +143,23 @@ class TestText:
         ]
         assert "[*]" not in shown
 
+    def test_a_sketch_is_shown(self):
+        code = b"import jax\n\nn = psum(1, 'i')\nm = 1\nk = psum(1, 'j')\n"
+        made = (Edit(16, 20, "size"), Edit(39, 43, "size"))
+        fix = _fix(Safety.DISPLAY, *made, imports=("from a import size",))
+        context = Context(_PAGES, lambda path: sources.read(path, code))
+
+        shown = FORMATS["text"]([_finding(code, b"psum(1, 'i')", fix=fix)], context)
+
+        assert shown.splitlines()[3:-2] == [
+            "  help: use axis_size (by hand)",
+            "    + from a import size",
+            "    - n = psum(1, 'i')",
+            "    + n = size(1, 'i')",
+            "    - k = psum(1, 'j')",
+            "    + k = size(1, 'j')",
+        ]
+
     def test_colours(self):
         shown = _text(_finding(b"psum(1)", b"psum", fix=_fix()), colour=True)
 
@@ -447,11 +464,11 @@ class TestSarif:
         assert [result["ruleIndex"] for result in run["results"]] == [1, 0]
 
 
-def test_a_line_of_a_notebook_is_found_in_its_json():
+def _of_notebook(*imports: str) -> tuple[notebooks.Notebook, Finding]:
     data = b"""{
  "cells": [
   {"cell_type": "code", "source": [
-   "import jax\\n",
+   "import flax\\n",
    "n = psum(1, 'i')"
   ]}
  ]
@@ -460,6 +477,7 @@ def test_a_line_of_a_notebook_is_found_in_its_json():
     notebook = notebooks.read_notebook("a.ipynb", data)
     start = notebook.code.index(b"psum")
     finding = Finding(
+        fix=_fix(Safety.SAFE, Edit(start, start + 4, "axis_size"), imports=imports),
         path="a.ipynb",
         code="JXD306",
         name="psum-of-one",
@@ -469,12 +487,32 @@ def test_a_line_of_a_notebook_is_found_in_its_json():
         span=(start, start + 4),
         line_text=notebook.line_text(start),
     )
-    context = Context({}, lambda path: notebook)
+    return notebook, finding
 
-    assert FORMATS["github"]([finding], context) == (
+
+def test_a_line_of_a_notebook_is_found_in_its_json():
+    notebook, finding = _of_notebook()
+
+    assert FORMATS["github"]([finding], Context({}, lambda path: notebook)) == (
         "::warning title=jax-dist (JXD306),file=a.ipynb,line=5,endLine=5,col=1,endColumn=1"
         "::JXD306 cell 1, line 2: bad\n"
     )
+
+
+def test_a_fix_of_a_notebook_is_one_of_its_json():
+    notebook, finding = _of_notebook("import jax")
+
+    document = json.loads(FORMATS["sarif"]([finding], Context({}, lambda path: notebook)))
+
+    (result,) = document["runs"][0]["results"]
+    assert result["fixes"][0]["artifactChanges"][0]["replacements"] == [
+        {
+            "deletedRegion": {"startLine": 5, "startColumn": 1, "endLine": 6, "endColumn": 1},
+            "insertedContent": {
+                "text": '   "import jax\\n",\n   "n = axis_size(1, \'i\')"\n',
+            },
+        }
+    ]
 
 
 def test_a_page_as_markdown():

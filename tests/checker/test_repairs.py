@@ -1,5 +1,8 @@
 """All that a fix changes: its edits, those of its group, and what it imports and defines."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from jax_dist.checker import edits, notebooks, sources
 from jax_dist.checker.findings import Edit, Finding, Fix, Position, Safety
 from jax_dist.checker.modules import Module
@@ -80,6 +83,13 @@ def test_magics_are_not_touched():
     assert notebook.written(edits.apply(notebook.code, made)) == data.replace(
         b"flax\\n!ls\\nn =", b"flax\\nimport jax\\n!ls\\nm ="
     )
+
+
+@given(st.lists(st.sampled_from(["a\n", "b\n", "\n", "é"])), st.lists(st.sampled_from("ab\n")))
+def test_the_lines_that_differ_make_one_text_of_the_other(one, two):
+    old, new = "".join(one).encode(), "".join(two).encode()
+
+    assert edits.apply(old, between(old, new)) == new
 
 
 def test_lines_that_differ():

@@ -72,9 +72,7 @@ def test_mends(code: str, case: Mend):
     assert _mended(code, after) == after
 
 
-@pytest.mark.parametrize(
-    ("code", "case"), [each for each in _cases(Mend) if each.values[1].runs]
-)
+@pytest.mark.parametrize(("code", "case"), [each for each in _cases(Mend) if each.values[1].runs])
 def test_gives_the_same_numbers(code: str, case: Mend):
     before, after = _result(case.before), _result(case.after)
 

@@ -12,7 +12,7 @@ import pytest
 
 from jax_dist.checker import catalogue, linter
 from jax_dist.checker.rules import bad_suppression_code, unused_suppression
-from jax_dist.commands import terminal
+from jax_dist.commands import linting, terminal
 from jax_dist.commands.cli import main
 
 _PMAP = "import jax\nstep = jax.pmap(update)\n"
@@ -251,6 +251,28 @@ class TestFixes:
         assert run.stdout.startswith(b"-:2:8: JXD001 ")
         assert run.returncode == 1
 
+    @pytest.mark.parametrize("way", ["--fix", "--add-noqa"])
+    def test_a_file_that_somebody_else_has_changed_is_left(self, monkeypatch, way):
+        def check(source, *rest, real=linter.check):
+            findings = real(source, *rest)
+            if source.path == "a.py":
+                file.write_text("theirs")
+            return findings
+
+        file, other = _write(_PSUM), _write(_PSUM, "b.py")
+        monkeypatch.setattr(linter, "check", check)
+        # As if it happened between the reading and the writing:
+        monkeypatch.setattr(linting._Lint, "_read", lambda self, path: _PSUM.encode())
+
+        code, out, err = _lint(way, "--target-jax=0.10")
+
+        assert code == 1
+        assert out.startswith("a.py:2:5: JXD306 ")
+        assert err.startswith("a.py is left as it is: it was changed by somebody else meanwhile\n")
+        assert err.endswith("1 finding in 1 file.\n")
+        assert file.read_text() == "theirs"
+        assert other.read_text() != _PSUM
+
     def test_comments_are_added_once(self):
         file = _write(_PMAP)
 
@@ -417,6 +439,15 @@ class TestRunning:
 
         assert _lint("pkg") == _lint("pkg")
         assert len(list(folder.glob(".jax_dist_cache/*.json"))) == 1
+
+    def test_what_is_remembered_falls_with_what_it_was_drawn_from(self):
+        helper = _write("import jax\nmy_pmap = jax.pmap\n", "helpers.py")
+        _write("import jax\nfrom helpers import my_pmap\nstep = my_pmap(f)\n", "pkg/a.py")
+        assert _lint("pkg")[1].startswith("pkg/a.py:3:8: JXD001 ")
+        assert _lint("pkg")[1].startswith("pkg/a.py:3:8: JXD001 ")
+
+        helper.write_text("import jax\nmy_pmap = jax.vmap\n")
+        assert _lint("pkg") == (0, "No findings.\n", "")
 
     @pytest.mark.parametrize(
         ("arguments", "files"),

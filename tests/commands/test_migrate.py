@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -9,25 +10,32 @@ import sys
 import pytest
 
 from jax_dist.commands.cli import main
+from jax_dist.migrating import verifying
+from jax_dist.migrating.verification import Ending, Verdict, Verification
+
+_ROOT = str(pathlib.Path(__file__).parents[2])
 
 _BEFORE = """\
 import jax
 
+size = jax.device_count
 double = jax.pmap(lambda x: x * 2)
 """
 _AFTER = """\
 import jax
 import jax_dist
 
+size = jax.device_count
 double = jax_dist.pmap(lambda x: x * 2)
 """
 _DIFF = """\
 --- a.py
 +++ a.py
-@@ -1,3 +1,4 @@
+@@ -1,4 +1,5 @@
  import jax
 +import jax_dist
  
+ size = jax.device_count
 -double = jax.pmap(lambda x: x * 2)
 +double = jax_dist.pmap(lambda x: x * 2)
 """
@@ -101,7 +109,9 @@ def test_write_changes_the_files_and_says_which(folder: pathlib.Path):
     assert code == 0
     assert out == ""
     assert err == (
-        "migrated a.py: 1 place\nmigrated sub/b.py: 1 place\n2 files migrated: 2 places done, 0 left.\n"
+        "migrated a.py: 1 place\n"
+        "migrated sub/b.py: 1 place\n"
+        "2 files migrated: 2 places done, 0 left.\n"
     )
     assert (folder / "a.py").read_text() == (folder / "sub" / "b.py").read_text() == _AFTER
     assert sorted(path.name for path in folder.iterdir()) == ["a.py", "other.py", "sub"]
@@ -209,7 +219,7 @@ def test_a_report_for_machines(folder: pathlib.Path):
     found = json.loads((folder / "out.json").read_text())
     assert found["summary"] == {"files": 1, "changed": 1, "done": 1, "left": 1, "problems": 0}
     places = [(each["line"], each["code"], each["status"]) for each in found["places"]]
-    assert places == [(5, "JXD001", "left"), (8, "JXD001", "done")]
+    assert places == [(5, "JXD001", "left"), (9, "JXD001", "done")]
 
 
 def test_a_report_for_people_on_the_standard_output(folder: pathlib.Path):
@@ -255,7 +265,7 @@ def test_the_standard_input(
 
 
 def test_bytes_outside_the_change_stay(folder: pathlib.Path):
-    before = "\ufeff# \xe9t\xe9\r\nimport jax\r\nf = jax.pmap(abs)  # \u2713".encode()
+    before = "\ufeff# \xe9t\xe9\r\nimport jax\r\nf = jax.pmap(jax.jit(abs))  # \u2713".encode()
     (folder / "a.py").write_bytes(before)
 
     _run("--write", "a.py")
@@ -266,7 +276,7 @@ def test_bytes_outside_the_change_stay(folder: pathlib.Path):
 
 
 def test_a_notebook(folder: pathlib.Path):
-    lines = ["%time\n", "import jax\n", "f = jax.pmap(abs)"]
+    lines = ["%time\n", "import jax\n", "f = jax.pmap(jax.jit(abs))"]
     cell = {"cell_type": "code", "source": lines, "metadata": {}, "outputs": ["kept"]}
     book = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
     (folder / "a.ipynb").write_text(json.dumps(book, indent=1))
@@ -282,7 +292,7 @@ def test_a_notebook(folder: pathlib.Path):
         "%time\n",
         "import jax\n",
         "import jax_dist\n",
-        "f = jax_dist.pmap(abs)",
+        "f = jax_dist.pmap(jax.jit(abs))",
     ]
     assert written["cells"][0]["outputs"] == ["kept"]
 
@@ -339,42 +349,100 @@ print(step(jnp.arange(8.0))[0])
 """
 
 
-def test_verify_writes_what_is_proved(folder: pathlib.Path):
+def test_verify_runs_the_command_before_and_after(folder: pathlib.Path):
     (folder / "a.py").write_text(_PROGRAM)
 
-    code, out, err = _run(
-        "--to", "jax", "--write", "--verify", "a.py", "--", sys.executable, "a.py"
-    )
-
-    assert code == 0, err
-    assert out.startswith("The same before and after the migration.\n")
-    assert "1 file migrated: 1 place done, 0 left.\n" in err
-    assert "jax.shard_map" in (folder / "a.py").read_text()
-
-
-def test_verify_without_write_leaves_the_files(folder: pathlib.Path):
-    (folder / "a.py").write_text(_PROGRAM)
-
-    code, out, err = _run("--verify", "a.py", "--", sys.executable, "a.py")
+    code, out, err = _run("--to", "jax", "--verify", "a.py", "--", sys.executable, "a.py")
 
     assert code == 0, err
     assert "The same before and after the migration.\n" in out
-    assert "+step = jax_dist.pmap(" in out
-    assert (folder / "a.py").read_text() == _PROGRAM
+    assert "8 -> 8" in out
+    assert "+step = jax.jit(\n" in out
+    assert (folder / "a.py").read_text() == _PROGRAM  # --write was not given
 
 
-def test_verify_takes_back_what_differs(folder: pathlib.Path):
-    program = _PROGRAM + "assert 'jax_dist' not in open('a.py').read().split('assert')[0]\n"
-    (folder / "a.py").write_text(program)
+class _Trial:
+    """Stands for `verified`: does to the files what it would do, and notes what it was given."""
 
-    code, out, err = _run("--write", "--verify", "a.py", "--", sys.executable, "a.py")
+    def __init__(self, verdict: Verdict, *, rolled_back: bool) -> None:
+        self.verdict, self.rolled_back = verdict, rolled_back
+        self.given: dict[str, object] = {}
 
-    assert code == 1
-    assert out.startswith(
-        "Not the same before and after the migration. The files are as they were.\n"
+    def __call__(self, command, before, after, **options) -> Verification:
+        self.given = {"command": command, **options}
+        for path, data in (before if self.rolled_back else after).items():
+            path.write_bytes(data)
+        end = Ending(0, 1, 1, 8, "")
+        return Verification(tuple(command), self.verdict, self.rolled_back, end, end, ())
+
+
+@pytest.mark.parametrize(
+    ("verdict", "rolled_back", "code"),
+    [
+        (Verdict.SAME, False, 0),
+        (Verdict.UNPROVEN, False, 0),
+        (Verdict.UNPROVEN, True, 1),
+        (Verdict.DIFFERENT, True, 1),
+        (Verdict.DIFFERENT, False, 1),  # with --keep
+    ],
+)
+def test_the_exit_code_is_that_of_the_proof(
+    verdict: Verdict, *, rolled_back: bool, code: int, folder: pathlib.Path, monkeypatch
+):
+    (folder / "a.py").write_text(_BEFORE)
+    monkeypatch.setattr(verifying, "verified", _Trial(verdict, rolled_back=rolled_back))
+
+    found, _, err = _run("--write", "--verify", "a.py", "--", "python")
+
+    assert found == code
+    assert (folder / "a.py").read_text() == (_BEFORE if rolled_back else _AFTER)
+    assert ("1 file migrated" in err) is not rolled_back
+
+
+def test_verify_hands_its_options_on(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    (folder / "a.py").write_text(_BEFORE)
+    trial = _Trial(Verdict.SAME, rolled_back=False)
+    monkeypatch.setattr(verifying, "verified", trial)
+
+    _run(
+        *("--verify", "--devices", "4", "--verify-calls", "5", "--timeout", "60", "--keep"),
+        *("--write", "a.py", "--", "python", "train.py", "--", "--write"),
     )
-    assert "1 file would change: 1 place done, 0 left.\n" in err
-    assert (folder / "a.py").read_text() == program
+
+    given = trial.given
+    assert given.pop("progress")
+    assert given == {
+        "command": ("python", "train.py", "--", "--write"),
+        "devices": 4,
+        "calls": 5,
+        "keep": True,
+        "only_proven": False,
+        "timeout": 60.0,
+    }
+
+
+def test_verify_without_write_puts_the_files_back(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    (folder / "a.py").write_text(_BEFORE)
+    monkeypatch.setattr(verifying, "verified", _Trial(Verdict.SAME, rolled_back=False))
+
+    code, out, err = _run("--verify", "a.py", "--", "python")
+
+    assert (code, err) == (0, "1 file would change: 1 place done, 0 left.\n")
+    assert out.startswith(_DIFF)
+    assert (folder / "a.py").read_text() == _BEFORE
+
+
+def test_where_nothing_changes_there_is_nothing_to_prove(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    (folder / "a.py").write_text(_AFTER)
+    monkeypatch.setattr(verifying, "verified", None)
+
+    code, _, err = _run("--verify", "a.py", "--", "python")
+
+    assert (code, err) == (0, "Nothing to migrate in 1 file.\n")
 
 
 def test_no_jax_is_imported(folder: pathlib.Path):
@@ -386,6 +454,12 @@ def test_no_jax_is_imported(folder: pathlib.Path):
         "print(sorted({'jax', 'jaxlib', 'numpy', 'libcst'} & set(sys.modules)))\n"
     )
 
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": _ROOT},
+    )
 
     assert run.stdout.endswith("\n[]\n")

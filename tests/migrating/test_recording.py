@@ -60,9 +60,15 @@ donating = jax.pmap(double, donate_argnums=0)
 print(donating(state).tolist())
 assert state.is_deleted()
 
+
+
+def broken(x):
+    raise KeyError("mine")
+
+
 try:
-    jax.pmap(double)(jnp.ones(3), jnp.ones(2))
-except (TypeError, ValueError):
+    jax.pmap(broken)(jnp.ones(8))
+except KeyError:
     print("refused")
 jax.pmap(lambda key: jax.random.bits(key))(jax.random.split(jax.random.key(0), 8))
 jax.pmap(lambda x: x)(jnp.ones((8, 2), jnp.bfloat16))
@@ -94,7 +100,7 @@ def _of_line(run: Run, text: str) -> Site:
 
 
 def test_the_program_notices_nothing(habits: Run):
-    assert habits.output == "[0.0, 4.0, 8.0, 12.0, 16.0, 20.0, 24.0, 28.0]\nrefused\n"
+    assert habits.output.startswith("[0.0, 4.0, 8.0, 12.0, 16.0, 20.0, 24.0, 28.0]\nrefused\n")
     assert habits.exit_code == 0
     assert habits.record.problems == ()
 
@@ -115,10 +121,7 @@ def test_a_method_is_given_its_object_and_that_is_no_array(habits: Run):
 
 
 def test_an_error_of_the_program_is_written_down(habits: Run):
-    assert _of_line(habits, "jnp.ones(3), jnp.ones(2)").calls[0].raised in (
-        "ValueError",
-        "TypeError",
-    )
+    assert _of_line(habits, "jax.pmap(broken)").calls[0].raised == "KeyError"
 
 
 def test_random_keys_and_small_floats(habits: Run):

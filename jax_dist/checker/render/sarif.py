@@ -7,7 +7,7 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
-from jax_dist.checker import modules, repairs
+from jax_dist.checker import edits, modules, repairs
 from jax_dist.checker.findings import Edit, Finding, Safety
 from jax_dist.checker.page import Page
 from jax_dist.checker.render.context import (
@@ -116,14 +116,14 @@ def _fixes(findings: Sequence[Finding], context: Context) -> list[dict[str, Any]
     fixes: list[dict[str, Any] | None] = []
     for finding in findings:
         module = files[finding.path]
-        edits = repairs.repair(finding, in_files[finding.path], module) if module else []
-        fixes.append(_fix(finding, edits, module.source) if module and edits else None)
+        made = repairs.repair(finding, in_files[finding.path], module) if module else []
+        fixes.append(_fix(finding, made, module.source) if module and made else None)
     return fixes
 
 
 def _module(findings: Sequence[Finding], context: Context) -> modules.Module | None:
-    """None where nothing is fixed, for cells, and for a file that is not what was checked."""
-    if not any(finding.fix for finding in findings) or findings[0].start.cell is not None:
+    """None where nothing is fixed, and for a file that is not what was checked."""
+    if not any(finding.fix for finding in findings):
         return None
     source = context.source(findings[0].path)
     try:
@@ -132,13 +132,22 @@ def _module(findings: Sequence[Finding], context: Context) -> modules.Module | N
         return None
 
 
-def _fix(finding: Finding, edits: Sequence[Edit], source: Source) -> dict[str, Any]:
-    replacements = [_replacement(edit) for edit in placed(edits, source)]
+def _fix(finding: Finding, made: Sequence[Edit], source: Source) -> dict[str, Any]:
+    if finding.start.cell is not None:
+        made, source = _in_json(made, source)
+    replacements = [_replacement(edit) for edit in placed(made, source)]
     change = {"artifactLocation": _artifact(finding.path), "replacements": replacements}
     title = finding.fix.title if finding.fix else ""
     unsafe = finding.fix is not None and finding.fix.safety is Safety.UNSAFE
     text = f"{title} (unsafe: please look at it)" if unsafe else title
     return {"description": {"text": text}, "artifactChanges": [change]}
+
+
+def _in_json(made: Sequence[Edit], notebook: Source) -> tuple[list[Edit], Source]:
+    """What edits of the cells do to the file that holds them."""
+    file = notebook.written(notebook.code)
+    new = notebook.written(edits.apply(notebook.code, made))
+    return list(repairs.between(file, new)), Source(notebook.path, file, file)
 
 
 def _replacement(edit: PlacedEdit) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 import unicodedata
 from collections.abc import Sequence
 
-from jax_dist.checker.findings import Finding, Safety
+from jax_dist.checker.findings import Finding, Fix, Safety
 from jax_dist.checker.render.context import Context
+from jax_dist.checker.sources import Source
 
 _WIDEST = 160  # columns of a source line; a longer one is cut around what is found
 _BEFORE = 40  # columns that are kept before it then
 
+_SIGNS = {"-": "\x1b[31m", "+": "\x1b[32m"}
 _BOLD, _RED, _CYAN, _BLUE, _PLAIN = "\x1b[1m", "\x1b[1;31m", "\x1b[36m", "\x1b[1;34m", "\x1b[0m"
 
 
@@ -77,6 +79,9 @@ def _block(finding: Finding, context: Context) -> str:
     if finding.fix:
         help_ = paint("help:", _CYAN)
         lines.append(f"{blank} {help_} {_printable(finding.fix.title)}{_how(finding.fix.safety)}")
+        if finding.fix.safety is Safety.DISPLAY and finding.fix.edits:
+            sketch = _sketch(finding.fix, context.source(finding.path))
+            lines += [f"{blank}   {paint(line, _SIGNS[line[0]])}" for line in sketch]
     return "\n".join(lines) + "\n"
 
 
@@ -88,6 +93,20 @@ def _how(safety: Safety) -> str:
             return " (--unsafe-fixes)"
         case Safety.DISPLAY:
             return " (by hand)"
+
+
+def _sketch(fix: Fix, source: Source | None) -> list[str]:
+    """What nobody but the reader will write, line by line."""
+    if source is None:
+        return []
+    from jax_dist.checker import edits, repairs  # only here: sketches are few
+
+    lines = [f"+ {line}" for line in fix.imports]
+    for edit in repairs.between(source.code, edits.apply(source.code, fix.edits)):
+        old = source.code[edit.start : edit.end].decode("utf-8", "replace")
+        lines += [f"- {line}" for line in old.splitlines()]
+        lines += [f"+ {line}" for line in edit.text.splitlines()]
+    return [_printable(line) for line in lines]
 
 
 def _cut(finding: Finding) -> tuple[str, int, int]:

@@ -82,8 +82,20 @@ def _place(node: ast.expr) -> tuple[int, int]:
 
 
 def _inside(module: Module, function: scopes.Function) -> list[Scope]:
-    own = module.scopes.of[function]
-    return [scope for scope in module.scopes.all if scope is own or _is_below(scope, own)]
+    """The function's own scope and those in it, in order."""
+    children = module.once(_children)
+    found = [module.scopes.of[function]]
+    for scope in found:
+        found += children.get(scope, [])
+    return found
+
+
+def _children(module: Module) -> dict[Scope, list[Scope]]:
+    found: dict[Scope, list[Scope]] = {}
+    for scope in module.scopes.all:
+        if scope.parent is not None:
+            found.setdefault(scope.parent, []).append(scope)
+    return found
 
 
 def _is_below(scope: Scope, above: Scope) -> bool:
@@ -113,6 +125,8 @@ def _made_outside(
 
 def _self_reads(module: Module, function: scopes.Function) -> list[ast.Attribute]:
     """`self.x` in a method, or in a function within one."""
+    if module.class_of(function) is None:
+        return []
     found = [
         node
         for node in functions.all_nodes(function)

@@ -151,7 +151,9 @@ def _auto_edits(module: Module, keyword: ast.keyword, used: Application) -> list
 
 CASES: tuple[Case, ...] = (
     Keep("the new one", "import jax\nf = jax.shard_map(g, mesh=m, in_specs=s, check_vma=False)\n"),
-    Keep("another library's", "from mine import shard_map\nimport jax\nshard_map(f, check_rep=1)\n"),
+    Keep(
+        "another library's", "from mine import shard_map\nimport jax\nshard_map(f, check_rep=1)\n"
+    ),
     Keep(
         "the fallback of a file that is ready",
         "try:\n    from jax import shard_map\nexcept ImportError:\n"

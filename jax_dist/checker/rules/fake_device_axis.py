@@ -1,9 +1,10 @@
 """JXD204: batches and keys that are split by the number of devices."""
 
 import ast
+import re
 from collections.abc import Iterator
 
-from jax_dist.checker import counting, stacking
+from jax_dist.checker import counting, nodes, stacking
 from jax_dist.checker.modules import Module
 from jax_dist.checker.page import Page
 from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
@@ -39,6 +40,7 @@ _OF_FLAX = {
     stacking.SHARD_KEY[0]: _WHAT[Kind.KEYS],
 }
 _METHODS = ("reshape", "split", "stack", "broadcast_to", "repeat", "tile", "map", "tree_map")
+_CALLS = re.compile(rb"\b(?:reshape|split|stack|broadcast_to|repeat|tile|(?:tree_)?map)\s*\(")
 
 
 @rule(
@@ -63,10 +65,9 @@ def _candidates(module: Module) -> list[ast.Call]:
     """Calls that may cut or stack, without those in the function of a `tree_map` that does."""
     found = [
         node
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Call) and _last_name(node.func) in _METHODS
+        for node in nodes.on_lines(module, ast.Call, _CALLS)
+        if _last_name(node.func) in _METHODS
     ]
-    found.sort(key=lambda node: (node.lineno, node.col_offset))
     outer = {
         each
         for node in found

@@ -1,9 +1,10 @@
 """JXD203: `y[0]` of the result of a mapped call."""
 
 import ast
+import re
 from collections.abc import Iterator
 
-from jax_dist.checker import flow, origins, stacking
+from jax_dist.checker import flow, nodes, origins, stacking
 from jax_dist.checker.findings import Edit, Fix, Safety
 from jax_dist.checker.modules import Module
 from jax_dist.checker.origins import Origin
@@ -28,6 +29,8 @@ PAGE = Page(
     source="https://docs.jax.dev/en/latest/migrate_pmap.html; measured.",
 )
 
+_FIRST = re.compile(rb"\[\s*0\s*\]")
+
 
 @rule(PAGE, triggers=(b"pmap",), since=(0, 8, 0))
 def check(module: Module) -> Iterator[Found]:
@@ -49,22 +52,16 @@ def _is_array(module: Module, origin: Origin) -> bool:
 
 
 def _first_items(module: Module) -> list[ast.Subscript]:
-    found = module.once(_subscripts)
-    return [node for node in found if not _is_leaf_of_tree_map(module, node)]
-
-
-def _subscripts(module: Module) -> list[ast.Subscript]:
-    """Every `y[0]` that is read; in order of place."""
-    found = [
+    """Every `y[0]` that is read."""
+    return [
         node
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Subscript)
-        and isinstance(node.ctx, ast.Load)
-        and isinstance(node.slice, ast.Constant)
+        for node in nodes.on_lines(module, ast.Subscript, _FIRST)
+        if isinstance(node.slice, ast.Constant)
         and type(node.slice.value) is int
         and node.slice.value == 0
+        and isinstance(node.ctx, ast.Load)
+        and not _is_leaf_of_tree_map(module, node)
     ]
-    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
 
 def _is_leaf_of_tree_map(module: Module, node: ast.Subscript) -> bool:

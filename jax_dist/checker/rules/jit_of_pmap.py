@@ -71,9 +71,7 @@ def _undecorated(module: Module, decorator: ast.expr) -> Fix | None:
     return Fix("leave out jax.jit", Safety.UNSAFE, (Edit(line, after + 1, ""),))
 
 
-def _unwrapped(
-    module: Module, site: Site, held: ast.expr, name: str, call: ast.Call
-) -> Fix | None:
+def _unwrapped(module: Module, site: Site, held: ast.expr, name: str, call: ast.Call) -> Fix | None:
     """`jit(pmap(f))` as `pmap(f)`, where the jit says nothing more."""
     if held is not site.node or name != "jax.jit" or len(call.args) != 1 or call.keywords:
         return None

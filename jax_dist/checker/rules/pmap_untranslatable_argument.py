@@ -89,7 +89,9 @@ CASES: tuple[Case, ...] = (
     Keep("another function's devices", "import jax\nf = jax.pmap(g)\nh = run(f, devices=d)\n"),
     Flag("several", "import jax\nf = jax.pmap(g, backend='cpu',\n    axis_size=8)\n", (2, 3)),
     Flag("computed axes", "import jax\nf = jax.pmap(g, in_axes=(0,) + rest)\n", (2,)),
-    Flag("of a partial", "import jax, functools\np = functools.partial(jax.pmap, devices=d)\n", (2,)),
+    Flag(
+        "of a partial", "import jax, functools\np = functools.partial(jax.pmap, devices=d)\n", (2,)
+    ),
     Flag("hidden ones", "import jax\nf = jax.pmap(g, **options)\n", (2,)),
     Flag("a call by keyword", "import jax\nf = jax.pmap(g)\ny = f(x, mask=m, key=k)\n", (3,)),
     Flag(

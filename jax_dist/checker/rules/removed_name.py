@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from jax_dist.checker import renames, renaming
+from jax_dist.checker import renames, renaming, sketches
 from jax_dist.checker.modules import Module
 from jax_dist.checker.page import Page
 from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
@@ -20,37 +20,105 @@ PAGE = Page(
     instead="import jax\n\ny = jax.tree.map(lambda x: 2 * x, {'w': 1.0})\n",
     fix="Safe where a name has a successor of the same meaning. Unsafe for types of arrays "
     "outside annotations, since `isinstance(x, jax.Array)` is true of more than before, and for "
-    "`use_mesh` outside a `with`, since `jax.set_mesh` then sets the mesh for good. None for the "
-    "others: the message says what is there now.",
+    "`use_mesh` outside a `with`, since `jax.set_mesh` then sets the mesh for good. Display-only for "
+    "`jax.ops.index_update` and its like, and for the buffers of arrays. None for the others: the "
+    "message says what is there now.",
     since="Any jax; the message names the version that removed it.",
     source="https://docs.jax.dev/en/latest/changelog.html",
 )
 
-_TREES = (b"map", b"leaves", b"flatten", b"unflatten", b"structure", b"transpose", b"reduce", b"all")
-_TRIGGERS = (
-    *(word + b"tree_" + each for word in (b"jax.", b"jax import ") for each in _TREES),
-    *(b", tree_map", b"\n    tree_map", b"tree_multimap", b"treedef_is_leaf", b"host_id(", b"host_ids", b"host_count"),
-    *(b"import host_id", b"jax.host_id", b"jax.partial", b"jax import partial"),
-    *(b"lax.partial", b"lax import partial", b"DeviceArray", b"KeyArray", b"interpreters.xla"),
-    *(b"experimental.PartitionSpec", b"experimental import PartitionSpec", b"experimental.pjit"),
-    *(b"interpreters import xla", b"interpreters.pxla", b"interpreters import pxla", b"use_mesh"),
-    *(b"experimental.maps", b"experimental import maps", b"jax.config import", b"import jax.config"),
-    *(b"jax.linear_util", b"jax import linear_util", b"experimental.optimizers"),
-    *(b"experimental import optimizers", b"experimental.stax", b"experimental import stax"),
-    *(b"experimental.export", b"experimental import export", b"jax.core", b"jax import core"),
-    *(b"abstract_arrays", b"jax.lib", b"jax import lib", b"jnp.product", b"jnp.cumproduct"),
-    *(b"jnp.sometrue", b"jnp.alltrue", b"jnp.row_stack", b"jnp.in1d", b"jnp.round_", b"jnp.trapz"),
-    *(b"numpy import product", b"ops.index", b"jax.ops import", b"xla_computation"),
-    *(b"clear_backends", b"experimental.enable_x64", b"experimental import enable_x64"),
-    *(b"experimental.disable_x64", b"experimental import disable_x64", b"soft_pmap", b"tie_in"),
-    *(b"jax.experimental.host_callback", b"experimental import host_callback"),
-    *(b"global_device_array", b"sharded_jit", b"jax.api", b"jax.util", b"import jax as"),
-)
+# One a line. Not "jax.core" itself, nor other words that many files hold: what a rule wants is
+# parsed.
+_WORDS = b"""
+jax.tree_map
+jax.tree_leaves
+jax.tree_flatten
+jax.tree_unflatten
+jax.tree_structure
+jax.tree_transpose
+jax.tree_reduce
+jax.tree_all
+jax.treedef_is_leaf
+jax import tree_map
+jax import tree_leaves
+jax import tree_flatten
+jax import tree_unflatten
+jax import tree_structure
+, tree_map
+tree_multimap
+host_id(
+host_ids
+host_count
+import host_id
+jax.host_id
+jax.partial
+jax import partial
+lax.partial
+lax import partial
+DeviceArray
+KeyArray
+.device_buffer
+experimental.PartitionSpec
+experimental import PartitionSpec
+experimental.pjit
+experimental.maps
+experimental import maps
+experimental.optimizers
+experimental import optimizers
+experimental.stax
+experimental import stax
+experimental.export
+experimental import export
+experimental.enable_x64
+experimental import enable_x64
+experimental.disable_x64
+experimental import disable_x64
+experimental.host_callback
+experimental import host_callback
+interpreters.xla
+interpreters import xla
+interpreters.pxla
+interpreters import pxla
+sharded_jit
+use_mesh
+jax.config import
+import jax.config
+jax.linear_util
+jax import linear_util
+jax.core import
+jax import core
+abstract_arrays
+jax.lib.xla
+jax.lib import
+jax import lib
+jnp.product
+jnp.cumproduct
+jnp.sometrue
+jnp.alltrue
+jnp.row_stack
+jnp.in1d
+jnp.round_
+jnp.trapz
+ops.index
+jax.ops import
+xla_computation
+clear_backends
+soft_pmap
+tie_in
+global_device_array
+jax.api
+jax.util
+import jax as
+"""
+_CORE = tuple(entry.old.encode() for entry in renames.NAMES if entry.old.startswith("jax.core."))
+_TRIGGERS = (*_WORDS.strip().split(b"\n"), b"\n    tree_map", *_CORE)
 
 
 @rule(PAGE, triggers=_TRIGGERS)
 def check(module: Module) -> Iterator[Found]:
-    yield from renaming.renamed(module, renames.NAMES)
+    for found in renaming.renamed(module, renames.NAMES):
+        yield sketches.sketched(module, found)
+    yield from sketches.buffers(module)
 
 
 CASES: tuple[Case, ...] = (
@@ -67,14 +135,22 @@ CASES: tuple[Case, ...] = (
         "import jax\nf = jax.tree_map if hasattr(jax, 'tree_map') else jax.tree.map\n",
     ),
     Keep("jax.core has this still", "import jax\nisinstance(x, jax.core.Tracer)\n"),
-    Flag("a module without a successor", "from jax.experimental import host_callback as hcb\n", (1,)),
+    Flag(
+        "a module without a successor", "from jax.experimental import host_callback as hcb\n", (1,)
+    ),
     Flag("a name of such a module", "from jax.experimental.host_callback import call\n", (1,)),
     Flag(
         "spelled out to its end",
         "import jax.experimental.maps\njax.experimental.maps.xmap(f)\n",
         (1, 2),
     ),
+    Flag(
+        "a module of which more is used",
+        "from jax.lib import xla_bridge\nxla_bridge.get_backend()\nxla_bridge.other()\n",
+        (1, 2),
+    ),
     Flag("indexed updates", "import jax\ny = jax.ops.index_update(x, i, 1)\n", (2,)),
+    Flag("the buffers of an array", "import jax\nb = x.device_buffer, x.device_buffers\n", (2, 2)),
     Flag(
         "a comment in the list of imports",
         "from jax import (\n    # the old one\n    tree_map,\n)\n",
@@ -127,6 +203,13 @@ CASES: tuple[Case, ...] = (
         "from jax import core\nadd_p = core.Primitive('add')\n",
         "import jax\nfrom jax import core\nimport jax.extend.core\n"
         "add_p = jax.extend.core.Primitive('add')\n",
+    ),
+    Mend(
+        "the last use of a module that is gone",
+        "import jax\nfrom jax.lib import xla_bridge\n"
+        "kind = xla_bridge.get_backend().platform, xla_bridge.device_count()\n",
+        "import jax\nimport jax.extend.backend\n"
+        "kind = jax.extend.backend.get_backend().platform, jax.device_count()\n",
     ),
     Mend(
         "the old home of config",

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import guards
+from jax_dist.checker import guards, removing
 from jax_dist.checker.findings import Edit, Fix, Safety
 from jax_dist.checker.modules import Module
 from jax_dist.checker.page import Page
@@ -90,22 +90,7 @@ def _fix(module: Module, node: ast.AST) -> Fix | None:
             return None
     if not isinstance(value, ast.Constant):
         return None  # computing it may do something
-    return Fix("leave it out", Safety.SAFE, (_removal(module, statement),))
-
-
-def _removal(module: Module, statement: ast.stmt) -> Edit:
-    """The statement with its line; `pass` in its place where its block would be empty."""
-    start, end = module.span(statement)
-    block = getattr(module.parent(statement), "body", [])
-    if len(block) == 1 or statement not in block:
-        return Edit(start, end, "pass")
-    code = module.source.code
-    line = code.rfind(b"\n", 0, start) + 1
-    after = code.find(b"\n", end)
-    alone = not code[line:start].strip() and not code[end : after if after >= 0 else None].strip()
-    if not alone:
-        return Edit(start, end, "pass")
-    return Edit(line, after + 1 if after >= 0 else len(code), "")
+    return Fix("leave it out", Safety.SAFE, (removing.removal(module, statement),))
 
 
 CASES: tuple[Case, ...] = (

@@ -49,9 +49,7 @@ def _mapped(module: Module, application: Application) -> ast.expr | None:
     return application.node
 
 
-def _calls(
-    module: Module, application: Application, node: ast.expr | None
-) -> Iterator[ast.Call]:
+def _calls(module: Module, application: Application, node: ast.expr | None) -> Iterator[ast.Call]:
     if node is None:
         function = application.fun
         if any(outer.decorators(module, function)):

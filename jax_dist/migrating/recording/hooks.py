@@ -22,10 +22,11 @@ _INSTALLED = tuple(
 _DEPTH = 8  # frames that name where a function was mapped
 
 
-def hooked(name: str, real: Callable, recorder: Recorder) -> Callable:
+def hooked(module: str, name: str, real: Callable, recorder: Recorder) -> Callable:
     """`real`, whose results are recorded; the same in all else.
 
     Args:
+      module: where it will be found, also by pickle.
       name: "pmap", "shard_map" or "jit".
       real: what it is without us.
       recorder: writes the calls.
@@ -46,6 +47,7 @@ def hooked(name: str, real: Callable, recorder: Recorder) -> Callable:
             return real(*args, **kwargs)
         return wrap(name, real, recorder, frame, args, kwargs)
 
+    make.__module__ = module
     return make
 
 

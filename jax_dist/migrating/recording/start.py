@@ -57,4 +57,5 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         if self._recorder is None:
             self._recorder = recorder.Recorder(**self._wanted)
-        setattr(module, name, hooks.hooked(name, getattr(module, name), self._recorder))
+        real = getattr(module, name)
+        setattr(module, name, hooks.hooked(module.__name__, name, real, self._recorder))

