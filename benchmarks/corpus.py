@@ -94,6 +94,7 @@ TARGETS = {
     "jax_dist": migrating.Options(to="jax_dist"),
     "jax": migrating.Options(to="jax"),
     "jax, one process": migrating.Options(to="jax", several_processes=False),
+    "idiomatic": migrating.Options(to="jax", idiomatic=True),
 }
 
 

@@ -1,7 +1,8 @@
 """Real programs, migrated by the tool and run on 8 simulated devices before and after.
 
     python benchmarks/programs.py                              # makes the environments; an hour
-    python benchmarks/programs.py --only evojax brax-ppo --to jax
+    python benchmarks/programs.py --only evojax brax-ppo --to jax jax-one-process
+    python benchmarks/programs.py --only brax-ppo --restored
     python benchmarks/programs.py --python evojax=/venvs/evo/bin/python --json programs.json
 
 Of each program it copies the installed package (and, for test suites, the tests of its repository)
@@ -10,7 +11,8 @@ before and after, recorded as `jax-dist migrate --verify` records it. Printed ar
 the programs compute against those expected, the calls of mapped functions, the devices that hold
 their results, and the verdict. Most of the programs fail on today's jax before the migration: the
 expected numbers are then those of the maintainers' own migration, or of the removed function put
-back. It returns 1 where a number is not as expected, or something differs.
+back; with --restored it is put back for the run before, so that all calls are compared. It returns
+1 where a number is not as expected, or something differs.
 """
 
 import argparse
@@ -230,6 +232,13 @@ PROGRAMS = (
 )
 
 
+TARGETS = {  # by name, the options of `jax-dist migrate`
+    "jax_dist": ("--to", "jax_dist"),
+    "jax": ("--to", "jax"),
+    "jax-one-process": ("--to", "jax", "--one-process"),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One program, migrated to one target."""
@@ -257,6 +266,8 @@ class Row:
 def main() -> int:
     options = _options()
     if options.run:
+        if options.restored:
+            _restore()
         program = next(program for program in PROGRAMS if program.name == options.run)
         assert program.run is not None
         print("RESULT", repr(program.run()))
@@ -269,7 +280,7 @@ def main() -> int:
             continue
         python = _python(program, dict(options.python), work)
         for target in options.to:
-            row = _row(program, target, python, dict(options.sources), work)
+            row = _row(program, target, python, options, work)
             rows.append(row)
             print(row.text, "\n", flush=True)
     _print_table(rows)
@@ -284,7 +295,7 @@ def _options() -> argparse.Namespace:
     )
     pair = lambda text: tuple(text.split("=", 1))
     parser.add_argument("--only", nargs="*", choices=[program.name for program in PROGRAMS])
-    parser.add_argument("--to", nargs="*", choices=("jax_dist", "jax"), default=("jax_dist", "jax"))
+    parser.add_argument("--to", nargs="*", choices=tuple(TARGETS), default=("jax_dist", "jax"))
     parser.add_argument("--work", help="a folder for copies and environments; kept")
     parser.add_argument("--python", nargs="*", type=pair, default=(), metavar="ENVIRONMENT=PATH")
     parser.add_argument(
@@ -295,23 +306,36 @@ def _options() -> argparse.Namespace:
         metavar="PROGRAM=FOLDER",
         help="checkouts to use instead of cloning",
     )
+    parser.add_argument("--restored", action="store_true", help="put back what jax removed")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--run", help=argparse.SUPPRESS)  # what the programs' own Python is told
     return parser.parse_args()
 
 
-def _row(program: Program, target: str, python: Path, checkouts: dict[str, str], work: Path) -> Row:
+def _restore() -> None:
+    """What the programs use of older versions of jax; the migrated ones do not."""
+    import jax
+    from jax._src import api
+
+    jax.device_put_replicated = api.device_put_replicated
+    jax.tree_map = jax.tree.map
+
+
+def _row(
+    program: Program, target: str, python: Path, options: argparse.Namespace, work: Path
+) -> Row:
     from jax_dist.migrating.verifying import verified
 
     folder = work / f"{program.name}-{target}"
     shutil.rmtree(folder, ignore_errors=True)
-    _copy(program, python, checkouts, folder / "before", work)
+    _copy(program, python, dict(options.sources), folder / "before", work)
     shutil.copytree(folder / "before", folder / "after")
     migrated = _migrate(folder / "after", target)
     before = dict(_files(folder / "before"))
     after = {path: (folder / "after" / path).read_bytes() for path in before}
     changed = [path for path in before if before[path] != after[path]]
-    command = [str(python), *(program.command or ("-P", str(HERE), "--run", program.name))]
+    own = ["-P", str(HERE), "--run", program.name, *(["--restored"] * options.restored)]
+    command = [str(python), *(program.command or own)]
     with _in(folder / "before"):
         found = verified(
             command,
@@ -377,8 +401,8 @@ def _cloned(url: str, commit: str, work: Path) -> Path:
 def _migrate(folder: Path, target: str) -> str:
     """Migrates all files of a folder; says how many places were done."""
     report = folder.parent / "report.json"
-    command = [sys.executable, "-m", "jax_dist", "migrate", str(folder), "--to", target]
-    command += ["--write", "--report", str(report)]
+    command = [sys.executable, "-m", "jax_dist", "migrate", str(folder)]
+    command += [*TARGETS[target], "--write", "--report", str(report)]
     ended = subprocess.run(command, env=_environment(), check=False, capture_output=True, text=True)
     if ended.returncode not in (0, 1):
         raise SystemExit(f"jax-dist migrate failed:\n{ended.stderr}")

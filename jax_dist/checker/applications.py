@@ -48,5 +48,6 @@ def _of_partial(module: Module, partial: ast.Call) -> Application | None:
 
 
 def decorates(around: ast.AST, node: ast.AST) -> bool:
-    functions = ast.FunctionDef | ast.AsyncFunctionDef
-    return isinstance(around, functions) and any(each is node for each in around.decorator_list)
+    if not isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    return any(each is node for each in around.decorator_list)

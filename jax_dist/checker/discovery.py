@@ -78,9 +78,12 @@ class _Walk:
         self._exclude = exclude
 
     def enter(self, folder: str) -> None:
-        folders = [_plain(folder)]
+        folders = [*self._folders_in(_plain(folder))]
         while folders:  # not recursive: some trees are deeper than Python's stack
-            folders += self._folders_in(folders.pop())
+            folder = folders.pop()
+            # A virtual environment, whatever it is called, holds the code of others.
+            if not os.path.isfile(os.path.join(folder, "pyvenv.cfg")):
+                folders += self._folders_in(folder)
 
     def _folders_in(self, folder: str) -> Iterator[str]:
         prefix = "" if folder == "." else folder

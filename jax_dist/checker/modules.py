@@ -212,11 +212,13 @@ class Module:
         return ".".join((*package, rest)) if package else target
 
     def _from_star(self, name: str) -> Meaning | None:
-        for base in self.scopes.module.star_imports:
-            found = self._elsewhere(f"{self.absolute(base)}.{name}")
-            if found is not None:
-                return found
-        return None
+        key = (self.scopes.module, f"* {name}")
+        if key not in self._meanings:
+            self._meanings[key] = None  # ends a circle of files that import all of each other
+            bases = self.scopes.module.star_imports
+            found = (self._elsewhere(f"{self.absolute(base)}.{name}") for base in bases)
+            self._meanings[key] = next((each for each in found if each is not None), None)
+        return self._meanings[key]
 
     def _meaning_of_attribute(self, node: ast.Attribute) -> Meaning | None:
         """`self.pmap`, where the class assigns an alias to it, once."""

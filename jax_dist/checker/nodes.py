@@ -34,12 +34,13 @@ def on_lines(module: Module, kind: type[Node], pattern: re.Pattern[bytes]) -> li
         if isinstance(node, kind):
             found.append(node)
         for name in node._fields:
-            child = getattr(node, name, None)
-            if child.__class__ is list:
+            child: Any = getattr(node, name, None)
+            if isinstance(child, list):
                 stack += [each for each in child if _covers(each, lines)]
             elif _covers(child, lines):
                 stack.append(child)
-    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+    found.sort(key=lambda node: (node.lineno, node.col_offset))
+    return found
 
 
 def _covers(node: Any, lines: list[int]) -> bool:

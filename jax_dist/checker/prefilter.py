@@ -34,6 +34,6 @@ def any_of(words: Iterable[bytes]) -> Callable[[bytes], bool]:
 
 def _pattern(words: list[bytes]) -> re.Pattern[bytes]:
     """The common beginning stands outside, so that `re` looks for it as for a plain word."""
-    common = os.path.commonprefix(words)
+    common = os.path.commonprefix([word.decode("latin-1") for word in words]).encode("latin-1")
     rest = b"|".join(re.escape(word[len(common) :]) for word in words)
     return re.compile(re.escape(common) + b"(?:" + rest + b")")

@@ -14,7 +14,15 @@ KNOWN = frozenset(
     "tensorflow_datasets matplotlib tqdm pytest unittest orbax distrax rlax".split()
 )
 # A file that says none of these cannot hand on what the rules speak of.
-_WORTH_READING = (b"pmap", b"partial", b"replicate", b"shard_map", b"jax_utils", b"pjit")
+_WORTH_READING = (
+    b"pmap",
+    b"partial",
+    b"replicate",
+    b"shard_map",
+    b"jax_utils",
+    b"pjit",
+    b"import *",
+)
 _DEEPEST = 12  # folders between a file and the root of its project
 
 
@@ -96,7 +104,9 @@ class Project:
         found = module.meaning_of_name(module.scopes.module, attributes[0])
         if found is None or len(attributes) == 1:
             return found
-        return None if found.is_partial else module.canonical(".".join((found.name, *attributes[1:])))
+        return (
+            None if found.is_partial else module.canonical(".".join((found.name, *attributes[1:])))
+        )
 
     def file(self, name: str, folder: str) -> str | None:
         """The file of a module, as a file in `folder` would import it."""

@@ -132,11 +132,14 @@ class _Walk:
         return scope
 
 
+_LEAVES = (ast.Constant, ast.alias, ast.MatchSingleton)
+
+
 class _Fields(dict[type, tuple[str, ...]]):
     """The fields of a class of nodes that hold nodes; found out once for each."""
 
     def __missing__(self, kind: type) -> tuple[str, ...]:
-        names = () if kind in (ast.Constant, ast.alias) else getattr(kind, "_fields", ())
+        names = () if kind in _LEAVES else getattr(kind, "_fields", ())
         found = self[kind] = tuple(name for name in names if name not in _SKIPPED)
         return found
 

@@ -39,9 +39,9 @@ def sketched(module: Module, found: Found) -> Found:
 
 def _index(module: Module, index: ast.expr) -> str:
     """`jax.ops.index[a, b]` was a way to write `a, b` with slices."""
-    if isinstance(index, ast.Subscript):
-        if module.qualified_name(index.value) == "jax.ops.index":
-            return module.text(index.slice)
+    is_index = isinstance(index, ast.Subscript)
+    if is_index and module.qualified_name(index.value) == "jax.ops.index":
+        return module.text(index.slice)
     return module.text(index)
 
 

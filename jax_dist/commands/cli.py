@@ -9,9 +9,10 @@ from typing import TextIO
 
 import jax_dist
 from jax_dist.commands.exits import Exit
+from jax_dist.commands.help import Help
 
 # Loaded by name, and only the one that is asked for: `lint` must not wait for the others.
-_COMMANDS = ("info", "lint", "migrate", "rule")
+_COMMANDS = ("info", "lint", "migrate", "rule", "server")
 _WITH_PROGRAM = ("migrate",)  # what stands behind their -- is a command to run
 
 _EPILOG = """\
@@ -86,7 +87,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         prog="jax-dist",
         description=jax_dist.__doc__,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     parser.add_argument("--version", action="version", version=f"jax-dist {jax_dist.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")

@@ -9,6 +9,7 @@ import sys
 from typing import Any, TextIO
 
 from jax_dist.commands.exits import Exit
+from jax_dist.commands.help import Help
 
 _FORMATS = ("text", "json", "sarif", "github", "gitlab", "junit")
 
@@ -45,7 +46,7 @@ def add_parser(commands: Any) -> None:
         help="find pmap-era code in files and notebooks",
         description=__doc__,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     parser.add_argument(
         "paths",

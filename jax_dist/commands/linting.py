@@ -6,21 +6,16 @@ import os
 from collections.abc import Sequence, Sized
 from typing import TextIO
 
-from jax_dist.checker import config, discovery, render, requirement, running, selecting
+from jax_dist.checker import config, discovery, render, running
 from jax_dist.checker.catalogue import PAGES
-from jax_dist.checker.config import Config
 from jax_dist.checker.discovery import Found
-from jax_dist.checker.examining import Examiner, load
+from jax_dist.checker.examining import load
 from jax_dist.checker.findings import Finding, Safety
-from jax_dist.checker.misuse import MisuseError, hint
-from jax_dist.checker.patterns import Patterns
-from jax_dist.checker.project import Project
-from jax_dist.checker.selecting import Choice
+from jax_dist.checker.misuse import MisuseError
 from jax_dist.checker.sources import Source, UnreadableError
-from jax_dist.commands import terminal
+from jax_dist.commands import lint_options, terminal
 from jax_dist.commands.exits import Exit
-
-_STDIN = "-"
+from jax_dist.commands.lint_options import STDIN
 
 
 def run(options: argparse.Namespace, *, stdin: TextIO, out: TextIO, err: TextIO) -> Exit:
@@ -29,7 +24,7 @@ def run(options: argparse.Namespace, *, stdin: TextIO, out: TextIO, err: TextIO)
     Raises:
       MisuseError: a path, an option or a setting cannot be followed.
     """
-    _check(options)
+    lint_options.check(options)
     lint = _Lint(options, stdin=stdin, out=out, err=err)
     if options.add_noqa:
         return lint.add_noqa()
@@ -40,22 +35,6 @@ def run(options: argparse.Namespace, *, stdin: TextIO, out: TextIO, err: TextIO)
     return lint.fix() if options.fix else lint.report(lint.findings())
 
 
-def _check(options: argparse.Namespace) -> None:
-    if _STDIN in options.paths and len(options.paths) > 1:
-        raise MisuseError("- reads the standard input, and goes with no other path")
-    if options.unsafe_fixes and not (options.fix or options.diff):
-        raise MisuseError("say --fix with --unsafe-fixes to make the fixes, or --diff to see them")
-    ways = ("fix", "diff", "add_noqa", "write_baseline")
-    asked = [f"--{way.replace('_', '-')}" for way in ways if getattr(options, way)]
-    if len(asked) > 1 and asked != ["--fix", "--diff"]:
-        raise MisuseError(f"{' and '.join(asked)} do not go together")
-    if options.add_noqa and _STDIN in options.paths:
-        raise MisuseError("--add-noqa needs files, not the standard input")
-    if options.output_format not in render.FORMATS:  # argparse does not look at the environment
-        remedy = hint(options.output_format, render.FORMATS, f"Say {', '.join(render.FORMATS)}.")
-        raise MisuseError(f"$JAX_DIST_OUTPUT_FORMAT is {options.output_format!r}. {remedy}")
-
-
 class _Lint:
     """One run: what it was asked for, and what it knows of the files."""
 
@@ -64,12 +43,12 @@ class _Lint:
     ) -> None:
         self._options = options
         self._out, self._err = out, err
-        self._stdin = stdin.buffer.read() if options.paths == [_STDIN] else None
-        self._name = options.stdin_filename or _STDIN
+        self._stdin = stdin.buffer.read() if options.paths == [STDIN] else None
+        self._name = options.stdin_filename or STDIN
         places = [self._name] if self._stdin is not None else options.paths
         self._config = config.load(places, options.config)
         self._config.check_codes(PAGES)
-        self._examiner = _examiner(options, self._config, places)
+        self._examiner = lint_options.examiner(options, self._config, places)
         self._made: dict[str, bytes] = {}  # what mended files hold now, or would hold
 
     def findings(self) -> list[Finding]:
@@ -268,24 +247,6 @@ class _Lint:
         if self._stdin is None and self._found.unreadable:
             return Exit.USAGE
         return Exit.FINDINGS if found and not self._options.exit_zero else Exit.OK
-
-
-def _examiner(options: argparse.Namespace, config: Config, paths: Sequence[str]) -> Examiner:
-    select = selecting.split(options.select) if options.select else None
-    asked = Choice(select, selecting.split(options.extend_select), selecting.split(options.ignore))
-    target = options.target_jax
-    return Examiner(
-        codes=selecting.selected([config.choice, asked], PAGES),
-        project=Project((*config.project_roots, *paths)),
-        target=requirement.version(target) if target else config.target_jax,
-        ignores=tuple(
-            (
-                Patterns((glob,), config.folder),
-                frozenset().union(*(selecting.known(code, PAGES) for code in codes)),
-            )
-            for glob, codes in config.per_file_ignores
-        ),
-    )
 
 
 def _by_path(findings: Sequence[Finding]) -> dict[str, list[Finding]]:

@@ -1,6 +1,7 @@
 """Which file gives a name its meaning: `pmap` may be an alias that another file defines."""
 
 import ast
+import dataclasses
 import os
 
 from jax_dist.checker.modules import Module
@@ -9,7 +10,15 @@ from jax_dist.checker.project import Project
 _LONGEST = 20  # files that hand a name on; more are a circle
 
 
-def definer(module: Module, project: Project, reference: ast.expr) -> str | None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Home:
+    """The file that gives a name its meaning."""
+
+    path: str
+    only_imports: bool  # from jax, for others, and does not use it itself
+
+
+def definer(module: Module, project: Project, reference: ast.expr) -> Home | None:
     """The other file of the project that binds a name which is used here.
 
     Files that only import it and hand it on are looked through.
@@ -20,22 +29,27 @@ def definer(module: Module, project: Project, reference: ast.expr) -> str | None
       reference: the name, or attribute: `constants.pmap`.
 
     Returns:
-      The path; None where the name is bound in this file, or comes from no file of the project.
+      The file; None where the name is bound in this one, or comes from no file of the project.
     """
     name = _imported(module, reference)
     path = os.path.abspath(module.source.path)
-    home: str | None = None
+    home: Home | None = None
     for _ in range(_LONGEST):
-        if name is None:
-            return home
-        found = _found(project, name, os.path.dirname(path))
+        found = None if name is None else _found(project, name, os.path.dirname(path))
         if found is None:
             return home
         path, rest = found
-        home = path
         other = project.opened(path)
+        home = Home(path, other is not None and _only_imports(other, rest[0]))
         name = None if other is None else _handed_on(other, rest)
     return home
+
+
+def _only_imports(module: Module, name: str) -> bool:
+    scope = module.scopes.module
+    bindings = scope.bindings.get(name, ())
+    imports = [binding for binding in bindings if binding.kind == "import"]
+    return bool(imports) and len(imports) == len(bindings) and not module.reads(scope, name)
 
 
 def _imported(module: Module, reference: ast.expr) -> str | None:

@@ -34,8 +34,8 @@ def per_device_axes(fun, in_axes=0, out_axes=0):
 '''
 
 WITH_STATIC = '''\
-def shard_map_with_static(fun, static_argnums, wrap, **specs):
-    """Like jax.shard_map(wrap(fun), **specs); some arguments are Python values."""
+def shard_map_with_static(fun, static_argnums, wrap, map_function=jax.shard_map, **specs):
+    """Like map_function(wrap(fun), **specs); some arguments are Python values."""
 
     @functools.wraps(fun)
     def mapped(*args):
@@ -44,7 +44,7 @@ def shard_map_with_static(fun, static_argnums, wrap, **specs):
             return fun(*(x if i in static_argnums else next(rest) for i, x in enumerate(args)))
 
         arrays = (x for i, x in enumerate(args) if i not in static_argnums)
-        return jax.shard_map(wrap(fun_of_arrays), **specs)(*arrays)
+        return map_function(wrap(fun_of_arrays), **specs)(*arrays)
 
     return mapped
 '''
@@ -70,6 +70,16 @@ def over_devices(fun, axis_name, in_specs, out_specs):
         return jax.shard_map(fun, mesh=mesh, **specs, check_vma=False)(*args)
 
     return mapped
+'''
+
+JIT_OVER_DEVICES = '''\
+@functools.lru_cache(maxsize=128)
+def jit_over_devices(fun, axis_name):
+    """jax.jit of `fun` over all devices, made once for each function, as jax.pmap does."""
+    mesh = jax.sharding.Mesh(jax.devices(), (axis_name,))
+    specs = jax.sharding.PartitionSpec(axis_name)
+    fun = per_device(fun)
+    return jax.jit(jax.shard_map(fun, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False))
 '''
 
 PUT_REPLICATED = '''\
@@ -133,6 +143,7 @@ _NEEDS = {
     WITH_STATIC: ("import functools", "import jax"),
     WITH_KEYWORDS: ("import functools", "import jax"),
     OVER_DEVICES: ("import functools", "import jax"),
+    JIT_OVER_DEVICES: ("import functools", "import jax"),
     PUT_REPLICATED: ("import jax", "import jax.numpy as jnp"),
     PUT_SHARDED: ("import jax", "import jax.numpy as jnp"),
     REPLICATED: ("import jax",),
@@ -151,4 +162,4 @@ def name_of(definition: str) -> str:
     >>> name_of(PER_DEVICE)
     'per_device'
     """
-    return definition.removeprefix("def ").partition("(")[0]
+    return definition.partition("def ")[2].partition("(")[0]

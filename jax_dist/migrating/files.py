@@ -32,6 +32,7 @@ Target: TypeAlias = Literal["jax_dist", "jax"]
 
 _ROUNDS = 10  # a fix inside another one waits for the next round
 
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
     """What is asked for."""
@@ -163,11 +164,20 @@ def _pmap_place(
 def _by_definition(module: Module, project: Project, site: pmaps.Site, options: Options) -> str:
     """What is said of a name that changes its meaning where it is defined. Raises Left."""
     home = definers.definer(module, project, site.reference)
-    if home is not None and options.among is not None and home not in options.among:
+    if home is None or options.among is None:
+        return "the definition of this alias is migrated"
+    path = os.path.relpath(home.path)
+    if home.path not in options.among:
         raise Left(
             "pmap gets its meaning in a file that is not among the paths",
-            f"Migrate that file too: jax-dist migrate {module.source.path} {os.path.relpath(home)}",
-            os.path.relpath(home),
+            f"Migrate that file too: jax-dist migrate {module.source.path} {path}",
+            path,
+        )
+    if home.only_imports:
+        raise Left(
+            "pmap comes from a file that imports it for others and does not use it",
+            f"Write `from jax_dist import pmap` in {path}.",
+            path,
         )
     return "the definition of this alias is migrated"
 
@@ -184,7 +194,7 @@ def _to_jax(module: Module, site: pmaps.Site, options: Options, style: Style) ->
             "with several processes pmap takes what each process holds, and jit(shard_map) takes "
             "global arrays",
             "Use --to jax_dist, which keeps that view, or --one-process if the program never runs "
-            "in several.",
+            f"in several; or make the arrays global by hand.\n{_GLOBAL_ARRAYS}",
             f"{seen[0]} in line {seen[1]}",
         )
     return to_jax.fix(module, site, style)
@@ -200,3 +210,9 @@ def _placement(module: Module, name: str, node: ast.expr, options: Options, styl
     except Left as left:
         return places.left(module, node, code, left)
     return places.done(module, node, code, fix)
+
+
+_GLOBAL_ARRAYS = """\
+sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
+batch = jax.make_array_from_process_local_data(sharding, local_batch)  # before the call
+own = [shard.data for shard in result.addressable_shards]  # after it"""

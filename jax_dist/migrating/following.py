@@ -2,14 +2,15 @@
 
 import ast
 import dataclasses
-import os
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from jax_dist.checker import functions, pmaps, scopes, stacking
+from jax_dist.checker import functions, origins, pmaps, scopes, stacking
 from jax_dist.checker.flow import Flow, Origin
 from jax_dist.checker.modules import Module
 from jax_dist.checker.stacking import Kind
+from jax_dist.migrating import neighbours, onward
+from jax_dist.migrating.onward import Kept, Lost
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -26,20 +27,6 @@ class Given:
 
     call: ast.Call
     position: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Kept:
-    """It flows on to where it is looked at again, or nothing is done that depends on its shape."""
-
-    caution: str = ""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Lost:
-    """Something is done that is not followed."""
-
-    why: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,7 +48,9 @@ def carriers(module: Module, flow: Flow) -> Iterator[ast.expr]:
             if any(origin.is_stacked for origin in flow.origins(node)):
                 yield node
         elif isinstance(node, ast.Call) and not _is_leaf_call(module, node):
-            if any(origin.is_stacked and origin.node is node for origin in flow.origins(node)):
+            is_local = pmaps.definition(module, node.func) is not None
+            found = flow.origins(node)
+            if any(each.is_stacked and (is_local or each.node is node) for each in found):
                 yield node
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             if functions.is_self(node) and any(each.is_stacked for each in flow.origins(node)):
@@ -93,8 +82,8 @@ def use(module: Module, flow: Flow, node: ast.expr) -> Use:
             return _in_call(module, flow, node, around)
         case ast.keyword():
             return _by_name(module, flow, node)
-        case ast.Assign(value=value, targets=targets) if value is node:
-            return _assigned(module, targets, node)
+        case ast.Assign(value=value) if value is node:
+            return _assigned(module, flow, around, node)
         case ast.Tuple() | ast.List() if isinstance(around.ctx, ast.Load):
             return _in_tuple(module, around, node)
         case ast.Return():
@@ -102,7 +91,7 @@ def use(module: Module, flow: Flow, node: ast.expr) -> Use:
         case ast.IfExp(test=test) if test is not node:
             return use(module, flow, around)
         case ast.Compare(ops=[ast.Is() | ast.IsNot()]) | ast.Expr():
-            return Kept()
+            return Kept()  # its shape does not matter there
         case ast.Lambda():
             return Lost(f"a lambda in line {around.lineno} returns it")
     what = type(around).__name__.lower()
@@ -110,10 +99,10 @@ def use(module: Module, flow: Flow, node: ast.expr) -> Use:
 
 
 def _of_part(module: Module, flow: Flow, node: ast.expr, around: ast.expr) -> Use:
-    origins = flow.origins(around)
-    if origins and all(origin.kind is Kind.ONE for origin in origins):
+    found = flow.origins(around)
+    if all(origin.kind is Kind.ONE for origin in found):
         return First(around, node)
-    if origins and all(origin.is_stacked for origin in origins):
+    if all(origin.is_stacked for origin in found):
         return use(module, flow, around)
     return Lost(f"line {node.lineno} uses {_short(module, around)}")
 
@@ -131,15 +120,16 @@ def _in_call(module: Module, flow: Flow, node: ast.expr, call: ast.Call) -> Use:
     name = module.qualified_name(call.func)
     if name == "jax.block_until_ready" and call.args == [node]:
         return use(module, flow, call)
-    if _is_followed(module, call, node):
-        return Kept()
-    calls = _collected(module, call)
+    followed = _into(module, call, node)
+    if followed is not None:
+        return followed
+    calls = _collected(module, flow, call)
     if calls:
         return Collected(calls)
     return Lost(f"line {node.lineno} gives it to {_short(module, call.func)}")
 
 
-def _collected(module: Module, call: ast.Call) -> tuple[ast.Call, ...]:
+def _collected(module: Module, flow: Flow, call: ast.Call) -> tuple[ast.Call, ...]:
     """The calls of get_metrics on the list that `call` appends to; () where more is done to it."""
     match call.func:
         case ast.Attribute(value=ast.Name() as found, attr="append"):
@@ -153,7 +143,8 @@ def _collected(module: Module, call: ast.Call) -> tuple[ast.Call, ...]:
         around = module.parent(read)
         match around:
             case ast.Attribute(attr="append"):
-                pass
+                if not _appends_stacked(module, flow, around):
+                    return ()
             case ast.Call(args=[argument]) if argument is read:
                 if module.qualified_name(around.func) == GET_METRICS:
                     calls.append(around)
@@ -162,6 +153,14 @@ def _collected(module: Module, call: ast.Call) -> tuple[ast.Call, ...]:
             case _ if _is_filled(module, read):
                 return ()
     return tuple(calls)
+
+
+def _appends_stacked(module: Module, flow: Flow, append: ast.Attribute) -> bool:
+    """Whether what is appended has the axis too."""
+    call = module.parent(append)
+    if not (isinstance(call, ast.Call) and call.func is append and len(call.args) == 1):
+        return False
+    return flow.is_stacked(call.args[0])
 
 
 def _is_empty_or_metrics(module: Module, binding: Any) -> bool:
@@ -185,81 +184,127 @@ def _by_name(module: Module, flow: Flow, node: ast.expr) -> Use:
         return Lost(f"line {node.lineno} gives it to a class")
     if call in flow.mapped_calls:
         return Lost(f"line {node.lineno} gives it by name to a mapped function")
-    if _is_followed(module, call, node):
-        return Kept()
-    return Lost(f"line {node.lineno} gives it to {_short(module, call.func)}")
+    followed = _into(module, call, node)
+    return followed or Lost(f"line {node.lineno} gives it to {_short(module, call.func)}")
 
 
-def _is_followed(module: Module, call: ast.Call, node: ast.expr) -> bool:
-    """Whether the flow goes on inside a function of this file."""
+def _into(module: Module, call: ast.Call, node: ast.expr) -> Use | None:
+    """Into a function of this file; None where the flow does not go on there."""
     function: Any = pmaps.definition(module, call.func)
     if function is None or isinstance(function, ast.Lambda) or not is_private(module, function):
-        return False
-    if functions.callers(module, function) is None:
-        return False
+        return None
+    if not are_seen(module, function):
+        return None
     for parameter in scopes.parameters(function.args):
         if functions.argument_of(module, call, function, parameter) is node:
-            return True
-    return False
+            return onward.from_binding(module, module.scopes.of[function], parameter.arg, parameter)
+    return None
 
 
-def _assigned(module: Module, targets: list[ast.expr], node: ast.expr) -> Use:
-    for target in targets:
-        for each in ast.walk(target):
-            if isinstance(each, ast.Attribute | ast.Subscript) and isinstance(each.ctx, ast.Store):
-                return Lost(f"line {node.lineno} keeps it in {_short(module, each)}")
-    return Kept()
+def _assigned(module: Module, flow: Flow, statement: ast.Assign, node: ast.expr) -> Use:
+    found: list[ast.expr] = []
+    for target in statement.targets:
+        match target:
+            case ast.Name():
+                uses = [onward.from_target(module, target, statement)]
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                if not _can_unpack(module, flow, node):
+                    return Lost(f"line {node.lineno} unpacks it, and it may be an array")
+                uses = [onward.from_target(module, each, each) for each in parts]
+            case _:
+                return Lost(f"line {node.lineno} keeps it in {_short(module, target)}")
+        for use_ in uses:
+            if isinstance(use_, Lost):
+                return use_
+            found += use_.reads
+    return Kept(tuple(found))
 
 
-def _in_tuple(module: Module, display: ast.expr, node: ast.expr) -> Use:
-    around = module.parent(display)
-    if isinstance(around, ast.Return):
-        return _returned(module, around)
-    if isinstance(around, ast.Assign) and isinstance(around.targets[0], ast.Tuple):
-        return Kept()
+def _can_unpack(module: Module, flow: Flow, node: ast.expr) -> bool:
+    """Whether the parts of a value are parts of a tree, and not the rows of an array."""
+    if node in flow.mapped_calls:  # rows of arrays have an axis over devices: none unpacks them
+        return origins.is_tree(module, flow.origins(node)[0]) is not False
+    return all(
+        origins.is_tree(module, origin) or isinstance(origin.of, ast.Tuple | ast.List)
+        for origin in flow.origins(node)
+    )
+
+
+def _in_tuple(module: Module, display: Any, node: ast.expr) -> Use:
+    position = next(number for number, each in enumerate(display.elts) if each is node)
+    size = len(display.elts)
+    match module.parent(display):
+        case ast.Return() as statement:
+            return _returned(module, statement, position, size)
+        case ast.Assign(targets=[ast.Tuple(elts=parts)]) if len(parts) == size:
+            if not any(isinstance(each, ast.Starred) for each in (*parts, *display.elts)):
+                return onward.from_target(module, parts[position], parts[position])
     return Lost(f"line {node.lineno} puts it into a tuple or list")
 
 
-def _returned(module: Module, statement: ast.stmt) -> Use:
+def _returned(
+    module: Module, statement: ast.stmt, position: int | None = None, size: int = 0
+) -> Use:
+    """Out of a function: to its callers, which must all be seen, or to those of other files."""
     function: Any = module.function(statement)
     if function is None or isinstance(function, ast.Lambda):
         return Lost(f"line {statement.lineno} returns it")
-    if is_private(module, function) and functions.callers(module, function) is not None:
-        return Kept()
-    return Kept(f"{function.name} returns it: its callers now get it without the device axis")
+    calls = onward.callers(module, function)
+    if calls is None:
+        return Lost(f"{function.name} returns it, and not all that call it are seen")
+    user = neighbours.uses_result(module, function.name) if _is_known_outside(module, function) else ""
+    if user:
+        return Lost(f"{function.name} returns it, and {user} uses that")
+    found: list[ast.expr] = []
+    for call in calls:
+        if position is None:
+            found.append(call)
+            continue
+        use_ = _unpacked(module, call, position, size)
+        if isinstance(use_, Lost):
+            return use_
+        found += use_.reads
+    caution = f"{function.name} returns it: its callers now get it without the device axis"
+    return Kept(tuple(found), "" if calls else caution)
+
+
+def _unpacked(module: Module, call: ast.Call, position: int, size: int) -> Kept | Lost:
+    """One of several results of a function, where a call of it takes them apart."""
+    match module.parent(call):
+        case ast.Assign(targets=[ast.Tuple(elts=parts)]) if len(parts) == size:
+            if not any(isinstance(each, ast.Starred) for each in parts):
+                return onward.from_target(module, parts[position], parts[position])
+        case ast.Expr():
+            return Kept()
+    return Lost(f"line {call.lineno} gets it in a tuple")
+
+
+def _is_known_outside(module: Module, function: Any) -> bool:
+    return module.function(function) is None
 
 
 def stays_inside(module: Module, origin: Origin) -> bool:
-    """Whether the functions it came through are called from this file only."""
+    """Whether the functions it came through are called from this file only, in plain words."""
     return all(
-        isinstance(function, ast.Lambda) or is_private(module, function)
+        isinstance(function, ast.Lambda)
+        or (is_private(module, function) and are_seen(module, function))
         for function in origin.through
     )
 
 
+def are_seen(module: Module, function: Any) -> bool:
+    """Whether all calls of a function are seen, with all that they give it."""
+    calls = onward.callers(module, function)
+    return calls is not None and not any(
+        isinstance(each, ast.Starred) or (isinstance(each, ast.keyword) and each.arg is None)
+        for call in calls
+        for each in (*call.args, *call.keywords)
+    )
+
+
 def is_private(module: Module, function: Any) -> bool:
-    """Whether no other file is likely to call a function: no neighbour says its name."""
-    if module.function(function) is not None:
-        return True
-    return module.once(_said_next_door).isdisjoint([function.name])
-
-
-def _said_next_door(module: Module) -> frozenset[str]:
-    """The functions of this file whose names other files of its folder say."""
-    folder = os.path.dirname(os.path.abspath(module.source.path))
-    own = os.path.basename(module.source.path)
-    names = [each.name for each in module.tree.body if isinstance(each, ast.FunctionDef)]
-    found: set[str] = set()
-    try:
-        others = sorted(each for each in os.listdir(folder) if each.endswith(".py") and each != own)
-    except OSError:
-        others = []
-    for other in others:
-        with open(os.path.join(folder, other), "rb") as file:
-            data = file.read()
-        if os.path.splitext(own)[0].encode() in data:
-            found.update(name for name in names if name.encode() in data)
-    return frozenset(found)
+    """Whether no other file is likely to call a function: none says its name and its file's."""
+    return not _is_known_outside(module, function) or not neighbours.is_said(module, function.name)
 
 
 def is_iterated(module: Module, origin: Origin) -> bool:

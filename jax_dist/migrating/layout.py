@@ -14,7 +14,7 @@ class Call:
     name: str
     positional: Sequence[Value] = ()
     keywords: Sequence[tuple[str, Value]] = ()
-    comments: Sequence[str] = ()  # "# why", each on a line of its own, before the arguments
+    comments: Sequence[str] = ()  # "# why", each on a line of its own, before the keywords
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,9 +48,12 @@ def written(value: Value, style: Style, indent: str = "", used: int = 0) -> str:
     if flat is not None and "\n" not in flat and used + len(flat) <= style.width:
         return flat
     inner = indent + style.hang
-    lines = [f"{value.name}(", *(inner + comment for comment in value.comments)]
+    lines = [f"{value.name}("]
     for each in value.positional:
         lines.append(f"{inner}{written(each, style, inner, len(inner) + 1)},")
+    comments = [inner + comment for comment in value.comments]
+    at = len(lines) if value.keywords else 1  # most say why a buffer is donated
+    lines[at:at] = comments
     for name, each in value.keywords:
         start = f"{inner}{name}="
         lines.append(f"{start}{written(each, style, inner, len(start) + 1)},")

@@ -15,7 +15,7 @@ from jax_dist.checker.flow import Flow, Origin
 from jax_dist.checker.modules import Module
 from jax_dist.checker.pmaps import Site
 from jax_dist.checker.stacking import Kind
-from jax_dist.migrating import following
+from jax_dist.migrating import calls, following, onward, sources
 from jax_dist.migrating.following import Collected, First, Given, Kept, Lost
 
 
@@ -47,7 +47,7 @@ class Result:
 class Source:
     """A copy for each device, or a split by their number, and of what."""
 
-    node: ast.expr
+    node: ast.Call
     of: ast.expr
     kind: Kind
 
@@ -101,10 +101,14 @@ class Layouts:
         self._arity = {site: self._results(site) for site in sites}
         self._up: dict[Slot, Slot] = {}
         self._parts: dict[Slot, Component] = {}
+        self._seen: set[ast.expr] = set()  # sources
+        self._due: list[tuple[Slot, ast.expr]] = []  # each read must turn out to be of the slot
         for site in sites:
             self._see_site(site)
         for node in following.carriers(module, self._flow):
             self._see_value(node)
+        for slot, read in self._due:
+            self._see_read(slot, read)
 
     def component(self, slot: Slot) -> Component:
         """The slots that are laid out like this one."""
@@ -132,34 +136,20 @@ class Layouts:
     def _see_site(self, site: Site) -> None:
         for slot in self.results(site):
             self._part(slot)
-        for read in pmaps.held_by(self._module, site):
-            call = self._module.parent(read)
-            is_called = isinstance(call, ast.Call) and call.func is read
-            is_bound = read is site.node and isinstance(call, ast.Assign | ast.AnnAssign)
-            if not (is_called or is_bound):
-                self._see_handed_on(site, read)
-        if not self._calls[site]:
-            self._keep_site(site, "no call of it is seen; it is made in line", site.node)
+        lost = calls.unseen(self._module, self._flow, site)
+        if lost or not self._calls[site]:
+            self.keep_site(site, lost or f"no call of it is seen; it is made in line {_line(site)}")
         for call in self._calls[site]:
             for position, argument in enumerate(call.args):
                 slot = Argument(site, position)
                 for origin in self._flow.origins(argument):
                     self._flows_in(origin, slot, argument)
 
-    def _see_handed_on(self, site: Site, read: ast.expr) -> None:
-        """The mapped function goes elsewhere: the flow must have found all its calls there."""
-        match following.use(self._module, self._flow, read):
-            case Kept(caution=caution):
-                for slot in (*self.results(site), *(self.arguments(site) or [])):
-                    if caution and caution not in self._part(slot).cautions:
-                        self._part(slot).cautions.append(caution)
-            case _:
-                self._keep_site(site, "the mapped function is handed on in line", read)
-
-    def _keep_site(self, site: Site, why: str, node: Any) -> None:
-        slots: list[Slot] = [*self.results(site), *(self.arguments(site) or [])]
-        for slot in slots:
-            self._keep(slot, f"{why} {node.lineno}")
+    def keep_site(self, site: Site, why: str) -> None:
+        """All slots of a site keep the axis."""
+        given = {position for call in self._calls[site] for position in range(len(call.args))}
+        for slot in (*self.results(site), *(Argument(site, each) for each in sorted(given))):
+            self._keep(slot, why)
 
     def _flows_in(self, origin: Origin, slot: Slot, argument: ast.expr) -> None:
         source = self._slot_of(origin)
@@ -172,7 +162,8 @@ class Layouts:
     def _see_value(self, node: ast.expr) -> None:
         """A name, attribute or call with a device axis in front: what is done with it."""
         if isinstance(node, ast.Call) and self._is_unpacked(node):
-            return  # the names that it is unpacked into are seen
+            self._see_unpacked(node)
+            return
         slots = [self._slot_of(origin) for origin in self._flow.origins(node)]
         known = [slot for slot in slots if slot is not None]
         if not known:
@@ -191,21 +182,42 @@ class Layouts:
                     self._keep(known[0], f"line {call.lineno} gives it to a mapped function that stays")
                 else:
                     self._tie(known[0], Argument(site, position))
-            case Kept(caution=caution):
+            case Kept(reads=reads, caution=caution):
+                self._due += ((known[0], read) for read in reads)
                 if caution and caution not in part.cautions:
                     part.cautions.append(caution)
-            case Collected(calls=calls):
-                for call in calls:  # other values may be in the same list
+            case Collected(calls=forests):
+                for call in forests:  # other values may be in the same list
                     self._tie(known[0], call)
                     if not any(call is each for each in self._part(call).forests):
                         self._part(call).forests.append(call)
             case Lost(why=why):
                 self._keep(known[0], why)
 
+    def _see_read(self, slot: Slot, read: ast.expr) -> None:
+        """Where a value is read again, the way back must lead to where it came from."""
+        found = [self._slot_of(origin) for origin in self._flow.origins(read)]
+        if not any(each is not None and self._root(each) == self._root(slot) for each in found):
+            text = self._module.text(read)
+            self._keep(slot, f"it is not followed to {text} in line {read.lineno}")
+
     def _is_unpacked(self, call: ast.Call) -> bool:
         site = self._flow.mapped_calls.get(call)
         mine = None if site is None else self._sites.get(site.node)
         return mine is not None and self._arity[mine] is not None
+
+    def _see_unpacked(self, call: ast.Call) -> None:
+        """Each result of a mapped function goes into a name of its own."""
+        site = self._sites[self._flow.mapped_calls[call].node]
+        match following.use(self._module, self._flow, call):
+            case Lost(why=why):
+                self.keep_site(site, why)
+            case _:
+                targets: Any = self._module.parent(call)
+                for slot, target in zip(self.results(site), targets.targets[0].elts, strict=True):
+                    found = onward.from_target(self._module, target, target)
+                    reads = found.reads if isinstance(found, Kept) else ()
+                    self._due += ((slot, read) for read in reads)
 
     def _slot_of(self, origin: Origin) -> Slot | None:
         if origin.on_host or not following.stays_inside(self._module, origin):
@@ -215,11 +227,19 @@ class Layouts:
             return None if site is None else self._result_at(site, origin)
         if origin.kind in (Kind.REPLICATED, Kind.SPLIT) and origin.of is not None:
             if isinstance(origin.node, ast.Call) and not following.is_iterated(self._module, origin):
-                part = self._part(origin.node)
-                if not part.sources:
-                    part.sources.append(Source(origin.node, origin.of, origin.kind))
+                self._see_source(Source(origin.node, origin.of, origin.kind))
                 return origin.node
         return None
+
+    def _see_source(self, source: Source) -> None:
+        if source.node in self._seen:
+            return
+        self._seen.add(source.node)
+        part = self._part(source.node)
+        part.sources.append(source)
+        why = sources.why_not(self._module, source.node)
+        if why:
+            self._keep(source.node, f"of line {source.node.lineno} {why}")
 
     def _result_at(self, site: Site, origin: Origin) -> Slot | None:
         if self._arity[site] is None:
@@ -265,6 +285,10 @@ class Layouts:
         into.forests += gone.forests
         into.cautions += gone.cautions
         into.kept = into.kept or gone.kept
+
+
+def _line(site: Site) -> int:
+    return site.node.lineno
 
 
 def _targets(module: Module, call: ast.Call) -> int | None:

@@ -76,4 +76,7 @@ def _check(module: Module, node: ast.expr) -> None:
                 "Give it by position, then migrate again.",
             )
     if isinstance(call, ast.Compare):
-        raise Left("the function itself is compared")
+        raise Left(
+            "the function itself is compared",
+            "Decide by hand which of the two functions is meant.",
+        )

@@ -39,6 +39,12 @@ class Plan:
     lazily: bool = False  # at import the devices must not be asked for yet
     keywords: bool = False  # named arguments are mapped too
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it says no more than the axis."""
+        more = self.in_axes or self.out_axes or self.static or self.jit_keywords or self.devices
+        return not (more or self.bare or self.keywords)
+
 
 def plan(module: Module, site: Site, texts: Texts) -> Plan:
     """Reads the arguments of one application of pmap.
@@ -51,8 +57,13 @@ def plan(module: Module, site: Site, texts: Texts) -> Plan:
     given = {name: value for name, value in site.arguments.items() if not _is_none(name, value)}
     static = specs.integers(given.get("static_broadcasted_argnums"), "static_broadcasted_argnums")
     keywords = takes_keywords(module, site)
-    lazily = not {"devices", "axis_size"} & given.keys() and module.function(site.node) is None
+    lazily = "devices" not in given and module.function(site.node) is None
     _check_combination(static, keywords=keywords, lazily=lazily)
+    if lazily and "axis_size" in given:
+        raise Left(
+            "axis_size is given while the module is imported, when the devices are not known yet",
+            "Give the devices themselves: devices=jax.devices()[:axis_size].",
+        )
     in_axes = specs.without(given.get("in_axes"), static, "in_axes")
     out_axes = given.get("out_axes")
     axis = home.text(given["axis_name"]) if "axis_name" in given else texts.quoted(_UNNAMED_AXIS)
@@ -75,7 +86,7 @@ def plan(module: Module, site: Site, texts: Texts) -> Plan:
         static=static,
         jit_keywords=tuple(jit_keywords),
         devices=_devices(given, home, texts),
-        lazily=lazily and not static,
+        lazily=lazily,
         keywords=keywords,
     )
 

@@ -46,8 +46,8 @@ def spec_text(
             raise Left(why, f"Give {parameter} without a minus; the rank of the array says which.")
     raise Left(
         f"{parameter} is not a literal, so the specs cannot be written",
-        f"Write {parameter} out at the call, or in_specs and out_specs by hand: 0 is P(axis), "
-        "1 is P(None, axis), None is P().",
+        f"Write {parameter} out at the call and migrate again, or write the specs by hand.\n"
+        "in_specs=(P(), P(axis), P(None, axis)),  # for in_axes=(None, 0, 1)",
     )
 
 
@@ -57,7 +57,10 @@ def without(axes: ast.expr | None, positions: tuple[int, ...], parameter: str) -
         return axes
     kept = [each for number, each in enumerate(axes.elts) if number not in positions]
     if not kept:
-        raise Left(f"{parameter} maps static arguments only")
+        raise Left(
+            f"{parameter} maps static arguments only",
+            "Call the function itself: no argument differs between the devices.",
+        )
     return ast.Tuple(elts=kept, ctx=ast.Load())
 
 
@@ -80,6 +83,8 @@ def integers(node: ast.expr | None, parameter: str) -> tuple[int, ...]:
             numbers = [part.value for part in parts if isinstance(part, ast.Constant)]
             if len(numbers) == len(parts) and all(type(number) is int for number in numbers):
                 return tuple(numbers)  # type: ignore[arg-type]
+        case ast.UnaryOp(op=ast.USub()):
+            raise Left(f"{parameter} counts from the end", "Count from the front.")
     raise Left(
         f"{parameter} is not a literal",
         f"Write the positions of {parameter} out, then migrate again.",

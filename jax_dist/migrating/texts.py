@@ -59,7 +59,10 @@ class Texts:
             )
         found = self.module.scope(self.at).lookup(name)
         if found is not None and found[0] is not self.module.scopes.module:
-            raise Left(f"{name} is a local name here, and also that of a function to be added")
+            raise Left(
+                f"{name} is a local name here, and also that of a function to be added",
+                f"Rename {name}, then migrate again.",
+            )
         if present is None:
             for line in emitted.imports_of(definition):
                 self._import(line)

@@ -26,7 +26,12 @@ def fix(module: Module, site: Site, style: Style) -> Fix:
     """
     check_form(module, site)
     texts = Texts(module, site.node, style)
-    return written(module, site, plans.plan(module, site, texts), texts)
+    plan = plans.plan(module, site, texts)
+    if _is_called_at_once(module, site):
+        if plan.is_plain and _is_lasting(module, site.fun):
+            return _remembered(module, site, plan, style)
+        _check_loop(module, site)
+    return written(module, site, plan, texts)
 
 
 def written(module: Module, site: Site, plan: Plan, texts: Texts, group: str = "") -> Fix:
@@ -41,36 +46,79 @@ def check_form(module: Module, site: Site) -> None:
     if site.form == "value":
         raise Left(
             "pmap is passed on as a value, so what it will be given is not known here",
-            "Pass a function of your own that does jax.jit(jax.shard_map(...)), or jax_dist.pmap.",
+            f"Pass a function of your own that does this, or jax_dist.pmap.\n{_OWN_PMAP}",
         )
     if site.form == "called decorator":
         raise Left(
             "`@jax.pmap(...)` without a function fails at run time",
-            "Write @functools.partial(jax.pmap, ...), then migrate again.",
+            "Bind the arguments by partial, then migrate again.\n"
+            '@functools.partial(jax.pmap, axis_name="i")',
         )
     if isinstance(site.fun, ast.AsyncFunctionDef):
-        raise Left("pmap maps no async function")
+        raise Left("pmap maps no async function", "Map the function that it awaits.")
     if site.form == "call":
-        if site.fun is None:
-            raise Left("pmap is called without a function")
-        _check_loop(module, site)
+        if site.fun is None and not site.unknown:
+            raise Left(
+                "pmap is called without a function, which fails at run time",
+                "Use functools.partial to bind arguments before the function is known.",
+            )
+
+
+def _is_called_at_once(module: Module, site: Site) -> bool:
+    """`pmap(f)(x)`, where f is no new function each time."""
+    call = module.parent(site.node)
+    at_once = isinstance(call, ast.Call) and call.func is site.node
+    return at_once and isinstance(site.fun, ast.Name | ast.Attribute)
+
+
+def _is_lasting(module: Module, fun: ast.expr) -> bool:
+    """Whether it is a function of a module or a bound method, which outlives the call."""
+    if isinstance(fun, ast.Attribute):
+        return True
+    found = module.scope(fun).lookup(fun.id) if isinstance(fun, ast.Name) else None
+    if found is None or found[0] is not module.scopes.module:
+        return False
+    return all(binding.kind in ("def", "import") for binding in found[1])
+
+
+def _remembered(module: Module, site: Site, plan: Plan, style: Style) -> Fix:
+    """pmap remembers what it compiled for a function; a new jit each time would compile anew."""
+    texts = Texts(module, site.node, style)
+    texts.helper(emitted.PER_DEVICE)
+    value = Call(texts.helper(emitted.JIT_OVER_DEVICES), [texts.moved(site.fun, 1), plan.axis])
+    whole = _around(module, site)
+    edit = Edit(*module.span(whole), texts.written(value, whole))
+    return Fix("use jax.jit(jax.shard_map(...))", Safety.UNSAFE, (edit,), texts.imports, texts.definitions)
 
 
 def _check_loop(module: Module, site: Site) -> None:
-    """pmap remembers what it compiled for a function; a new jit of it compiles anew."""
-    call = module.parent(site.node)
-    at_once = isinstance(call, ast.Call) and call.func is site.node
-    if not at_once or not isinstance(site.fun, ast.Name | ast.Attribute):
-        return
+    """A function of this call would be compiled anew in each round."""
     for around in module.ancestors(site.node):
         if isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             return
         if isinstance(around, ast.For | ast.While):
             raise Left(
-                f"the function is mapped and called at once in a loop (line {around.lineno}): "
-                "jax.pmap compiles it once, and a new jax.jit would in each round",
-                "Bind the mapped function to a name above the loop, then migrate again.",
+                "the function is mapped and called at once in a loop: jax.pmap compiles it once, "
+                "and a new jax.jit would in each round",
+                "Bind the mapped function to a name above the loop, then migrate again.\n"
+                "mapped = jax.pmap(fun)\nfor x in xs:\n    y = mapped(x)",
+                f"the loop in line {around.lineno}",
             )
+
+
+
+
+_OWN_PMAP = """\
+def pmap(fun, axis_name="devices"):
+    mesh = jax.sharding.Mesh(jax.devices(), (axis_name,))
+    specs = jax.sharding.PartitionSpec(axis_name)
+
+    def body(*args):  # each argument keeps the mapped axis, of size 1
+        result = fun(*jax.tree.map(lambda x: jnp.squeeze(x, 0), args))
+        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), result)
+
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False)
+    return jax.jit(mapped)"""
 
 
 def _call_edit(module: Module, site: Site, plan: Plan, texts: Texts) -> Edit:
@@ -102,14 +150,19 @@ def _map(plan: Plan, texts: Texts) -> tuple[str, list[tuple[str, Value]], bool]:
     """`(function, keywords, wraps)`: what maps; whether it applies per_device by itself."""
     specs: list[tuple[str, Value]] = [("in_specs", plan.in_specs), ("out_specs", plan.out_specs)]
     if plan.lazily:
-        return texts.helper(emitted.OVER_DEVICES), [("axis_name", plan.axis), *specs], False
-    devices: Value = plan.devices or f"{texts.named('jax.devices')}()"
-    mesh = Call(texts.named("jax.sharding.Mesh"), [devices, f"({plan.axis},)"])
-    specs = [("mesh", mesh), *specs, ("check_vma", "False")]
+        over = texts.helper(emitted.OVER_DEVICES)
+        specs = [("axis_name", plan.axis), *specs]
+    else:
+        devices: Value = plan.devices or f"{texts.named('jax.devices')}()"
+        mesh = Call(texts.named("jax.sharding.Mesh"), [devices, f"({plan.axis},)"])
+        specs = [("mesh", mesh), *specs, ("check_vma", "False")]
+        over = ""
     if plan.static:
-        static: Value = repr(plan.static)
-        leading: list[tuple[str, Value]] = [("static_argnums", static), ("wrap", _wrap(plan, texts))]
+        leading = [("static_argnums", repr(plan.static)), ("wrap", _wrap(plan, texts))]
+        leading += [("map_function", over)] if over else []
         return texts.helper(emitted.WITH_STATIC), leading + specs, True
+    if over:
+        return over, specs, False
     if plan.keywords:
         return texts.helper(emitted.WITH_KEYWORDS), [("wrap", _wrap(plan, texts)), *specs], True
     return texts.named("jax.shard_map"), specs, False

@@ -45,7 +45,7 @@ def fix(module: Module, site: Site) -> Fix | None:
 def is_identity(module: Module, site: Site) -> bool:
     """Whether what matters is which function this is, and not what it does."""
     if site.form != "value":
-        return False
+        return _is_asked_for_its_type(module, site)
     inner: ast.AST = site.node
     for around in module.ancestors(site.node):
         match around:
@@ -61,6 +61,16 @@ def is_identity(module: Module, site: Site) -> bool:
                 return False
         inner = around
     return False
+
+
+def _is_asked_for_its_type(module: Module, site: Site) -> bool:
+    """`type(jax.pmap(f))`: what `jax_dist.pmap` gives has a type of its own."""
+    call = module.parent(site.node)
+    return (
+        site.form == "call"
+        and isinstance(call, ast.Call)
+        and (module.text(call.func) == "type" and call.args == [site.node])
+    )
 
 
 _ABOUT = {"functools.wraps", "functools.update_wrapper", "inspect.signature", "inspect.getdoc"}

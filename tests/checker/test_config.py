@@ -152,13 +152,13 @@ def test_a_pyproject_that_is_asked_for_must_have_our_heading(project):
 @pytest.mark.parametrize(
     ("choices", "on"),
     [
-        ([], "101 102 103 104 105 106 107 900 901 902"),
-        ([Choice(extend_select=("perhaps",))], "101 102 103 104 105 106 107 201 900 901 902"),
-        ([Choice(select=("JXD10",), ignore=("JXD101", "JXD107"))], "102 103 104 105 106 901"),
+        ([], "101 102 103 104 105 106 107 108 900 901 902"),
+        ([Choice(extend_select=("perhaps",))], "101 102 103 104 105 106 107 108 201 900 901 902"),
+        ([Choice(select=("JXD10",), ignore=("JXD101", "JXD107"))], "102 103 104 105 106 108 901"),
         ([Choice(select=("jxd101",), ignore=("JXD1",))], "101 901"),
         ([Choice(select=("JXD1",)), Choice(select=("JXD2",))], "201 901"),
         ([Choice(ignore=("JXD101",)), Choice(extend_select=("JXD1",))], "101 102 103 104 105 "
-         "106 107 900 901 902"),
+         "106 107 108 900 901 902"),
         ([Choice(select=("ALL",), ignore=("JXD1", "JXD9"))], "201"),
         ([Choice(select=("olden",), ignore=("olden",))], "901"),
     ],

@@ -58,6 +58,14 @@ class TestFind:
             "pkg/c.py",
         )
 
+    def test_a_virtual_environment_is_known_by_what_it_holds(self):
+        os.makedirs("pkg/env/lib")
+        pathlib.Path("pkg/env/pyvenv.cfg").touch()
+        pathlib.Path("pkg/env/lib/x.py").touch()
+
+        assert _find("pkg") == ("pkg/c.py", "pkg/deep/d.py")
+        assert _find("pkg/env") == ("pkg/env/lib/x.py",)
+
     def test_links_make_no_loop_and_no_double(self):
         os.symlink("..", "pkg/loop")
         os.symlink("c.py", "pkg/same.py")

@@ -62,7 +62,7 @@ class TestMended:
         assert _mended("old  # noqa: JXD101\n").data == b"old  # noqa: JXD101\n"
 
     def test_a_comment_that_a_fix_makes_needless_goes_too(self):
-        assert _mended("old  # jax-dist: ignore[JXD104]\n").data == b"new\n"
+        assert _mended("clear + plain  # jax-dist: ignore[JXD104]\n").data == b"new\n"
 
     @pytest.mark.parametrize(
         ("before", "after"),

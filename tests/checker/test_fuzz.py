@@ -13,8 +13,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from jax_dist.checker import catalogue, edits, examining, linter, placing, sources
-from jax_dist.checker.findings import Finding, Fix, Safety
+from jax_dist.checker import catalogue, examining, fixing, linter, placing, sources
+from jax_dist.checker.examining import Examiner
+from jax_dist.checker.findings import Finding, Safety
 from jax_dist.checker.modules import ParseError
 from jax_dist.checker.project import Project
 from jax_dist.checker.sources import Source, UnreadableError
@@ -38,18 +39,8 @@ _SETTINGS = {
 }
 
 
-def checked(source: Source) -> list[Finding]:
-    return linter.check(source, Project(()), ALL)
-
-
-def fixed(source: Source, findings: list[Finding]) -> tuple[Source, list[Fix]]:
-    """The file with all fixes that can be written, and those that were left for another run."""
-    fixes = [each.fix for each in findings if each.fix and each.fix.safety is not Safety.DISPLAY]
-    applied, left = edits.choose(fixes)
-    if not applied:
-        return source, left
-    code = placing.placed(Project(()).module(source), applied)
-    return examining.load(source.path, source.written(code)), left
+def examiner() -> Examiner:
+    return Examiner(ALL, Project(()))
 
 
 def inspect(data: bytes, path: str = _PATH) -> list[Finding] | None:
@@ -62,12 +53,13 @@ def inspect(data: bytes, path: str = _PATH) -> list[Finding] | None:
     except UnreadableError:
         return None
     assert source.written(source.code) == data
-    findings = checked(source)
-    assert findings == checked(source)
+    findings = examiner().of_source(source)
+    assert findings == examiner().of_source(source)
     for finding in findings:
         _assert_in_place(source, finding)
     assert any(finding.code == SYNTAX_ERROR for finding in findings) != _parses(source)
-    _assert_fixes_settle(source, findings)
+    _assert_fixes_settle(source, frozenset({Safety.SAFE}))
+    _assert_fixes_settle(source, frozenset({Safety.SAFE, Safety.UNSAFE}))
     for options in TARGETS:
         _assert_migration_settles(source, options)
     return findings
@@ -83,19 +75,17 @@ def _assert_in_place(source: Source, finding: Finding) -> None:
     assert "\n" not in finding.message
 
 
-def _assert_fixes_settle(source: Source, findings: list[Finding]) -> None:
-    """Each run leaves a file that parses; as soon as none is left over, the next does nothing."""
-    for _ in range(10):
-        after, left = fixed(source, findings)
-        if after.code == source.code:
-            return
-        assert _parses(after), after.code.decode()
-        again = checked(after)
-        if not left:
-            settled, _ = fixed(after, again)
-            assert settled.code == after.code
-        source, findings = after, again
-    raise AssertionError(f"ten runs do not settle:\n{source.code.decode()}")
+def _assert_fixes_settle(source: Source, allowed: frozenset[Safety]) -> None:
+    """What is mended parses, no rule proposed what would not, and a second run does nothing."""
+    data = source.written(source.code)
+    first = fixing.mended(source.path, data, examiner(), allowed)
+    assert "could not" not in first.refused, first.refused
+    if first.data == data:
+        return
+    after = examining.load(source.path, first.data)
+    assert _parses(after), after.code.decode()
+    second = fixing.mended(source.path, first.data, examiner(), allowed)
+    assert second.data == first.data, second.data.decode("utf-8", "replace")
 
 
 def _assert_migration_settles(source: Source, options: migrating.Options) -> None:
@@ -106,8 +96,9 @@ def _assert_migration_settles(source: Source, options: migrating.Options) -> Non
         return
     after = examining.load(source.path, first.after)
     assert _parses(after), after.code.decode()
-    lost = _comments(source) - _comments(after)
-    assert not lost, f"{lost} of\n{source.code.decode()}"
+    if not any(each.code == "JXD104" for each in first.outcomes):  # a statement goes as a whole
+        lost = _comments(source) - _comments(after)
+        assert not lost, f"{lost} of\n{source.code.decode()}"
     second = migrating.migrate(after, Project(()), options)
     assert second.after == first.after, second.after.decode()
 
@@ -134,14 +125,14 @@ def codes(data: bytes, path: str = _PATH) -> list[str]:
 
 
 @hypothesis.given(generating.programs())
-@hypothesis.settings(max_examples=120, derandomize=True, **_SETTINGS)
+@hypothesis.settings(max_examples=60, derandomize=True, **_SETTINGS)
 def test_drawn_programs_are_checked_and_fixed(code: str):
     assert "JXD001" in codes(code.encode())
 
 
 @pytest.mark.parametrize("layout", generating.LAYOUTS)
 @hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))
-@hypothesis.settings(max_examples=40, derandomize=True, **_SETTINGS)
+@hypothesis.settings(max_examples=12, derandomize=True, **_SETTINGS)
 def test_the_layout_of_a_file_changes_no_finding(layout: str, code: str, seed: int):
     laid_out = generating.LAYOUTS[layout](code, random.Random(seed))
 
@@ -149,7 +140,7 @@ def test_the_layout_of_a_file_changes_no_finding(layout: str, code: str, seed: i
 
 
 @hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))
-@hypothesis.settings(max_examples=60, derandomize=True, **_SETTINGS)
+@hypothesis.settings(max_examples=20, derandomize=True, **_SETTINGS)
 def test_a_notebook_is_a_file_in_pieces(code: str, seed: int):
     data = generating.notebook(code, random.Random(seed))
 
@@ -157,7 +148,7 @@ def test_a_notebook_is_a_file_in_pieces(code: str, seed: int):
 
 
 @hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))
-@hypothesis.settings(max_examples=250, derandomize=True, **_SETTINGS)
+@hypothesis.settings(max_examples=80, derandomize=True, **_SETTINGS)
 def test_damaged_programs_do_no_harm(code: str, seed: int):
     choice = random.Random(seed)
     shuffled = generating.statements_shuffled(code, choice).encode()
@@ -192,7 +183,7 @@ def test_real_files_and_their_damage():
 
 @pytest.mark.slow
 @hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))
-@hypothesis.settings(max_examples=3000, **_SETTINGS)
+@hypothesis.settings(max_examples=500, **_SETTINGS)
 def test_many_damaged_programs_do_no_harm(code: str, seed: int):
     choice = random.Random(seed)
     shuffled = generating.statements_shuffled(code, choice)
@@ -225,12 +216,12 @@ def test_any_syntax_is_resolved():
 def test_the_inspection_sees_a_fix_that_breaks_the_file(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(placing, "placed", lambda module, fixes: b"def (:\n")
 
-    with pytest.raises(AssertionError, match="def"):
+    with pytest.raises(AssertionError, match="could not parse"):
         inspect(b"import jax\nn = jax.lax.psum(1, 'i')\n")
 
 
 def test_the_inspection_sees_a_fix_that_never_settles(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(placing, "placed", lambda module, fixes: module.source.code + b"#\n")
+    monkeypatch.setattr(placing, "placed", lambda module, fixes: b"#\n" + module.source.code)
 
     with pytest.raises(AssertionError):
         inspect(b"import jax\nn = jax.lax.psum(1, 'i')\n")

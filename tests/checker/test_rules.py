@@ -58,6 +58,9 @@ def test_finds(code: str, case: Flag):
     found = _lint(code, case.code, case.path)
 
     assert tuple(finding.start.line for finding in found) == case.lines
+    # What a fix would write is a case for Mend.
+    fixes = [finding.fix.safety for finding in found if finding.fix is not None]
+    assert set(fixes) <= {Safety.DISPLAY}
     assert linter.wanted(case.code.encode(), frozenset({code}))
 
 

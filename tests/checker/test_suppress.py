@@ -61,7 +61,7 @@ def test_switched_off(text):
         ("old  # noqa: E501", ["JXD101:1"]),
         ("old  # noqual", ["JXD101:1"]),
         ("old  # Noqas: JXD101", ["JXD101:1"]),
-        ("# noqa: E501\nold", ["JXD101:2"]),
+        ("# noqa: JXD101\nold", ["JXD900:1", "JXD101:2"]),  # its own line only
         ("x = ['# noqa', old]", ["JXD101:1"]),
         ('x = """\n# jax-dist: ignore-file\n"""\nold', ["JXD101:4"]),
         ("old  # jax-dist: ignore-this", ["JXD101:1", "JXD902:1"]),
@@ -113,7 +113,7 @@ def test_a_file_that_cannot_be_parsed_has_no_unused_comments():
         ("x  # jax-dist: ignore[olden]", "nothing to switch off here: olden"),
         ("x  # jax-dist: ignore", "nothing to switch off here: every rule"),
         ("# jax-dist: ignore-file[JXD1]", "nothing to switch off here: JXD1"),
-        ("old  # noqa: JXD109", "no rule is called JXD109. Did you mean JXD107?"),
+        ("old  # noqa: JXD109", "no rule is called JXD109. Did you mean JXD108?"),
         (
             "x  # jax-dist: ignore[oldn, nonsense]",
             "no rule is called oldn. Did you mean olden?",

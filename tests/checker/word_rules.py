@@ -22,6 +22,7 @@ _WORDS = {
     "wide": ("JXD105", "widely", Safety.SAFE, "new"),  # its edit goes on to the end of the line
     "harm": ("JXD106", "harmful", Safety.SAFE, "plain"),  # makes a new finding
     "broken": ("JXD107", "breaking", Safety.SAFE, "("),  # cannot be parsed
+    "clear": ("JXD108", "clearing", Safety.SAFE, "new"),  # its edit takes all up to a comment
     "maybe": ("JXD201", "perhaps", None, ""),  # off by default
 }
 _PATTERN = re.compile(rf"\b({'|'.join(_WORDS)})\b(?P<rest>.*)".encode())
@@ -63,6 +64,8 @@ def _finding(source, match) -> Finding:
         edit = Edit(start, end, text)
         if name == "widely":
             edit = Edit(start, match.end(), text + match["rest"].decode())
+        if name == "clearing":
+            edit = Edit(start, end + len(match["rest"].partition(b"  #")[0]), text)
         fix = Fix(f"write {text}", safety, (edit,))
     return Finding(
         source.path,

@@ -91,6 +91,13 @@ def test_a_nan_on_one_side(kept):
     )
 
 
+def test_a_nan_on_both_sides_hides_no_difference_and_makes_none(kept):
+    nan, infinity = float("nan"), float("inf")
+    found = difference(kept([1.0, nan, infinity]), kept([1.5, nan, infinity]))
+
+    assert found == ("as is", 0.5, 0.5)
+
+
 def test_a_constant_factor_is_named(kept):
     assert _problems(kept([1.0, 2.0]), kept([8.0, 16.0])) == (
         "call 1, result: differs by up to 14, 7 times its largest value: 8 times what it was",

@@ -8,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 
@@ -56,7 +57,13 @@ def test_what_cannot_be_compared_is_taken_back_where_proof_is_asked_for(file: pa
     assert file.read_bytes() == _GOOD
 
 
-def test_a_failing_program_is_taken_back_byte_by_byte(file: pathlib.Path):
+def test_a_failing_program_is_taken_back_byte_by_byte(
+    file: pathlib.Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     file.chmod(0o640)
     found = _verify(file, _WORSE)
 
@@ -64,6 +71,7 @@ def test_a_failing_program_is_taken_back_byte_by_byte(file: pathlib.Path):
     assert file.read_bytes() == _GOOD
     assert file.stat().st_mode & 0o777 == 0o640
     assert os.listdir(file.parent) == ["program.py"]
+    assert os.listdir(temporary) == []
 
 
 def test_a_failing_program_stays_where_asked_for(file: pathlib.Path):

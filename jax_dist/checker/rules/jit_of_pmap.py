@@ -124,7 +124,8 @@ CASES: tuple[Case, ...] = (
     Mend(
         "right around",
         "import jax\n\n\ndef result():\n"
-        "    f = jax.jit(\n        jax.pmap(lambda x: jax.lax.psum(x, 'i'), axis_name='i'),\n    )\n"
+        "    f = jax.jit(\n        jax.pmap(lambda x: jax.lax.psum(x, 'i'), axis_name='i'),\n"
+        "    )\n"
         "    return f(jax.numpy.arange(8.0))\n",
         "import jax\n\n\ndef result():\n"
         "    f = jax.pmap(lambda x: jax.lax.psum(x, 'i'), axis_name='i')\n"

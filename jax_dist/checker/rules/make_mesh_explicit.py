@@ -19,9 +19,10 @@ PAGE = Page(
     "0.12.0.1, and its new name `axis_sizes` is one before.",
     example="import jax\n\nmesh = jax.make_mesh((8,), ('i',))\n",
     instead="import jax\n\n"
-    "mesh = jax.make_mesh((8,), ('i',), axis_types=(jax.sharding.AxisType.Auto,) * 1)\n",
+    "mesh = jax.make_mesh((8,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))\n",
     fix="Unsafe: Auto is what the code was written for before 0.9.0; code that was written for "
-    "Explicit wants `AxisType.Explicit`. Where only the keyword goes, it is safe.",
+    "Explicit wants `AxisType.Explicit`. None where `jax.set_mesh` takes the mesh: that is how "
+    "Explicit is used. Where only the keyword goes, it is safe.",
     since="jax 0.9.0: Explicit by default; `axis_types` is there since 0.5.0.",
     source="https://docs.jax.dev/en/latest/changelog.html#jax-0-9-0-january-20-2026",
 )
@@ -62,13 +63,16 @@ def _types_fix(module: Module, call: ast.Call, first: ast.keyword | None) -> Fix
             names = keyword.value
     if names is None or shape is None:
         return None
+    if module.qualified_name(getattr(module.parent(call), "func", call)) == "jax.set_mesh":
+        return None  # whoever sets the mesh may well mean Explicit
     count = _count(module, names, shape)
+    times = "" if count == "1" else f" * {count}"
     auto, imports = module.name_for("jax.sharding.AxisType", call)
     last = max((*call.args, *call.keywords), key=lambda node: module.span(node))
     end = module.span(last)[1]
     if module.source.code[end : end + 1] == b")" and end + 1 != module.span(call)[1]:
         return None  # in parentheses of its own
-    edits = [Edit(end, end, f", axis_types=({auto}.Auto,) * {count}")]
+    edits = [Edit(end, end, f", axis_types=({auto}.Auto,){times}")]
     dropped = _by_position(module, call, first) if first else None
     if dropped:
         edits.append(dropped)
@@ -77,12 +81,15 @@ def _types_fix(module: Module, call: ast.Call, first: ast.keyword | None) -> Fix
 
 def _count(module: Module, names: ast.expr, shape: ast.expr) -> str:
     for literal in (names, shape):
-        if isinstance(literal, ast.Tuple | ast.List):
-            if not any(isinstance(each, ast.Starred) for each in literal.elts):
-                return str(len(literal.elts))
+        if isinstance(literal, ast.Tuple | ast.List) and not _has_star(literal):
+            return str(len(literal.elts))
     if isinstance(names, ast.Constant) and isinstance(names.value, str):
         return str(len(names.value))  # 'xy' is two axes
     return f"len({module.text(names)})"
+
+
+def _has_star(literal: ast.Tuple | ast.List) -> bool:
+    return any(isinstance(each, ast.Starred) for each in literal.elts)
 
 
 CASES: tuple[Case, ...] = (
@@ -91,6 +98,9 @@ CASES: tuple[Case, ...] = (
     Keep("perhaps said", "import jax\nm = jax.make_mesh((8,), ('i',), **options)\n"),
     Keep("another library's", "from mine import make_mesh\nimport jax\nmake_mesh((8,), ('i',))\n"),
     Flag("not all seen", "import jax\nm = jax.make_mesh(axis_names=names, devices=d)\n", (2,)),
+    Flag(
+        "set as Explicit ones are", "import jax\njax.set_mesh(jax.make_mesh((8,), ('i',)))\n", (2,)
+    ),
     Flag(
         "the keyword is not the first",
         "import jax\nm = jax.make_mesh(axis_names=n, axis_shapes=s, axis_types=t)\n",
@@ -102,7 +112,8 @@ CASES: tuple[Case, ...] = (
         "    spec = jax.sharding.PartitionSpec('i')\n"
         "    return jax.device_put(jax.numpy.arange(8), jax.sharding.NamedSharding(mesh, spec))\n",
         "import jax\n\n\ndef result():\n"
-        "    mesh = jax.make_mesh((8,), ('i',), axis_types=(jax.sharding.AxisType.Auto,) * 1)  # all\n"
+        "    mesh = jax.make_mesh((8,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))"
+        "  # all\n"
         "    spec = jax.sharding.PartitionSpec('i')\n"
         "    return jax.device_put(jax.numpy.arange(8), jax.sharding.NamedSharding(mesh, spec))\n",
         runs=True,

@@ -17,7 +17,8 @@ PAGE = Page(
     why="It raises a ValueError since pmap is `jit(shard_map)`: the mesh of the inner one is not "
     "the mesh of the context (jax 0.10.2). The pmap of jax 0.7.2 could do it.",
     example="import jax\n\nf = jax.pmap(jax.pmap(g, axis_name='j'), axis_name='i')\n",
-    instead="import jax_dist\n\nf = jax_dist.pmap(jax_dist.pmap(g, axis_name='j'), axis_name='i')\n",
+    instead="import jax_dist\n\n"
+    "f = jax_dist.pmap(jax_dist.pmap(g, axis_name='j'), axis_name='i')\n",
     fix="None: `jax_dist.pmap` nests; in plain JAX it is one `jax.shard_map` over a mesh with two "
     "axes, `in_specs=P('i', 'j')`.",
     since="jax 0.8.0: not supported.",

@@ -30,8 +30,10 @@ PAGE = Page(
 )
 
 _SAME = frozenset(
-    "static_argnums static_argnames donate_argnums donate_argnames keep_unused device backend "
-    "inline compiler_options".split()
+    {
+        *("static_argnums", "static_argnames", "donate_argnums", "donate_argnames"),
+        *("keep_unused", "device", "backend", "inline", "compiler_options"),
+    }
 )
 _SHARDINGS = frozenset({"in_shardings", "out_shardings"})
 
@@ -44,11 +46,19 @@ def check(module: Module) -> Iterator[Found]:
 def _judge(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety | None:
     """The least that holds of all uses."""
     if entry.new != "jax.jit":
-        return Safety.SAFE
+        return None if any(_has_old_keyword(module, node) for node in nodes) else Safety.SAFE
     verdicts = [_verdict(module, node) for node in nodes]
     if None in verdicts:
         return None
     return Safety.DISPLAY if Safety.DISPLAY in verdicts else Safety.SAFE
+
+
+def _has_old_keyword(module: Module, constraint: ast.expr) -> bool:
+    """`with_sharding_constraint(x, axis_resources=s)`: the argument is called shardings now."""
+    call = module.parent(constraint)
+    if not isinstance(call, ast.Call) or call.func is not constraint:
+        return False
+    return any(keyword.arg != "shardings" for keyword in call.keywords)
 
 
 def _verdict(module: Module, node: ast.expr) -> Safety | None:
@@ -111,6 +121,11 @@ CASES: tuple[Case, ...] = (
         "shardings made elsewhere, which may be specs",
         "from jax.experimental.pjit import pjit\nf = pjit(g, in_shardings=shardings)\n",
         (1,),
+    ),
+    Flag(
+        "an old keyword of the constraint",
+        "from jax.experimental import pjit\npjit.with_sharding_constraint(x, axis_resources=s)\n",
+        (2,),
     ),
     Flag("a value", "from jax.experimental.pjit import pjit\nf = {'jit': pjit}\n", (1,)),
     Flag("by position", "from jax.experimental.pjit import pjit\nf = pjit(g, s)\n", (1,)),

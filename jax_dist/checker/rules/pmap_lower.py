@@ -40,9 +40,10 @@ def check(module: Module) -> Iterator[Found]:
             continue
         for held in pmaps.held_by(module, site):
             use = module.parent(held)
-            if isinstance(use, ast.Attribute) and use.attr in _REASONS:
-                if not guards.is_guarded(module, use):
-                    yield Found(use, f".{use.attr} of a jax.pmap {_REASONS[use.attr]}")
+            if not isinstance(use, ast.Attribute) or use.attr not in _REASONS:
+                continue
+            if not guards.is_guarded(module, use):
+                yield Found(use, f".{use.attr} of a jax.pmap {_REASONS[use.attr]}")
 
 
 CASES: tuple[Case, ...] = (

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from typing import Any
 
 from jax_dist.checker import pmaps
 from jax_dist.checker.modules import Module
@@ -73,7 +74,7 @@ def _is_literal(value: ast.expr) -> bool:
 
 
 def _is_here(module: Module, value: ast.expr) -> bool:
-    node: ast.AST = value
+    node: Any = value
     while hasattr(node, "parent"):
         node = node.parent
     return node is module.tree

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import guards
+from jax_dist.checker import guards, renaming
 from jax_dist.checker.findings import Edit, Fix, Safety
 from jax_dist.checker.modules import Module
 from jax_dist.checker.page import Page
@@ -35,12 +35,11 @@ def check(module: Module) -> Iterator[Found]:
             yield Found(alias, _MESSAGE, _import_fix(module, alias, reads))
     for use in module.uses(_OLD):
         # A use of an imported name is part of the finding at its import.
-        spelled = isinstance(use, ast.Attribute) and module.qualified_name(use.value) == "jax.lax"
-        if spelled and use.attr == "pvary" and not guards.is_guarded(module, use):
+        if renaming.spells(module, use, _OLD) and not guards.is_guarded(module, use):
             yield Found(use, _MESSAGE, _fix(module, use))
 
 
-def _fix(module: Module, use: ast.Attribute) -> Fix | None:
+def _fix(module: Module, use: ast.expr) -> Fix | None:
     call = _call_edit(module, use)
     if call is None:
         return None

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from jax_dist.checker import renames, renaming
 from jax_dist.checker.modules import Module
 from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
+from jax_dist.checker.registry import Case, Found, Keep, Mend, rule
 
 PAGE = Page(
     code="JXD102",
@@ -34,7 +34,11 @@ CASES: tuple[Case, ...] = (
         "import jax\nif hasattr(jax, 'device_put_sharded'):\n"
         "    put = jax.device_put_sharded\nelse:\n    put = mine\n",
     ),
-    Flag("passed on", "import jax\nput = jax.device_put_sharded\nput(x, d)\n", (2,)),
+    Mend(
+        "passed on",
+        "import jax\nput = jax.device_put_sharded\nput(x, d)\n",
+        "import jax\nimport jax_dist\nput = jax_dist.device_put_sharded\nput(x, d)\n",
+    ),
     Mend(
         "an attribute",
         "import jax\nx = jax.device_put_sharded(x, d)  # one each\n",

@@ -20,9 +20,9 @@ PAGE = Page(
     instead="import jax\n\ny = jax.tree.map(lambda x: 2 * x, {'w': 1.0})\n",
     fix="Safe where a name has a successor of the same meaning. Unsafe for types of arrays "
     "outside annotations, since `isinstance(x, jax.Array)` is true of more than before, and for "
-    "`use_mesh` outside a `with`, since `jax.set_mesh` then sets the mesh for good. Display-only for "
-    "`jax.ops.index_update` and its like, and for the buffers of arrays. None for the others: the "
-    "message says what is there now.",
+    "`use_mesh` outside a `with`, since `jax.set_mesh` then sets the mesh for good. Display-only "
+    "for `jax.ops.index_update` and its like, and for the buffers of arrays. None for the others: "
+    "the message says what is there now.",
     since="Any jax; the message names the version that removed it.",
     source="https://docs.jax.dev/en/latest/changelog.html",
 )
@@ -146,8 +146,8 @@ CASES: tuple[Case, ...] = (
     ),
     Flag(
         "a module of which more is used",
-        "from jax.lib import xla_bridge\nxla_bridge.get_backend()\nxla_bridge.other()\n",
-        (1, 2),
+        "from jax.lib import xla_bridge\nxla_bridge.other()\n",
+        (1,),
     ),
     Flag("indexed updates", "import jax\ny = jax.ops.index_update(x, i, 1)\n", (2,)),
     Flag("the buffers of an array", "import jax\nb = x.device_buffer, x.device_buffers\n", (2, 2)),
@@ -224,7 +224,8 @@ CASES: tuple[Case, ...] = (
     Mend(
         "a module that moved",
         "from jax.experimental import stax\nfrom jax.experimental.optimizers import adam\n",
-        "from jax.example_libraries import stax\nfrom jax.example_libraries.optimizers import adam\n",
+        "from jax.example_libraries import stax\n"
+        "from jax.example_libraries.optimizers import adam\n",
     ),
     Mend(
         "jax.api was jax",

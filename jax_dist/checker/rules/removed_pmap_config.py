@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from jax_dist.checker import guards, removing
-from jax_dist.checker.findings import Edit, Fix, Safety
+from jax_dist.checker.findings import Fix, Safety
 from jax_dist.checker.modules import Module
 from jax_dist.checker.page import Page
 from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
@@ -116,7 +116,7 @@ CASES: tuple[Case, ...] = (
     ),
     Mend(
         "set by another name, alone in its block",
-        "from jax import config as c\n\ndef setup():\n    c.update('jax_pmap_shmap_merge', False)\n",
+        "from jax import config as c\n\ndef setup():\n    c.update('jax_pmap_shmap_merge', 0)\n",
         "from jax import config as c\n\ndef setup():\n    pass\n",
     ),
     Mend(

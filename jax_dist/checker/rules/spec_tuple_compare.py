@@ -50,10 +50,11 @@ def _tuples(module: Module, op: ast.cmpop, left: ast.expr, right: ast.expr) -> l
         for one, other in ((left, right), (right, left)):
             if isinstance(other, ast.Tuple) and _is_spec(module, one):
                 return [other]
-    elif isinstance(op, ast.In | ast.NotIn) and isinstance(right, ast.Tuple | ast.List | ast.Set):
-        if _is_spec(module, left):
-            return [each for each in right.elts if isinstance(each, ast.Tuple)]
-    return []
+        return []
+    if not isinstance(op, ast.In | ast.NotIn) or not _is_spec(module, left):
+        return []
+    elements = right.elts if isinstance(right, ast.Tuple | ast.List | ast.Set) else ()
+    return [each for each in elements if isinstance(each, ast.Tuple)]
 
 
 def _is_spec(module: Module, node: ast.expr) -> bool:

@@ -1,0 +1,131 @@
+"""Where a value is read again once a name, a parameter or a caller has it."""
+
+import ast
+import dataclasses
+from typing import Any
+
+from jax_dist.checker.modules import Module
+from jax_dist.checker.scopes import Scope
+from jax_dist.migrating import neighbours
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kept:
+    """It flows on to where it is looked at again, or nothing is done that depends on its shape."""
+
+    reads: tuple[ast.expr, ...] = ()  # where: each of them must be known to be this value
+    caution: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lost:
+    """Something is done that is not followed."""
+
+    why: str
+
+
+def from_target(module: Module, target: ast.expr, binding: ast.AST) -> Kept | Lost:
+    """Out of a name on the left of an assignment.
+
+    Args:
+      module: the file.
+      target: what stands there; anything but a name loses the value.
+      binding: the node of the binding that it makes: the statement, or the name in a tuple.
+    """
+    if not isinstance(target, ast.Name):
+        text = " ".join(module.text(target).split())
+        return Lost(f"line {target.lineno} keeps it in {text}")
+    scope = module.scope(target)
+    if scope is module.scopes.module and neighbours.is_said(module, target.id):
+        return Lost(f"other files may use {target.id}, which line {target.lineno} sets")
+    return from_binding(module, scope, target.id, binding)
+
+
+def from_binding(module: Module, scope: Scope, name: str, binding: ast.AST) -> Kept | Lost:
+    """Out of a name that has got it, in the reads which that binding may reach."""
+    line = getattr(binding, "lineno", 0)
+    if scope.is_class:
+        return Lost(f"line {line} keeps it in a class")
+    if name in scope.outer or _is_bound_inside(module, scope, name):
+        return Lost(f"line {line} keeps it in {name}, which several functions set")
+    for each in scope.bindings.get(name, ()):
+        if isinstance(each.node, ast.Name) and isinstance(module.parent(each.node), ast.AugAssign):
+            return Lost(f"line {each.node.lineno} changes {name} in place")
+    reads = [
+        read
+        for read in module.reads(scope, name)
+        if any(each.node is binding for each in module.reaching(read) or ())
+    ]
+    return Kept(tuple(reads))
+
+
+def _is_bound_inside(module: Module, scope: Scope, name: str) -> bool:
+    """Whether a function within sets the name of `scope`, as `nonlocal` or `global`."""
+    return any(
+        name in inner.outer and name in inner.bindings and _home(inner, name) is scope
+        for inner in module.scopes.all
+    )
+
+
+def _home(scope: Scope, name: str) -> Scope | None:
+    found = scope.lookup(name)
+    return None if found is None else found[0]
+
+
+def callers(module: Module, function: Any) -> list[ast.Call] | None:
+    """The calls of a function in this file; None where it is also handed on, or hidden."""
+    if isinstance(function, ast.Lambda):
+        return None
+    if isinstance(module.parent(function), ast.ClassDef):
+        reads = _reads_of_method(module, function)
+    else:
+        scope = module.scope(function)
+        if len(scope.bindings.get(function.name, ())) != 1:
+            return None
+        reads = [each for each in module.reads(scope, function.name) if not _is_run(module, each)]
+    if reads is None or (reads and function.decorator_list):
+        return None
+    calls = [module.parent(read) for read in reads]
+    if not all(
+        isinstance(call, ast.Call) and call.func is read
+        for call, read in zip(calls, reads, strict=True)
+    ):
+        return None
+    return calls  # type: ignore[return-value] # all are calls
+
+
+def _is_run(module: Module, read: ast.expr) -> bool:
+    """`app.run(main)`: what main returns is the exit status."""
+    call = module.parent(read)
+    return isinstance(call, ast.Call) and module.qualified_name(call.func) == "absl.app.run"
+
+
+def _reads_of_method(module: Module, function: Any) -> list[ast.expr] | None:
+    """Where the class says `self.name`; None where others may mean it by `x.name`."""
+    owner = module.parent(function)
+    special = function.name.startswith("__") and function.name != "__init__"
+    if special or any(
+        not isinstance(base, ast.Name | ast.Attribute) for base in getattr(owner, "bases", ())
+    ):
+        return None
+    reads: list[ast.expr] = []
+    for node in module.once(_attributes).get(function.name, ()):
+        is_self = isinstance(node.value, ast.Name) and node.value.id == "self"
+        if not is_self or module.class_of(node) is not owner:
+            return None
+        reads.append(node)
+    return reads
+
+
+def _attributes(module: Module) -> dict[str, list[ast.Attribute]]:
+    """All that is read after a dot, by its name."""
+    found: dict[str, list[ast.Attribute]] = {}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            found.setdefault(node.attr, []).append(node)
+    return found
+
+
+def attributes(module: Module, name: str) -> list[ast.Attribute]:
+    """Every `x.name` that is read."""
+    return module.once(_attributes).get(name, [])

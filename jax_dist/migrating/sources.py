@@ -1,0 +1,182 @@
+"""Which expressions make exactly one copy for each device, or split a whole batch among them."""
+
+import ast
+from typing import Any
+
+from jax_dist.checker import pmaps, stacking
+from jax_dist.checker.counting import counts_devices, lists_devices
+from jax_dist.checker.modules import Module
+from jax_dist.checker.stacking import Kind
+
+_PUT = "jax.device_put_replicated"
+_JOINED = ("stack", "array", "asarray")
+
+
+def why_not(module: Module, call: ast.Call) -> str:
+    """Why an expression is no source that can go; "" where it is one.
+
+    Args:
+      module: its file.
+      call: what `stacking.stacking` takes for copies or for a split.
+    """
+    done = stacking.stacking(module, call)
+    if done is None or done.kind not in (Kind.REPLICATED, Kind.SPLIT):
+        return "what it does is not followed"
+    exact = _is_copy if done.kind is Kind.REPLICATED else _is_split
+    if exact(module, call):
+        return ""
+    if done.kind is Kind.REPLICATED:
+        return "it is not shown to hold one equal copy for each of all devices"
+    return "it is not shown to keep the rows of the batch in order and whole"
+
+
+def _is_copy(module: Module, call: ast.Call) -> bool:
+    name = module.qualified_name(call.func)
+    if name in stacking.REPLICATE or name == _PUT:
+        return _on_all_devices(module, call)
+    if name in stacking.TREE_MAPS:
+        return _of_each_leaf(module, call, _is_copy)
+    if name == "jax.device_put_sharded":
+        return _on_all_devices(module, call) and _equal_copies(module, call.args[0])
+    last = (name or "").rpartition(".")[2]
+    if len(call.args) == 1 and not call.keywords and last in _JOINED:
+        return _equal_copies(module, call.args[0])
+    if last == "broadcast_to" and len(call.args) == 2 and not call.keywords:
+        return _is_broadcast(module, call.args[0], call.args[1])
+    if last == "repeat" and len(call.args) == 2 and len(call.keywords) == 1:
+        axis = call.keywords[0]
+        is_first = axis.arg == "axis" and isinstance(axis.value, ast.Constant) and axis.value.value == 0
+        return is_first and _counts(module, call.args[1])
+    return False
+
+
+def _on_all_devices(module: Module, call: ast.Call) -> bool:
+    """Whether the devices are all there are, or are not given."""
+    given = [*call.args[1:], *(keyword.value for keyword in call.keywords)]
+    names = [keyword.arg for keyword in call.keywords]
+    if len(given) > 1 or any(name != "devices" for name in names):
+        return False
+    return all(_lists_all(module, each) for each in given)
+
+
+def _lists_all(module: Module, node: ast.expr) -> bool:
+    if isinstance(node, ast.Constant):
+        return node.value is None
+    if isinstance(node, ast.Call) and (node.args or node.keywords):
+        return False  # jax.devices("cpu")
+    if not lists_devices(module, node):
+        return False
+    if isinstance(node, ast.Name | ast.Attribute):
+        values = module.values(node) if isinstance(node, ast.Name) else module.attribute_values(node)
+        return bool(values) and all(_lists_all(module, value) for value in values or ())
+    return True
+
+
+def _counts(module: Module, node: ast.expr) -> bool:
+    """Whether an expression surely is the number of all devices: not a name that only says so."""
+    if not counts_devices(module, node, by_name=False):
+        return False
+    if isinstance(node, ast.Name | ast.Attribute):
+        values = module.values(node) if isinstance(node, ast.Name) else module.attribute_values(node)
+        return bool(values) and all(_counts(module, value) for value in values or ())
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len":
+        return _lists_all(module, node.args[0])
+    return isinstance(node, ast.Call) and not node.args and not node.keywords
+
+
+def _equal_copies(module: Module, node: ast.expr) -> bool:
+    match node:
+        case ast.BinOp(left=ast.List(elts=[_]), op=ast.Mult(), right=count):
+            return _counts(module, count)
+        case ast.BinOp(left=count, op=ast.Mult(), right=ast.List(elts=[_])):
+            return _counts(module, count)
+        case ast.ListComp(elt=one, generators=[ast.comprehension(iter=over)]):
+            return _is_plain(one) and (_in_range(module, over) or _lists_all(module, over))
+    return False
+
+
+def _in_range(module: Module, over: ast.expr) -> bool:
+    match over:
+        case ast.Call(func=ast.Name(id="range"), args=[count], keywords=[]):
+            return _counts(module, count)
+    return False
+
+
+def _is_plain(node: ast.expr) -> bool:
+    """Whether it is the same each time that it is computed: a call may draw a number."""
+    kinds = ast.Name | ast.Attribute | ast.Constant | ast.Load
+    return all(isinstance(each, kinds) for each in ast.walk(node))
+
+
+def _is_broadcast(module: Module, array: ast.expr, shape: ast.expr) -> bool:
+    """`broadcast_to(x, (n, *x.shape))`, `broadcast_to(x, (n,) + x.shape)`, `x[None]` for x too."""
+    match array:
+        case ast.Subscript(value=ast.Name() as inner, slice=ast.Constant(value=None)):
+            pass
+        case ast.Name() as inner:
+            pass
+        case _:
+            return False
+    match shape:
+        case ast.Tuple(elts=[count, ast.Starred(value=rest)]):
+            pass
+        case ast.BinOp(left=ast.Tuple(elts=[count]), op=ast.Add(), right=rest):
+            pass
+        case _:
+            return False
+    is_shape = isinstance(rest, ast.Attribute) and rest.attr == "shape"
+    return is_shape and _same_name(rest.value, inner) and _counts(module, count)
+
+
+def _is_split(module: Module, call: ast.Call) -> bool:
+    name = module.qualified_name(call.func)
+    if name in stacking.SHARD:
+        return len(call.args) == 1 and not call.keywords
+    if name in stacking.TREE_MAPS:
+        return _of_each_leaf(module, call, _is_split)
+    if call.keywords:
+        return False
+    if (name or "").rpartition(".")[2] == "reshape" and len(call.args) == 2:
+        return _keeps_rows(module, call.args[0], call.args[1])
+    match call:
+        case ast.Call(func=ast.Attribute(value=array, attr="reshape"), args=[shape]):
+            return name is None and _keeps_rows(module, array, shape)
+        case ast.Call(func=ast.Attribute(value=array, attr="reshape"), args=[_, _, *_]):
+            shape = ast.Tuple(elts=call.args, ctx=ast.Load())
+            return name is None and _keeps_rows(module, array, shape)
+    return False
+
+
+def _keeps_rows(module: Module, array: ast.expr, shape: ast.expr) -> bool:
+    """`(n, -1) + x.shape[1:]`, `(n, b, *x.shape[1:])`: what follows says that b is what is left."""
+    match shape:
+        case ast.Tuple(elts=[count, _, ast.Starred(value=rest)]):
+            pass
+        case ast.BinOp(left=ast.Tuple(elts=[count, _]), op=ast.Add(), right=rest):
+            pass
+        case _:
+            return False
+    match rest:
+        case ast.Subscript(
+            value=ast.Attribute(value=of, attr="shape"),
+            slice=ast.Slice(lower=ast.Constant(value=1), upper=None, step=None),
+        ):
+            return _same_name(of, array) and _counts(module, count)
+    return False
+
+
+def _of_each_leaf(module: Module, call: ast.Call, is_exact: Any) -> bool:
+    function = call.args[0]
+    if isinstance(function, ast.Name | ast.Attribute):
+        name = module.qualified_name(function)
+        if name in stacking.REPLICATE:
+            return is_exact is _is_copy
+        if name in stacking.SHARD:
+            return is_exact is _is_split
+    defined = pmaps.definition(module, function)
+    body = None if defined is None else stacking.returned(defined)
+    return isinstance(body, ast.Call) and is_exact(module, body)
+
+
+def _same_name(one: Any, two: Any) -> bool:
+    return isinstance(one, ast.Name) and isinstance(two, ast.Name) and one.id == two.id

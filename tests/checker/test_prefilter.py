@@ -1,0 +1,22 @@
+"""The prefilter finds what a plain search for each word finds."""
+
+import hypothesis
+from hypothesis import strategies
+
+from jax_dist.checker import prefilter
+
+_LETTERS = strategies.lists(strategies.sampled_from(b"ab.("), max_size=9).map(bytes)
+_WORDS = strategies.lists(_LETTERS.filter(bool), max_size=8)
+
+
+@hypothesis.given(_WORDS, strategies.lists(_LETTERS, max_size=4).map(b"".join))
+@hypothesis.example([b"aaaa.", b"aaaab", b"aaaa("], b"xaaaa(")
+@hypothesis.example([b"aaaa", b"aaaab", b"aaaa("], b"aaaa")
+def test_finds_what_a_plain_search_finds(words, data):
+    expected = any(data.find(word) >= 0 for word in words)
+
+    assert prefilter.any_of(words)(data) == expected
+
+
+def test_no_words_are_never_found():
+    assert not prefilter.any_of([])(b"import jax")

@@ -1,0 +1,68 @@
+"""The table of renames is true of the jax that is installed."""
+
+import importlib
+import warnings
+
+import jax
+import pytest
+
+from jax_dist.checker import renames
+
+_TABLES = (renames.NAMES, renames.SHARDINGS, renames.PLACEMENTS, renames.PJIT)
+_ENTRIES = [entry for table in _TABLES for entry in table]
+
+
+def _is_there(name: str) -> bool:
+    """Whether a dotted name can be reached, by attributes or by importing modules."""
+    parts = name.split(".")
+    found = importlib.import_module(parts[0])
+    for length in range(2, len(parts) + 1):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a deprecated name is there
+                found = getattr(found, parts[length - 1])
+        except AttributeError:
+            try:
+                found = importlib.import_module(".".join(parts[:length]))
+            except ImportError:
+                return False
+    return True
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
+
+
+def test_reaching_for_names():
+    assert _is_there("jax.tree.map")
+    assert _is_there("jax.extend.core.Primitive")
+    assert not _is_there("jax.tree.missing")
+    assert not _is_there("jax.missing.Primitive")
+
+
+@pytest.mark.parametrize("entry", _ENTRIES, ids=lambda entry: entry.old)
+def test_the_new_name_is_there_and_the_old_one_is_not(entry):
+    if jax.__version_info__ >= entry.needs:
+        assert all(_is_there(name) for name in (entry.new, entry.imported) if name)
+    if entry.gone and jax.__version_info__ >= _version(entry.gone):
+        assert not _is_there(entry.old)
+
+
+def test_each_name_stands_once_and_says_what_to_do():
+    assert len({entry.old for entry in _ENTRIES}) == len(_ENTRIES)
+    assert [entry.old for entry in _ENTRIES if bool(entry.new) == bool(entry.hint)] == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (renames.Rename("a.b", "c", "0.6.0"), "a.b was removed in jax 0.6.0: use c"),
+        (
+            renames.Rename("a.b", "c", deprecated="0.8.0"),
+            "a.b is deprecated since jax 0.8.0: use c",
+        ),
+        (renames.Rename("a.b", "", hint="it was internal"), "a.b is gone: it was internal"),
+    ],
+)
+def test_messages(entry, message):
+    assert entry.message == message

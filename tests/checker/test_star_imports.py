@@ -1,0 +1,32 @@
+"""Names that come by `from ... import *`, through several files."""
+
+from jax_dist.checker import sources
+from jax_dist.checker.project import Project
+
+
+def _meaning(folder, files, expression):
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    path = folder / "user.py"
+    module = Project().module(sources.read(str(path), files["user.py"].encode()))
+    return module.qualified_name(getattr(module.tree.body[-1], expression))
+
+
+def test_a_name_is_followed_through_star_imports(tmp_path):
+    files = {
+        "base.py": "from jax import pmap as p\n",
+        "all.py": "from base import *\n",
+        "user.py": "from all import *\nq = p\n",
+    }
+
+    assert _meaning(tmp_path, files, "value") == "jax.pmap"
+
+
+def test_files_that_import_all_of_each_other(tmp_path):
+    files = {
+        "one.py": "from two import *\n# pmap\n",
+        "two.py": "from one import *\n# pmap\n",
+        "user.py": "from one import *\nq = missing\n",
+    }
+
+    assert _meaning(tmp_path, files, "value") is None
