@@ -105,6 +105,7 @@ class Place:
     path: str  # within the repository
     line: str  # "12", or "cell 3:12"
     rule: str
+    is_pmap: bool  # else a neighbour of pmap, or a removed name
     done: bool
     reason: str
 
@@ -125,7 +126,7 @@ class Result:
     hunks: list[str] = dataclasses.field(default_factory=list)
 
     def count(self, *, pmap: bool, done: bool) -> int:
-        return sum((each.rule == _PMAP) == pmap and each.done == done for each in self.places)
+        return sum(each.is_pmap == pmap and each.done == done for each in self.places)
 
 
 # --- getting the repositories
@@ -206,7 +207,10 @@ def places_of(path: str, migration: FileMigration) -> Iterator[Place]:
     for outcome in migration.outcomes:
         line = f"{outcome.line}" if outcome.cell is None else f"cell {outcome.cell}:{outcome.line}"
         done = outcome.status == "done"
-        yield Place(path, line, outcome.code, done, outcome.reason)
+        # The idiomatic target speaks of the device axis where it takes pmap away.
+        freed = outcome.code == "JXD204" and done and re.search(r"\bpmap\b", outcome.what)
+        is_pmap = outcome.code == _PMAP or bool(freed)
+        yield Place(path, line, outcome.code, is_pmap, done, outcome.reason)
 
 
 def measured(repository: Repository, folder: pathlib.Path, target: str) -> Result:
@@ -344,8 +348,13 @@ def print_reasons(results: Sequence[Result]) -> None:
 
 
 def print_sample(results: Sequence[Result], count: int, seed: int) -> None:
-    """Random places of the diffs, to be read by hand."""
-    hunks = [f"to {result.target}: {hunk}" for result in results for hunk in result.hunks]
+    """Random places of the diffs, to be read by hand; not those that only define helpers."""
+    hunks = [
+        f"to {result.target}: {hunk}"
+        for result in results
+        for hunk in result.hunks
+        if any(line.startswith("-") for line in hunk.splitlines()[1:])
+    ]
     chosen = random.Random(seed).sample(hunks, min(count, len(hunks)))
     for number, hunk in enumerate(chosen, start=1):
         print(f"\n=== {number}/{len(chosen)} {hunk}")

@@ -1,27 +1,38 @@
 """Every example in the documentation runs, and gives what stands there."""
 
 import doctest
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _PAGES = [_ROOT / "README.md", *sorted(_ROOT.glob("docs/**/*.md"))]
-_BLOCK = re.compile(r"^```(python|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# `python` runs, `pycon` is compared, `console` is a shell; `file=train.py` is only written down.
+_BLOCK = re.compile(
+    r"^```(python|pycon|toml|console)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 _BLANK_IN_OUTPUT = re.compile(r"^$(?=\n(?!>>>))", re.MULTILINE)
+_COMMAND = re.compile(r"^\$ (.*(?:\n> .*)*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 
 
-def _run(page: pathlib.Path) -> int:
+def _run(page: pathlib.Path, folder: pathlib.Path) -> int:
     """Runs the blocks of a page in order, in one namespace; gives their number."""
     text, names = page.read_text(), {"__name__": page.stem}
     blocks = list(_BLOCK.finditer(text))
     for block in blocks:
-        language, code = block.groups()
-        above = text.count("\n", 0, block.start(2))  # a traceback names the line of the page
-        if language == "python":
+        language, file, code = block.groups()
+        above = text.count("\n", 0, block.start(3))  # a traceback names the line of the page
+        if file is not None:
+            (folder / file).write_text(code)
+        elif language == "python":
             exec(compile("\n" * above + code, page, "exec"), names)
-        else:
+        elif language == "console":
+            _run_console(code, folder)
+        elif language == "pycon":
             code = _BLANK_IN_OUTPUT.sub("<BLANKLINE>", code)  # a report has blank lines
             example = doctest.DocTestParser().get_doctest(code, names, page.stem, str(page), above)
             doctest.DebugRunner(optionflags=doctest.ELLIPSIS).run(example, clear_globs=False)
@@ -29,9 +40,32 @@ def _run(page: pathlib.Path) -> int:
     return len(blocks)
 
 
+def _run_console(code: str, folder: pathlib.Path) -> None:
+    """Each line with `$` in a shell in `folder`; what follows is what it prints."""
+    environment = {
+        **os.environ,
+        "NO_COLOR": "1",
+        "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PATH": os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]),
+    }
+    for command, expected in _COMMAND.findall(code):
+        command = re.sub(r"^jax-dist\b", f"{sys.executable} -m jax_dist", command)
+        ran = subprocess.run(
+            ["bash", "-c", command],
+            cwd=folder,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        same = doctest.OutputChecker().check_output(expected, ran.stdout, doctest.ELLIPSIS)
+        assert same, f"$ {command}\nprints\n{ran.stdout}\nand the page says\n{expected}"
+
+
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.stem)
-def test_page_runs(page: pathlib.Path):
-    assert _run(page) > 0, f"{page} has no code to run"
+def test_page_runs(page: pathlib.Path, tmp_path: pathlib.Path):
+    assert _run(page, tmp_path) > 0, f"{page} has no code to run"
 
 
 def test_the_architecture_page_names_every_module():
@@ -50,15 +84,17 @@ def test_the_architecture_page_names_every_module():
         ("```python\nassert 1 == 2\n```\n", AssertionError),
         ("```python\nn = 1\n```\nThen\n```pycon\n>>> n + 1\n3\n```\n", doctest.DocTestFailure),
         ("```pycon\n>>> missing\n```\n", doctest.UnexpectedException),
+        ("```console\n$ echo one\ntwo\n```\n", AssertionError),
+        ("```python file=a.py\nn = 1\n```\n```console\n$ cat a.py\nn = 2\n```\n", AssertionError),
     ],
-    ids=["python", "pycon", "pycon that raises"],
+    ids=["python", "pycon", "pycon that raises", "console", "console with a file"],
 )
 def test_a_wrong_example_is_found(tmp_path, text, error):
     page = tmp_path / "page.md"
     page.write_text(text)
 
     with pytest.raises(error):
-        _run(page)
+        _run(page, tmp_path)
 
 
 def test_the_output_of_an_example_may_have_blank_lines(tmp_path):
@@ -73,7 +109,7 @@ def test_a_traceback_names_the_line_of_the_page(tmp_path):
     page.write_text("# A page\n\n```python\nx = 1\nraise ValueError(x)\n```\n")
 
     with pytest.raises(ValueError, match="1") as caught:
-        _run(page)
+        _run(page, tmp_path)
 
     assert (caught.traceback[-1].path, caught.traceback[-1].lineno + 1) == (page, 5)
 

@@ -46,8 +46,10 @@ class Examiner:
 
     def examined(self, path: str, data: bytes) -> list[Finding]:
         """The findings of a file that are not switched off, in order of place."""
-        if not self.wants(path, data):
-            return []
+        return self.of_wanted(path, data) if self.wants(path, data) else []
+
+    def of_wanted(self, path: str, data: bytes) -> list[Finding]:
+        """As `examined`, of a file that `wants` has let through already."""
         try:
             source = load(path, data)
         except UnreadableError as error:

@@ -52,6 +52,8 @@ def argument_of(
             return None
         if position < len(positional) and positional[position] is parameter:
             return argument
+    if any(keyword.arg is None for keyword in call.keywords):
+        return None
     return _default_of(function.args, parameter)
 
 

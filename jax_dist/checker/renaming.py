@@ -74,11 +74,9 @@ def _exact(node: ast.expr, longer: int) -> ast.expr:
 
 def spells(module: Module, node: ast.expr, old: str) -> bool:
     """Whether the node says the old name as an attribute; other files' aliases do not."""
-    parent, _, last = old.rpartition(".")
     return (
         isinstance(node, ast.Attribute)
-        and node.attr == last
-        and module.qualified_name(node.value) == parent
+        and module.qualified_name(node.value) == old.rpartition(".")[0]
     )
 
 

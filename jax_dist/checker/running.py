@@ -92,7 +92,10 @@ class _Sifted:
         if self._memory is None:
             return None if examiner.wants(path, data) else []
         self._digests[path] = self._memory.digest(data, examiner.codes_for(path))
-        return self._memory.get(path, self._digests[path])
+        known = self._memory.get(path, self._digests[path])
+        if known is None and not examiner.wants(path, data):
+            self._memory.put(path, self._digests[path], known := [])
+        return known
 
 
 @contextlib.contextmanager
@@ -150,7 +153,7 @@ def _check(files: Sequence[str], examiner: Examiner | None = None) -> _Checked:
             found.append((path, [data]))
             continue
         try:
-            found.append((path, examiner.examined(path, data)))
+            found.append((path, examiner.of_wanted(path, data)))
         except Exception as error:
             error.add_note(f"while {path} was checked")
             raise

@@ -7,55 +7,13 @@ Shapes: `N` is the size of the device axis, which `jax.pmap` puts first and a mi
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from jax_dist.migrating.records import Array, Call, Site
+from jax_dist.migrating.verification import How, SiteComparison
 
-How: TypeAlias = Literal[
-    "as is",  # [*s] and [*s]
-    "one of equal copies",  # [N, *s], all rows alike, and [*s]
-    "device axis merged",  # [N, b, *s] and [N * b, *s]
-]
 _SHOWN = 3  # problems of one mapped function
-
-
-@dataclass(frozen=True, slots=True)
-class SiteComparison:
-    """One mapped function before and after."""
-
-    file: str
-    line: int  # before
-    function: str
-    calls_before: int
-    calls_after: int
-    compared: int  # calls whose arrays were compared
-    devices_before: int  # the fewest that hold a result
-    devices_after: int
-    absolute: float  # the largest difference between two results
-    relative: float  # the same, relative to the largest value of its array
-    how: tuple[How, ...]  # results were compared
-    problems: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "file": self.file,
-            "line": self.line,
-            "function": self.function,
-            "calls_before": self.calls_before,
-            "calls_after": self.calls_after,
-            "compared": self.compared,
-            "devices_before": self.devices_before,
-            "devices_after": self.devices_after,
-            "largest_absolute_difference": self.absolute,
-            "largest_relative_difference": self.relative,
-            "how": list(self.how),
-            "problems": list(self.problems),
-            "notes": list(self.notes),
-        }
 
 
 def compare(before: Site, after: Site | None, tolerance: float) -> SiteComparison:
@@ -144,6 +102,9 @@ class _Found:
         found = self._array(call, what, before, after)
         if found is not None:
             how, absolute, relative = found
+            if how != "one of equal copies" and after.parts < before.parts:
+                parts = f"cut into {before.parts} parts before, and into {after.parts} after"
+                self._different(call, what, parts)
             self.how.add(how)
             self.absolute = max(self.absolute, absolute)
             self.relative = max(self.relative, relative)

@@ -134,7 +134,9 @@ def replicated(tree):
     """A whole copy of each leaf on every device, without an axis over them."""
     mesh = jax.sharding.Mesh(jax.devices(), ("devices",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    return jax.device_put(tree, sharding, may_alias=False)  # donating it must not hurt `tree`
+    # Copies: donating them must not hurt `tree`. Typed, where Python's numbers have no fixed type.
+    copies = jax.tree.map(lambda x: jnp.array(x, jnp.result_type(x)), tree)
+    return jax.device_put(copies, sharding)
 '''
 
 _NEEDS = {
@@ -146,7 +148,7 @@ _NEEDS = {
     JIT_OVER_DEVICES: ("import functools", "import jax"),
     PUT_REPLICATED: ("import jax", "import jax.numpy as jnp"),
     PUT_SHARDED: ("import jax", "import jax.numpy as jnp"),
-    REPLICATED: ("import jax",),
+    REPLICATED: ("import jax", "import jax.numpy as jnp"),
     FIRST_SLICE: ("import jax", "import jax.numpy as jnp"),
 }
 

@@ -292,6 +292,26 @@ def stays_inside(module: Module, origin: Origin) -> bool:
     )
 
 
+def may_be_given(module: Module, node: ast.expr) -> bool:
+    """Whether a name may hold what another file gives to a parameter."""
+    waiting, seen = [node], set()
+    while waiting:
+        name = waiting.pop()
+        if not isinstance(name, ast.Name) or name in seen:
+            continue
+        seen.add(name)
+        for binding in module.reaching(name) or ():
+            if binding.kind == "parameter":
+                function: Any = module.parent(module.parent(binding.node))
+                if not isinstance(function, ast.Lambda) and not (
+                    is_private(module, function) and are_seen(module, function)
+                ):
+                    return True
+            elif binding.kind == "assign" and binding.value is not None:
+                waiting.append(binding.value)
+    return False
+
+
 def are_seen(module: Module, function: Any) -> bool:
     """Whether all calls of a function are seen, with all that they give it."""
     calls = onward.callers(module, function)

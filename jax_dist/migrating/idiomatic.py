@@ -8,7 +8,8 @@ from jax_dist.checker.findings import Edit, Fix, Safety
 from jax_dist.checker.modules import Module
 from jax_dist.checker.pmaps import Site
 from jax_dist.checker.stacking import Kind
-from jax_dist.migrating import emitted, host_local, plans, to_jax
+from jax_dist.migrating import emitted, host_local, lives, plans, to_jax
+from jax_dist.migrating.following import First
 from jax_dist.migrating.layout import Style
 from jax_dist.migrating.layouts import Argument, Component, Layout, Layouts, Slot
 from jax_dist.migrating.outcomes import Left
@@ -48,26 +49,50 @@ def find(module: Module, style: Style, *, several_processes: bool) -> Idiomatic:
     if not sites:
         return Idiomatic((), {})
     layouts = Layouts(module, sites)
-    changes: list[Change] = []
-    kept: dict[ast.expr, str] = {}
-    done: dict[int, str] = {}  # the group of each component
+    changes = None
+    while changes is None:
+        groups = _groups(layouts, sites)
+        changes = _site_changes(module, layouts, sites, groups, style)
+    kept = {site.reference: _why_kept(layouts, site) for site in sites}
+    return Idiomatic(_with_places(module, layouts, sites, changes, groups, style), kept)
+
+
+def _why_kept(layouts: Layouts, site: Site) -> str:
+    parts = _parts(layouts, site)
+    return "; ".join(dict.fromkeys(part.kept for part in parts if part.kept))
+
+
+def _groups(layouts: Layouts, sites: list[Site]) -> dict[int, str]:
+    """By the id of a component: the name of what changes together, or not at all."""
+    groups: dict[int, str] = {}
     for site in sites:
-        parts = _parts(layouts, site)
-        free = [part for part in parts if part.layout is not Layout.STACKED]
-        kept[site.reference] = "; ".join(dict.fromkeys(part.kept for part in parts if part.kept))
+        free = [id(part) for part in _free(layouts, site)]
+        joined = {groups[each] for each in free if each in groups}
+        name = min(joined, default=f"axis of {site.node.lineno}:{site.node.col_offset}")
+        groups = {each: name if old in joined else old for each, old in groups.items()}
+        groups |= dict.fromkeys(free, name)
+    return groups
+
+
+def _site_changes(
+    module: Module, layouts: Layouts, sites: list[Site], groups: dict[int, str], style: Style
+) -> list[Change] | None:
+    """The changes of the mapped functions; None where one had to be left: all is asked anew."""
+    changes: list[Change] = []
+    for site in sites:
+        free = _free(layouts, site)
         if not free:
             continue
-        group = next((done[id(part)] for part in free if id(part) in done), f"site {site.node.lineno}")
         try:
-            changes.append(_site_change(module, site, layouts, style, group))
+            changes.append(_site_change(module, site, layouts, style, groups[id(free[0])]))
         except Left as left:
-            for part in parts:
-                part.kept = part.kept or left.reason
-            kept[site.reference] = left.reason
-            continue
-        for part in free:
-            done[id(part)] = group
-    return Idiomatic(_with_places(module, layouts, sites, changes, done, style), kept)
+            layouts.keep_site(site, left.reason)
+            return None
+    return changes
+
+
+def _free(layouts: Layouts, site: Site) -> list[Component]:
+    return [part for part in _parts(layouts, site) if part.layout is not Layout.STACKED]
 
 
 def _may_change(module: Module, site: Site, several_processes: bool) -> bool:  # noqa: FBT001
@@ -171,12 +196,15 @@ def _with_places(
             if id(part) not in done or any(part is each for each in seen):
                 continue
             seen.append(part)
-            found += _places_of(module, part, done[id(part)], style)
+            found += _places_of(module, layouts, part, done[id(part)], style)
     return tuple(found)
 
 
-def _places_of(module: Module, part: Component, group: str, style: Style) -> list[Change]:
+def _places_of(
+    module: Module, layouts: Layouts, part: Component, group: str, style: Style
+) -> list[Change]:
     places: list[Change] = []
+    donated = layouts.donating_calls(part)
     for source in part.sources:
         texts = Texts(module, source.node, style)
         if source.kind is Kind.REPLICATED:
@@ -188,10 +216,21 @@ def _places_of(module: Module, part: Component, group: str, style: Style) -> lis
         fix = Fix(said, Safety.UNSAFE, edits, texts.imports, texts.definitions, group)
         places.append(Change(source.node, fix, said))
     for first in part.firsts:
-        edits = _shell(module, first.node, first.of, _around(first.of), _around(first.of, end=True))
-        said = "the value has no device axis any more"
-        places.append(Change(first.node, Fix(said, Safety.UNSAFE, edits, group=group), said))
+        places.append(_first(module, first, group, style, copied=lives.outlives(module, first.node, donated)))
     return places + [_forest(module, call, group, style) for call in part.forests]
+
+
+def _first(module: Module, first: First, group: str, style: Style, *, copied: bool) -> Change:
+    """The value itself; a copy of it where a later call donates that."""
+    texts = Texts(module, first.node, style)
+    start, end = _around(first.of), _around(first.of, end=True)
+    said = "the value has no device axis any more"
+    if copied:
+        start = f"{texts.named('jax.tree.map')}({texts.named('jax.numpy.copy')}, "
+        end, said = ")", f"{said}; it is copied, for the value is donated later"
+    edits = _shell(module, first.node, first.of, start, end)
+    fix = Fix(said, Safety.UNSAFE, edits, texts.imports, texts.definitions, group)
+    return Change(first.node, fix, said)
 
 
 def _forest(module: Module, call: ast.Call, group: str, style: Style) -> Change:

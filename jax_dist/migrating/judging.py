@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from jax_dist.migrating import comparison, matching
-from jax_dist.migrating.comparison import SiteComparison
 from jax_dist.migrating.records import Site
 from jax_dist.migrating.runs import Run
-from jax_dist.migrating.verification import Ending, Verdict, Verification, tail
+from jax_dist.migrating.verification import Ending, SiteComparison, Verdict, Verification, tail
 
 _ERROR = re.compile(r"[\w.]+(Error|Exception|Exit): ")
 

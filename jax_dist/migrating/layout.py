@@ -85,7 +85,9 @@ def moved(text: str, old_column: int, new_column: int) -> str:
     if shift > 0:
         lines = [" " * shift + line if line.strip() else line for line in lines]
     elif shift < 0:
-        spare = min((len(line) - len(line.lstrip(" ")) for line in lines if line.strip()), default=0)
+        spare = min(
+            (len(line) - len(line.lstrip(" ")) for line in lines if line.strip()), default=0
+        )
         cut = min(-shift, spare)
         lines = [line[cut:] if line.strip() else line for line in lines]
     return "\n".join((first, *lines))

@@ -15,8 +15,10 @@ from jax_dist.checker.flow import Flow, Origin
 from jax_dist.checker.modules import Module
 from jax_dist.checker.pmaps import Site
 from jax_dist.checker.stacking import Kind
-from jax_dist.migrating import calls, following, onward, sources
+from jax_dist.migrating import calls, following, onward, sameness, sources, specs
 from jax_dist.migrating.following import Collected, First, Given, Kept, Lost
+from jax_dist.migrating.outcomes import Left
+from jax_dist.migrating.sameness import Same
 
 
 class Layout(enum.Enum):
@@ -50,6 +52,7 @@ class Source:
     node: ast.Call
     of: ast.expr
     kind: Kind
+    is_again: bool  # the part of one device is copied to all: that makes them equal
 
 
 Slot: TypeAlias = Argument | Result | ast.expr  # the expression of a source
@@ -63,6 +66,7 @@ class Component:
     sources: list[Source] = dataclasses.field(default_factory=list)
     firsts: list[First] = dataclasses.field(default_factory=list)
     forests: list[ast.Call] = dataclasses.field(default_factory=list)  # of get_metrics
+    donors: list[Site] = dataclasses.field(default_factory=list)  # that donate one of the slots
     kept: str = ""  # why the axis stays; "" where it can go
     cautions: list[str] = dataclasses.field(default_factory=list)
 
@@ -103,12 +107,19 @@ class Layouts:
         self._parts: dict[Slot, Component] = {}
         self._seen: set[ast.expr] = set()  # sources
         self._due: list[tuple[Slot, ast.expr]] = []  # each read must turn out to be of the slot
+        told = onward.by_text(module)
         for site in sites:
             self._see_site(site)
+            if told:
+                self.keep_site(site, told)
         for node in following.carriers(module, self._flow):
             self._see_value(node)
         for slot, read in self._due:
             self._see_read(slot, read)
+        for site in sites:
+            self._see_donations(site)
+        while not all([self._are_same(site) for site in sites]):
+            pass  # what is kept now differs for the functions that it is given to
 
     def component(self, slot: Slot) -> Component:
         """The slots that are laid out like this one."""
@@ -131,6 +142,10 @@ class Layouts:
             return [Result(site, None)]
         return [Result(site, position) for position in range(arity)]
 
+    def donating_calls(self, part: Component) -> list[ast.Call]:
+        """The calls that donate one of the slots."""
+        return [call for site in part.donors for call in self._calls[site]]
+
     # --- what flows
 
     def _see_site(self, site: Site) -> None:
@@ -139,6 +154,8 @@ class Layouts:
         lost = calls.unseen(self._module, self._flow, site)
         if lost or not self._calls[site]:
             self.keep_site(site, lost or f"no call of it is seen; it is made in line {_line(site)}")
+        if self._calls[site] and self.arguments(site) is None:
+            self.keep_site(site, "its calls differ in the number of arguments")
         for call in self._calls[site]:
             for position, argument in enumerate(call.args):
                 slot = Argument(site, position)
@@ -172,6 +189,9 @@ class Layouts:
             self._tie(known[0], slot)
         if len(known) < len(slots):
             self._keep(known[0], f"line {node.lineno} mixes it with values that are not followed")
+        if following.may_be_given(self._module, node):
+            text = self._module.text(node)
+            self._keep(known[0], f"other files may give {text} of line {node.lineno}")
         part = self._part(known[0])
         match following.use(self._module, self._flow, node):
             case First() as first:
@@ -184,8 +204,7 @@ class Layouts:
                     self._tie(known[0], Argument(site, position))
             case Kept(reads=reads, caution=caution):
                 self._due += ((known[0], read) for read in reads)
-                if caution and caution not in part.cautions:
-                    part.cautions.append(caution)
+                self._caution(part, caution)
             case Collected(calls=forests):
                 for call in forests:  # other values may be in the same list
                     self._tie(known[0], call)
@@ -227,19 +246,20 @@ class Layouts:
             return None if site is None else self._result_at(site, origin)
         if origin.kind in (Kind.REPLICATED, Kind.SPLIT) and origin.of is not None:
             if isinstance(origin.node, ast.Call) and not following.is_iterated(self._module, origin):
-                self._see_source(Source(origin.node, origin.of, origin.kind))
+                self._see_source(origin.node, origin.of, origin.kind)
                 return origin.node
         return None
 
-    def _see_source(self, source: Source) -> None:
-        if source.node in self._seen:
+    def _see_source(self, node: ast.Call, of: ast.expr, kind: Kind) -> None:
+        if node in self._seen:
             return
-        self._seen.add(source.node)
-        part = self._part(source.node)
-        part.sources.append(source)
-        why = sources.why_not(self._module, source.node)
+        self._seen.add(node)
+        part = self._part(node)
+        is_again = any(each.kind is not Kind.UNKNOWN for each in self._flow.origins(of))
+        part.sources.append(Source(node, of, kind, is_again))
+        why = sources.why_not(self._module, node)
         if why:
-            self._keep(source.node, f"of line {source.node.lineno} {why}")
+            self._keep(node, f"of {self._module.text(node.func)} in line {node.lineno} {why}")
 
     def _result_at(self, site: Site, origin: Origin) -> Slot | None:
         if self._arity[site] is None:
@@ -254,6 +274,48 @@ class Layouts:
         """How many results there are, where the function or all of its calls show a tuple."""
         counts = {_targets(self._module, call) for call in self._calls[site]}
         return counts.pop() if len(counts) == 1 else None
+
+    def _see_donations(self, site: Site) -> None:
+        """A split copies its batch; without it, the batch itself would be donated."""
+        given = site.arguments.get("donate_argnums")
+        try:
+            donated = specs.integers(given, "donate_argnums")
+        except Left as left:
+            self.keep_site(site, left.reason)
+            return
+        for position in donated:
+            part = self._part(Argument(site, position))
+            part.donors.append(site)
+            if any(source.kind is Kind.SPLIT for source in part.sources):
+                part.kept = part.kept or "it is donated, and the batch that it is made of is not"
+
+    def _are_same(self, site: Site) -> bool:
+        """Whether nothing had to be kept: results that differ from device to device need the axis."""
+        arguments = self.arguments(site) or []
+        shared = [self._part(slot).layout is Layout.SHARED for slot in arguments]
+        results = self.results(site)
+        arity = None if results[0].position is None else len(results)
+        found = sameness.of_results(self._module, site, shared, arity)
+        done = True
+        for slot, same in zip(results, found, strict=True):
+            part = self._part(slot)
+            if part.layout is not Layout.SHARED or same is Same.YES:
+                continue
+            which = "what it returns" if slot.position is None else f"result {slot.position}"
+            again = [source.node.lineno for source in part.sources if source.is_again]
+            if same is Same.NO:
+                part.kept = f"{which} differs from device to device"
+            elif again:
+                part.kept = f"line {again[0]} makes its copies equal, and nothing shows that they are"
+            else:
+                self._caution(part, f"nothing shows that {which} is the same on each device")
+                continue
+            done = False
+        return done
+
+    def _caution(self, part: Component, caution: str) -> None:
+        if caution and caution not in part.cautions:
+            part.cautions.append(caution)
 
     # --- ties
 
@@ -283,6 +345,7 @@ class Layouts:
         into.sources += gone.sources
         into.firsts += gone.firsts
         into.forests += gone.forests
+        into.donors += gone.donors
         into.cautions += gone.cautions
         into.kept = into.kept or gone.kept
 

@@ -129,3 +129,15 @@ def _attributes(module: Module) -> dict[str, list[ast.Attribute]]:
 def attributes(module: Module, name: str) -> list[ast.Attribute]:
     """Every `x.name` that is read."""
     return module.once(_attributes).get(name, [])
+
+
+def by_text(module: Module) -> str:
+    """Where names are read by their text, which is not followed; "" where nothing does that."""
+    for scope in module.scopes.all:
+        for name in ("locals", "globals", "exec", "eval"):
+            for load in scope.loads.get(name, ()):
+                call = module.parent(load)
+                is_call = isinstance(call, ast.Call) and call.func is load
+                if is_call and scope.lookup(name) is None:
+                    return f"line {load.lineno} calls {name}"
+    return ""

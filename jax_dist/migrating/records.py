@@ -17,6 +17,7 @@ class Array:
     dtype: str
     shape: tuple[int, ...]
     devices: int  # that held it; 0 for an array of numpy
+    parts: int  # into which it was cut; 1 where each device held all of it
     archive: Path | None  # where its values are; None for a large one, of which there are digests
     key: str = ""
     digest: str = ""
@@ -170,6 +171,7 @@ def _array(event: Mapping[str, Any], archive: Path) -> Array:
         dtype=event["dtype"],
         shape=tuple(event["shape"]),
         devices=event["devices"],
+        parts=event["parts"],
         archive=archive if "key" in event else None,
         key=event.get("key", ""),
         digest=event.get("digest", ""),

@@ -49,7 +49,9 @@ class Texts:
         """The name of an emitted function, which the file then gets."""
         name = emitted.name_of(definition)
         styled = re.sub(
-            r"(?m)^( +)", lambda m: self.style.unit * (len(m[1]) // 4) + " " * (len(m[1]) % 4), definition
+            r"(?m)^( +)",
+            lambda m: self.style.unit * (len(m[1]) // 4) + " " * (len(m[1]) % 4),
+            definition,
         )
         present = self.module.scopes.module.bindings.get(name)
         if present is not None and not self._is_ours(present[0].node, styled):

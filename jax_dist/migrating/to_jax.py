@@ -88,7 +88,9 @@ def _remembered(module: Module, site: Site, plan: Plan, style: Style) -> Fix:
     value = Call(texts.helper(emitted.JIT_OVER_DEVICES), [texts.moved(site.fun, 1), plan.axis])
     whole = _around(module, site)
     edit = Edit(*module.span(whole), texts.written(value, whole))
-    return Fix("use jax.jit(jax.shard_map(...))", Safety.UNSAFE, (edit,), texts.imports, texts.definitions)
+    return Fix(
+        "use jax.jit(jax.shard_map(...))", Safety.UNSAFE, (edit,), texts.imports, texts.definitions
+    )
 
 
 def _check_loop(module: Module, site: Site) -> None:
@@ -104,8 +106,6 @@ def _check_loop(module: Module, site: Site) -> None:
                 "mapped = jax.pmap(fun)\nfor x in xs:\n    y = mapped(x)",
                 f"the loop in line {around.lineno}",
             )
-
-
 
 
 _OWN_PMAP = """\

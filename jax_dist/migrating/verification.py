@@ -1,13 +1,21 @@
-"""What `--verify` found: data, and the table that people read."""
+"""What `--verify` found: data, and the table that people read. Imports nothing heavy.
+
+Shapes: `N` is the size of the device axis, which `jax.pmap` puts first and a migration may drop;
+`*s` is the rest.
+"""
 
 import enum
+import math
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
-from jax_dist.migrating.comparison import SiteComparison
-
+How: TypeAlias = Literal[
+    "as is",  # [*s] and [*s]
+    "one of equal copies",  # [N, *s], all rows alike, and [*s]
+    "device axis merged",  # [N, b, *s] and [N * b, *s]
+]
 _TAIL_LINES = 12  # of a program's output
 
 
@@ -17,6 +25,42 @@ class Verdict(enum.StrEnum):
     SAME = "same"  # all that was mapped was called, and is equal, on as many devices
     DIFFERENT = "different"
     UNPROVEN = "unproven"  # nothing differs, but not all could be compared
+
+
+@dataclass(frozen=True, slots=True)
+class SiteComparison:
+    """One mapped function before and after."""
+
+    file: str
+    line: int  # before
+    function: str
+    calls_before: int
+    calls_after: int
+    compared: int  # calls whose arrays were compared
+    devices_before: int  # the fewest that hold a result
+    devices_after: int
+    absolute: float  # the largest difference between two results
+    relative: float  # the same, relative to the largest value of its array
+    how: tuple[How, ...]  # results were compared
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "file": self.file,
+            "line": self.line,
+            "function": self.function,
+            "calls_before": self.calls_before,
+            "calls_after": self.calls_after,
+            "compared": self.compared,
+            "devices_before": self.devices_before,
+            "devices_after": self.devices_after,
+            "largest_absolute_difference": _finite(self.absolute),
+            "largest_relative_difference": _finite(self.relative),
+            "how": list(self.how),
+            "problems": list(self.problems),
+            "notes": list(self.notes),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +115,7 @@ class Verification:
         return self.verdict is Verdict.DIFFERENT
 
     def to_dict(self) -> dict[str, Any]:
-        """For machines; all values are those of JSON, except that infinities may occur."""
+        """For machines, in JSON's types; an infinite difference is None."""
         return {
             "command": list(self.command),
             "verdict": str(self.verdict),
@@ -146,6 +190,10 @@ def _row(site: SiteComparison) -> tuple[str, ...]:
         f"{site.absolute:.3g}" if site.compared else "-",
         ", ".join(site.how) or "-",
     )
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 def _count(number: int, noun: str) -> str:

@@ -36,7 +36,10 @@ def _compared(text: str, file: str = "known.json", path: str = "src/a.py"):
 def test_the_file_is_made_to_be_read_and_merged():
     _write("risky\nold\nold\nold + 1\n")
 
-    assert pathlib.Path("known.json").read_text() == """\
+    text = pathlib.Path("known.json").read_text()
+    assert (
+        text
+        == """\
 {
   "version": 1,
   "findings": {
@@ -60,6 +63,7 @@ def test_the_file_is_made_to_be_read_and_merged():
   }
 }
 """
+    )
 
 
 def test_lines_may_move():

@@ -100,6 +100,15 @@ def test_what_is_only_shown(code, text, shown):
     assert edits.apply(text.encode(), found.fix.edits).decode() == shown
 
 
+def test_what_another_file_renames_is_found_there(tmp_path):
+    (tmp_path / "compat.py").write_text("import jax  # partial\ntree_map = jax.tree_map\n")
+    text = "import jax\nimport compat\ncompat.tree_map(f, x)\njax.tree_map(f, x)\n"
+    source = sources.read(str(tmp_path / "user.py"), text.encode())
+    found = linter.check(source, Project(), frozenset({"JXD108"}))
+
+    assert [finding.start.line for finding in found] == [4]
+
+
 def test_slices_of_indexed_updates_are_written_as_indices():
     text = "import jax\ny = jax.ops.index_add(x, jax.ops.index[2:, ...], y)\n"
     update = next(each for each in _lint("JXD108", text) if each.fix is not None)

@@ -481,6 +481,15 @@ class TestRunning:
         assert stream.getvalue() == ""
 
 
+def test_the_hooks_for_pre_commit_run():
+    text = pathlib.Path(_ROOT, ".pre-commit-hooks.yaml").read_text()
+    entries = [line.split()[1:] for line in text.splitlines() if line.startswith("  entry:")]
+    _write(_PSUM)
+
+    assert entries == [["jax-dist", "lint"], ["jax-dist", "lint", "--fix"]]
+    assert [_lint(*entry[2:], "a.py")[0] for entry in entries] == [1, 0]
+
+
 def test_help_teaches(capsys):
     assert _lint("--help")[0] == 0
 

@@ -13,11 +13,18 @@ from jax_dist.migrating.records import Array, Call, Site
 def kept(tmp_path: pathlib.Path):
     """Makes an array as a record has it."""
 
-    def keep(values: object, dtype: str = "float32", *, devices: int = 8, path: str = "") -> Array:
+    def keep(
+        values: object,
+        dtype: str = "float32",
+        *,
+        devices: int = 8,
+        parts: int = 8,
+        path: str = "",
+    ) -> Array:
         archive = tmp_path / f"{len(list(tmp_path.iterdir()))}.npz"
         array = np.array(values, dtype)
         np.savez(archive, x=array)
-        return Array(path, dtype, array.shape, devices, archive, "x")
+        return Array(path, dtype, array.shape, devices, parts, archive, "x")
 
     return keep
 
@@ -86,9 +93,11 @@ def test_an_integer_has_no_tolerance(kept):
 
 
 def test_a_nan_on_one_side(kept):
-    assert _problems(kept([1.0, 2.0]), kept([1.0, float("nan")]), tolerance=1.0) == (
-        "call 1, result: differs by up to inf, inf times its largest value",
-    )
+    one, other = kept([1.0, 2.0]), kept([1.0, float("nan")])
+    found = compare(_site(Call((), (one,), None)), _site(Call((), (other,), None)), tolerance=1.0)
+
+    assert found.problems == ("call 1, result: differs by up to inf, inf times its largest value",)
+    assert found.to_dict()["largest_absolute_difference"] is None  # JSON has no infinity
 
 
 def test_a_nan_on_both_sides_hides_no_difference_and_makes_none(kept):
@@ -108,6 +117,14 @@ def test_fewer_devices(kept):
     assert _problems(kept([1.0]), kept([1.0], devices=1)) == (
         "call 1, result: on 8 devices before, on 1 after",
     )
+
+
+def test_every_device_holding_everything(kept):
+    """Eight devices that all compute the whole are no migration of eight that share it."""
+    assert _problems(kept([1.0]), kept([1.0], parts=1)) == (
+        "call 1, result: cut into 8 parts before, and into 1 after",
+    )
+    assert _problems(kept([[1.0], [1.0]]), kept([1.0], parts=1)) == ()  # one copy is enough
 
 
 def test_another_dtype(kept):
@@ -161,13 +178,13 @@ def test_too_few_calls_among_the_first_and_any_number_later(kept):
 
 def test_large_arrays_are_compared_by_their_digests(kept):
     """A digest is of the bytes, whichever run kept the values."""
-    whole = Array("", "float32", (2, 2), 8, None, digest=_AB, rows=(_A, _B), mean=2.5)
+    whole = Array("", "float32", (2, 2), 8, 8, None, digest=_AB, rows=(_A, _B), mean=2.5)
 
     assert difference(whole, whole) == ("as is", 0.0, 0.0)
     assert difference(whole, kept([1, 2, 3, 4])) == ("device axis merged", 0.0, 0.0)
     with pytest.raises(Unlike, match=r"^\[2, 2\] before, \[2\] after$"):
         difference(whole, kept([1, 2]))
-    copies = Array("", "float32", (2, 2), 8, None, digest=_AB, rows=(_A, _A), mean=1.5)
+    copies = Array("", "float32", (2, 2), 8, 8, None, digest=_AB, rows=(_A, _A), mean=1.5)
     assert difference(copies, kept([1, 2])) == ("one of equal copies", 0.0, 0.0)
     with pytest.raises(Unlike, match=r"^a large array differs: mean 2.5 before, None after$"):
         difference(whole, kept([[1, 2], [3, 5]]))

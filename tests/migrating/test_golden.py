@@ -6,6 +6,7 @@ it became are run on 8 devices: values, shapes, types and the number of devices 
 
 A first comment may say more:
   # result: [...]        what it gives, where the program itself needs functions that are gone
+  # also: idiomatic      a third target: --to jax --idiomatic
   # raises to jax: ...   where plain JAX is known to be stricter than pmap: a part of its message
 
 `python tests/migrating/test_golden.py` writes what each case becomes; read the difference.
@@ -28,14 +29,19 @@ import pytest
 from jax_dist.checker import sources
 from jax_dist.checker.project import Project
 from jax_dist.migrating import emitted, files
+from jax_dist.migrating.files import Options
 from jax_dist.migrating.outcomes import FileMigration
 
 _FOLDER = pathlib.Path(__file__).parent / "golden"
-_TARGETS = ("jax_dist", "jax")
+_OPTIONS = {
+    "jax_dist": Options(to="jax_dist"),
+    "jax": Options(to="jax"),
+    "idiomatic": Options(to="jax", idiomatic=True),
+}
 _ADDED = [
     emitted.name_of(text)
     for text in vars(emitted).values()
-    if isinstance(text, str) and text.startswith("def ")
+    if isinstance(text, str) and text.startswith(("def ", "@"))
 ]
 
 
@@ -65,9 +71,15 @@ def names() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.txt"))
 
 
-def migrated(text: str, to: Any) -> FileMigration:
-    source = sources.read("case.py", text.encode())
-    return files.migrate(source, Project(), files.Options(to=to))
+def targets(case: Case) -> list[str]:
+    return ["jax_dist", "jax", *filter(None, [case.says("also")])]
+
+
+_EACH = [(name, to) for name in names() for to in targets(read(name))]
+
+
+def migrated(text: str, to: str) -> FileMigration:
+    return files.migrate(sources.read("case.py", text.encode()), Project(), _OPTIONS[to])
 
 
 def shown(migration: FileMigration) -> str:
@@ -76,7 +88,8 @@ def shown(migration: FileMigration) -> str:
     lines = text.splitlines(keepends=True)
     for node in reversed(ast.parse(text).body):
         if isinstance(node, ast.FunctionDef) and node.name in _ADDED:
-            lines[node.lineno - 1 : node.end_lineno] = [f"# + {node.name}\n"]
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            lines[first - 1 : node.end_lineno] = [f"# + {node.name}\n"]
     left = [
         f"# left, line {outcome.line}: {outcome.why}\n"
         for outcome in migration.outcomes
@@ -108,16 +121,14 @@ def _needs(case: Case) -> Iterator[str]:
             yield name
 
 
-@pytest.mark.parametrize("to", _TARGETS)
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize(("name", "to"), _EACH)
 def test_the_text_is_as_written(name: str, to: str):
     case = read(name)
 
     assert shown(migrated(case.before, to)) == case.after[to]
 
 
-@pytest.mark.parametrize("to", _TARGETS)
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize(("name", "to"), _EACH)
 def test_a_second_run_changes_nothing(name: str, to: str):
     once = migrated(read(name).before, to)
 
@@ -135,7 +146,7 @@ def test_the_numbers_are_the_same(name: str):
     literal = case.says("result")
     expected = None if literal else result(case.before, name)
 
-    for to in _TARGETS:
+    for to in targets(case):
         after = migrated(case.before, to).after.decode()
         if message := case.says(f"raises to {to}"):
             with pytest.raises(ValueError, match=re.escape(message)):
@@ -157,7 +168,8 @@ def test_a_wrong_migration_would_be_seen():
 
 @pytest.mark.parametrize("name", _ADDED)
 def test_each_added_function_is_in_some_case(name: str):
-    assert any(f"# + {name}\n" in read(case).after["jax"] for case in names())
+    texts = [text for case in names() for text in read(case).after.values()]
+    assert any(f"# + {name}\n" in text for text in texts)
 
 
 def test_an_added_function_has_the_indentation_of_its_file():
@@ -183,7 +195,7 @@ def write() -> None:
     for name in names():
         case = read(name)
         parts = [case.before]
-        for to in _TARGETS:
+        for to in targets(case):
             parts += (f"# --- to {to}\n", shown(migrated(case.before, to)))
         (_FOLDER / f"{name}.txt").write_text("".join(parts), encoding="utf-8")
 

@@ -111,6 +111,7 @@ def test_arguments_are_copied_before_they_are_donated(habits: Run):
     assert call.given[0].values().tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
     assert call.returned[0].values().tolist() == [0, 4, 8, 12, 16, 20, 24, 28]
     assert (call.given[0].devices, call.returned[0].devices) == (8, 8)
+    assert (call.given[0].parts, call.returned[0].parts) == (8, 8)
 
 
 def test_a_method_is_given_its_object_and_that_is_no_array(habits: Run):

@@ -118,22 +118,26 @@ CASES: tuple[Case, ...] = (
         (3,),
     ),
     Flag(
-        "what was replicated, and went through a loop",
-        "import jax\nfrom flax import jax_utils\nf = jax.pmap(g)\ns = jax_utils.replicate(s)\n"
-        "for b in data:\n    s, m = f(s, b)\nlast = jax.tree.map(lambda x: x[0], s)\n",
-        (7,),
-    ),
-    Flag(
-        "a metric that is unpacked by the caller of a function",
-        "import jax\nf = jax.pmap(g)\ndef step(s, b):\n    s, m = f(s, b)\n    return s, m\n"
-        "s, m = step(s, b)\nm = jax.tree_util.tree_map(lambda x: x[0], m)\n",
-        (7,),
-    ),
-    Flag(
         "a function that other files may call with anything: no fix",
         "import jax\nf = jax.pmap(g)\n"
         "def first(tree):\n    return jax.tree.map(lambda x: x[0], tree)\ny = first(f(x))\n",
         (4,),
+    ),
+    Mend(
+        "what was replicated, and went through a loop",
+        "import jax\nfrom flax import jax_utils\nf = jax.pmap(g)\ns = jax_utils.replicate(s)\n"
+        "for b in data:\n    s, m = f(s, b)\nlast = jax.tree.map(lambda x: x[0], s)\n",
+        "import jax\nfrom flax import jax_utils\nf = jax.pmap(g)\ns = jax_utils.replicate(s)\n"
+        "for b in data:\n    s, m = f(s, b)\n"
+        "last = jax.tree.map(lambda x: x.addressable_shards[0].data.squeeze(0), s)\n",
+    ),
+    Mend(
+        "a metric that is unpacked by the caller of a function",
+        "import jax\nf = jax.pmap(g)\ndef step(s, b):\n    s, m = f(s, b)\n    return s, m\n"
+        "s, m = step(s, b)\nm = jax.tree_util.tree_map(lambda x: x[0], m)\n",
+        "import jax\nf = jax.pmap(g)\ndef step(s, b):\n    s, m = f(s, b)\n    return s, m\n"
+        "s, m = step(s, b)\n"
+        "m = jax.tree_util.tree_map(lambda x: x.addressable_shards[0].data.squeeze(0), m)\n",
     ),
     Mend(
         "the result of a mapped call",

@@ -87,6 +87,11 @@ def _unwrapped(module: Module, site: Site, held: ast.expr, name: str, call: ast.
 
 CASES: tuple[Case, ...] = (
     Keep("a jit inside", "import jax\nf = jax.pmap(jax.jit(g))\n"),
+    Keep("a jit inside, as decorators", "import jax\n@jax.pmap\n@jax.jit\ndef f(x): ...\n"),
+    Keep(
+        "an operand is not traced",
+        "import jax\ny = jax.lax.cond(p, f, g, jax.pmap(h))\n",
+    ),
     Keep("one beside the other", "import jax\nf = jax.pmap(g)\nh = jax.jit(g)\n"),
     Keep(
         "its result goes into what is traced",

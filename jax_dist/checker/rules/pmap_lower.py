@@ -50,6 +50,7 @@ CASES: tuple[Case, ...] = (
     Keep("of a jit", "import jax\nf = jax.pmap(g)\nt = jax.jit(g).lower(x)\n"),
     Keep("of a string", "import jax\nf = jax.pmap(g)\nname = 'A'.lower()\n"),
     Keep("of the function itself", "import jax\nf = jax.pmap(g)\nh = g.__wrapped__\n"),
+    Keep("of its name", "import jax\nf = jax.pmap(g)\nn = f.__name__.lower()\n"),
     Keep("of a result", "import jax\nf = jax.pmap(g)\nt = f(x).lower()\n"),
     Flag("at once", "import jax\nt = jax.pmap(g).lower(x)\n", (2,)),
     Flag("by name", "import jax\nf = jax.pmap(g)\nt = f.lower(x).compile()\n", (3,)),

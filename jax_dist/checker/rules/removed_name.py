@@ -156,6 +156,12 @@ CASES: tuple[Case, ...] = (
         "from jax import (\n    # the old one\n    tree_map,\n)\n",
         (3,),
     ),
+    Flag(
+        "a comment behind a name",
+        "from jax import (\n    tree_map,  # the old one\n    jit,\n)\n",
+        (2,),
+    ),
+    Flag("no namesake", "import jax\nc = jax.xla_computation(f, (1,), axes)(x)\n", (2,)),
     Mend(
         "tree_map and tree_leaves",
         "import jax\nn = jax.tree_leaves(jax.tree_map(f, x))  # leaves\n",

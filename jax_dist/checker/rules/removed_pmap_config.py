@@ -100,6 +100,10 @@ CASES: tuple[Case, ...] = (
         "import jax\nif hasattr(jax.config, 'jax_pmap_shmap_merge'):\n"
         "    jax.config.update('jax_pmap_shmap_merge', True)\n",
     ),
+    Keep(
+        "compared",
+        "import jax\nknown = name == 'jax_eager_pmap' or name in ['JAX_EAGER_PMAP']\n",
+    ),
     Keep("a flag that is there", "import jax\njax.config.update('jax_enable_x64', True)\n"),
     Keep("another program's option", "import jax\noptions.update('jax_eager_pmap', 1)\n"),
     Flag("read", "import jax\nif jax.config.jax_pmap_shmap_merge:\n    f()\n", (2,)),

@@ -7,7 +7,7 @@ from jax_dist.checker import functions, traced
 from jax_dist.checker.findings import Edit, Fix, Safety
 from jax_dist.checker.modules import Module
 from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
+from jax_dist.checker.registry import Case, Found, Keep, Mend, rule
 
 PAGE = Page(
     code="JXD404",
@@ -84,11 +84,12 @@ CASES: tuple[Case, ...] = (
         "the file's own set",
         "import jax\nfrom mine import set\nf = jax.pmap(lambda x: [n for n in set(x)])\n",
     ),
-    Flag(
+    Mend(
         "a difference of sets, by name",
         "import jax\nnames = {'a', 'b'}\n@jax.pmap\ndef f(x):\n"
         "    for n in names - {'a'}:\n        x = x + y[n]\n    return x\n",
-        (5,),
+        "import jax\nnames = {'a', 'b'}\n@jax.pmap\ndef f(x):\n"
+        "    for n in sorted(names - {'a'}):\n        x = x + y[n]\n    return x\n",
     ),
     Mend(
         "a loop",

@@ -140,6 +140,7 @@ class Recorder:
             "dtype": leaf.dtype,
             "shape": list(leaf.values.shape),
             "devices": leaf.devices,
+            "parts": leaf.parts,
         }
         if leaf.values.nbytes > min(_LARGE, self._left):
             return described | _digests(leaf.values)
@@ -164,6 +165,7 @@ class Leaf:
     path: str  # such as "[0].params['w']"
     dtype: str
     devices: int  # that hold it; 0 for an array of numpy
+    parts: int  # into which it is cut; 1 where each device holds all of it
     values: np.ndarray  # in a dtype that numpy has
 
 
@@ -219,7 +221,7 @@ class Call:
 
 
 def _leaf(path: str, leaf: Any) -> Leaf:
-    devices = len(leaf.sharding.device_set) if isinstance(leaf, jax.Array) else 0
+    devices, parts = _placement(leaf)
     dtype = str(getattr(leaf, "dtype", type(leaf).__name__))
     if isinstance(leaf, jax.Array):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -228,7 +230,14 @@ def _leaf(path: str, leaf: Any) -> Leaf:
             leaf = jax.device_get(leaf)
         else:  # of several processes: what this one has
             leaf = np.stack([jax.device_get(shard.data) for shard in leaf.addressable_shards])
-    return Leaf(path, dtype, devices, _plain(np.array(leaf)))
+    return Leaf(path, dtype, devices, parts, _plain(np.array(leaf)))
+
+
+def _placement(leaf: Any) -> tuple[int, int]:
+    if not isinstance(leaf, jax.Array):
+        return 0, 0
+    indices = leaf.sharding.devices_indices_map(leaf.shape)
+    return len(indices), len({str(index) for index in indices.values()})
 
 
 def _plain(values: np.ndarray) -> np.ndarray:

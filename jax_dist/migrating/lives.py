@@ -1,0 +1,61 @@
+"""Whether the part of one device is still used when the whole has been donated."""
+
+import ast
+from collections.abc import Iterable
+
+from jax_dist.checker.modules import Module
+
+# What these give is no view of the array.
+_COPIES = frozenset(
+    ("jax.device_get", "numpy.asarray", "numpy.array", "copy.deepcopy")
+    + ("jax.numpy.array", "jax.numpy.copy")
+)
+_COPYING_BUILTINS = frozenset(("float", "int", "bool", "str", "repr", "print", "len"))
+
+
+def outlives(module: Module, first: ast.expr, donating: Iterable[ast.Call]) -> bool:
+    """Whether a value may be used after one of the calls that donate what it is a part of.
+
+    Args:
+      module: the file.
+      first: `x[0]`, `unreplicate(x)`.
+      donating: the calls that donate `x`, or what it becomes.
+    """
+    return not _is_used_up(module, first) and any(_is_later(module, first, each) for each in donating)
+
+
+def _is_used_up(module: Module, first: ast.expr) -> bool:
+    """Whether the statement keeps nothing of it but a copy."""
+    node: ast.AST = first
+    for around in module.ancestors(first):
+        match around:
+            case ast.Call(func=function) if node is not function:
+                name = module.qualified_name(function)
+                if name in _COPIES:
+                    return True
+                is_builtin = isinstance(function, ast.Name) and function.id in _COPYING_BUILTINS
+                if is_builtin and name is None:
+                    return True
+            case ast.FormattedValue():
+                return True
+            case ast.Expr():
+                return True
+            case ast.stmt():
+                return False
+        node = around
+    return False
+
+
+def _is_later(module: Module, first: ast.expr, call: ast.Call) -> bool:
+    """Whether the call may run after: further down, in the same loop, or in another function."""
+    if module.function(first) is not module.function(call):
+        return True
+    if module.statement(first) is module.statement(call):
+        return _shares_loop(module, first, call)
+    place, other = (first.lineno, first.col_offset), (call.lineno, call.col_offset)
+    return other > place or _shares_loop(module, first, call)
+
+
+def _shares_loop(module: Module, one: ast.AST, other: ast.AST) -> bool:
+    loops = [each for each in module.ancestors(one) if isinstance(each, ast.For | ast.While)]
+    return any(each is around for around in module.ancestors(other) for each in loops)
