@@ -5,6 +5,7 @@ from jax_dist.checker.page import Page
 from jax_dist.checker.registry import Case, Rule
 from jax_dist.checker.rules import (
     all_gather_then_reduce,
+    bad_suppression_code,
     cache_config,
     callback_not_cached,
     captured_array,
@@ -37,6 +38,7 @@ from jax_dist.checker.rules import (
     spec_tuple_compare,
     syntax_error,
     unstable_trace_value,
+    unused_suppression,
 )
 
 _MODULES = (
@@ -72,7 +74,9 @@ _MODULES = (
     set_order_in_trace,
     callback_not_cached,
     cache_config,
+    unused_suppression,
     syntax_error,
+    bad_suppression_code,
 )
 
 RULES: dict[Code, Rule] = {module.PAGE.code: module.check for module in _MODULES}

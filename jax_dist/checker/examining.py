@@ -33,7 +33,7 @@ class Examiner:
 
     def looked_into(self) -> list[str]:
         """The files that were read while others were checked, so far."""
-        return list(self.project._modules)
+        return self.project.looked_into
 
     @staticmethod
     def passes_over(data: bytes) -> bool:

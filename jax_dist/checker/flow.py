@@ -74,7 +74,7 @@ class Flow:
         if node not in self._known:
             self._open.clear()
             self._steps = _STEPS
-            found = tuple(self._of(node, ()))
+            found = tuple(dict.fromkeys(self._of(node, ())))
             self._known[node] = found or (Origin(Kind.UNKNOWN, node),)
         return self._known[node]
 

@@ -12,7 +12,7 @@ from jax_dist.checker.structure import Path
 STACKED = frozenset((Kind.MAPPED, Kind.REPLICATED, Kind.KEYS, Kind.SPLIT))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Origin:
     """One way in which a value may have come about."""
 

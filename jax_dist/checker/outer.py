@@ -54,7 +54,20 @@ def around(module: Module, node: ast.AST) -> str | None:
     return None
 
 
+def _found(module: Module) -> dict[scopes.Function, str | None]:
+    """What traces each function, as far as it was asked for."""
+    del module
+    return {}
+
+
 def _tracing(module: Module, function: scopes.Function) -> str | None:
+    found = module.once(_found)
+    if function not in found:
+        found[function] = _looked_up(module, function)
+    return found[function]
+
+
+def _looked_up(module: Module, function: scopes.Function) -> str | None:
     for name, _ in decorators(module, function):
         return name
     for read in _reads(module, function):
@@ -69,6 +82,8 @@ def _reads(module: Module, function: scopes.Function) -> list[ast.expr]:
         return [function]
     owner = module.parent(function)
     if isinstance(owner, ast.ClassDef):
+        if f"self.{function.name}".encode() not in module.source.python:
+            return []  # most methods; looking for attributes walks over all classes
         return list(module.once(functions.self_reads)[owner].get(function.name, []))
     scope = module.scope(function)
     if len(scope.bindings.get(function.name, ())) != 1:

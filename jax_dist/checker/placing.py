@@ -118,7 +118,9 @@ def _first_line(code: bytes, tree: ast.Module) -> int:
     decorators = getattr(first, "decorator_list", [])
     line = min([first.lineno, *(each.lineno for each in decorators)])
     lines = code.splitlines()
-    while line > 2 and lines[line - 2].lstrip().startswith(b"#") and not _is_banner(lines, line - 2):
+    while (
+        line > 2 and lines[line - 2].lstrip().startswith(b"#") and not _is_banner(lines, line - 2)
+    ):
         line -= 1
     return _line_start(code, line)
 

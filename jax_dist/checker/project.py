@@ -9,9 +9,42 @@ from jax_dist.checker.modules import Meaning, Module
 
 # Packages whose own source is never asked: their names are what the rules speak of.
 KNOWN = frozenset(
-    "jax jaxlib flax haiku optax chex equinox numpy scipy functools typing collections abc os sys "
-    "re math time random logging dataclasses itertools absl ml_collections tensorflow torch "
-    "tensorflow_datasets matplotlib tqdm pytest unittest orbax distrax rlax".split()
+    (
+        "abc",
+        "absl",
+        "chex",
+        "collections",
+        "dataclasses",
+        "distrax",
+        "equinox",
+        "flax",
+        "functools",
+        "haiku",
+        "itertools",
+        "jax",
+        "jaxlib",
+        "logging",
+        "math",
+        "matplotlib",
+        "ml_collections",
+        "numpy",
+        "optax",
+        "orbax",
+        "os",
+        "pytest",
+        "random",
+        "re",
+        "rlax",
+        "scipy",
+        "sys",
+        "tensorflow",
+        "tensorflow_datasets",
+        "time",
+        "torch",
+        "tqdm",
+        "typing",
+        "unittest",
+    )
 )
 # A file that says none of these cannot hand on what the rules speak of.
 _WORTH_READING = (
@@ -55,6 +88,11 @@ class Project:
             self._modules[path] = None  # ends a circle of imports
             self._modules[path] = self._read(path)
         return self._modules[path]
+
+    @property
+    def looked_into(self) -> list[str]:
+        """The files that imports have led to so far, sorted."""
+        return sorted(self._modules)
 
     def _read(self, path: str) -> Module | None:
         try:

@@ -187,7 +187,7 @@ def _comprehension(walk: _Walk, node: Any, stack: list[Any]) -> bool:
     elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
     inside += _adopted(node, [each for each in elements if each is not None])
     for number, generator in enumerate(node.generators):
-        generator.parent = node
+        generator.parent = node  # type: ignore[attr-defined] # nodes carry their parent
         parts = [generator.target, *generator.ifs, *([generator.iter] if number else [])]
         inside += _adopted(generator, parts)
     walk.waiting.append((inner, inside))

@@ -2,8 +2,10 @@
 
 import ast
 import dataclasses
+import re
 from collections.abc import Iterator
 
+from jax_dist.checker import nodes
 from jax_dist.checker.findings import Edit, Fix, Safety
 from jax_dist.checker.modules import Module
 from jax_dist.checker.registry import Found
@@ -19,6 +21,7 @@ _BUFFERS = {
     "device_buffer": "{}.addressable_data(0)",
     "device_buffers": "[shard.data for shard in {}.addressable_shards]",
 }
+_BUFFER = re.compile(rb"\.device_buffer")
 _SIMPLE = ast.Name | ast.Attribute | ast.Call | ast.Subscript
 
 
@@ -47,10 +50,8 @@ def _index(module: Module, index: ast.expr) -> str:
 
 def buffers(module: Module) -> Iterator[Found]:
     """`.device_buffer` and `.device_buffers`, which no other library's arrays have."""
-    if b".device_buffer" not in module.source.code:
-        return
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Attribute) and node.attr in _BUFFERS:
+    for node in nodes.on_lines(module, ast.Attribute, _BUFFER):
+        if node.attr in _BUFFERS:
             text = _BUFFERS[node.attr].format(module.text(node.value))
             fix = Fix(f"use {text}", Safety.DISPLAY, (Edit(*module.span(node), text),))
             yield Found(node, f".{node.attr} was removed in jax 0.4.27: use {text}", fix)

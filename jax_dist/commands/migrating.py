@@ -80,6 +80,8 @@ class _Migrate:
     def run(self) -> Exit:
         files, looked_at = self._migrated()
         proof = self._verify(files) if self._options.verify else None
+        if self._options.write and proof is None and self._options.paths != [_STDIN]:
+            files = list(map(self._written, files))
         self._show(files, proof)
         found = self._report(files, proof)
         self._summarize(found, looked_at, proof)
@@ -150,8 +152,6 @@ class _Migrate:
         if self._options.write:
             if self._options.paths == [_STDIN]:
                 self._put_out(files[0].after)
-            elif proof is None:
-                self._write(changed)
         elif self._options.check:
             for file in changed:
                 print(file.path, file=self._out)
@@ -167,18 +167,21 @@ class _Migrate:
             text = diffs.diff(file.path, file.before, file.after, encoding)
             self._out.write(diffs.coloured(text) if colour else text)
 
-    def _write(self, changed: Sequence[FileMigration]) -> None:
-        """A file that cannot be written does not keep the others from it."""
-        for file in changed:
-            try:
-                writing.write(file.path, file.after, expected=file.before)
-            except writing.ChangedError as error:
-                self._complain(f"{error}; it was not migrated, start again")
-            except OSError as error:
-                self._complain(f"{file.path} cannot be written: {error.strerror or error}")
-            else:
-                done = sum(outcome.status == "done" for outcome in file.outcomes)
-                self._say(f"migrated {file.path}: {_count(done, 'place')}")
+    def _written(self, file: FileMigration) -> FileMigration:
+        """The file as it is now: one that cannot be written does not keep others from it."""
+        if not file.changed:
+            return file
+        try:
+            writing.write(file.path, file.after, expected=file.before)
+        except writing.ChangedError as error:
+            problem = f"{error}; start again"
+        except OSError as error:
+            problem = f"it cannot be written: {error.strerror or error}"
+        else:
+            done = sum(outcome.status == "done" for outcome in file.outcomes)
+            self._say(f"migrated {file.path}: {_count(done, 'place')}")
+            return file
+        return FileMigration(file.path, file.before, file.before, problem=problem)
 
     def _put_out(self, data: bytes) -> None:
         """The very bytes, where the stream takes them."""
@@ -214,7 +217,7 @@ class _Migrate:
     def _summarize(self, found: Report, looked_at: int, proof: "Verification | None") -> None:
         for file in found.problems:
             self._complain(f"{file.path} is left as it is: {file.problem}")
-        if not found.outcomes:
+        if not found.outcomes and not found.problems:
             self._say(f"Nothing to migrate in {_count(looked_at, 'file')}.")
             return
         written = self._options.write and not (proof is not None and proof.rolled_back)

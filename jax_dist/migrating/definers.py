@@ -76,8 +76,7 @@ def _handed_on(module: Module, names: list[str]) -> str | None:
         return _from_star(module, names)
     if bindings[0].kind != "import":
         return None
-    target = module.absolute(bindings[0].target)
-    return None if target.partition(".")[0] == "jax" else ".".join((target, *names[1:]))
+    return ".".join((module.absolute(bindings[0].target), *names[1:]))
 
 
 def _from_star(module: Module, names: list[str]) -> str | None:

@@ -134,9 +134,14 @@ def replicated(tree):
     """A whole copy of each leaf on every device, without an axis over them."""
     mesh = jax.sharding.Mesh(jax.devices(), ("devices",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    # Copies: donating them must not hurt `tree`. Typed, where Python's numbers have no fixed type.
-    copies = jax.tree.map(lambda x: jnp.array(x, jnp.result_type(x)), tree)
-    return jax.device_put(copies, sharding)
+
+    def put(x):
+        if isinstance(x, jax.Array) and x.is_fully_replicated:
+            x = x.addressable_data(0)  # the first copy counts, should they differ
+        x = jnp.array(x, jnp.result_type(x))  # a copy: donating it must not hurt `tree`
+        return jax.device_put(x, sharding)
+
+    return jax.tree.map(put, tree)
 '''
 
 _NEEDS = {

@@ -9,7 +9,7 @@ from jax_dist.checker import functions, origins, pmaps, scopes, stacking
 from jax_dist.checker.flow import Flow, Origin
 from jax_dist.checker.modules import Module
 from jax_dist.checker.stacking import Kind
-from jax_dist.migrating import neighbours, onward
+from jax_dist.migrating import neighbours, onward, privacy
 from jax_dist.migrating.onward import Kept, Lost
 
 
@@ -52,8 +52,9 @@ def carriers(module: Module, flow: Flow) -> Iterator[ast.expr]:
             found = flow.origins(node)
             if any(each.is_stacked and (is_local or each.node is node) for each in found):
                 yield node
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            if functions.is_self(node) and any(each.is_stacked for each in flow.origins(node)):
+        elif isinstance(node, ast.Attribute) and functions.is_self(node):
+            is_read = isinstance(node.ctx, ast.Load)
+            if is_read and any(each.is_stacked for each in flow.origins(node)):
                 yield node
 
 
@@ -191,9 +192,13 @@ def _by_name(module: Module, flow: Flow, node: ast.expr) -> Use:
 def _into(module: Module, call: ast.Call, node: ast.expr) -> Use | None:
     """Into a function of this file; None where the flow does not go on there."""
     function: Any = pmaps.definition(module, call.func)
-    if function is None or isinstance(function, ast.Lambda) or not is_private(module, function):
+    if (
+        function is None
+        or isinstance(function, ast.Lambda)
+        or not privacy.is_private(module, function)
+    ):
         return None
-    if not are_seen(module, function):
+    if not privacy.are_seen(module, function):
         return None
     for parameter in scopes.parameters(function.args):
         if functions.argument_of(module, call, function, parameter) is node:
@@ -252,7 +257,11 @@ def _returned(
     calls = onward.callers(module, function)
     if calls is None:
         return Lost(f"{function.name} returns it, and not all that call it are seen")
-    user = neighbours.uses_result(module, function.name) if _is_known_outside(module, function) else ""
+    user = (
+        neighbours.uses_result(module, function.name)
+        if privacy.is_known_outside(module, function)
+        else ""
+    )
     if user:
         return Lost(f"{function.name} returns it, and {user} uses that")
     found: list[ast.expr] = []
@@ -277,54 +286,6 @@ def _unpacked(module: Module, call: ast.Call, position: int, size: int) -> Kept 
         case ast.Expr():
             return Kept()
     return Lost(f"line {call.lineno} gets it in a tuple")
-
-
-def _is_known_outside(module: Module, function: Any) -> bool:
-    return module.function(function) is None
-
-
-def stays_inside(module: Module, origin: Origin) -> bool:
-    """Whether the functions it came through are called from this file only, in plain words."""
-    return all(
-        isinstance(function, ast.Lambda)
-        or (is_private(module, function) and are_seen(module, function))
-        for function in origin.through
-    )
-
-
-def may_be_given(module: Module, node: ast.expr) -> bool:
-    """Whether a name may hold what another file gives to a parameter."""
-    waiting, seen = [node], set()
-    while waiting:
-        name = waiting.pop()
-        if not isinstance(name, ast.Name) or name in seen:
-            continue
-        seen.add(name)
-        for binding in module.reaching(name) or ():
-            if binding.kind == "parameter":
-                function: Any = module.parent(module.parent(binding.node))
-                if not isinstance(function, ast.Lambda) and not (
-                    is_private(module, function) and are_seen(module, function)
-                ):
-                    return True
-            elif binding.kind == "assign" and binding.value is not None:
-                waiting.append(binding.value)
-    return False
-
-
-def are_seen(module: Module, function: Any) -> bool:
-    """Whether all calls of a function are seen, with all that they give it."""
-    calls = onward.callers(module, function)
-    return calls is not None and not any(
-        isinstance(each, ast.Starred) or (isinstance(each, ast.keyword) and each.arg is None)
-        for call in calls
-        for each in (*call.args, *call.keywords)
-    )
-
-
-def is_private(module: Module, function: Any) -> bool:
-    """Whether no other file is likely to call a function: none says its name and its file's."""
-    return not _is_known_outside(module, function) or not neighbours.is_said(module, function.name)
 
 
 def is_iterated(module: Module, origin: Origin) -> bool:

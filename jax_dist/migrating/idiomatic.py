@@ -11,9 +11,10 @@ from jax_dist.checker.stacking import Kind
 from jax_dist.migrating import emitted, host_local, lives, plans, to_jax
 from jax_dist.migrating.following import First
 from jax_dist.migrating.layout import Style
-from jax_dist.migrating.layouts import Argument, Component, Layout, Layouts, Slot
+from jax_dist.migrating.layouts import Layouts
 from jax_dist.migrating.outcomes import Left
 from jax_dist.migrating.plans import Plan
+from jax_dist.migrating.slots import Argument, Component, Layout, Slot
 from jax_dist.migrating.texts import Texts
 
 
@@ -49,10 +50,9 @@ def find(module: Module, style: Style, *, several_processes: bool) -> Idiomatic:
     if not sites:
         return Idiomatic((), {})
     layouts = Layouts(module, sites)
-    changes = None
-    while changes is None:
+    groups = _groups(layouts, sites)
+    while (changes := _site_changes(module, layouts, sites, groups, style)) is None:
         groups = _groups(layouts, sites)
-        changes = _site_changes(module, layouts, sites, groups, style)
     kept = {site.reference: _why_kept(layouts, site) for site in sites}
     return Idiomatic(_with_places(module, layouts, sites, changes, groups, style), kept)
 
@@ -114,9 +114,7 @@ def _parts(layouts: Layouts, site: Site) -> list[Component]:
     return parts
 
 
-def _site_change(
-    module: Module, site: Site, layouts: Layouts, style: Style, group: str
-) -> Change:
+def _site_change(module: Module, site: Site, layouts: Layouts, style: Style, group: str) -> Change:
     to_jax.check_form(module, site)
     arguments = layouts.arguments(site)
     if arguments is None:
@@ -216,7 +214,9 @@ def _places_of(
         fix = Fix(said, Safety.UNSAFE, edits, texts.imports, texts.definitions, group)
         places.append(Change(source.node, fix, said))
     for first in part.firsts:
-        places.append(_first(module, first, group, style, copied=lives.outlives(module, first.node, donated)))
+        places.append(
+            _first(module, first, group, style, copied=lives.outlives(module, first.node, donated))
+        )
     return places + [_forest(module, call, group, style) for call in part.forests]
 
 
@@ -236,7 +236,10 @@ def _first(module: Module, first: First, group: str, style: Style, *, copied: bo
 def _forest(module: Module, call: ast.Call, group: str, style: Style) -> Change:
     """flax's `get_metrics` takes the first slice of each leaf, and stacks; what is left stacks."""
     texts = Texts(module, call, style)
-    stack, get = texts.named("flax.training.common_utils.stack_forest"), texts.named("jax.device_get")
+    stack, get = (
+        texts.named("flax.training.common_utils.stack_forest"),
+        texts.named("jax.device_get"),
+    )
     edits = _shell(module, call, call.args[0], f"{stack}({get}(", "))")
     said = "the metrics have no device axis any more"
     fix = Fix(said, Safety.UNSAFE, edits, texts.imports, texts.definitions, group)
@@ -281,6 +284,7 @@ def _without_line(module: Module, statement: ast.stmt) -> Edit:
 def _around(inner: ast.expr, *, end: bool = False) -> str:
     """Parentheses, where the inner expression would fall apart without them."""
     tight = ast.Name | ast.Attribute | ast.Subscript | ast.Call | ast.Constant
-    if isinstance(inner, tight):
+    closed = ast.Dict | ast.List | ast.Set | ast.ListComp | ast.SetComp | ast.DictComp
+    if isinstance(inner, tight | closed):
         return ""
     return ")" if end else "("

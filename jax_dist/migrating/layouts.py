@@ -6,84 +6,18 @@ keeps its axis where anything is done with its values that is not followed.
 """
 
 import ast
-import dataclasses
-import enum
-from typing import Any, TypeAlias
+from typing import Any
 
-from jax_dist.checker import flow, pmaps
+from jax_dist.checker import flow
 from jax_dist.checker.flow import Flow, Origin
 from jax_dist.checker.modules import Module
 from jax_dist.checker.pmaps import Site
 from jax_dist.checker.stacking import Kind
-from jax_dist.migrating import calls, following, onward, sameness, sources, specs
+from jax_dist.migrating import calls, following, onward, privacy, sameness, sources, specs
 from jax_dist.migrating.following import Collected, First, Given, Kept, Lost
 from jax_dist.migrating.outcomes import Left
 from jax_dist.migrating.sameness import Same
-
-
-class Layout(enum.Enum):
-    """How the values of a slot lie on the devices."""
-
-    STACKED = "a device axis in front"
-    SHARED = "whole on each device"
-    SPLIT = "one global array, cut along its first dimension"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Argument:
-    """One positional argument of a mapped function."""
-
-    site: Site
-    position: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Result:
-    """One result of a mapped function; position None: all that it returns."""
-
-    site: Site
-    position: int | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Source:
-    """A copy for each device, or a split by their number, and of what."""
-
-    node: ast.Call
-    of: ast.expr
-    kind: Kind
-    is_again: bool  # the part of one device is copied to all: that makes them equal
-
-
-Slot: TypeAlias = Argument | Result | ast.expr  # the expression of a source
-
-
-@dataclasses.dataclass(slots=True)
-class Component:
-    """Slots that are laid out alike."""
-
-    slots: list[Slot] = dataclasses.field(default_factory=list)
-    sources: list[Source] = dataclasses.field(default_factory=list)
-    firsts: list[First] = dataclasses.field(default_factory=list)
-    forests: list[ast.Call] = dataclasses.field(default_factory=list)  # of get_metrics
-    donors: list[Site] = dataclasses.field(default_factory=list)  # that donate one of the slots
-    kept: str = ""  # why the axis stays; "" where it can go
-    cautions: list[str] = dataclasses.field(default_factory=list)
-
-    @property
-    def layout(self) -> Layout:
-        """What the slots can be."""
-        kinds = {source.kind for source in self.sources}
-        if self.kept or not self.slots:
-            return Layout.STACKED
-        if kinds == {Kind.REPLICATED}:
-            return Layout.SHARED
-        results = any(isinstance(slot, Result) for slot in self.slots)
-        if kinds == {Kind.SPLIT}:
-            return Layout.STACKED if results or self.firsts or self.forests else Layout.SPLIT
-        if not kinds and (self.firsts or self.forests) and results:
-            return Layout.SHARED
-        return Layout.STACKED
+from jax_dist.migrating.slots import Argument, Component, Layout, Result, Slot, Source
 
 
 class Layouts:
@@ -129,7 +63,9 @@ class Layouts:
         """One slot for each positional argument; None where calls differ in their number."""
         counts = {len(call.args) for call in self._calls[site]}
         starred = any(
-            isinstance(argument, ast.Starred) for call in self._calls[site] for argument in call.args
+            isinstance(argument, ast.Starred)
+            for call in self._calls[site]
+            for argument in call.args
         )
         if len(counts) != 1 or starred:
             return None
@@ -189,7 +125,7 @@ class Layouts:
             self._tie(known[0], slot)
         if len(known) < len(slots):
             self._keep(known[0], f"line {node.lineno} mixes it with values that are not followed")
-        if following.may_be_given(self._module, node):
+        if privacy.may_be_given(self._module, node):
             text = self._module.text(node)
             self._keep(known[0], f"other files may give {text} of line {node.lineno}")
         part = self._part(known[0])
@@ -199,7 +135,9 @@ class Layouts:
             case Given(call=call, position=position):
                 site = self._sites.get(self._flow.mapped_calls[call].node)
                 if site is None:
-                    self._keep(known[0], f"line {call.lineno} gives it to a mapped function that stays")
+                    self._keep(
+                        known[0], f"line {call.lineno} gives it to a mapped function that stays"
+                    )
                 else:
                     self._tie(known[0], Argument(site, position))
             case Kept(reads=reads, caution=caution):
@@ -239,15 +177,15 @@ class Layouts:
                     self._due += ((slot, read) for read in reads)
 
     def _slot_of(self, origin: Origin) -> Slot | None:
-        if origin.on_host or not following.stays_inside(self._module, origin):
+        if origin.on_host or not privacy.stays_inside(self._module, origin):
             return None
         if origin.site is not None:
             site = self._sites.get(origin.site.node)
             return None if site is None else self._result_at(site, origin)
-        if origin.kind in (Kind.REPLICATED, Kind.SPLIT) and origin.of is not None:
-            if isinstance(origin.node, ast.Call) and not following.is_iterated(self._module, origin):
-                self._see_source(origin.node, origin.of, origin.kind)
-                return origin.node
+        is_made = origin.kind in (Kind.REPLICATED, Kind.SPLIT) and isinstance(origin.node, ast.Call)
+        if is_made and origin.of is not None and not following.is_iterated(self._module, origin):
+            self._see_source(origin.node, origin.of, origin.kind)  # type: ignore[arg-type]
+            return origin.node
         return None
 
     def _see_source(self, node: ast.Call, of: ast.expr, kind: Kind) -> None:
@@ -255,8 +193,7 @@ class Layouts:
             return
         self._seen.add(node)
         part = self._part(node)
-        is_again = any(each.kind is not Kind.UNKNOWN for each in self._flow.origins(of))
-        part.sources.append(Source(node, of, kind, is_again))
+        part.sources.append(Source(node, of, kind))
         why = sources.why_not(self._module, node)
         if why:
             self._keep(node, f"of {self._module.text(node.func)} in line {node.lineno} {why}")
@@ -290,7 +227,7 @@ class Layouts:
                 part.kept = part.kept or "it is donated, and the batch that it is made of is not"
 
     def _are_same(self, site: Site) -> bool:
-        """Whether nothing had to be kept: results that differ from device to device need the axis."""
+        """Whether nothing had to be kept: what differs from device to device needs the axis."""
         arguments = self.arguments(site) or []
         shared = [self._part(slot).layout is Layout.SHARED for slot in arguments]
         results = self.results(site)
@@ -302,15 +239,10 @@ class Layouts:
             if part.layout is not Layout.SHARED or same is Same.YES:
                 continue
             which = "what it returns" if slot.position is None else f"result {slot.position}"
-            again = [source.node.lineno for source in part.sources if source.is_again]
             if same is Same.NO:
-                part.kept = f"{which} differs from device to device"
-            elif again:
-                part.kept = f"line {again[0]} makes its copies equal, and nothing shows that they are"
+                part.kept, done = f"{which} differs from device to device", False
             else:
                 self._caution(part, f"nothing shows that {which} is the same on each device")
-                continue
-            done = False
         return done
 
     def _caution(self, part: Component, caution: str) -> None:

@@ -12,6 +12,8 @@ _COPIES = frozenset(
 )
 _COPYING_BUILTINS = frozenset(("float", "int", "bool", "str", "repr", "print", "len"))
 
+_KEEPING = frozenset(("append", "appendleft", "extend", "insert", "add", "put", "update"))
+
 
 def outlives(module: Module, first: ast.expr, donating: Iterable[ast.Call]) -> bool:
     """Whether a value may be used after one of the calls that donate what it is a part of.
@@ -21,7 +23,9 @@ def outlives(module: Module, first: ast.expr, donating: Iterable[ast.Call]) -> b
       first: `x[0]`, `unreplicate(x)`.
       donating: the calls that donate `x`, or what it becomes.
     """
-    return not _is_used_up(module, first) and any(_is_later(module, first, each) for each in donating)
+    return not _is_used_up(module, first) and any(
+        _is_later(module, first, each) for each in donating
+    )
 
 
 def _is_used_up(module: Module, first: ast.expr) -> bool:
@@ -38,6 +42,8 @@ def _is_used_up(module: Module, first: ast.expr) -> bool:
                     return True
             case ast.FormattedValue():
                 return True
+            case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))) if name in _KEEPING:
+                return False
             case ast.Expr():
                 return True
             case ast.stmt():

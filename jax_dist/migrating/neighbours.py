@@ -81,7 +81,9 @@ def _files(root: str) -> Iterator[str]:
     is_package = os.path.isfile(os.path.join(root, "__init__.py"))
     count = 0
     for folder, folders, names in os.walk(root):
-        folders[:] = sorted(each for each in folders if not each.startswith(".")) if is_package else []
+        folders[:] = (
+            sorted(each for each in folders if not each.startswith(".")) if is_package else []
+        )
         for name in sorted(names):
             if name.endswith(".py") and count < _MOST:
                 count += 1

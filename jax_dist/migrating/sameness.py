@@ -9,7 +9,7 @@ import enum
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-from jax_dist.checker import functions, pmaps, scopes, structure
+from jax_dist.checker import functions, pmaps, scopes, stacking, structure
 from jax_dist.checker.modules import PARTIAL, Module
 from jax_dist.checker.pmaps import Site
 
@@ -26,14 +26,15 @@ Value: TypeAlias = "Same | tuple[Value, ...]"
 
 _TOGETHER = frozenset(f"jax.lax.{name}" for name in ("pmean", "psum", "pmax", "pmin", "all_gather"))
 _APART = frozenset(
-    f"jax.lax.{name}" for name in ("axis_index", "ppermute", "pshuffle", "all_to_all", "psum_scatter")
+    f"jax.lax.{name}"
+    for name in ("axis_index", "ppermute", "pshuffle", "all_to_all", "psum_scatter")
 )
 _SIZES = ("shape", "dtype", "ndim", "size")
 _KNOWN = ("jax.", "numpy.", "optax.")  # their functions use no collectives by themselves
-_METHODS = frozenset(
-    "apply_gradients replace _replace astype reshape sum mean max min squeeze transpose copy "
-    "ravel flatten items values keys get set add".split()
-)
+_OF_STATES = ("apply_gradients", "replace", "_replace", "items", "values", "keys", "get")
+_OF_ARRAYS = ("astype", "reshape", "squeeze", "transpose", "copy", "ravel", "flatten", "set", "add")
+_REDUCING = ("sum", "mean", "max", "min")
+_METHODS = frozenset(_OF_STATES + _OF_ARRAYS + _REDUCING)
 _DEEPEST = 6
 
 
@@ -47,7 +48,7 @@ def of_results(module: Module, site: Site, shared: list[bool], arity: int | None
       arity: how many results there are.
     """
     count = 1 if arity is None else arity
-    function = structure.mapped_function(module, site)
+    function = structure.mapped_function(module, site) or _made(module, site.fun)
     if function is None:
         return [Same.UNKNOWN] * count
     given = [Same.YES] * _bound(module, site.fun)
@@ -60,9 +61,21 @@ def of_results(module: Module, site: Site, shared: list[bool], arity: int | None
     return [min(_joined(found), Same.UNKNOWN)] * count  # not told apart
 
 
+def _made(module: Module, fun: Any) -> scopes.Function | None:
+    """The inner function that a function of this file makes: `make_step(rate)`."""
+    maker = pmaps.definition(module, fun.func) if isinstance(fun, ast.Call) else None
+    results = None if maker is None else functions.results_of(maker)
+    if not results or len(results) != 1 or not isinstance(results[0], ast.Name):
+        return None
+    made = pmaps.definition(module, results[0])
+    return made if made is not None and module.function(made) is maker else None
+
+
 def _bound(module: Module, fun: Any) -> int:
     """How many positional arguments partials around the function give."""
     count = 0
+    if _made(module, fun) is not None:
+        return count
     while isinstance(fun, ast.Call) and fun.args:
         if module.qualified_name(fun.func) in PARTIAL:
             count += len(fun.args) - 1
@@ -123,9 +136,7 @@ class _Run:
         for each in statements:
             self._statement(each, names, returned, depth)
 
-    def _statement(
-        self, node: ast.stmt, names: _Names, returned: list[Value], depth: int
-    ) -> None:
+    def _statement(self, node: ast.stmt, names: _Names, returned: list[Value], depth: int) -> None:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 names[node.name] = node
@@ -142,7 +153,9 @@ class _Run:
                 returned.append(self._of(value, names, depth))
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name))) as call):
                 if name in names:  # `metrics.update(...)`
-                    names[name] = max(self._state(names[name]), _joined(self._of(call, names, depth)))
+                    names[name] = max(
+                        self._state(names[name]), _joined(self._of(call, names, depth))
+                    )
             case ast.If() | ast.For() | ast.While() | ast.With() | ast.Try():
                 self._compound(node, names, returned, depth)
 
@@ -207,7 +220,7 @@ class _Run:
         return max((_joined(self._of(each, names, depth)) for each in parts), default=Same.YES)
 
     def _of_function(self, function: Any, given: Same, names: _Names, depth: int) -> Same:
-        """What a function gives that is handed on: of what it is given, and what it reads around."""
+        """What a function gives that is handed on: of what it is given, and of what it reads."""
         if depth > _DEEPEST:
             return Same.UNKNOWN
         count = len(function.args.posonlyargs) + len(function.args.args)
@@ -222,6 +235,11 @@ class _Run:
         function = self._function(call.func, names)
         if function is not None:
             return self._of_known(call, function, names, depth)
+        if name in stacking.TREE_MAPS and len(call.args) > 1:
+            function = self._function(call.args[0], names)
+            if function is not None:
+                trees = [_joined(self._of(each, names, depth)) for each in call.args[1:]]
+                return self._of_function(function, max(trees), names, depth)
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
         whole = max((_joined(self._of(each, names, depth)) for each in given), default=Same.YES)
         if not name:
@@ -256,6 +274,8 @@ class _Run:
         return _joined(value) if literal else min(_joined(value), Same.UNKNOWN)
 
     def _function(self, func: ast.expr, names: _Names) -> scopes.Function | None:
+        if isinstance(func, ast.Lambda):
+            return func
         if isinstance(func, ast.Name) and func.id in names:
             found = names[func.id]
             return found if isinstance(found, scopes.Function) else None

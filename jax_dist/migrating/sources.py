@@ -45,7 +45,9 @@ def _is_copy(module: Module, call: ast.Call) -> bool:
         return _is_broadcast(module, call.args[0], call.args[1])
     if last == "repeat" and len(call.args) == 2 and len(call.keywords) == 1:
         axis = call.keywords[0]
-        is_first = axis.arg == "axis" and isinstance(axis.value, ast.Constant) and axis.value.value == 0
+        is_first = (
+            axis.arg == "axis" and isinstance(axis.value, ast.Constant) and axis.value.value == 0
+        )
         return is_first and _counts(module, call.args[1])
     return False
 
@@ -67,7 +69,9 @@ def _lists_all(module: Module, node: ast.expr) -> bool:
     if not lists_devices(module, node):
         return False
     if isinstance(node, ast.Name | ast.Attribute):
-        values = module.values(node) if isinstance(node, ast.Name) else module.attribute_values(node)
+        values = (
+            module.values(node) if isinstance(node, ast.Name) else module.attribute_values(node)
+        )
         return bool(values) and all(_lists_all(module, value) for value in values or ())
     return True
 
@@ -77,7 +81,9 @@ def _counts(module: Module, node: ast.expr) -> bool:
     if not counts_devices(module, node, by_name=False):
         return False
     if isinstance(node, ast.Name | ast.Attribute):
-        values = module.values(node) if isinstance(node, ast.Name) else module.attribute_values(node)
+        values = (
+            module.values(node) if isinstance(node, ast.Name) else module.attribute_values(node)
+        )
         return bool(values) and all(_counts(module, value) for value in values or ())
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len":
         return _lists_all(module, node.args[0])
@@ -124,8 +130,9 @@ def _is_broadcast(module: Module, array: ast.expr, shape: ast.expr) -> bool:
             pass
         case _:
             return False
-    is_shape = isinstance(rest, ast.Attribute) and rest.attr == "shape"
-    return is_shape and _same_name(rest.value, inner) and _counts(module, count)
+    if not (isinstance(rest, ast.Attribute) and rest.attr == "shape"):
+        return False
+    return _same_name(rest.value, inner) and _counts(module, count)
 
 
 def _is_split(module: Module, call: ast.Call) -> bool:

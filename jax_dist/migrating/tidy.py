@@ -23,7 +23,9 @@ def tidied(before: Module, after: Module) -> bytes:
         idle = [
             alias
             for alias in statement.names
-            if (name := _bound(alias)) not in kept and _reads(before, name) and not _reads(after, name)
+            if (name := _bound(alias)) not in kept
+            and _reads(before, name)
+            and not _reads(after, name)
         ]
         made += _removals(after, statement, idle)
     return edits.apply(after.source.code, made)
@@ -79,9 +81,7 @@ def _next_line(module: Module, end: int) -> int:
     return end
 
 
-def _without(
-    module: Module, statement: ast.Import | ast.ImportFrom, alias: ast.alias
-) -> Edit:
+def _without(module: Module, statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> Edit:
     names = statement.names
     position = names.index(alias)
     if position + 1 < len(names):

@@ -56,12 +56,11 @@ def check_form(module: Module, site: Site) -> None:
         )
     if isinstance(site.fun, ast.AsyncFunctionDef):
         raise Left("pmap maps no async function", "Map the function that it awaits.")
-    if site.form == "call":
-        if site.fun is None and not site.unknown:
-            raise Left(
-                "pmap is called without a function, which fails at run time",
-                "Use functools.partial to bind arguments before the function is known.",
-            )
+    if site.form == "call" and site.fun is None and not site.unknown:
+        raise Left(
+            "pmap is called without a function, which fails at run time",
+            "Use functools.partial to bind arguments before the function is known.",
+        )
 
 
 def _is_called_at_once(module: Module, site: Site) -> bool:

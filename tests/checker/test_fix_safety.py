@@ -111,8 +111,8 @@ def test_what_another_file_renames_is_found_there(tmp_path):
 
 def test_slices_of_indexed_updates_are_written_as_indices():
     text = "import jax\ny = jax.ops.index_add(x, jax.ops.index[2:, ...], y)\n"
-    update = next(each for each in _lint("JXD108", text) if each.fix is not None)
+    (update,) = [each.fix for each in _lint("JXD108", text) if each.fix is not None]
 
-    assert edits.apply(text.encode(), update.fix.edits).decode() == (
+    assert edits.apply(text.encode(), update.edits).decode() == (
         "import jax\ny = x.at[2:, ...].add(y)\n"
     )

@@ -72,6 +72,7 @@ def kinds(code: str, name: str = "it") -> list[str]:
         ("it = jax.tree.map(lambda a: a[0], f(x))\nuse(it)", ["ONE"]),
         ("it = jax.tree.map(lambda a: a[0], x)\nuse(it)", ["UNKNOWN"]),
         ("it = jax.tree.map(lambda a: a[1], f(x))\nuse(it)", ["UNKNOWN"]),
+        ("y = f(x) if a else x\nit = jax.tree.map(lambda a: a[0], y)\nuse(it)", ["UNKNOWN"]),
         ("it = f(x) + 1\nuse(it)", ["UNKNOWN"]),
         ("it = f(x) if a else jax_utils.replicate(s)\nuse(it)", ["MAPPED", "REPLICATED"]),
         ("it = None\nif a:\n    it = f(x)\nuse(it)", ["MAPPED"]),
@@ -93,6 +94,8 @@ def test_kind_of(code: str, expected: list[str]):
         ("it = next(jax_utils.prefetch_to_device(data, 2))\nuse(it)", ["SPLIT"]),
         ("def batches():\n    yield f(x)\nfor it in batches():\n    use(it)", ["MAPPED"]),
         ("for it in data:\n    use(it)", ["UNKNOWN"]),
+        ("it = f(x)\nwhile a:\n    use(it)\n    if b:\n        del it", ["MAPPED"]),
+        ("it = f(x)\nwhile a:\n    it = jax.block_until_ready(it)\nuse(it)", ["MAPPED"]),
         ("it = jax_utils.replicate(s)\nfor b in data:\n    it, m = f(it, b)\nuse(it)", None),
     ],
 )
@@ -109,7 +112,7 @@ def test_kind_in_loops(code: str, expected: list[str] | None):
         ("def _do(it):\n    use(it)\n_do(*xs)", ["UNKNOWN"]),
         ("def _do(it):\n    use(it)\n_do(f(x))\nh(_do)", ["UNKNOWN"]),
         ("@jax.jit\ndef _do(it):\n    use(it)\n_do(f(x))", ["UNKNOWN"]),
-        ("def make():\n    yield f(x)\nit = make()\nuse(it)", ["UNKNOWN"]),
+        ("def make():\n    yield 1\n    return f(x)\nit = make()\nuse(it)", ["UNKNOWN"]),
     ],
 )
 def test_kind_through_functions(code: str, expected: list[str] | None):

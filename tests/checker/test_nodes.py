@@ -28,6 +28,10 @@ def test_those_on_the_lines_are_found_in_order():
     assert texts(rb"\[0\]") == ["a[0]", "y[0]", "x[0]", "y[2:3]"]
 
 
+def test_a_decorator_counts_for_what_it_decorates():
+    assert texts(rb"a\[0\]") == ["a[0]"]
+
+
 def test_others_are_left_out():
     assert texts(rb"\[1\]") == ["x[1]"]
 

@@ -19,6 +19,7 @@ from jax_dist.checker.modules import Module
         ("f = functools.partial(jax.shard_map, mesh=m)(lambda x: x)", [("shard_map", "lambda")]),
         ("f = jax.jit(jax.shard_map(lambda x: x))", [("shard_map", "lambda x: x")]),
         ("f = jax.jit(make())", []),
+        ("f = make(jax.jit, lambda x: x)", []),
         ("f = jax.vmap(lambda x: x)", []),
         ("from numba import jit\nf = jit(lambda x: x)", []),
     ],

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from jax_dist.checker import writing
 from jax_dist.commands.cli import main
 from jax_dist.migrating import verifying
 from jax_dist.migrating.verification import Ending, Verdict, Verification
@@ -161,11 +162,34 @@ def test_a_file_that_changes_meanwhile_is_not_written(
     code, _, err = _run("--write", ".")
 
     assert code == 1
-    assert err.startswith(
-        "jax-dist migrate: a.py was changed by somebody else meanwhile; "
-        "it was not migrated, start again\n"
+    assert err == (
+        "migrated b.py: 1 place\n"
+        "jax-dist migrate: a.py is left as it is: it was changed by somebody else meanwhile; "
+        "start again\n"
+        "1 file migrated: 1 place done, 0 left.\n"
     )
     assert (folder / "a.py").read_text() == "# mine\n"
+    assert (folder / "b.py").read_text() == _AFTER
+
+
+def test_a_file_that_cannot_be_written_does_not_stop_the_others(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    (folder / "a.py").write_text(_BEFORE)
+    (folder / "b.py").write_text(_BEFORE)
+    write = writing.write
+
+    def refuse(path: str, data: bytes, **options) -> None:
+        if path == "a.py":
+            raise PermissionError(13, "Permission denied")
+        write(path, data, **options)
+
+    monkeypatch.setattr(writing, "write", refuse)
+
+    code, _, err = _run("--write", ".")
+
+    assert code == 1
+    assert "a.py is left as it is: it cannot be written: Permission denied\n" in err
     assert (folder / "b.py").read_text() == _AFTER
 
 
@@ -183,6 +207,15 @@ def test_a_file_that_cannot_be_parsed_does_not_stop_the_others(folder: pathlib.P
         "1 file migrated: 1 place done, 0 left.\n"
     )
     assert (folder / "a.py").read_text() == _BROKEN
+
+
+def test_a_file_that_cannot_be_parsed_is_not_one_without_places(folder: pathlib.Path):
+    (folder / "a.py").write_text(_BROKEN)
+
+    code, _, err = _run("a.py")
+
+    assert code == 1
+    assert "Nothing to migrate" not in err
 
 
 def test_what_is_left_is_said_with_the_way_to_learn_more(folder: pathlib.Path):
@@ -241,6 +274,33 @@ def test_excluded_folders_are_passed_over(folder: pathlib.Path):
     _, out, _ = _run("--check", "--exclude", "old", ".")
 
     assert out == "src/a.py\n"
+
+
+def test_what_several_processes_see_is_no_reason_where_there_is_one(folder: pathlib.Path):
+    text = "import jax\nf = jax.pmap(abs)\nx = jax.process_count()\n"
+    (folder / "a.py").write_text(text)
+
+    assert _run("--to", "jax", "--check", "a.py")[0] == 0
+    assert _run("--to", "jax", "--check", "--one-process", "a.py")[0] == 1
+
+
+def test_what_needs_a_newer_jax_is_left(folder: pathlib.Path):
+    (folder / "a.py").write_text("import jax\nx = jax.lax.pvary(1, 'i')\n")
+
+    assert _run("--check", "a.py")[0] == 1
+    assert _run("--check", "--target-jax", "0.7.2", "a.py")[0] == 0
+
+
+def test_only_the_most_frequent_reasons_are_said(folder: pathlib.Path):
+    names = ("backend", "one", "two", "three", "four", "five")
+    calls = [f"jax.pmap(abs, {name}=1)\n" for name in (*names, "five")]
+    (folder / "a.py").write_text("import jax\n" + "".join(calls))
+
+    _, _, err = _run("--to", "jax", "a.py")
+
+    lines = err.splitlines()
+    assert lines[1] == ("  left: a.py:7 and 1 other place: shard_map has nothing like pmap's five")
+    assert lines[6] == "  and 1 other reason"
 
 
 def test_several_processes_give_the_same(folder: pathlib.Path):

@@ -6,6 +6,7 @@ import pytest
 from verified_programs import IDIOMATIC, TRAINING, WITH_SHARD_MAP, changed, recorded
 
 from jax_dist.migrating.judging import judged
+from jax_dist.migrating.records import Record, Site
 from jax_dist.migrating.runs import Run
 from jax_dist.migrating.verification import Verdict, Verification
 
@@ -138,3 +139,27 @@ def test_a_function_that_is_mapped_and_not_called_is_not_proven(before: Run, fol
 
     assert found.verdict is Verdict.UNPROVEN
     assert found.unproven == (f"{folder}/train.py:23 evaluate was mapped, and never called",)
+
+
+def test_a_function_that_was_only_traced_is_not_proven():
+    """As in `jax.grad(jax.pmap(f))`: its arguments are no arrays yet."""
+    hidden = Site(
+        process=0,
+        file="/a.py",
+        line=7,
+        within=("<module>",),
+        function="f",
+        is_mapped=True,
+        inside=True,
+        hidden=True,
+        calls=(),
+        count=0,
+    )
+    run = Run(0, "", Record((hidden,)))
+    found = judged(["train"], run, run, files=[pathlib.Path("/a.py")])
+
+    assert found.verdict is Verdict.UNPROVEN
+    assert found.unproven == (
+        "no mapped function was called before the migration: nothing to compare with",
+        "/a.py:7 f was called only inside a larger traced function",
+    )

@@ -89,6 +89,13 @@ import jax
 def first(trajectories):
     return jax.tree.map(lambda x: x[0], trajectories), trajectories[0]
 """,
+    "a mesh that is meant to be explicit": """\
+import jax
+from jax.sharding import PartitionSpec as P
+
+mesh = jax.make_mesh((8,), ("data",))
+f = jax.shard_map(abs, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+""",
     "flax's own pmap": """\
 import jax
 from flax import nnx

@@ -6,7 +6,7 @@ from jax_dist.migrating import report
 from jax_dist.migrating.outcomes import FileMigration, Outcome
 from jax_dist.migrating.report import Report
 
-_DONE = Outcome("a.py", 12, None, "JXD001", "done", "jax.pmap")
+_DONE = Outcome("a.py", 12, None, "JXD001", "done", "a | jax.pmap", "a | b")
 _LOCAL = "pmap takes what each process holds"
 _FILES = (
     FileMigration(
@@ -76,7 +76,7 @@ f = jax.jit(
 
 | place | rule | what | |
 |---|---|---|---|
-| `a.py:12` | JXD001 | `jax.pmap` |  |
+| `a.py:12` | JXD001 | `a \\| jax.pmap` | a \\| b |
 
 ## Verification
 

@@ -66,7 +66,7 @@ def _captured(
     named: set[str] = set()
     for scope in _inside(module, function):
         for name, loads in scope.loads.items():
-            value = None if name in named else _made_outside(module, function, scope, name)
+            value = None if name in named else _made_by(module, scope, name)
             if value is not None:
                 named.add(name)
                 yield min(loads, key=_place), name, value
@@ -98,24 +98,13 @@ def _children(module: Module) -> dict[Scope, list[Scope]]:
     return found
 
 
-def _is_below(scope: Scope, above: Scope) -> bool:
-    while scope.parent is not None:
-        scope = scope.parent
-        if scope is above:
-            return True
-    return False
-
-
-def _made_outside(
-    module: Module, function: scopes.Function, scope: Scope, name: str
-) -> ast.Call | None:
-    """The one array call that a name of an outer scope is assigned from."""
+def _made_by(module: Module, scope: Scope, name: str) -> ast.Call | None:
+    """The one array call that a name is assigned from."""
     found = scope.lookup(name)
     if found is None:
         return None
-    home, bindings = found
-    own = module.scopes.of[function]
-    if home is own or _is_below(home, own) or len(bindings) != 1:
+    _, bindings = found
+    if len(bindings) != 1:
         return None
     value = bindings[0].value
     if bindings[0].kind != "assign" or value is None or not _is_array(module, value):
@@ -227,6 +216,11 @@ CASES: tuple[Case, ...] = (
     Keep(
         "a name with several values",
         "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\nw = 1\n"
+        "f = jax.pmap(lambda x: w)\n",
+    ),
+    Keep(
+        "a name that had another value first",
+        "import jax\nimport jax.numpy as jnp\nw = 1\nw = jnp.load('w')\n"
         "f = jax.pmap(lambda x: w)\n",
     ),
     Keep(

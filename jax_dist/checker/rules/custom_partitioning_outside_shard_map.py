@@ -77,6 +77,11 @@ CASES: tuple[Case, ...] = (
         _TOP
         + "f = jax.jit(jax.shard_map(lambda x: norm(x, 2), mesh=m, in_specs=s, out_specs=s))\n",
     ),
+    Keep(
+        "in a shard_map in a jitted function",
+        _TOP + "@jax.jit\ndef f(x):\n    body = lambda y: norm(y, 2)\n"
+        "    return jax.shard_map(body, mesh=m, in_specs=s, out_specs=s)(x)\n",
+    ),
     Flag("in a lambda under jit", _TOP + "f = jax.jit(lambda x: norm(x, 2))\n", (7,)),
     Flag(
         "by name, in a decorated function",

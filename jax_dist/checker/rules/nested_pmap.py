@@ -34,30 +34,37 @@ def check(module: Module) -> Iterator[Found]:
     if len(sites) < 2:
         return
     seen: set[ast.expr] = set()
-    for site in sites:
-        for node in _inside(module, site, sites):
-            if node not in seen:
-                seen.add(node)
-                yield Found(node, _MESSAGE)
+    for node in (*_mapped_again(module, sites), *_called_inside(module, sites)):
+        if node not in seen:
+            seen.add(node)
+            yield Found(node, _MESSAGE)
 
 
-def _inside(module: Module, outer: Site, sites: list[Site]) -> Iterator[ast.expr]:
-    """The inner ones: what the outer one maps, and what the mapped function calls."""
-    function = structure.mapped_function(module, outer)
+def _mapped_again(module: Module, sites: list[Site]) -> Iterator[ast.expr]:
+    """The inner ones of `pmap(pmap(f))`, by name too, and of decorators on one def."""
+    made = {held: site for site in sites for held in pmaps.held_by(module, site)}
+    decorated: dict[ast.AST, Site] = {}
+    for outer in sites:
+        if outer.fun in made and made[outer.fun] is not outer:
+            yield made[outer.fun].node
+        if outer.form != "call":
+            if outer.fun in decorated:
+                yield outer.node
+            decorated.setdefault(outer.fun, outer)
+
+
+def _called_inside(module: Module, sites: list[Site]) -> Iterator[ast.expr]:
+    """The calls of one mapped function in the body of another."""
+    bodies: dict[ast.AST, Site] = {}
+    for outer in sites:
+        function = structure.mapped_function(module, outer)
+        if function is not None:
+            bodies[function] = outer
     for inner in sites:
-        if inner is outer:
-            continue
-        if any(held is outer.fun for held in pmaps.held_by(module, inner)):
-            yield inner.node
-        elif inner.fun is outer.fun and inner.form != "call" and outer.form != "call":
-            yield inner.node if module.span(outer.node) < module.span(inner.node) else outer.node
-        elif function is not None:
-            calls = pmaps.mapped_calls(module, inner)
-            yield from (call for call in calls if _is_in_body(module, call, function))
-
-
-def _is_in_body(module: Module, node: ast.AST, function: ast.AST) -> bool:
-    return any(around is function for around in module.ancestors(node))
+        for call in pmaps.mapped_calls(module, inner):
+            around = [bodies[each] for each in module.ancestors(call) if each in bodies]
+            if any(outer is not inner for outer in around):
+                yield call
 
 
 CASES: tuple[Case, ...] = (

@@ -40,7 +40,9 @@ def check(module: Module) -> Iterator[Found]:
 
 CASES: tuple[Case, ...] = (
     Keep("another library's pmap", "import jax\nfrom pool import pmap\npmap(f, xs)\n"),
-    Keep("a module that is called pmap", "import jax\nfrom brax.training import pmap\npmap.sync()\n"),
+    Keep(
+        "a module that is called pmap", "import jax\nfrom brax.training import pmap\npmap.sync()\n"
+    ),
     Keep("only a word in a string", "import jax\nhelp = 'jax.pmap is old'\n"),
     Keep("a parameter hides it", "import jax\ndef f(jax):\n    return jax.pmap(g)\n"),
     Flag("a call", "import jax\nf = jax.pmap(g)\n", (2,)),

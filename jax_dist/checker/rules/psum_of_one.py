@@ -31,13 +31,17 @@ def check(module: Module) -> Iterator[Found]:
                 args=[one, ast.AST() as axis],
                 keywords=[],
             ) if module.text(one) == "1":
-                yield Found(call, "psum(1, axis) is axis_size(axis)", _fix(module, function, one, axis))
+                yield Found(
+                    call, "psum(1, axis) is axis_size(axis)", _fix(module, function, one, axis)
+                )
             case ast.Call(
                 func=function,
                 args=[one],
                 keywords=[ast.keyword(arg="axis_name", value=axis)],
             ) if module.text(one) == "1":
-                yield Found(call, "psum(1, axis) is axis_size(axis)", _fix(module, function, one, axis))
+                yield Found(
+                    call, "psum(1, axis) is axis_size(axis)", _fix(module, function, one, axis)
+                )
 
 
 def _fix(module: Module, function: ast.expr, one: ast.expr, axis: ast.expr) -> Fix:

@@ -1,8 +1,10 @@
 """JXD207: a PartitionSpec compared with a tuple."""
 
 import ast
+import re
 from collections.abc import Iterator
 
+from jax_dist.checker import nodes
 from jax_dist.checker.findings import Edit, Fix, Safety
 from jax_dist.checker.modules import Module
 from jax_dist.checker.page import Page
@@ -24,6 +26,7 @@ PAGE = Page(
 
 _SPEC = ("jax.sharding.PartitionSpec", "jax.P", "jax.experimental.PartitionSpec")
 _SHARDING = "jax.sharding.NamedSharding"
+_LINE = re.compile(rb"(?:spec|P\().*(?:==|!=|\bin\b)|(?:==|!=).*(?:[sS]pec|P\()")
 
 
 @rule(
@@ -33,9 +36,8 @@ _SHARDING = "jax.sharding.NamedSharding"
     + (b") == P(", b") == PartitionSpec(", b"specs == (", b"specs in ("),
 )
 def check(module: Module) -> Iterator[Found]:
-    # The whole tree: the triggers are rare.
-    for node in ast.walk(module.tree):
-        if not isinstance(node, ast.Compare) or len(node.ops) != 1:
+    for node in nodes.on_lines(module, ast.Compare, _LINE):
+        if len(node.ops) != 1:
             continue
         left, right = node.left, node.comparators[0]
         tuples = _tuples(module, node.ops[0], left, right)
