@@ -69,12 +69,12 @@ def to_jax_dist(module: Module, name: str, node: ast.expr) -> Fix:
 
 def _check(module: Module, node: ast.expr) -> None:
     call = module.parent(node)
-    if isinstance(call, ast.Call) and call.func is node:
-        if any(keyword.arg in _FIRST or keyword.arg is None for keyword in call.keywords):
-            raise Left(
-                "its first argument is given by name, and has another name in the replacement",
-                "Give it by position, then migrate again.",
-            )
+    called = isinstance(call, ast.Call) and call.func is node
+    if called and any(word.arg in _FIRST or word.arg is None for word in call.keywords):
+        raise Left(
+            "its first argument is given by name, and has another name in the replacement",
+            "Give it by position, then migrate again.",
+        )
     if isinstance(call, ast.Compare):
         raise Left(
             "the function itself is compared",
