@@ -101,7 +101,7 @@ def test_the_output_of_an_example_may_have_blank_lines(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("```pycon\n>>> print('a\\n\\nb')\na\n\nb\n\n>>> 1 + 1\n2\n```\n")
 
-    assert _run(page) == 1
+    assert _run(page, tmp_path) == 1
 
 
 def test_a_traceback_names_the_line_of_the_page(tmp_path):

@@ -2,10 +2,10 @@
 
 import contextlib
 import gc
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from jax_dist.checker import pools
 from jax_dist.checker.examining import Examiner, unreadable
 from jax_dist.checker.findings import Finding
 
@@ -16,7 +16,6 @@ Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
 _Checked: TypeAlias = tuple[list[tuple[str, list[Finding]]], list[str]]
 
 _ENOUGH = 200  # files to check, from which on starting processes pays
-_CHUNKS_PER_JOB = 8  # so that a chunk of large files does not keep one process busy alone
 # Objects between two collections. Trees are many objects and hardly any garbage: with Python's own
 # 700 scenic and flax take 2.5 s, with this 1.6 s, in the same memory.
 _SELDOM = 50_000
@@ -42,7 +41,8 @@ def run(
     sifted = _Sifted(files, examiner, memory)
     done = len(files) - len(sifted.pending)
     with _collecting_seldom():
-        for found, read in _checked(sifted.pending, examiner, _jobs(jobs, len(sifted.pending))):
+        jobs = pools.jobs_for(len(sifted.pending), _ENOUGH, jobs)
+        for found, read in _checked(sifted.pending, examiner, jobs):
             sifted.take(found, read)
             done += len(found)
             progress(done, len(files))
@@ -108,28 +108,13 @@ def _collecting_seldom() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _jobs(jobs: int | None, files: int) -> int:
-    if jobs is None:
-        jobs = (os.cpu_count() or 1) if files > _ENOUGH else 1
-    return max(1, min(jobs, files))
-
-
 def _checked(files: Sequence[str], examiner: Examiner, jobs: int) -> Iterator[_Checked]:
     """Findings of some files at a time, and the other files that were looked into for them."""
     if jobs == 1:
         for path in files:
             yield _check([path], examiner)
-        return
-    from concurrent import futures  # only here: it is slow to load
-
-    size = max(1, len(files) // (jobs * _CHUNKS_PER_JOB))
-    chunks = [files[start : start + size] for start in range(0, len(files), size)]
-    with futures.ProcessPoolExecutor(jobs, initializer=_start, initargs=(examiner,)) as pool:
-        try:
-            yield from pool.map(_check, chunks)
-        except BaseException:  # a key was pressed, or a rule is broken: the rest is not wanted
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    else:
+        yield from pools.in_chunks(_check, files, jobs, _start, examiner)
 
 
 _here: list[Examiner] = []  # of a worker process, so that it keeps what it learns of the project

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from jax_dist.checker import linter
+from jax_dist.checker import linter, pools
 from jax_dist.checker.examining import load
 from jax_dist.checker.project import Project
 from jax_dist.checker.sources import UnreadableError
@@ -18,7 +18,6 @@ Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
 # A file that holds none of these has no place to migrate, except for renamed functions.
 _WORDS = (b"pmap", b"replicate", b"device_put_")
 _ENOUGH = 100  # files to migrate, from which on starting processes pays
-_CHUNKS_PER_JOB = 8  # so that a chunk of large files does not keep one process busy alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +77,7 @@ def migrate(
             unreadable[path] = _unreadable(path, error)
     found = unreadable
     done = len(paths) - len(pending)
-    for part in _in_parts(pending, migrator, _jobs(jobs, len(pending))):
+    for part in _in_parts(pending, migrator, pools.jobs_for(len(pending), _ENOUGH, jobs)):
         found |= {path: migration for path, migration in part if migration is not None}
         done += len(part)
         progress(done, len(paths))
@@ -92,27 +91,12 @@ def _unreadable(path: str, error: OSError) -> FileMigration:
     return FileMigration(path, b"", b"", problem=f"it cannot be read: {error.strerror or error}")
 
 
-def _jobs(jobs: int | None, count: int) -> int:
-    if jobs is None:
-        jobs = (os.cpu_count() or 1) if count > _ENOUGH else 1
-    return max(1, min(jobs, count))
-
-
 def _in_parts(paths: Sequence[str], migrator: Migrator, jobs: int) -> Iterator[_Part]:
     if jobs == 1:
         for path in paths:
             yield _part([path], migrator)
-        return
-    from concurrent import futures  # only here: it is slow to load
-
-    size = max(1, len(paths) // (jobs * _CHUNKS_PER_JOB))
-    chunks = [paths[start : start + size] for start in range(0, len(paths), size)]
-    with futures.ProcessPoolExecutor(jobs, initializer=_start, initargs=(migrator,)) as pool:
-        try:
-            yield from pool.map(_part, chunks)
-        except BaseException:  # a key was pressed, or a rule is broken: the rest is not wanted
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    else:
+        yield from pools.in_chunks(_part, paths, jobs, _start, migrator)
 
 
 _here: list[Migrator] = []  # of a worker process, so that it keeps what it learns of the project
