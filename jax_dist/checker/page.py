@@ -1,8 +1,11 @@
 """The page of a rule: what `jax-dist rule`, the documentation and SARIF say about it."""
 
 import dataclasses
+import textwrap
 
 from jax_dist.checker.findings import Code
+
+_WIDTH = 86
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,17 +25,26 @@ class Page:
 
     def __str__(self) -> str:
         headings = (
-            ("What it does", self.what),
-            ("Why this is bad", self.why),
+            ("What it does", _wrapped(self.what)),
+            ("Why this is bad", _wrapped(self.why)),
             ("Example", self.example),
             ("Use instead", self.instead),
-            ("Fix safety", self.fix),
-            ("Since", self.since),
-            ("Source", self.source),
+            ("Fix safety", _wrapped(self.fix)),
+            ("Since", _wrapped(self.since)),
+            ("Source", _wrapped(self.source)),
         )
         body = "\n\n".join(f"{heading}\n{_indented(text)}" for heading, text in headings)
         off = "" if self.default else "\n\nOff by default: --extend-select turns it on."
         return f"{self.code} {self.name}\n\n{body}{off}"
+
+
+def _wrapped(text: str) -> str:
+    """Prose, in lines that are easy to read on a terminal; addresses stay whole."""
+    lines = (
+        textwrap.fill(line, _WIDTH, break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )
+    return "\n".join(lines)
 
 
 def _indented(text: str) -> str:

@@ -34,9 +34,11 @@ _DEEPEST = 3  # functions between the call and the level of the module
 def check(module: Module) -> Iterator[Found]:
     for application in traced.applications(module, "shard_map"):
         node = _mapped(module, application)
-        lines = [call.lineno for call in _calls(module, application, node) if _eager(module, call)]
-        if lines:
-            message = f"shard_map without jit: line {lines[0]} runs it one operation at a time"
+        calls = (call for call in _calls(module, application, node) if _eager(module, call))
+        first = next(calls, None)
+        if first is not None:
+            name = module.text(first.func) if isinstance(first.func, ast.Name) else "its call"
+            message = f"shard_map without jit: {name} runs one operation at a time"
             yield Found(application.node, message, _fix(module, application, node))
 
 
