@@ -33,7 +33,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 
-from jax_dist.checker import catalogue, examining, linter, modules, pmaps
+from jax_dist.checker import catalogue, examining, linter, parsing, pmaps
 from jax_dist.checker.project import Project
 from jax_dist.checker.sources import Source, UnreadableError
 from jax_dist.migrating import files as migrating
@@ -166,7 +166,7 @@ def found(folder: pathlib.Path, sources: dict[str, bytes]) -> tuple[int, int]:
     for path, data in sources.items():
         if not linter.wanted(data, frozenset({_PMAP})):
             continue
-        with contextlib.suppress(UnreadableError, modules.ParseError):
+        with contextlib.suppress(UnreadableError, parsing.ParseError):
             module = project.module(examining.load(str(folder / path), data))
             for site in pmaps.sites(module):
                 meaning = module.meaning(site.reference)
@@ -241,8 +241,8 @@ def _note(result: Result, path: str, migration: FileMigration) -> None:
         result.changed.append(path)
         result.hunks += _hunks(f"{result.repository}/{path}", migration)
         try:
-            modules.parse(examining.load(path, migration.after).python)
-        except (UnreadableError, modules.ParseError):
+            parsing.parse(examining.load(path, migration.after).python)
+        except (UnreadableError, parsing.ParseError):
             result.broken.append(path)
 
 

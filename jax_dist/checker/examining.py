@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from jax_dist.checker import catalogue, linter, modules, sources
+from jax_dist.checker import catalogue, linter, parsing, sources
 from jax_dist.checker.findings import Code, Finding
 from jax_dist.checker.page import Page
 from jax_dist.checker.patterns import Patterns
@@ -105,5 +105,5 @@ def _of_cells(source: Source, codes: frozenset[Code]) -> list[Finding]:
     if syntax_error.PAGE.code not in codes:
         return []
     cells = getattr(source, "unparsed", ())
-    errors = (modules.ParseError(cell.message, cell.line, cell.column) for cell in cells)
+    errors = (parsing.ParseError(cell.message, cell.line, cell.column) for cell in cells)
     return [linter.unparsed(source, error) for error in errors]

@@ -7,7 +7,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from jax_dist.checker import edits, modules, placing
+from jax_dist.checker import edits, modules, parsing, placing
 from jax_dist.checker.examining import Examiner, load
 from jax_dist.checker.findings import Code, Finding, Fix, Safety
 from jax_dist.checker.rules import syntax_error, unused_suppression
@@ -117,7 +117,7 @@ def _written(source: Source, fixes: Sequence[Fix]) -> bytes:
     try:
         code = placing.placed(modules.Module(source), fixes)
         return source.written(code)
-    except (modules.ParseError, SyntaxError) as error:
+    except (parsing.ParseError, SyntaxError) as error:
         raise HarmError(f"Python could not parse the file any more: {error}") from error
     except UnicodeEncodeError as error:
         raise HarmError(f"the file's encoding cannot hold it: {error}") from error

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from jax_dist.checker import catalogue, prefilter
 from jax_dist.checker.findings import Code, Finding, Fix, Position, Safety
-from jax_dist.checker.modules import Module, ParseError
+from jax_dist.checker.modules import Module
+from jax_dist.checker.parsing import ParseError
 from jax_dist.checker.project import Project
 from jax_dist.checker.registry import Found, Rule, Version
 from jax_dist.checker.rules import syntax_error

@@ -5,7 +5,7 @@ What is hidden is replaced by as many bytes, so that every offset stays what it 
 
 import re
 
-from jax_dist.checker import modules
+from jax_dist.checker import parsing
 
 # Their body runs as Python in the notebook's own namespace; that of all others is not looked at.
 _PYTHON_BODIES = frozenset(
@@ -42,7 +42,7 @@ def hidden(text: str) -> str:
     if _parses(text):  # then it has no magics
         return text
     text = "".join(_lines_hidden(re.findall(r"[^\n]*\n|[^\n]+", text)))
-    modules.parse(text.encode())
+    parsing.parse(text.encode())
     return text
 
 
@@ -101,8 +101,8 @@ def _continues(line: str) -> bool:
 
 def _parses(text: str) -> bool:
     try:
-        modules.parse(text.encode())
-    except modules.ParseError:
+        parsing.parse(text.encode())
+    except parsing.ParseError:
         return False
     return True
 

@@ -4,11 +4,10 @@ import ast
 import dataclasses
 import functools
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
-from jax_dist.checker import scopes
+from jax_dist.checker import order, parsing, scopes
 from jax_dist.checker.scopes import Binding, Scope
 from jax_dist.checker.sources import Source
 
@@ -35,14 +34,6 @@ class Meaning:
         return bool(self.partials)
 
 
-class ParseError(ValueError):
-    """Python cannot parse the file; carries the line and column, from 1."""
-
-    def __init__(self, message: str, line: int = 1, column: int = 1):
-        super().__init__(message, line, column)
-        self.message, self.line, self.column = message, line, column
-
-
 class Module:
     """One file, parsed and resolved.
 
@@ -58,7 +49,7 @@ class Module:
     def __init__(self, source: Source, name: str = "", elsewhere: Elsewhere = lambda _: None):
         self.source = source
         self.name = name
-        self.tree = parse(source.python)
+        self.tree = parsing.parse(source.python)
         self.scopes = scopes.build(self.tree)
         self._elsewhere = elsewhere
         self._meanings: dict[tuple[Scope, str], Meaning | None] = {}
@@ -424,7 +415,7 @@ class Module:
             return None
         home, bindings = found
         if home is scope or home.node is self.scope_function(scope):
-            return self._reaching(node, bindings)
+            return order.reaching(self, node, bindings)
         return bindings
 
     def scope_function(self, scope: Scope) -> ast.AST:
@@ -432,57 +423,6 @@ class Module:
         while isinstance(scope.node, scopes.Comprehension) and scope.parent is not None:
             scope = scope.parent
         return scope.node
-
-    def _reaching(self, node: ast.Name, bindings: list[Binding]) -> list[Binding]:
-        """Drops what a later plain assignment, in a block around `node`, surely hides."""
-        if len(bindings) == 1:
-            return bindings
-        around = {id(each) for each in self.ancestors(node)}
-        loops = [each for each in self.ancestors(node) if isinstance(each, ast.For | ast.While)]
-        bindings = sorted(bindings, key=lambda each: _place(each.node))
-        bindings, loops, fresh = self._since_target(node, bindings, loops)
-        before = [each for each in bindings if _place(each.node) < _place(node)]
-        before = [each for each in before if not self._assigns_from(each, around)]
-        after = [each for each in bindings if each not in before]
-        back = [each for each in after if any(_holds(loop, each.node) for loop in loops)]
-        for number in range(len(before) - 1, -1, -1):
-            statement = self.statement(before[number].node)
-            if id(self.parent(statement)) in around and _same_block(self, statement, node):
-                hidden_in_loop = not back or any(_holds(loop, statement) for loop in loops)
-                return [*before[number:], *([] if hidden_in_loop else back)]
-        return [*fresh, *before, *back] or bindings
-
-    def _assigns_from(self, binding: Binding, around: set[int]) -> bool:
-        """Whether the binding's value is computed from the read: `x = f(x)`."""
-        statement = self.statement(binding.node)
-        assigns = isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign)
-        return assigns and id(statement) in around
-
-    def _since_target(
-        self, node: ast.Name, bindings: list[Binding], loops: list[Any]
-    ) -> tuple[list[Binding], list[Any], list[Binding]]:
-        """`for x in xs:` binds anew in each round: only what its body does to `x` comes after."""
-        for number, loop in enumerate(loops):
-            if not isinstance(loop, ast.For) or not any(_holds(each, node) for each in loop.body):
-                continue
-            fresh = [each for each in bindings if _holds(loop.target, each.node)]
-            if fresh:
-                inside = [each for each in bindings if _holds(loop, each.node)]
-                return [each for each in inside if each not in fresh], loops[:number], fresh
-        return bindings, loops, []
-
-
-def parse(code: bytes) -> ast.Module:
-    """Raises ParseError."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the file's own invalid escapes
-            return ast.parse(code.decode())
-    except SyntaxError as error:
-        line, column = error.lineno or 1, error.offset or 1
-        raise ParseError(error.msg or "invalid syntax", line, column) from error
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise ParseError(str(error) or type(error).__name__) from error
 
 
 _ALIASES = (ast.Name, ast.Attribute, ast.Call)
@@ -503,22 +443,6 @@ def _roots(value: ast.expr) -> list[str]:
 
 def _place(node: Any) -> tuple[int, int]:
     return (node.lineno, node.col_offset)
-
-
-def _holds(around: Any, node: Any) -> bool:
-    start = (around.lineno, around.col_offset)
-    return start <= _place(node) < (around.end_lineno, around.end_col_offset)
-
-
-def _same_block(module: Module, statement: ast.stmt, node: ast.AST) -> bool:
-    """Whether `node` stands later in the very list of statements that holds `statement`."""
-    parent = module.parent(statement)
-    for field in ("body", "orelse", "finalbody"):
-        block = getattr(parent, field, None)
-        if isinstance(block, list) and any(each is statement for each in block):
-            around = {id(node), *(id(each) for each in module.ancestors(node))}
-            return any(id(each) in around for each in block)
-    return False
 
 
 def _is_inside(below: ast.AST, child: ast.AST, around: Any) -> bool:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from jax_dist.checker import magics
 from jax_dist.checker.findings import Position
-from jax_dist.checker.modules import ParseError
 from jax_dist.checker.notebook_json import Cell, cells_of, spliced
+from jax_dist.checker.parsing import ParseError
 from jax_dist.checker.sources import Source, UnreadableError
 
 

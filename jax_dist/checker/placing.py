@@ -4,7 +4,7 @@ import ast
 import sys
 from collections.abc import Iterable, Sequence
 
-from jax_dist.checker import edits, modules
+from jax_dist.checker import edits, parsing
 from jax_dist.checker.findings import Edit, Fix
 from jax_dist.checker.modules import Module
 from jax_dist.checker.sources import Source
@@ -37,7 +37,7 @@ def _edited(source: Source, made: Sequence[Edit]) -> Source:
 
 def _imported(source: Source, line: str) -> list[Edit]:
     """One import, in the group of its kind, before the first that sorts after it."""
-    code, tree = source.code, modules.parse(source.python)
+    code, tree = source.code, parsing.parse(source.python)
     present = {ast.unparse(node) for node in tree.body if isinstance(node, _IMPORTS)}
     if line in present:
         return []
@@ -135,7 +135,7 @@ def _is_banner(lines: Sequence[bytes], number: int) -> bool:
 
 def _defined(source: Source, definitions: Sequence[str]) -> list[Edit]:
     """Functions below the imports, two blank lines apart."""
-    code, tree = source.code, modules.parse(source.python)
+    code, tree = source.code, parsing.parse(source.python)
     new = [text for text in definitions if not _defines(tree, text)]
     if not new:
         return []

@@ -4,7 +4,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 
-from jax_dist.checker import modules, sources
+from jax_dist.checker import parsing, sources
 from jax_dist.checker.modules import Meaning, Module
 
 # Packages whose own source is never asked: their names are what the rules speak of.
@@ -77,7 +77,7 @@ class Project:
         return {"paths": self.paths, "_modules": {}, "_files": {}, "_names": {}, "_homes": {}}
 
     def module(self, source: sources.Source) -> Module:
-        """Parses one file. Raises modules.ParseError."""
+        """Parses one file. Raises parsing.ParseError."""
         path = os.path.abspath(source.path)
         folder = os.path.dirname(path)
         return Module(source, self.dotted_name(path), lambda name: self.meaning(name, folder))
@@ -101,7 +101,7 @@ class Project:
             if not any(word in data for word in _WORTH_READING):
                 return None
             return self.module(sources.read(path, data))
-        except (OSError, sources.UnreadableError, modules.ParseError):
+        except (OSError, sources.UnreadableError, parsing.ParseError):
             return None
 
     def dotted_name(self, path: str) -> str:

@@ -5,9 +5,10 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from jax_dist.checker import edits, modules, placing
+from jax_dist.checker import edits, parsing, placing
 from jax_dist.checker.findings import Edit, Finding, Fix, Safety
-from jax_dist.checker.modules import Module, ParseError
+from jax_dist.checker.modules import Module
+from jax_dist.checker.parsing import ParseError
 from jax_dist.checker.sources import Source
 
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
@@ -48,7 +49,7 @@ def changes(fixes: Sequence[Fix], module: Module) -> list[Edit]:
     try:
         edited = edits.apply(python, made, edits.newline_of(python))
         new = placing.placed(Module(shown), applied)
-        modules.parse(new)
+        parsing.parse(new)
     except ParseError:
         return []
     inserted = [

@@ -4,7 +4,7 @@ import ast
 from typing import Any, TypeAlias
 
 from jax_dist.checker import functions, pmaps, scopes
-from jax_dist.checker.modules import Module
+from jax_dist.checker.modules import PARTIAL, Module
 from jax_dist.checker.pmaps import Site
 
 # Down into a tree: a place in a tuple, a key of a dict, ".name" of an attribute.
@@ -14,7 +14,8 @@ Path: TypeAlias = tuple[int | str, ...]
 def result_is_tree(module: Module, site: Site, path: Path) -> bool | None:
     """Whether what a mapped function returns is a tuple or dict there; None: not known."""
     function = mapped_function(module, site)
-    results = None if function is None else functions.returned(function)
+    is_seen = function is not None and is_plain(module, function)
+    results = functions.returned(function) if function is not None and is_seen else None
     if not results:
         return None
     told = {_is_tree(module, result, path, 0) for result in results}
@@ -41,13 +42,90 @@ def innermost(module: Module, fun: Any) -> scopes.Function | None:
     return pmaps.definition(module, fun)
 
 
+def is_plain(module: Module, function: scopes.Function) -> bool:
+    """Whether no decorator changes what a function returns."""
+    if isinstance(function, ast.Lambda):
+        return True
+    return all(_keeps_results(module, each) for each in function.decorator_list)
+
+
+def _keeps_results(module: Module, decorator: ast.expr) -> bool:
+    name = module.qualified_name(decorator)
+    if name is None and isinstance(decorator, ast.Call):
+        name = module.qualified_name(decorator.func)
+        if name in PARTIAL and decorator.args:
+            name = module.qualified_name(decorator.args[0])
+    return name in _TRANSPARENT or name in pmaps.PMAP or name in _KEEP_RESULTS
+
+
 _TRANSPARENT = frozenset(("functools.partial", "jax.vmap", "jax.jit", "jax.checkpoint"))
+_KEEP_RESULTS = ("jax.remat", "jax.named_call", "functools.wraps", "functools.lru_cache")
+_KEEP_RESULTS += ("staticmethod", "chex.assert_max_traces")
 # What starts with one of these returns one array.
 _ARRAYS = ("jax.numpy.", "jax.lax.", "jax.nn.", "numpy.")
 _KEEP_TREES = ("jax.lax.pmean", "jax.lax.psum", "jax.lax.pmax", "jax.lax.pmin")
 _KEEP_TREES += ("jax.lax.all_gather", "jax.lax.stop_gradient")
 _GIVE_TREES = ("jax.lax.scan", "jax.lax.while_loop", "jax.lax.fori_loop", "jax.lax.cond")
 _GIVE_TREES += ("jax.lax.switch", "jax.lax.map", "jax.lax.top_k", "jax.numpy.meshgrid")
+# Some of the others give tuples too, or the tree that they are given.
+_MAY_GIVE_TREES = frozenset(
+    [
+        "array_split",
+        "atleast_1d",
+        "atleast_2d",
+        "atleast_3d",
+        "average",
+        "broadcast_arrays",
+        "divmod",
+        "dsplit",
+        "eig",
+        "eigh",
+        "frexp",
+        "gradient",
+        "histogram",
+        "histogram2d",
+        "histogramdd",
+        "hsplit",
+        "indices",
+        "ix_",
+        "lstsq",
+        "modf",
+        "nonzero",
+        "polydiv",
+        "polyfit",
+        "qr",
+        "slogdet",
+        "split",
+        "svd",
+        "unique",
+        "unique_all",
+        "unique_counts",
+        "unique_inverse",
+        "unstack",
+        "vsplit",
+        "where",
+        "all_to_all",
+        "approx_max_k",
+        "approx_min_k",
+        "associative_scan",
+        "custom_linear_solve",
+        "custom_root",
+        "lu",
+        "optimization_barrier",
+        "pcast",
+        "ppermute",
+        "pshuffle",
+        "psum_scatter",
+        "pswapaxes",
+        "pvary",
+        "reduce",
+        "schur",
+        "sort",
+        "sort_key_val",
+        "load",
+        "copy",
+    ]
+)
 
 
 def _is_tree(module: Module, node: ast.expr, path: Path, depth: int) -> bool | None:
@@ -62,6 +140,9 @@ def _is_tree(module: Module, node: ast.expr, path: Path, depth: int) -> bool | N
             return _is_tree(module, values[0], path, depth + 1)
     if path:
         return None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):  # `[x] * 2`
+        if any(_is_tree(module, side, path, depth + 1) for side in (node.left, node.right)):
+            return True
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):  # of tuples too
         sides = {_is_tree(module, side, path, depth + 1) for side in (node.left, node.right)}
         return True if True in sides else (False if False in sides else None)
@@ -73,7 +154,8 @@ def _is_tree(module: Module, node: ast.expr, path: Path, depth: int) -> bool | N
         name = module.qualified_name(node.func) or ""
         if name in _KEEP_TREES and node.args:
             return _is_tree(module, node.args[0], path, depth + 1)
-        return False if name.startswith(_ARRAYS) and name not in _GIVE_TREES else None
+        is_array = name.startswith(_ARRAYS) and name not in _GIVE_TREES
+        return False if is_array and name.rpartition(".")[2] not in _MAY_GIVE_TREES else None
     return None
 
 

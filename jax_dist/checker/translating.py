@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from lsprotocol import types
 
-from jax_dist.checker import catalogue, modules, repairs, suppress
+from jax_dist.checker import catalogue, modules, parsing, repairs, suppress
 from jax_dist.checker.findings import Edit, Finding, Position, Safety
 from jax_dist.checker.notebooks import Notebook
 from jax_dist.checker.render.context import Context, Severity
@@ -77,7 +77,7 @@ class Translator:
     def _module(self) -> modules.Module | None:
         try:
             return modules.Module(self.source)
-        except modules.ParseError:
+        except parsing.ParseError:
             return None
 
     def _fixes(

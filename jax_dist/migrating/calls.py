@@ -6,7 +6,7 @@ from jax_dist.checker import pmaps
 from jax_dist.checker.flow import Flow
 from jax_dist.checker.modules import Module
 from jax_dist.checker.pmaps import Site
-from jax_dist.migrating import following, neighbours, onward
+from jax_dist.migrating import following, neighbours, onward, tracing
 from jax_dist.migrating.onward import Kept
 
 
@@ -24,6 +24,8 @@ def unseen(module: Module, flow: Flow, site: Site) -> str:
         seen.add(read)
         call = module.parent(read)
         if isinstance(call, ast.Call) and call.func is read:
+            if tracing.may_be_traced(module, call):
+                return f"line {read.lineno} may be run under a transformation"
             mine = flow.mapped_calls.get(call)
             if mine is None or mine.node is not site.node or not _is_alone(module, flow, read):
                 return f"line {read.lineno} may call another function in its place"
@@ -44,6 +46,8 @@ def _known_elsewhere(module: Module, site: Site) -> str:
         owner = module.parent(site.fun)
         if isinstance(owner, ast.ClassDef):
             return "it is a method"
+        if site.fun.decorator_list[0] is not site.node:
+            return f"line {site.fun.decorator_list[0].lineno} decorates the mapped function"
     else:
         statement = module.parent(site.node)
         targets = statement.targets if isinstance(statement, ast.Assign) else []

@@ -8,7 +8,8 @@ from typing import Literal, TypeAlias
 
 from jax_dist.checker import edits, placing, pmaps
 from jax_dist.checker.findings import Fix
-from jax_dist.checker.modules import Module, ParseError
+from jax_dist.checker.modules import Module
+from jax_dist.checker.parsing import ParseError
 from jax_dist.checker.project import Project
 from jax_dist.checker.registry import Version
 from jax_dist.checker.sources import Source
@@ -92,8 +93,8 @@ def _rewritten(
         if not fixes:
             return tidy.tidied(first, module)
         applied, _left = edits.choose(fixes)
-        code = placing.placed(module, applied)
         try:
+            code = placing.placed(module, applied)
             module = project.module(module.source.edited(code))
         except (ParseError, ValueError):  # a notebook's cells could not be told apart any more
             return None

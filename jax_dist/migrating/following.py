@@ -60,15 +60,11 @@ def carriers(module: Module, flow: Flow) -> Iterator[ast.expr]:
 
 def _is_leaf_call(module: Module, node: ast.Call) -> bool:
     """Whether it stands in the lambda of a tree_map: there it is done to each leaf."""
-    for around in module.ancestors(node):
-        if isinstance(around, ast.Lambda):
-            call = module.parent(around)
-            return isinstance(call, ast.Call) and module.qualified_name(call.func) in (
-                stacking.TREE_MAPS
-            )
-        if isinstance(around, ast.stmt):
-            return False
-    return False
+    around = module.parent(node)
+    call = module.parent(around) if isinstance(around, ast.Lambda) else None
+    if not isinstance(call, ast.Call) or module.qualified_name(call.func) not in stacking.TREE_MAPS:
+        return False
+    return stacking.stacking(module, call) is not None
 
 
 def use(module: Module, flow: Flow, node: ast.expr) -> Use:
@@ -117,6 +113,8 @@ def _in_call(module: Module, flow: Flow, node: ast.expr, call: ast.Call) -> Use:
     if done is not None and done.kind is Kind.ONE and done.of is node:
         return First(call, node)
     if stacking.first_of_leaves(module, call) is node:
+        if any(each.attr == "addressable_data" for each in _attributes_of(call)):
+            return Lost(f"line {node.lineno} asks for the part that one device holds")
         return First(call, node)
     name = module.qualified_name(call.func)
     if name == "jax.block_until_ready" and call.args == [node]:
@@ -128,6 +126,10 @@ def _in_call(module: Module, flow: Flow, node: ast.expr, call: ast.Call) -> Use:
     if calls:
         return Collected(calls)
     return Lost(f"line {node.lineno} gives it to {_short(module, call.func)}")
+
+
+def _attributes_of(call: ast.Call) -> Iterator[ast.Attribute]:
+    return (each for each in ast.walk(call) if isinstance(each, ast.Attribute))
 
 
 def _collected(module: Module, flow: Flow, call: ast.Call) -> tuple[ast.Call, ...]:

@@ -262,9 +262,20 @@ def _is_to_itself(module: Module, whole: ast.expr, inner: ast.expr) -> bool:
     """Whether `x = unreplicate(x)` would become `x = x`, among other statements."""
     statement = module.parent(whole)
     match statement:
-        case ast.Assign(targets=[ast.Name(id=name)]) if isinstance(inner, ast.Name):
+        case ast.Assign(targets=[ast.Name(id=name)]) if (
+            isinstance(inner, ast.Name) and not module.scope(whole).is_class
+        ):
             block = getattr(module.parent(statement), "body", [])
-            return inner.id == name and statement in block and len(block) > 1
+            others = [each for each in block if not _sets_from_itself(each)]
+            return inner.id == name and statement in block and bool(others)
+    return False
+
+
+def _sets_from_itself(statement: ast.stmt) -> bool:
+    """Whether it may go too: a block must keep one statement."""
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            return any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(value))
     return False
 
 
@@ -278,6 +289,9 @@ def _without_line(module: Module, statement: ast.stmt) -> Edit:
     for newline in (b"\r\n", b"\n", b"\r"):
         if rest[blank:].startswith(newline) and not code[line:start].strip():
             return Edit(line, end + blank + len(newline), "")
+    if rest[blank:].startswith(b";"):
+        more = rest[blank + 1 :]
+        return Edit(start, end + blank + 1 + len(more) - len(more.lstrip(b" \t")), "")
     return Edit(start, end, "")
 
 

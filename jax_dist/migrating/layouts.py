@@ -16,8 +16,8 @@ from jax_dist.checker.stacking import Kind
 from jax_dist.migrating import calls, following, onward, privacy, sameness, sources, specs
 from jax_dist.migrating.following import Collected, First, Given, Kept, Lost
 from jax_dist.migrating.outcomes import Left
-from jax_dist.migrating.sameness import Same
 from jax_dist.migrating.slots import Argument, Component, Layout, Result, Slot, Source
+from jax_dist.migrating.values import Same
 
 
 class Layouts:
@@ -232,7 +232,8 @@ class Layouts:
         shared = [self._part(slot).layout is Layout.SHARED for slot in arguments]
         results = self.results(site)
         arity = None if results[0].position is None else len(results)
-        found = sameness.of_results(self._module, site, shared, arity)
+        by_name = {each.arg for call in self._calls[site] for each in call.keywords}
+        found = sameness.of_results(self._module, site, shared, by_name, arity)
         done = True
         for slot, same in zip(results, found, strict=True):
             part = self._part(slot)

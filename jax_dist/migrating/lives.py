@@ -2,7 +2,9 @@
 
 import ast
 from collections.abc import Iterable
+from typing import Any
 
+from jax_dist.checker import flow, functions, pmaps, scopes
 from jax_dist.checker.modules import Module
 
 # What these give is no view of the array.
@@ -13,6 +15,7 @@ _COPIES = frozenset(
 _COPYING_BUILTINS = frozenset(("float", "int", "bool", "str", "repr", "print", "len"))
 
 _KEEPING = frozenset(("append", "appendleft", "extend", "insert", "add", "put", "update"))
+_DEEPEST = 3
 
 
 def outlives(module: Module, first: ast.expr, donating: Iterable[ast.Call]) -> bool:
@@ -23,12 +26,12 @@ def outlives(module: Module, first: ast.expr, donating: Iterable[ast.Call]) -> b
       first: `x[0]`, `unreplicate(x)`.
       donating: the calls that donate `x`, or what it becomes.
     """
-    return not _is_used_up(module, first) and any(
+    return not _is_used_up(module, first, 0) and any(
         _is_later(module, first, each) for each in donating
     )
 
 
-def _is_used_up(module: Module, first: ast.expr) -> bool:
+def _is_used_up(module: Module, first: ast.expr, depth: int) -> bool:
     """Whether the statement keeps nothing of it but a copy."""
     node: ast.AST = first
     for around in module.ancestors(first):
@@ -40,8 +43,13 @@ def _is_used_up(module: Module, first: ast.expr) -> bool:
                 is_builtin = isinstance(function, ast.Name) and function.id in _COPYING_BUILTINS
                 if is_builtin and name is None:
                     return True
-            case ast.FormattedValue():
+                called = pmaps.definition(module, function)
+                if called is not None:
+                    return depth < _DEEPEST and _is_used_up_by(module, around, called, node, depth)
+            case ast.FormattedValue() | ast.If() | ast.While() | ast.Assert():
                 return True
+            case ast.Yield() | ast.NamedExpr():
+                return False
             case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))) if name in _KEEPING:
                 return False
             case ast.Expr():
@@ -52,6 +60,16 @@ def _is_used_up(module: Module, first: ast.expr) -> bool:
     return False
 
 
+def _is_used_up_by(module: Module, call: Any, called: Any, argument: Any, depth: int) -> bool:
+    """Whether a function of this file keeps nothing of an argument."""
+    given = argument.value if isinstance(argument, ast.keyword) else argument
+    for parameter in scopes.parameters(called.args):
+        if functions.argument_of(module, call, called, parameter) is given:
+            reads = module.reads(module.scopes.of[called], parameter.arg)
+            return all(_is_used_up(module, read, depth + 1) for read in reads)
+    return False
+
+
 def _is_later(module: Module, first: ast.expr, call: ast.Call) -> bool:
     """Whether the call may run after: further down, in the same loop, or in another function."""
     if module.function(first) is not module.function(call):
@@ -59,7 +77,17 @@ def _is_later(module: Module, first: ast.expr, call: ast.Call) -> bool:
     if module.statement(first) is module.statement(call):
         return _shares_loop(module, first, call)
     place, other = (first.lineno, first.col_offset), (call.lineno, call.col_offset)
-    return other > place or _shares_loop(module, first, call)
+    return other > place or _shares_loop(module, first, call) or _comes_back(module, call)
+
+
+def _comes_back(module: Module, call: ast.Call) -> bool:
+    """Whether the next call of the function around may give it what this one has left."""
+    around = module.function(call)
+    return any(
+        any(each is around for each in origin.through)
+        for argument in call.args
+        for origin in flow.of(module).origins(argument)
+    )
 
 
 def _shares_loop(module: Module, one: ast.AST, other: ast.AST) -> bool:

@@ -83,7 +83,7 @@ def callers(module: Module, function: Any) -> list[ast.Call] | None:
         if len(scope.bindings.get(function.name, ())) != 1:
             return None
         reads = [each for each in module.reads(scope, function.name) if not _is_run(module, each)]
-    if reads is None or (reads and function.decorator_list):
+    if reads is None or function.decorator_list:  # a decorator may keep it, and call it later
         return None
     calls = [module.parent(read) for read in reads]
     if not all(
@@ -108,6 +108,8 @@ def _reads_of_method(module: Module, function: Any) -> list[ast.expr] | None:
         not isinstance(base, ast.Name | ast.Attribute) for base in getattr(owner, "bases", ())
     ):
         return None
+    if _is_replaced(module, function):
+        return None
     reads: list[ast.expr] = []
     for node in module.once(_attributes).get(function.name, ()):
         is_self = isinstance(node.value, ast.Name) and node.value.id == "self"
@@ -115,6 +117,24 @@ def _reads_of_method(module: Module, function: Any) -> list[ast.expr] | None:
             return None
         reads.append(node)
     return reads
+
+
+def _is_replaced(module: Module, function: Any) -> bool:
+    """Whether a class of this file, or an assignment, gives the name of a method another meaning."""
+    owner = module.parent(function)
+    for scope in module.scopes.all:
+        if scope.is_class and scope.node is not owner and function.name in scope.bindings:
+            if getattr(scope.node, "bases", ()):
+                return True
+    return any(store.attr == function.name for store in module.once(_stores))
+
+
+def _stores(module: Module) -> list[ast.Attribute]:
+    return [
+        node
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    ]
 
 
 def _attributes(module: Module) -> dict[str, list[ast.Attribute]]:
@@ -134,10 +154,12 @@ def attributes(module: Module, name: str) -> list[ast.Attribute]:
 def by_text(module: Module) -> str:
     """Where names are read by their text, which is not followed; "" where nothing does that."""
     for scope in module.scopes.all:
-        for name in ("locals", "globals", "exec", "eval"):
+        for name in ("locals", "globals", "vars", "exec", "eval"):
             for load in scope.loads.get(name, ()):
                 call = module.parent(load)
                 is_call = isinstance(call, ast.Call) and call.func is load
+                if is_call and name == "vars" and call.args:  # type: ignore[union-attr]
+                    continue
                 if is_call and scope.lookup(name) is None:
                     return f"line {load.lineno} calls {name}"
     return ""

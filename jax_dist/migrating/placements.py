@@ -69,8 +69,8 @@ def to_jax_dist(module: Module, name: str, node: ast.expr) -> Fix:
 
 def _check(module: Module, node: ast.expr) -> None:
     call = module.parent(node)
-    called = isinstance(call, ast.Call) and call.func is node
-    if called and any(word.arg in _FIRST or word.arg is None for word in call.keywords):
+    words = call.keywords if isinstance(call, ast.Call) and call.func is node else ()
+    if any(word.arg in _FIRST or word.arg is None for word in words):
         raise Left(
             "its first argument is given by name, and has another name in the replacement",
             "Give it by position, then migrate again.",

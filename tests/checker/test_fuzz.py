@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jax_dist.checker import catalogue, examining, fixing, linter, placing, sources
 from jax_dist.checker.examining import Examiner
 from jax_dist.checker.findings import Finding, Safety
-from jax_dist.checker.modules import ParseError
+from jax_dist.checker.parsing import ParseError
 from jax_dist.checker.project import Project
 from jax_dist.checker.sources import Source, UnreadableError
 from jax_dist.migrating import files as migrating

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from jax_dist.checker import catalogue, linter, modules
+from jax_dist.checker import catalogue, linter, parsing
 from jax_dist.checker.findings import Edit, Finding, Fix, Safety
 from jax_dist.checker.page import Page
 from jax_dist.checker.rules import bad_suppression_code, syntax_error, unused_suppression
@@ -44,7 +44,7 @@ def check(source, project, codes, target=None):
     try:
         ast.parse(source.python)
     except SyntaxError as error:
-        return [linter.unparsed(source, modules.ParseError(error.msg, error.lineno or 1, 1))]
+        return [linter.unparsed(source, parsing.ParseError(error.msg, error.lineno or 1, 1))]
     found = (_finding(source, match) for match in _matches(source.python))
     return [finding for finding in found if finding.code in codes]
 

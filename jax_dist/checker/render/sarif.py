@@ -7,7 +7,7 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
-from jax_dist.checker import edits, modules, repairs
+from jax_dist.checker import edits, modules, parsing, repairs
 from jax_dist.checker.findings import Edit, Finding, Safety
 from jax_dist.checker.page import Page
 from jax_dist.checker.render.context import (
@@ -128,7 +128,7 @@ def _module(findings: Sequence[Finding], context: Context) -> modules.Module | N
     source = context.source(findings[0].path)
     try:
         return modules.Module(source) if source else None
-    except modules.ParseError:
+    except parsing.ParseError:
         return None
 
 

@@ -1,0 +1,76 @@
+"""Which bindings of a name may hold where it is read: by the order of statements, and loops."""
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from jax_dist.checker.scopes import Binding
+
+if TYPE_CHECKING:
+    from jax_dist.checker.modules import Module
+
+
+def reaching(module: "Module", node: ast.Name, bindings: list[Binding]) -> list[Binding]:
+    """Drops what a later plain assignment, in a block around `node`, surely hides.
+
+    Args:
+      module: that holds the read.
+      node: the read.
+      bindings: all that its scope has of the name.
+    """
+    if len(bindings) == 1:
+        return bindings
+    around = {id(each) for each in module.ancestors(node)}
+    loops = [each for each in module.ancestors(node) if isinstance(each, ast.For | ast.While)]
+    bindings = sorted(bindings, key=lambda each: _place(each.node))
+    bindings, loops, fresh = _since_target(node, bindings, loops)
+    before = [each for each in bindings if _place(each.node) < _place(node)]
+    before = [each for each in before if not _assigns_from(module, each, around)]
+    after = [each for each in bindings if each not in before]
+    back = [each for each in after if any(_holds(loop, each.node) for loop in loops)]
+    for number in range(len(before) - 1, -1, -1):
+        statement = module.statement(before[number].node)
+        if id(module.parent(statement)) in around and _same_block(module, statement, node):
+            hidden_in_loop = not back or any(_holds(loop, statement) for loop in loops)
+            return [*before[number:], *([] if hidden_in_loop else back)]
+    return [*fresh, *before, *back] or bindings
+
+
+def _assigns_from(module: "Module", binding: Binding, around: set[int]) -> bool:
+    """Whether the binding's value is computed from the read: `x = f(x)`."""
+    statement = module.statement(binding.node)
+    assigns = isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign)
+    return assigns and id(statement) in around
+
+
+def _since_target(
+    node: ast.Name, bindings: list[Binding], loops: list[Any]
+) -> tuple[list[Binding], list[Any], list[Binding]]:
+    """`for x in xs:` binds anew in each round: only what its body does to `x` comes after."""
+    for number, loop in enumerate(loops):
+        if not isinstance(loop, ast.For) or not any(_holds(each, node) for each in loop.body):
+            continue
+        fresh = [each for each in bindings if _holds(loop.target, each.node)]
+        if fresh:
+            inside = [each for each in bindings if _holds(loop, each.node)]
+            return [each for each in inside if each not in fresh], loops[:number], fresh
+    return bindings, loops, []
+
+
+def _place(node: Any) -> tuple[int, int]:
+    return (node.lineno, node.col_offset)
+
+
+def _holds(around: Any, node: Any) -> bool:
+    start = (around.lineno, around.col_offset)
+    return start <= _place(node) < (around.end_lineno, around.end_col_offset)
+
+
+def _same_block(module: "Module", statement: ast.stmt, node: ast.AST) -> bool:
+    """Whether `node` stands later in the very list of statements that holds `statement`."""
+    parent = module.parent(statement)
+    for field in ("body", "orelse", "finalbody"):
+        block = getattr(parent, field, None)
+        if isinstance(block, list) and any(each is statement for each in block):
+            around = {id(node), *(id(each) for each in module.ancestors(node))}
+            return any(id(each) in around for each in block)
+    return False
