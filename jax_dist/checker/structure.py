@@ -140,9 +140,10 @@ def _is_tree(module: Module, node: ast.expr, path: Path, depth: int) -> bool | N
             return _is_tree(module, values[0], path, depth + 1)
     if path:
         return None
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):  # `[x] * 2`
-        if any(_is_tree(module, side, path, depth + 1) for side in (node.left, node.right)):
-            return True
+    if isinstance(node, ast.BinOp) and any(
+        isinstance(side, ast.Tuple | ast.List) for side in (node.left, node.right)
+    ):
+        return True  # `[x] * 2`
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):  # of tuples too
         sides = {_is_tree(module, side, path, depth + 1) for side in (node.left, node.right)}
         return True if True in sides else (False if False in sides else None)

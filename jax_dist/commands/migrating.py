@@ -201,6 +201,7 @@ class _Migrate:
             files,
             None if proof is None else proof.to_dict(),
             "" if proof is None else str(proof),
+            several_processes=not self._options.one_process,
         )
         where = self._options.report
         if where == _STDIN:
@@ -226,6 +227,8 @@ class _Migrate:
             f"{_count(len(found.changed), 'file')} {verb}: "
             f"{_count(len(found.done), 'place')} done, {len(found.left)} left."
         )
+        if found.caution:
+            self._say(found.caution)
         self._say_left(found)
 
     def _say_left(self, found: Report) -> None:

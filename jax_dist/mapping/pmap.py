@@ -14,6 +14,7 @@ from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.calls import Gathers, Options
 from jax_dist.mapping.dispatch import Dispatcher
 from jax_dist.mapping.meshes import DeviceChoice
+from jax_dist.mapping.stand_ins import stand_in
 from jax_dist.passes.capture_policy import Captures
 from jax_dist.passes.lifting import NewCaptures
 
@@ -109,6 +110,18 @@ def pmap(
             arrays=arrays,
         )
     devices = None if devices is None else tuple(devices)
+    if (fake := stand_in()) is not None:
+        return fake(
+            fun,
+            axis_name,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            static_broadcasted_argnums=static_broadcasted_argnums,
+            devices=devices,
+            backend=backend,
+            axis_size=axis_size,
+            donate_argnums=donate_argnums,
+        )
     asked = (
         axis_name,
         in_axes,

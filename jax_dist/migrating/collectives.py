@@ -13,8 +13,9 @@ APART = frozenset(
     f"jax.lax.{name}"
     for name in ("axis_index", "ppermute", "pshuffle", "all_to_all", "psum_scatter")
 )
-_KNOWN = ("jax.", "numpy.", "optax.")  # their functions use no collectives by themselves
-# Nor do these change what they are given.
+# Their functions use no collectives by themselves.
+_KNOWN = ("jax.", "numpy.", "optax.", "contextlib.")
+# These do not change what they are given either.
 LIBRARIES = (*_KNOWN, "absl.", "chex.", "flax.", "haiku.", "logging.", "math.", "warnings.")
 _OF_STATES = ("apply_gradients", "replace", "_replace", "items", "values", "keys", "get")
 _OF_ARRAYS = ("astype", "reshape", "squeeze", "transpose", "copy", "ravel", "flatten", "set", "add")

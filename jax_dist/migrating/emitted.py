@@ -61,11 +61,17 @@ def shard_map_with_keywords(fun, wrap, **specs):
 
 OVER_DEVICES = '''\
 def over_devices(fun, axis_name, in_specs, out_specs):
-    """Like jax.shard_map over all devices, which are asked for when it is called."""
+    """Like jax.shard_map over the first devices, one for each slice of the arguments."""
 
     @functools.wraps(fun)
     def mapped(*args):
-        mesh = jax.sharding.Mesh(jax.devices(), (axis_name,))
+        specs = jax.tree.leaves(jax.tree.broadcast(in_specs, args))
+        sizes = (
+            x.shape[list(spec).index(axis_name)]
+            for x, spec in zip(jax.tree.leaves(args), specs, strict=True)
+            if axis_name in list(spec)
+        )
+        mesh = jax.sharding.Mesh(jax.devices()[: next(sizes, None)], (axis_name,))
         specs = {"in_specs": in_specs, "out_specs": out_specs}
         return jax.shard_map(fun, mesh=mesh, **specs, check_vma=False)(*args)
 
@@ -75,11 +81,9 @@ def over_devices(fun, axis_name, in_specs, out_specs):
 JIT_OVER_DEVICES = '''\
 @functools.lru_cache(maxsize=128)
 def jit_over_devices(fun, axis_name):
-    """jax.jit of `fun` over all devices, made once for each function, as jax.pmap does."""
-    mesh = jax.sharding.Mesh(jax.devices(), (axis_name,))
+    """jax.jit of `fun` over devices, made once for each function, as jax.pmap does."""
     specs = jax.sharding.PartitionSpec(axis_name)
-    fun = per_device(fun)
-    return jax.jit(jax.shard_map(fun, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False))
+    return jax.jit(over_devices(per_device(fun), axis_name, in_specs=specs, out_specs=specs))
 '''
 
 PUT_REPLICATED = '''\

@@ -156,7 +156,7 @@ def _pmap_place(
             fix = to_jax_dist.fix(module, site)
             done = "" if fix else _by_definition(module, project, site, options)
         else:
-            fix, done = _to_jax(module, site, options, style), ""
+            fix, done = _to_jax(module, site, options, style), _faked(module)
     except Left as left:
         return places.left(module, site.reference, "JXD001", left)
     return places.done(module, site.reference, "JXD001", fix, done)
@@ -201,6 +201,12 @@ def _to_jax(module: Module, site: pmaps.Site, options: Options, style: Style) ->
     return to_jax.fix(module, site, style)
 
 
+def _faked(module: Module) -> str:
+    """What is said where the file has jax.pmap replaced while it runs."""
+    fakes = [name for name in module.used_names if name.startswith("chex.") and _FAKE in name]
+    return f"{fakes[0]}, which this file uses, no longer replaces it" if fakes else ""
+
+
 def _placement(module: Module, name: str, node: ast.expr, options: Options, style: Style) -> Place:
     code = placements.CODES[name]
     try:
@@ -212,6 +218,8 @@ def _placement(module: Module, name: str, node: ast.expr, options: Options, styl
         return places.left(module, node, code, left)
     return places.done(module, node, code, fix)
 
+
+_FAKE = ".fake_pmap"
 
 _GLOBAL_ARRAYS = """\
 sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))

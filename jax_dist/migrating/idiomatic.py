@@ -4,11 +4,11 @@ import ast
 import dataclasses
 
 from jax_dist.checker import pmaps
-from jax_dist.checker.findings import Edit, Fix, Safety
+from jax_dist.checker.findings import Fix, Safety
 from jax_dist.checker.modules import Module
 from jax_dist.checker.pmaps import Site
 from jax_dist.checker.stacking import Kind
-from jax_dist.migrating import emitted, host_local, lives, plans, to_jax
+from jax_dist.migrating import emitted, host_local, lives, plans, to_jax, unwrapping
 from jax_dist.migrating.following import First
 from jax_dist.migrating.layout import Style
 from jax_dist.migrating.layouts import Layouts
@@ -209,8 +209,12 @@ def _places_of(
             start, end = f"{texts.helper(emitted.REPLICATED)}(", ")"
             said = "a whole copy on each device, without the axis"
         else:
-            start, end, said = _around(source.of), _around(source.of, end=True), "one global array"
-        edits = _shell(module, source.node, source.of, start, end)
+            start, end, said = (
+                unwrapping.around(source.of),
+                unwrapping.around(source.of, end=True),
+                "one global array",
+            )
+        edits = unwrapping.shell(texts, source.node, source.of, start, end)
         fix = Fix(said, Safety.UNSAFE, edits, texts.imports, texts.definitions, group)
         places.append(Change(source.node, fix, said))
     for first in part.firsts:
@@ -223,12 +227,12 @@ def _places_of(
 def _first(module: Module, first: First, group: str, style: Style, *, copied: bool) -> Change:
     """The value itself; a copy of it where a later call donates that."""
     texts = Texts(module, first.node, style)
-    start, end = _around(first.of), _around(first.of, end=True)
+    start, end = unwrapping.around(first.of), unwrapping.around(first.of, end=True)
     said = "the value has no device axis any more"
     if copied:
         start = f"{texts.named('jax.tree.map')}({texts.named('jax.numpy.copy')}, "
         end, said = ")", f"{said}; it is copied, for the value is donated later"
-    edits = _shell(module, first.node, first.of, start, end)
+    edits = unwrapping.shell(texts, first.node, first.of, start, end)
     fix = Fix(said, Safety.UNSAFE, edits, texts.imports, texts.definitions, group)
     return Change(first.node, fix, said)
 
@@ -240,65 +244,7 @@ def _forest(module: Module, call: ast.Call, group: str, style: Style) -> Change:
         texts.named("flax.training.common_utils.stack_forest"),
         texts.named("jax.device_get"),
     )
-    edits = _shell(module, call, call.args[0], f"{stack}({get}(", "))")
+    edits = unwrapping.shell(texts, call, call.args[0], f"{stack}({get}(", "))")
     said = "the metrics have no device axis any more"
     fix = Fix(said, Safety.UNSAFE, edits, texts.imports, texts.definitions, group)
     return Change(call, fix, said)
-
-
-def _shell(
-    module: Module, whole: ast.expr, inner: ast.expr, start: str, end: str
-) -> tuple[Edit, ...]:
-    """Replaces what stands around `inner`; inside it other edits may be made."""
-    if not start and _is_to_itself(module, whole, inner):
-        return (_without_line(module, module.statement(whole)),)
-    low, high = module.span(whole)
-    first, last = module.span(inner)
-    edits = (Edit(low, first, start), Edit(last, high, end))
-    return tuple(edit for edit in edits if edit.start != edit.end or edit.text)
-
-
-def _is_to_itself(module: Module, whole: ast.expr, inner: ast.expr) -> bool:
-    """Whether `x = unreplicate(x)` would become `x = x`, among other statements."""
-    statement = module.parent(whole)
-    match statement:
-        case ast.Assign(targets=[ast.Name(id=name)]) if (
-            isinstance(inner, ast.Name) and not module.scope(whole).is_class
-        ):
-            block = getattr(module.parent(statement), "body", [])
-            others = [each for each in block if not _sets_from_itself(each)]
-            return inner.id == name and statement in block and bool(others)
-    return False
-
-
-def _sets_from_itself(statement: ast.stmt) -> bool:
-    """Whether it may go too: a block must keep one statement."""
-    match statement:
-        case ast.Assign(targets=[ast.Name(id=name)], value=value):
-            return any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(value))
-    return False
-
-
-def _without_line(module: Module, statement: ast.stmt) -> Edit:
-    """Takes a statement out, with its line; a comment behind it stays."""
-    start, end = module.span(statement)
-    code = module.source.code
-    line = max(code.rfind(b"\n", 0, start), code.rfind(b"\r", 0, start)) + 1
-    rest = code[end:]
-    blank = len(rest) - len(rest.lstrip(b" \t"))
-    for newline in (b"\r\n", b"\n", b"\r"):
-        if rest[blank:].startswith(newline) and not code[line:start].strip():
-            return Edit(line, end + blank + len(newline), "")
-    if rest[blank:].startswith(b";"):
-        more = rest[blank + 1 :]
-        return Edit(start, end + blank + 1 + len(more) - len(more.lstrip(b" \t")), "")
-    return Edit(start, end, "")
-
-
-def _around(inner: ast.expr, *, end: bool = False) -> str:
-    """Parentheses, where the inner expression would fall apart without them."""
-    tight = ast.Name | ast.Attribute | ast.Subscript | ast.Call | ast.Constant
-    closed = ast.Dict | ast.List | ast.Set | ast.ListComp | ast.SetComp | ast.DictComp
-    if isinstance(inner, tight | closed):
-        return ""
-    return ")" if end else "("

@@ -120,12 +120,12 @@ def _reads_of_method(module: Module, function: Any) -> list[ast.expr] | None:
 
 
 def _is_replaced(module: Module, function: Any) -> bool:
-    """Whether a class of this file, or an assignment, gives the name of a method another meaning."""
+    """Whether a class of this file, or an assignment, gives a method's name another meaning."""
     owner = module.parent(function)
     for scope in module.scopes.all:
-        if scope.is_class and scope.node is not owner and function.name in scope.bindings:
-            if getattr(scope.node, "bases", ()):
-                return True
+        is_other = scope.is_class and scope.node is not owner and getattr(scope.node, "bases", ())
+        if is_other and function.name in scope.bindings:
+            return True
     return any(store.attr == function.name for store in module.once(_stores))
 
 
@@ -162,4 +162,7 @@ def by_text(module: Module) -> str:
                     continue
                 if is_call and scope.lookup(name) is None:
                     return f"line {load.lineno} calls {name}"
+    for name in ("f_locals", "f_globals", "__globals__"):
+        for node in attributes(module, name):
+            return f"line {node.lineno} reads {name}"
     return ""

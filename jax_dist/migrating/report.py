@@ -10,6 +10,7 @@ The JSON is one object:
   places: [{path, line, cell, code, name, status, what, reason, detail, by_hand, sketch}], in order
     of file and place; status is "done" or "left"; line is of the file as it was (in a notebook: of
     the cell, which is counted from 1); sketch is Python, or ""
+  caution: what a reader has to know of what was done, or ""
   verification: what --verify found, or null
 """
 
@@ -25,6 +26,11 @@ from jax_dist.migrating.files import Target
 from jax_dist.migrating.outcomes import FileMigration, Outcome
 
 _SCHEMA = 1
+_PMAP = "JXD001"
+_GLOBAL = (
+    "With several processes, jax.pmap takes what one process holds, and jit(shard_map) takes "
+    "global arrays: --to jax_dist keeps the first; --one-process says that there is only one."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +41,7 @@ class Report:
     files: Sequence[FileMigration]
     verification: Mapping[str, Any] | None = None  # as `Verification.to_dict` gives it
     proof: str = ""  # the same, for people
+    several_processes: bool = True  # whether the program may run in several
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -55,6 +62,14 @@ class Report:
     @property
     def problems(self) -> list[FileMigration]:
         return [file for file in self.files if file.problem]
+
+    @property
+    def caution(self) -> str:
+        """What a reader has to know of what was done; "" where nothing."""
+        mapped = any(outcome.code == _PMAP for outcome in self.done)
+        if self.to != "jax" or not self.several_processes or not mapped:
+            return ""
+        return _GLOBAL
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -85,6 +100,7 @@ class Report:
                 for file in self.files
             ],
             "places": [_place(outcome) for outcome in self.outcomes],
+            "caution": self.caution,
             "verification": self.verification,
         }
 
@@ -145,6 +161,9 @@ def _lines(report: Report) -> Iterator[str]:
         f"{_count(len(report.changed), 'file')} changed, {_count(len(report.done), 'place')} done, "
         f"{len(report.left)} left."
     )
+    if report.caution:
+        yield ""
+        yield report.caution
     if report.outcomes:
         yield ""
         yield "| rule | done | left |"

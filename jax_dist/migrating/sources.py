@@ -144,7 +144,11 @@ def _is_split(module: Module, call: ast.Call) -> bool:
     if call.keywords:
         return False
     if (name or "").rpartition(".")[2] == "reshape" and len(call.args) == 2:
-        return _keeps_rows(module, call.args[0], call.args[1])
+        is_copied = (name or "").startswith("jax.")
+        array = call.args[0]
+        return _keeps_rows(module, array, call.args[1]) and not (
+            is_copied and _is_changed(module, array)
+        )
     match call:
         case ast.Call(func=ast.Attribute(value=array, attr="reshape"), args=[shape]):
             return name is None and _keeps_rows(module, array, shape)
@@ -170,6 +174,16 @@ def _keeps_rows(module: Module, array: ast.expr, shape: ast.expr) -> bool:
         ):
             return _same_name(of, array) and _counts(module, count)
     return False
+
+
+def _is_changed(module: Module, array: ast.expr) -> bool:
+    """Whether the file sets parts of the array, which a copy of it would not see."""
+    return any(
+        isinstance(node, ast.Subscript)
+        and isinstance(node.ctx, ast.Store)
+        and _same_name(node.value, array)
+        for node in ast.walk(module.tree)
+    )
 
 
 def _of_each_leaf(module: Module, call: ast.Call, is_exact: Any) -> bool:

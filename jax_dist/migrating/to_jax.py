@@ -1,6 +1,7 @@
 """One `jax.pmap` as `jax.jit(jax.shard_map(...))`: the fix, or why not."""
 
 import ast
+import dataclasses
 from typing import Any
 
 from jax_dist.checker.findings import Edit, Fix, Safety
@@ -31,6 +32,8 @@ def fix(module: Module, site: Site, style: Style) -> Fix:
         if plan.is_plain and _is_lasting(module, site.fun):
             return _remembered(module, site, plan, style)
         _check_loop(module, site)
+        if not plan.devices and not plan.keywords:
+            plan = dataclasses.replace(plan, lazily=True)  # the arguments say how many
     return written(module, site, plan, texts)
 
 
@@ -64,10 +67,9 @@ def check_form(module: Module, site: Site) -> None:
 
 
 def _is_called_at_once(module: Module, site: Site) -> bool:
-    """`pmap(f)(x)`, where f is no new function each time."""
+    """`pmap(f)(x)`."""
     call = module.parent(site.node)
-    at_once = isinstance(call, ast.Call) and call.func is site.node
-    return at_once and isinstance(site.fun, ast.Name | ast.Attribute)
+    return isinstance(call, ast.Call) and call.func is site.node
 
 
 def _is_lasting(module: Module, fun: ast.expr) -> bool:
@@ -84,6 +86,7 @@ def _remembered(module: Module, site: Site, plan: Plan, style: Style) -> Fix:
     """pmap remembers what it compiled for a function; a new jit each time would compile anew."""
     texts = Texts(module, site.node, style)
     texts.helper(emitted.PER_DEVICE)
+    texts.helper(emitted.OVER_DEVICES)
     value = Call(texts.helper(emitted.JIT_OVER_DEVICES), [texts.moved(site.fun, 1), plan.axis])
     whole = _around(module, site)
     edit = Edit(*module.span(whole), texts.written(value, whole))
@@ -93,7 +96,9 @@ def _remembered(module: Module, site: Site, plan: Plan, style: Style) -> Fix:
 
 
 def _check_loop(module: Module, site: Site) -> None:
-    """A function of this call would be compiled anew in each round."""
+    """What pmap compiles once would be compiled anew in each round; not so a new function."""
+    if not isinstance(site.fun, ast.Name | ast.Attribute):
+        return
     for around in module.ancestors(site.node):
         if isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             return

@@ -13,7 +13,7 @@ _RUN = (*stacking.TREE_MAPS, "jax.pure_callback", "jax.debug.callback")
 
 
 def may_be_traced(module: Module, node: ast.AST) -> bool:
-    """Whether a function around a place, or one that calls it, is given to jax.grad, jax.jit, ..."""
+    """Whether a function around a place, or one that calls it, is given to jax.grad or the like."""
     waiting: list[ast.AST] = [node]
     seen: set[ast.AST] = set()
     while waiting:

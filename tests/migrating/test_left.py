@@ -627,3 +627,14 @@ def build(axes):
 
     assert [place.status for place in found.outcomes] == ["left", "done"]
     assert b"return jax.pmap(abs, in_axes=axes), jax.jit(" in found.after
+
+
+def test_a_fake_that_no_longer_takes_effect_is_said():
+    text = "import chex\nimport jax\nf = jax.pmap(abs)\nchex.fake_pmap_and_jit().start()\n"
+    said = {}
+    for to in ("jax", "jax_dist"):
+        found = files.migrate(sources.read("a.py", text.encode()), Project(), Options(to=to))
+        said[to] = [(outcome.status, outcome.reason) for outcome in found.outcomes]
+
+    fakes = "chex.fake_pmap_and_jit, which this file uses, no longer replaces it"
+    assert said == {"jax": [("done", fakes)], "jax_dist": [("done", "")]}

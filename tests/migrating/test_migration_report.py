@@ -38,6 +38,9 @@ _MARKDOWN = """\
 
 1 file changed, 1 place done, 3 left.
 
+With several processes, jax.pmap takes what one process holds, and jit(shard_map) takes global \
+arrays: --to jax_dist keeps the first; --one-process says that there is only one.
+
 | rule | done | left |
 |---|---:|---:|
 | JXD001 pmap-call | 1 | 2 |
@@ -94,7 +97,8 @@ def test_json():
     found = json.loads(report.as_json(Report("jax", _FILES, {"verdict": "same"})))
 
     assert list(found) == [
-        *("schema", "to", "summary", "rules", "reasons", "files", "places", "verification"),
+        *("schema", "to", "summary", "rules", "reasons", "files", "places"),
+        *("caution", "verification"),
     ]
     assert found["schema"] == 1
     assert found["to"] == "jax"
@@ -142,6 +146,14 @@ def test_places_are_in_order_and_have_all_fields():
         "by_hand": "Use X.",
         "sketch": "",
     }
+
+
+def test_a_caution_where_the_view_of_one_process_is_lost():
+    assert Report("jax", _FILES).caution.startswith("With several processes, jax.pmap takes")
+    assert Report("jax", _FILES, several_processes=False).caution == ""
+    assert Report("jax", _FILES[1:]).caution == ""  # nothing was done
+    assert Report("jax_dist", _FILES).caution == ""
+    assert "With several" not in report.as_markdown(Report("jax_dist", _FILES))
 
 
 def test_without_a_proof_there_is_none():
