@@ -51,6 +51,38 @@ class RewriteError(ValueError):
     """An argument of `rewrite` or `explain` is not what it should be."""
 
 
+class CacheDirectoryError(ValueError):
+    """A folder that must not hold a compilation cache: others could put code into it."""
+
+
+class CacheWarning(UserWarning):
+    """The compilation cache cannot be used as asked; the program goes on without."""
+
+
+class FailedBeforeError(RuntimeError):
+    """A compilation was not tried, since it failed in an earlier run."""
+
+
+class RecordError(ValueError):
+    """A file is not a record of what was compiled."""
+
+
+class TransferError(RuntimeError):
+    """An array would move between host and device, or between devices, without being asked to."""
+
+
+class RecompileError(RuntimeError):
+    """A function would be compiled where everything should be compiled already."""
+
+
+class DonationError(RuntimeError):
+    """The memory of an argument was not given up to the results of its function."""
+
+
+class MemoryGrowthError(RuntimeError):
+    """There is more in the memory of a device at the end of a step than at its start."""
+
+
 def message(*, what: str, which: Sequence[str], why: str, do: str) -> str:
     """What is wrong, which values, why it cannot be, what to do; all texts are made here."""
     bullets = "\n".join(f"  * {line}" for line in which)

@@ -5,18 +5,24 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.cache import failures as failures
-    from jax_dist.cache.doctor import doctor as doctor
+    from jax_dist.cache.counting import stats as stats
+    from jax_dist.cache.diagnosis import doctor as doctor
+    from jax_dist.cache.differences import diff as diff
     from jax_dist.cache.enabling import enable as enable
-    from jax_dist.cache.stats import stats as stats
+    from jax_dist.cache.keys import key as key
+    from jax_dist.cache.recording import record as record
     from jax_dist.cache.warming import warm as warm
 
 _HOMES = {  # what Python sees: imported on first use, so that listing a directory never loads jax
-    "doctor": "jax_dist.cache.doctor",
+    "diff": "jax_dist.cache.differences",
+    "doctor": "jax_dist.cache.diagnosis",
     "enable": "jax_dist.cache.enabling",
-    "stats": "jax_dist.cache.stats",
+    "key": "jax_dist.cache.keys",
+    "record": "jax_dist.cache.recording",
+    "stats": "jax_dist.cache.counting",
     "warm": "jax_dist.cache.warming",
 }
-__all__ = ("doctor", "enable", "failures", "stats", "warm")
+__all__ = ("diff", "doctor", "enable", "failures", "key", "record", "stats", "warm")
 
 
 def __getattr__(name: str) -> object:

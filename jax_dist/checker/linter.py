@@ -12,6 +12,8 @@ from jax_dist.checker.registry import Found, Rule, Version
 from jax_dist.checker.rules import syntax_error
 from jax_dist.checker.sources import Source
 
+_MANY = 10  # words of one rule, for which one pattern is faster than a search for each
+
 
 @functools.cache
 def _prefilter(codes: frozenset[Code]) -> Callable[[bytes], bool]:
@@ -28,7 +30,7 @@ def wanted(data: bytes, codes: frozenset[Code]) -> bool:
     """
     if b"jax" not in data:  # every import that matters says it
         return False
-    return _prefilter(codes)(data)
+    return _prefilter(codes)(data) and not prefilter.is_internal(data)
 
 
 def check(
@@ -45,11 +47,17 @@ def check(
       codes: the rules that are asked for.
       target: the oldest jax that the code must run on; None: the newest.
     """
+    held = project.held(source)
+    if held is not None:
+        return check_module(held, codes, target)
     try:
         module = project.module(source)
     except ParseError as error:
         return [unparsed(source, error)] if syntax_error.PAGE.code in codes else []
-    return check_module(module, codes, target)
+    try:
+        return check_module(module, codes, target)
+    finally:
+        module.drop()
 
 
 def check_module(
@@ -57,11 +65,13 @@ def check_module(
 ) -> list[Finding]:
     """Like `check`, for a file that is parsed already."""
     findings: list[Finding] = []
+    data = module.source.code
+    says = functools.cache(data.__contains__)  # many rules wait for the same words
     for code in sorted(codes):
         rule = catalogue.RULES.get(code)
         if rule is None or (target is not None and target < rule.since):
             continue
-        if not any(word in module.source.code for word in rule.triggers):
+        if not _is_triggered(rule, data, says):
             continue
         findings += (_finding(module, rule, found, target) for found in rule.check(module))
     return sorted(findings, key=lambda finding: finding.sort_key)
@@ -78,6 +88,12 @@ def unparsed(source: Source, error: ParseError) -> Finding:
     text = source.line_text(offset)
     span = (offset, offset)
     return Finding(source.path, page.code, page.name, message, start, start, span, text)
+
+
+def _is_triggered(rule: Rule, data: bytes, says: Callable[[bytes], bool]) -> bool:
+    if len(rule.triggers) > _MANY:
+        return _prefilter(frozenset((rule.page.code,)))(data)
+    return any(map(says, rule.triggers))
 
 
 def _finding(module: Module, rule: Rule, found: Found, target: Version | None) -> Finding:

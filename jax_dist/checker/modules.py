@@ -54,7 +54,7 @@ class Module:
         self._elsewhere = elsewhere
         self._meanings: dict[tuple[Scope, str], Meaning | None] = {}
         self._canonical: dict[str, Meaning] = {}
-
+        self._uses: dict[str, dict[str, list[ast.expr]]] = {}
         self._made: dict[Callable[[Module], Any], Any] = {}
 
     def once(self, make: "Callable[[Module], Made]") -> "Made":
@@ -62,6 +62,11 @@ class Module:
         if make not in self._made:
             self._made[make] = make(self)
         return self._made[make]
+
+    def drop(self) -> None:
+        """Gives its memory back at once; nothing of it can be used any more."""
+        self.scopes.drop()
+        self.__dict__.clear()
 
     # --- text
 
@@ -276,35 +281,51 @@ class Module:
     # --- use
 
     @functools.cached_property
-    def _uses(self) -> dict[str, list[ast.expr]]:
-        """By meaning: the widest names and attributes that mean it, in order of place."""
-        found: dict[str, list[ast.expr]] = {}
+    def _loads(self) -> dict[str, list[tuple[Meaning, list[ast.Name]]]]:
+        """By the root of what they mean, such as "jax": the names that mean something imported."""
+        found: dict[str, list[tuple[Meaning, list[ast.Name]]]] = {}
         for scope in self.scopes.all:
             for name, loads in scope.loads.items():
-                if name not in self._bound_to_imports:
-                    continue
-                meaning = self.meaning_of_name(scope, name)
-                if meaning is None:
-                    continue
-                for load in loads:
-                    node, means = self._widest(load, meaning)
-                    found.setdefault(means.name, []).append(node)
-        for uses in found.values():
-            uses.sort(key=lambda node: (node.lineno, node.col_offset))
+                if name in self._bound_to_imports:
+                    meaning = self.meaning_of_name(scope, name)
+                    if meaning is not None:
+                        found.setdefault(_root(meaning.name), []).append((meaning, loads))
         return found
+
+    def _uses_of(self, root: str) -> dict[str, list[ast.expr]]:
+        """By meaning, of those with this root: the widest names and attributes that mean it."""
+        if root not in self._uses:
+            found = self._uses[root] = {}
+            for meaning, loads in self._loads.get(root, ()):
+                for load in loads:
+                    node, name = self._widest(load, meaning)
+                    found.setdefault(name, []).append(node)
+        return self._uses[root]
 
     @functools.cached_property
     def _bound_to_imports(self) -> set[str]:
         """Names that may mean something imported; the others need no look."""
         names: set[str] = set()
+        makers = set(_PARTIAL_NAMES)  # that are called as `partial` is
         aliases: list[tuple[str, str]] = []
+        made: list[tuple[str, ast.Call]] = []
         for scope in self.scopes.all:
             for name, bindings in scope.bindings.items():
                 for binding in bindings:
+                    value = binding.value
                     if binding.kind == "import":
                         names.add(name)
-                    elif isinstance(binding.value, _ALIASES):
-                        aliases += ((name, root) for root in _roots(binding.value))
+                        if not binding.target.startswith(_NO_PARTIAL):
+                            makers.add(name)
+                    elif isinstance(value, ast.Call):
+                        made.append((name, value))
+                    elif isinstance(value, ast.Name | ast.Attribute):
+                        aliases += ((name, root) for root in _roots(value))
+                        if _last_name(value) in _PARTIAL_NAMES:
+                            makers.add(name)
+        for name, call in made:
+            if _last_name(call.func) in makers:
+                aliases += ((name, root) for root in _roots(call))
         grown = -1
         while grown != len(names):
             grown = len(names)
@@ -313,23 +334,24 @@ class Module:
             names.update(name for scope in self.scopes.all for name in scope.loads)
         return names
 
-    def _widest(self, node: ast.expr, meaning: Meaning) -> tuple[ast.expr, Meaning]:
-        while not meaning.is_partial:
-            around = self.parent(node)
-            if not isinstance(around, ast.Attribute):
-                break
-            node, meaning = around, self.canonical(f"{meaning.name}.{around.attr}")
-        return node, meaning
+    def _widest(self, node: Any, meaning: Meaning) -> tuple[ast.expr, str]:
+        """`jax.lax.psum`, where `jax` stands; called for every name that was imported."""
+        known, attribute = self._canonical, ast.Attribute
+        around = node.parent
+        while around.__class__ is attribute and not meaning.partials:
+            name = f"{meaning.name}.{around.attr}"
+            node, meaning = around, known.get(name) or self.canonical(name)
+            around = node.parent
+        return node, meaning.name
 
     def uses(self, *names: str) -> list[ast.expr]:
         """Every name or attribute that means one of `names`, partials of it too, in order."""
-        found = [node for name in names for node in self._uses.get(name, ())]
+        found = [node for name in names for node in self._uses_of(_root(name)).get(name, ())]
         return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
-    @property
-    def used_names(self) -> list[str]:
-        """All that the file uses of other modules, sorted."""
-        return sorted(self._uses)
+    def used_names(self, root: str) -> list[str]:
+        """All that the file uses of a package, as "jax.lax.psum" of "jax", sorted."""
+        return sorted(self._uses_of(root))
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Every call of what means one of `names`, in order; not through partials."""
@@ -423,6 +445,21 @@ class Module:
         while isinstance(scope.node, scopes.Comprehension) and scope.parent is not None:
             scope = scope.parent
         return scope.node
+
+
+def _root(name: str) -> str:
+    return name.partition(".")[0]
+
+
+# What may hand on `functools.partial` is called one of these, or is imported; not from here.
+_PARTIAL_NAMES = frozenset(name.rpartition(".")[2] for name in PARTIAL)
+_NO_PARTIAL = ("jax.numpy", "jax.lax", "jax.random", "numpy", "optax")
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 _ALIASES = (ast.Name, ast.Attribute, ast.Call)

@@ -76,6 +76,11 @@ class Project:
     def __getstate__(self) -> dict[str, object]:
         return {"paths": self.paths, "_modules": {}, "_files": {}, "_names": {}, "_homes": {}}
 
+    def held(self, source: sources.Source) -> Module | None:
+        """The module of a file, where an import has led to it already."""
+        module = self._modules.get(os.path.abspath(source.path))
+        return module if module is not None and module.source == source else None
+
     def module(self, source: sources.Source) -> Module:
         """Parses one file. Raises parsing.ParseError."""
         path = os.path.abspath(source.path)

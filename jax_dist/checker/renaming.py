@@ -43,7 +43,7 @@ def renamed(module: Module, table: Sequence[Rename], judge: Judge = by_place) ->
     """
     entries = {entry.old: entry for entry in table}
     yield from _imports(module, entries, judge)
-    for name in module.used_names:
+    for name in module.used_names("jax"):
         entry = entry_for(name, entries)
         if entry is None:
             continue

@@ -65,12 +65,22 @@ class Scopes:
     all: list[Scope]
     of: dict[ast.AST, Scope]  # by the node that makes it
     attribute_stores: list[tuple[ast.Attribute, ast.expr]]  # `self.x = value`
+    nodes: list[Any]  # statements and expressions, but for most names and constants
+
+    def drop(self) -> None:
+        """Gives the memory of the tree back at once; nothing of it can be used any more.
+
+        Nodes and their parents hold each other, so that else it waits for a garbage collection,
+        and while trees pile up, each collection looks at all of them.
+        """
+        for node in self.nodes:
+            node.__dict__.clear()
 
 
 def build(tree: ast.Module) -> Scopes:
     """Sees every node once; sets `parent` on each."""
     module = Scope(tree, None)
-    walk = _Walk(Scopes(module, [module], {tree: module}, []))
+    walk = _Walk(Scopes(module, [module], {tree: module}, [], [tree]))
     walk.scope = module
     waiting: list[tuple[Scope, list[Any]]] = [(module, _adopted(tree, tree.body))]
     walk.waiting = waiting
@@ -96,18 +106,17 @@ class _Walk:
 
     def run(self, stack: list[Any]) -> None:
         """Sees all nodes of one scope; scopes within it are left waiting."""
-        pop, push = stack.pop, stack.append
+        pop, push, seen = stack.pop, stack.append, self.found.nodes.append
         loads = self.scope.loads
-        fields_of, handlers, load = _FIELDS, _HANDLERS, ast.Load
+        fields_of, handlers = _FIELDS, _HANDLERS
+        name, load, constant, attribute = ast.Name, ast.Load, ast.Constant, ast.Attribute
         while stack:
             node = pop()
+            seen(node)
             kind = node.__class__
-            if kind is ast.Name:
+            if kind is name:
                 if node.ctx.__class__ is load:
-                    if node.id in loads:
-                        loads[node.id].append(node)
-                    else:
-                        loads[node.id] = [node]
+                    loads.setdefault(node.id, []).append(node)
                 else:
                     self.scope.bind(node.id, Binding("other", node))
                 continue
@@ -116,14 +125,21 @@ class _Walk:
                 continue
             for field in fields_of[kind]:
                 child = getattr(node, field)
-                if child.__class__ is list:
+                kind = child.__class__
+                if kind is list:
                     for each in child:
-                        if each.__class__ is not str and each is not None:
+                        kind = each.__class__
+                        if kind is not str and each is not None:
                             each.parent = node
-                            push(each)
-                elif child is not None:
+                            if kind is not constant:
+                                push(each)
+                elif kind is name or kind is attribute:  # what most fields hold
                     child.parent = node
                     push(child)
+                elif child is not None:
+                    child.parent = node
+                    if kind is not constant:
+                        push(child)
 
     def enter(self, node: ast.AST) -> Scope:
         scope = Scope(node, self.scope)
@@ -154,6 +170,7 @@ def _function(walk: _Walk, node: Any, stack: list[Any]) -> bool:
         stack += _adopted(node, node.decorator_list)
     arguments: ast.arguments = node.args
     arguments.parent = node  # type: ignore[attr-defined] # nodes carry their parent
+    walk.found.nodes.append(arguments)
     outside = [*arguments.defaults, *(each for each in arguments.kw_defaults if each)]
     stack += _adopted(arguments, outside)
     inner = walk.enter(node)

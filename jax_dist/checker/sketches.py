@@ -50,7 +50,7 @@ def _index(module: Module, index: ast.expr) -> str:
 
 def buffers(module: Module) -> Iterator[Found]:
     """`.device_buffer` and `.device_buffers`, which no other library's arrays have."""
-    for node in nodes.on_lines(module, ast.Attribute, _BUFFER):
+    for node in nodes.of_kind(module, ast.Attribute, _BUFFER):
         if node.attr in _BUFFERS:
             text = _BUFFERS[node.attr].format(module.text(node.value))
             fix = Fix(f"use {text}", Safety.DISPLAY, (Edit(*module.span(node), text),))

@@ -5,6 +5,7 @@ import codecs
 import dataclasses
 import functools
 import io
+import itertools
 import re
 import tokenize
 
@@ -34,7 +35,10 @@ class Source:
     @functools.cached_property
     def line_starts(self) -> list[int]:
         """The offset at which each line begins."""
-        return [0, *(match.end() for match in _LINE_END.finditer(self.code))]
+        lines = self.code.splitlines(keepends=True)
+        if not lines or lines[-1].endswith((b"\n", b"\r")):
+            lines.append(b"")
+        return list(itertools.accumulate(map(len, lines[:-1]), initial=0))
 
     def position(self, offset: int) -> Position:
         line = bisect.bisect_right(self.line_starts, offset) - 1

@@ -203,7 +203,7 @@ def _to_jax(module: Module, site: pmaps.Site, options: Options, style: Style) ->
 
 def _faked(module: Module) -> str:
     """What is said where the file has jax.pmap replaced while it runs."""
-    fakes = [name for name in module.used_names if name.startswith("chex.") and _FAKE in name]
+    fakes = [name for name in module.used_names("chex") if _FAKE in name]
     return f"{fakes[0]}, which this file uses, no longer replaces it" if fakes else ""
 
 

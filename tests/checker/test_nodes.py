@@ -1,4 +1,4 @@
-"""Nodes that cover a line of interest."""
+"""Nodes of a kind."""
 
 import ast
 import re
@@ -8,40 +8,48 @@ from jax_dist.checker.modules import Module
 
 _CODE = b"""\
 @h(a[0])
-def f(x):
+def f(x, *, n=c[0]) -> d[0]:
     y = x[1]
     return g(
         x,
         y[0],
+        lambda z=e[0]: z[0],
     )
-z = [f(x[0]) for x in y[2:3]]
+z: b[0] = [f(x[0]) for x in y[2:3] if x[4]]
 """
 
 
-def texts(pattern: bytes) -> list[str]:
+def texts(kind: type[ast.expr], pattern: bytes) -> list[str]:
     module = Module(sources.read("case.py", _CODE))
-    found = nodes.on_lines(module, ast.Subscript, re.compile(pattern))
-    return [module.text(node) for node in found]
+    return [module.text(node) for node in nodes.of_kind(module, kind, re.compile(pattern))]
 
 
-def test_those_on_the_lines_are_found_in_order():
-    assert texts(rb"\[0\]") == ["a[0]", "y[0]", "x[0]", "y[2:3]"]
+def test_all_are_found_in_order():
+    everywhere = "a[0] c[0] d[0] x[1] y[0] e[0] z[0] b[0] x[0] y[2:3] x[4]"
+    assert texts(ast.Subscript, rb"\[0\]") == everywhere.split()
 
 
-def test_a_decorator_counts_for_what_it_decorates():
-    assert texts(rb"a\[0\]") == ["a[0]"]
-
-
-def test_others_are_left_out():
-    assert texts(rb"\[1\]") == ["x[1]"]
-
-
-def test_a_text_that_is_not_there_finds_nothing():
-    assert texts(rb"\[7\]") == []
-
-
-def test_a_node_over_several_lines_counts_for_each():
+def test_the_same_as_by_a_walk():
     module = Module(sources.read("case.py", _CODE))
-    found = nodes.on_lines(module, ast.Call, re.compile(rb"y\[0\]"))
+    for kind in (ast.Call, ast.Subscript, ast.Assign, ast.Lambda, ast.ListComp, ast.FunctionDef):
+        walked = [node for node in ast.walk(module.tree) if isinstance(node, kind)]
+        assert set(nodes.of_kind(module, kind, re.compile(b""))) == set(walked)
 
-    assert [module.text(node.func) for node in found] == ["g"]
+
+def test_a_pattern_that_is_not_there_finds_nothing():
+    assert texts(ast.Subscript, rb"\[7\]") == []
+
+
+def test_a_file_that_is_dropped_gives_its_nodes_back_at_once():
+    import gc
+    import weakref
+
+    module = Module(sources.read("case.py", _CODE))
+    gc.disable()
+    try:
+        kept = [weakref.ref(node) for node in ast.walk(module.tree) if hasattr(node, "lineno")]
+        module.drop()
+        left = [ref() for ref in kept if ref() is not None]
+    finally:
+        gc.enable()
+    assert left == []

@@ -65,7 +65,7 @@ def _candidates(module: Module) -> list[ast.Call]:
     """Calls that may cut or stack, without those in the function of a `tree_map` that does."""
     found = [
         node
-        for node in nodes.on_lines(module, ast.Call, _CALLS)
+        for node in nodes.of_kind(module, ast.Call, _CALLS)
         if _last_name(node.func) in _METHODS
     ]
     outer = {

@@ -55,7 +55,7 @@ def _first_items(module: Module) -> list[ast.Subscript]:
     """Every `y[0]` that is read."""
     return [
         node
-        for node in nodes.on_lines(module, ast.Subscript, _FIRST)
+        for node in nodes.of_kind(module, ast.Subscript, _FIRST)
         if isinstance(node.slice, ast.Constant)
         and type(node.slice.value) is int
         and node.slice.value == 0

@@ -1,13 +1,17 @@
 """JXD404: iterating a set while tracing."""
 
 import ast
+import re
 from collections.abc import Iterator
 
-from jax_dist.checker import functions, traced
+from jax_dist.checker import nodes, traced
 from jax_dist.checker.findings import Edit, Fix, Safety
 from jax_dist.checker.modules import Module
 from jax_dist.checker.page import Page
 from jax_dist.checker.registry import Case, Found, Keep, Mend, rule
+
+_LOOPS = (ast.For, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_FOR = re.compile(rb"\bfor\b")
 
 PAGE = Page(
     code="JXD404",
@@ -28,19 +32,32 @@ PAGE = Page(
 
 @rule(PAGE, triggers=traced.TRIGGERS)
 def check(module: Module) -> Iterator[Found]:
-    seen: set[ast.AST] = set()
-    for each in traced.traced(module):
-        for node in functions.all_nodes(each.function):
-            over = node.iter if isinstance(node, ast.For | ast.comprehension) else None
-            if over is None or over in seen or not _is_set(module, over):
-                continue
-            seen.add(over)
-            if isinstance(node, ast.comprehension) and _is_order_lost(module, node):
-                continue
-            start, end = module.span(over)
-            edits = (Edit(start, start, "sorted("), Edit(end, end, ")"))
-            fix = Fix("sort the set", Safety.UNSAFE, edits)
-            yield Found(over, "the order of a set differs in each process", fix)
+    functions = {each.function for each in traced.traced(module)}
+    for node in _loops(module) if functions else ():
+        if not _is_set(module, node.iter) or functions.isdisjoint(_around(module, node)):
+            continue
+        if isinstance(node, ast.comprehension) and _is_order_lost(module, node):
+            continue
+        start, end = module.span(node.iter)
+        edits = (Edit(start, start, "sorted("), Edit(end, end, ")"))
+        fix = Fix("sort the set", Safety.UNSAFE, edits)
+        yield Found(node.iter, "the order of a set differs in each process", fix)
+
+
+def _around(module: Module, node: ast.AST) -> Iterator[ast.AST]:
+    """The functions in whose bodies a node stands."""
+    function = module.function(node)
+    while function is not None:
+        yield function
+        function = module.function(function)
+
+
+def _loops(module: Module) -> Iterator[ast.For | ast.comprehension]:
+    for node in nodes.of_kind(module, _LOOPS, _FOR):
+        if isinstance(node, ast.For):
+            yield node
+        else:
+            yield from node.generators
 
 
 def _is_set(module: Module, node: ast.expr) -> bool:

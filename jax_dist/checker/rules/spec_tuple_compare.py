@@ -36,7 +36,7 @@ _LINE = re.compile(rb"(?:spec|P\().*(?:==|!=|\bin\b)|(?:==|!=).*(?:[sS]pec|P\()"
     + (b") == P(", b") == PartitionSpec(", b"specs == (", b"specs in ("),
 )
 def check(module: Module) -> Iterator[Found]:
-    for node in nodes.on_lines(module, ast.Compare, _LINE):
+    for node in nodes.of_kind(module, ast.Compare, _LINE):
         if len(node.ops) != 1:
             continue
         left, right = node.left, node.comparators[0]

@@ -1,0 +1,150 @@
+"""Switches JAX's persistent compilation cache on, so that it hits."""
+
+import enum
+import importlib.util
+import os
+import pathlib
+import warnings
+from typing import Any, Literal
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from jax_dist import _compat
+from jax_dist._errors import CacheWarning, message
+from jax_dist.cache import entries, paths
+from jax_dist.cache.watching import Settings, watcher
+
+
+class Default(enum.Enum):
+    """What `enable` takes where no path is given: None has a meaning of its own."""
+
+    PATH = "JAX_DIST_CACHE_DIR, or JAX_COMPILATION_CACHE_DIR, or a folder of this user"
+
+
+_before: dict[str, Any] = {}  # JAX's settings, as they were before the first `enable`
+
+
+def enable(
+    path: str | os.PathLike[str] | None | Default = Default.PATH,
+    *,
+    max_size: int | str | None = None,
+    min_compile_seconds: float = 0.0,
+    writers: Literal["every", "first"] = "every",
+    failures: bool = True,
+    retry: bool = False,
+) -> str | None:
+    """Keeps compiled programs in a folder, for this run and all that follow.
+
+    Call it once, at the start of the program and in each of its processes. Every program is kept,
+    however quickly it compiles. Files appear whole or not at all; a damaged one is compiled anew
+    and replaced. What cannot be used is told in a warning, and the program goes on without.
+
+    Args:
+      path: a folder, or a URL such as `gs://bucket/cache` (needs etils[epath] and fsspec, and is
+        left to JAX). Not given: $JAX_DIST_CACHE_DIR, or else $JAX_COMPILATION_CACHE_DIR, or else a
+        folder of this user, such as ~/.cache/jax_dist. None: no cache.
+      max_size: the bytes that it may hold, also as "20GB"; those not used for longest go first.
+      min_compile_seconds: programs that compile in less are not kept.
+      writers: "every" process writes what it compiled and did not find; "first": only the first
+        one, which on CPUs leaves the others without, since their keys differ.
+      failures: also keep in mind which programs did not compile, and do not try them in later runs.
+      retry: try those again; so does JAX_DIST_RETRY_FAILED=1.
+
+    Returns:
+      Where the programs are: a part of the folder that only machines with the same CPU and jaxlib
+      share. None: there is no cache.
+
+    Raises:
+      CacheDirectoryError: anybody could change what lies in the folder.
+      ValueError: `max_size` is no size.
+
+    >>> import tempfile
+    >>> from jax_dist import cache
+    >>> folder = cache.enable(tempfile.mkdtemp())
+    >>> with cache.stats() as seen:
+    ...     three = jax.jit(lambda: 3)()
+    >>> seen.misses, seen.written
+    (1, 1)
+    >>> cache.enable(None)
+    """
+    if path is None:
+        return _disable()
+    asked = paths.chosen(None if isinstance(path, Default) else path, os.environ)
+    limit = None if max_size is None else entries.bytes_of(max_size)
+    trouble, folder = _prepared(asked)
+    if trouble is not None:
+        warnings.warn(CacheWarning(trouble), stacklevel=2)
+        return _disable()
+    settings = Settings(
+        folder=folder,
+        local=not paths.is_url(asked),
+        max_size=limit,
+        writers=writers,
+        failures=failures,
+        retry=retry,
+    )
+    _switch_on(settings, min_compile_seconds)
+    return folder
+
+
+def _disable() -> None:
+    watcher.settings = None
+    for name, value in _before.items():
+        jax.config.update(name, value)
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+
+
+def _switch_on(settings: Settings, min_compile_seconds: float) -> None:
+    wanted = {
+        "jax_enable_compilation_cache": True,
+        "jax_compilation_cache_dir": settings.folder,
+        "jax_persistent_cache_min_compile_time_secs": min_compile_seconds,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }
+    if not settings.local:
+        # XLA would take the URL for a folder of its own.
+        wanted["jax_persistent_cache_enable_xla_caches"] = "none"
+        wanted["jax_compilation_cache_max_size"] = settings.max_size or -1
+    for name, value in wanted.items():
+        _before.setdefault(name, getattr(jax.config, name))
+        jax.config.update(name, value)
+    watcher.settings = settings
+    _compat.watch_cache(watcher)
+    compilation_cache.reset_cache()  # JAX looks at its settings once
+
+
+def _prepared(asked: str) -> tuple[str | None, str]:
+    """Why there can be no cache, if so; and where it is."""
+    if paths.is_url(asked):
+        missing = [name for name in ("etils", "fsspec") if importlib.util.find_spec(name) is None]
+        return (_missing(asked, missing) if missing else None), paths.of_this_machine(asked)
+    folder = pathlib.Path(paths.of_this_machine(os.path.abspath(asked)))
+    if folder.parent.is_file():
+        return _cannot_make(f"{folder.parent}: it is a file"), ""
+    try:
+        paths.make(folder)
+    except OSError as error:
+        return _cannot_make(f"{error.filename}: {error.strerror}"), ""
+    for each in (folder.parent, folder):
+        paths.refuse_if_open(each)
+    return None, str(folder)
+
+
+def _cannot_make(which: str) -> str:
+    return message(
+        what="The compilation cache is off",
+        which=[which],
+        why="no folder can be made there",
+        do="Name another folder, in enable(...) or in JAX_DIST_CACHE_DIR.",
+    )
+
+
+def _missing(asked: str, packages: list[str]) -> str:
+    return message(
+        what="The compilation cache is off",
+        which=[f"{asked} needs {' and '.join(packages)}"],
+        why="JAX reads and writes URLs through these packages",
+        do="Install etils[epath] and fsspec, with the one that knows the URL, such as gcsfs.",
+    )

@@ -1,0 +1,216 @@
+"""The files of a cache: what each of them is, and whether an entry is whole.
+
+An entry is what JAX makes it: `NAME-KEY-cache` holds, compressed, the seconds that compiling took
+(4 bytes) and the program. When it was last used is the access time of the file, which `touch` sets,
+so that it is right on every file system. Beside it may lie `NAME-KEY-about`, who wrote it, and
+`NAME-KEY-atime`, which JAX writes where a size limit is set.
+
+Nothing here loads JAX.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+ENTRY, ABOUT, ATIME, UNFINISHED = "-cache", "-about", "-atime", ".unfinished"
+_TIME_BYTES = 4
+_KEY = re.compile(r"(?P<name>.+)-(?P<hash>[0-9a-f]{64})")
+_PART = re.compile(r".+-jaxlib-[0-9].*")
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_START = 256  # bytes of a file, enough for the first four of what they hold
+_UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {unit + "ib": 1024**power for power, unit in enumerate(("k", "m", "g", "t"), start=1)}
+_UNITS |= {unit + "b": _UNITS[unit] for unit in "kmgt"}
+_AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """One compiled program of a cache."""
+
+    path: pathlib.Path
+    size: int  # bytes
+    written: float  # seconds since 1970
+    used: float  # seconds since 1970; as written where it never was
+
+    @property
+    def key(self) -> str:
+        """As JAX has it: the name of the program, and the hash."""
+        return self.path.name.removesuffix(ENTRY)
+
+    @property
+    def function(self) -> str:
+        return self.key.rpartition("-")[0]
+
+    @property
+    def repeated(self) -> bool:
+        """Whether it was loaded since it was written."""
+        return self.used > self.written
+
+    def beside(self, suffix: str) -> pathlib.Path:
+        return self.path.with_name(self.key + suffix)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "function": self.function,
+            "key": self.key,
+            "folder": str(self.path.parent),
+            "bytes": self.size,
+            "written": round(self.written),
+            "used": round(self.used) if self.repeated else None,
+            "compile_seconds": compile_seconds(self),
+        }
+
+
+def folders(path: pathlib.Path) -> list[pathlib.Path]:
+    """A cache, and its parts for different machines. Other folders in it are somebody else's."""
+    if not path.is_dir():
+        return []
+    parts = (each for each in path.iterdir() if _PART.fullmatch(each.name))
+    return [path, *sorted(each for each in parts if each.is_dir() and not each.is_symlink())]
+
+
+def all_of(path: pathlib.Path) -> list[Entry]:
+    """The entries of a cache in all its parts, by name."""
+    return [entry for folder in folders(path) for entry in of_folder(folder)]
+
+
+def of_folder(folder: pathlib.Path) -> list[Entry]:
+    """The entries of one folder, by name. No other file is taken for one."""
+    found = []
+    with os.scandir(folder) as files:
+        for file in files:
+            if is_of_entry(file.name, ENTRY):
+                entry = _entry(file)
+                if entry is not None:
+                    found.append(entry)
+    return sorted(found, key=lambda entry: entry.path.name)
+
+
+def is_of_entry(name: str, suffix: str) -> bool:
+    """Whether a file is the part of an entry that has this suffix."""
+    return name.endswith(suffix) and bool(_KEY.fullmatch(name.removesuffix(suffix)))
+
+
+def _entry(file: os.DirEntry[str]) -> Entry | None:
+    try:
+        status = file.stat()
+    except FileNotFoundError:  # another process removed it
+        return None
+    return Entry(
+        path=pathlib.Path(file.path),
+        size=status.st_size,
+        written=status.st_mtime,
+        used=max(status.st_mtime, status.st_atime),
+    )
+
+
+def touch(path: pathlib.Path) -> None:
+    """Says that an entry was used just now."""
+    try:
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+    except OSError:  # read-only, or gone: then it is not ours to say
+        return
+
+
+def content(path: pathlib.Path) -> bytes:
+    """The bytes of a file. To read them is not to use the entry."""
+    before = path.stat()
+    data = path.read_bytes()
+    with contextlib.suppress(OSError):  # read-only: the system keeps no account either
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    return data
+
+
+def damage(data: bytes) -> str | None:
+    """What is wrong with the bytes of an entry, as far as they tell."""
+    if not data:
+        return "empty"
+    if data.startswith(_ZSTD):
+        return None  # has no checksum; only loading it would tell
+    try:
+        program = zlib.decompress(data)
+    except zlib.error as error:
+        return f"damaged ({error})"
+    return "damaged (no program in it)" if len(program) <= _TIME_BYTES else None
+
+
+def compile_seconds(entry: Entry) -> int | None:
+    """How long compiling took, in whole seconds as JAX notes them; None: it cannot be read."""
+    try:
+        with open(entry.path, "rb") as file:
+            start = file.read(_START)
+        seconds = zlib.decompressobj().decompress(start, _TIME_BYTES)
+    except (OSError, zlib.error):
+        return None
+    return int.from_bytes(seconds, "big") if len(seconds) == _TIME_BYTES else None
+
+
+def about(entry: Entry) -> dict[str, Any]:
+    """Who wrote it: `run` and `rank`; empty where JAX alone wrote it."""
+    try:
+        found = json.loads(entry.beside(ABOUT).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def remove(entry: Entry) -> int:
+    """Removes it with what lies beside it; gives the bytes that are free now."""
+    for path in (entry.path, entry.beside(ABOUT), entry.beside(ATIME)):
+        path.unlink(missing_ok=True)
+    return entry.size
+
+
+def unfinished(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """What writers left that did not come to their end, or have not yet."""
+    yield from sorted(folder.glob(f".[0-9]*{UNFINISHED}"))
+
+
+def bytes_of(text: str | int) -> int:
+    """`500`, `"500 MB"`, `"2GiB"` in bytes.
+
+    Raises:
+      ValueError: it is no size.
+
+    >>> bytes_of("1.5 kB"), bytes_of("2KiB")
+    (1500, 2048)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(text).lower())
+    if found is None or found[2] not in _UNITS:
+        raise ValueError(f"{text!r} is no size; write it as 500MB or 2GiB")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def seconds_of(text: str) -> int:
+    """`"90s"`, `"36h"`, `"30d"`, `"2w"` in seconds.
+
+    Raises:
+      ValueError: it is no duration.
+
+    >>> seconds_of("2d")
+    172800
+    """
+    found = re.fullmatch(r"\s*(\d+)\s*([smhdw])\s*", text.lower())
+    if found is None:
+        raise ValueError(f"{text!r} is no duration; write it as 36h, 30d or 2w")
+    return int(found[1]) * _AGES[found[2]]
+
+
+def in_words(size: int) -> str:
+    """A number of bytes, short.
+
+    >>> in_words(999), in_words(12_345_678)
+    ('999 B', '12.3 MB')
+    """
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size} B"

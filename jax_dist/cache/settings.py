@@ -1,0 +1,68 @@
+"""What stands beside the program in its key: versions, flags, devices, options of the compiler."""
+
+import os
+import sys
+from collections.abc import Iterator
+from importlib import metadata, util
+from typing import TypeAlias
+
+import jax
+
+from jax_dist import _compat
+
+Settings: TypeAlias = dict[str, str]  # by name, in words that can be shown
+
+DEBUG_OPTION = "debug option "
+COMPILER_OPTION = "compiler option "
+DIRECTORY = "cache directory"
+DEVICES = "devices"
+ALL_DEVICES = "devices of all processes"
+FLAGS = "XLA flags"
+HASH_SEED = "PYTHONHASHSEED"
+PROCESSES = "processes"
+METADATA = "metadata in key"
+
+# Through jax 0.10.2 the cache's directory is also the place of these, and part of the key.
+DIRECTORY_OPTIONS = ("xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_kernel_cache_file")
+
+
+def settings_of(request: _compat.CompileRequest) -> Settings:
+    """What can make the key of a request differ, without its program."""
+    devices = request.devices.flatten().tolist()
+    return {
+        "jax": jax.__version__,
+        "jaxlib": metadata.version("jaxlib"),
+        "backend version": request.backend.platform_version,
+        FLAGS: " ".join(_flags()),
+        DEVICES: " ".join(str(device.id) for device in devices),
+        "kinds of devices": ", ".join(dict.fromkeys(device.device_kind for device in devices)),
+        ALL_DEVICES: str(request.backend.device_count()),
+        PROCESSES: str(jax.process_count()),
+        DIRECTORY: str(_compat.config_value("jax_compilation_cache_dir") or ""),
+        METADATA: str(_compat.config_value("jax_compilation_cache_include_metadata_in_key")),
+        "compression": "zlib" if util.find_spec("zstandard") is None else "zstandard",
+        HASH_SEED: os.environ.get("PYTHONHASHSEED", "random"),
+        **dict(_options(request.options)),
+    }
+
+
+def _flags() -> Iterator[str]:
+    """As JAX gathers them, from two variables and the command line, less those that only dump."""
+    said = [
+        *os.environ.get("XLA_FLAGS", "").split(),
+        *os.environ.get("LIBTPU_INIT_ARGS", "").split(),
+    ]
+    said += [argument for argument in sys.argv if argument.startswith("--xla")]
+    outside = _compat.flags_outside_key()
+    return (flag for flag in sorted(said) if flag.split("=")[0] not in outside)
+
+
+def _options(options: object) -> Iterator[tuple[str, str]]:
+    build = options.executable_build_options  # pyright: ignore[reportAttributeAccessIssue]
+    outside = _compat.flags_outside_key()
+    for name in dir(build.debug_options):
+        if name.startswith("xla") and f"--{name}" not in outside or name in DIRECTORY_OPTIONS:
+            yield DEBUG_OPTION + name, str(getattr(build.debug_options, name))
+    for name, value in options.env_option_overrides:  # pyright: ignore[reportAttributeAccessIssue]
+        if f"--{name}" not in outside:
+            yield COMPILER_OPTION + name, str(value)

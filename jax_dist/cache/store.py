@@ -1,0 +1,147 @@
+"""A folder of compiled programs that no crash, full disk or second writer can spoil.
+
+It stands in for JAX's own store, with the same two methods and the same files. A file appears with
+its final name only when it is whole. What was read and then had to be compiled all the same was
+damaged, and is replaced. Nothing here raises: a program does not end because its cache is ill.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import pathlib
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+
+from jax_dist.cache import entries
+
+_log = logging.getLogger("jax_dist.cache")
+
+
+class Store:
+    """The entries of one folder.
+
+    Args:
+      folder: where they are.
+      max_size: the bytes that they may take together; those not used for longest go. None: all.
+      said: told after each `put` why nothing was written; None: it was, or is there already.
+      writer: who writes, noted beside each entry: `{"run": ..., "rank": ...}`.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        *,
+        max_size: int | None = None,
+        said: Callable[[str | None], None] = lambda reason: None,
+        writer: Callable[[], dict[str, object]] = dict,
+    ) -> None:
+        self.path = self._path = folder  # JAX reads the second for its log
+        self._max_size = max_size
+        self._said = said
+        self._writer = writer
+        self._unusable: set[str] = set()  # keys whose entry was read, but not loaded
+        self._lock = threading.Lock()
+        self._warned: set[str] = set()
+
+    def get(self, key: str) -> bytes | None:
+        """The entry of a key; None where there is none."""
+        path = self._entry(key)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._warn(f"cannot read {path}: {error.strerror}")
+            return None
+        if not data:  # a writer died, or its disk was full
+            self.unusable(key)
+            return None
+        entries.touch(path)
+        return data
+
+    def unusable(self, key: str) -> None:
+        """Says that the entry cannot be loaded, so that the next `put` replaces it."""
+        with self._lock:
+            self._unusable.add(key)
+
+    def put(self, key: str, value: bytes) -> None:
+        """Writes an entry, unless a good one is there."""
+        path = self._entry(key)
+        with self._lock:
+            replaces = key in self._unusable
+            self._unusable.discard(key)
+        if not replaces and self._is_there(path):
+            self._said(None)
+            return
+        if self._max_size is not None and len(value) > self._max_size:
+            self._said(f"it is larger than the whole cache may be ({self._max_size} bytes)")
+            return
+        try:
+            self._write(path, value)
+        except OSError as error:
+            self._warn(f"cannot write into {self.path}: {error.strerror}")
+            self._said(f"it could not be written: {error.strerror}")
+            return
+        if replaces:
+            _log.info("%s: the damaged entry is replaced", path.name)
+        self._said(None)
+
+    def _write(self, path: pathlib.Path, value: bytes) -> None:
+        if self._max_size is not None:
+            self._make_room(self._max_size - len(value))
+        note = json.dumps(self._writer(), sort_keys=True).encode()
+        # The note first: an entry without one is fine, a note without an entry is litter.
+        with contextlib.suppress(OSError):  # no room for it, while there may be for the entry
+            replace(path.with_name(path.name.removesuffix(entries.ENTRY) + entries.ABOUT), note)
+        replace(path, value)
+
+    def _make_room(self, size: int) -> None:
+        """Removes what was not used for longest, until the rest takes no more than `size` bytes."""
+        found = sorted(entries.of_folder(self.path), key=lambda entry: (entry.used, entry.key))
+        total = sum(entry.size for entry in found)
+        for entry in found:
+            if total <= size:
+                break
+            total -= entries.remove(entry)
+
+    def _entry(self, key: str) -> pathlib.Path:
+        return self.path / f"{key}{entries.ENTRY}"
+
+    def _is_there(self, path: pathlib.Path) -> bool:
+        """Whether there is a whole entry. One that another process wrote just now, is whole."""
+        try:
+            return path.stat().st_size > 0
+        except OSError:
+            return False
+
+    def _warn(self, text: str) -> None:
+        """Once for each trouble: a full disk would otherwise be told for every program."""
+        if text not in self._warned:
+            self._warned.add(text)
+            _log.warning("%s; the program goes on", text)
+
+
+def replace(path: pathlib.Path, data: bytes) -> None:
+    """Puts a file there as a whole, or not at all."""
+    with _unfinished(path) as (descriptor, temporary):
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def _unfinished(path: pathlib.Path) -> Iterator[tuple[int, str]]:
+    """A new file in the same folder; it is gone where writing it failed."""
+    # `mkstemp` draws the name at random, and lets only its owner read; nothing of it stays.
+    descriptor, temporary = tempfile.mkstemp(
+        dir=path.parent, prefix=f".{os.getpid()}-", suffix=entries.UNFINISHED
+    )
+    try:
+        os.chmod(temporary, 0o600 | path.parent.stat().st_mode & 0o060)  # a group may share it
+        yield descriptor, temporary
+    except BaseException:  # also where the user interrupts it
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -1,0 +1,223 @@
+"""Runs a program again and again in fresh interpreters, and judges what the cache did for it.
+
+The first run meets an empty cache; the others should find in it whatever the first compiled. Each
+run has another hash seed, so that what depends on the order of a set shows.
+"""
+
+import dataclasses
+import enum
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jax_dist.cache.causes import Finding, finding
+from jax_dist.cache.explaining import explained
+from jax_dist.cache.matching import matched
+from jax_dist.cache.records import Compile, Outcome, Record, load
+from jax_dist.cache.settings import DIRECTORY
+
+_GRACE_SECONDS = 2.0  # to leave in, when told to
+_PACKAGE = Path(__file__).parents[1]
+
+
+class Verdict(enum.StrEnum):
+    """What the cache did for one program."""
+
+    HIT = "stable, written, hit"
+    MISSED = "stable, written, not hit"
+    UNWRITTEN = "stable, never written"
+    UNSTABLE = "unstable"
+    PARTIAL = "not in every run"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verified:
+    """The verdict on one program, or on several of one name that fared alike."""
+
+    function: str  # such as "jit_step"
+    programs: int
+    verdict: Verdict
+    findings: tuple[Finding, ...] = ()  # why not hit
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """How one run of the program ended."""
+
+    hash_seed: int
+    exit_code: int | None  # negative: the signal that ended it; None: it was stopped, being late
+    output: str  # standard output and error
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verification:
+    """What all runs together show."""
+
+    runs: tuple[Run, ...]
+    functions: tuple[Verified, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether all runs ended well, and each program was found again; at least one."""
+        ended = all(run.exit_code == 0 for run in self.runs)
+        hit = all(each.verdict is Verdict.HIT for each in self.functions)
+        return ended and hit and bool(self.functions)
+
+    def to_dict(self) -> dict[str, object]:
+        """For machines."""
+        return dataclasses.asdict(self)
+
+
+def verify(
+    command: Sequence[str],
+    folder: Path,
+    bootstrap: Path,
+    *,
+    runs: int = 3,
+    timeout: float | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Verification:
+    """Runs a command some times, each in a fresh interpreter, and compares what it compiles.
+
+    Args:
+      command: the program and its arguments.
+      folder: an empty one, for the cache and the records.
+      bootstrap: the file that Python runs first in the program, and that starts
+        `jax_dist.cache.injected`.
+      runs: how often; the first with an empty cache.
+      timeout: the seconds after which a run is stopped; None for never.
+      progress: told before each run how many are done, and how many there will be.
+
+    Returns:
+      How the runs ended, and the verdict on each program. Nothing runs after one that fails.
+
+    Raises:
+      OSError: the command cannot be started.
+    """
+    (folder / "path").mkdir()
+    (folder / "path" / "sitecustomize.py").write_bytes(bootstrap.read_bytes())
+    ended: list[Run] = []
+    for number in range(runs):
+        progress(number, runs)
+        ended.append(_run(command, folder, number, timeout))
+        if ended[-1].exit_code != 0:
+            break
+    records = [load(folder / f"records-{number}") for number in range(len(ended))]
+    return Verification(tuple(ended), judged(records))
+
+
+def _run(command: Sequence[str], folder: Path, number: int, timeout: float | None) -> Run:
+    records, output = folder / f"records-{number}", folder / f"output-{number}"
+    records.mkdir()
+    cache = folder / "cache"
+    wanted = {
+        "package": str(_PACKAGE / "cache" / "injected"),
+        "root": str(_PACKAGE),
+        "folder": str(records),
+        "cache": str(cache),
+    }
+    seed = number + 1  # 0 would turn the shuffling of sets off
+    inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    environment = os.environ | {
+        "JAX_DIST_RECORD": json.dumps(wanted),
+        "PYTHONPATH": os.pathsep.join([str(folder / "path"), *inherited]),
+        "PYTHONHASHSEED": str(seed),
+        # What a program sees if it looks; the recorder sees to it that nothing else holds.
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    exit_code = _to_the_end(command, environment, output, timeout)
+    return Run(seed, exit_code, output.read_text(errors="replace"))
+
+
+def _to_the_end(
+    command: Sequence[str], environment: dict[str, str], output: Path, timeout: float | None
+) -> int | None:
+    with open(output, "wb") as stream:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that all that it starts can be ended with it
+        )
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen) -> None:
+    if process.poll() is not None:
+        return
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+# --- the judge
+
+
+def judged(records: Sequence[Record]) -> tuple[Verified, ...]:
+    """The verdict on each program of some runs, the first of which met an empty cache."""
+    if len(records) < 2:  # one run proves nothing
+        return ()
+    verdicts = [_verdict(chain) for chain in _chains(records)]
+    together: dict[object, int] = {}
+    for verdict in verdicts:
+        together[verdict] = together.get(verdict, 0) + 1
+    return tuple(
+        dataclasses.replace(verdict, programs=count)
+        for verdict, count in together.items()
+        if isinstance(verdict, Verified)
+    )
+
+
+def _chains(records: Sequence[Record]) -> list[list[Compile | None]]:
+    """What one program became in each run, in the order of the first."""
+    first = records[0].compiles
+    chains: list[list[Compile | None]] = [[compiled] for compiled in first]
+    late: list[list[Compile | None]] = []
+    for number, record in enumerate(records[1:], start=1):
+        pairs = matched(first, record.compiles)
+        for chain, (_, other) in zip(chains, pairs, strict=False):
+            chain.append(other)
+        for _, other in pairs[len(first) :]:
+            late.append([None] * number + [other])
+    return chains + late
+
+
+def _verdict(chain: Sequence[Compile | None]) -> Verified:
+    compiled = [each for each in chain if each is not None]
+    first, *others = compiled
+    name = first.key.function
+    if any(other.key.name != first.key.name for other in others):
+        findings = [found for other in others for found in explained(first, other)]
+        return Verified(name, 1, Verdict.UNSTABLE, _once(findings))
+    if None in chain:
+        return Verified(name, 1, Verdict.PARTIAL, (finding("not-in-every-run"),))
+    directories = dict.fromkeys(each.settings[DIRECTORY] for each in compiled)
+    if len(directories) > 1:  # the private cache holds still, and would hide it
+        found = finding("moving-directory", ", then ".join(list(directories)[:2]))
+        return Verified(name, 1, Verdict.MISSED, (found,))
+    unwritten = next((each for each in compiled if each.outcome is Outcome.UNWRITTEN), None)
+    if all(each.outcome is Outcome.HIT for each in others) and unwritten is None:
+        return Verified(name, 1, Verdict.HIT)
+    if unwritten is not None and unwritten.reason is not None:
+        return Verified(name, 1, Verdict.UNWRITTEN, (finding(unwritten.reason),))
+    return Verified(name, 1, Verdict.MISSED, (finding("not-found-again"),))
+
+
+def _once(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Each cause once, with what the first pair of runs shows of it."""
+    return tuple({found.cause.name: found for found in reversed(findings)}.values())[::-1]

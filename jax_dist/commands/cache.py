@@ -1,0 +1,100 @@
+"""Works on JAX's persistent compilation cache: proves that it hits, shows it, mends it, fills it.
+
+Where no folder is named, it is that of `jax_dist.cache.enable()`: $JAX_DIST_CACHE_DIR, or else
+$JAX_COMPILATION_CACHE_DIR, or else a folder of this user.
+"""
+
+import argparse
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, TextIO
+
+from jax_dist.commands.exits import Exit
+from jax_dist.commands.help import Help
+
+# Each in a module `cache_NAME`, with HELP, EPILOG, `add_arguments(parser)` and `run(options, ...)`.
+_SUBCOMMANDS = ("verify", "ls", "show", "diff", "doctor", "prune", "warm", "failures")
+_WITH_PROGRAM = ("verify",)  # what stands behind their -- is a command to run
+
+_EPILOG = """\
+exit codes: 0 all is well, 1 something was found, 2 the command was not understood
+
+examples:
+  jax-dist cache verify -- python train.py      is every program found again, and if not, why?
+  jax-dist cache ls                             what is there, and when it was last used
+  jax-dist cache doctor --fix                   find what is broken, and remove it
+  jax-dist cache prune --max-size 20GB          keep what was used last
+  jax-dist cache warm programs.py:programs      compile ahead of time, from shapes
+  jax-dist cache failures                       what did not compile, and is not tried again
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "cache",
+        help="prove, show, mend and fill the compilation cache",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=Help,
+    )
+    parser.set_defaults(run=lambda options, *, out, err: _usage(parser, err))
+    subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND")
+    for name in _SUBCOMMANDS:
+        _add(subcommands, name)
+
+
+def _add(subcommands: Any, name: str) -> None:
+    module = import_module(f"jax_dist.commands.cache_{name}")
+    parser = subcommands.add_parser(
+        name,
+        help=module.HELP,
+        usage=getattr(module, "USAGE", None),
+        description=module.__doc__,
+        epilog=module.EPILOG,
+        formatter_class=Help,
+    )
+    module.add_arguments(parser)
+    parser.set_defaults(run=module.run if name in _WITH_PROGRAM else _without_program(module))
+
+
+def _without_program(module: Any) -> Any:
+    def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+        if options.program:
+            from jax_dist.checker.misuse import MisuseError
+
+            raise MisuseError(f"{options.subcommand} runs no program; take away what is behind --")
+        return module.run(options, out=out, err=err)
+
+    return run
+
+
+def _usage(parser: argparse.ArgumentParser, err: TextIO) -> Exit:
+    parser.print_help(file=err)
+    return Exit.USAGE
+
+
+def add_folder(parser: argparse.ArgumentParser) -> None:
+    """The argument that the subcommands share which work on a folder."""
+    parser.add_argument(
+        "folder", nargs="?", metavar="FOLDER", help="of the cache (default: that of enable())"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int]) -> str:
+    """Columns side by side.
+
+    Args:
+      head: their names.
+      rows: the cells.
+      numbers: which columns stand to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = []
+    for row in (head, *rows):
+        cells = [
+            cell.rjust(width) if place in numbers else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

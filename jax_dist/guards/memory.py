@@ -1,0 +1,172 @@
+"""A guard around a step: no more in the memory of any device at its end than at its start."""
+
+import dataclasses
+import functools
+import gc
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+import jax
+
+from jax_dist._errors import MemoryGrowthError, message
+from jax_dist.guards import places
+from jax_dist.guards.types import text_of
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_SHOWN = 8  # kinds of arrays in one message
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Memory:
+    """What lies on the devices of this process at one moment."""
+
+    used: Mapping[int, int]  # device id to bytes
+    kinds: Mapping[str, int]  # such as "float32[8,4]" to how many arrays
+
+
+class memory_guard:  # in small letters, for it is used as a function
+    """Raises if a step leaves more in the memory of a device than there was at its start.
+
+    As a context it guards a block; as a decorator, each call of a function but the first, which
+    compiles. What is used comes from the statistics of the device; where a backend has none, as on
+    the CPU, the arrays that are alive are counted. Arrays that only wait for Python's garbage
+    collector do not count.
+
+    Args:
+      slack: how many bytes more may be used on each device.
+      warmup: how many first steps are not looked at; one by default for a function, none for a
+        block.
+
+    Raises:
+      ValueError: `slack` or `warmup` is negative.
+
+    >>> import jax.numpy as jnp
+    >>> losses = []
+    >>> with memory_guard():
+    ...     losses.append(jnp.ones(3))
+    Traceback (most recent call last):
+    jax_dist._errors.MemoryGrowthError: A step left more in memory than it found, at ...
+      * device 0 holds 12 bytes more
+      * 1 more of float32[3]
+    ...
+    """
+
+    def __init__(self, *, slack: int = 0, warmup: int | None = None):
+        for name, value in {"slack": slack, "warmup": warmup or 0}.items():
+            if value < 0:
+                raise _negative(name, value)
+        self._slack, self._warmup = slack, warmup
+        self._step = itertools.count()
+        self._entered = threading.local()
+
+    def __enter__(self) -> "memory_guard":
+        number, first = next(self._step), self._warmup or 0
+        if number == first:  # what waits since before would hide what the first step leaves
+            gc.collect()
+        watched = number >= first
+        self._stack().append(memory_now() if watched else None)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        before = self._stack().pop()
+        if before is None or error is not None:
+            return
+        after = memory_now()
+        if _grown(before, after, self._slack):
+            gc.collect()  # only now: it takes milliseconds
+            after = memory_now()
+        if _grown(before, after, self._slack):
+            raise _growth(before, after, self._slack)
+
+    def __call__(self, fun: Function) -> Function:
+        guard = memory_guard(slack=self._slack, warmup=1 if self._warmup is None else self._warmup)
+
+        @functools.wraps(fun)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with guard:
+                return fun(*args, **kwargs)
+
+        return call  # type: ignore[return-value]
+
+    def _stack(self) -> list[Memory | None]:
+        """A guard may be entered again inside itself, and in several threads."""
+        if not hasattr(self._entered, "stack"):
+            self._entered.stack = []
+        return self._entered.stack
+
+
+def memory_now() -> Memory:
+    """Waits for nothing: memory is taken when a program is started, not when it ends."""
+    counted, kinds = _counted([array for array in jax.live_arrays() if not array.is_deleted()])
+    statistics = {device.id: device.memory_stats() for device in jax.local_devices()}
+    if all(statistics.values()):
+        used = {id_: figures["bytes_in_use"] for id_, figures in statistics.items() if figures}
+        return Memory(used, kinds)
+    return Memory(dict.fromkeys(statistics, 0) | counted, kinds)
+
+
+def _counted(arrays: list[jax.Array]) -> tuple[dict[int, int], dict[str, int]]:
+    """Bytes by device, arrays by kind. An array that is a slice of another one does not count."""
+    used: dict[int, int] = {}
+    kinds: dict[str, int] = {}
+    seen: set[tuple[int, int]] = set()
+    for array in sorted(arrays, key=lambda array: -len(array.sharding.device_set)):
+        new = [
+            (device, at, size) for device, at, size in _buffers(array) if (device, at) not in seen
+        ]
+        seen.update((device, at) for device, at, _ in new)
+        for device, _, size in new:
+            used[device] = used.get(device, 0) + size
+        if new:
+            kinds[text_of(array)] = kinds.get(text_of(array), 0) + 1
+    return used, kinds
+
+
+def _buffers(array: jax.Array) -> list[tuple[int, int, int]]:
+    """Device, address and bytes. The shards of an array on one device would hold it in a ring."""
+    if len(array.sharding.device_set) == 1:
+        (device,) = array.sharding.device_set
+        return [(device.id, array.unsafe_buffer_pointer(), array.nbytes)]
+    parts = [(shard.device.id, shard.data) for shard in array.addressable_shards]
+    return [(device, part.unsafe_buffer_pointer(), part.nbytes) for device, part in parts]
+
+
+def _grown(before: Memory, after: Memory, slack: int) -> bool:
+    return any(now > before.used.get(device, 0) + slack for device, now in after.used.items())
+
+
+def _growth(before: Memory, after: Memory, slack: int) -> MemoryGrowthError:
+    more = {device: now - before.used.get(device, 0) for device, now in after.used.items()}
+    which = [f"device {id_} holds {size} bytes more" for id_, size in more.items() if size > slack]
+    new = {kind: count - before.kinds.get(kind, 0) for kind, count in after.kinds.items()}
+    kinds = [f"{count} more of {kind}" for kind, count in sorted(new.items()) if count > 0]
+    return MemoryGrowthError(
+        message(
+            what="A step left more in memory than it found, "
+            f"at {places.line_of(places.user_frame())}",
+            which=[*which, *kinds[:_SHOWN]],
+            why="what each step adds fills the device in the end",
+            do="Drop what the step no longer needs, donate its state, "
+            "or fetch what you keep with jax.device_get.",
+        )
+    )
+
+
+def _negative(name: str, value: int) -> ValueError:
+    return ValueError(
+        message(
+            what=f"memory_guard got a negative {name}",
+            which=[f"{name}={value!r}"],
+            why="it is a number of " + {"slack": "bytes", "warmup": "steps"}[name],
+            do=f"Leave {name} out, or give a number from 0 on.",
+        )
+    )

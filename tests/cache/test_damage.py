@@ -1,0 +1,156 @@
+"""Whatever happened to the cache, programs run on, and the next run but one finds all again."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import cache_runs
+import pytest
+from cache_runs import DAMAGES, finish, run, start
+
+from jax_dist.cache import doctor
+
+ALL = {"functions": list(DAMAGES)}
+NONE_HIT, ALL_HIT = dict.fromkeys(DAMAGES, False), dict.fromkeys(DAMAGES, True)
+
+
+def test_damaged_entries_are_compiled_once_and_replaced(tmp_path):
+    first = run(tmp_path, **ALL)
+    cache_runs.damage_all(tmp_path)
+    after = run(tmp_path, **ALL)
+    last = run(tmp_path, **ALL)
+
+    assert [each["hits"] for each in (first, after, last)] == [NONE_HIT, NONE_HIT, ALL_HIT]
+    assert after["values"] == last["values"] == first["values"]
+    assert not any("warning" in line for line in after["said"])  # an error under -W error
+    assert [
+        line for line in after["said"] if "damaged, so" in line and "jit_truncated" in line
+    ] == [
+        "WARNING: jit_truncated: its cache entry is damaged, so it is compiled anew "
+        "(Error -5 while decompressing data: incomplete or truncated stream)"
+    ]
+
+
+def test_a_damaged_entry_does_not_end_a_program_for_which_warnings_are_errors(tmp_path):
+    run(tmp_path)
+    path = cache_runs.entry_of(tmp_path, "step")
+    path.write_bytes(b"not a program")
+
+    assert run(tmp_path, variables={"PYTHONWARNINGS": "error"})["hits"] == {"step": False}
+    assert run(tmp_path)["hits"] == {"step": True}
+
+
+@pytest.mark.parametrize("moment", ["before the bytes", "between the bytes", "after the bytes"])
+def test_a_process_killed_while_it_writes_leaves_nothing_that_is_read(tmp_path, moment):
+    killed = start(tmp_path, die=moment)
+    killed.communicate(timeout=120)
+    entries = list(tmp_path.rglob("*-cache"))
+    left = [path.stat().st_size for path in tmp_path.rglob("*.unfinished")]
+    after = run(tmp_path)
+
+    assert killed.returncode == (-25 if moment == "between the bytes" else -9)
+    assert entries == []
+    assert len(left) == 1
+    if moment == "between the bytes":
+        assert left == [1000]
+    assert after["hits"] == {"step": False}
+    assert run(tmp_path)["hits"] == {"step": True}
+
+
+def _in_own_mounts(script: str, folder) -> list[dict]:
+    """Runs a shell script where `$RUN` is the program; gives what each run prints."""
+    if shutil.which("unshare") is None:
+        pytest.skip("needs unshare, to mount without being root")
+    probe = ["unshare", "-rm", "sh", "-c", f"mount -t tmpfs -o size=1m none {folder}"]
+    if subprocess.run(probe, capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs user namespaces, to mount without being root")
+    asked = json.dumps({"folder": str(folder)})
+    ran = subprocess.run(
+        ["unshare", "-rm", "sh", "-ec", script],
+        env=cache_runs.environment(
+            FOLDER=str(folder), PYTHON=sys.executable, PROGRAM=str(cache_runs.PROGRAM), ASKED=asked
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+
+
+def test_a_full_disk_stops_writing_and_nothing_else(tmp_path):
+    full, freed, last = _in_own_mounts(
+        """
+        mount -t tmpfs -o size=64k,mode=700 none $FOLDER
+        dd if=/dev/zero of=$FOLDER/filler bs=1k count=62 2>/dev/null
+        $PYTHON $PROGRAM "$ASKED"
+        test -z "$(find $FOLDER -name '*-cache')"
+        test -z "$(find $FOLDER -name '*.unfinished')"
+        rm $FOLDER/filler
+        $PYTHON $PROGRAM "$ASKED"
+        $PYTHON $PROGRAM "$ASKED"
+        """,
+        tmp_path,
+    )
+
+    assert [each["hits"]["step"] for each in (full, freed, last)] == [False, False, True]
+    part = full["folder"]
+    assert [re.sub(r"in \d+\.\d s", "in T s", line) for line in full["said"]] == [
+        f"WARNING: cannot write into {part}: No space left on device; the program goes on",
+        "INFO: jit_step: compiled in T s, not written: it could not be written: "
+        "No space left on device",
+    ]
+
+
+def test_a_read_only_cache_is_read(tmp_path):
+    first, warm, missed = _in_own_mounts(
+        """
+        $PYTHON $PROGRAM "$ASKED"
+        mount --bind -o ro $FOLDER $FOLDER
+        $PYTHON $PROGRAM "$ASKED"
+        $PYTHON $PROGRAM "$(echo "$ASKED" | sed 's/}/, "functions": ["other"]}/')"
+        """,
+        tmp_path,
+    )
+
+    assert (first["hits"], warm["hits"]) == ({"step": False}, {"step": True})
+    assert missed["hits"] == {"other": False}
+    assert "Read-only file system; the program goes on" in missed["said"][0]
+
+
+def test_a_cache_that_is_a_file_is_off(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    ran = run(file)
+
+    assert (ran["folder"], ran["hits"]) == (None, {"step": False})
+    assert ran["said"] == [
+        "warning: The compilation cache is off:\n"
+        f"  * {file}: it is a file\n"
+        "Because no folder can be made there.\n"
+        "Name another folder, in enable(...) or in JAX_DIST_CACHE_DIR."
+    ]
+    assert file.read_text() == "mine"
+
+
+def test_two_writers_at_once(tmp_path):
+    both = [start(tmp_path, **ALL), start(tmp_path, **ALL)]
+    values = [finish(process)["values"] for process in both]
+
+    assert values[0] == values[1]
+    assert run(tmp_path, **ALL)["hits"] == ALL_HIT
+    assert doctor(tmp_path).healthy
+
+
+def test_an_entry_that_jax_did_not_finish_does_not_stop_a_cache_with_a_limit(tmp_path):
+    # JAX with a limit writes a second file, -atime; without it, 0.10.2 writes nothing any more.
+    folder = tmp_path / "cache"
+    part = run(folder)["folder"]
+    (tmp_path / "cache" / part / f"jit_orphan-{64 * 'a'}-cache").write_bytes(b"old")
+    limited = {"functions": ["other"], "enable": {"max_size": "1MB"}}
+
+    assert run(folder, **limited)["hits"] == {"other": False}
+    assert run(folder, **limited)["hits"] == {"other": True}

@@ -1,0 +1,90 @@
+"""Two processes whose program takes longer to compile than a collective waits for the other."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jax_dist import cache
+from jax_dist.testing import run_processes
+
+LAYERS = 1500  # more than 40 s on the two cores where this was written
+PATIENCE = 30.0  # seconds that gloo lets a process wait for the others
+
+
+def train(folder: str, stock: bool, layers: int) -> dict[str, object]:  # noqa: FBT001
+    """Runs in every process: one step, with a sum over all devices at its end."""
+    if stock:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    else:
+        cache.enable(folder)
+    mesh = Mesh(np.array(jax.devices()), ("i",))
+
+    def step(x):
+        for i in range(layers):
+            x = jnp.tanh(x @ x + i)
+        return jax.lax.psum(x.sum(), "i")
+
+    mapped = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=P("i"), out_specs=P()))
+    sharding = jax.sharding.NamedSharding(mesh, P("i"))
+    x = jax.make_array_from_callback((4 * 8, 8), sharding, lambda _: np.zeros((8, 8), np.float32))
+    with cache.stats() as seen:
+        start = time.monotonic()
+        compiled = mapped.lower(x).compile()
+        seconds = time.monotonic() - start
+    return {
+        "hits": seen.hits,
+        "written": seen.written,
+        "seconds": seconds,
+        "value": float(np.asarray(compiled(x).addressable_data(0))),
+    }
+
+
+def _run(folder, *, stock: bool, layers: int = LAYERS):
+    return run_processes(
+        train, str(folder), stock, layers, processes=2, cpu_devices=2, timeout=900.0
+    )
+
+
+def test_every_process_hits(tmp_path):
+    cold = _run(tmp_path, stock=False, layers=2)
+    warm = _run(tmp_path, stock=False, layers=2)
+
+    assert [outcome.error for outcome in (*cold, *warm)] == [None] * 4
+    assert [outcome.value["written"] for outcome in cold] == [1, 1]
+    assert [outcome.value["hits"] for outcome in warm] == [1, 1]
+    assert len({outcome.value["value"] for outcome in (*cold, *warm)}) == 1
+
+
+def test_jax_alone_leaves_the_second_process_without(tmp_path):
+    cold = _run(tmp_path, stock=True, layers=2)
+    warm = _run(tmp_path, stock=True, layers=2)
+
+    assert [outcome.error for outcome in (*cold, *warm)] == [None] * 4
+    assert [outcome.value["hits"] for outcome in warm] == [1, 0]
+
+
+@pytest.mark.slow
+def test_a_program_that_compiles_for_longer_than_gloo_waits(tmp_path):
+    cold = _run(tmp_path / "ours", stock=False)
+    warm = _run(tmp_path / "ours", stock=False)
+
+    assert [outcome.error for outcome in (*cold, *warm)] == [None] * 4
+    assert min(outcome.value["seconds"] for outcome in cold) > PATIENCE
+    assert [outcome.value["hits"] for outcome in warm] == [1, 1]
+
+
+@pytest.mark.slow
+def test_jax_alone_crashes_in_the_warm_run(tmp_path):
+    cold = _run(tmp_path / "stock", stock=True)
+    warm = _run(tmp_path / "stock", stock=True)
+
+    assert [outcome.error for outcome in cold] == [None, None]
+    assert any("Gloo context initialization failed" in outcome.output for outcome in warm) or any(
+        "Gloo context initialization failed" in str(outcome.error) for outcome in warm
+    )

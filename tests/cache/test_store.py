@@ -1,0 +1,188 @@
+"""The folder of compiled programs, without JAX: whole files only, and no more than it may hold."""
+
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+import zlib
+
+import cache_runs
+import pytest
+
+from jax_dist.cache import entries
+from jax_dist.cache.store import Store
+
+KEY, OTHER, THIRD = (f"jit_{name}-{64 * name[0]}" for name in ("a", "b", "c"))
+
+
+def _names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_an_entry_is_there_once_it_is_put(tmp_path):
+    said = []
+    store = Store(tmp_path, said=said.append, writer=lambda: {"rank": 1})
+
+    assert store.get(KEY) is None
+    store.put(KEY, b"program")
+    assert store.get(KEY) == b"program"
+    assert said == [None]
+    assert _names(tmp_path) == [f"{KEY}-about", f"{KEY}-cache"]
+    assert (tmp_path / f"{KEY}-about").read_text() == '{"rank": 1}'
+
+
+def test_a_good_entry_is_not_written_again(tmp_path):
+    store = Store(tmp_path)
+    store.put(KEY, b"first")
+    store.put(KEY, b"second")
+
+    assert store.get(KEY) == b"first"
+
+
+def test_an_entry_that_could_not_be_loaded_is_replaced_once(tmp_path):
+    store = Store(tmp_path)
+    store.put(KEY, b"damaged")
+    store.unusable(KEY)
+    store.put(KEY, b"good")
+    store.put(KEY, b"other")
+
+    assert store.get(KEY) == b"good"
+
+
+def test_an_empty_entry_is_none(tmp_path):
+    store = Store(tmp_path)
+    (tmp_path / f"{KEY}-cache").touch()
+
+    assert store.get(KEY) is None
+    store.put(KEY, b"program")
+    assert store.get(KEY) == b"program"
+
+
+def test_what_was_used_last_stays(tmp_path):
+    store = Store(tmp_path, max_size=25)
+    for age, key in ((300, KEY), (200, OTHER)):
+        store.put(key, 10 * b"x")
+        past = os.stat(tmp_path).st_mtime - age
+        os.utime(tmp_path / f"{key}-cache", (past, past))
+    store.get(KEY)
+    store.put(THIRD, 10 * b"y")
+
+    assert [entry.key for entry in entries.of_folder(tmp_path)] == [KEY, THIRD]
+    assert _names(tmp_path) == sorted(
+        f"{key}-{kind}" for key in (KEY, THIRD) for kind in ("about", "cache")
+    )
+
+
+def test_each_use_is_noted(tmp_path, monkeypatch):
+    # Most systems note it themselves, but not all do, and not each time.
+    noted = []
+    monkeypatch.setattr(entries, "touch", noted.append)
+    store = Store(tmp_path)
+    store.put(KEY, b"program")
+    store.get(KEY)
+    store.get(OTHER)
+
+    assert noted == [tmp_path / f"{KEY}-cache"]
+
+
+def test_what_is_larger_than_the_whole_cache_is_not_written(tmp_path):
+    said = []
+    store = Store(tmp_path, max_size=25, said=said.append)
+    store.put(KEY, 10 * b"x")
+    store.put(OTHER, 26 * b"x")
+
+    assert [entry.key for entry in entries.of_folder(tmp_path)] == [KEY]
+    assert said == [None, "it is larger than the whole cache may be (25 bytes)"]
+
+
+def test_a_write_that_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Store(tmp_path).put(KEY, b"program")
+
+    assert _names(tmp_path) == []
+
+
+@pytest.mark.parametrize(("folder_mode", "file_mode"), [(0o700, 0o600), (0o2770, 0o660)])
+def test_who_may_read_the_folder_may_read_its_files(tmp_path, folder_mode, file_mode):
+    tmp_path.chmod(folder_mode)
+    Store(tmp_path).put(KEY, b"program")
+
+    assert stat.S_IMODE((tmp_path / f"{KEY}-cache").stat().st_mode) == file_mode
+
+
+_WRITER = textwrap.dedent("""
+    import pathlib, sys
+    from jax_dist.cache.store import Store
+
+    store = Store(pathlib.Path(sys.argv[1]))
+    for _ in range(60):
+        store.unusable(sys.argv[2])  # so that it is replaced each time
+        store.put(sys.argv[2], sys.argv[3].encode() * 4_000_000)
+    assert "jax" not in sys.modules
+""")
+
+
+def test_a_reader_sees_whole_files_while_two_processes_write(tmp_path):
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(tmp_path), KEY, letter],
+            env=cache_runs.environment(),
+        )
+        for letter in "xy"
+    ]
+    store, seen = Store(tmp_path), set()
+    while any(writer.poll() is None for writer in writers):
+        data = store.get(KEY)
+        seen.add(None if data is None else (len(data), data[:1], len(set(data))))
+
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert seen <= {None, (4_000_000, b"x", 1), (4_000_000, b"y", 1)}
+    assert {(4_000_000, b"x", 1), (4_000_000, b"y", 1)} <= seen
+    assert _names(tmp_path) == [f"{KEY}-about", f"{KEY}-cache"]
+
+
+def test_only_files_named_as_jax_names_them_are_entries(tmp_path):
+    for name in ("pip-cache", f"{KEY}-cache.bak", "jit_a-1234-cache", f"{KEY}-cache"):
+        (tmp_path / name).write_bytes(b"x")
+
+    assert [entry.path.name for entry in entries.of_folder(tmp_path)] == [f"{KEY}-cache"]
+
+
+def test_only_parts_of_a_cache_are_looked_into(tmp_path):
+    for name in ("x86_64-0-jaxlib-0.10.2", "somebody", "jaxlib"):
+        (tmp_path / name).mkdir()
+
+    assert [folder.name for folder in entries.folders(tmp_path)[1:]] == ["x86_64-0-jaxlib-0.10.2"]
+
+
+def test_to_read_an_entry_for_a_look_is_not_to_use_it(tmp_path):
+    path = tmp_path / f"{KEY}-cache"
+    path.write_bytes(zlib.compress(b"\0\0\0\x0d" + b"program"))
+    os.utime(path, (1000, 2000))
+    (before,) = entries.of_folder(tmp_path)
+    entries.content(path)
+    (after,) = entries.of_folder(tmp_path)
+    entries.touch(path)
+    (used,) = entries.of_folder(tmp_path)
+
+    assert (before.repeated, after.repeated, used.repeated) == (False, False, True)
+    assert entries.compile_seconds(used) == 13
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [(7, 7), ("500MB", 500_000_000), ("2 GiB", 2_147_483_648), ("1.5k", 1500), ("3B", 3)],
+)
+def test_sizes(text, size):
+    assert entries.bytes_of(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1", "5 parsecs", "1e3"])
+def test_what_is_no_size(text):
+    with pytest.raises(ValueError, match="is no size; write it as 500MB or 2GiB"):
+        entries.bytes_of(text)
