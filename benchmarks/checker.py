@@ -29,7 +29,8 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 
-from jax_dist.checker import catalogue, linter, sources
+from jax_dist.checker import catalogue, running
+from jax_dist.checker.examining import Examiner
 from jax_dist.checker.project import Project
 
 Measures = dict[str, Callable[[], object]]
@@ -96,16 +97,8 @@ def parse_all(files: Sequence[pathlib.Path]) -> None:
 
 def lint_all(files: Sequence[pathlib.Path], folders: Sequence[str]) -> int:
     """All default rules, in this process, without a cache; the number of findings."""
-    project = Project(list(folders))
-    codes = catalogue.DEFAULT
-    count = 0
-    for path in files:
-        data = path.read_bytes()
-        if linter.wanted(data, codes):
-            with contextlib.suppress(sources.UnreadableError):
-                source = sources.read(str(path), data)
-                count += len(linter.check(source, project, codes, None))
-    return count
+    examiner = Examiner(catalogue.DEFAULT, Project(list(folders)))
+    return len(running.run(list(map(str, files)), examiner, jobs=1))
 
 
 def command(*arguments: str, fine: Sequence[int] = (0, 1)) -> Callable[[], object]:

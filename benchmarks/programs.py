@@ -242,7 +242,7 @@ PROGRAMS = (
             targets=targets,
         )
         for name, number, targets in (
-            ("fake", 34, ("jax_dist",)),  # it tests what replaces jax.pmap: no shard_map is replaced
+            ("fake", 34, ("jax_dist",)),  # of what replaces jax.pmap, and no shard_map
             ("variants", 124, ()),
             ("asserts_chexify", 25, ()),
         )

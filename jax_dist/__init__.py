@@ -4,7 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what editors and type checkers see
+    from jax_dist import cache as cache
     from jax_dist._errors import CapturedArrayWarning as CapturedArrayWarning
+    from jax_dist._errors import DonationError as DonationError
+    from jax_dist._errors import MemoryGrowthError as MemoryGrowthError
+    from jax_dist._errors import RecompileError as RecompileError
+    from jax_dist._errors import TransferError as TransferError
+    from jax_dist.guards.memory import memory_guard as memory_guard
+    from jax_dist.guards.strict import allow_recompiles as allow_recompiles
+    from jax_dist.guards.strict import allow_transfers as allow_transfers
+    from jax_dist.guards.strict import strict as strict
     from jax_dist.mapping.placement import device_put_replicated as device_put_replicated
     from jax_dist.mapping.placement import device_put_sharded as device_put_sharded
     from jax_dist.mapping.placement import replicate as replicate
@@ -18,30 +27,49 @@ __version__ = "0.1.0"
 
 _HOMES = {  # what Python sees: imported on first use, so that source tools never load jax
     "CapturedArrayWarning": "jax_dist._errors",
+    "DonationError": "jax_dist._errors",
+    "MemoryGrowthError": "jax_dist._errors",
+    "RecompileError": "jax_dist._errors",
+    "TransferError": "jax_dist._errors",
+    "allow_recompiles": "jax_dist.guards.strict",
+    "allow_transfers": "jax_dist.guards.strict",
     "device_put_replicated": "jax_dist.mapping.placement",
     "device_put_sharded": "jax_dist.mapping.placement",
     "explain": "jax_dist.rewriting.api",
+    "memory_guard": "jax_dist.guards.memory",
     "pmap": "jax_dist.mapping.pmap",
     "replicate": "jax_dist.mapping.placement",
     "rewrite": "jax_dist.rewriting.api",
     "shard": "jax_dist.mapping.placement",
+    "strict": "jax_dist.guards.strict",
     "unreplicate": "jax_dist.mapping.placement",
 }
 __all__ = (
     "CapturedArrayWarning",
+    "DonationError",
+    "MemoryGrowthError",
+    "RecompileError",
+    "TransferError",
     "__version__",
+    "allow_recompiles",
+    "allow_transfers",
+    "cache",
     "device_put_replicated",
     "device_put_sharded",
     "explain",
+    "memory_guard",
     "pmap",
     "replicate",
     "rewrite",
     "shard",
+    "strict",
     "unreplicate",
 )
 
 
 def __getattr__(name: str) -> object:
+    if name == "cache":
+        return import_module("jax_dist.cache")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOMES[name]), name)

@@ -1,6 +1,7 @@
 """What is done to one file: it is read, checked, and its suppressions are heeded."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 from jax_dist.checker import catalogue, linter, parsing, sources
@@ -89,7 +90,11 @@ def speaks_to_us(data: bytes) -> bool:
 def may_suppress(code: bytes) -> bool:
     """Whether a comment can switch a finding off."""
     code = code.lower()
-    return b"noqa" in code or b"jax-dist:" in code
+    return b"jax-dist:" in code or (b"noqa" in code and _NOQA.search(code) is not None)
+
+
+# Without codes, or with one of ours: other codes are for other linters.
+_NOQA = re.compile(rb"#\s*noqa\b(?:(?!\s*:\s*[a-z]+[0-9])|[^\n#]*jxd)")
 
 
 def unreadable(path: str, reason: str) -> Finding:
