@@ -33,6 +33,7 @@ _HOMES = {  # what Python sees: imported on first use, so that source tools neve
     "TransferError": "jax_dist._errors",
     "allow_recompiles": "jax_dist.guards.strict",
     "allow_transfers": "jax_dist.guards.strict",
+    "cache": "jax_dist.cache",
     "device_put_replicated": "jax_dist.mapping.placement",
     "device_put_sharded": "jax_dist.mapping.placement",
     "explain": "jax_dist.rewriting.api",
@@ -68,11 +69,10 @@ __all__ = (
 
 
 def __getattr__(name: str) -> object:
-    if name == "cache":
-        return import_module("jax_dist.cache")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    home = import_module(_HOMES[name])
+    value = globals()[name] = home if home.__name__ == f"{__name__}.{name}" else getattr(home, name)
     return value
 
 

@@ -460,6 +460,15 @@ def _not_to_be_written(seconds: float, callbacks: Sequence[Any]) -> str | None:
     return None
 
 
+def reset_cache() -> None:
+    """Makes JAX look at the settings of its cache again, which it does once.
+
+    `jax.experimental.compilation_cache.compilation_cache.reset_cache`: seen in 0.7.2, 0.10.2 and
+    0.12.0.1.
+    """
+    importlib.import_module("jax.experimental.compilation_cache.compilation_cache").reset_cache()
+
+
 def _flag(name: str) -> Any:
     return getattr(jax.config, name)
 
@@ -528,7 +537,7 @@ def compiles_watched(watcher: CompileWatcher) -> Iterator[None]:
 
 
 def _hook_compiles() -> None:
-    compiler = importlib.import_module("jax._src.compiler")
+    compiler: Any = importlib.import_module("jax._src.compiler")
     with _compile_hook_lock:
         if compiler.compile_or_get_cached in _compile_hooks:
             return
@@ -620,7 +629,7 @@ def cache_key(request: CompileRequest) -> tuple[str, dict[str, str]]:
     Raises:
       UnsupportedError: this jax does not tell the components.
     """
-    module = importlib.import_module("jax._src.cache_key")
+    module: Any = importlib.import_module("jax._src.cache_key")
     with _compile_hook_lock:
         if not isinstance(module.logger, _KeyLog):
             module.logger = _KeyLog(module.logger)
@@ -718,6 +727,7 @@ class _Watching(threading.local):
 _watching = _Watching()
 _watch_lock = threading.Lock()
 _watching_threads: set[int] = set()
+PMAP_MODULE = "jax._src.pmap"  # of what `jax.pmap` returns; seen in 0.10.2 and 0.12.0.1
 _JIT_RUNNERS = ("_run_python_pjit", "_python_pjit_helper")  # since 0.8; before
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _TRACE_EVENT = "/jax/core/compile/jaxpr_trace_duration"

@@ -8,7 +8,6 @@ import warnings
 from typing import Any, Literal
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache
 
 from jax_dist import _compat
 from jax_dist._errors import CacheWarning, message
@@ -93,7 +92,7 @@ def _disable() -> None:
     for name, value in _before.items():
         jax.config.update(name, value)
     jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
+    _compat.reset_cache()
 
 
 def _switch_on(settings: Settings, min_compile_seconds: float) -> None:
@@ -112,7 +111,7 @@ def _switch_on(settings: Settings, min_compile_seconds: float) -> None:
         jax.config.update(name, value)
     watcher.settings = settings
     _compat.watch_cache(watcher)
-    compilation_cache.reset_cache()  # JAX looks at its settings once
+    _compat.reset_cache()  # JAX looks at its settings once
 
 
 def _prepared(asked: str) -> tuple[str | None, str]:

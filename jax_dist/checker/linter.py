@@ -12,7 +12,7 @@ from jax_dist.checker.registry import Found, Rule, Version
 from jax_dist.checker.rules import syntax_error
 from jax_dist.checker.sources import Source
 
-_MANY = 10  # words of one rule, for which one pattern is faster than a search for each
+_MANY = 4  # words of one rule, for which one pattern is faster than a search for each
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 from jax_dist.checker import order, parsing, scopes
+from jax_dist.checker.packages import KNOWN
 from jax_dist.checker.scopes import Binding, Scope
 from jax_dist.checker.sources import Source
 
@@ -295,12 +296,25 @@ class Module:
     def _uses_of(self, root: str) -> dict[str, list[ast.expr]]:
         """By meaning, of those with this root: the widest names and attributes that mean it."""
         if root not in self._uses:
-            found = self._uses[root] = {}
+            found = self._uses[root] = dict(self._uses_elsewhere.get(root, {}))
+            for name, node in self._widened([root] if root in KNOWN else []):
+                found.setdefault(name, []).append(node)
+        return self._uses[root]
+
+    @functools.cached_property
+    def _uses_elsewhere(self) -> dict[str, dict[str, list[ast.expr]]]:
+        """The same by root, for names of other files, which may mean anything."""
+        found: dict[str, dict[str, list[ast.expr]]] = {}
+        for name, node in self._widened([root for root in self._loads if root not in KNOWN]):
+            found.setdefault(_root(name), {}).setdefault(name, []).append(node)
+        return found
+
+    def _widened(self, roots: list[str]) -> Iterator[tuple[str, ast.expr]]:
+        for root in roots:
             for meaning, loads in self._loads.get(root, ()):
                 for load in loads:
                     node, name = self._widest(load, meaning)
-                    found.setdefault(name, []).append(node)
-        return self._uses[root]
+                    yield name, node
 
     @functools.cached_property
     def _bound_to_imports(self) -> set[str]:

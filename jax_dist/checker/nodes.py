@@ -2,21 +2,17 @@
 
 import ast
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from jax_dist.checker.modules import Module
 
 Node = TypeVar("Node", bound=ast.AST)
 
 
-def _place(node: Any) -> tuple[int, int]:
-    return (node.lineno, node.col_offset)
-
-
 def of_kind(
     module: Module, kinds: type[Node] | tuple[type[Node], ...], pattern: re.Pattern[bytes]
 ) -> list[Node]:
-    """All nodes of some classes, in order of place; none in a file whose text has no such pattern.
+    """All nodes of some classes, in no order; none in a file whose text has no such pattern.
 
     Args:
       module: the file.
@@ -26,7 +22,5 @@ def of_kind(
     if pattern.search(module.source.python) is None:
         return []
     if isinstance(kinds, tuple):
-        found: Any = [node for node in module.scopes.nodes if node.__class__ in kinds]
-    else:
-        found = [node for node in module.scopes.nodes if node.__class__ is kinds]
-    return sorted(found, key=_place)
+        return [node for node in module.scopes.nodes if node.__class__ in kinds]
+    return [node for node in module.scopes.nodes if node.__class__ is kinds]

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 
+_ALIKE_AT_END = 8  # "Sharding" ends many
 _ALIKE = 4  # bytes; "jax." and "expe" each begin many words
 _WORTH_A_PATTERN = 3  # words; a plain search is faster than a pattern, but only for one
 
@@ -19,15 +20,21 @@ def any_of(words: Iterable[bytes]) -> Callable[[bytes], bool]:
     >>> found(b"f = jax.jit(g)"), found(b"f = jax.vmap(g)")
     (True, False)
     """
+    words = list(dict.fromkeys(words))
+    words = [word for word in words if not any(o in word and o != word for o in words)]
     groups: dict[bytes, list[bytes]] = {}
-    for word in dict.fromkeys(words):
+    for word in words:
         groups.setdefault(word[:_ALIKE], []).append(word)
-    plain = [word for group in groups.values() if len(group) < _WORTH_A_PATTERN for word in group]
+    rest = [word for group in groups.values() if len(group) < _WORTH_A_PATTERN for word in group]
     patterns = [_pattern(group) for group in groups.values() if len(group) >= _WORTH_A_PATTERN]
+    ends: dict[bytes, list[bytes]] = {}
+    for word in rest:
+        ends.setdefault(word[-_ALIKE_AT_END:], []).append(word)
+    plain = [(end, group) if len(group) > 1 else (group[0], []) for end, group in ends.items()]
 
     def found(data: bytes) -> bool:
-        for word in plain:
-            if word in data:
+        for word, longer in plain:
+            if word in data and (not longer or any(each in data for each in longer)):
                 return True
         # A plain search is much faster than a pattern, which most files then need not.
         return any(start in data and pattern.search(data) for start, pattern in patterns)
@@ -46,15 +53,18 @@ def is_internal(data: bytes) -> bool:
     if b"jax._src" not in data:
         return False
     for found in _IMPORT.finditer(data):
-        name, more = found.groups()
+        name = found[1] or found[2]
         if not name.startswith((b"jax._src", b"jaxlib")) and name.split(b".")[0] not in _OTHERS:
             return False
-        if more and found[0].lstrip().startswith(b"import"):  # `import a, b`
+        if found[3]:  # `import a, b`
             return False
     return True
 
 
-_IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([.\w]+)[^\n,;]*([,;]?)", re.MULTILINE)
+_IMPORT = re.compile(
+    rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import\b|import[ \t]+([.\w]+)[^\n,;]*([,;]?))",
+    re.MULTILINE,
+)
 _OTHERS = {b"numpy", b"ml_dtypes", b"opt_einsum", b"absl", b"scipy"}
 _OTHERS |= {name.encode() for name in sys.stdlib_module_names}
 

@@ -6,46 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from jax_dist.checker import parsing, sources
 from jax_dist.checker.modules import Meaning, Module
+from jax_dist.checker.packages import KNOWN
 
-# Packages whose own source is never asked: their names are what the rules speak of.
-KNOWN = frozenset(
-    (
-        "abc",
-        "absl",
-        "chex",
-        "collections",
-        "dataclasses",
-        "distrax",
-        "equinox",
-        "flax",
-        "functools",
-        "haiku",
-        "itertools",
-        "jax",
-        "jaxlib",
-        "logging",
-        "math",
-        "matplotlib",
-        "ml_collections",
-        "numpy",
-        "optax",
-        "orbax",
-        "os",
-        "pytest",
-        "random",
-        "re",
-        "rlax",
-        "scipy",
-        "sys",
-        "tensorflow",
-        "tensorflow_datasets",
-        "time",
-        "torch",
-        "tqdm",
-        "typing",
-        "unittest",
-    )
-)
 # A file that says none of these cannot hand on what the rules speak of.
 _WORTH_READING = (
     b"pmap",

@@ -11,7 +11,7 @@ _OF_WRAPPERS = ("args[", "kwargs[", "flat_args[")
 def known_name(call: _compat.JitCall) -> str:
     """`jax.pmap` keeps no name of what it maps."""
     module = getattr(call.fun, "__module__", None)
-    return "jax.pmap" if module == "jax._src.pmap" else call.name
+    return "jax.pmap" if module == _compat.PMAP_MODULE else call.name
 
 
 def shown_paths(call: _compat.JitCall) -> dict[str, str]:

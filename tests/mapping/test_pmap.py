@@ -225,6 +225,9 @@ def test_only_public_names_of_jax_outside_of_compat():
         r"jax\._src|(import|from) jaxlib|_rewrap_|from jax\.experimental|jax\.interpreters"
     )
 
-    found = [path.name for path in package.rglob("*.py") if private.search(path.read_text())]
+    asides = {package / "checker", package / "migrating"}  # which speak of such names in texts
+    modules = [path for path in package.rglob("*.py") if asides.isdisjoint(path.parents)]
+
+    found = [path.name for path in modules if private.search(path.read_text())]
 
     assert found == ["_compat.py"]

@@ -1,0 +1,41 @@
+"""Packages of others, whose names mean no more than they say."""
+
+# Packages whose own source is never asked: their names are what the rules speak of.
+KNOWN = frozenset(
+    (
+        "abc",
+        "absl",
+        "chex",
+        "collections",
+        "dataclasses",
+        "distrax",
+        "equinox",
+        "flax",
+        "functools",
+        "haiku",
+        "itertools",
+        "jax",
+        "jaxlib",
+        "logging",
+        "math",
+        "matplotlib",
+        "ml_collections",
+        "numpy",
+        "optax",
+        "orbax",
+        "os",
+        "pytest",
+        "random",
+        "re",
+        "rlax",
+        "scipy",
+        "sys",
+        "tensorflow",
+        "tensorflow_datasets",
+        "time",
+        "torch",
+        "tqdm",
+        "typing",
+        "unittest",
+    )
+)
