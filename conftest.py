@@ -1,8 +1,20 @@
 """Every test sees 8 simulated CPU devices, unless it starts processes of its own."""
 
+import pathlib
+
 import pytest
 
 from jax_dist.testing import simulated_devices
 
+collect_ignore_glob = ["tests/cache/programs/*"]  # programs of their own, with arguments
+
 pytest.register_assert_rewrite("watching")  # tests/mapping/watching.py asserts for others
 simulated_devices(8)
+
+_RUNTIME = [pathlib.Path(__file__).parent / "tests" / name for name in ("cache", "guards")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(folder in item.path.parents for folder in _RUNTIME):
+            item.add_marker("runtime")
