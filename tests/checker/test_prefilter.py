@@ -1,6 +1,7 @@
 """The prefilter finds what a plain search for each word finds."""
 
 import hypothesis
+import pytest
 from hypothesis import strategies
 
 from jax_dist.checker import prefilter
@@ -20,3 +21,22 @@ def test_finds_what_a_plain_search_finds(words, data):
 
 def test_no_words_are_never_found():
     assert not prefilter.any_of([])(b"import jax")
+
+
+@pytest.mark.parametrize(
+    ("text", "internal"),
+    [
+        ("from jax._src import core\nimport functools, os\nx = core.pmap\n", False),
+        ("from jax._src import core\nimport functools\nimport numpy as np\n", True),
+        ("import jax._src.core as core\n", True),
+        ("import jax._src.core, jax\n", False),
+        ("from jax._src import core\n    from jax import lax\n", False),
+        ("from jax._src import core\nfrom mine import pmap\n", False),
+        ("from jax._src import core\nfrom . import mine\n", False),
+        ('"""of jax._src\nfrom many places\n"""\nfrom jax._src import core\n', True),
+        ('{"source": ["from jax._src import core\\n", "import jax\\n"]}', False),  # a notebook
+        ("# not jax._src\n", False),
+    ],
+)
+def test_files_that_see_private_modules_only(text, internal):
+    assert prefilter.is_internal(text.encode()) == internal
