@@ -452,7 +452,18 @@ class Module:
         home, bindings = found
         if home is scope or home.node is self.scope_function(scope):
             return order.reaching(self, node, bindings)
-        return bindings
+        return order.reaching_inside(self, self._inner(node, home), bindings)
+
+    def _inner(self, node: ast.AST, home: Scope) -> ast.AST:
+        """The function, lambda or class of `home`'s own level that holds the node."""
+        inner = node
+        for around in self.ancestors(node):
+            scope = self.scopes.of.get(around)
+            if scope is home:
+                break
+            if scope is not None:
+                inner = around
+        return inner
 
     def scope_function(self, scope: Scope) -> ast.AST:
         """The function or module around a comprehension."""

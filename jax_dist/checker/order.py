@@ -9,12 +9,29 @@ if TYPE_CHECKING:
     from jax_dist.checker.modules import Module
 
 
-def reaching(module: "Module", node: ast.Name, bindings: list[Binding]) -> list[Binding]:
+def reaching_inside(
+    module: "Module", inner: ast.AST, bindings: list[Binding]
+) -> list[Binding]:
+    """The same for a read inside a function, which may run at any time once it is made.
+
+    Args:
+      module: that holds the read.
+      inner: the function, lambda or class.
+      bindings: all that the scope around `inner` has of the name.
+    """
+    if len(bindings) == 1 or any(not hasattr(each.node, "lineno") for each in bindings):
+        return bindings
+    made = reaching(module, inner, bindings)
+    later = [each for each in bindings if _place(each.node) > _place(inner)]
+    return [each for each in bindings if each in made or each in later]
+
+
+def reaching(module: "Module", node: ast.AST, bindings: list[Binding]) -> list[Binding]:
     """Drops what a later plain assignment, in a block around `node`, surely hides.
 
     Args:
       module: that holds the read.
-      node: the read.
+      node: the read, or what is made of it.
       bindings: all that its scope has of the name.
     """
     if len(bindings) == 1:
@@ -43,7 +60,7 @@ def _assigns_from(module: "Module", binding: Binding, around: set[int]) -> bool:
 
 
 def _since_target(
-    node: ast.Name, bindings: list[Binding], loops: list[Any]
+    node: ast.AST, bindings: list[Binding], loops: list[Any]
 ) -> tuple[list[Binding], list[Any], list[Binding]]:
     """`for x in xs:` binds anew in each round: only what its body does to `x` comes after."""
     for number, loop in enumerate(loops):

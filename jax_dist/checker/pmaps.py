@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from jax_dist.checker import scopes
 from jax_dist.checker.modules import Meaning, Module
+from jax_dist.checker.scopes import Binding
 
 PMAP = ("jax.pmap", "jax.api.pmap", "jax._src.api.pmap", "jax.interpreters.pxla.pmap")
 PARAMETERS = ("fun", "axis_name")  # those that may be given by position
@@ -162,11 +163,18 @@ def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:
         if isinstance(target, ast.Name):
             scope = module.scope(target)
             for read in module.reads(scope, target.id):
-                values = module.values(read)
-                if values is None or any(each is value for each in values):
+                bindings = module.reaching(read)
+                if bindings is None or any(_may_be(each, value) for each in bindings):
                     yield read
         elif isinstance(target, ast.Attribute):
             yield from _attribute_reads(module, target)
+
+
+def _may_be(binding: Binding, value: ast.expr) -> bool:
+    """Whether a name has the value by this binding; a function or an import is another one."""
+    if binding.kind in ("assign", "def", "class", "import", "parameter"):
+        return binding.value is value
+    return True
 
 
 def _attribute_reads(module: Module, target: ast.Attribute) -> Iterator[ast.expr]:
@@ -190,22 +198,21 @@ def _called(module: Module, function: ast.expr) -> list[ast.Call]:
     return [around] if isinstance(around, ast.Call) and around.func is function else []
 
 
+_ALIASES = 8  # names for one function, one of the other
+
+
 def definition(module: Module, fun: Any) -> scopes.Function | None:
     """The def or lambda that an expression names, where the file shows just one."""
-    if isinstance(fun, scopes.Function):
-        return fun
-    if isinstance(fun, ast.Attribute):
-        return _method(module, fun)
-    if not isinstance(fun, ast.Name):
-        return None
-    found = module.scope(fun).lookup(fun.id)
-    if found is None or len(found[1]) != 1:
-        return None
-    binding = found[1][0]
-    if binding.kind == "def":
-        return binding.node  # type: ignore[return-value]
-    if binding.kind == "assign" and isinstance(binding.value, ast.Name | ast.Lambda):
-        return definition(module, binding.value)
+    for _ in range(_ALIASES):
+        if isinstance(fun, scopes.Function):
+            return fun
+        if isinstance(fun, ast.Attribute):
+            return _method(module, fun)
+        bindings = module.reaching(fun) if isinstance(fun, ast.Name) else None
+        if bindings is None or len(bindings) != 1:
+            return None
+        is_def = bindings[0].kind == "def"
+        fun = bindings[0].node if is_def else bindings[0].value
     return None
 
 

@@ -134,9 +134,10 @@ def first_slice(tree):
 '''
 
 REPLICATED = '''\
-def replicated(tree):
+def replicated(tree, devices=None):
     """A whole copy of each leaf on every device, without an axis over them."""
-    mesh = jax.sharding.Mesh(jax.devices(), ("devices",))
+    devices = jax.devices() if devices is None else list(devices)
+    mesh = jax.sharding.Mesh(devices, ("devices",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
     def put(x):
@@ -144,6 +145,21 @@ def replicated(tree):
             x = x.addressable_data(0)  # the first copy counts, should they differ
         x = jnp.array(x, jnp.result_type(x))  # a copy: donating it must not hurt `tree`
         return jax.device_put(x, sharding)
+
+    return jax.tree.map(put, tree)
+'''
+
+WITH_DEVICE_AXIS = '''\
+def with_device_axis(tree):
+    """The copy of each device as a slice: leaves `[...]` become `[devices, ...]`."""
+
+    def put(x):
+        shards = x.addressable_shards
+        mesh = jax.sharding.Mesh([shard.device for shard in shards], ("devices",))
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("devices"))
+        slices = [jnp.expand_dims(shard.data, 0) for shard in shards]
+        shape = (len(slices), *x.shape)
+        return jax.make_array_from_single_device_arrays(shape, sharding, slices)
 
     return jax.tree.map(put, tree)
 '''
@@ -158,6 +174,7 @@ _NEEDS = {
     PUT_REPLICATED: ("import jax", "import jax.numpy as jnp"),
     PUT_SHARDED: ("import jax", "import jax.numpy as jnp"),
     REPLICATED: ("import jax", "import jax.numpy as jnp"),
+    WITH_DEVICE_AXIS: ("import jax", "import jax.numpy as jnp"),
     FIRST_SLICE: ("import jax", "import jax.numpy as jnp"),
 }
 

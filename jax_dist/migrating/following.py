@@ -30,22 +30,42 @@ class Given:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Shown:
+    """It is given to a function of another file, once, in a statement of its own."""
+
+    node: ast.expr
+    to: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Collected:
     """It is put into a list whose elements lose the axis later, by flax's `get_metrics`."""
 
     calls: tuple[ast.Call, ...]  # of get_metrics
 
 
-Use: TypeAlias = First | Given | Kept | Lost | Collected
+Use: TypeAlias = First | Given | Kept | Lost | Shown | Collected
 
 GET_METRICS = "flax.training.common_utils.get_metrics"
+
+
+def origins_of(flow: Flow, node: ast.expr) -> list[Origin]:
+    """Where a value comes from; of a tuple of values, where each of them does."""
+    found: list[Origin] = []
+    for origin in flow.origins(node):
+        if isinstance(origin.node, ast.Tuple) and not origin.path and origin.node is not node:
+            parts = (part for each in origin.node.elts for part in origins_of(flow, each))
+            found += (dataclasses.replace(each, through=origin.through) for each in parts)
+        else:
+            found.append(origin)
+    return found
 
 
 def carriers(module: Module, flow: Flow) -> Iterator[ast.expr]:
     """Every expression that is read and may have the axis: names, `self.x`, calls that make it."""
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            if any(origin.is_stacked for origin in flow.origins(node)):
+            if any(origin.is_stacked for origin in origins_of(flow, node)):
                 yield node
         elif isinstance(node, ast.Call) and not _is_leaf_call(module, node):
             is_local = pmaps.definition(module, node.func) is not None
@@ -125,7 +145,17 @@ def _in_call(module: Module, flow: Flow, node: ast.expr, call: ast.Call) -> Use:
     calls = _collected(module, flow, call)
     if calls:
         return Collected(calls)
+    if name is not None and _is_alone(module, call):
+        return Shown(node, _short(module, call.func))
     return Lost(f"line {node.lineno} gives it to {_short(module, call.func)}")
+
+
+def _is_alone(module: Module, call: ast.Call) -> bool:
+    """Whether a call is a statement of its own that no loop repeats."""
+    if not isinstance(module.parent(call), ast.Expr):
+        return False
+    repeating = ast.For | ast.AsyncFor | ast.While
+    return not any(isinstance(each, repeating) for each in module.ancestors(call))
 
 
 def _attributes_of(call: ast.Call) -> Iterator[ast.Attribute]:
@@ -241,6 +271,10 @@ def _in_tuple(module: Module, display: Any, node: ast.expr) -> Use:
     position = next(number for number, each in enumerate(display.elts) if each is node)
     size = len(display.elts)
     match module.parent(display):
+        case ast.Call() as call if isinstance(display, ast.Tuple):
+            followed = _into(module, call, display)
+            if followed is not None:
+                return followed
         case ast.Return() as statement:
             return _returned(module, statement, position, size)
         case ast.Assign(targets=[ast.Tuple(elts=parts)]) if len(parts) == size:

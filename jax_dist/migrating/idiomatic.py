@@ -4,7 +4,7 @@ import ast
 import dataclasses
 
 from jax_dist.checker import pmaps
-from jax_dist.checker.findings import Fix, Safety
+from jax_dist.checker.findings import Edit, Fix, Safety
 from jax_dist.checker.modules import Module
 from jax_dist.checker.pmaps import Site
 from jax_dist.checker.stacking import Kind
@@ -207,6 +207,8 @@ def _places_of(
         texts = Texts(module, source.node, style)
         if source.kind is Kind.REPLICATED:
             start, end = f"{texts.helper(emitted.REPLICATED)}(", ")"
+            if source.devices is not None:
+                end = f", {module.text(source.devices)})"
             said = "a whole copy on each device, without the axis"
         else:
             start, end, said = (
@@ -221,6 +223,7 @@ def _places_of(
         places.append(
             _first(module, first, group, style, copied=lives.outlives(module, first.node, donated))
         )
+    places += [_shown(module, node, group, style) for node in part.shown]
     return places + [_forest(module, call, group, style) for call in part.forests]
 
 
@@ -235,6 +238,19 @@ def _first(module: Module, first: First, group: str, style: Style, *, copied: bo
     edits = unwrapping.shell(texts, first.node, first.of, start, end)
     fix = Fix(said, Safety.UNSAFE, edits, texts.imports, texts.definitions, group)
     return Change(first.node, fix, said)
+
+
+def _shown(module: Module, node: ast.expr, group: str, style: Style) -> Change:
+    """A function of another file gets what it got before."""
+    texts = Texts(module, node, style)
+    start, end = module.span(node)
+    edits = (
+        Edit(start, start, f"{texts.helper(emitted.WITH_DEVICE_AXIS)}("),
+        Edit(end, end, ")"),
+    )
+    said = "a function of another file still gets one slice for each device"
+    fix = Fix(said, Safety.UNSAFE, edits, texts.imports, texts.definitions, group)
+    return Change(node, fix, said)
 
 
 def _forest(module: Module, call: ast.Call, group: str, style: Style) -> Change:

@@ -14,7 +14,7 @@ from jax_dist.checker.modules import Module
 from jax_dist.checker.pmaps import Site
 from jax_dist.checker.stacking import Kind
 from jax_dist.migrating import calls, following, onward, privacy, sameness, sources, specs
-from jax_dist.migrating.following import Collected, First, Given, Kept, Lost
+from jax_dist.migrating.following import Collected, First, Given, Kept, Lost, Shown
 from jax_dist.migrating.outcomes import Left
 from jax_dist.migrating.slots import Argument, Component, Layout, Result, Slot, Source
 from jax_dist.migrating.values import Same
@@ -117,7 +117,7 @@ class Layouts:
         if isinstance(node, ast.Call) and self._is_unpacked(node):
             self._see_unpacked(node)
             return
-        slots = [self._slot_of(origin) for origin in self._flow.origins(node)]
+        slots = [self._slot_of(origin) for origin in following.origins_of(self._flow, node)]
         known = [slot for slot in slots if slot is not None]
         if not known:
             return
@@ -148,12 +148,15 @@ class Layouts:
                     self._tie(known[0], call)
                     if not any(call is each for each in self._part(call).forests):
                         self._part(call).forests.append(call)
+            case Shown(node=shown, to=function):
+                part.shown.append(shown)
+                self._caution(part, f"line {shown.lineno} puts it back for {function}")
             case Lost(why=why):
                 self._keep(known[0], why)
 
     def _see_read(self, slot: Slot, read: ast.expr) -> None:
         """Where a value is read again, the way back must lead to where it came from."""
-        found = [self._slot_of(origin) for origin in self._flow.origins(read)]
+        found = [self._slot_of(origin) for origin in following.origins_of(self._flow, read)]
         if not any(each is not None and self._root(each) == self._root(slot) for each in found):
             text = self._module.text(read)
             self._keep(slot, f"it is not followed to {text} in line {read.lineno}")
@@ -193,7 +196,7 @@ class Layouts:
             return
         self._seen.add(node)
         part = self._part(node)
-        part.sources.append(Source(node, of, kind))
+        part.sources.append(Source(node, of, kind, sources.first_devices(self._module, node)))
         why = sources.why_not(self._module, node)
         if why:
             self._keep(node, f"of {self._module.text(node.func)} in line {node.lineno} {why}")
@@ -230,6 +233,8 @@ class Layouts:
         """Whether nothing had to be kept: what differs from device to device needs the axis."""
         arguments = self.arguments(site) or []
         shared = [self._part(slot).layout is Layout.SHARED for slot in arguments]
+        if all(shared) and self._keep_first_devices(arguments):
+            return False
         results = self.results(site)
         arity = None if results[0].position is None else len(results)
         by_name = {each.arg for call in self._calls[site] for each in call.keywords}
@@ -245,6 +250,14 @@ class Layouts:
             else:
                 self._caution(part, f"nothing shows that {which} is the same on each device")
         return done
+
+    def _keep_first_devices(self, arguments: list[Argument]) -> bool:
+        """Keeps copies on some devices, where no other argument will show on how many."""
+        parts = [self._part(slot) for slot in arguments]
+        some = [part for part in parts if any(each.devices is not None for each in part.sources)]
+        for part in some:
+            part.kept = "its copies are on some of the devices, and no other argument shows which"
+        return bool(some)
 
     def _caution(self, part: Component, caution: str) -> None:
         if caution and caution not in part.cautions:
@@ -278,6 +291,7 @@ class Layouts:
         into.sources += gone.sources
         into.firsts += gone.firsts
         into.forests += gone.forests
+        into.shown += gone.shown
         into.donors += gone.donors
         into.cautions += gone.cautions
         into.kept = into.kept or gone.kept

@@ -14,7 +14,10 @@ _MOST = 5000  # files of one project that are looked at
 
 def is_said(module: Module, name: str) -> bool:
     """Whether another file of the project names this file, and `name` too."""
-    return any(name.encode() in words for _, words in module.once(_importers))
+    return any(
+        name.encode() in words and not _has_its_own(path, name)
+        for path, words in module.once(_importers)
+    )
 
 
 def uses_result(module: Module, name: str) -> str:
@@ -37,6 +40,25 @@ def _uses(path: str, name: str) -> Iterator[bool]:
             yield (isinstance(called, ast.Name) and called.id == name) or (
                 isinstance(called, ast.Attribute) and called.attr == name
             )
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_its_own(path: str, name: str) -> bool:
+    """Whether a file means a function of its own wherever it says the name."""
+    tree = _parsed(path)
+    if tree is None:
+        return False
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=said) | ast.Constant(value=str(said)):
+                pass
+            case ast.alias(name=imported, asname=renamed):
+                said = renamed if imported != name else imported
+            case _:
+                continue
+        if said == name:
+            return False
+    return any(isinstance(each, ast.FunctionDef) and each.name == name for each in tree.body)
 
 
 def _parsed(path: str) -> ast.Module | None:

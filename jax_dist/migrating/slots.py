@@ -41,6 +41,7 @@ class Source:
     node: ast.Call
     of: ast.expr
     kind: Kind
+    devices: ast.expr | None = None  # the first of all devices, where copies are on these alone
 
 
 Slot: TypeAlias = Argument | Result | ast.expr  # the expression of a source
@@ -54,6 +55,7 @@ class Component:
     sources: list[Source] = dataclasses.field(default_factory=list)
     firsts: list[First] = dataclasses.field(default_factory=list)
     forests: list[ast.Call] = dataclasses.field(default_factory=list)  # of get_metrics
+    shown: list[ast.expr] = dataclasses.field(default_factory=list)  # where others see the axis
     donors: list[Site] = dataclasses.field(default_factory=list)  # that donate one of the slots
     kept: str = ""  # why the axis stays; "" where it can go
     cautions: list[str] = dataclasses.field(default_factory=list)

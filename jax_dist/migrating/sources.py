@@ -33,7 +33,7 @@ def why_not(module: Module, call: ast.Call) -> str:
 def _is_copy(module: Module, call: ast.Call) -> bool:
     name = module.qualified_name(call.func)
     if name in stacking.REPLICATE or name == _PUT:
-        return _on_all_devices(module, call)
+        return _on_all_devices(module, call) or first_devices(module, call) is not None
     if name in stacking.TREE_MAPS:
         return _of_each_leaf(module, call, _is_copy)
     if name == "jax.device_put_sharded":
@@ -49,6 +49,27 @@ def _is_copy(module: Module, call: ast.Call) -> bool:
             axis.arg == "axis" and isinstance(axis.value, ast.Constant) and axis.value.value == 0
         )
         return is_first and _counts(module, call.args[1])
+    return False
+
+
+def first_devices(module: Module, call: ast.Call) -> ast.expr | None:
+    """`jax.local_devices()[:n]` of a `device_put_replicated`, as its text says it.
+
+    Args:
+      module: its file.
+      call: what may put copies on the first of all devices.
+    """
+    if module.qualified_name(call.func) != _PUT or len(call.args) != 2 or call.keywords:
+        return None
+    devices = call.args[1]
+    values = module.values(devices) if isinstance(devices, ast.Name) else [devices]
+    return devices if values and all(_lists_first(module, each) for each in values) else None
+
+
+def _lists_first(module: Module, node: ast.expr) -> bool:
+    match node:
+        case ast.Subscript(value=whole, slice=ast.Slice(lower=None, upper=ast.expr(), step=None)):
+            return _lists_all(module, whole)
     return False
 
 
