@@ -254,7 +254,6 @@ TARGETS = {  # by name, the options of `jax-dist migrate`
     "jax_dist": ("--to", "jax_dist"),
     "jax": ("--to", "jax"),
     "jax-one-process": ("--to", "jax", "--one-process"),
-    "idiomatic": ("--to", "jax", "--idiomatic", "--one-process"),
 }
 
 

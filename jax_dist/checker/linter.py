@@ -30,7 +30,9 @@ def wanted(data: bytes, codes: frozenset[Code]) -> bool:
     """
     if b"jax" not in data:  # every import that matters says it
         return False
-    return _prefilter(codes)(data) and not prefilter.is_internal(data)
+    if not _prefilter(codes)(data) or prefilter.is_internal(data):
+        return False
+    return bool(_triggered(data, codes))
 
 
 def check(
@@ -65,13 +67,8 @@ def check_module(
 ) -> list[Finding]:
     """Like `check`, for a file that is parsed already."""
     findings: list[Finding] = []
-    data = module.source.code
-    says = functools.cache(data.__contains__)  # many rules wait for the same words
-    for code in sorted(codes):
-        rule = catalogue.RULES.get(code)
-        if rule is None or (target is not None and target < rule.since):
-            continue
-        if not _is_triggered(rule, data, says):
+    for rule in _triggered(module.source.code, codes):
+        if target is not None and target < rule.since:
             continue
         findings += (_finding(module, rule, found, target) for found in rule.check(module))
     return sorted(findings, key=lambda finding: finding.sort_key)
@@ -88,6 +85,14 @@ def unparsed(source: Source, error: ParseError) -> Finding:
     text = source.line_text(offset)
     span = (offset, offset)
     return Finding(source.path, page.code, page.name, message, start, start, span, text)
+
+
+@functools.lru_cache(maxsize=2)  # asked before the file is parsed, and when it is
+def _triggered(data: bytes, codes: frozenset[Code]) -> list[Rule]:
+    """The rules that may have findings in a file, in the order of their codes."""
+    says = functools.cache(data.__contains__)  # many rules wait for the same words
+    rules = [catalogue.RULES[code] for code in sorted(codes) if code in catalogue.RULES]
+    return [rule for rule in rules if all(map(says, rule.also)) and _is_triggered(rule, data, says)]
 
 
 def _is_triggered(rule: Rule, data: bytes, says: Callable[[bytes], bool]) -> bool:

@@ -282,39 +282,47 @@ class Module:
     # --- use
 
     @functools.cached_property
-    def _loads(self) -> dict[str, list[tuple[Meaning, list[ast.Name]]]]:
-        """By the root of what they mean, such as "jax": the names that mean something imported."""
-        found: dict[str, list[tuple[Meaning, list[ast.Name]]]] = {}
+    def _loads(self) -> dict[str, dict[str, list[tuple[Meaning, list[ast.Name]]]]]:
+        """By root ("jax") and by meaning ("jax.numpy"): names that mean something imported."""
+        found: dict[str, dict[str, list[tuple[Meaning, list[ast.Name]]]]] = {}
         for scope in self.scopes.all:
             for name, loads in scope.loads.items():
                 if name in self._bound_to_imports:
                     meaning = self.meaning_of_name(scope, name)
                     if meaning is not None:
-                        found.setdefault(_root(meaning.name), []).append((meaning, loads))
+                        of_root = found.setdefault(_root(meaning.name), {})
+                        of_root.setdefault(meaning.name, []).append((meaning, loads))
         return found
 
-    def _uses_of(self, root: str) -> dict[str, list[ast.expr]]:
-        """By meaning, of those with this root: the widest names and attributes that mean it."""
-        if root not in self._uses:
-            found = self._uses[root] = dict(self._uses_elsewhere.get(root, {}))
-            for name, node in self._widened([root] if root in KNOWN else []):
-                found.setdefault(name, []).append(node)
-        return self._uses[root]
-
-    @functools.cached_property
-    def _uses_elsewhere(self) -> dict[str, dict[str, list[ast.expr]]]:
-        """The same by root, for names of other files, which may mean anything."""
-        found: dict[str, dict[str, list[ast.expr]]] = {}
-        for name, node in self._widened([root for root in self._loads if root not in KNOWN]):
-            found.setdefault(_root(name), {}).setdefault(name, []).append(node)
+    def _used(self, name: str) -> list[ast.expr]:
+        """The widest names and attributes that mean `name`."""
+        root = _root(name)
+        found = list(self._uses_elsewhere.get(name, ()))
+        for start in self._loads.get(root, ()) if root in KNOWN else ():
+            if name == start or name.startswith(f"{start}."):
+                found += self._widened(root, start).get(name, ())
         return found
 
-    def _widened(self, roots: list[str]) -> Iterator[tuple[str, ast.expr]]:
-        for root in roots:
-            for meaning, loads in self._loads.get(root, ()):
+    def _widened(self, root: str, start: str) -> dict[str, list[ast.expr]]:
+        """By meaning: what the names that mean `start` are the beginnings of."""
+        if start not in self._uses:
+            found: dict[str, list[ast.expr]] = {}
+            for meaning, loads in self._loads[root][start]:
                 for load in loads:
                     node, name = self._widest(load, meaning)
-                    yield name, node
+                    found.setdefault(name, []).append(node)
+            self._uses[start] = found
+        return self._uses[start]
+
+    @functools.cached_property
+    def _uses_elsewhere(self) -> dict[str, list[ast.expr]]:
+        """The same for names of other files, which may mean anything."""
+        found: dict[str, list[ast.expr]] = {}
+        for root in self._loads.keys() - KNOWN:
+            for start in self._loads[root]:
+                for name, nodes in self._widened(root, start).items():
+                    found.setdefault(name, []).extend(nodes)
+        return found
 
     @functools.cached_property
     def _bound_to_imports(self) -> set[str]:
@@ -360,12 +368,14 @@ class Module:
 
     def uses(self, *names: str) -> list[ast.expr]:
         """Every name or attribute that means one of `names`, partials of it too, in order."""
-        found = [node for name in names for node in self._uses_of(_root(name)).get(name, ())]
+        found = [node for name in names for node in self._used(name)]
         return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
     def used_names(self, root: str) -> list[str]:
         """All that the file uses of a package, as "jax.lax.psum" of "jax", sorted."""
-        return sorted(self._uses_of(root))
+        starts = self._loads.get(root, ()) if root in KNOWN else ()
+        names = {name for start in starts for name in self._widened(root, start)}
+        return sorted(names.union(name for name in self._uses_elsewhere if _root(name) == root))
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Every call of what means one of `names`, in order; not through partials."""

@@ -63,6 +63,7 @@ class Rule:
     triggers: tuple[bytes, ...]  # a file that holds none of these cannot have a finding
     since: Version  # the first jax that has what the rule advises
     needs: Version  # the first jax on which the fixed code runs
+    also: tuple[bytes, ...]  # a file that holds not all of these cannot have a finding either
 
 
 def rule(
@@ -71,6 +72,7 @@ def rule(
     triggers: tuple[bytes, ...],
     since: Version = (0,),
     needs: Version = (0,),
+    also: tuple[bytes, ...] = (),
 ) -> Callable[[Check], Rule]:
     """Makes a rule of a check, `check(module) -> Iterator[Found]`.
 
@@ -79,5 +81,6 @@ def rule(
       triggers: byte strings, one of which every file with a finding holds.
       since: silent in projects that must run on a jax older than this.
       needs: its fix is withheld from projects that must run on a jax older than this.
+      also: byte strings, all of which every file with a finding holds too.
     """
-    return lambda check: Rule(page, check, triggers, since, needs)
+    return lambda check: Rule(page, check, triggers, since, needs, also)

@@ -40,12 +40,13 @@ _OF_FLAX = {
     stacking.SHARD_KEY[0]: _WHAT[Kind.KEYS],
 }
 _METHODS = ("reshape", "split", "stack", "broadcast_to", "repeat", "tile", "map", "tree_map")
-_CALLS = re.compile(rb"\b(?:reshape|split|stack|broadcast_to|repeat|tile|(?:tree_)?map)\s*\(")
+_CALLS = re.compile(rb"\b(?:reshape|split|stack|broadcast_to|repeat|tile|(?:tree_)?map)\b")
 
 
 @rule(
     PAGE,
-    triggers=(b"local_device_count", b"jax_utils", b"common_utils", b"pmap"),
+    triggers=(b"local_device_count", b"prefetch_to_device", b"pad_shard_unpad", b"pmap")
+    + (b"common_utils.shard", b"common_utils import", b"common_utils as"),
     since=(0, 8, 0),
 )
 def check(module: Module) -> Iterator[Found]:
