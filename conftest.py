@@ -11,7 +11,10 @@ collect_ignore_glob = ["tests/cache/programs/*"]  # programs of their own, with 
 pytest.register_assert_rewrite("watching")  # tests/mapping/watching.py asserts for others
 simulated_devices(8)
 
-_RUNTIME = [pathlib.Path(__file__).parent / "tests" / name for name in ("cache", "guards")]
+_RUNTIME = [
+    pathlib.Path(__file__).parent / "tests" / name
+    for name in ("cache", "guards", "launch", "multihost")
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

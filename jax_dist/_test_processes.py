@@ -17,6 +17,8 @@ from typing import Any
 
 from jax_dist._errors import message
 from jax_dist._test_worker import Failure, Function, Report, Task, load
+from jax_dist.launch.endings import ending
+from jax_dist.launch.environment import cpu_environment
 
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 2.0  # how long the others may go on after one failed
@@ -123,16 +125,9 @@ def _children(task: Task, cpu_devices: int) -> "Iterator[list[_Child]]":
 
 def _environment(cpu_devices: int) -> dict[str, str]:
     inherited = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
-    flags = [
-        flag
-        for flag in inherited.pop("XLA_FLAGS", "").split()
-        if not flag.startswith("--xla_force_host_platform_device_count")
-    ]
     return {
         **inherited,
-        "XLA_FLAGS": " ".join(flags),
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": str(cpu_devices),
+        **cpu_environment(inherited, cpu_devices),
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
     }
 
@@ -275,7 +270,7 @@ def _died(child: _Child) -> RuntimeError:
     return RuntimeError(
         message(
             what=f"rank {child.rank} died before its function ended",
-            which=[_ending(child.exit_code())],
+            which=[ending(child.exit_code())],
             why="it crashed, left by os._exit, or was killed from outside",
             do=f"See how its output ended:\n{_tail(child.output())}",
         )
@@ -285,7 +280,7 @@ def _died(child: _Child) -> RuntimeError:
 def _stopped(child: _Child, first: _Child) -> RuntimeError:
     which = [f"rank {first.rank} failed first"]
     if child.exit_code() != -signal.SIGKILL:  # not by us, then, but by JAX as it lost the other
-        which.append(f"rank {child.rank} ended by {_ending(child.exit_code())}")
+        which.append(f"rank {child.rank} ended by {ending(child.exit_code())}")
     return RuntimeError(
         message(
             what=f"rank {child.rank} was stopped before its function ended",
@@ -306,12 +301,6 @@ def _timed_out(child: _Child, timeout: float) -> TimeoutError:
             do=f"Give it more time, or see where it was:\n{_tail(child.output())}",
         )
     )
-
-
-def _ending(exit_code: int) -> str:
-    if exit_code >= 0:
-        return f"exit code {exit_code}"
-    return f"signal {signal.Signals(-exit_code).name}"
 
 
 def _tail(output: str) -> str:

@@ -12,8 +12,8 @@ from jax_dist.commands.exits import Exit
 from jax_dist.commands.help import Help
 
 # Loaded by name, and only the one that is asked for: `lint` must not wait for the others.
-_COMMANDS = ("cache", "info", "lint", "migrate", "rule", "server")
-_WITH_PROGRAM = ("cache", "migrate")  # what stands behind their -- is a command to run
+_COMMANDS = ("cache", "doctor", "info", "launch", "lint", "migrate", "rule", "server")
+_WITH_PROGRAM = ("cache", "launch", "migrate")  # what stands behind their -- is a command to run
 
 _EPILOG = """\
 exit codes: 0 all is well, 1 something was found, 2 the command was not understood
@@ -24,6 +24,7 @@ examples:
   jax-dist migrate src                          how to move it from pmap, as a diff
   jax-dist migrate --write src                  moves it
   jax-dist cache verify -- python train.py      is what it compiles found again next time?
+  jax-dist launch -n 2 -- python train.py       in two processes, joined as one JAX job
   jax-dist info                                 what this machine runs
   JAX_NUM_CPU_DEVICES=8 jax-dist info --json    with 8 simulated devices
 """

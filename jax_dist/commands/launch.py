@@ -1,0 +1,201 @@
+"""Runs a program in several processes on this machine, joined as one JAX job.
+
+Each process, or rank, gets its number and the address of rank 0 in its environment, so that
+`jax.distributed.initialize()` and `jax_dist.multihost.initialize()` need no arguments. What the
+ranks write is shown line by line, behind the rank and the time.
+
+When one rank fails, the others, which may wait for it for ever, have some seconds to end by
+themselves. Then they get SIGTERM, and last SIGKILL. The rank that failed first is named, with the
+end of its output. No process outlives the launcher, not even when it is killed itself.
+"""
+
+import argparse
+import contextlib
+import io
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from jax_dist.commands import terminal
+from jax_dist.commands.help import Help
+
+if TYPE_CHECKING:
+    from jax_dist.launch.outputs import Stream
+    from jax_dist.launch.printing import Printer
+
+_USAGE = "jax-dist launch -n N [options] -- COMMAND ..."
+
+_EPILOG = """\
+exit codes: 0 all ranks ended with 0; else that of the rank that failed first,
+            or 128 plus the number of the signal that ended it;
+            2 the command was not understood, 124 the time was up, 130 Ctrl-C
+
+signals:    SIGTERM and Ctrl-C are passed on. Ranks that run JAX's preemption service, as they do
+            by default, live on after SIGTERM, to save what they have; a second SIGTERM ends
+            them after --grace seconds, a second Ctrl-C at once.
+
+examples:
+  jax-dist launch -n 2 --cpu-devices 4 -- python train.py    8 simulated devices
+  jax-dist launch -n 4 -- python train.py                    rank k has GPU k
+  jax-dist launch -n 2 --gpus 4 -- python train.py           rank 0 has GPUs 0 to 3
+  jax-dist launch -n 4 --only-rank 0 --log-dir logs -- python train.py
+  jax-dist launch -n 2 --cpu-devices 1 --timeout 60 -- python -m pytest tests/multihost
+
+On several machines, the cluster starts the processes: docs/launch.md has the same program on
+SLURM, Kubernetes, TPU pods, MPI and torchrun.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "launch",
+        help="run a program in several processes on this machine",
+        usage=_USAGE,
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=Help,
+    )
+    parser.add_argument(
+        "-n", "--processes", type=_count, required=True, metavar="N", help="how many processes"
+    )
+    devices = parser.add_mutually_exclusive_group()
+    devices.add_argument(
+        "--cpu-devices",
+        type=_count,
+        metavar="N",
+        help="simulate so many CPU devices in each process, and use no others",
+    )
+    devices.add_argument("--gpus", type=_count, metavar="N", help="GPUs of each process (1)")
+    parser.add_argument(
+        "--timeout", type=_positive, metavar="SECONDS", help="stop the job after that time"
+    )
+    parser.add_argument(
+        "--grace",
+        type=_seconds,
+        default=5.0,
+        metavar="SECONDS",
+        help="how long the others may take to end after a failure (5)",
+    )
+    parser.add_argument(
+        "--log-dir", type=Path, metavar="FOLDER", help="also write rank-0.log and so on there"
+    )
+    parser.add_argument(
+        "--only-rank",
+        type=_ranks,
+        metavar="K[,K]",
+        help="show the output of these ranks only; logs and failures know all",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no summary when all is well")
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="%(choices)s (auto: on a terminal; NO_COLOR and FORCE_COLOR count)",
+        metavar="WHEN",
+    )
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError("must be a whole number, 1 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError("must be a number, 0 or more")
+    return seconds
+
+
+def _positive(text: str) -> float:
+    seconds = _seconds(text)
+    if seconds == 0:
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return seconds
+
+
+def _ranks(text: str) -> list[int]:
+    words = text.split(",")
+    if not all(word.isdecimal() for word in words):
+        raise argparse.ArgumentTypeError("must be ranks, such as 0 or 0,2")
+    return [int(word) for word in words]
+
+
+def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
+    """Runs the job, and shows what the ranks write and how it ended."""
+    from jax_dist.checker.misuse import MisuseError
+    from jax_dist.launch import running, telling
+    from jax_dist.launch.ranks import StartError
+
+    command = _command(options)
+    settings = running.Settings(
+        ranks=options.processes,
+        cpu_devices=options.cpu_devices,
+        gpus=options.gpus or 1,
+        timeout=options.timeout,
+        grace=options.grace,
+    )
+    with _printer(options, out, err) as printer:
+        try:
+            outcome = running.run(command, settings, printer)
+        except StartError as error:
+            raise MisuseError(str(error)) from error
+        for text in telling.causes(outcome):
+            printer.notice(text)
+        if outcome.exit_code or not options.quiet:
+            printer.notice(telling.summary(outcome))
+    return outcome.exit_code
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    from jax_dist.checker.misuse import MisuseError
+
+    between = ["--"] if options.words and options.program else []  # a -- of the command itself
+    command = [*options.words, *between, *options.program]
+    if not command:
+        raise MisuseError(f"what should the processes run?\nusage: {_USAGE}")
+    if shutil.which(command[0]) is None:
+        raise MisuseError(f"{command[0]}: there is no such command\nusage: {_USAGE}")
+    unknown = [rank for rank in options.only_rank or () if rank not in range(options.processes)]
+    if unknown:
+        last = options.processes - 1
+        raise MisuseError(f"--only-rank {unknown[0]}: the ranks are 0 to {last}")
+    return command
+
+
+@contextlib.contextmanager
+def _printer(options: argparse.Namespace, out: TextIO, err: TextIO) -> "Iterator[Printer]":
+    from jax_dist.checker.misuse import MisuseError
+    from jax_dist.launch.printing import Printer, log_files
+
+    streams: dict[Stream, TextIO] = {"stdout": out, "stderr": err}
+    for stream in streams.values():
+        if isinstance(stream, io.TextIOWrapper):  # ranks may write what a plain terminal lacks
+            stream.reconfigure(errors="backslashreplace")
+    with contextlib.ExitStack() as stack:
+        logs: Sequence[TextIO] = ()
+        if options.log_dir is not None:
+            try:
+                logs = stack.enter_context(log_files(options.log_dir, options.processes))
+            except OSError as error:
+                raise MisuseError(f"--log-dir {error.filename}: {error.strerror}") from error
+        yield Printer(
+            out,
+            err,
+            ranks=options.processes,
+            only=options.only_rank,
+            coloured=[
+                name
+                for name, stream in streams.items()
+                if terminal.wants_colour(options.color, stream)
+            ],
+            logs=logs,
+        )

@@ -1,0 +1,1 @@
+"""Several processes on one machine, started, watched and ended together. Nothing imports JAX."""

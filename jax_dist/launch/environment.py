@@ -1,0 +1,147 @@
+"""What a rank finds in its environment: who it is, in the words of three launchers."""
+
+from collections.abc import Mapping
+
+from jax_dist.launch.ports import LOOPBACK
+
+# Where this launcher runs inside a job itself, these speak of that job. JAX looks for Open MPI
+# first, and a port or a device given to one process fits no two.
+_NOT_INHERITED = frozenset(
+    {
+        "JAX_COORDINATOR_PORT",
+        "JAX_LOCAL_DEVICE_IDS",
+        "JAX_PARTITION_INDEX",
+        "JAX_SLICE_INDEX",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "ROLE_NAME",
+        "SLURM_GTIDS",
+        "SLURM_LAUNCH_NODE_IPADDR",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_TASKS_PER_NODE",
+        "SLURM_TASK_PID",
+    }
+)
+_NOT_INHERITED_FAMILIES = ("OMPI_", "PMIX_", "PMI_", "SLURM_STEP_", "TORCHELASTIC_")
+
+_FORCED_DEVICES = "--xla_force_host_platform_device_count"
+_PROXIES = ("http_proxy", "https_proxy", "grpc_proxy")
+
+
+def rank_environment(
+    inherited: Mapping[str, str],
+    *,
+    rank: int,
+    ranks: int,
+    port: int,
+    launcher: int,
+    cpu_devices: int | None = None,
+    gpus: int = 1,
+) -> dict[str, str]:
+    """The environment of one rank.
+
+    `jax.distributed.initialize()` reads JAX's own variables for the address; it knows none for the
+    number of processes or the rank, and finds these in SLURM's. Those of torchrun are for programs
+    that read them.
+
+    Args:
+      inherited: the environment of the launcher.
+      rank: which process it is for.
+      ranks: how many there are.
+      port: of the coordinator, on the loopback interface.
+      launcher: process id of the launcher.
+      cpu_devices: how many CPU devices to simulate.
+      gpus: how many GPUs are for each rank, where none are simulated; other accelerators are left
+        to JAX.
+
+    >>> found = rank_environment({"HOME": "/"}, rank=1, ranks=2, port=4000, launcher=1)
+    >>> found["JAX_COORDINATOR_ADDRESS"], found["SLURM_PROCID"], found["RANK"]
+    ('127.0.0.1:4000', '1', '1')
+    """
+    kept = {name: value for name, value in inherited.items() if not _is_of_another_job(name)}
+    return {
+        # Else a line that was printed lies in a buffer until the end, and is lost by a kill.
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",  # a crash in native code then shows where Python was
+        "SLURM_JOB_ID": str(launcher),  # kept inside a real job: runs are named after it
+        **kept,
+        **_for_jax(rank, ranks, port),
+        **_as_slurm(rank, ranks),
+        **_as_torchrun(rank, ranks, port),
+        **_around_proxies(kept),
+        **(_gpus(rank, gpus) if cpu_devices is None else cpu_environment(kept, cpu_devices)),
+        "JAX_DIST_LAUNCHER": str(launcher),
+    }
+
+
+def cpu_environment(inherited: Mapping[str, str], devices: int) -> dict[str, str]:
+    """What makes a process simulate CPU devices, whatever it inherits.
+
+    >>> cpu_environment({"XLA_FLAGS": "--xla_force_host_platform_device_count=8 --a"}, 2)
+    {'XLA_FLAGS': '--a', 'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '2'}
+    """
+    flags = inherited.get("XLA_FLAGS", "").split()
+    return {
+        "XLA_FLAGS": " ".join(flag for flag in flags if not flag.startswith(_FORCED_DEVICES)),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(devices),
+    }
+
+
+def _gpus(rank: int, count: int) -> dict[str, str]:
+    """Counted among those that CUDA_VISIBLE_DEVICES leaves, if it is set."""
+    own = range(rank * count, (rank + 1) * count)
+    return {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, own))}
+
+
+def _is_of_another_job(name: str) -> bool:
+    return name in _NOT_INHERITED or name.startswith(_NOT_INHERITED_FAMILIES)
+
+
+def _for_jax(rank: int, ranks: int, port: int) -> dict[str, str]:
+    address = f"{LOOPBACK}:{port}"
+    return {
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_COORDINATOR_BIND_ADDRESS": address,  # else it listens on all interfaces
+        "JAX_NUM_PROCESSES": str(ranks),
+        "JAX_PROCESS_ID": str(rank),
+    }
+
+
+def _as_slurm(rank: int, ranks: int) -> dict[str, str]:
+    """What srun sets and JAX reads, and what programs commonly read besides."""
+    return {
+        "SLURM_STEP_NODELIST": LOOPBACK,
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_JOB_NODELIST": LOOPBACK,
+        "SLURM_NODELIST": LOOPBACK,
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_NNODES": "1",
+        "SLURM_NODEID": "0",
+        "SLURM_NTASKS": str(ranks),
+        "SLURM_NPROCS": str(ranks),
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+    }
+
+
+def _as_torchrun(rank: int, ranks: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+    }
+
+
+def _around_proxies(inherited: Mapping[str, str]) -> dict[str, str]:
+    """gRPC asks a proxy even for the loopback interface. Only if there is one: JAX would warn."""
+    if not any(inherited.get(name) or inherited.get(name.upper()) for name in _PROXIES):
+        return {}
+    excepted = inherited.get("no_proxy") or inherited.get("NO_PROXY") or ""
+    excepted = ",".join([*filter(None, [excepted]), LOOPBACK, "localhost"])
+    return {"no_proxy": excepted, "NO_PROXY": excepted}

@@ -1,0 +1,146 @@
+"""One process of a job, with all that it starts."""
+
+import collections
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from jax_dist.launch.orphanage import Orphanage
+from jax_dist.launch.outputs import Output, Stream
+from jax_dist.launch.tracebacks import Traceback
+
+_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+_TAIL_LINES = 20
+_RAISED_SECONDS = 10.0
+# The last word of a rank that jax_dist.multihost ends. The one that failed may leave after it.
+_BLAMES = re.compile(r"rank \d+: stopping because rank (\d+) ")
+
+
+class StartError(RuntimeError):
+    """A command that cannot be started."""
+
+
+class Rank:
+    """A command that runs in a session, and so in a process group, of its own.
+
+    Args:
+      number: its rank.
+      command: the command and its arguments.
+      environment: all that it finds there.
+      orphanage: learns of the group, to end it should the launcher die.
+
+    Raises:
+      StartError: the command cannot be started.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        orphanage: Orphanage,
+    ):
+        self.number = number
+        self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self.ended_at: float | None = None  # seconds; when that was seen
+        self.sent: int | None = None  # the last signal that it got from the launcher
+        self.traceback = Traceback()
+        self.blames: int | None = None  # the rank that it says it ended for
+        self._heard_at = 0.0
+        self._exit_code: int | None = None
+        self._orphanage = orphanage
+        self._process = _start(command, environment)
+        orphanage.add(self._process.pid)
+        assert self._process.stdout is not None  # both were asked for
+        assert self._process.stderr is not None
+        self.outputs = (
+            Output("stdout", self._process.stdout),
+            Output("stderr", self._process.stderr),
+        )
+
+    @property
+    def is_buried(self) -> bool:
+        return self._process.returncode is not None
+
+    def heard(self, stream: Stream, lines: Sequence[str], now: float) -> None:
+        """Takes note of what it has written."""
+        self._heard_at = now
+        self.tail.extend(lines)
+        if stream == "stdout":
+            return
+        self.traceback.follow(lines)
+        for said in filter(None, map(_BLAMES.match, lines)):
+            self.blames = int(said[1])
+
+    def is_silent_after_raising(self, now: float) -> bool:
+        """Whether it seems to have ended by an exception, and runs still."""
+        return self.traceback.is_last_word and now >= self._heard_at + _RAISED_SECONDS
+
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        if self._exit_code is None:
+            self._exit_code = _peek(self._process)
+        return self._exit_code
+
+    def send(self, number: int) -> None:
+        """Sends a signal to the whole group, as a terminal does."""
+        if self.exit_code() is None:
+            self.sent = number
+            self._send(number)
+
+    def bury(self) -> None:
+        """Ends what is left of the group. Its number may belong to another one from then on."""
+        if not self.is_buried:
+            self._send(signal.SIGKILL)
+            self._process.wait()
+            self._exit_code = self._process.returncode
+            self._orphanage.remove(self._process.pid)
+
+    def _send(self, number: int) -> None:
+        # Just ended; macOS knows no permission to signal what has ended.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C is for the launcher, which passes it on
+            preexec_fn=_dying_with_parent(),
+        )
+    except OSError as error:
+        raise StartError(f"{command[0]} cannot be started: {error.strerror}") from error
+
+
+def _peek(process: subprocess.Popen[bytes]) -> int | None:
+    """How it ended. It is not waited for: as long as it is not, its group keeps its number."""
+    if not hasattr(os, "waitid"):  # macOS, before Python 3.13
+        return process.poll()
+    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def _dying_with_parent() -> Callable[[], None] | None:
+    """Linux ends the process itself when its launcher dies. Runs between fork and exec."""
+    if sys.platform != "linux":
+        return None
+    prctl, launcher = ctypes.CDLL(None).prctl, os.getpid()
+
+    def arrange() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:  # it died before the line above
+            os._exit(1)
+
+    return arrange

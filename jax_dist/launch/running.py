@@ -1,0 +1,281 @@
+"""Starts the ranks of a job, watches them, and ends them together."""
+
+import collections
+import os
+import selectors
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from jax_dist.launch.endings import ending
+from jax_dist.launch.environment import rank_environment
+from jax_dist.launch.orphanage import Orphanage
+from jax_dist.launch.outcome import Ended, Outcome, Reason
+from jax_dist.launch.outputs import Output, Stream
+from jax_dist.launch.ports import reserved_port
+from jax_dist.launch.ranks import Rank
+from jax_dist.launch.signals import received
+
+_POLL_SECONDS = 0.02
+_LAST_LINES_SECONDS = 1.0  # for what a rank started to write the last lines of its output
+_AFTER_TERM_SECONDS = 2.0  # where the ranks had their grace before
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is asked of a job."""
+
+    ranks: int
+    cpu_devices: int | None = None  # simulated ones, in each; None: real ones
+    gpus: int = 1  # of each
+    timeout: float | None = None  # seconds
+    grace: float = 5.0  # seconds that the others have to end by themselves
+
+
+class Listener(Protocol):
+    """Is told what happens."""
+
+    def lines(self, rank: int, stream: Stream, lines: Sequence[str]) -> None: ...
+
+    def notice(self, text: str) -> None: ...
+
+
+def run(
+    command: Sequence[str],
+    settings: Settings,
+    listener: Listener,
+    environment: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Runs a command several times at once, as the ranks of one job.
+
+    None of them, and nothing that they start in their process groups, is left when it returns, when
+    it raises, or when this process is killed. A Ctrl-C or SIGTERM is passed on to them, if this is
+    the main thread.
+
+    Args:
+      command: the command and its arguments.
+      settings: how many, and how long.
+      listener: is told each line of output, and what is done to the ranks.
+      environment: what they inherit; by default the environment of this process.
+
+    Returns:
+      How the job ended.
+
+    Raises:
+      StartError: the command cannot be started.
+    """
+    inherited = os.environ if environment is None else environment
+    ranks: list[Rank] = []
+    with received() as signals, reserved_port() as port, Orphanage() as orphanage:
+        try:
+            for number in range(settings.ranks):
+                variables = rank_environment(
+                    inherited,
+                    rank=number,
+                    ranks=settings.ranks,
+                    port=port,
+                    launcher=os.getpid(),
+                    cpu_devices=settings.cpu_devices,
+                    gpus=settings.gpus,
+                )
+                ranks.append(Rank(number, command, variables, orphanage))
+            return _Job(ranks, settings, listener, signals).watch()
+        finally:
+            for rank in ranks:
+                rank.bury()
+
+
+class _Job:
+    def __init__(
+        self,
+        ranks: Sequence[Rank],
+        settings: Settings,
+        listener: Listener,
+        signals: list[int],
+    ):
+        self._ranks = ranks
+        self._settings = settings
+        self._listener = listener
+        self._signals = signals  # grows meanwhile
+        self._start = time.monotonic()
+        self._reason = Reason.FINISHED
+        self._first: Rank | None = None
+        self._unfinished: tuple[int, ...] = ()
+        self._was_terminated = False
+        self._raised: list[Rank] = []
+        self._steps: collections.deque[tuple[float, int]] = collections.deque()  # when, signal
+        self._selector = selectors.DefaultSelector()
+        for rank in ranks:
+            for output in rank.outputs:
+                self._selector.register(output, selectors.EVENT_READ, (rank, output))
+
+    def watch(self) -> Outcome:
+        """Until no rank is left."""
+        with self._selector:
+            while any(not rank.is_buried for rank in self._ranks):
+                self._read()
+                self._see_who_ended()
+                self._see_who_raised()
+                self._pass_signals_on()
+                self._see_whether_time_is_up()
+                self._take_steps()
+        return Outcome(
+            reason=self._reason,
+            seconds=time.monotonic() - self._start,
+            ended=tuple(self._ended(rank) for rank in self._ranks),
+            first=None if self._first is None else self._ended(self._to_blame(self._first)),
+            unfinished=self._unfinished,
+        )
+
+    def _read(self) -> None:
+        ready = {key.fd for key, _ in self._selector.select(_POLL_SECONDS)}
+        now = time.monotonic()
+        for key in list(self._selector.get_map().values()):
+            rank, output = key.data
+            lines = output.read(now) if key.fd in ready else output.overdue(now)
+            if not output.is_open:
+                self._selector.unregister(key.fd)
+            self._tell(rank, output, lines)
+
+    def _tell(self, rank: Rank, output: Output, lines: Sequence[str]) -> None:
+        if lines:
+            rank.heard(output.stream, lines, time.monotonic())
+            self._listener.lines(rank.number, output.stream, lines)
+
+    def _see_who_ended(self) -> None:
+        now = time.monotonic()
+        ended = [rank for rank in self._running() if rank.exit_code() is not None]
+        for rank in ended:
+            rank.ended_at = now
+        failed = [rank for rank in ended if rank.exit_code() != 0]
+        if failed and self._first is None and not self._is_stopping():
+            self._fail(_culprit(failed))
+        for rank in self._ranks:
+            if rank.ended_at is not None and not rank.is_buried and self._is_silent(rank, now):
+                self._bury(rank)
+
+    def _see_who_raised(self) -> None:
+        """A rank that raised may wait at its exit for the others, who wait for it."""
+        now = time.monotonic()
+        for rank in self._running():
+            if rank not in self._raised and rank.is_silent_after_raising(now):
+                self._raised.append(rank)
+                self._listener.notice(
+                    f"rank {rank.number} wrote a traceback and has not ended; at its exit, "
+                    "jax.distributed may wait for the other ranks, for up to 300 s"
+                )
+
+    def _is_silent(self, rank: Rank, now: float) -> bool:
+        """Whether all its output is here. `tee` in its group may have the last lines still."""
+        assert rank.ended_at is not None
+        is_over = now >= rank.ended_at + _LAST_LINES_SECONDS
+        return is_over or not any(output.is_open for output in rank.outputs)
+
+    def _bury(self, rank: Rank) -> None:
+        rank.bury()
+        for output in rank.outputs:
+            if output.is_open:
+                self._selector.unregister(output)
+                self._tell(rank, output, output.drain(time.monotonic()))
+
+    def _fail(self, culprit: Rank) -> None:
+        self._first = culprit
+        grace = self._settings.grace
+        how = ending(culprit.exit_code() or 0)
+        if self._running():
+            self._listener.notice(
+                f"rank {culprit.number} ended with {how}; the others have {grace:g} s to end"
+            )
+        steps = [(grace, signal.SIGTERM), (_AFTER_TERM_SECONDS, signal.SIGKILL)]
+        self._stop(Reason.FAILED, steps)
+
+    def _pass_signals_on(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            if number == signal.SIGINT:
+                self._interrupt()
+            elif number == signal.SIGTERM:
+                self._terminate()
+            else:
+                self._send(number)
+
+    def _interrupt(self) -> None:
+        if self._is_stopping():  # a second Ctrl-C: at once
+            self._steps = collections.deque([(0.0, signal.SIGKILL)])
+            return
+        steps = [
+            (0.0, signal.SIGINT),
+            (self._settings.grace, signal.SIGTERM),
+            (_AFTER_TERM_SECONDS, signal.SIGKILL),
+        ]
+        self._stop(Reason.INTERRUPTED, steps)
+
+    def _terminate(self) -> None:
+        """The first time, the ranks may save what they have, and take the time that they need.
+
+        Those with JAX's preemption service live on, perhaps for ever; hence the second time.
+        """
+        if self._was_terminated and not self._is_stopping():
+            self._stop(Reason.TERMINATED, [(self._settings.grace, signal.SIGKILL)])
+        self._was_terminated = True
+        self._send(signal.SIGTERM)
+
+    def _see_whether_time_is_up(self) -> None:
+        timeout = self._settings.timeout
+        if timeout is None or self._is_stopping() or time.monotonic() < self._start + timeout:
+            return
+        if self._running():
+            steps = [(0.0, signal.SIGTERM), (self._settings.grace, signal.SIGKILL)]
+            self._stop(Reason.TIMED_OUT, steps)
+
+    def _is_stopping(self) -> bool:
+        return self._reason is not Reason.FINISHED
+
+    def _stop(self, reason: Reason, steps: Sequence[tuple[float, int]]) -> None:
+        """`steps`: the seconds from the one before, and the signal that is sent then."""
+        self._reason = reason
+        self._unfinished = tuple(rank.number for rank in self._running())
+        at = time.monotonic()
+        for seconds, number in steps:
+            at += seconds
+            self._steps.append((at, number))
+
+    def _take_steps(self) -> None:
+        while self._steps and time.monotonic() >= self._steps[0][0]:
+            self._send(self._steps.popleft()[1])
+
+    def _send(self, number: int) -> None:
+        for rank in self._running():
+            rank.send(number)
+
+    def _running(self) -> list[Rank]:
+        return [rank for rank in self._ranks if rank.ended_at is None]
+
+    def _to_blame(self, first: Rank) -> Rank:
+        """The rank that the first one has ended for, if it failed indeed."""
+        if first.blames is None or first.blames >= len(self._ranks):
+            return first
+        blamed = self._ranks[first.blames]
+        return blamed if blamed.exit_code() else first
+
+    def _ended(self, rank: Rank) -> Ended:
+        exit_code = rank.exit_code()
+        assert exit_code is not None  # it is buried
+        assert rank.ended_at is not None
+        seconds = rank.ended_at - self._start
+        return Ended(
+            rank.number,
+            exit_code,
+            rank.sent,
+            seconds,
+            tuple(rank.tail),
+            rank.traceback.lines,
+        )
+
+
+def _culprit(failed: Sequence[Rank]) -> Rank:
+    """Of those that were seen to end at once. JAX aborts a process when it loses another one."""
+    others = [rank for rank in failed if rank.exit_code() != -signal.SIGABRT]
+    return (others or failed)[0]
