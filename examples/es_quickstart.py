@@ -17,24 +17,17 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import chex
+import es_common
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tqdm
-from absl import app, flags, logging
+from absl import flags
+from es_common import centred_ranks, check_redrawable, keys_of
 from jax import lax
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 import jax_dist
 
-_DEVICES = flags.DEFINE_integer(
-    "devices", 8, "Devices to use, at most; on a CPU, how many to simulate.", lower_bound=1
-)
-_SEED = flags.DEFINE_integer("seed", 0, "Seed of everything random.")
-_GENERATIONS = flags.DEFINE_integer("generations", 60, "Give up after so many.", lower_bound=1)
-_OUT = flags.DEFINE_string("out", "out/es_quickstart", "Folder for the picture and the policy.")
 _GYM = flags.DEFINE_bool("gym", default=False, help="Also play Gymnasium's own CartPole.")
 
 PARAMETERS, PAIRS = 114, 128  # N and P in the shapes below
@@ -105,32 +98,10 @@ def mean_return(theta: jax.Array, key: jax.Array) -> jax.Array:
     return jax.vmap(episode_return, in_axes=(None, 0))(theta, keys).mean()
 
 
-def keys_of(key: jax.Array, pairs: jax.Array) -> jax.Array:
-    """`[], [p] -> [p]`: a pair has the same key on every device. The key is not consumed."""
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, pairs)
-
-
 def noise_of(key: jax.Array, pairs: jax.Array) -> jax.Array:
     """`[], [p] -> [p, N]`: a pair has the same row in any batch. The key is not consumed."""
-    implementation = jax.random.key_impl(key)
-    if implementation != "threefry2x32":
-        raise ValueError(
-            f"noise cannot be drawn twice from a key of the implementation {implementation!r}.\n"
-            "Because its rows depend on the size of the batch they are drawn in, so the noise that"
-            " each device draws again would not be the noise that was played.\n"
-            'Use jax.config.update("jax_default_prng_impl", "threefry2x32"), or'
-            ' jax.random.key(seed, impl="threefry2x32").'
-        )
+    check_redrawable(key)
     return jax.vmap(lambda row: jax.random.normal(row, (PARAMETERS,)))(keys_of(key, pairs))
-
-
-def centred_ranks(fitness: jax.Array) -> jax.Array:
-    """`[p] -> [p]`, from -0.5, the worst, to 0.5; equals share the average of their ranks."""
-    # Most scores end up as 500. To rank those by their position would be to follow noise.
-    ascending = jnp.sort(fitness)
-    first = jnp.searchsorted(ascending, fitness, side="left")
-    after_last = jnp.searchsorted(ascending, fitness, side="right")
-    return (first + after_last - 1) / (2 * (fitness.size - 1)) - 0.5
 
 
 def play(theta: jax.Array, noise: jax.Array, key: jax.Array) -> jax.Array:
@@ -166,44 +137,50 @@ def make_generation(devices: Sequence[jax.Device]) -> Callable[..., Generation]:
     )
 
 
-def train(seed: int, devices: Sequence[jax.Device], generations: int) -> Result:
-    """Ends when theta is seen to balance, and seen again in other episodes."""
+def train(
+    seed: int,
+    devices: Sequence[jax.Device],
+    generations: int,
+    *,
+    out: pathlib.Path | None = None,
+    save_every: int = 0,
+) -> Result:
+    """Ends when theta is seen to balance, and seen again in other episodes.
+
+    Args:
+      seed: of theta, of the noise and of all episodes.
+      devices: the pairs must divide among them.
+      generations: gives up after so many.
+      out: keeps the curve there, and checkpoints.
+      save_every: generations from one checkpoint to the next; 0: none.
+    """
     chex.assert_is_divisible(PAIRS, len(devices))
     theta_key, key, policy_key, fresh_key = jax.random.split(jax.random.key(seed), 4)
     theta = 0.1 * jax.random.normal(theta_key, (PARAMETERS,))
-    theta, adam = jax_dist.replicate((theta, ADAM.init(theta)), devices)
+    state = jax_dist.replicate((theta, ADAM.init(theta)), devices)
     pairs = np.arange(PAIRS).reshape(len(devices), -1)  # [D, P / D]
     run_generation = make_generation(devices)
-    best, mean, policy, fresh = [], [], [], 0.0
-    for number in (progress := tqdm.trange(generations, desc="generation")):
-        theta, adam, fitness = run_generation(theta, adam, jax.random.fold_in(key, number), pairs)
-        on_host = np.asarray(theta)  # [N]; as it is, theta would be evaluated on all devices
-        best.append(float(fitness.max()))
-        mean.append(float(fitness.mean()))
-        policy.append(float(mean_return(on_host, jax.random.fold_in(policy_key, number))))
-        progress.set_postfix(mean_return=f"{policy[-1]:.1f}", best=f"{best[-1]:.0f}")
-        if policy[-1] >= SOLVED or number == generations - 1:
-            fresh = float(mean_return(on_host, jax.random.fold_in(fresh_key, number)))
-            if fresh >= SOLVED:
-                break
-    return Result(np.asarray(theta), np.array(best), np.array(mean), np.array(policy), fresh)
-
-
-def draw(result: Result, title: str, path: pathlib.Path) -> None:
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot(
-        title=title, xlabel="generation", ylabel="return (steps survived)", ylim=(0, 1.04 * STEPS)
-    )
-    generations = np.arange(1, result.policy.size + 1)
-    axes.plot(generations, result.best, ".-", color="tab:gray", label="best of the population")
-    axes.plot(generations, result.mean, ".-", color="tab:blue", label="mean of the population")
-    axes.plot(
-        generations, result.policy, ".-", color="tab:red", label="theta, mean of 100 episodes"
-    )
-    axes.axhline(SOLVED, color="black", linestyle="--", linewidth=1, label="solved: 475")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.legend(loc="outside lower center", ncols=2)
-    figure.savefig(path, dpi=120)
+    with es_common.checkpoints(out, save_every) as saved:
+        (theta, adam), done = saved.restore(state)
+        curve = es_common.Curve(out and out / "curve.csv", done)
+        for number in (progress := es_common.progress(done, generations)):
+            theta, adam, fitness = run_generation(
+                theta, adam, jax.random.fold_in(key, number), pairs
+            )
+            on_host = np.asarray(theta)  # [N]; as it is, all devices would evaluate it
+            policy = float(mean_return(on_host, jax.random.fold_in(policy_key, number)))
+            best = float(fitness.max())
+            curve.add(best=best, mean=fitness.mean(), policy=policy)
+            saved.save(number + 1, (theta, adam))
+            progress.set_postfix(mean_return=f"{policy:.1f}", best=f"{best:.0f}")
+            if policy >= SOLVED:
+                fresh = float(mean_return(on_host, jax.random.fold_in(fresh_key, number)))
+                if fresh >= SOLVED:
+                    break
+        else:
+            last_key = jax.random.fold_in(fresh_key, generations - 1)
+            fresh = float(mean_return(np.asarray(theta), last_key))
+    return Result(np.asarray(theta), curve["best"], curve["mean"], curve["policy"], fresh)
 
 
 def return_in_gymnasium(theta: np.ndarray, seed: int) -> float:
@@ -222,31 +199,40 @@ def return_in_gymnasium(theta: np.ndarray, seed: int) -> float:
     return float(steps.mean())
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main(session: es_common.Session) -> None:
     start = time.perf_counter()
-    logging.set_verbosity(logging.WARNING)  # jax tells which backends it does not find
-    jax.config.update("jax_num_cpu_devices", _DEVICES.value)  # for the CPU only
-    devices = jax.devices()[: _DEVICES.value]
-    out = pathlib.Path(_OUT.value)
-    out.mkdir(parents=True, exist_ok=True)
-
-    result = train(_SEED.value, devices, _GENERATIONS.value)
+    result = train(
+        session.seed,
+        session.devices,
+        session.generations,
+        out=session.out,
+        save_every=session.save_every,
+    )
     chex.assert_tree_all_finite(result.theta)
-    np.savez(out / "policy.npz", theta=result.theta)
-    where = f"{len(devices)} x {devices[0].device_kind}"
-    title = f"OpenAI ES on CartPole-v1, seed {_SEED.value}, {where}"
-    draw(result, title, out / "learning_curve.png")
+    np.savez(session.out / "policy.npz", theta=result.theta)
+    picture = session.out / "learning_curve.png"
+    es_common.draw_curves(
+        picture,
+        {
+            "best of the population": result.best,
+            "mean of the population": result.mean,
+            "theta, mean of 100 episodes": result.policy,
+        },
+        title=f"OpenAI ES on CartPole-v1, seed {session.seed}, {session.where}",
+        ylabel="return (steps survived)",
+        goal=SOLVED,
+        goal_label="solved: 475",
+    )
 
-    print(f"{'solved' if result.solved else 'not solved'} on {where}")
+    print(f"{'solved' if result.solved else 'not solved'} on {session.where}")
     print(f"generations   {result.policy.size}")
     print(f"mean return   {result.fresh:.1f} over {EPISODES} fresh episodes")
     if _GYM.value:
-        in_gymnasium = return_in_gymnasium(result.theta, _SEED.value)
+        in_gymnasium = return_in_gymnasium(result.theta, session.seed)
         print(f"in Gymnasium  {in_gymnasium:.1f} over {EPISODES} episodes")
-    print(f"picture       {out / 'learning_curve.png'}")
+    print(f"picture       {picture}")
     print(f"seconds       {time.perf_counter() - start:.1f}")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    es_common.run(main, program="es_quickstart", generations=60)

@@ -30,6 +30,14 @@ On 0.7.2 it fails with "operates on axis 'i' which is already bound by a parent"
 """
 
 
+CPU_HANGS_WHEN_FULL = jax.__version_info__ < (0, 12)
+"""Whether the CPU backend hangs over more than 32 executions on several devices in flight.
+
+With 8 devices, 400 calls of a psum hang on 0.10.2 and abort on 0.7.2; on 0.12.0.1 they do not. No
+version in between was tried.
+"""
+
+
 _REWRAP = "_rewrap_with_aval_and_sharding"
 
 
@@ -51,6 +59,28 @@ def rewrap(array: jax.Array, aval: ShapedArray, sharding: NamedSharding) -> jax.
     return jax.make_array_from_single_device_arrays(
         aval.shape, sharding, [shard.data for shard in array.addressable_shards]
     )
+
+
+def put_slices(
+    aval: ShapedArray,
+    sharding: NamedSharding,
+    slices: Sequence[np.ndarray],
+    devices: Sequence[jax.Device],
+) -> jax.Array:
+    """An array of all processes from NumPy slices, one for each device of this process.
+
+    The public `make_array_from_callback` does the same at 25 us more, and a call with a NumPy batch
+    is then slower than that of `jax.pmap`, which calls this function itself.
+    `pxla.batched_device_put`: seen in 0.7.2, 0.10.2 and 0.12.0.1.
+    """
+    put = getattr(_pxla, "batched_device_put", None)
+    if put is not None:
+        return put(aval, sharding, slices, devices)
+    found = [jax.device_put(part, device) for part, device in zip(slices, devices, strict=True)]
+    return jax.make_array_from_single_device_arrays(aval.shape, sharding, found)
+
+
+_pxla = importlib.import_module("jax._src.interpreters.pxla")
 
 
 def auto_mesh(devices: np.ndarray, names: Sequence[object]) -> Mesh:
@@ -1037,3 +1067,100 @@ def traced_types(fun: Callable) -> list[dict[str, Any]]:
 def config_value(name: str) -> Any:
     """A setting of JAX, by its name; type checkers know none of them."""
     return getattr(jax.config, name)
+
+
+# ---- the coordination service that joins the processes ----
+
+
+def coordination_client() -> Any:
+    """The client of the service that `jax.distributed.initialize` joined; None without it.
+
+    It has no public name. `distributed.global_state.client`, with `key_value_set_bytes`,
+    `key_value_dir_get_bytes`, `key_value_delete` and `wait_at_barrier`, was the same in 0.7.2,
+    0.10.2 and 0.12.0.1.
+    """
+    state = importlib.import_module("jax._src.distributed").global_state
+    return state.client
+
+
+# ---- end of the coordination service ----
+
+
+# ---- what `jax-dist doctor` asks ----
+
+
+def option_names() -> list[str]:
+    """The names of JAX's settings, such as "jax_enable_x64".
+
+    `jax.config` is public, and its `values` are in no documentation; the same in 0.7.2, 0.10.2 and
+    0.12.0.1.
+    """
+    return sorted(jax.config.values)
+
+
+# ---- end of what `jax-dist doctor` asks ----
+
+
+# ---- joining the processes: what `jax_dist.multihost` asks before and after ----
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Joined:
+    """This process among those that `jax.distributed` has joined."""
+
+    rank: int
+    processes: int
+    address: str  # where JAX's service listens: "host:port"
+
+
+def joined_as() -> Joined | None:
+    """Who this process is, once `jax.distributed` has joined it to others.
+
+    `jax.process_index` says it too, but starts the backend. `distributed.global_state` with
+    `client`, `process_id`, `num_processes` and `coordinator_address`: seen in 0.7.2, 0.10.2 and
+    0.12.0.1.
+    """
+    state = importlib.import_module("jax._src.distributed").global_state
+    if state.client is None:
+        return None
+    return Joined(state.process_id, state.num_processes, state.coordinator_address)
+
+
+def backend_started() -> bool:
+    """Whether JAX has chosen its devices; processes can no longer be joined then.
+
+    `xla_bridge.backends_are_initialized`: seen in 0.7.2, 0.10.2 and 0.12.0.1. Where it is not, JAX
+    itself will say so, later.
+    """
+    module = importlib.import_module("jax._src.xla_bridge")
+    started = getattr(module, "backends_are_initialized", None)
+    return started is not None and started()
+
+
+def detect_cluster(
+    address: str | None,
+    processes: int | None,
+    rank: int | None,
+    devices: Sequence[int] | None,
+    timeout: int,
+) -> tuple[str | None, int | None, int | None, Sequence[int] | None]:
+    """Fills in what SLURM, Open MPI, Kubernetes or a TPU's metadata say, as JAX would itself.
+
+    JAX does this inside `jax.distributed.initialize`, too late to look at the result before the
+    service starts, which ends the process by a signal where it cannot.
+    `ClusterEnv.auto_detect_unset_distributed_params`: seen in 0.7.2, 0.10.2 and 0.12.0.1.
+    """
+    clusters = importlib.import_module("jax._src.clusters")
+    detect = getattr(clusters.ClusterEnv, "auto_detect_unset_distributed_params", None)
+    if detect is None:
+        return address, processes, rank, devices
+    return detect(address, processes, rank, devices, None, timeout)
+
+
+def initialize_options(**options: Any) -> dict[str, Any]:
+    """Those that this `jax.distributed.initialize` takes; 0.7.2 has no time-out for the end."""
+    known = inspect.signature(jax.distributed.initialize).parameters
+    return {name: value for name, value in options.items() if name in known}
+
+
+# ---- end of joining the processes ----

@@ -83,6 +83,34 @@ class MemoryGrowthError(RuntimeError):
     """There is more in the memory of a device at the end of a step than at its start."""
 
 
+class DisagreementError(RuntimeError):
+    """The processes of a job do not do the same thing, or not with the same values."""
+
+
+class MissingRanksError(DisagreementError, TimeoutError):
+    """Some processes of a job did not come in time to where all have to meet."""
+
+
+class UnequalError(DisagreementError, AssertionError):
+    """What should be equal in all processes of a job is not."""
+
+
+class JoinError(RuntimeError):
+    """The processes of a job could not be brought together."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint does not fit the state that it is to be read into, or cannot be written."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint is damaged, and an older one is used."""
+
+
+class MissingPackageError(ImportError):
+    """A package is needed that is not installed."""
+
+
 def message(*, what: str, which: Sequence[str], why: str, do: str) -> str:
     """What is wrong, which values, why it cannot be, what to do; all texts are made here."""
     bullets = "\n".join(f"  * {line}" for line in which)

@@ -129,6 +129,9 @@ def main() -> None:
     sys.stdin.buffer.read()  # ends when the parent closes it, or is gone
     sys.stdout.flush()
     sys.stderr.flush()
+    multihost = sys.modules.get("jax_dist.multihost.initializing")
+    if multihost is not None:
+        multihost.part()
     # Not sys.exit: at exit, JAX waits up to 300 s for processes that may be gone already.
     os._exit(0 if report.failure is None else 1)
 

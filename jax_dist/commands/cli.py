@@ -12,7 +12,7 @@ from jax_dist.commands.exits import Exit
 from jax_dist.commands.help import Help
 
 # Loaded by name, and only the one that is asked for: `lint` must not wait for the others.
-_COMMANDS = ("cache", "doctor", "info", "launch", "lint", "migrate", "rule", "server")
+_COMMANDS = ("cache", "doctor", "launch", "lint", "migrate", "rule", "server")
 _WITH_PROGRAM = ("cache", "launch", "migrate")  # what stands behind their -- is a command to run
 
 _EPILOG = """\
@@ -25,8 +25,8 @@ examples:
   jax-dist migrate --write src                  moves it
   jax-dist cache verify -- python train.py      is what it compiles found again next time?
   jax-dist launch -n 2 -- python train.py       in two processes, joined as one JAX job
-  jax-dist info                                 what this machine runs
-  JAX_NUM_CPU_DEVICES=8 jax-dist info --json    with 8 simulated devices
+  jax-dist doctor                               what this machine runs, and what may go wrong
+  JAX_NUM_CPU_DEVICES=8 jax-dist doctor         with 8 simulated devices
 """
 
 

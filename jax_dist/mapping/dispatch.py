@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding
 
 from jax_dist.mapping import axes, placement, refusals
@@ -38,7 +39,7 @@ class Dispatcher:
         """`fun` gives the function: held weakly, where this is cached on its account."""
         self._options = options
         self._fun = fun
-        self._program = program_of(options, fun, self._trace)
+        self._program = program_of(options, fun, self._trace, self._look)
         self.jitted: Any = self._program.call
         self._inner: tuple[InnerAxis, ...] = ()  # as the last trace found them
         self._not_fed_back: set[int | str] = set()
@@ -80,7 +81,9 @@ class Dispatcher:
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The jaxpr as a caller sees it (`jax.make_jaxpr` asks for it): on the same arguments."""
         self._choose()
-        program: Any = self._program if self._processes is None else self._processes.jitted_view
+        program: Any = self._program
+        if self._processes is not None and self._options.arrays == "local":
+            program = self._processes.jitted_view
         with Attempt():
             return program.trace(*args, **kwargs)
 
@@ -110,7 +113,21 @@ class Dispatcher:
         if attempt is not None and attempt.owner is self and layout is not None:
             attempt.traced = True
             self._check_placement(attempt, call, layout, output)
+        if self._processes is not None and layout is not None:
+            self._processes.agreements.traced(args, kwargs, call, output, layout)
         return output
+
+    def _look(self, jaxpr: ClosedJaxpr) -> None:
+        """At what the trace gave: with several processes, all of them should be here with it."""
+        if self._processes is None:
+            return
+        attempt, found = current(), call_under_way()
+        if attempt is not None:
+            called = attempt.owner is self
+        else:
+            called = found is not None and found[0] is self and not _has_tracer(*found[1:])
+        self._processes.agreements.look(jaxpr, called=called)
+        self.dispatch = self._processes.renewed_dispatch()
 
     def _wants_to_place(self) -> bool:
         """Whether the call under way has arguments that belong elsewhere."""

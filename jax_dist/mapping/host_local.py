@@ -30,6 +30,15 @@ class _Known(NamedTuple):
     other_sharding: NamedSharding
 
 
+class _Way(NamedTuple):
+    """How a NumPy array of this process becomes part of a whole one."""
+
+    aval: Any  # of the whole
+    sharding: NamedSharding  # the same object each time: jit finds its program faster
+    indices: list[Any]  # of the slice for each device
+    devices: list[Any]  # of this process
+
+
 class Misfit(Exception):
     """An array has neither the slices of this process nor those of all."""
 
@@ -38,7 +47,8 @@ class LocalView:
     """Goes between the arrays of this process and those of all, for one layout.
 
     A training loop sees the same few avals again and again, as the very same objects; they are
-    looked up by identity, which is what makes a call with 100 leaves fast.
+    looked up by identity, which is what makes a call with 100 leaves fast. NumPy arrays are looked
+    up by shape and dtype.
     """
 
     def __init__(self, layout: Layout, *, accepts_whole: bool):
@@ -47,6 +57,7 @@ class LocalView:
         self._accepts_whole = accepts_whole
         self._entering: dict[tuple[int, Axis], _Known] = {}
         self._leaving: dict[int, _Known] = {}
+        self._from_numpy: dict[tuple, _Way] = {}  # by shape, dtype and axis
 
     def enter(self, leaf: Any, axis: Axis) -> Any:
         """`[L, *s] -> [P * L, *s]` (for axis 0). What is global already comes back as it is.
@@ -58,6 +69,12 @@ class LocalView:
         Raises:
           Misfit: it has neither the slices of this process nor those of all.
         """
+        if type(leaf) is np.ndarray:
+            way = self._from_numpy.get((leaf.shape, leaf.dtype, axis))
+            if way is None:
+                return self._enter(leaf, axis)
+            slices = [leaf[index] for index in way.indices]
+            return _compat.put_slices(way.aval, way.sharding, slices, way.devices)
         known = self._entering.get((id(getattr(leaf, "aval", None)), axis))
         if known is not None and known.sharding is leaf.sharding:
             return _compat.rewrap(leaf, known.other_aval, known.other_sharding)
@@ -104,6 +121,11 @@ class LocalView:
             _remember(
                 self._entering, (id(leaf.aval), axis), _Known(leaf.aval, leaf.sharding, aval, whole)
             )
+        elif type(leaf) is np.ndarray and leaf.dtype == aval.dtype:
+            indices = own.devices_indices_map(leaf.shape)
+            devices = list(self.layout.local_mesh.devices.flat)
+            way = _Way(aval, whole, [indices[device] for device in devices], devices)
+            _remember(self._from_numpy, (leaf.shape, leaf.dtype, axis), way)
         return _compat.rewrap(placed, aval, whole)
 
     def _leave(self, whole: Any) -> Any:
@@ -138,7 +160,7 @@ def _aval(shape: tuple[int, ...], array: jax.Array) -> Any:
     return ShapedArray(shape, array.dtype, weak_type=array.aval.weak_type)
 
 
-def _remember(known: dict, key: Any, value: _Known) -> None:
+def _remember(known: dict, key: Any, value: _Known | _Way) -> None:
     if len(known) >= _MANY:
         known.clear()
     known[key] = value

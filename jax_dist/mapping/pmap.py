@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import jax
 
-from jax_dist.mapping import axes, refusals
+from jax_dist.mapping import axes, refusals, throttle
 from jax_dist.mapping.attempts import Misplaced, entry
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.calls import Gathers, Options
@@ -169,9 +169,7 @@ def _wrapped(fun: Callable, dispatcher: Dispatcher) -> Any:
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
         try:
-            if kwargs:
-                return dispatcher.dispatch(*args, **kwargs)
-            return dispatcher.dispatch(*args)
+            output = dispatcher.dispatch(*args, **kwargs) if kwargs else dispatcher.dispatch(*args)
         except Misplaced:
             refusal = None
         except NewCaptures as captures:
@@ -179,6 +177,10 @@ def _wrapped(fun: Callable, dispatcher: Dispatcher) -> Any:
             return dispatcher.lift(found, args, kwargs)
         except ValueError as error:
             refusal = error
+        else:
+            if next(throttle.turns):
+                throttle.wait(output)
+            return output
         return dispatcher.settle(args, kwargs, refusal)
 
     extra: Any = functools.update_wrapper(entry(mapped), fun)  # Any: functions have no such names

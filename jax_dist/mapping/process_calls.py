@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from jax_dist.mapping import placement, refusals
+from jax_dist.mapping.agreements import Agreements
 from jax_dist.mapping.attempts import Attempt, Replan
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.calls import Call, Options, any_tracer, bind
 from jax_dist.mapping.host_local import LocalView, Misfit
+from jax_dist.mapping.keys import is_key
 from jax_dist.mapping.meshes import InnerAxis, lay_out
 from jax_dist.mapping.programs import jit_alone
 
@@ -24,6 +26,7 @@ class ProcessCalls:
 
     Attributes:
       dispatch: what a call goes through.
+      agreements: with the other processes, on the programs.
       jitted_view: the jit object that takes and returns what this process sees, for tracers.
     """
 
@@ -51,6 +54,7 @@ class ProcessCalls:
         self._inner = inner
         self._is_global = options.arrays == "global"
         self.jitted_view = jitted if self._is_global else jit_alone(options, fun, whole=False)
+        self.agreements = Agreements(options, fun)
         self._views: dict[Any, LocalView] = {}
         self._axes: dict[Any, tuple[Axis, ...]] = {}
         self.dispatch: Callable = jitted if self._is_global else self._call
@@ -61,6 +65,12 @@ class ProcessCalls:
         if not traced:  # known once converted: such arrays come again and again
             self.dispatch = self._call
         return output
+
+    def renewed_dispatch(self) -> Callable:
+        """While some programs are traced and not agreed upon, calls are looked at."""
+        if self.dispatch is self._jitted and self.agreements.open:
+            self.dispatch = self._agree_and_call
+        return self.dispatch
 
     def wants_to_convert(self, args: tuple, kwargs: dict) -> bool:
         """Whether this process holds some of the arrays alone."""
@@ -76,10 +86,16 @@ class ProcessCalls:
 
         def shape_of(leaf: Any, axis: Axis) -> Any:
             shape = jnp.shape(leaf) if _is_whole(leaf) else view.whole_shape(jnp.shape(leaf), axis)
-            dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))
+            # canonicalize_dtype refuses that of keys, which has no other form.
+            dtype = leaf.dtype if is_key(leaf) else _canonical(leaf)
             return jax.ShapeDtypeStruct(shape, dtype, sharding=view.sharding(len(shape), axis))
 
         return call.rebuild([shape_of(*pair) for pair in zip(call.leaves, call.axes, strict=True)])
+
+    def _agree_and_call(self, *args: Any, **kwargs: Any) -> Any:
+        if self.agreements.open:
+            self.agreements.before(args, kwargs)
+        return self._jitted(*args, **kwargs)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         return self._convert_and_call(args, kwargs)[0]
@@ -107,6 +123,8 @@ class ProcessCalls:
             values, keywords = jax.tree.unflatten(structure, whole)
             values = iter(values)
             again = [arg if n in static else next(values) for n, arg in enumerate(args)]
+            if self.agreements.open:
+                self.agreements.before(tuple(again), keywords)
             try:
                 with Attempt(self._owner, self._inner(), placed=True) as attempt:
                     output = self._jitted(*again, **keywords)
@@ -150,6 +168,10 @@ class ProcessCalls:
             if number < len(args):
                 given, used = jax.tree.leaves(args[number]), jax.tree.leaves(placed[number])
                 placement.finish_donation(zip(given, used, strict=True))
+
+
+def _canonical(leaf: Any) -> Any:
+    return jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))
 
 
 def _is_whole(leaf: Any) -> bool:

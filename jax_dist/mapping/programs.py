@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 
 from jax_dist import _compat
@@ -37,7 +38,10 @@ class PlainJit:
 
 
 def program_of(
-    options: Options, fun: Callable[[], Callable], trace: Callable[[tuple, dict], Any]
+    options: Options,
+    fun: Callable[[], Callable],
+    trace: Callable[[tuple, dict], Any],
+    look: Callable[[ClosedJaxpr], None],
 ) -> LiftedJit | PlainJit:
     """The program over `trace(args, kwargs)`, under the name of the user's function.
 
@@ -45,12 +49,14 @@ def program_of(
       options: what was said to pmap.
       fun: gives the user's function, in which captured arrays have their names.
       trace: runs the mapped function on tracers.
+      look: is shown what the trace gave; with several processes only, for a `PlainJit`.
     """
     if not _compat.CAN_REWRITE or (options.captures, options.gathers) == ("allow", "keep"):
-        return PlainJit(jit_of(options, trace))
+        return PlainJit(jit_of(options, _looked_at(trace, look)))
     passes = [Pass(GATHERS, plan_gathers)] if options.gathers == "reduce" else []
 
     def emit(traced: Traced, lifted: Sequence[Capture], inputs: Sequence[Any]) -> Values:
+        look(traced.jaxpr)
         return evaluate_through(passes, traced, lifted, inputs)[0]
 
     name, policy = options.choice.fun_name, Policy(options.captures, follows=False)
@@ -64,6 +70,31 @@ def program_of(
         emit=emit,
         place=lambda traced, value: _on_all_devices(traced.jaxpr, value),
     )
+
+
+def _looked_at(
+    trace: Callable[[tuple, dict], Any], look: Callable[[ClosedJaxpr], None]
+) -> Callable[[tuple, dict], Any]:
+    """With several processes, traces to a jaxpr first, and shows it."""
+
+    def trace_and_look(args: tuple, kwargs: dict) -> Any:
+        if jax.process_count() == 1:
+            return trace(args, kwargs)
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
+
+        def flat(*values: Any) -> Any:
+            filled = list(leaves)  # static arguments stay as they are
+            for place, value in zip(places, values, strict=True):
+                filled[place] = value
+            return trace(*jax.tree.unflatten(structure, filled))
+
+        jitted = jax.jit(flat)
+        tracers = [leaves[place] for place in places]
+        look(jitted.trace(*tracers).jaxpr)
+        return jitted(*tracers)
+
+    return trace_and_look
 
 
 def jit_of(options: Options, trace: Callable[[tuple, dict], Any]) -> Any:

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from jax_dist import _compat
 from jax_dist._errors import UnsupportedError
+from jax_dist.mapping import throttle
 from jax_dist.mapping.attempts import entry
 from jax_dist.passes.capture_policy import Captures
 from jax_dist.passes.lifting import NewCaptures
@@ -158,6 +159,9 @@ def explain(
     return rewritten.report(*args, **kwargs)
 
 
+_METHODS = ("lower", "trace", "report")
+
+
 class _Function:
     """What the user calls. What stands in `__call__` is paid for in every call.
 
@@ -166,19 +170,23 @@ class _Function:
 
     def __init__(self, fun: Callable, dispatcher: RewrittenProgram):
         functools.update_wrapper(self, fun)
+        for name in _METHODS:  # jit(pmap(f)) has those of the pmap in its __dict__
+            self.__dict__.pop(name, None)
         self._rewriting = dispatcher
 
     @entry
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         dispatcher = self._rewriting
         try:
-            if kwargs:
-                return dispatcher.dispatch(*args, **kwargs)
-            return dispatcher.dispatch(*args)
+            output = dispatcher.dispatch(*args, **kwargs) if kwargs else dispatcher.dispatch(*args)
         except NewCaptures as captures:
             found = captures
         except ValueError as refusal:
             return dispatcher.call_elsewhere(refusal, args, kwargs)
+        else:
+            if next(throttle.turns):
+                throttle.wait(output)
+            return output
         return dispatcher.settle(found, args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

@@ -12,7 +12,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
+from jax_dist.mapping import agreements
 from jax_dist.mapping.attempts import call_under_way, entry
+from jax_dist.multihost.fingerprints import Fingerprint, containers, describe
 from jax_dist.passes.asking import mesh_of
 from jax_dist.passes.capture_policy import Watch
 from jax_dist.passes.captures import Capture
@@ -50,6 +52,7 @@ class RewrittenProgram:
         self._while_traced: list[Finding] = []
         self._watch = Watch(name, wishes.policy)
         self._mesh_seen: Mesh | None = None
+        self._asked = False  # for the program only
         self._by_shardings: dict[tuple, LiftedJit] = {}
         self._jit = self._new_jit()
         self.dispatch: Callable = self._jit.dispatch
@@ -79,7 +82,11 @@ class RewrittenProgram:
         """`lower` or `trace`, for these arguments."""
         if self._by_shardings:
             self._jit = self._jit_for(args, kwargs)
-        return getattr(self._jit, method)(*args, **kwargs)
+        self._asked = True
+        try:
+            return getattr(self._jit, method)(*args, **kwargs)
+        finally:
+            self._asked = False
 
     def look_again(self, args: tuple, kwargs: dict) -> None:
         """After a compile (see `mapping.dispatch`): arguments are left where the user put them."""
@@ -112,11 +119,34 @@ class RewrittenProgram:
         """Evaluates the rewritten program in the current trace."""
         check_none_local(traced.jaxpr)
         shardings = self._shardings(traced)
-        passes = self._passes(shardings, self._mesh(traced, shardings), len(lifted))
+        mesh = self._mesh(traced, shardings)
+        if mesh is not None and jax.process_count() > 1:
+            self._agree(traced, mesh)
+        passes = self._passes(shardings, mesh, len(lifted))
         results, findings = evaluate_through(passes, traced, lifted, inputs)
         self.findings = (*self._while_traced, *findings)
         self.found, self.lifted = traced.found, tuple(lifted)
         return results
+
+    def _agree(self, traced: Traced, mesh: Mesh) -> None:
+        """With the other processes, on what runs next; see `mapping.agreements`."""
+        moves = agreements.collectives(traced.jaxpr)
+        ranks = agreements.processes_of(mesh)
+        if self._is_called():
+            found = agreements.with_collectives(_fingerprint(traced), moves)
+            name = f"{agreements.described(self.fun)}, rewritten"
+            # Without a collective too: what is cut over the mesh may be moved by the compiler.
+            agreements.agree_to_run(name, found, ranks)
+        elif not self._by_shardings:
+            # Traced for something else, maybe in this process alone: a call traces again.
+            self._jit = self._new_jit()
+            self._renew_dispatch()
+
+    def _is_called(self) -> bool:
+        found = call_under_way()
+        if found is None or found[0] is not self or self._asked:
+            return False
+        return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(found[1:]))
 
     def _passes(
         self, shardings: Sequence[NamedSharding | None], mesh: Mesh | None, lifted: int
@@ -193,6 +223,16 @@ class RewrittenProgram:
 def ask(method: str, dispatcher: RewrittenProgram, args: tuple, kwargs: dict) -> Any:
     """`lower` or `trace`; marked as an entry, so that the trace finds the arguments."""
     return dispatcher.ask(method, args, kwargs)
+
+
+def _fingerprint(traced: Traced) -> Fingerprint:
+    """Of the whole arrays that go in and come out."""
+    tree, *given = traced.signature
+    paths = jax.tree.leaves_with_path(jax.tree.unflatten(tree, given))
+    leaves = {f"argument {jax.tree_util.keystr(path)}": describe(leaf) for path, leaf in paths}
+    for number, aval in enumerate(traced.jaxpr.out_avals):
+        leaves[f"result {number}"] = describe(aval)
+    return Fingerprint(containers(traced.out_tree), leaves)
 
 
 def _named_sharding(leaf: Any) -> NamedSharding | None:

@@ -1,14 +1,13 @@
 """The quickstart balances the pole, on any number of devices, and sends nothing but scores."""
 
 import dataclasses
-import importlib.util
+import importlib
 import os
 import pathlib
 import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from types import ModuleType
 
 import chex
@@ -18,7 +17,6 @@ import jax.numpy as jnp
 import matplotlib.image
 import numpy as np
 import pytest
-from absl import flags
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _EXAMPLE = _ROOT / "examples" / "es_quickstart.py"
@@ -31,14 +29,8 @@ jax.random.key(seed, impl="threefry2x32").""")
 
 
 @pytest.fixture(scope="module")
-def es() -> Iterator[ModuleType]:
-    """The example; its flags are taken back, for another example may have some of that name."""
-    spec = importlib.util.spec_from_file_location("es_quickstart", _EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    for flag in flags.FLAGS.get_flags_for_module("es_quickstart"):
-        delattr(flags.FLAGS, flag.name)
+def es() -> ModuleType:
+    return importlib.import_module("es_quickstart")
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +213,7 @@ def test_the_script_leaves_a_picture_and_a_policy(tmp_path):
     options = ["--generations=2", "--devices=4", "--gym", f"--out={tmp_path / 'out'}"]
     ran = subprocess.run(
         [sys.executable, _EXAMPLE, *options],
-        env=os.environ | {"PYTHONPATH": str(_ROOT)},
+        env=os.environ | {"PYTHONPATH": str(_ROOT), "JAX_DIST_CACHE_DIR": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
         timeout=300,

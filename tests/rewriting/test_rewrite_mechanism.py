@@ -455,6 +455,16 @@ def test_a_jit_around_it_has_methods_of_its_own():
     assert [info.donated for info in jax.tree.leaves(jitted.lower(_X).args_info)] == [True]
 
 
+def test_its_methods_are_its_own_around_a_jit_of_a_pmap():
+    """That jit has copied the `lower` of the pmap, which knows of no rewriting."""
+    jitted = jax.jit(jax.pmap(_body, axis_name="i"))
+
+    text = rewrite(jitted).lower(_X).as_text()
+
+    assert text.count("stablehlo.all_reduce") == 1
+    assert "stablehlo.all_gather" not in text
+
+
 def test_methods_partials_and_callables():
     class Model:
         def __init__(self, w):

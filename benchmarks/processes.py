@@ -1,0 +1,144 @@
+"""What a call costs in several processes: jax_dist.pmap against jax.pmap.
+
+    python benchmarks/processes.py [--rounds 200]
+
+Two processes of two simulated devices each, over the loopback interface. Ratios to `jax.pmap`,
+which stands there twice: the second row is the noise. The calls take turns, in an order that is
+shuffled anew in each round; counted is the time until a call returns.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_dist
+from jax_dist.testing import run_processes
+
+Calls = dict[str, Callable[[], object]]
+
+
+def leaves(count: int) -> Calls:
+    """Fed back: the results of a call are the arguments of the next one."""
+    body = lambda state: [leaf + 1 for leaf in state]
+    start = [np.ones((2, 4), np.float32)] * count
+
+    def loop(mapped: Callable) -> Callable[[], object]:
+        state = [mapped(start)]
+
+        def call() -> object:
+            state[0] = mapped(state[0])
+            return state[0]
+
+        return call
+
+    return {
+        "jax.pmap": loop(jax.pmap(body, "i")),
+        "jax.pmap again": loop(jax.pmap(body, "i")),
+        "local": loop(jax_dist.pmap(body, "i")),
+        "global": loop(jax_dist.pmap(body, "i", arrays="global")),
+    }
+
+
+def shared(count: int) -> Calls:
+    """`count` arrays that are the same on all devices, and one that is cut."""
+    body = lambda weights, x: sum(weights) * x
+    weights = [np.ones(4, np.float32)] * count
+    x = np.ones((2, 4), np.float32)
+    options, here = {"in_axes": (None, 0)}, jax.local_devices()
+
+    def placed(mapped: Callable, devices: Sequence[jax.Device]) -> Callable[[], object]:
+        mesh = Mesh(np.array(devices), "i")
+        given = jax.device_put(weights, NamedSharding(mesh, P()))
+        cut = jax.make_array_from_process_local_data(NamedSharding(mesh, P("i")), x)
+        return lambda: mapped(given, cut)
+
+    return {
+        "jax.pmap": placed(jax.pmap(body, "i", **options), here),
+        "jax.pmap again": placed(jax.pmap(body, "i", **options), here),
+        "local": placed(jax_dist.pmap(body, "i", **options), here),
+        "global": placed(jax_dist.pmap(body, "i", arrays="global", **options), jax.devices()),
+    }
+
+
+def numpy_input(megabytes: int) -> Calls:
+    """A batch that comes from the host."""
+    body = lambda x: x[:4] + 1
+    batch = np.ones((2, megabytes * 131072), np.float32)
+    mesh = Mesh(np.array(jax.devices()), "i")
+    whole = NamedSharding(mesh, P("i"))
+    bare = jax.jit(
+        jax.shard_map(lambda x: x[:, :4] + 1, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    )
+    theirs, local = jax.pmap(body, "i"), jax_dist.pmap(body, "i")
+    kept = jax_dist.pmap(body, "i", arrays="global")
+    return {
+        "jax.pmap": lambda: theirs(batch),
+        "jax.pmap again": lambda: theirs(batch),
+        "local": lambda: local(batch),
+        "global": lambda: kept(batch),
+        "from_process_local_data": lambda: bare(
+            jax.make_array_from_process_local_data(whole, batch)
+        ),
+    }
+
+
+CASES: dict[str, Callable[[], Calls]] = {
+    "1 array, fed back": lambda: leaves(1),
+    "10 arrays, fed back": lambda: leaves(10),
+    "100 arrays, fed back": lambda: leaves(100),
+    "100 shared arrays, 1 cut": lambda: shared(100),
+    "NumPy, 1 MB": lambda: numpy_input(1),
+    "NumPy, 4 MB": lambda: numpy_input(4),
+}
+
+
+def measure(rounds: int) -> dict[str, dict[str, tuple[float, float, float, float]]]:
+    """Runs in every process; per case and call, microseconds and percentiles of the ratio."""
+    return {name: ratios(case(), rounds) for name, case in CASES.items()}
+
+
+def ratios(calls: Calls, rounds: int) -> dict[str, tuple[float, float, float, float]]:
+    seconds = {name: np.empty(rounds) for name in calls}
+    order = list(calls)
+    shuffle = random.Random(0).shuffle  # the same order in every process
+    for round_ in range(-5, rounds):  # the first five compile and warm up
+        shuffle(order)
+        for name in order:
+            start = time.perf_counter()
+            result = calls[name]()
+            elapsed = time.perf_counter() - start
+            jax.block_until_ready(result)  # not counted: the call returns before the devices do
+            if round_ >= 0:
+                seconds[name][round_] = elapsed
+    theirs = seconds["jax.pmap"]
+    found = {}
+    for name, each in seconds.items():
+        low, middle, high = np.percentile(each / theirs, [10, 50, 90])
+        found[name] = (1e6 * float(np.median(each)), float(low), float(middle), float(high))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=200, help="calls of each kind")
+    rounds = parser.parse_args().rounds
+    outcome = run_processes(measure, rounds, processes=2, cpu_devices=2, timeout=900)[0]
+    if outcome.error is not None:
+        raise outcome.error
+    print(f"jax {jax.__version__}, 2 processes x 2 devices, rank 0; median [10%..90%] of ratios")
+    for case, calls in outcome.value.items():
+        print(case)
+        for name, (microseconds, low, middle, high) in calls.items():
+            print(f"  {name:<24}{microseconds:9.0f} us {middle:6.2f}  [{low:.2f}..{high:.2f}]")
+
+
+if __name__ == "__main__":
+    main()

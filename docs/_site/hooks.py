@@ -1,0 +1,99 @@
+"""What the site does to the pages while it is built: they are written for a plain reader first.
+
+`docs/` is Markdown that GitHub shows and the tests run. Here the file names of code blocks become
+their titles, the rules get a page each, and diagrams become pictures, so that the site needs no
+script from elsewhere.
+"""
+
+import contextlib
+import io
+import os
+import re
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation, Section
+from mkdocs.structure.pages import Page
+
+from jax_dist.checker.catalogue import PAGES
+from jax_dist.checker.render import markdown
+from jax_dist.commands.cli import main
+
+os.environ["COLUMNS"] = "80"  # of the help texts, whatever terminal builds the site
+
+_FILE = re.compile(r"^```(\w+) file=(\S+)$", re.MULTILINE)
+_RULE_LINK = re.compile(r"\((?:rules\.md)?#(jxd\d{3})-[a-z0-9-]+\)")
+_MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_HELP = re.compile(r"^<!-- help: ([a-z ]+) -->$", re.MULTILINE)
+_WORKER = "https://unpkg.com/iframe-worker/shim"  # that the offline plugin would load
+_FIRST_RULE = re.compile(r"^## JXD", re.MULTILINE)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """One page for each rule, from the catalogue."""
+    for code, page in sorted(PAGES.items()):
+        text = markdown.page_markdown(page)
+        text += f"\n[All rules](../rules.md) · `jax-dist rule {code}` prints this page.\n"
+        files.append(File.generated(config, f"rules/{code}.md", content=text))
+    return files
+
+
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
+    """The pages of the rules stand behind their table, folded."""
+    pages = [Page(None, files.src_uris[f"rules/{code}.md"], config) for code in sorted(PAGES)]
+    for page in pages:
+        page.title = f"{page.file.name} {PAGES[page.file.name].name}"
+    checking = next(item for item in nav.items if item.title == "Checking")
+    section = Section("Each rule", pages)
+    section.parent = checking
+    for page in pages:
+        page.parent = section
+    checking.children.append(section)
+    nav.pages.extend(pages)
+    _chain(nav.pages)
+    return nav
+
+
+def _chain(pages: list[Page]) -> None:
+    """What "next" and "previous" at the foot of a page lead to."""
+    for before, after in zip(pages, pages[1:], strict=False):
+        before.next_page, after.previous_page = after, before
+
+
+def on_page_markdown(text: str, page: Page, **_: Any) -> str:
+    if page.file.src_uri == "rules.md":
+        cut = _FIRST_RULE.search(text)
+        text = text[: cut.start()] if cut else text
+    text = _FILE.sub(r'```\1 title="\2"', text)
+    text = _RULE_LINK.sub(lambda match: f"(rules/{match[1].upper()}.md)", text)
+    text = _HELP.sub(lambda match: _help(match[1].split()), text)
+    return _MERMAID.sub(lambda match: _drawn(match[1]), text)
+
+
+def _help(command: list[str]) -> str:
+    """What `--help` of a command prints, as it is now."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        main([*command, "--help"])
+    return f"```text\n{out.getvalue()}```"
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """The search of a site without a server needs a script; ours lies beside it."""
+    up = "../" * page.url.count("/")
+    return output.replace(_WORKER, f"{up}_site/worker.js")
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
+    return output_content.replace(_WORKER, "_site/worker.js")
+
+
+def _drawn(source: str) -> str:
+    """A diagram as a picture in the page; its colours are those of the page."""
+    import mermaidx  # slow to load, and one page in all needs it
+
+    config = {"flowchart": {"htmlLabels": False, "nodeSpacing": 30, "rankSpacing": 30}}
+    svg = mermaidx.Diagram(source, config=config).svg()
+    svg = re.sub(r"<style>.*?</style>", "", svg, flags=re.DOTALL)  # it has colours for white paper
+    return f'<figure class="diagram">{svg}</figure>'

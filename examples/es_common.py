@@ -1,0 +1,307 @@
+"""What all ES programs here share: flags, a start with a cache, ranks, noise, log, picture.
+
+A program ends with `es_common.run(main, program="es_quickstart", generations=60)`, and its `main`
+takes a `Session`. Everything else is there to be called, or left.
+"""
+
+import contextlib
+import csv
+import dataclasses
+import math
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tqdm
+from absl import app, flags, logging
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+import jax_dist
+
+DEVICES = flags.DEFINE_integer(
+    "devices", 8, "Devices to use, at most; on a CPU, how many to simulate.", lower_bound=1
+)
+SEED = flags.DEFINE_integer("seed", 0, "Seed of everything random: the same seed, the same curve.")
+GENERATIONS = flags.DEFINE_integer("generations", 60, "Give up after so many.", lower_bound=1)
+OUT = flags.DEFINE_string("out", "out", "Folder for all that the program leaves behind.")
+SAVE_EVERY = flags.DEFINE_integer(
+    "save_every",
+    0,
+    "Save a checkpoint in --out after so many generations, and go on from the newest one that is"
+    " there; 0: neither.",
+    lower_bound=0,
+)
+CACHE = flags.DEFINE_bool(
+    "cache", default=True, help="Keep compiled programs on disk: the next start is faster."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """What the flags say, ready to use."""
+
+    devices: Sequence[jax.Device]
+    seed: int
+    generations: int
+    out: pathlib.Path  # exists
+    save_every: int  # generations; 0: never
+
+    @property
+    def where(self) -> str:
+        """Such as "8 x cpu"."""
+        return f"{len(self.devices)} x {self.devices[0].device_kind}"
+
+
+def run(main: Callable[[Session], None], *, program: str, generations: int) -> None:
+    """Reads the flags, and runs `main` with what they say.
+
+    Args:
+      main: the program.
+      program: its name; what it leaves behind lies in `out/` and this.
+      generations: how many there are where the flag says nothing.
+    """
+    declare(program, generations)
+
+    def main_of_argv(argv: list[str]) -> None:
+        if argv[1:]:
+            raise app.UsageError(f"Too many arguments: {' '.join(argv[1:])}")
+        main(session())
+
+    app.run(main_of_argv)
+
+
+def declare(program: str, generations: int) -> None:
+    """Sets what flags say where nothing is given, and has `--help` show them."""
+    flags.set_default(OUT, f"out/{program}")
+    flags.set_default(GENERATIONS, generations)
+    for flag in flags.FLAGS.get_flags_for_module(__name__):
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
+
+
+def session() -> Session:
+    """What the flags say; on a CPU, simulates the devices, which must not be in use yet."""
+    logging.set_verbosity(logging.WARNING)  # jax tells which backends it does not find
+    jax.config.update("jax_num_cpu_devices", DEVICES.value)  # for the CPU only
+    if CACHE.value:
+        jax_dist.cache.enable()
+    out = pathlib.Path(OUT.value)
+    out.mkdir(parents=True, exist_ok=True)
+    devices = jax.devices()[: DEVICES.value]
+    return Session(devices, SEED.value, GENERATIONS.value, out, SAVE_EVERY.value)
+
+
+def centred_ranks(fitness: jax.Array) -> jax.Array:
+    """`[p] -> [p]`, from -0.5, the worst, to 0.5; equals share the average of their ranks."""
+    # Where many scores are equal, to rank those by their position would be to follow noise.
+    ascending = jnp.sort(fitness)
+    first = jnp.searchsorted(ascending, fitness, side="left")
+    after_last = jnp.searchsorted(ascending, fitness, side="right")
+    return (first + after_last - 1) / (2 * (fitness.size - 1)) - 0.5
+
+
+def check_redrawable(key: jax.Array) -> None:
+    """Refuses a key whose noise cannot be drawn twice. The key is not consumed.
+
+    Raises:
+      ValueError: the key is of another implementation than threefry2x32.
+    """
+    implementation = jax.random.key_impl(key)
+    if implementation != "threefry2x32":
+        raise ValueError(
+            f"noise cannot be drawn twice from a key of the implementation {implementation!r}.\n"
+            "Because its rows depend on the size of the batch they are drawn in, so the noise that"
+            " each device draws again would not be the noise that was played.\n"
+            'Use jax.config.update("jax_default_prng_impl", "threefry2x32"), or'
+            ' jax.random.key(seed, impl="threefry2x32").'
+        )
+
+
+def keys_of(key: jax.Array, numbers: jax.Array) -> jax.Array:
+    """`[], [p] -> [p]`: a number has the same key on every device. The key is not consumed."""
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, numbers)
+
+
+_COLLECTIVES = re.compile(
+    r" = (.+?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+)
+_ARRAY = re.compile(r"\b(pred|[a-z]+\d+)\[([\d,]*)\]")
+
+
+def exchanged(hlo: str) -> dict[str, int]:
+    """`{"all-gather": 1024}`: the bytes that the collectives of a compiled program give.
+
+    On one device, and in one step where they stand in no loop.
+    """
+    found: dict[str, int] = {}
+    for types, kind in _COLLECTIVES.findall(hlo):
+        for dtype, shape in _ARRAY.findall(types):
+            bits = 8 if dtype == "pred" else int(re.sub(r"\D", "", dtype))
+            size = math.prod(int(n) for n in shape.split(",") if n)
+            found[kind] = found.get(kind, 0) + size * bits // 8
+    return found
+
+
+def progress(first: int, generations: int) -> tqdm.tqdm:
+    """The numbers of the generations, from `first` on, with a bar, which the first process shows.
+
+    `set_postfix(score=f"{score:.1f}")` writes behind the bar.
+    """
+    return tqdm.trange(
+        first,
+        generations,
+        initial=first,
+        total=generations,
+        desc="generation",
+        disable=jax.process_index() != 0,
+    )
+
+
+class Checkpoints(Protocol):
+    """What `checkpoints` gives; `jax_dist.multihost.Checkpoints` says what each does."""
+
+    def restore(self, state: Any) -> tuple[Any, int]: ...
+    def save(self, step: int, state: Any) -> bool: ...
+    def preempted(self, step: int) -> bool: ...
+
+
+class Follow(Protocol):
+    """Called after each generation, with its number and what is worth knowing of it."""
+
+    def __call__(self, generation: int, **values: float) -> None: ...
+
+
+class NoCheckpoints:
+    """For who wants none: restores and saves nothing."""
+
+    def restore(self, state: Any) -> tuple[Any, int]:
+        return state, 0
+
+    def save(self, step: int, state: Any) -> bool:
+        del step, state
+        return False
+
+    def preempted(self, step: int) -> bool:
+        del step
+        return False
+
+
+@contextlib.contextmanager
+def checkpoints(folder: pathlib.Path, every: int) -> Iterator[Checkpoints]:
+    """Checkpoints in `folder`, each `every` generations; none where that is 0.
+
+    A step is a number of generations that are done: `state, done = saved.restore(state)`, and
+    after each one `saved.save(generation + 1, state)`.
+    """
+    if not every:
+        yield NoCheckpoints()
+        return
+    from jax_dist import multihost  # only here: it needs orbax-checkpoint
+
+    with multihost.Checkpoints(folder, every=every) as saved:
+        yield saved
+
+
+class Curve:
+    """One line for each generation, kept in a CSV file, so that it outlives an interruption.
+
+    Args:
+      path: of the file; None keeps nothing, as a process other than the first should.
+      done: so many generations of an earlier run stay; later ones will be played again.
+    """
+
+    def __init__(self, path: pathlib.Path | None, done: int = 0) -> None:
+        self._path = path
+        self._rows: list[dict[str, float]] = []
+        if path is None:
+            return
+        earlier = _rows(path)[:done] if done else []
+        path.unlink(missing_ok=True)
+        for row in earlier:
+            self.add(**row)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """`[generations]`"""
+        return np.array([row[name] for row in self._rows])
+
+    def add(self, **values: float) -> None:
+        """The next generation; with the same names each time."""
+        row = {name: float(value) for name, value in values.items()}
+        self._rows.append(row)
+        if self._path is None:
+            return
+        with self._path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(row))
+            if len(self) == 1:
+                writer.writeheader()
+            writer.writerow(row)
+
+
+def _rows(path: pathlib.Path) -> list[dict[str, float]]:
+    with path.open(newline="") as file:
+        return [
+            {name: float(value or "nan") for name, value in row.items()}  # the last may be torn
+            for row in csv.DictReader(file)
+        ]
+
+
+class Follower:
+    """Called after each generation: shows a bar, and keeps the curve.
+
+    Attributes:
+      curve: empty until the first generation is done.
+    """
+
+    def __init__(self, session: Session):
+        self.curve = Curve(None)
+        self._path = session.out / "curve.csv"
+        self._bar = progress(0, session.generations)  # now: the first generation takes longest
+
+    def __call__(self, generation: int, **values: float) -> None:
+        """With the number of the generation, from 0 on, and the same names each time."""
+        if not self.curve:
+            self.curve = Curve(self._path, done=generation)
+        self.curve.add(**values)
+        self._bar.update(generation + 1 - self._bar.n)
+        self._bar.set_postfix({name: f"{value:.1f}" for name, value in values.items()})
+        if generation + 1 == self._bar.total:
+            self._bar.close()
+
+
+def draw_curves(
+    path: pathlib.Path,
+    lines: Mapping[str, np.ndarray],
+    *,
+    title: str,
+    ylabel: str,
+    goal: float | None = None,
+    goal_label: str = "solved",
+) -> None:
+    """A picture of the learning, one line for each label, the first one in grey.
+
+    Args:
+      path: where it goes.
+      lines: `{label: [generations]}`.
+      title: what is learned, by what, where.
+      ylabel: what the lines tell, with its unit.
+      goal: a height to draw a dashed line at.
+      goal_label: what that height means.
+    """
+    colours = ["tab:gray", "tab:blue", "tab:red", "tab:green"]
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot(title=title, xlabel="generation", ylabel=ylabel)
+    for colour, (label, values) in zip(colours, lines.items(), strict=False):
+        axes.plot(np.arange(1, len(values) + 1), values, ".-", color=colour, label=label)
+    if goal is not None:
+        axes.axhline(goal, color="black", linestyle="--", linewidth=1, label=goal_label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.legend(loc="outside lower center", ncols=2)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,154 @@
+"""How well pictures find their captions: each is compared with what all devices embedded."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+
+
+def over_devices(fun, axis_name, in_specs, out_specs):
+    """Like jax.shard_map over the first devices, one for each slice of the arguments."""
+
+    @functools.wraps(fun)
+    def mapped(*args):
+        specs = jax.tree.leaves(jax.tree.broadcast(in_specs, args))
+        sizes = (
+            x.shape[list(spec).index(axis_name)]
+            for x, spec in zip(jax.tree.leaves(args), specs, strict=True)
+            if axis_name in list(spec)
+        )
+        mesh = jax.sharding.Mesh(jax.devices()[: next(sizes, None)], (axis_name,))
+        specs = {"in_specs": in_specs, "out_specs": out_specs}
+        return jax.shard_map(fun, mesh=mesh, **specs, check_vma=False)(*args)
+
+    return mapped
+
+
+def per_device_axes(fun, in_axes=0, out_axes=0):
+    """Runs `fun` on the one slice that each device holds: without the mapped axes.
+
+    `in_axes` and `out_axes` are those of jax.pmap; None for what all devices share.
+    """
+
+    def change(how, axes, tree):
+        def one(axis, part):
+            return part if axis is None else jax.tree.map(lambda x: how(x, axis), part)
+
+        return jax.tree.map(one, axes, tree, is_leaf=lambda axis: axis is None)
+
+    @functools.wraps(fun)
+    def body(*args):
+        args = change(jnp.squeeze, in_axes, args)
+        return change(jnp.expand_dims, out_axes, fun(*args))
+
+    return body
+
+
+FEATURES, EMBEDDING = 12, 6
+BATCH_SIZE = 32
+
+
+def init_params(key):
+    image_key, text_key = jax.random.split(key)
+    return {
+        "image": jax.random.normal(image_key, (FEATURES, EMBEDDING)),
+        "text": jax.random.normal(text_key, (FEATURES, EMBEDDING)),
+    }
+
+
+def embed(weights, x):
+    y = x @ weights
+    return y / jnp.linalg.norm(y, axis=-1, keepdims=True)
+
+
+def contrastive_loss(params, batch):
+    image = embed(params["image"], batch["image"])
+    text = embed(params["text"], batch["text"])
+    # Captions of all devices are negatives for the images of this one.
+    all_text = jax.lax.all_gather(text, axis_name="batch").reshape(-1, EMBEDDING)
+    logits = 5.0 * image @ all_text.T
+    place = jax.lax.axis_index("batch") * image.shape[0] + jnp.arange(image.shape[0])
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), place[:, None], 1))
+
+
+@jax.jit
+@functools.partial(
+    over_devices,
+    axis_name="batch",
+    in_specs=(P(), P("batch")),
+    out_specs=P(),
+)
+@functools.partial(per_device_axes, in_axes=(None, 0), out_axes=None)
+def train_step(params, batch):
+    loss, grads = jax.value_and_grad(contrastive_loss)(params, batch)
+    grads = jax.tree.map(lambda g: jax.lax.pmean(g, "batch"), grads)
+    params = jax.tree.map(lambda p, g: p - 0.5 * g, params, grads)
+    return params, jnp.mean(jax.lax.all_gather(loss, axis_name="batch"))
+
+
+@jax.jit
+@functools.partial(
+    over_devices,
+    axis_name="batch",
+    in_specs=(P(), P("batch")),
+    out_specs=P("batch"),
+)
+@functools.partial(per_device_axes, in_axes=(None, 0))
+def eval_step(params, batch):
+    image = embed(params["image"], batch["image"])
+    text = embed(params["text"], batch["text"])
+    all_text = jax.lax.all_gather(text, axis_name="batch", tiled=True)
+    place = jax.lax.axis_index("batch") * image.shape[0] + jnp.arange(image.shape[0])
+    similarity = image @ all_text.T
+    own = jnp.take_along_axis(similarity, place[:, None], 1)
+    rank = jnp.sum(similarity > own, axis=1)  # 0: its own caption is the nearest
+    weight = batch["weight"]
+    hits = jnp.sum((rank < 5) * weight)
+    metrics = {
+        "recall_at_5": jax.lax.psum(hits, axis_name="batch"),
+        "count": jax.lax.psum(jnp.sum(weight), axis_name="batch"),
+    }
+    return metrics, jax.lax.all_gather(rank, axis_name="batch")
+
+
+def make_batch(rng, real=BATCH_SIZE):
+    """The last batch of an epoch is filled up with examples of weight 0."""
+    meaning = rng.normal(size=(BATCH_SIZE, 4))
+    image_of, text_of = np.random.default_rng(7).normal(size=(2, 4, FEATURES))
+    noise = 0.1 * rng.normal(size=(2, BATCH_SIZE, FEATURES))
+    flat = {
+        "image": (meaning @ image_of + noise[0]).astype(np.float32),
+        "text": (meaning @ text_of + noise[1]).astype(np.float32),
+        "weight": (np.arange(BATCH_SIZE) < real).astype(np.float32),
+    }
+    devices = jax.local_device_count()
+    return {name: x.reshape((devices, -1) + x.shape[1:]) for name, x in flat.items()}
+
+
+def train_and_evaluate(steps=60):
+    rng = np.random.default_rng(0)
+    params = init_params(jax.random.PRNGKey(0))
+    losses = []
+    for _ in range(steps):
+        params, loss = train_step(params, make_batch(rng))
+        losses.append(float(loss))
+
+    hits, count, ranks = 0.0, 0.0, []
+    for real in (BATCH_SIZE, BATCH_SIZE, 20):
+        metrics, rank = eval_step(params, make_batch(rng, real))
+        hits += metrics["recall_at_5"].addressable_shards[0].data.squeeze(0)
+        count += metrics["count"].addressable_shards[0].data.squeeze(0)
+        ranks.append(np.asarray(rank.addressable_shards[0].data.squeeze(0)).reshape(-1)[:real])
+    return np.array(losses), float(hits / count), np.concatenate(ranks)
+
+
+def main():
+    losses, recall, ranks = train_and_evaluate()
+    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+    print(f"recall at 5: {recall:.3f}, median rank {np.median(ranks):.0f} of {BATCH_SIZE}")
+
+
+if __name__ == "__main__":
+    main()

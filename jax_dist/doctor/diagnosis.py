@@ -1,0 +1,112 @@
+"""Looks at a machine, and says what it is and what is wrong with it."""
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax_dist
+from jax_dist.doctor import caching, flags, hardware, launchers, starting, versions
+from jax_dist.doctor.facts import Facts
+from jax_dist.doctor.findings import Finding, Weight
+from jax_dist.doctor.probing import run_probe
+
+_CHECKS = (starting, versions, flags, hardware, launchers, caching)  # in the order of the report
+_PREFIXES = ("JAX_", "XLA_", "CUDA_VISIBLE", "NCCL_", "TPU_", "LIBTPU_", "OMPI_COMM_WORLD_")
+_NAMES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("SLURM_JOB_ID", "SLURM_NODELIST", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is here, and what was found."""
+
+    facts: Mapping[str, str]  # for people
+    variables: Mapping[str, str]  # of the environment, those that matter
+    findings: tuple[Finding, ...]  # harm first
+
+    @property
+    def healthy(self) -> bool:
+        return all(finding.weight is not Weight.HARM for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "healthy": self.healthy,
+            "facts": dict(self.facts),
+            "variables": dict(self.variables),
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+        }
+
+
+def diagnose(environment: Mapping[str, str] | None = None, *, timeout: float = 60.0) -> Diagnosis:
+    """Starts JAX in a process of its own, and checks what it finds.
+
+    Args:
+      environment: of that process; by default that of this one.
+      timeout: in seconds; a JAX that takes longer to start is stopped.
+    """
+    environment = dict(os.environ if environment is None else environment)
+    facts = Facts(
+        environment=environment,
+        probed=run_probe(environment, timeout),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _all_cores(),
+        accelerators=hardware.accelerators(),
+    )
+    return Diagnosis(dict(_in_words(facts)), _variables(environment), _findings(facts))
+
+
+def _all_cores() -> int:
+    return os.cpu_count() or 1
+
+
+def _findings(facts: Facts) -> tuple[Finding, ...]:
+    found = [finding for module in _CHECKS for finding in module.check(facts)]
+    return tuple(sorted(found, key=lambda finding: finding.weight is not Weight.HARM))
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if name.startswith(_PREFIXES) or name in _NAMES
+    }
+
+
+def _in_words(facts: Facts) -> Iterator[tuple[str, str]]:
+    found = dict(facts.stage("versions"))
+    python = found.pop("python", "unknown")
+    yield "python", f"{python} ({found.pop('executable', 'unknown')})"
+    yield "jax-dist", jax_dist.__version__
+    yield from found.items()
+    yield from _of_devices(facts)
+    yield from facts.stage("ways").items()
+    yield "launcher", launchers.in_words(facts.environment) or "none"
+    cache = facts.stage("cache")
+    if cache:
+        yield "cache", _of_cache(cache)
+
+
+def _of_devices(facts: Facts) -> Iterator[tuple[str, str]]:
+    found = facts.stage("devices")
+    if not found:
+        return
+    kinds = ", ".join(found["kinds"])
+    noun = "device" if found["count"] == 1 else "devices"
+    yield "devices", f"{found['count']} {noun} of {found['backend']} ({kinds})"
+    limits = [each for each in found["bytes"] if each is not None]
+    if limits:
+        yield "memory", f"{min(limits) / 1e9:.1f} GB on each device"
+    yield "mesh", f"Mesh('i': {found['count']}), as pmap(axis_name='i') makes it here"
+    total = facts.stage("collective")
+    if total:
+        right = set(total["sums"]) == {total["expected"]}
+        yield "psum", f"{'right' if right else 'WRONG'} over {total['devices']} {noun}"
+
+
+def _of_cache(cache: Mapping[str, Any]) -> str:
+    if "entries" not in cache:
+        return f"{cache['path']} (not looked at: no folder)"
+    noun = "entry" if cache["entries"] == 1 else "entries"
+    return f"{cache['path']}: {cache['entries']} {noun}, {cache['bytes'] / 1e6:.1f} MB"

@@ -1,0 +1,82 @@
+"""Several processes: they start, agree, wait for one another, save, and end together."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what editors and type checkers see
+    from jax_dist._errors import CheckpointError as CheckpointError
+    from jax_dist._errors import CheckpointWarning as CheckpointWarning
+    from jax_dist._errors import DisagreementError as DisagreementError
+    from jax_dist._errors import JoinError as JoinError
+    from jax_dist._errors import MissingRanksError as MissingRanksError
+    from jax_dist._errors import UnequalError as UnequalError
+    from jax_dist.multihost.agreeing import agree as agree
+    from jax_dist.multihost.asserting import assert_equal as assert_equal
+    from jax_dist.multihost.barriers import sync_global_devices as sync_global_devices
+    from jax_dist.multihost.broadcasting import broadcast_one_to_all as broadcast_one_to_all
+    from jax_dist.multihost.checkpoints import Checkpoints as Checkpoints
+    from jax_dist.multihost.converting import (
+        global_array_to_host_local_array as global_array_to_host_local_array,
+    )
+    from jax_dist.multihost.converting import (
+        host_local_array_to_global_array as host_local_array_to_global_array,
+    )
+    from jax_dist.multihost.gathering import process_allgather as process_allgather
+    from jax_dist.multihost.initializing import initialize as initialize
+    from jax_dist.multihost.preempting import preempted as preempted
+    from jax_dist.multihost.preempting import (
+        reached_preemption_sync_point as reached_preemption_sync_point,
+    )
+    from jax_dist.multihost.watching import watchdog as watchdog
+
+_HOMES = {  # what Python sees: imported on first use, so that the launcher never loads jax
+    "CheckpointError": "jax_dist._errors",
+    "CheckpointWarning": "jax_dist._errors",
+    "Checkpoints": "jax_dist.multihost.checkpoints",
+    "DisagreementError": "jax_dist._errors",
+    "JoinError": "jax_dist._errors",
+    "MissingRanksError": "jax_dist._errors",
+    "UnequalError": "jax_dist._errors",
+    "agree": "jax_dist.multihost.agreeing",
+    "assert_equal": "jax_dist.multihost.asserting",
+    "broadcast_one_to_all": "jax_dist.multihost.broadcasting",
+    "global_array_to_host_local_array": "jax_dist.multihost.converting",
+    "host_local_array_to_global_array": "jax_dist.multihost.converting",
+    "initialize": "jax_dist.multihost.initializing",
+    "preempted": "jax_dist.multihost.preempting",
+    "process_allgather": "jax_dist.multihost.gathering",
+    "reached_preemption_sync_point": "jax_dist.multihost.preempting",
+    "sync_global_devices": "jax_dist.multihost.barriers",
+    "watchdog": "jax_dist.multihost.watching",
+}
+__all__ = (
+    "CheckpointError",
+    "CheckpointWarning",
+    "Checkpoints",
+    "DisagreementError",
+    "JoinError",
+    "MissingRanksError",
+    "UnequalError",
+    "agree",
+    "assert_equal",
+    "broadcast_one_to_all",
+    "global_array_to_host_local_array",
+    "host_local_array_to_global_array",
+    "initialize",
+    "preempted",
+    "process_allgather",
+    "reached_preemption_sync_point",
+    "sync_global_devices",
+    "watchdog",
+)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,287 @@
+"""The state of a program, saved with Orbax now and then and when the job must leave, and read back.
+
+A checkpoint is a folder of Orbax's, which comes into being at once or not at all, with one file of
+ours in it, `jax_dist.json`: what the leaves are, and the checksums of the other files. It is
+written last; a folder without it, or with other checksums, is not read.
+"""
+
+import json
+import pathlib
+import warnings
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import jax
+
+from jax_dist._errors import (
+    CheckpointError,
+    CheckpointWarning,
+    MissingPackageError,
+    message,
+)
+from jax_dist.multihost import manifests, preempting
+from jax_dist.multihost.agreeing import agree_on
+from jax_dist.multihost.broadcasting import broadcast_one_to_all
+from jax_dist.multihost.fingerprints import Fingerprint, fingerprint
+from jax_dist.multihost.leaves import Leaf, leaves_of, with_leaves
+
+_TIMEOUT = 600.0  # seconds, for rank 0 to read a checkpoint through
+
+
+class Checkpoints:
+    """Saves and restores the state of a loop; a context manager.
+
+    In several processes, every process must make the same calls, and see the same folder.
+
+    >>> import tempfile, jax.numpy as jnp
+    >>> folder = tempfile.mkdtemp()
+    >>> def train(steps):
+    ...     with Checkpoints(folder, every=2) as checkpoints:
+    ...         state, start = checkpoints.restore({"w": jnp.zeros(3)})
+    ...         for step in range(start + 1, steps + 1):
+    ...             state = {"w": state["w"] + step}
+    ...             checkpoints.save(step, state)
+    ...             if checkpoints.preempted(step):
+    ...                 break
+    ...     return start, state["w"].tolist()
+    >>> train(steps=2)
+    (0, [3.0, 3.0, 3.0])
+    >>> train(steps=4)
+    (2, [10.0, 10.0, 10.0])
+    """
+
+    def __init__(self, folder: str | pathlib.Path, *, every: int | None = None, keep: int = 2):
+        """
+        Args:
+          folder: where the checkpoints lie, one folder each; made if it is not there.
+          every: save each so many steps; None: only when the job must leave.
+          keep: how many checkpoints to keep, the newest ones.
+
+        Raises:
+          MissingPackageError: Orbax is not installed.
+          ValueError: `every` or `keep` is less than 1.
+        """
+        for name, number in (("every", every), ("keep", keep)):
+            if number is not None and number < 1:
+                raise ValueError(f"Checkpoints: {name} must be at least 1, not {number}.")
+        self._folder = pathlib.Path(folder).absolute()
+        self._every = every
+        self._last = 0  # the step that was restored or saved last
+        self._damaged: tuple[int, ...] = ()  # steps
+        self._orbax = _import_orbax()
+        options = self._orbax.CheckpointManagerOptions(
+            max_to_keep=keep,
+            create=True,
+            cleanup_tmp_directories=True,
+            enable_async_checkpointing=False,
+        )
+        self._manager = self._orbax.CheckpointManager(self._folder, options=options)
+        preempting.watch()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._manager.close()
+
+    def restore(self, state: Any) -> tuple[Any, int]:
+        """The newest checkpoint that is whole.
+
+        Args:
+          state: a tree like the one that was saved. What is read gets the same types, and lies on
+            the same devices; the number of processes and devices may be another one.
+
+        Returns:
+          The state and the step that were given to `save`; without any checkpoint, the state as it
+          is given here, and 0.
+
+        Raises:
+          CheckpointError: the checkpoint has other leaves, or leaves of other shapes or dtypes.
+
+        Warns:
+          CheckpointWarning: a newer checkpoint is damaged.
+        """
+        found = self._newest_whole()
+        for damage in found.damages.values():
+            warnings.warn(CheckpointWarning(damage), stacklevel=2)
+        self._damaged, self._last = tuple(map(int, found.damages)), found.step
+        if found.step == 0:
+            return state, 0
+        leaves = leaves_of(state)
+        _check_fit(self._folder / str(found.step), found.leaves, leaves)
+        like = {leaf.path: leaf.like() for leaf in leaves if leaf.is_stored}
+        stored: Mapping[str, Any] = {}
+        if like:
+            how = self._orbax.args.StandardRestore(like)
+            stored = self._manager.restore(found.step, args=how)
+        restored = [leaf.restored(stored.get(leaf.path)) for leaf in leaves]
+        return with_leaves(state, restored), found.step
+
+    def save(self, step: int, state: Any, *, force: bool = False) -> bool:
+        """Saves where it is time to: each `every` steps, and when the job must leave.
+
+        Call it once in each step, in every process.
+
+        Args:
+          step: how many steps the state has seen.
+          state: a tree of arrays of JAX and NumPy, numbers, and random keys. In several processes,
+            what is not an array over all of them must be the same in each.
+          force: save in any case, as after the last step.
+
+        Returns:
+          Whether it was saved.
+
+        Raises:
+          CheckpointError: a leaf cannot be saved, or the folder has newer checkpoints, which were
+            not restored.
+          DisagreementError: the state is not the same in all processes.
+          RuntimeError: as `preempted` does.
+        """
+        is_due = self._every is not None and step % self._every == 0
+        if not (self.preempted(step) or is_due or force) or step <= self._last:
+            return False
+        leaves = leaves_of(state)
+        _check_same(leaves)
+        self._remove_damaged(step)
+        stored = {leaf.path: leaf.value() for leaf in leaves if leaf.is_stored}
+        self._manager.save(step, args=self._orbax.args.StandardSave(stored), force=True)
+        if jax.process_index() == 0:
+            manifests.write(self._folder / str(step), leaves)
+        self._last = step
+        return True
+
+    def preempted(self, step: int) -> bool:
+        """Whether the job must leave now; `save` has saved the state of this step then.
+
+        Args:
+          step: how many steps the state has seen.
+
+        Returns:
+          The answer of `jax_dist.multihost.preempted`, the same in all processes.
+
+        Raises:
+          RuntimeError: JAX's preemption service is switched off.
+        """
+        return preempting.preempted(step)
+
+    def _newest_whole(self) -> "_Found":
+        """Rank 0 looks, and tells the others: they must not restore different ones."""
+        answer = json.dumps(self._look()) if jax.process_index() == 0 else ""
+        return _Found(*json.loads(broadcast_one_to_all(answer, timeout=_TIMEOUT)))
+
+    def _look(self) -> "_Found":
+        damages: dict[int, str] = {}
+        for step in sorted(self._manager.all_steps(), reverse=True):
+            folder = self._folder / str(step)
+            manifest = manifests.read(folder)
+            if manifest is None:
+                damages[step] = _damaged(folder, ["it was not written to its end"])
+                continue
+            found = list(manifests.damages(folder, manifest.files))
+            if not found:
+                return _Found(step, manifest.leaves, damages)
+            damages[step] = _damaged(folder, found)
+        return _Found(0, {}, damages)
+
+    def _remove_damaged(self, step: int) -> None:
+        """Orbax keeps the newest by number: one that is of no use would push out a good one."""
+        newer = [each for each in self._manager.all_steps() if each > self._last]
+        unknown = [each for each in newer if each not in self._damaged]
+        if unknown:
+            raise _newer_ones(self._folder, step, unknown)
+        for each in newer:
+            self._manager.delete(each)
+
+
+class _Found(NamedTuple):
+    """What there is to restore."""
+
+    step: int  # 0: nothing
+    leaves: dict[str, str]  # path to type
+    damages: dict[Any, str]  # step, of newer ones, to message
+
+
+def _import_orbax() -> Any:
+    try:
+        import orbax.checkpoint as orbax
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "orbax":
+            raise
+        raise _no_orbax() from None
+    return orbax
+
+
+def _check_fit(folder: pathlib.Path, saved: Mapping[str, str], leaves: Sequence[Leaf]) -> None:
+    wanted = {leaf.path: leaf.type for leaf in leaves}
+    which = [
+        f"{path} is {saved.get(path, 'not there')}, in the state {wanted.get(path, 'not there')}"
+        for path in {**saved, **wanted}
+        if saved.get(path) != wanted.get(path)
+    ]
+    if which:
+        raise _does_not_fit(folder, which)
+
+
+def _check_same(leaves: Sequence[Leaf]) -> None:
+    """Whatever each process has for itself: only that of rank 0 is written."""
+    held = {
+        leaf.path: leaf.type if leaf.is_whole else fingerprint(leaf.given, values=True).leaves[""]
+        for leaf in leaves
+    }
+    agree_on(
+        "Checkpoints.save",
+        Fingerprint("", held),
+        timeout=_TIMEOUT,
+        do="Compute it in the same way everywhere, or make it part of an array over all processes: "
+        'by jax_dist.pmap(..., arrays="global") or '
+        "jax_dist.multihost.host_local_array_to_global_array.",
+    )
+
+
+def _no_orbax() -> MissingPackageError:
+    return MissingPackageError(
+        message(
+            what="Checkpoints needs a package that is not installed",
+            which=["orbax-checkpoint"],
+            why="Orbax writes the checkpoints",
+            do='Run: pip install "jax-dist[checkpoints]"',
+        ),
+        name="orbax",
+    )
+
+
+def _damaged(folder: pathlib.Path, which: Sequence[str]) -> str:
+    return message(
+        what=f"the checkpoint {folder} is damaged",
+        which=which,
+        why="the process or the machine ended while it was written, or its disk is failing",
+        do="An older one is restored if there is one, and this one removed at the next save.",
+    )
+
+
+def _does_not_fit(folder: pathlib.Path, which: Sequence[str]) -> CheckpointError:
+    return CheckpointError(
+        message(
+            what=f"the checkpoint {folder} does not fit the state",
+            which=which,
+            why="another program wrote it, or this one was changed since",
+            do="Give `restore` a state like the one that was saved, or use another folder.",
+        )
+    )
+
+
+def _newer_ones(folder: pathlib.Path, step: int, newer: Sequence[int]) -> CheckpointError:
+    return CheckpointError(
+        message(
+            what=f"step {step} is not saved: {folder} holds newer checkpoints",
+            which=[f"step {each}" for each in sorted(newer)],
+            why="only the newest are kept, so this one would be removed at once",
+            do="Call `restore` first, or use another folder.",
+        )
+    )

@@ -1,0 +1,234 @@
+"""What the doctor finds, check by check, from facts that are written down here."""
+
+import re
+
+import pytest
+
+from jax_dist.checker.catalogue import PAGES
+from jax_dist.doctor import caching, flags, hardware, launchers, starting, versions
+from jax_dist.doctor.facts import Facts, version
+from jax_dist.doctor.probing import Probed
+
+_STAGES = {
+    "versions": {"python": "3.13.0", "jax": "0.10.2", "jaxlib": "0.10.2", "numpy": "2.4.0"},
+    "options": {"names": ["jax_enable_x64", "jax_platforms", "jax_disable_jit"]},
+    "cache": {"path": "/c", "entries": 0, "bytes": 0, "findings": []},
+    "devices": {"backend": "cpu", "count": 8, "kinds": ["cpu"], "processes": 1, "bytes": [None]},
+    "ways": {},
+    "collective": {"devices": 8, "sums": [28.0] * 8, "expected": 28.0},
+}
+
+
+def _facts(*, cores: int = 8, accelerators: tuple[str, ...] = (), **environment: str) -> Facts:
+    return Facts(environment, Probed(_STAGES), cores, accelerators)
+
+
+def _with(stage: str, **changed: object) -> Facts:
+    stages = {**_STAGES, stage: {**_STAGES[stage], **changed}}
+    return Facts({}, Probed(stages), 8, ())
+
+
+def _names(found) -> list[str]:
+    return [f"{each.weight}:{each.name}" for each in found]
+
+
+def test_nothing_is_found_where_all_is_well():
+    facts = _facts()
+
+    for module in (starting, flags, hardware, launchers, caching):
+        assert list(module.check(facts)) == []
+
+
+def test_versions_compare_as_numbers():
+    assert version("0.10.2") > version("0.9.2")
+    assert version("0.12.0.1") > version("0.12.0")
+    assert version("0.11.0rc1") == (0, 11, 0)
+
+
+@pytest.mark.parametrize(
+    ("jax", "there", "gone"),
+    [
+        ("0.7.2", ["gradients that are N times"], ["make_mesh", "pmap inside pmap"]),
+        (
+            "0.9.2",
+            ["make_mesh makes Explicit", "without axis_name"],
+            ["PmapSharding and lax.pvary"],
+        ),
+        ("0.10.2", ["PmapSharding and lax.pvary", "callback"], ["without axis_name"]),
+        ("0.12.0.1", ["axis_shapes=", "pmap inside pmap"], ["callback", "without axis_name"]),
+    ],
+)
+def test_what_a_version_changed(jax, there, gone):
+    facts = _with("versions", jax=jax, jaxlib=jax)
+
+    said = "\n".join(each.what for each in versions.check(facts))
+
+    assert [words for words in there if words not in said] == []
+    assert [words for words in gone if words in said] == []
+
+
+def test_every_rule_that_is_named_exists():
+    named = {change.rule for change in versions.CHANGES} - {""}
+
+    assert named <= set(PAGES)
+    assert all(change.do and "\n" not in change.do for change in versions.CHANGES)
+
+
+def test_versions_that_do_not_fit():
+    old = _with("versions", jax="0.6.2", jaxlib="0.6.2")
+    plugin = _with("versions", **{"jax-cuda13-plugin": "0.9.0"})
+    eleven = _with("versions", python="3.11.7")
+
+    assert "harm:old-jax" in _names(versions.check(old))
+    assert "harm:plugin" in _names(versions.check(plugin))
+    assert "note:last-jax" in _names(versions.check(eleven))
+    assert "note:last-jax" not in _names(versions.check(_facts()))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("JAX_PMAP_SHMAP_MERGE", "0", ["harm:removed-option"]),
+        ("JAX_ENABLE_X46", "1", ["harm:unknown-option"]),
+        ("JAX_ENABLE_X64", "1", []),
+        ("JAX_DIST_CACHE_DIR", "/c", []),
+        ("JAX_COORDINATOR_ADDRESS", "a:1", []),
+        ("JAX_DISABLE_JIT", "1", ["note:no-jit"]),
+        ("JAX_DISABLE_JIT", "0", []),
+    ],
+)
+def test_variables(variable, value, expected):
+    assert _names(flags.check(_facts(**{variable: value}))) == expected
+
+
+def test_a_misspelt_variable_is_shown_the_right_one():
+    [found] = flags.check(_facts(JAX_ENABLE_X46="1"))
+
+    assert str(found) == (
+        "harm: JAX_ENABLE_X46 is set, and this jax does not read it\n"
+        "  help: did you mean JAX_ENABLE_X64?"
+    )
+
+
+def test_flags_that_change_numbers_or_time():
+    names = list(_STAGES["options"]["names"])
+    names += ["jax_remove_custom_partitioning_ptr_from_cache_key", "jax_default_prng_impl"]
+    stages = {**_STAGES, "options": {"names": names}}
+    environment = {
+        "JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY": "1",
+        "JAX_DEFAULT_PRNG_IMPL": "rbg",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    }
+
+    found = flags.check(Facts(environment, Probed(stages), 8, ()))
+
+    assert _names(found) == ["harm:stale-programs", "note:prng", "note:no-preallocation"]
+
+
+def test_simulated_devices():
+    crowded = _facts(cores=1)
+    flag = "--xla_force_host_platform_device_count=8"
+
+    assert _names(flags.check(crowded)) == ["note:crowded"]
+    assert _names(flags.check(_facts(XLA_FLAGS=flag, JAX_NUM_CPU_DEVICES="4"))) == [
+        "harm:unknown-option",  # the options of these facts are few
+        "note:two-counts",
+    ]
+
+
+def test_hardware():
+    one = _with("devices", count=1)
+
+    assert _names(hardware.check(one)) == ["note:one-device"]
+    assert _names(hardware.check(_facts(accelerators=("NVIDIA GPU",)))) == [
+        "harm:unused-accelerator"
+    ]
+    left_out = _facts(accelerators=("NVIDIA GPU",), JAX_PLATFORMS="cpu")
+    assert _names(hardware.check(left_out)) == ["note:platforms"]
+
+
+def test_accelerators_are_seen_by_their_files(tmp_path):
+    (tmp_path / "nvidiactl").touch()
+    assert hardware.accelerators(tmp_path) == ()
+
+    (tmp_path / "nvidia0").touch()
+    assert hardware.accelerators(tmp_path) == ("NVIDIA GPU",)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words", "expected"),
+    [
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, "SLURM: process 1 of 4", []),
+        ({"SLURM_NTASKS": "4"}, "", ["harm:launcher-incomplete"]),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h"},
+            "torchrun: process 0 of 2",
+            ["note:launcher-unread"],
+        ),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h"}, "torchrun: process 0 of 1", []),
+        (
+            {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "2"},
+            "Open MPI: process 2 of 2",
+            ["harm:launcher-rank"],
+        ),
+        ({"JAX_COORDINATOR_ADDRESS": "h:1"}, "coordinator h:1", ["harm:no-rank"]),
+        (
+            {"JAX_COORDINATOR_ADDRESS": "h:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"},
+            "coordinator h:1",
+            [],
+        ),
+        (
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "https_proxy": "http://p"},
+            "SLURM: process 0 of 1",
+            ["note:proxy"],
+        ),
+    ],
+)
+def test_launchers(environment, words, expected):
+    assert launchers.in_words(environment) == words
+    assert _names(launchers.check(_facts(**environment))) == expected
+
+
+def test_a_probe_that_failed_tells_its_stage():
+    until_options = {"versions": _STAGES["versions"]}
+    no_jax = {"versions": {"python": "3.13.0"}}
+
+    def found(probed: Probed, **environment: str) -> list[str]:
+        return _names(starting.check(Facts(environment, probed, 8, ())))
+
+    assert found(Probed(until_options, failed="options", words="E")) == ["harm:options-fail"]
+    assert found(Probed(no_jax, failed="options", words="E")) == ["harm:no-jax"]
+    assert found(Probed(_STAGES, failed="collective", hung=True)) == ["harm:hang"]
+
+
+def test_a_wrong_sum_is_told():
+    [found] = starting.check(_with("collective", sums=[28.0] * 7 + [6.0]))
+
+    assert found.what == "a sum over 8 devices gives 6.0, not 28.0"
+
+
+def test_the_cache():
+    damaged = {"kind": "damaged", "where": "/c/x", "what": "Broken.", "do": "Mend.", "fixed": ""}
+    slow = {**damaged, "kind": "never repeats", "what": "Three keys."}
+    found = [{**each, "harmless": False} for each in (damaged, slow, slow, slow)]
+
+    first, second = caching.check(_with("cache", findings=found))
+
+    assert str(first) == "harm: cache, damaged: /c/x: Broken.\n  help: Mend."
+    assert str(second) == (
+        "note: cache, never repeats: /c/x (and 2 more): Three keys.\n"
+        "  help: jax-dist cache doctor tells of each, and what to do"
+    )
+
+
+def test_advice_is_one_line():
+    facts = _facts(RANK="5", WORLD_SIZE="2", MASTER_ADDR="h", JAX_FOO="1", accelerators=("TPU",))
+    modules = (starting, versions, flags, hardware, launchers, caching)
+
+    found = [each for module in modules for each in module.check(facts)]
+
+    assert len(found) > 8
+    for each in found:
+        assert "\n" not in each.do
+        assert 10 < len(each.do) < 100
+        assert re.fullmatch(r"[a-z0-9-]+", each.name)

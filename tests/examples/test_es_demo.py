@@ -1,0 +1,152 @@
+"""The demo shows its parts, measures what it says, and leaves no process behind."""
+
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import demo_report
+import matplotlib.image
+import psutil
+import pytest
+from demo_processes import Run, Workers
+from rich.console import Console
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_DEMO = _ROOT / "examples" / "demo.py"
+
+
+def measured(label: str, colour: str, scale: float, exchanged: dict[str, int]) -> Run:
+    return Run(
+        label,
+        "program.py",
+        colour,
+        curve=[(scale * second, 100.0 * second) for second in range(1, 6)],
+        trained={
+            "seconds": 22.5 * scale,
+            "first_step": 12.25 * scale,
+            "second_step": 0.5 * scale,
+            "step": 0.025 * scale,
+            "compile": 18.0 * scale,
+            "programs": 2,
+            "peak_memory": 1.5e9,
+            "theta": [1.0, 2.0 + scale],
+        },
+        facts={"program_size": 128e6 * scale, "exchanged": exchanged},
+        again={"first_step": 2.5 * scale},
+    )
+
+
+def test_the_table_says_what_was_measured():
+    runs = [
+        measured("before: pmap", "red", 1.0, {"all-gather": 4160}),
+        measured("by hand: shard_map", "green", 0.25, {"all-gather": 512, "all-reduce": 456}),
+    ]
+    console = Console(width=90, record=True, file=io.StringIO())
+
+    console.print(demo_report.table_of(runs, None))
+
+    lines = [" ".join(line.split("│")).split() for line in console.export_text().splitlines()]
+    rows = {" ".join(line[:-4]): " ".join(line[-4:]) for line in lines}
+    assert rows["all generations"] == "22.50 s 5.62 s"
+    assert rows["first step"] == "12.25 s 3.06 s"
+    assert rows["second step"] == "500 ms 125 ms"
+    assert rows["each later step"] == "25 ms 6 ms"
+    assert rows["tracing and compiling"] == "18.00 s 4.50 s"
+    assert rows["program size"] == "128.0 MB 32.0 MB"
+    assert rows["exchanged, per step and device"] == "4.2 kB 968 B"
+    assert rows["peak memory of the process"] == "1.5 GB 1.5 GB"
+    assert rows["first step, second start"] == "2.50 s 625 ms"
+
+
+def test_what_was_not_looked_into_is_taken_from_explain():
+    run = measured("before", "red", 1.0, {})
+    run.facts = {}
+    collectives = [{"result_bytes": 512}, {"result_bytes": 3648}]
+    said = {"report": {"before": {"stablehlo_bytes": 128_183_900, "collectives": collectives}}}
+    console = Console(width=90, record=True, file=io.StringIO())
+
+    console.print(demo_report.table_of([run], said))
+
+    text = console.export_text()
+    assert "128.2 MB" in text
+    assert "4.2 kB" in text
+
+
+def test_the_picture(tmp_path):
+    demo_report.draw([measured("before", "red", 1.0, {})], tmp_path / "demo.png")
+
+    assert matplotlib.image.imread(tmp_path / "demo.png").shape == (540, 840, 4)
+
+
+def test_a_process_that_fails_is_told_with_its_complaint(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(_ROOT))
+    program = tmp_path / "broken.py"
+    program.write_text("raise ValueError('this program is broken')\n")
+
+    complains = pytest.raises(RuntimeError, match="this program is broken")
+    with Workers(tmp_path, devices=2, seed=0) as workers, complains:
+        workers.ask(str(program))
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_nothing_is_left_running(sent, tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(_ROOT)}
+    command = [sys.executable, _DEMO, "--noexplain", f"--out={tmp_path}"]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as demo:
+        children = wait_for_workers(psutil.Process(demo.pid), 3)
+        demo.send_signal(sent)
+        errors = demo.communicate(timeout=120)[1]
+
+    assert demo.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[sent], errors
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert alive == []
+
+
+def wait_for_workers(demo: psutil.Process, count: int) -> list[psutil.Process]:
+    limit = time.monotonic() + 240  # on a busy machine
+    while time.monotonic() < limit:
+        children = [child for child in demo.children() if is_worker(child)]
+        if len(children) == count:
+            return children
+        time.sleep(0.1)
+    demo.kill()
+    raise AssertionError("the demo has started no workers")
+
+
+def is_worker(process: psutil.Process) -> bool:
+    try:
+        return any("demo_worker.py" in part for part in process.cmdline())
+    except psutil.NoSuchProcess:  # one that has just ended, such as lint
+        return False
+
+
+@pytest.mark.slow
+def test_the_whole_demo_for_machines(tmp_path):
+    command = [sys.executable, _DEMO, "--json", "--generations=4", f"--out={tmp_path / 'out'}"]
+    ran = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    said = json.loads(ran.stdout)
+    before, migrated, by_hand = said["runs"].values()
+    codes = {finding["code"] for finding in said["lint"]}
+    assert codes == {"JXD001", "JXD002", "JXD301", "JXD401"}
+    assert "+    return jax_dist.pmap(update" in said["diff"]
+    assert said["explain"]["captured"][0]["bytes"] == 64_000_000
+    assert [run["trained"]["programs"] for run in (before, migrated, by_hand)] == [2, 1, 1]
+    assert migrated["facts"]["program_size"] < said["explain"]["before"]["stablehlo_bytes"] / 100
+    assert by_hand["facts"]["exchanged"] == {"all-gather": 512, "all-reduce": 456}
+    assert len(migrated["curve"]) == 4
+    assert pathlib.Path(said["picture"]).stat().st_size > 10_000

@@ -1,0 +1,180 @@
+"""All ways to make and send the noise learn alike; they differ in bytes and memory."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import es_common
+import es_large
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_EXAMPLE = _ROOT / "examples" / "es_large.py"
+_SIZE = 1_600
+
+
+def trained(noise="scan", comm="gradient", rank=0, devices=8, generations=3):
+    """Theta, and the mean losses."""
+    losses = []
+    _, state = es_large.train(
+        es_large.Plan(_SIZE, noise, comm, rank),
+        jax.devices()[:devices],
+        0,
+        generations,
+        lambda _, loss: losses.append(loss),
+        es_common.NoCheckpoints(),
+    )
+    return np.asarray(state[0]), losses
+
+
+def built(**options):
+    return es_large.build(es_large.Plan(**options), jax.devices(), jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def usual():
+    return trained()
+
+
+def test_it_learns(usual):
+    losses = trained(generations=12)[1]
+
+    assert 19 < losses[0] < 21  # theta starts around 2.5, between two valleys
+    assert losses[-1] < losses[0] - 1.5
+
+
+@pytest.mark.parametrize(
+    ("noise", "comm", "devices"),
+    [
+        ("scan", "scalar", 8),
+        ("scan", "slice", 4),
+        ("scan", "gradient", 1),
+        ("materialise", "gradient", 2),
+        ("materialise", "scalar", 8),
+        ("materialise", "slice", 8),
+    ],
+)
+def test_who_draws_and_who_sends_makes_no_difference(usual, noise, comm, devices):
+    theta, losses = trained(noise, comm, devices=devices)
+
+    # Two scores that differ by rounding may change places, and with them two ranks of 256.
+    np.testing.assert_allclose(theta, usual[0], atol=1e-3)
+    np.testing.assert_allclose(losses, usual[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"noise": "table"}, {"rank": 2}], ids=["table", "low rank"])
+def test_other_noise_is_the_same_for_all_who_send(usual, options):
+    theta, _ = trained(comm="gradient", **options)
+
+    for comm, devices in (("scalar", 2), ("slice", 8)):
+        other, _ = trained(comm=comm, devices=devices, **options)
+        np.testing.assert_allclose(other, theta, atol=1e-3)
+    assert np.abs(theta - usual[0]).max() > 0.02
+
+
+# The bytes of 256 scores, and of 1,600 parameters.
+@pytest.mark.parametrize(
+    ("comm", "expected"),
+    [
+        ("scalar", {"all-gather": 1024}),
+        ("gradient", {"all-gather": 1024, "all-reduce": 6400}),
+        ("slice", {"all-gather": 1024 + 6400}),
+    ],
+)
+@pytest.mark.parametrize("noise", ["scan", "table"])
+def test_bytes_exchanged(noise, comm, expected):
+    assert built(parameters=_SIZE, noise=noise, comm=comm).exchanged == expected
+
+
+def test_memory_at_100_000_parameters():
+    materialised = built(parameters=100_000, noise="materialise").temporary
+    scanned = built(parameters=100_000, noise="scan").temporary
+    table = built(parameters=100_000, noise="table", comm="scalar")
+
+    assert materialised > 15_000_000  # 16 pairs with two members of 400 kB each, and more
+    assert scanned <= 0.1 * materialised
+    assert table.temporary <= 0.1 * materialised
+    assert table.table_bytes == 16_000_000
+
+
+def test_rows_are_alike_in_parts_and_in_any_batch():
+    for plan in (
+        es_large.Plan(_SIZE),
+        es_large.Plan(_SIZE, "table"),
+        es_large.Plan(_SIZE, rank=3),
+    ):
+        table = jax.random.normal(jax.random.key(1), (plan.table_size,))
+        row = es_large.row_maker(plan, jax.random.key(2), table)
+        pairs, blocks = jnp.arange(64), jnp.arange(8)
+
+        rows = jax.vmap(row, in_axes=(0, None))(pairs, blocks)
+        halves = [row(pairs[5], blocks[:4]), row(pairs[5], blocks[4:])]
+
+        np.testing.assert_array_equal(jnp.concatenate(halves), rows[5])
+        assert rows.shape == (64, _SIZE)
+        assert rows.std() == pytest.approx(1.0, abs=0.05)
+        assert rows.mean() == pytest.approx(0.0, abs=0.05)
+        assert not np.allclose(rows[5], rows[6])
+
+
+def test_noise_of_low_rank_has_that_rank():
+    plan = es_large.Plan(_SIZE, rank=3)
+    row = es_large.row_maker(plan, jax.random.key(2), jnp.zeros(0))
+
+    matrix = row(jnp.int32(7), jnp.arange(8)).reshape(plan.matrix)
+
+    assert plan.matrix == (40, 40)
+    assert np.linalg.matrix_rank(matrix, tol=1e-3) == 3
+
+
+def test_rastrigin():
+    assert float(es_large.rastrigin(jnp.zeros(4))) == 0.0
+    assert float(es_large.rastrigin(jnp.ones(4))) == pytest.approx(1.0, abs=1e-4)
+    assert float(es_large.rastrigin(jnp.full(4, 0.5))) == pytest.approx(20.25, abs=1e-4)
+
+
+def test_at_0_mirrored_pairs_tie_so_it_starts_elsewhere():
+    plan = es_large.Plan(_SIZE)
+    row = jax.random.normal(jax.random.key(0), (_SIZE,))
+
+    plus, minus = es_large.play(jnp.zeros(_SIZE), row)
+    assert float(plus) == float(minus)
+    plus, minus = es_large.play(es_large.first_theta(plan, jax.random.key(0)), row)
+    assert abs(float(plus - minus)) > 1e-3
+
+
+def test_keys_whose_noise_depends_on_the_batch_are_refused():
+    with pytest.raises(ValueError, match="noise cannot be drawn twice from a key of .* 'rbg'"):
+        es_large.row_maker(es_large.Plan(_SIZE), jax.random.key(0, impl="rbg"), jnp.zeros(0))
+
+
+def test_low_rank_and_table_exclude_each_other():
+    with pytest.raises(ValueError, match="noise of low rank is drawn: take --noise scan"):
+        es_large.Plan(_SIZE, "table", rank=1)
+
+
+def test_the_script_prints_what_it_costs_and_goes_on_where_it_stopped(tmp_path):
+    def run(folder: str, *options: str) -> tuple[str, str]:
+        command = [sys.executable, _EXAMPLE, "--parameters=800", "--devices=2", "--comm=slice"]
+        environment = os.environ | {
+            "PYTHONPATH": str(_ROOT),
+            "JAX_DIST_CACHE_DIR": str(tmp_path / "cache"),
+        }
+        command += [f"--out={tmp_path / folder}", *options]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout, (tmp_path / folder / "curve.csv").read_text()
+
+    printed, whole = run("whole", "--generations=4")
+    run("parts", "--generations=2", "--save_every=2")
+    _, parts = run("parts", "--generations=4", "--save_every=2")
+
+    assert parts == whole
+    assert "exchanged    4,224 bytes {'all-gather': 4224}" in printed
+    assert re.search(r"^temporary    [\d,]+ bytes on each device$", printed, re.M)
+    assert (tmp_path / "whole" / "learning_curve.png").stat().st_size > 10_000

@@ -1,0 +1,164 @@
+"""The programs of examples/migrations: each after is what the migration makes of its before.
+
+`python tests/examples/test_migrations.py` writes the afters anew; read the difference.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import chex
+import jax
+import pytest
+
+from jax_dist.checker import sources
+from jax_dist.checker.project import Project
+from jax_dist.migrating import files
+from jax_dist.migrating.files import Options
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_FOLDER = _ROOT / "examples" / "migrations"
+_IDIOMATIC = Options(to="jax", idiomatic=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    run: Callable[[ModuleType], Any]  # as its `main` does, but shorter
+    mapped: int  # how many pmaps it has
+    free: bool = False  # whether no array has an axis over the devices afterwards
+    needs: str = "optax"
+
+
+_PROGRAMS = {
+    "flax_train_step": Program(
+        lambda program: program.train_and_evaluate(steps=20), mapped=2, free=True, needs="flax"
+    ),
+    "updater_class": Program(lambda program: program.train(steps=20), mapped=2),
+    "gathered_evaluation": Program(
+        lambda program: program.train_and_evaluate(steps=20), mapped=2, needs="jax"
+    ),
+    "parallel_chains": Program(
+        lambda program: program.infer(num_samples=30), mapped=1, needs="jax"
+    ),
+    "rl_learner": Program(
+        lambda program: program.run_experiment(evaluations=1, updates=20), mapped=1
+    ),
+}
+_each = pytest.mark.parametrize("name", sorted(_PROGRAMS))
+
+
+def text(name: str) -> str:
+    return (_FOLDER / f"{name}.py").read_text()
+
+
+def migrated(before: str, options: Options) -> str:
+    source = sources.read("program.py", before.encode())
+    return files.migrate(source, Project(), options).after.decode()
+
+
+def run(path: pathlib.Path, name: str) -> Any:
+    """Imports a program under a name of its own, and runs it on the 8 devices."""
+    pytest.importorskip(_PROGRAMS[name].needs)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return jax.device_get(_PROGRAMS[name].run(module))
+
+
+@functools.cache
+def numbers_before(name: str) -> Any:
+    return run(_FOLDER / f"{name}_before.py", name)
+
+
+def test_no_program_is_forgotten():
+    names = sorted(path.name for path in _FOLDER.glob("*.py"))
+
+    assert names == sorted(
+        f"{name}_{when}.py" for name in _PROGRAMS for when in ("before", "after")
+    )
+
+
+@_each
+def test_the_after_is_what_the_migration_makes_of_the_before(name):
+    assert migrated(text(f"{name}_before"), _IDIOMATIC) == text(f"{name}_after")
+
+
+@_each
+def test_the_before_is_pmap_and_the_after_is_shard_map(name):
+    before, after = text(f"{name}_before"), text(f"{name}_after")
+    program = _PROGRAMS[name]
+
+    assert before.count("pmap(") + before.count("jax.pmap,") == program.mapped
+    assert "pmap(" not in after
+    assert "jax_dist" not in after
+    assert "jax.shard_map(" in after
+    assert ("per_device" not in after) is program.free
+
+
+@_each
+def test_lint_has_something_to_say_before_and_nothing_after(name):
+    told = [
+        subprocess.run(
+            [sys.executable, "-m", "jax_dist", "lint", f"{name}_{when}.py"],
+            cwd=_FOLDER,
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for when in ("before", "after")
+    ]
+
+    assert [ran.returncode for ran in told] == [1, 0], told[1].stdout
+    assert "JXD001" in told[0].stdout
+
+
+@_each
+def test_the_numbers_are_the_same(name):
+    after = run(_FOLDER / f"{name}_after.py", name)
+
+    chex.assert_trees_all_close(after, numbers_before(name), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@_each
+def test_the_smallest_change_gives_the_same_numbers_too(name, tmp_path):
+    path = tmp_path / f"{name}_smallest.py"
+    path.write_text(migrated(text(f"{name}_before"), Options(to="jax_dist")))
+    assert "jax_dist" in path.read_text()
+
+    chex.assert_trees_all_close(run(path, name), numbers_before(name), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@_each
+def test_the_command_proves_the_migration_by_running_the_program(name, tmp_path):
+    pytest.importorskip(_PROGRAMS[name].needs)
+    path = tmp_path / f"{name}.py"
+    path.write_text(text(f"{name}_before"))
+    migrate = [*(sys.executable, "-m", "jax_dist", "migrate"), *("--to", "jax", "--idiomatic")]
+
+    ran = subprocess.run(
+        [*migrate, "--write", "--verify", path.name, "--", sys.executable, path.name],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "The same before and after the migration." in ran.stdout + ran.stderr
+    assert path.read_text() == text(f"{name}_after")
+
+
+if __name__ == "__main__":
+    for each in _PROGRAMS:
+        (_FOLDER / f"{each}_after.py").write_text(migrated(text(f"{each}_before"), _IDIOMATIC))

@@ -1,0 +1,62 @@
+"""What the ranks run in the tests of checkpoints; each returns plain data."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_dist.multihost import Checkpoints, CheckpointWarning, DisagreementError
+
+
+def state_on_all(start: float) -> dict[str, object]:
+    """Cut over the devices of all processes, replicated, and of each process alone."""
+    mesh = Mesh(np.array(jax.devices()), "i")
+
+    def make():
+        return {"cut": jnp.arange(8.0) + start, "same": jnp.full(3, float(start)), "keys": keys()}
+
+    def keys():
+        return jax.random.split(jax.random.key(int(start)), 4)
+
+    cut, same = NamedSharding(mesh, P("i")), NamedSharding(mesh, P())
+    state = jax.jit(make, out_shardings={"cut": cut, "same": same, "keys": cut})()
+    return {**state, "own": jnp.full(2, float(start)), "step": int(start)}
+
+
+def as_data(state: dict) -> dict[str, object]:
+    """Plain, with what this process sees of it."""
+    keys = [jax.random.key_data(each.data).tolist() for each in state["keys"].addressable_shards]
+    return {
+        "cut": [shard.data.tolist() for shard in state["cut"].addressable_shards],
+        "same": np.asarray(state["same"].addressable_data(0)).tolist(),
+        "keys": keys,
+        "own": state["own"].tolist(),
+        "step": state["step"],
+    }
+
+
+def save_and_restore(folder: str) -> dict[str, object]:
+    with Checkpoints(folder, every=2) as checkpoints, warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        state, start = checkpoints.restore(state_on_all(0.0))
+        saved = [checkpoints.save(step, state_on_all(step)) for step in range(start + 1, start + 5)]
+    return {
+        "start": start,
+        "found": as_data(state),
+        "specs": [tuple(state[name].sharding.spec) for name in ("cut", "same")],
+        "saved": saved,
+        "warned": [str(each.message) for each in seen if each.category is CheckpointWarning],
+    }
+
+
+def save_what_differs(folder: str) -> tuple[str, bool]:
+    rank = jax.process_index()
+    with Checkpoints(folder, every=1) as checkpoints:
+        try:
+            checkpoints.save(1, {"w": np.full(2, float(rank)), "n": 3, "b": np.zeros(2)})
+        except DisagreementError as error:
+            text = str(error)
+        return text, checkpoints.save(1, {"n": 3})

@@ -1,0 +1,318 @@
+"""Checkpoints: what is saved comes back as it was, whatever happened to the newest one."""
+
+import pathlib
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+
+import checkpoint_jobs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import preemption_jobs
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_dist.multihost import CheckpointError, Checkpoints, CheckpointWarning
+from jax_dist.testing import run_processes
+
+
+def placed(values, spec: P) -> jax.Array:
+    mesh = Mesh(np.array(jax.devices()), "i")
+    return jax.device_put(values, NamedSharding(mesh, spec))
+
+
+def make_state(scale: float) -> dict:
+    params = {
+        "w": placed(scale * jnp.arange(8.0), P("i")),
+        "b": placed(jnp.full((2, 2), scale, jnp.bfloat16), P()),
+    }
+    return {
+        "params": params,
+        "adam": optax.adam(0.1).init(params),
+        "key": jax.random.key(int(scale)),
+        "keys": placed(jax.random.split(jax.random.key(int(scale)), 8), P("i")),
+        "loose": jnp.full(3, scale),
+        "empty": jnp.zeros((0, 3)),
+        "host": np.array([2**40 + int(scale)]),
+        "scalar": np.float64(scale + 1e-12),
+        "step": int(scale),
+        "loss": float(scale),
+        "flag": scale > 1,
+        "none": None,
+    }
+
+
+def describe(leaf) -> object:
+    """What must be the same besides the values."""
+    if isinstance(leaf, jax.Array):
+        return leaf.shape, leaf.dtype, leaf.sharding, leaf.committed
+    return type(leaf), getattr(leaf, "dtype", None)
+
+
+def values(tree) -> list:
+    is_key = lambda leaf: jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+    plain = [jax.random.key_data(x) if is_key(x) else x for x in jax.tree.leaves(tree)]
+    return [np.asarray(leaf).tolist() for leaf in plain]
+
+
+def damage(folder: pathlib.Path, how: str) -> None:
+    if how == "not finished":
+        (folder / "jax_dist.json").unlink()
+        return
+    files = [path for path in (folder / "default").rglob("d/*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    if how == "a flipped bit":
+        content[len(content) // 2] ^= 1
+        largest.write_bytes(content)
+    elif how == "cut short":
+        largest.write_bytes(content[: len(content) // 2])
+    else:
+        largest.unlink()
+
+
+def test_everything_comes_back_as_it_was_and_where_it_was(tmp_path):
+    with Checkpoints(tmp_path, every=2) as checkpoints:
+        _, start = checkpoints.restore(make_state(0))
+        saved = [checkpoints.save(step, make_state(step)) for step in range(1, 8)]
+    with Checkpoints(tmp_path) as checkpoints:
+        state, step = checkpoints.restore(make_state(0))
+
+    assert start == 0
+    assert saved == [False, True, False, True, False, True, False]
+    assert step == 6
+    assert jax.tree.structure(state) == jax.tree.structure(make_state(6))
+    assert [describe(leaf) for leaf in jax.tree.leaves(state)] == [
+        describe(leaf) for leaf in jax.tree.leaves(make_state(6))
+    ]
+    assert values(state) == values(make_state(6))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["4", "6"]
+
+
+@pytest.mark.parametrize("how", ["not finished", "a flipped bit", "cut short", "lost"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, how):
+    state = {"w": placed(jnp.arange(800.0), P("i"))}
+    with Checkpoints(tmp_path, every=1) as checkpoints:
+        checkpoints.save(1, state)
+        checkpoints.save(2, jax.tree.map(lambda x: 2 * x, state))
+    damage(tmp_path / "2", how)
+
+    with Checkpoints(tmp_path, every=1) as checkpoints:
+        with pytest.warns(CheckpointWarning) as warned:
+            restored, step = checkpoints.restore(state)
+        assert checkpoints.save(2, jax.tree.map(lambda x: 3 * x, state))
+    with Checkpoints(tmp_path) as checkpoints:
+        again, newest = checkpoints.restore(state)
+
+    assert step == 1
+    assert restored["w"][799] == 799
+    assert len(warned) == 1
+    text = str(warned[0].message)
+    assert text.startswith(f"the checkpoint {tmp_path / '2'} is damaged:\n  * ")
+    assert warned[0].filename == __file__
+    assert newest == 2
+    assert again["w"][799] == 3 * 799
+
+
+def test_with_nothing_whole_the_state_is_the_one_given(tmp_path):
+    with Checkpoints(tmp_path, every=1) as checkpoints:
+        checkpoints.save(1, {"w": np.ones(3)})
+    damage(tmp_path / "1", "not finished")
+
+    with Checkpoints(tmp_path) as checkpoints, pytest.warns(CheckpointWarning):
+        state, step = checkpoints.restore({"w": np.zeros(3)})
+    assert step == 0
+    assert state["w"].tolist() == [0, 0, 0]
+
+
+def test_a_state_that_does_not_fit_is_named_leaf_by_leaf(tmp_path):
+    with Checkpoints(tmp_path, every=1) as checkpoints:
+        checkpoints.save(1, {"w": np.ones(3), "b": np.ones(2), "key": jax.random.key(0), "n": 1})
+        other = {
+            "w": np.ones(4),
+            "c": np.ones(2),
+            "key": jax.random.key(0, impl="rbg"),
+            "n": 1.0,
+        }
+
+        with pytest.raises(CheckpointError) as raised:
+            checkpoints.restore(other)
+
+    assert str(raised.value) == textwrap.dedent(f"""\
+        the checkpoint {tmp_path / "1"} does not fit the state:
+          * ['b'] is float64[2], in the state not there
+          * ['key'] is key<threefry2x32>[], in the state key<rbg>[]
+          * ['n'] is int, in the state float
+          * ['w'] is float64[3], in the state float64[4]
+          * ['c'] is not there, in the state float64[2]
+        Because another program wrote it, or this one was changed since.
+        Give `restore` a state like the one that was saved, or use another folder.""")
+
+
+def test_what_cannot_be_stored_is_named(tmp_path):
+    with Checkpoints(tmp_path, every=1) as checkpoints:
+        with pytest.raises(CheckpointError) as raised:
+            checkpoints.save(1, {"name": "run 7", "w": np.ones(3), "big": 2**63})
+        assert checkpoints.save(1, {"w": np.ones(3)})
+
+    assert str(raised.value) == textwrap.dedent("""\
+        a checkpoint cannot hold all of the state:
+          * ['big'] is a int
+          * ['name'] is a str
+        Because only arrays of JAX and NumPy, numbers of 64 bits, and random keys are written.
+        Leave these out of the state, and make them anew when the program starts.""")
+
+
+def test_newer_checkpoints_are_not_overwritten_in_passing(tmp_path):
+    with Checkpoints(tmp_path, every=5) as checkpoints:
+        checkpoints.save(5, {"n": 5})
+        checkpoints.save(10, {"n": 10})
+
+    with Checkpoints(tmp_path, every=1) as checkpoints, pytest.raises(CheckpointError) as raised:
+        checkpoints.save(1, {"n": 1})
+
+    assert str(raised.value) == textwrap.dedent(f"""\
+        step 1 is not saved: {tmp_path} holds newer checkpoints:
+          * step 5
+          * step 10
+        Because only the newest are kept, so this one would be removed at once.
+        Call `restore` first, or use another folder.""")
+
+
+def test_force_saves_the_last_step(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        assert not checkpoints.save(1, {"n": 1})
+        assert checkpoints.save(2, {"n": 2}, force=True)
+        assert not checkpoints.save(2, {"n": 2}, force=True)  # it is there
+        assert checkpoints.restore({"n": 0}) == ({"n": 2}, 2)
+
+
+@pytest.mark.parametrize("option", ["every", "keep"])
+def test_less_than_one_is_refused(tmp_path, option):
+    with pytest.raises(ValueError, match=f"^Checkpoints: {option} must be at least 1, not 0.$"):
+        Checkpoints(tmp_path, **{option: 0})
+
+
+def test_without_orbax_the_remedy_is_told(tmp_path):
+    program = textwrap.dedent(f"""\
+        import sys
+        sys.modules["orbax"] = None
+        from jax_dist.multihost import Checkpoints
+        try:
+            Checkpoints({str(tmp_path)!r})
+        except ImportError as error:
+            print(type(error).__name__, error.name)
+            print(error)
+        """)
+    printed = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=pathlib.Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
+
+    assert printed == textwrap.dedent("""\
+        MissingPackageError orbax
+        Checkpoints needs a package that is not installed:
+          * orbax-checkpoint
+        Because Orbax writes the checkpoints.
+        Run: pip install "jax-dist[checkpoints]"
+        """)
+
+
+def test_a_process_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_path):
+    program = textwrap.dedent(f"""\
+        import numpy as np
+        from jax_dist.multihost import Checkpoints
+        with Checkpoints({str(tmp_path)!r}, every=1) as checkpoints:
+            state, start = checkpoints.restore({{"w": np.zeros(300_000)}})
+            print(start, int(state["w"][-1]), flush=True)
+            for step in range(start + 1, 10_000):
+                checkpoints.save(step, {{"w": np.full(300_000, float(step))}})
+        """)
+    starts = []
+    for _ in range(4):
+        with subprocess.Popen(
+            [sys.executable, "-c", program],
+            cwd=pathlib.Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as process:
+            starts.append([int(word) for word in process.stdout.readline().split()])
+            time.sleep(0.3 + 0.07 * len(starts))
+            process.kill()
+    with Checkpoints(tmp_path) as checkpoints, warnings.catch_warnings():
+        warnings.simplefilter("ignore", CheckpointWarning)  # the last one may be half written
+        state, step = checkpoints.restore({"w": np.zeros(300_000)})
+
+    assert [start for start, _ in starts] == [value for _, value in starts]
+    assert state["w"].tolist() == [float(step)] * 300_000
+    assert step >= starts[-1][0] >= starts[1][0] > starts[0][0] == 0
+
+
+# ------------------------------------------------------------------------------ several processes
+
+
+def test_several_processes_save_and_restore_and_agree_on_damage(tmp_path):
+    first = run_processes(checkpoint_jobs.save_and_restore, str(tmp_path), timeout=180)
+    damage(tmp_path / "4", "a flipped bit")
+    second = run_processes(checkpoint_jobs.save_and_restore, str(tmp_path), timeout=180)
+
+    for outcomes in (first, second):
+        assert [outcome.error for outcome in outcomes] == [None, None]
+    assert [each.value["start"] for each in first] == [0, 0]
+    for rank, outcome in enumerate(second):
+        found = outcome.value
+        assert found["start"] == 2
+        assert found["saved"] == [False, True, False, True]
+        assert found["specs"] == [("i",), ()]
+        assert found["found"]["cut"] == [
+            [4.0 * rank + 2, 4 * rank + 3],
+            [4 * rank + 4, 4 * rank + 5],
+        ]
+        assert found["found"]["same"] == [2.0, 2.0, 2.0]
+        assert found["found"]["own"] == [2.0, 2.0]
+        assert found["found"]["step"] == 2
+        assert len(found["warned"]) == 1
+    all_keys = jax.random.key_data(jax.random.split(jax.random.key(2), 4)).tolist()
+    assert sum([each.value["found"]["keys"] for each in second], []) == [[key] for key in all_keys]
+
+
+def test_what_differs_between_processes_is_refused(tmp_path):
+    outcomes = run_processes(checkpoint_jobs.save_what_differs, str(tmp_path), timeout=180)
+
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    assert outcomes[0].value == outcomes[1].value
+    text, saved_then = outcomes[0].value
+    assert text.startswith("The processes disagree at Checkpoints.save:\n  * ['w']: rank 0 has ")
+    assert "['b']" not in text
+    assert saved_then
+
+
+def test_a_preempted_job_saves_and_is_taken_up_again(tmp_path):
+    folder = str(tmp_path)
+
+    first = run_processes(preemption_jobs.train, folder, 40, timeout=180)
+    second = run_processes(preemption_jobs.train, folder, None, timeout=180)
+
+    for outcomes in (first, second):
+        assert [outcome.error for outcome in outcomes] == [None, None]
+        assert outcomes[0].value == outcomes[1].value
+    left = first[0].value
+    assert 40 < left["end"] < 300
+    assert left["saved"]
+    assert second[0].value == {
+        "start": left["end"],
+        "end": 300,
+        "saved": True,
+        "sum": [45150.0, 45150.0],  # of 1 to 300
+        "steps": 300,
+    }

@@ -1,0 +1,290 @@
+"""`initialize`: where a process learns who it is, and how the processes meet.
+
+With plain JAX a taken port is SIGSEGV, a rank that is missing or there twice is SIGABRT, and
+differing numbers of processes are accepted.
+"""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import threading
+
+import jax
+import pytest
+from jobs import free_port, run_job
+
+from jax_dist import multihost
+from jax_dist.multihost import clusters, rendezvous
+from jax_dist.multihost.clusters import Membership
+from jax_dist.multihost.rendezvous import Plan
+from jax_dist.testing import run_processes
+
+_TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+_JAX = {
+    "JAX_COORDINATOR_ADDRESS": "here:1",
+    "JAX_NUM_PROCESSES": "2",
+    "JAX_PROCESS_ID": "0",
+    "JAX_LOCAL_DEVICE_IDS": "2,3",
+}
+
+
+def _meet(*plans: Plan) -> list[str]:
+    """What each gets: the ranks that it has lines to, or the error."""
+    results = [""] * len(plans)
+
+    def go(number: int, plan: Plan) -> None:
+        try:
+            lines = rendezvous.meet(plan)
+        except multihost.JoinError as error:
+            results[number] = str(error)
+        else:
+            results[number] = f"met {sorted(lines)}"
+            for line in lines.values():
+                line.close()
+
+    threads = [threading.Thread(target=go, args=each) for each in enumerate(plans)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def _plans(*ranks: int, processes: int = 3, timeout: float = 2.0) -> list[Plan]:
+    address = f"127.0.0.1:{free_port()}"
+    return [Plan(address, address, processes, rank, timeout) for rank in ranks]
+
+
+def test_all_meet_whoever_comes_first():
+    assert _meet(*_plans(2, 0, 1, timeout=60)) == ["met [0]", "met [1, 2]", "met [0]"]
+
+
+def test_a_missing_rank_is_named_by_all_that_came():
+    first, second = _meet(*_plans(0, 2))
+
+    assert first == second
+    assert first.startswith("rank 1 has not joined within 2 s:\n  * ranks 0 and 2 wait at 127")
+
+
+def test_without_rank_0_the_others_say_where_they_looked():
+    (error,) = _meet(*_plans(1))
+
+    assert error.startswith("rank 1 has not reached rank 0 within 2 s:\n  * 127.0.0.1:")
+    assert "Connection refused" in error
+
+
+def test_a_rank_that_comes_twice_is_named_by_all():
+    errors = _meet(*_plans(0, 1, 1, timeout=60))
+
+    assert len(set(errors)) == 1
+    assert errors[0].startswith("two processes say that they are rank 1:")
+
+
+def test_a_second_rank_0_is_no_taken_port():
+    errors = _meet(*_plans(0, 0, timeout=60))
+
+    assert len(set(errors)) == 1
+    assert errors[0].startswith("two processes say that they are rank 0:")
+
+
+def test_other_numbers_of_processes_are_told_to_all():
+    (first,), (other,) = _plans(0, processes=2, timeout=60), _plans(1, processes=3, timeout=60)
+    other = Plan(first.address, first.bind, 3, 1, 60)
+    errors = _meet(first, other)
+
+    assert len(set(errors)) == 1
+    assert "\n  * rank 0 was told 2\n  * rank 1 was told 3\n" in errors[0]
+
+
+def test_a_stranger_at_the_port_is_known_as_one(monkeypatch):
+    monkeypatch.setattr(rendezvous, "_PATIENCE", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def answer() -> None:
+            for _ in range(100):
+                connection, _ = server.accept()
+                with connection:
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        (error,) = _meet(Plan(address, address, 2, 1, 30))
+
+    assert error.startswith(
+        f"rank 1 meets a stranger at {address}:\n  * what answers is no process"
+    )
+
+
+def test_a_taken_port_is_an_error_of_python():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ran = subprocess.run(
+            [sys.executable, "-c", _INITIALIZE_AND_CATCH, str(server.getsockname()[1])],
+            env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    assert (ran.returncode, ran.stderr) == (7, "")
+    assert ran.stdout.startswith("JoinError rank 0 cannot listen at 127.0.0.1:")
+    assert "another program listens there already" in ran.stdout
+
+
+_INITIALIZE_AND_CATCH = """
+import sys
+from jax_dist import multihost
+try:
+    multihost.initialize(f"localhost:{sys.argv[1]}", 2, 0, initialization_timeout=20)
+except multihost.JoinError as error:
+    print(type(error).__name__, error)
+    sys.exit(7)
+"""
+
+
+def test_after_the_backend_has_started_it_is_too_late():
+    assert jax.devices()
+    with pytest.raises(RuntimeError, match="comes too late"):
+        multihost.initialize(f"127.0.0.1:{free_port()}", 2, 0)
+
+
+def test_one_process_needs_nothing():
+    multihost.initialize()
+    multihost.initialize("127.0.0.1:1", 1, 0)
+
+
+def attached() -> list:
+    """Runs in every process, which jax.distributed has joined already."""
+    from jax_dist.multihost.initializing import current_stalls
+
+    multihost.initialize()
+    multihost.initialize()
+    multihost.initialize(num_processes=2, process_id=jax.process_index())
+    try:
+        multihost.initialize(num_processes=3)
+    except RuntimeError as error:
+        return [current_stalls() is not None, str(error).splitlines()[1]]
+    return ["no error"]
+
+
+def test_what_jax_has_joined_is_taken_over():
+    outcomes = run_processes(attached, processes=2, cpu_devices=1, timeout=120)
+
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    expected = [True, "  * num_processes: now 3, before 2"]
+    assert [outcome.value for outcome in outcomes] == [expected, expected]
+    assert [outcome.exit_code for outcome in outcomes] == [0, 0]
+
+
+def test_by_the_variables_of_launch_and_on_loopback_only():
+    ended = run_job("joining_program.py")
+
+    assert [each.code for each in ended] == [0, 0]
+    for rank, each in enumerate(ended):
+        assert f"rank {rank} of 2" in each.output
+        assert "listens on ['127.0.0.1']" in each.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "expected"),
+    [
+        (("a:1", 3, 2), {**_JAX, **_TORCHRUN}, Membership("a:1", 3, 2, (2, 3))),
+        ((None, None, None), {**_JAX, **_TORCHRUN}, Membership("here:1", 2, 0, (2, 3))),
+        ((None, None, 1), _JAX, Membership("here:1", 2, 1, (2, 3))),
+        ((None, None, None), _TORCHRUN, Membership("node0:29500", 4, 1, None)),
+        (
+            (None, None, None),
+            {**_TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            Membership("node0:29501", 4, 1, None),
+        ),
+        (
+            (None, None, None),
+            {**_TORCHRUN, "JAX_COORDINATOR_PORT": "80"},
+            Membership("node0:80", 4, 1, None),
+        ),
+        ((None, None, None), {**_TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, None),
+        ((None, None, None), {}, None),
+        (("a:1", 1, 0), {}, None),
+    ],
+    ids=[
+        "arguments first",
+        "then JAX's variables",
+        "mixed",
+        "torchrun",
+        "torchrun's store takes the port",
+        "another port",
+        "torchrun with one process",
+        "nothing known",
+        "one process",
+    ],
+)
+def test_where_a_process_learns_who_it_is(arguments, environment, expected):
+    found = clusters.find(*arguments, None, timeout=1, environment=environment)
+
+    assert found == expected
+
+
+def test_slurm_is_asked_by_jax(monkeypatch):
+    slurm = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_NODELIST": "node[1-2]",
+        "SLURM_NTASKS": "4",
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "1",
+    }
+    for name, value in slurm.items():
+        monkeypatch.setenv(name, value)
+
+    found = clusters.find(None, None, None, None, timeout=1, environment={})
+
+    assert found is not None
+    assert (found.processes, found.rank, found.devices) == (4, 3, (1,))
+    assert found.address.startswith("node1:")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "line"),
+    [
+        (("a:1", None, None), {}, "num_processes is not known"),
+        ((None, 2, 0), {}, "coordinator_address is not known"),
+        (("a:1", 2, 2), {}, "process_id is 2"),
+        ((None, None, None), {**_JAX, "JAX_PROCESS_ID": "first"}, "it is 'first'"),
+    ],
+)
+def test_half_a_membership_is_refused(arguments, environment, line):
+    with pytest.raises(multihost.JoinError) as caught:
+        clusters.find(*arguments, None, timeout=1, environment=environment)
+
+    assert f"  * {line}" in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["nohost", "a:", ":80", "a:b", "a:70000"])
+def test_an_address_is_host_and_port(address):
+    with pytest.raises(ValueError, match="must be 'host:port'"):
+        clusters.find(address, 2, 0, None, timeout=1, environment={})
+
+
+@pytest.mark.parametrize(
+    ("address", "bind"),
+    [
+        ("127.0.0.1:80", "127.0.0.1:80"),
+        ("localhost:80", "127.0.0.1:80"),
+        ("[::1]:80", "[::1]:80"),
+        ("192.0.2.1:80", "[::]:80"),  # of no interface here
+    ],
+)
+def test_rank_0_listens_where_the_others_are_told(address, bind):
+    assert clusters.bind_address(address, None) == bind
+
+
+def test_a_name_for_the_own_machine_means_all_interfaces(monkeypatch):
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 80))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+
+    assert clusters.bind_address("node1:80", None) == "[::]:80"
+
+
+def test_where_to_listen_can_be_said():
+    assert clusters.bind_address("127.0.0.1:80", "0.0.0.0:90") == "0.0.0.0:90"

@@ -1,0 +1,151 @@
+"""A real SIGTERM: every process hears of it at the same step."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+
+import jax
+import preemption_jobs
+import pytest
+
+from jax_dist.testing import run_processes
+
+# Prints the steps as it goes; the last word is what ended the loop.
+_ALONE = """\
+import signal, sys, time
+from jax_dist import multihost
+
+{before}
+for step in range(1, 3000):
+    if multihost.preempted(step):
+        print("left", multihost.preempted(step + 1), flush=True)
+        {at_end}
+        break
+    print(step, flush=True)
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("victims", [[0], [1], [0, 1]], ids=["first", "last", "all"])
+def test_every_rank_leaves_at_the_same_step(victims):
+    outcomes = run_processes(preemption_jobs.steps_until_preempted, victims, timeout=120)
+
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    first, last = (outcome.value for outcome in outcomes)
+    assert first == last
+    assert first["step"] > 20
+    assert first["stays"]
+
+
+def test_a_handler_that_is_set_after_jax_joined_hides_the_signal_from_it():
+    outcomes = run_processes(preemption_jobs.steps_until_preempted, [1], "after", 200, timeout=120)
+
+    assert [outcome.value for outcome in outcomes] == [
+        {"step": None, "heard": []},
+        {"step": None, "heard": [15]},
+    ]
+
+
+@pytest.mark.skipif(
+    not hasattr(jax.config, "jax_enable_preemption_service"), reason="it is always on in jax 0.7.2"
+)
+def test_a_service_that_is_switched_off_is_named(monkeypatch):
+    monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "0")
+
+    outcomes = run_processes(preemption_jobs.without_service, timeout=120)
+
+    expected = textwrap.dedent("""\
+        preempted: JAX's preemption service does not run:
+          * jax_enable_preemption_service is False
+        Because only this service lets all processes leave at the same step.
+        Set JAX_ENABLE_PREEMPTION_SERVICE=1, or leave it out, before jax.distributed.initialize \
+is called.""")
+    assert [outcome.value for outcome in outcomes] == [expected, expected]
+
+
+# ----------------------------------------------------------------------------------- one process
+
+
+def run_alone(before: str = "", at_end: str = "pass", signals: int = 1) -> tuple[list[str], int]:
+    """What a single process prints that gets SIGTERM at its fifth step, and its exit code."""
+    program = _ALONE.format(before=before, at_end=at_end)
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=pathlib.Path(__file__).parents[2],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        lines = []
+        for line in process.stdout:
+            lines.append(line.strip())
+            if line.strip() == "5" or (line.startswith("left") and signals > 1):
+                process.send_signal(signal.SIGTERM)
+        return lines, process.wait(timeout=60)
+
+
+def test_alone_a_process_leaves_at_the_next_step():
+    lines, code = run_alone()
+
+    assert code == 0
+    assert lines[:5] == ["1", "2", "3", "4", "5"]
+    assert lines[-1] == "left True"
+    assert len(lines) < 100
+
+
+def test_alone_the_handler_that_was_there_is_called_too():
+    before = 'signal.signal(signal.SIGTERM, lambda *_: print("mine", flush=True))'
+
+    lines, code = run_alone(before)
+
+    assert code == 0
+    assert "mine" in lines
+    assert lines[-1] == "left True"
+
+
+def test_alone_a_second_signal_ends_the_process():
+    lines, code = run_alone(at_end="time.sleep(60)", signals=2)
+
+    assert lines[-1] == "left True"
+    assert code == -signal.SIGTERM
+
+
+def test_alone_the_first_call_must_be_made_by_the_main_thread():
+    program = textwrap.dedent("""\
+        import threading
+        from jax_dist import multihost
+
+        def ask():
+            try:
+                multihost.preempted(1)
+            except RuntimeError as error:
+                print(error)
+
+        worker = threading.Thread(target=ask, name="loader")
+        worker.start()
+        worker.join()
+        multihost.preempted(0)
+        worker = threading.Thread(target=ask, name="loader")
+        worker.start()
+        worker.join()
+        """)
+    printed = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=pathlib.Path(__file__).parents[2],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
+
+    assert printed == textwrap.dedent("""\
+        preempted: its first call is not made by the main thread:
+          * it is made by the thread 'loader'
+        Because Python lets only the main thread say what a signal does.
+        Call `preempted(0)` once in the main thread, before this thread starts.
+        """)

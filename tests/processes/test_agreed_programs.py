@@ -1,0 +1,156 @@
+"""A new program is agreed upon: processes that differ get an error, and not wrong numbers.
+
+With jax.pmap, psum(x) in one process and psum(2 * x) in the other give 6 in both, where 4 and 8 are
+right; unequal shapes give wrong numbers or hang.
+"""
+
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_dist
+from jax_dist import _compat, multihost
+from jax_dist.multihost import agreeing
+from jax_dist.testing import run_processes
+
+pytestmark = pytest.mark.mapping
+
+
+def one(x: jax.Array) -> jax.Array:
+    return lax.psum(x.sum(), "i")
+
+
+def two(x: jax.Array) -> jax.Array:
+    return lax.psum(2 * x.sum(), "i")
+
+
+def of_shapes(x: jax.Array) -> jax.Array:
+    return lax.psum(x.sum(), "i")
+
+
+def of_branches(x: jax.Array) -> jax.Array:
+    return lax.psum(x.sum(), "i") if jax.process_index() == 0 else lax.pmax(x.sum(), "i")
+
+
+def alone(x: jax.Array) -> jax.Array:
+    return x.sum()
+
+
+def looked_at(x: jax.Array) -> jax.Array:
+    return 3 * lax.psum(x.sum(), "i")
+
+
+def late(x: jax.Array) -> jax.Array:
+    return 4 * lax.psum(x.sum(), "i")
+
+
+def scaled(x: jax.Array, factor: float) -> jax.Array:
+    return lax.psum(x.sum() * factor, "i")
+
+
+def pmap_rows(arrays: str) -> dict[str, object]:
+    """Runs in both processes."""
+    agreeing.program_timeout = 3.0
+    rank, local = jax.process_index(), jax.local_device_count()
+    x = np.ones((local, 3), np.float32)
+    first, second, shaped, branched, lowered, slow = (
+        jax_dist.pmap(fun, "i", arrays=arrays)
+        for fun in (one, two, of_shapes, of_branches, looked_at, late)
+    )
+    static = jax_dist.pmap(scaled, "i", arrays=arrays, static_broadcasted_argnums=1)
+    found: dict[str, object] = {
+        "another order": _outcome(second if rank else first, x),
+        "then in order": [_outcome(first, x), _outcome(first, x), _outcome(second, x)],
+        "shapes": _outcome(shaped, np.ones((local, 3 + rank), np.float32)),
+        "a branch": _outcome(branched, x),
+        "static": _outcome(static, x, 2.0 + rank),
+    }
+    if rank == 0:
+        only = jax_dist.pmap(one, "i", devices=jax.local_devices())
+        found["own devices"] = _outcome(only, x)
+        found["no collective"] = _outcome(jax_dist.pmap(alone, "i", arrays=arrays), x)
+        lowered.lower(x)  # JAX remembers this trace, and will not trace for the call
+    found["lowered by one"] = [_outcome(lowered, x), _outcome(lowered, x)]
+    if rank == 1:
+        time.sleep(4.5)
+    found["late"] = _outcome(slow, x)
+    found["after all"] = _outcome(first, x)
+    return found
+
+
+def rewrite_rows() -> dict[str, object]:
+    """Runs in both processes."""
+    agreeing.program_timeout = 3.0
+    rank, local = jax.process_index(), jax.local_device_count()
+    mesh = Mesh(np.array(jax.devices()), ("i",))
+    ones = np.ones((local, 3), np.float32)
+    x = jax.make_array_from_process_local_data(NamedSharding(mesh, P("i")), ones)
+
+    def rewritten(fun: Callable) -> Callable:
+        return jax_dist.rewrite(jax.shard_map(fun, mesh=mesh, in_specs=P("i"), out_specs=P()))
+
+    first, second, lowered = rewritten(one), rewritten(two), rewritten(looked_at)
+    found: dict[str, object] = {
+        "another order": _outcome(second if rank else first, x),
+        "then in order": [_outcome(first, x), _outcome(first, x), _outcome(second, x)],
+    }
+    if rank == 0:
+        lowered.lower(x)
+        jax.eval_shape(lowered, x)
+        found["own devices"] = float(jax_dist.rewrite(alone)(ones))
+    found["lowered by one"] = [_outcome(lowered, x), _outcome(lowered, x)]
+    return found
+
+
+def _outcome(fun: Callable, *args) -> str | list[float]:
+    try:
+        return [shard.data.item() for shard in fun(*args).addressable_shards]
+    except multihost.DisagreementError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _run(rows: Callable, *args) -> list[dict]:
+    outcomes = run_processes(rows, *args, processes=2, cpu_devices=2, timeout=180)
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    return [outcome.value for outcome in outcomes]
+
+
+@pytest.mark.parametrize("arrays", ["local", "global"])
+def test_pmaps_are_agreed_upon(arrays):
+    first, other = _run(pmap_rows, arrays)
+
+    assert first.pop("own devices") == [6.0, 6.0]
+    assert first.pop("no collective") == [3.0, 3.0]
+    assert first == other
+    assert "\n  * rank 0 is at pmap of 'one' (test_agreed_" in first["another order"]
+    assert "\n  * rank 1 is at pmap of 'two' (test_agreed_" in first["another order"]
+    assert first["then in order"] == [[12.0, 12.0], [12.0, 12.0], [24.0, 24.0]]
+    size = 2 if arrays == "local" else 4
+    differ = f"x: rank 0 has float32[{size},3], rank 1 has float32[{size},4]"
+    assert f"\n  * {differ}\n" in first["shapes"]
+    differ = "collective 1: rank 0 has psum over i: float32[], rank 1 has pmax over i: float32[]"
+    assert f"\n  * {differ}\n" in first["a branch"]
+    differ = "static argument 1: rank 0 has float 2.0, rank 1 has float 3.0"
+    assert f"\n  * {differ}\n" in first["static"]
+    assert first["lowered by one"] == [[36.0, 36.0], [36.0, 36.0]]
+    assert first["late"].startswith("MissingRanksError: pmap of 'late' (test_agreed_")
+    assert "waited 3 s in vain:\n  * rank 0 came\n  * rank 1 did not\n" in first["late"]
+    assert first["after all"] == [12.0, 12.0]
+
+
+@pytest.mark.skipif(not _compat.CAN_REWRITE, reason="rewrite needs jax 0.10")
+def test_rewritten_functions_are_agreed_upon():
+    first, other = _run(rewrite_rows)
+
+    assert first.pop("own devices") == 6.0
+    assert first == other
+    assert "  * rank 0 is at 'one' (test_agreed_programs.py:" in first["another order"]
+    assert "  * rank 1 is at 'two' (test_agreed_programs.py:" in first["another order"]
+    assert first["then in order"] == [[12.0, 12.0], [12.0, 12.0], [24.0, 24.0]]
+    assert first["lowered by one"] == [[36.0, 36.0], [36.0, 36.0]]
