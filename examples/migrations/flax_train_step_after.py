@@ -5,10 +5,10 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 from flax.training import common_utils, train_state
+from jax.sharding import PartitionSpec as P
 
 
 def replicated(tree, devices=None):

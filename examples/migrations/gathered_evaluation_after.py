@@ -4,8 +4,8 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 
 def over_devices(fun, axis_name, in_specs, out_specs):

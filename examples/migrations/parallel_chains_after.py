@@ -4,15 +4,15 @@ Afterwards the chains are compared by the split R-hat, which is near 1 where all
 same distribution.
 """
 
-from collections import namedtuple
 import functools
+from collections import namedtuple
 from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 import numpy as np
 from jax import lax, random
+from jax.sharding import PartitionSpec as P
 
 
 def over_devices(fun, axis_name, in_specs, out_specs):

@@ -8,9 +8,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec as P
 
 
 def per_device(fun):

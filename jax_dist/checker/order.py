@@ -9,9 +9,7 @@ if TYPE_CHECKING:
     from jax_dist.checker.modules import Module
 
 
-def reaching_inside(
-    module: "Module", inner: ast.AST, bindings: list[Binding]
-) -> list[Binding]:
+def reaching_inside(module: "Module", inner: ast.AST, bindings: list[Binding]) -> list[Binding]:
     """The same for a read inside a function, which may run at any time once it is made.
 
     Args:

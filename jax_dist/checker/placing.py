@@ -2,7 +2,8 @@
 
 import ast
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from jax_dist.checker import edits, parsing
 from jax_dist.checker.findings import Edit, Fix
@@ -44,9 +45,10 @@ def _imported(source: Source, line: str) -> list[Edit]:
     head = _head(tree)
     wanted = ast.parse(line).body[0]
     group = [each for each in head if _group(each) == _group(wanted)]
+    key = _key_of(code, head)
     if not group:
         return [_new_group(code, head, _group(wanted), line, tree)]
-    before = next((each for each in group if _key(each) > _key(wanted)), None)
+    before = next((each for each in group if key(each) > key(wanted)), None)
     if before is not None and _stands_alone(code, before):
         at = _line_start(code, before.lineno)
         return [Edit(at, at, f"{line}\n")]
@@ -87,8 +89,24 @@ def _group(statement: ast.stmt) -> int:
     return 1 if name.partition(".")[0] in sys.stdlib_module_names else 2
 
 
-def _key(statement: ast.stmt) -> tuple[str, bool]:
-    return (_name(statement).lower(), isinstance(statement, ast.ImportFrom))
+def _by_name(statement: ast.stmt) -> tuple[int, str, bool]:
+    """As Google's style guide orders: `import` and `from` mixed."""
+    is_from = isinstance(statement, ast.ImportFrom)
+    return (_group(statement), _name(statement).lower(), is_from)
+
+
+def _by_form(statement: ast.stmt) -> tuple[int, bool, str]:
+    """As isort and ruff order: `import` before `from`."""
+    is_from = isinstance(statement, ast.ImportFrom)
+    return (_group(statement), is_from, _name(statement).lower())
+
+
+def _key_of(code: bytes, head: Sequence[ast.stmt]) -> Callable[[ast.stmt], Any]:
+    """The order that the imports are in; where they show none, by the indentation."""
+    fits = [key for key in (_by_name, _by_form) if sorted(head, key=key) == list(head)]
+    if len(fits) == 1:
+        return fits[0]
+    return _by_name if edits.indentation_of(code.decode("utf-8", "replace")) == "  " else _by_form
 
 
 def _new_group(

@@ -7,6 +7,7 @@ import tokenize
 from collections.abc import Iterable
 from typing import Any
 
+from jax_dist.checker import edits
 from jax_dist.checker.modules import Module
 from jax_dist.migrating import emitted, layout
 from jax_dist.migrating.layout import Style, Value
@@ -161,10 +162,7 @@ def _has_long_string(node: ast.AST) -> bool:
 def style_of(code: bytes) -> Style:
     """The indentation and width of a file, as most of it shows."""
     text = code.decode("utf-8", "replace")
-    depths = [len(m[1]) for m in re.finditer(r"(?m)^( +)\S", text)]
-    unit = "  " if depths and sum(depth % 4 == 2 for depth in depths) * 5 > len(depths) else "    "
-    if not depths and re.search(r"(?m)^\t", text):
-        unit = "\t"
+    unit = edits.indentation_of(text)
     longest = max((len(line) for line in text.splitlines()), default=0)
     width = 80 if unit == "  " else min(max(longest, 79), 100)
     quote = "'" if text.count("'") > text.count('"') else '"'

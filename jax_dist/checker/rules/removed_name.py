@@ -207,7 +207,7 @@ CASES: tuple[Case, ...] = (
     Mend(
         "a module that the new name needs",
         "from jax import core\nadd_p = core.Primitive('add')\n",
-        "import jax\nfrom jax import core\nimport jax.extend.core\n"
+        "import jax\nimport jax.extend.core\nfrom jax import core\n"
         "add_p = jax.extend.core.Primitive('add')\n",
     ),
     Mend(
