@@ -11,13 +11,13 @@ collect_ignore_glob = ["tests/cache/programs/*"]  # programs of their own, with 
 pytest.register_assert_rewrite("watching")  # tests/mapping/watching.py asserts for others
 simulated_devices(8)
 
+_FOLDERS = ("cache", "doctor", "guards", "launch", "multihost")
 _RUNTIME = [
-    pathlib.Path(__file__).parent / "tests" / name
-    for name in ("cache", "guards", "launch", "multihost")
+    pathlib.Path(__file__).parent / "tests" / name for name in (*_FOLDERS, "test_error_pages.py")
 ]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if any(folder in item.path.parents for folder in _RUNTIME):
+        if any(path in (item.path, *item.path.parents) for path in _RUNTIME):
             item.add_marker("runtime")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist import cache as cache
+    from jax_dist import multihost as multihost
     from jax_dist._errors import CapturedArrayWarning as CapturedArrayWarning
     from jax_dist._errors import DonationError as DonationError
     from jax_dist._errors import MemoryGrowthError as MemoryGrowthError
@@ -38,6 +39,7 @@ _HOMES = {  # what Python sees: imported on first use, so that source tools neve
     "device_put_sharded": "jax_dist.mapping.placement",
     "explain": "jax_dist.rewriting.api",
     "memory_guard": "jax_dist.guards.memory",
+    "multihost": "jax_dist.multihost",
     "pmap": "jax_dist.mapping.pmap",
     "replicate": "jax_dist.mapping.placement",
     "rewrite": "jax_dist.rewriting.api",
@@ -59,6 +61,7 @@ __all__ = (
     "device_put_sharded",
     "explain",
     "memory_guard",
+    "multihost",
     "pmap",
     "replicate",
     "rewrite",

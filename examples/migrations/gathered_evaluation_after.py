@@ -85,7 +85,7 @@ def train_step(params, batch):
     loss, grads = jax.value_and_grad(contrastive_loss)(params, batch)
     grads = jax.tree.map(lambda g: jax.lax.pmean(g, "batch"), grads)
     params = jax.tree.map(lambda p, g: p - 0.5 * g, params, grads)
-    return params, jnp.mean(jax.lax.all_gather(loss, axis_name="batch"))
+    return params, jnp.mean(jax.lax.pmean(loss, axis_name="batch"))
 
 
 @jax.jit

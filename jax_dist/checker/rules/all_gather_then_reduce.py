@@ -11,8 +11,8 @@ from jax_dist.checker.registry import Case, Found, Keep, Mend, rule
 PAGE = Page(
     code="JXD301",
     name="all-gather-then-reduce",
-    what="Finds `jax.lax.all_gather(x, axis)` whose result is only reduced over its new leading "
-    "dimension, by mean, sum, max or min.",
+    what="Finds `jax.lax.all_gather(x, axis)` whose result is only reduced, by mean, sum, max or min, "
+    "over its new leading dimension or over all.",
     why="Every device receives and keeps the blocks of all others, to add them up: 2 MiB of "
     "temporary memory a device where the reduction needs none (f32[1,256,256] blocks, 8 simulated "
     "devices, jax 0.10.2). With `check_vma=True` the gathered mean also counts as different on "
@@ -25,6 +25,7 @@ PAGE = Page(
     source="Measured on jax 0.10.2.",
 )
 
+_FIRST, _ALL = "the gathered dimension", "all dimensions"
 _REDUCTIONS = {"mean": "pmean", "sum": "psum", "max": "pmax", "min": "pmin"}
 
 
@@ -37,9 +38,11 @@ def check(module: Module) -> Iterator[Found]:
         found = _reduction(module, value)
         if found is None:
             continue
-        call, name = found
-        message = f"all_gather, then {name} over the gathered dimension, is {_REDUCTIONS[name]}"
-        fix = _fix(module, gather, call, name) if value is gather else None
+        call, name, over = found
+        message = f"all_gather, then {name} over {over}, is {_REDUCTIONS[name]}"
+        if over is _ALL:
+            message += f" before {name}"
+        fix = _fix(module, gather, call, name, over) if value is gather else None
         yield Found(call, message, fix)
 
 
@@ -68,32 +71,42 @@ def _only_read(module: Module, gather: ast.Call) -> ast.expr:
     return gather
 
 
-def _reduction(module: Module, value: ast.expr) -> tuple[ast.Call, str] | None:
-    """`(call, "mean")` where a value is reduced over dimension 0, and nothing else is asked."""
+def _reduction(module: Module, value: ast.expr) -> tuple[ast.Call, str, str] | None:
+    """`(call, "mean", over what)` where a value is reduced with dimension 0, and no more is asked."""
     around = module.parent(value)
     if isinstance(around, ast.Attribute) and around.value is value and around.attr in _REDUCTIONS:
         call = module.parent(around)
-        if isinstance(call, ast.Call) and call.func is around and _over_first(call.args, call):
-            return call, around.attr
+        if isinstance(call, ast.Call) and call.func is around:
+            over = _over(call.args, call)
+            return (call, around.attr, over) if over else None
         return None
     if isinstance(around, ast.Call) and around.args[:1] == [value]:
         root, _, name = (module.qualified_name(around.func) or "").rpartition(".")
-        if root == "jax.numpy" and name in _REDUCTIONS and _over_first(around.args[1:], around):
-            return around, name
+        if root == "jax.numpy" and name in _REDUCTIONS:
+            over = _over(around.args[1:], around)
+            return (around, name, over) if over else None
     return None
 
 
-def _over_first(arguments: list[ast.expr], call: ast.Call) -> bool:
+def _over(arguments: list[ast.expr], call: ast.Call) -> str:
+    """What it reduces over; "" where that is anything else."""
     keywords = [keyword.value for keyword in call.keywords if keyword.arg == "axis"]
     axes = [*arguments, *keywords]
-    only_axis = len(keywords) == len(call.keywords)
-    return only_axis and len(axes) == 1 and ast.unparse(axes[0]) == "0"
+    if len(keywords) != len(call.keywords) or len(axes) > 1:
+        return ""
+    if not axes:
+        return _ALL
+    return _FIRST if ast.unparse(axes[0]) == "0" else ""
 
 
-def _fix(module: Module, gather: ast.Call, call: ast.Call, name: str) -> Fix | None:
-    """Renames the gather, and takes away what stands around it."""
+def _fix(module: Module, gather: ast.Call, call: ast.Call, name: str, over: str) -> Fix | None:
+    """Renames the gather, and takes away what stands around it; a reduction over all stays."""
     if len(gather.args) + len(gather.keywords) != 2:
         return None
+    if over is _ALL:
+        reduced, imports = module.name_for(f"jax.lax.{_REDUCTIONS[name]}", call)
+        edit = Edit(*module.span(gather.func), reduced)
+        return Fix(f"use jax.lax.{_REDUCTIONS[name]}", Safety.UNSAFE, (edit,), imports)
     start, end = module.span(call)
     inner_start, inner_end = module.span(gather)
     before = module.source.code[start:inner_start]
@@ -119,10 +132,6 @@ CASES: tuple[Case, ...] = (
     Keep(
         "the mean over another dimension",
         "import jax\ny = jax.lax.all_gather(x, 'i').mean(axis=1)\n",
-    ),
-    Keep(
-        "the mean over all dimensions",
-        "import jax\ny = jax.lax.all_gather(x, 'i').mean()\n",
     ),
     Keep(
         "blocks joined along their own dimension",
@@ -156,6 +165,12 @@ CASES: tuple[Case, ...] = (
         "the sum as a function, the axis by keyword",
         _RUN + "    return 2 * jnp.sum(jax.lax.all_gather(x, axis_name='i'), 0)\n",
         _RUN + "    return 2 * jax.lax.psum(x, axis_name='i')\n",
+        runs=True,
+    ),
+    Mend(
+        "over all dimensions: those of a block are left to reduce",
+        _RUN + "    return jnp.mean(jax.lax.all_gather(x, 'i')) + jax.lax.all_gather(x, 'i').max()\n",
+        _RUN + "    return jnp.mean(jax.lax.pmean(x, 'i')) + jax.lax.pmax(x, 'i').max()\n",
         runs=True,
     ),
     Mend(

@@ -1,0 +1,242 @@
+"""What evolution strategies cost: how the noise is made, what is sent, and beside evosax.
+
+    python benchmarks/es.py                       # 100,000 parameters; some minutes
+    python benchmarks/es.py --parameters 1000000 --rounds 2 --without-evosax
+    python benchmarks/es.py --pair                # es_before_pmap.py, its migrations, es_after.py
+
+The ways take turns, one generation each, and the first is there twice, to show the noise. CPU time
+is that of the whole process, and the least of all rounds: it is what a busy machine disturbs least.
+Bytes and memory are those of the compiled programs, on one of 8 simulated devices.
+"""
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+_ROOT = pathlib.Path(__file__).parents[1]
+sys.path[:0] = [str(_ROOT), str(_ROOT / "examples")]
+
+import es_common  # noqa: E402
+import es_large  # noqa: E402
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import optax  # noqa: E402
+from jax.sharding import Mesh, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
+
+_WAYS = [
+    ("materialise", "gradient", 0),
+    ("materialise", "gradient", 0),
+    ("scan", "gradient", 0),
+    ("scan", "scalar", 0),
+    ("scan", "slice", 0),
+    ("table", "gradient", 0),
+    ("table", "scalar", 0),
+    ("table", "slice", 0),
+    ("scan", "gradient", 1),
+    ("scan", "gradient", 4),
+]
+_BIG = 200_000_000  # bytes of noise on one device; more is only compiled
+
+
+@dataclasses.dataclass
+class Way:
+    """One way to run a generation."""
+
+    name: str
+    run: Callable[[], object] | None  # one generation, to its end; None: only compiled
+    exchanged: int  # bytes
+    temporary: int  # bytes
+    table: int = 0  # bytes
+    cpu: list[float] = dataclasses.field(default_factory=list)  # seconds
+    wall: list[float] = dataclasses.field(default_factory=list)  # seconds
+
+
+def ours(parameters: int, noise: str, comm: str, rank: int) -> Way:
+    plan = es_large.Plan(parameters, noise, comm, rank)
+    program = es_large.build(plan, jax.devices(), jax.random.key(0))
+    state, number = program.state, 0
+
+    def run() -> None:
+        nonlocal state, number
+        number += 1
+        key = jax.device_put(jax.random.key(number), program.table.sharding)
+        state, losses = program.run(state, key)
+        jax.block_until_ready((state, losses))
+
+    rows = es_large.PAIRS if comm == "scalar" else es_large.PAIRS // len(jax.devices())
+    too_big = noise == "materialise" and 4 * parameters * rows > _BIG
+    name = f"{noise}, {comm}" + (f", rank {rank}" if rank else "")
+    return Way(
+        name,
+        None if too_big else run,
+        sum(program.exchanged.values()),
+        program.temporary,
+        program.table_bytes,
+    )
+
+
+def of_evosax(parameters: int) -> Way:
+    """Its Open_ES as its notebook on several devices has it: the population cut by a sharding."""
+    from evosax.algorithms import Open_ES
+
+    mesh = Mesh(jax.devices(), ("devices",))
+    whole, cut = NamedSharding(mesh, P()), NamedSharding(mesh, P("devices"))
+    strategy = Open_ES(
+        population_size=2 * es_large.PAIRS,
+        solution=jnp.zeros(parameters),
+        optimizer=optax.adam(0.02),
+        std_schedule=optax.constant_schedule(es_large.SIGMA),
+    )
+    params = strategy.default_params
+    theta = es_large.first_theta(es_large.Plan(parameters), jax.random.key(0))
+    state = strategy.init(jax.random.key(1), theta, params)
+    state = jax.device_put(state, whole)
+
+    def generation(key: jax.Array, state: object) -> object:
+        ask_key, tell_key = jax.random.split(key)
+        population, state = strategy.ask(ask_key, state, params)
+        population = jax.lax.with_sharding_constraint(population, cut)
+        losses = jax.vmap(es_large.rastrigin)(population)
+        return strategy.tell(tell_key, population, losses, state, params)[0]
+
+    key = jax.device_put(jax.random.key(2), whole)
+    compiled = jax.jit(generation, out_shardings=whole).lower(key, state).compile()
+    number = 0
+
+    def run() -> None:
+        nonlocal state, number
+        number += 1
+        state = compiled(jax.device_put(jax.random.key(number), whole), state)
+        jax.block_until_ready(state)
+
+    exchanged = sum(es_common.exchanged(compiled.as_text()).values())
+    return Way("evosax Open_ES", run, exchanged, compiled.memory_analysis().temp_size_in_bytes)
+
+
+def measure(ways: list[Way], rounds: int) -> None:
+    for round_ in range(-1, rounds):  # the first warms up
+        for way in ways:
+            if way.run is None:
+                continue
+            cpu, wall = time.process_time(), time.perf_counter()
+            way.run()
+            if round_ >= 0:
+                way.cpu.append(time.process_time() - cpu)
+                way.wall.append(time.perf_counter() - wall)
+
+
+def print_ways(ways: list[Way]) -> None:
+    first = ways[0]
+    print(
+        f"{'':<28}{'bytes':>12}{'temporary':>12}{'of first':>9}{'table':>8}"
+        f"{'CPU ms':>9}{'of first':>9}{'wall ms':>9}"
+    )
+    for way in ways:
+        line = (
+            f"{way.name:<28}{way.exchanged:>12,}{way.temporary / 1e6:>9.1f} MB"
+            f"{way.temporary / first.temporary:>9.2f}{way.table / 1e6:>5.0f} MB"
+        )
+        if way.cpu:
+            line += f"{1000 * min(way.cpu):>9.1f}"
+            line += f"{min(way.cpu) / min(first.cpu):>9.2f}" if first.cpu else f"{'':>9}"
+            line += f"{1000 * statistics.median(way.wall):>9.1f}"
+        print(line)
+
+
+def pair(generations: int) -> None:
+    """Each program in a process of its own, one after the other, without a cache from before."""
+    examples = _ROOT / "examples"
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        before = (examples / "es_before_pmap.py").read_text()
+        programs = {
+            "before, jit(jax.pmap)": examples / "es_before_pmap.py",
+            "migrated to jax_dist": folder / "to_jax_dist.py",
+            "migrated to jax": folder / "to_jax.py",
+            "by rewrite": folder / "rewritten.py",
+            "by hand, es_after.py": examples / "es_after.py",
+        }
+        for path in (programs["migrated to jax_dist"], programs["migrated to jax"]):
+            path.write_text(before)
+        _tool("lint", "--fix", "--unsafe-fixes", "--quiet", str(folder / "to_jax_dist.py"))
+        _tool("migrate", "--write", "--quiet", str(folder / "to_jax_dist.py"))
+        _tool("migrate", "--to", "jax", "--write", "--quiet", str(folder / "to_jax.py"))
+        programs["by rewrite"].write_text(before + _REWRITTEN)
+        results = {name: _trained(path, folder, generations) for name, path in programs.items()}
+    first = results["before, jit(jax.pmap)"]
+    print(f"{'':<26}{'total s':>9}{'of first':>9}{'CPU s':>8}{'of first':>9}{'programs':>9}")
+    for name, found in results.items():
+        print(
+            f"{name:<26}{found['seconds']:>9.2f}{first['seconds'] / found['seconds']:>8.1f}x"
+            f"{found['cpu']:>8.2f}{first['cpu'] / found['cpu']:>8.1f}x{found['programs']:>9}"
+        )
+
+
+_REWRITTEN = """
+import jax_dist
+from jax.sharding import Mesh, PartitionSpec as P
+
+_mesh = lambda: Mesh(np.array(jax.devices()), ("i",))
+_make_update, _first_state = make_update, first_state
+make_update = lambda seed: jax_dist.rewrite(_make_update(seed), mesh=_mesh())
+first_state = lambda *args: jax_dist.shard(_first_state(*args), _mesh(), P("i"))
+"""
+
+
+def _tool(*arguments: str) -> None:
+    command = [sys.executable, "-m", "jax_dist", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(_ROOT)}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if ran.returncode > 1:
+        raise RuntimeError(ran.stderr)
+
+
+def _trained(program: pathlib.Path, folder: pathlib.Path, generations: int) -> dict:
+    """What the demo's process measures of the training; imports are not counted."""
+    command = [
+        sys.executable,
+        str(_ROOT / "examples" / "demo_worker.py"),
+        str(program),
+        f"--generations={generations}",
+        f"--cache_folder={folder / program.stem}",
+        "--nofacts",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(_ROOT)}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parameters", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--without-evosax", action="store_true")
+    parser.add_argument("--pair", action="store_true", help="the migration, in place of the ways")
+    parser.add_argument("--generations", type=int, default=30, help="of the migration")
+    options = parser.parse_args()
+    if options.pair:
+        pair(options.generations)
+        return
+    jax.config.update("jax_num_cpu_devices", 8)
+    ways = [ours(options.parameters, *way) for way in _WAYS]
+    if not options.without_evosax:
+        if importlib.util.find_spec("evosax") is None:
+            parser.error("evosax is not here: pip install 'evosax>=0.3', or --without-evosax")
+        ways.append(of_evosax(options.parameters))
+    measure(ways, options.rounds)
+    print(f"{options.parameters:,} parameters, jax {jax.__version__}, {options.rounds} rounds")
+    print_ways(ways)
+
+
+if __name__ == "__main__":
+    main()
