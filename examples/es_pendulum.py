@@ -31,7 +31,12 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-_GYM = flags.DEFINE_bool("gym", default=False, help="Also swing up Gymnasium's own pendulum.")
+_GYM = flags.DEFINE_bool(
+    "gym",
+    default=False,
+    help="Also swing up Gymnasium's own pendulum.",
+    allow_override=True,  # another program that is imported too may have it
+)
 
 PARAMETERS, PAIRS, EPISODES = 80, 128, 4  # N, P and E in the shapes below
 CHUNK = 8  # so many pairs a device plays at once

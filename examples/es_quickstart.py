@@ -28,7 +28,12 @@ from jax import lax
 
 import jax_dist
 
-_GYM = flags.DEFINE_bool("gym", default=False, help="Also play Gymnasium's own CartPole.")
+_GYM = flags.DEFINE_bool(
+    "gym",
+    default=False,
+    help="Also play Gymnasium's own CartPole.",
+    allow_override=True,  # another program that is imported too may have it
+)
 
 PARAMETERS, PAIRS = 114, 128  # N and P in the shapes below
 SIGMA = 0.1  # how far the population spreads around theta, in every parameter

@@ -105,8 +105,8 @@ def test_nothing_is_left_running(sent, tmp_path):
         errors = demo.communicate(timeout=120)[1]
 
     assert demo.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[sent], errors
-    _, alive = psutil.wait_procs(children, timeout=30)
-    assert alive == []
+    # At once: when the demo is gone, a worker would also end, but only where it writes again.
+    assert [child for child in children if child.is_running()] == []
 
 
 def wait_for_workers(demo: psutil.Process, count: int) -> list[psutil.Process]:

@@ -109,7 +109,7 @@ def test_rows_are_alike_in_parts_and_in_any_batch():
         es_large.Plan(_SIZE, rank=3),
     ):
         table = jax.random.normal(jax.random.key(1), (plan.table_size,))
-        row = es_large.row_maker(plan, jax.random.key(2), table)
+        row = jax.jit(es_large.row_maker(plan, jax.random.key(2), table))
         pairs, blocks = jnp.arange(64), jnp.arange(8)
 
         rows = jax.vmap(row, in_axes=(0, None))(pairs, blocks)

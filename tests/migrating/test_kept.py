@@ -171,7 +171,7 @@ def test_a_file_that_compares_and_applies_gets_both():
     text = "from jax import pmap\n\nf = pmap(abs)\nis_it = f is pmap\n"
 
     assert _after(text, "jax_dist") == (
-        "from jax import pmap\nimport jax_dist\n\nf = jax_dist.pmap(abs)\nis_it = f is pmap\n"
+        "import jax_dist\nfrom jax import pmap\n\nf = jax_dist.pmap(abs)\nis_it = f is pmap\n"
     )
 
 

@@ -11,8 +11,8 @@ from jax_dist.checker.registry import Case, Found, Keep, Mend, rule
 PAGE = Page(
     code="JXD301",
     name="all-gather-then-reduce",
-    what="Finds `jax.lax.all_gather(x, axis)` whose result is only reduced, by mean, sum, max or min, "
-    "over its new leading dimension or over all.",
+    what="Finds `jax.lax.all_gather(x, axis)` whose result is only reduced over its new leading "
+    "dimension or over all, by mean, sum, max or min.",
     why="Every device receives and keeps the blocks of all others, to add them up: 2 MiB of "
     "temporary memory a device where the reduction needs none (f32[1,256,256] blocks, 8 simulated "
     "devices, jax 0.10.2). With `check_vma=True` the gathered mean also counts as different on "
@@ -72,7 +72,7 @@ def _only_read(module: Module, gather: ast.Call) -> ast.expr:
 
 
 def _reduction(module: Module, value: ast.expr) -> tuple[ast.Call, str, str] | None:
-    """`(call, "mean", over what)` where a value is reduced with dimension 0, and no more is asked."""
+    """`(call, "mean", over what)` where a value is reduced and no more is asked."""
     around = module.parent(value)
     if isinstance(around, ast.Attribute) and around.value is value and around.attr in _REDUCTIONS:
         call = module.parent(around)
@@ -169,7 +169,8 @@ CASES: tuple[Case, ...] = (
     ),
     Mend(
         "over all dimensions: those of a block are left to reduce",
-        _RUN + "    return jnp.mean(jax.lax.all_gather(x, 'i')) + jax.lax.all_gather(x, 'i').max()\n",
+        _RUN
+        + "    return jnp.mean(jax.lax.all_gather(x, 'i')) + jax.lax.all_gather(x, 'i').max()\n",
         _RUN + "    return jnp.mean(jax.lax.pmean(x, 'i')) + jax.lax.pmax(x, 'i').max()\n",
         runs=True,
     ),
