@@ -259,8 +259,8 @@ def _seen(ended: Ended) -> str:
     if ended.code < 0:
         return signal.Signals(-ended.code).name
     stopped = re.findall(r"(?m)^.*(?:stopping|watchdog|stuck).*$", ended.output)
-    last = stopped or ended.output.strip().splitlines() or [""]
-    return f"exit code {ended.code}: {last[0][:_WIDTH]}"
+    lines = stopped or ended.output.strip().splitlines()[::-1] or [""]
+    return f"exit code {ended.code}: {lines[0][:_WIDTH]}"
 
 
 if __name__ == "__main__":
