@@ -52,7 +52,9 @@ def _outcome(call) -> str:
 
 
 def _keys_left() -> str:
-    """In the store of the service, after 14 calls in 3 processes."""
+    """In the store of the service, after 14 calls in 3 processes; rank 0 deletes, and may count."""
+    if jax.process_index() > 0:
+        return "few"
     client = _compat.coordination_client()
     found = client.key_value_dir_get_bytes("jax_dist/meetings/")
     return "few" if len(found) <= 3 else f"{len(found)}"
