@@ -22,16 +22,17 @@ import tempfile
 import time
 from collections.abc import Callable
 
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
 _ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(_ROOT), str(_ROOT / "examples")]
 
-import es_common  # noqa: E402
-import es_large  # noqa: E402
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import optax  # noqa: E402
-from jax.sharding import Mesh, NamedSharding  # noqa: E402
-from jax.sharding import PartitionSpec as P  # noqa: E402
+import es_common  # noqa: E402  # beside the programs that it measures
+import es_large  # noqa: E402  # the same
 
 _WAYS = [
     ("materialise", "gradient", 0),

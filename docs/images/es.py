@@ -16,7 +16,7 @@ _EXAMPLES = _ROOT / "examples"
 
 sys.path[:0] = [str(_ROOT), str(_EXAMPLES)]
 
-import es_common  # noqa: E402
+import es_common  # noqa: E402  # beside the programs that it runs
 
 _WAYS = {
     "noise drawn, --noise scan": ["--noise=scan"],

@@ -45,9 +45,9 @@ def _imported(source: Source, line: str) -> list[Edit]:
     head = _head(tree)
     wanted = ast.parse(line).body[0]
     group = [each for each in head if _group(each) == _group(wanted)]
-    key = _key_of(code, head)
     if not group:
         return [_new_group(code, head, _group(wanted), line, tree)]
+    key = _key_of(code, head)
     before = next((each for each in group if key(each) > key(wanted)), None)
     if before is not None and _stands_alone(code, before):
         at = _line_start(code, before.lineno)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from jax_dist.commands import terminal
+from jax_dist.commands import arguments, terminal
 from jax_dist.commands.exits import Exit
 
 if TYPE_CHECKING:
@@ -41,16 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runs", type=_runs, default=3, metavar="N", help="how often to run it (3; at least 2)"
     )
-    parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="for each run")
+    parser.add_argument("--timeout", type=arguments.seconds, metavar="SECONDS", help="for each run")
     parser.add_argument("--keep", metavar="FOLDER", help="keep cache, records and output there")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--color",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="%(choices)s (auto: on a terminal; NO_COLOR and FORCE_COLOR count)",
-        metavar="WHEN",
-    )
+    arguments.add_color(parser)
 
 
 def _runs(text: str) -> int:
@@ -58,13 +52,6 @@ def _runs(text: str) -> int:
     if number < 2:
         raise argparse.ArgumentTypeError("must be 2 or more: one to fill the cache, one to hit it")
     return number
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not seconds > 0:
-        raise argparse.ArgumentTypeError("must be more than 0")
-    return seconds
 
 
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from jax_dist.commands import terminal
+from jax_dist.commands import arguments, terminal
 from jax_dist.commands.exits import Exit
 from jax_dist.commands.help import Help
 
@@ -42,23 +42,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quiet", action="store_true", help="only what does harm")
     parser.add_argument(
-        "--timeout", type=_seconds, default=60.0, metavar="SECONDS", help="for JAX to start (60)"
+        "--timeout",
+        type=arguments.seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="for JAX to start (60)",
     )
-    parser.add_argument(
-        "--color",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="%(choices)s (auto: on a terminal; NO_COLOR and FORCE_COLOR count)",
-        metavar="WHEN",
-    )
+    arguments.add_color(parser)
     parser.set_defaults(run=run)
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not seconds > 0:
-        raise argparse.ArgumentTypeError("must be more than 0")
-    return seconds
 
 
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from jax_dist.commands import terminal
+from jax_dist.commands import arguments, terminal
 from jax_dist.commands.help import Help
 
 if TYPE_CHECKING:
@@ -88,13 +88,7 @@ def add_parser(commands: Any) -> None:
         help="show the output of these ranks only; logs and failures know all",
     )
     parser.add_argument("--quiet", action="store_true", help="no summary when all is well")
-    parser.add_argument(
-        "--color",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="%(choices)s (auto: on a terminal; NO_COLOR and FORCE_COLOR count)",
-        metavar="WHEN",
-    )
+    arguments.add_color(parser)
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 

@@ -8,6 +8,7 @@ import os
 import sys
 from typing import Any, TextIO
 
+from jax_dist.commands import arguments
 from jax_dist.commands.exits import Exit
 from jax_dist.commands.help import Help
 
@@ -101,13 +102,7 @@ def _add_output(group: Any) -> None:
     group.add_argument("-o", "--output-file", metavar="FILE", help="write it there")
     group.add_argument("--statistics", action="store_true", help="count by rule")
     group.add_argument("-q", "--quiet", action="store_true", help="findings only, no summary")
-    group.add_argument(
-        "--color",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="%(choices)s (auto: on a terminal; NO_COLOR and FORCE_COLOR count)",
-        metavar="WHEN",
-    )
+    arguments.add_color(group)
     group.add_argument(
         "--exit-zero", action="store_true", help="exit with 0 also where something is found"
     )
@@ -116,19 +111,16 @@ def _add_output(group: Any) -> None:
 def _add_running(group: Any) -> None:
     group.add_argument("--stdin-filename", metavar="FILE", help="what the standard input is called")
     group.add_argument(
-        "-j", "--jobs", type=_count, metavar="N", help="processes (default: as many as pay)"
+        "-j",
+        "--jobs",
+        type=arguments.count,
+        metavar="N",
+        help="processes (default: as many as pay)",
     )
     group.add_argument("--no-cache", action="store_true", help="check every file anew")
     group.add_argument(
         "--cache-dir", metavar="FOLDER", help="in place of .jax_dist_cache by the settings"
     )
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
 
 
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:

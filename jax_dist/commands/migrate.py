@@ -8,6 +8,7 @@ import argparse
 import sys
 from typing import Any, TextIO
 
+from jax_dist.commands import arguments
 from jax_dist.commands.exits import Exit
 
 _EPILOG = """\
@@ -104,17 +105,21 @@ def _add_proof(group: Any) -> None:
         "take and give; files that differ get their old text back",
     )
     group.add_argument(
-        "--devices", type=_count, default=8, metavar="N", help="CPU devices to simulate (8)"
+        "--devices",
+        type=arguments.count,
+        default=8,
+        metavar="N",
+        help="CPU devices to simulate (8)",
     )
     group.add_argument(
         "--verify-calls",
-        type=_count,
+        type=arguments.count,
         default=3,
         metavar="N",
         help="calls of each function to compare (3)",
     )
     group.add_argument(
-        "--timeout", type=_seconds, metavar="SECONDS", help="for each run of the command"
+        "--timeout", type=arguments.seconds, metavar="SECONDS", help="for each run of the command"
     )
     group.add_argument(
         "--keep", action="store_true", help="with --write: keep the change whatever differs"
@@ -125,30 +130,14 @@ def _add_running(group: Any) -> None:
     group.add_argument("--config", metavar="FILE", help="settings, in place of the nearest file")
     group.add_argument("--stdin-filename", metavar="FILE", help="what the standard input is called")
     group.add_argument(
-        "-j", "--jobs", type=_count, metavar="N", help="processes (default: as many as pay)"
+        "-j",
+        "--jobs",
+        type=arguments.count,
+        metavar="N",
+        help="processes (default: as many as pay)",
     )
     group.add_argument("-q", "--quiet", action="store_true", help="no summary, and no reasons")
-    group.add_argument(
-        "--color",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="%(choices)s (auto: on a terminal; NO_COLOR and FORCE_COLOR count)",
-        metavar="WHEN",
-    )
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not seconds > 0:
-        raise argparse.ArgumentTypeError("must be more than 0")
-    return seconds
+    arguments.add_color(group)
 
 
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
