@@ -12,12 +12,10 @@ Shapes: `N` parameters, `P` mirrored pairs (the population is twice that), `E` e
 member plays, `D` devices.
 """
 
-import dataclasses
 import functools
 import pathlib
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import chex
 import es_common
@@ -27,6 +25,7 @@ import numpy as np
 import optax
 from absl import flags
 from es_common import centred_ranks, check_redrawable
+from es_training import Generation, Result, keep, until_solved
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -44,22 +43,6 @@ SIGMA = 0.5  # how far the population spreads around theta, in every parameter
 ADAM = optax.adam(0.3)
 STEPS, TEST_EPISODES = 200, 100  # the first as Gymnasium registers Pendulum-v1
 SOLVED = -200.0  # Gymnasium names no goal; who spins on or hangs down gets less than -1,000
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    theta: np.ndarray  # [N]
-    best: np.ndarray  # [generations], of the population's returns
-    mean: np.ndarray  # [generations], of the population's returns
-    policy: np.ndarray  # [generations], mean return of theta itself over 100 episodes
-    fresh: float  # mean return of the last theta over 100 more episodes
-
-    @property
-    def solved(self) -> bool:
-        return bool(self.policy[-1] >= SOLVED) and self.fresh >= SOLVED
-
-
-Generation: TypeAlias = tuple[optax.Params, optax.OptState, jax.Array]  # theta, Adam, [P, 2] scores
 
 
 def step(state: jax.Array, torque: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -181,26 +164,21 @@ def train(
     state = jax.device_put((theta, ADAM.init(theta)), NamedSharding(mesh, P()))
     pairs = jax.device_put(np.arange(PAIRS), NamedSharding(mesh, P("devices")))
     run_generation = make_generation(mesh)
-    with es_common.checkpoints(out, save_every) as saved:
-        (theta, adam), done = saved.restore(state)
-        curve = es_common.Curve(out and out / "curve.csv", done)
-        for number in (progress := es_common.progress(done, generations)):
-            theta, adam, fitness = run_generation(
-                theta, adam, jax.random.fold_in(key, number), pairs
-            )
-            on_host = np.asarray(theta)  # [N]; as it is, all devices would evaluate it
-            policy = float(test_return(on_host, jax.random.fold_in(policy_key, number)))
-            curve.add(best=fitness.max(), mean=fitness.mean(), policy=policy)
-            saved.save(number + 1, (theta, adam))
-            progress.set_postfix(mean_return=f"{policy:.0f}")
-            if policy >= SOLVED:
-                fresh = float(test_return(on_host, jax.random.fold_in(fresh_key, number)))
-                if fresh >= SOLVED:
-                    break
-        else:
-            last_key = jax.random.fold_in(fresh_key, generations - 1)
-            fresh = float(test_return(np.asarray(theta), last_key))
-    return Result(np.asarray(theta), curve["best"], curve["mean"], curve["policy"], fresh)
+
+    def run(theta: jax.Array, adam: optax.OptState, number: int) -> Generation:
+        return run_generation(theta, adam, jax.random.fold_in(key, number), pairs)
+
+    return until_solved(
+        state,
+        run,
+        test_return,
+        (policy_key, fresh_key),
+        SOLVED,
+        generations,
+        show=lambda policy, best: {"mean_return": f"{policy:.0f}"},
+        out=out,
+        save_every=save_every,
+    )
 
 
 def return_in_gymnasium(theta: np.ndarray, seed: int) -> float:
@@ -229,19 +207,12 @@ def main(session: es_common.Session) -> None:
         out=session.out,
         save_every=session.save_every,
     )
-    chex.assert_tree_all_finite(result.theta)
-    np.savez(session.out / "policy.npz", theta=result.theta)
-    picture = session.out / "learning_curve.png"
-    es_common.draw_curves(
-        picture,
-        {
-            "best of the population": result.best,
-            "mean of the population": result.mean,
-            "theta, mean of 100 episodes": result.policy,
-        },
-        title=f"OpenAI ES on Pendulum-v1, seed {session.seed}, {session.where}",
+    picture = keep(
+        session,
+        result,
+        game="Pendulum-v1",
+        episodes=TEST_EPISODES,
         ylabel="return (0 is upright, still and without effort)",
-        goal=SOLVED,
         goal_label="solved: -200",
     )
 

@@ -11,12 +11,10 @@ The engine's model is an argument: what a function captures becomes constants of
 Shapes: `N` parameters, `P` mirrored pairs (the population is twice that), `D` devices.
 """
 
-import dataclasses
 import functools
 import pathlib
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import chex
 import es_common
@@ -26,6 +24,7 @@ import mujoco
 import numpy as np
 import optax
 from es_common import centred_ranks, check_redrawable
+from es_training import Generation, Result, keep, until_solved
 from jax import lax
 from mujoco import mjx
 
@@ -64,22 +63,6 @@ MODEL = """
   <actuator><motor joint="shoulders"/><motor joint="hips"/></actuator>
 </mujoco>
 """
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    theta: np.ndarray  # [N]
-    best: np.ndarray  # [generations], of the population's scores
-    mean: np.ndarray  # [generations], of the population's scores
-    policy: np.ndarray  # [generations], mean score of theta itself over 32 episodes
-    fresh: float  # mean score of the last theta over 32 more episodes
-
-    @property
-    def solved(self) -> bool:
-        return bool(self.policy[-1] >= SOLVED) and self.fresh >= SOLVED
-
-
-Generation: TypeAlias = tuple[optax.Params, optax.OptState, jax.Array]  # theta, Adam, [P, 2] scores
 
 
 @functools.cache
@@ -189,26 +172,21 @@ def train(
     model, *state = jax_dist.replicate((engine(), theta, ADAM.init(theta)), devices)
     pairs = np.arange(PAIRS).reshape(len(devices), -1)  # [D, P / D]
     run_generation = make_generation(devices)
-    with es_common.checkpoints(out, save_every) as saved:
-        (theta, adam), done = saved.restore(tuple(state))
-        curve = es_common.Curve(out and out / "curve.csv", done)
-        for number in (progress := es_common.progress(done, generations)):
-            theta, adam, fitness = run_generation(
-                model, theta, adam, jax.random.fold_in(key, number), pairs
-            )
-            on_host = np.asarray(theta)  # [N]; as it is, all devices would evaluate it
-            policy = float(test_score(engine(), on_host, jax.random.fold_in(policy_key, number)))
-            curve.add(best=fitness.max(), mean=fitness.mean(), policy=policy)
-            saved.save(number + 1, (theta, adam))
-            progress.set_postfix(mean_height=f"{policy:.2f}")
-            if policy >= SOLVED:
-                fresh = float(test_score(engine(), on_host, jax.random.fold_in(fresh_key, number)))
-                if fresh >= SOLVED:
-                    break
-        else:
-            last_key = jax.random.fold_in(fresh_key, generations - 1)
-            fresh = float(test_score(engine(), np.asarray(theta), last_key))
-    return Result(np.asarray(theta), curve["best"], curve["mean"], curve["policy"], fresh)
+
+    def run(theta: jax.Array, adam: optax.OptState, number: int) -> Generation:
+        return run_generation(model, theta, adam, jax.random.fold_in(key, number), pairs)
+
+    return until_solved(
+        tuple(state),
+        run,
+        lambda theta, key: test_score(engine(), theta, key),
+        (policy_key, fresh_key),
+        SOLVED,
+        generations,
+        show=lambda policy, best: {"mean_height": f"{policy:.2f}"},
+        out=out,
+        save_every=save_every,
+    )
 
 
 def main(session: es_common.Session) -> None:
@@ -220,19 +198,12 @@ def main(session: es_common.Session) -> None:
         out=session.out,
         save_every=session.save_every,
     )
-    chex.assert_tree_all_finite(result.theta)
-    np.savez(session.out / "policy.npz", theta=result.theta)
-    picture = session.out / "learning_curve.png"
-    es_common.draw_curves(
-        picture,
-        {
-            "best of the population": result.best,
-            "mean of the population": result.mean,
-            "theta, mean of 32 episodes": result.policy,
-        },
-        title=f"OpenAI ES on a MuJoCo gymnast, seed {session.seed}, {session.where}",
+    picture = keep(
+        session,
+        result,
+        game="a MuJoCo gymnast",
+        episodes=TEST_EPISODES,
         ylabel="height of the feet above the bar (m)",
-        goal=SOLVED,
         goal_label="solved: -0.3 m",
     )
 

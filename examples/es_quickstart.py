@@ -10,7 +10,6 @@ noise again, because noise is a function of the generation's key and of the numb
 Shapes: `N` parameters, `P` mirrored pairs (the population is twice that), `D` devices.
 """
 
-import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ import numpy as np
 import optax
 from absl import flags
 from es_common import centred_ranks, check_redrawable, keys_of
+from es_training import Generation, Result, keep, until_solved
 from jax import lax
 
 import jax_dist
@@ -41,20 +41,6 @@ ADAM = optax.adam(0.1)
 STEPS, EPISODES, SOLVED = 500, 100, 475.0  # as Gymnasium registers CartPole-v1
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    theta: np.ndarray  # [N]
-    best: np.ndarray  # [generations], of the population's returns
-    mean: np.ndarray  # [generations], of the population's returns
-    policy: np.ndarray  # [generations], mean return of theta itself over 100 episodes
-    fresh: float  # mean return of the last theta over 100 more episodes
-
-    @property
-    def solved(self) -> bool:
-        return bool(self.policy[-1] >= SOLVED) and self.fresh >= SOLVED
-
-
-Generation: TypeAlias = tuple[optax.Params, optax.OptState, jax.Array]  # theta, Adam, [P, 2] scores
 Episode: TypeAlias = tuple[jax.Array, jax.Array]  # state, [4], and steps so far, []
 
 
@@ -165,27 +151,21 @@ def train(
     state = jax_dist.replicate((theta, ADAM.init(theta)), devices)
     pairs = np.arange(PAIRS).reshape(len(devices), -1)  # [D, P / D]
     run_generation = make_generation(devices)
-    with es_common.checkpoints(out, save_every) as saved:
-        (theta, adam), done = saved.restore(state)
-        curve = es_common.Curve(out and out / "curve.csv", done)
-        for number in (progress := es_common.progress(done, generations)):
-            theta, adam, fitness = run_generation(
-                theta, adam, jax.random.fold_in(key, number), pairs
-            )
-            on_host = np.asarray(theta)  # [N]; as it is, all devices would evaluate it
-            policy = float(mean_return(on_host, jax.random.fold_in(policy_key, number)))
-            best = float(fitness.max())
-            curve.add(best=best, mean=fitness.mean(), policy=policy)
-            saved.save(number + 1, (theta, adam))
-            progress.set_postfix(mean_return=f"{policy:.1f}", best=f"{best:.0f}")
-            if policy >= SOLVED:
-                fresh = float(mean_return(on_host, jax.random.fold_in(fresh_key, number)))
-                if fresh >= SOLVED:
-                    break
-        else:
-            last_key = jax.random.fold_in(fresh_key, generations - 1)
-            fresh = float(mean_return(np.asarray(theta), last_key))
-    return Result(np.asarray(theta), curve["best"], curve["mean"], curve["policy"], fresh)
+
+    def run(theta: jax.Array, adam: optax.OptState, number: int) -> Generation:
+        return run_generation(theta, adam, jax.random.fold_in(key, number), pairs)
+
+    return until_solved(
+        state,
+        run,
+        mean_return,
+        (policy_key, fresh_key),
+        SOLVED,
+        generations,
+        show=lambda policy, best: {"mean_return": f"{policy:.1f}", "best": f"{best:.0f}"},
+        out=out,
+        save_every=save_every,
+    )
 
 
 def return_in_gymnasium(theta: np.ndarray, seed: int) -> float:
@@ -213,19 +193,12 @@ def main(session: es_common.Session) -> None:
         out=session.out,
         save_every=session.save_every,
     )
-    chex.assert_tree_all_finite(result.theta)
-    np.savez(session.out / "policy.npz", theta=result.theta)
-    picture = session.out / "learning_curve.png"
-    es_common.draw_curves(
-        picture,
-        {
-            "best of the population": result.best,
-            "mean of the population": result.mean,
-            "theta, mean of 100 episodes": result.policy,
-        },
-        title=f"OpenAI ES on CartPole-v1, seed {session.seed}, {session.where}",
+    picture = keep(
+        session,
+        result,
+        game="CartPole-v1",
+        episodes=EPISODES,
         ylabel="return (steps survived)",
-        goal=SOLVED,
         goal_label="solved: 475",
     )
 
