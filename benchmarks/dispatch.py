@@ -31,12 +31,12 @@ from jax_dist.testing import run_processes, simulated_devices
 Calls = dict[str, Callable[[], object]]
 
 
-def seconds_per_call(calls: Calls, rounds: int) -> dict[str, np.ndarray]:
-    """`{name: [rounds]}`. The calls take turns."""
+def seconds_per_call(calls: Calls, rounds: int, warm_up: int = 3) -> dict[str, np.ndarray]:
+    """`{name: [rounds]}`. The calls take turns; the first rounds compile, and do not count."""
     seconds = {name: np.empty(rounds) for name in calls}
     order = list(calls)
     shuffle = random.Random(0).shuffle  # the same order in every process
-    for round_ in range(-3, rounds):  # the first three compile and warm up
+    for round_ in range(-warm_up, rounds):
         shuffle(order)
         for name in order:
             start = time.perf_counter()

@@ -8,19 +8,16 @@ shuffled anew in each round; counted is the time until a call returns.
 """
 
 import argparse
-import random
-import time
 from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
+from dispatch import Calls, seconds_per_call
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
 from jax_dist.testing import run_processes
-
-Calls = dict[str, Callable[[], object]]
 
 
 def leaves(count: int) -> Calls:
@@ -104,18 +101,7 @@ def measure(rounds: int) -> dict[str, dict[str, tuple[float, float, float, float
 
 
 def ratios(calls: Calls, rounds: int) -> dict[str, tuple[float, float, float, float]]:
-    seconds = {name: np.empty(rounds) for name in calls}
-    order = list(calls)
-    shuffle = random.Random(0).shuffle  # the same order in every process
-    for round_ in range(-5, rounds):  # the first five compile and warm up
-        shuffle(order)
-        for name in order:
-            start = time.perf_counter()
-            result = calls[name]()
-            elapsed = time.perf_counter() - start
-            jax.block_until_ready(result)  # not counted: the call returns before the devices do
-            if round_ >= 0:
-                seconds[name][round_] = elapsed
+    seconds = seconds_per_call(calls, rounds, warm_up=5)
     theirs = seconds["jax.pmap"]
     found = {}
     for name, each in seconds.items():

@@ -4,13 +4,13 @@ import os
 import pathlib
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
+from jobs import free_port
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _PROGRAM = pathlib.Path(__file__).with_name("long_run_program.py")
@@ -21,15 +21,12 @@ class Job:
     """Two processes of two devices."""
 
     def __init__(self, folder: pathlib.Path, steps: int, every: int):
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
         environment = {
             **os.environ,
             "PYTHONPATH": str(_ROOT),
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": "2",
-            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
             "JAX_NUM_PROCESSES": "2",
         }
         self.log = (folder / "log").open("a")
