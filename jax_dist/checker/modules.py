@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 from jax_dist.checker import order, parsing, scopes
-from jax_dist.checker.packages import KNOWN
 from jax_dist.checker.scopes import Binding, Scope
 from jax_dist.checker.sources import Source
-
-PARTIAL = frozenset({"functools.partial", "jax.tree_util.Partial", "jax.util.partial"})
+from jax_dist.checker.uses import PARTIAL, Uses
 
 Made = TypeVar("Made")
 
@@ -55,7 +53,6 @@ class Module:
         self._elsewhere = elsewhere
         self._meanings: dict[tuple[Scope, str], Meaning | None] = {}
         self._canonical: dict[str, Meaning] = {}
-        self._uses: dict[str, dict[str, list[ast.expr]]] = {}
         self._made: dict[Callable[[Module], Any], Any] = {}
 
     def once(self, make: "Callable[[Module], Made]") -> "Made":
@@ -281,101 +278,14 @@ class Module:
 
     # --- use
 
-    @functools.cached_property
-    def _loads(self) -> dict[str, dict[str, list[tuple[Meaning, list[ast.Name]]]]]:
-        """By root ("jax") and by meaning ("jax.numpy"): names that mean something imported."""
-        found: dict[str, dict[str, list[tuple[Meaning, list[ast.Name]]]]] = {}
-        for scope in self.scopes.all:
-            for name, loads in scope.loads.items():
-                if name in self._bound_to_imports:
-                    meaning = self.meaning_of_name(scope, name)
-                    if meaning is not None:
-                        of_root = found.setdefault(_root(meaning.name), {})
-                        of_root.setdefault(meaning.name, []).append((meaning, loads))
-        return found
-
-    def _used(self, name: str) -> list[ast.expr]:
-        """The widest names and attributes that mean `name`."""
-        root = _root(name)
-        found = list(self._uses_elsewhere.get(name, ()))
-        for start in self._loads.get(root, ()) if root in KNOWN else ():
-            if name == start or name.startswith(f"{start}."):
-                found += self._widened(root, start).get(name, ())
-        return found
-
-    def _widened(self, root: str, start: str) -> dict[str, list[ast.expr]]:
-        """By meaning: what the names that mean `start` are the beginnings of."""
-        if start not in self._uses:
-            found: dict[str, list[ast.expr]] = {}
-            for meaning, loads in self._loads[root][start]:
-                for load in loads:
-                    node, name = self._widest(load, meaning)
-                    found.setdefault(name, []).append(node)
-            self._uses[start] = found
-        return self._uses[start]
-
-    @functools.cached_property
-    def _uses_elsewhere(self) -> dict[str, list[ast.expr]]:
-        """The same for names of other files, which may mean anything."""
-        found: dict[str, list[ast.expr]] = {}
-        for root in self._loads.keys() - KNOWN:
-            for start in self._loads[root]:
-                for name, nodes in self._widened(root, start).items():
-                    found.setdefault(name, []).extend(nodes)
-        return found
-
-    @functools.cached_property
-    def _bound_to_imports(self) -> set[str]:
-        """Names that may mean something imported; the others need no look."""
-        names: set[str] = set()
-        makers = set(_PARTIAL_NAMES)  # that are called as `partial` is
-        aliases: list[tuple[str, str]] = []
-        made: list[tuple[str, ast.Call]] = []
-        for scope in self.scopes.all:
-            for name, bindings in scope.bindings.items():
-                for binding in bindings:
-                    value = binding.value
-                    if binding.kind == "import":
-                        names.add(name)
-                        if not binding.target.startswith(_NO_PARTIAL):
-                            makers.add(name)
-                    elif isinstance(value, ast.Call):
-                        made.append((name, value))
-                    elif isinstance(value, ast.Name | ast.Attribute):
-                        aliases += ((name, root) for root in _roots(value))
-                        if _last_name(value) in _PARTIAL_NAMES:
-                            makers.add(name)
-        for name, call in made:
-            if _last_name(call.func) in makers:
-                aliases += ((name, root) for root in _roots(call))
-        grown = -1
-        while grown != len(names):
-            grown = len(names)
-            names.update(name for name, root in aliases if root in names)
-        if self.scopes.module.star_imports:
-            names.update(name for scope in self.scopes.all for name in scope.loads)
-        return names
-
-    def _widest(self, node: Any, meaning: Meaning) -> tuple[ast.expr, str]:
-        """`jax.lax.psum`, where `jax` stands; called for every name that was imported."""
-        known, attribute = self._canonical, ast.Attribute
-        around = node.parent
-        while around.__class__ is attribute and not meaning.partials:
-            name = f"{meaning.name}.{around.attr}"
-            node, meaning = around, known.get(name) or self.canonical(name)
-            around = node.parent
-        return node, meaning.name
-
     def uses(self, *names: str) -> list[ast.expr]:
         """Every name or attribute that means one of `names`, partials of it too, in order."""
-        found = [node for name in names for node in self._used(name)]
+        found = [node for name in names for node in self.once(Uses).of(name)]
         return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
     def used_names(self, root: str) -> list[str]:
         """All that the file uses of a package, as "jax.lax.psum" of "jax", sorted."""
-        starts = self._loads.get(root, ()) if root in KNOWN else ()
-        names = {name for start in starts for name in self._widened(root, start)}
-        return sorted(names.union(name for name in self._uses_elsewhere if _root(name) == root))
+        return sorted(self.once(Uses).names(root))
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Every call of what means one of `names`, in order; not through partials."""
@@ -482,35 +392,11 @@ class Module:
         return scope.node
 
 
-def _root(name: str) -> str:
-    return name.partition(".")[0]
-
-
-# What may hand on `functools.partial` is called one of these, or is imported; not from here.
-_PARTIAL_NAMES = frozenset(name.rpartition(".")[2] for name in PARTIAL)
-_NO_PARTIAL = ("jax.numpy", "jax.lax", "jax.random", "numpy", "optax")
-
-
-def _last_name(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
 _ALIASES = (ast.Name, ast.Attribute, ast.Call)
 
 
 def _is_none(binding: Binding) -> bool:
     return isinstance(binding.value, ast.Constant) and binding.value.value is None
-
-
-def _roots(value: ast.expr) -> list[str]:
-    """The names on which an alias may rest: of `partial(jax.pmap, x)` both."""
-    if isinstance(value, ast.Call):
-        return [*_roots(value.func), *(_roots(value.args[0]) if value.args else [])]
-    while isinstance(value, ast.Attribute):
-        value = value.value
-    return [value.id] if isinstance(value, ast.Name) else []
 
 
 def _place(node: Any) -> tuple[int, int]:
