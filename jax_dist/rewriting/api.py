@@ -14,9 +14,9 @@ from jax_dist.mapping import throttle
 from jax_dist.mapping.attempts import entry
 from jax_dist.passes.capture_policy import Captures
 from jax_dist.passes.lifting import NewCaptures
-from jax_dist.rewriting import arguments, program, reporting
+from jax_dist.rewriting import arguments, calls, reporting
 from jax_dist.rewriting.arguments import Gathers, Partitioning, Specs
-from jax_dist.rewriting.program import RewrittenProgram
+from jax_dist.rewriting.program import Misplaced, RewrittenProgram
 from jax_dist.rewriting.report import Report
 
 
@@ -59,7 +59,9 @@ def rewrite(
     through shard_map (JXD402); gathers that are only reduced become reductions (JXD301). What
     cannot be shown to be sound is left as it is; `explain` says so, and why.
 
-    It is traced once per signature, as under jit; after that, a call is one C++ dispatch.
+    It is traced once per signature, as under jit; after that, a call is one C++ dispatch. A state
+    that is donated, and that nobody has put anywhere, is cut before the first call as the program
+    will return it; so a training loop compiles once.
 
     Args:
       fun: a function, or a jit object. Its arguments are traced, but for the static ones of a jit.
@@ -179,25 +181,25 @@ class _Function:
         dispatcher = self._rewriting
         try:
             output = dispatcher.dispatch(*args, **kwargs) if kwargs else dispatcher.dispatch(*args)
-        except NewCaptures as captures:
-            found = captures
+        except (NewCaptures, Misplaced) as error:
+            unsettled = error
         except ValueError as refusal:
-            return dispatcher.call_elsewhere(refusal, args, kwargs)
+            return calls.call_elsewhere(refusal, dispatcher, args, kwargs)
         else:
             if next(throttle.turns):
                 throttle.wait(output)
             return output
-        return dispatcher.settle(found, args, kwargs)
+        return calls.settle(unsettled, dispatcher, args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Methods can be rewritten, too."""
         return self if instance is None else types.MethodType(self, instance)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        return program.ask("lower", self._rewriting, args, kwargs)
+        return calls.ask("lower", self._rewriting, args, kwargs)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        return program.ask("trace", self._rewriting, args, kwargs)
+        return calls.ask("trace", self._rewriting, args, kwargs)
 
     def report(self, /, *args: Any, **kwargs: Any) -> Report:
         return reporting.report_of(self._rewriting.again(), args, kwargs)

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.mapping import agreements
-from jax_dist.mapping.attempts import call_under_way, entry
+from jax_dist.mapping.attempts import call_under_way
 from jax_dist.multihost.fingerprints import Fingerprint, containers, describe
 from jax_dist.passes.asking import mesh_of
 from jax_dist.passes.capture_policy import Watch
@@ -25,10 +25,18 @@ from jax_dist.passes.lifting import LiftedJit, NewCaptures, Traced
 from jax_dist.passes.partitioning import plan_partitioning
 from jax_dist.passes.pipeline import Pass, evaluate_through
 from jax_dist.passes.primitives import GATHERS
-from jax_dist.rewriting import misplaced
+from jax_dist.rewriting import first_places, misplaced
 from jax_dist.rewriting.arguments import Wishes
 from jax_dist.rewriting.process_pmaps import check_none_local, pmaps_over_all_processes
 from jax_dist.rewriting.remesh import plan_remesh
+
+
+class Misplaced(BaseException):
+    """The call under way has a first state that should be put elsewhere; see `first_places`."""
+
+    def __init__(self, traced: Traced):
+        super().__init__()
+        self.traced = traced
 
 
 class RewrittenProgram:
@@ -50,9 +58,11 @@ class RewrittenProgram:
         self.found: tuple[Capture, ...] = ()
         self.lifted: tuple[Capture, ...] = ()
         self._while_traced: list[Finding] = []
+        self._options = _compat.jit_options(fun)
         self._watch = Watch(name, wishes.policy)
         self._mesh_seen: Mesh | None = None
         self._asked = False  # for the program only
+        self._placed: set[tuple] = set()  # signatures for which first states were looked for
         self._by_shardings: dict[tuple, LiftedJit] = {}
         self._jit = self._new_jit()
         self.dispatch: Callable = self._jit.dispatch
@@ -61,22 +71,28 @@ class RewrittenProgram:
         """The same, and nothing traced: what jit has in its cache tells no findings any more."""
         return RewrittenProgram(self.fun, self.name, self.wishes)
 
-    def settle(self, found: NewCaptures, args: tuple, kwargs: dict) -> Any:
-        """Makes the call whose trace found captures that are not arguments yet."""
-        return self._jit.settle(found, args, kwargs)
+    def settle(self, unsettled: NewCaptures | Misplaced, args: tuple, kwargs: dict) -> Any:
+        """Makes the call whose trace found captures that are not arguments, or wanted a move."""
+        if isinstance(unsettled, NewCaptures):
+            return self._jit.settle(unsettled, args, kwargs)
+        if self._by_shardings:
+            self._jit = self._jit_for(args, kwargs)
+        return self._jit.call(*args, **kwargs)  # traced again: the mesh is part of the types
 
-    def call_elsewhere(self, refusal: ValueError, args: tuple, kwargs: dict) -> Any:
-        """Makes a call that jit refused, if that was for arguments on other devices."""
+    def placed(self, traced: Traced, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """The arguments, with a first state where the next one will lie; see `first_places`."""
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        for place, target in self._wanted_places(traced, args, kwargs).items():
+            leaves[place] = jax.device_put(leaves[place], target)
+        return jax.tree.unflatten(tree, leaves)
+
+    def moved(self, refusal: ValueError, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """The arguments on the mesh; raises what jit said if that was not for where they lie."""
         mesh = self.wishes.mesh
         moved = None if mesh is None else misplaced.put_on(mesh, args, kwargs)
         if moved is None:
             raise refusal
-        args, kwargs = moved
-        try:
-            return self.dispatch(*args, **kwargs)
-        except NewCaptures as captures:
-            found = captures
-        return self.settle(found, args, kwargs)
+        return moved
 
     def ask(self, method: str, args: tuple, kwargs: dict) -> Any:
         """`lower` or `trace`, for these arguments."""
@@ -98,7 +114,7 @@ class RewrittenProgram:
             call=self._traced_fun,
             policy=self.wishes.policy,
             watch=self._watch,
-            options=_compat.jit_options(self.fun),
+            options=self._options,
             emit=self._emit,
             place=self._place,
             changed=self._renew_dispatch,
@@ -118,6 +134,11 @@ class RewrittenProgram:
     def _emit(self, traced: Traced, lifted: Sequence[Capture], inputs: Sequence[Any]) -> Values:
         """Evaluates the rewritten program in the current trace."""
         check_none_local(traced.jaxpr)
+        args = self._called_with()
+        if args is not None and traced.signature not in self._placed:
+            self._placed.add(traced.signature)  # once: a state that always comes anew stays
+            if self._wanted_places(traced, *args):
+                raise Misplaced(traced)
         shardings = self._shardings(traced)
         mesh = self._mesh(traced, shardings)
         if mesh is not None and jax.process_count() > 1:
@@ -128,11 +149,26 @@ class RewrittenProgram:
         self.found, self.lifted = traced.found, tuple(lifted)
         return results
 
+    def _wanted_places(self, traced: Traced, args: tuple, kwargs: dict) -> dict[int, NamedSharding]:
+        """By number of the leaf, where it should lie and does not."""
+        if jax.process_count() > 1:  # what one process holds is not the whole
+            return {}
+        leaves = jax.tree.leaves((args, kwargs))
+        of_jit = first_places.donated_leaves(self._options, args, kwargs)
+        donated = [number for number, place in enumerate(traced.places) if place in of_jit]
+        found = first_places.first_places(traced.jaxpr, donated, self.wishes.mesh)
+        wanted = {traced.places[number]: target for number, target in found.items()}
+        return {
+            place: target
+            for place, target in wanted.items()
+            if first_places.is_anywhere(leaves[place])
+        }
+
     def _agree(self, traced: Traced, mesh: Mesh) -> None:
         """With the other processes, on what runs next; see `mapping.agreements`."""
         moves = agreements.collectives(traced.jaxpr)
         ranks = agreements.processes_of(mesh)
-        if self._is_called():
+        if self._called_with() is not None:
             found = agreements.with_collectives(_fingerprint(traced), moves)
             name = f"{agreements.described(self.fun)}, rewritten"
             # Without a collective too: what is cut over the mesh may be moved by the compiler.
@@ -142,11 +178,18 @@ class RewrittenProgram:
             self._jit = self._new_jit()
             self._renew_dispatch()
 
-    def _is_called(self) -> bool:
+    def _called_with(self) -> tuple[tuple, dict] | None:
+        """The arguments, if this is traced for a call that will run now."""
+        args = self._arguments()
+        if args is None or self._asked:
+            return None
+        traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args))
+        return None if traced else args
+
+    def _arguments(self) -> tuple[tuple, dict] | None:
+        """Of the call of this function that is under way, if one is."""
         found = call_under_way()
-        if found is None or found[0] is not self or self._asked:
-            return False
-        return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(found[1:]))
+        return None if found is None or found[0] is not self else found[1:]
 
     def _passes(
         self, shardings: Sequence[NamedSharding | None], mesh: Mesh | None, lifted: int
@@ -179,10 +222,10 @@ class RewrittenProgram:
 
     def _shardings(self, traced: Traced) -> list[NamedSharding | None]:
         """How the dynamic leaves of the call under way lie, where that is known."""
-        found = call_under_way()
-        if found is None or found[0] is not self:
+        args = self._arguments()
+        if args is None:
             return [None] * len(traced.places)
-        leaves = jax.tree.leaves(found[1:])
+        leaves = jax.tree.leaves(args)
         return [_named_sharding(leaves[place]) for place in traced.places]
 
     def _place(self, traced: Traced, value: Any) -> Any:
@@ -202,10 +245,10 @@ class RewrittenProgram:
         To jit they are not: on Auto axes it traces once for all of them. But the specs that a
         custom_partitioning got are those of the call that was traced.
         """
-        found = call_under_way()
-        if self._by_shardings or found is None or found[0] is not self:
+        args = self._arguments()
+        if self._by_shardings or args is None:
             return
-        self._by_shardings[_shardings_key(*found[1:])] = self._jit
+        self._by_shardings[_shardings_key(*args)] = self._jit
         self.dispatch = self._dispatch_by_shardings
 
     def _dispatch_by_shardings(self, *args: Any, **kwargs: Any) -> Any:
@@ -217,12 +260,6 @@ class RewrittenProgram:
         if key not in self._by_shardings:
             self._by_shardings[key] = self._new_jit()
         return self._by_shardings[key]
-
-
-@entry
-def ask(method: str, dispatcher: RewrittenProgram, args: tuple, kwargs: dict) -> Any:
-    """`lower` or `trace`; marked as an entry, so that the trace finds the arguments."""
-    return dispatcher.ask(method, args, kwargs)
 
 
 def _fingerprint(traced: Traced) -> Fingerprint:

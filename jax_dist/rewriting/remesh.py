@@ -74,6 +74,17 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> Plan:
     return Plan(lambda *args: places.run(jaxpr, args, handlers), tuple(findings))
 
 
+def operand_shardings(site: PmapSite, mesh: Mesh | None) -> list[NamedSharding] | None:
+    """How the operands of a pmap lie when it has been moved; None if it names no devices."""
+    try:
+        move = _move(site, mesh)
+    except Refused:
+        if not isinstance(site.mesh, Mesh):
+            return None
+        move = _Move(site, site.mesh, site.axis, site.mesh)
+    return [NamedSharding(move.mesh, _named(move, spec)) for spec in site.eqn.params["in_specs"]]
+
+
 def _move(site: PmapSite, mesh: Mesh | None) -> _Move:
     own = devices_of(site.mesh)
     if mesh is None:
