@@ -11,9 +11,10 @@ collect_ignore_glob = ["tests/cache/programs/*"]  # programs of their own, with 
 pytest.register_assert_rewrite("watching")  # tests/mapping/watching.py asserts for others
 simulated_devices(8)
 
-_FOLDERS = ("cache", "doctor", "guards", "launch", "multihost")
 _RUNTIME = [
-    pathlib.Path(__file__).parent / "tests" / name for name in (*_FOLDERS, "test_error_pages.py")
+    pathlib.Path(__file__).parent / "tests" / name
+    for name in ("cache", "doctor", "guards", "launch", "multihost")
+    + ("test_docs.py", "test_error_pages.py")
 ]
 
 

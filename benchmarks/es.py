@@ -2,19 +2,23 @@
 
     python benchmarks/es.py                       # 100,000 parameters; some minutes
     python benchmarks/es.py --parameters 1000000 --rounds 2 --without-evosax
+    python benchmarks/es.py --parameters 10000000 --rounds 1 --without-evosax --apart
     python benchmarks/es.py --pair                # es_before_pmap.py, its migrations, es_after.py
 
-The ways take turns, one generation each, and the first is there twice, to show the noise. CPU time
-is that of the whole process, and the least of all rounds: it is what a busy machine disturbs least.
-Bytes and memory are those of the compiled programs, on one of 8 simulated devices.
+The ways take turns, one generation each, and the first is there twice, to show the noise. With
+`--apart` each comes after the other, for what does not fit into memory together. CPU time is that
+of the whole process, and the least of all rounds: it is what a busy machine disturbs least. Bytes
+and memory are those of the compiled programs, on one of 8 simulated devices.
 """
 
 import argparse
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
 import pathlib
+import resource
 import statistics
 import subprocess
 import sys
@@ -136,6 +140,13 @@ def measure(ways: list[Way], rounds: int) -> None:
                 way.wall.append(time.perf_counter() - wall)
 
 
+def measure_alone(make: Callable[[], Way], rounds: int) -> Way:
+    """What is measured, without what runs it: the arrays are given back."""
+    way = make()
+    measure([way], rounds)
+    return dataclasses.replace(way, run=None)
+
+
 def print_ways(ways: list[Way]) -> None:
     first = ways[0]
     print(
@@ -222,6 +233,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--without-evosax", action="store_true")
+    parser.add_argument("--apart", action="store_true", help="one way after the other: less memory")
     parser.add_argument("--pair", action="store_true", help="the migration, in place of the ways")
     parser.add_argument("--generations", type=int, default=30, help="of the migration")
     options = parser.parse_args()
@@ -229,14 +241,20 @@ def main() -> None:
         pair(options.generations)
         return
     jax.config.update("jax_num_cpu_devices", 8)
-    ways = [ours(options.parameters, *way) for way in _WAYS]
+    makers = [functools.partial(ours, options.parameters, *way) for way in _WAYS]
     if not options.without_evosax:
         if importlib.util.find_spec("evosax") is None:
             parser.error("evosax is not here: pip install 'evosax>=0.3', or --without-evosax")
-        ways.append(of_evosax(options.parameters))
-    measure(ways, options.rounds)
-    print(f"{options.parameters:,} parameters, jax {jax.__version__}, {options.rounds} rounds")
+        makers.append(functools.partial(of_evosax, options.parameters))
+    if options.apart:
+        ways = [measure_alone(make, options.rounds) for make in makers]
+    else:
+        ways = [make() for make in makers]
+        measure(ways, options.rounds)
+    print(f"{options.parameters:,} parameters, jax {jax.__version__}, rounds: {options.rounds}")
     print_ways(ways)
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # on Linux in KiB
+    print(f"{peak / 1e9:.1f} GB: the most that the process held, for all 8 devices")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,11 @@
-"""Every example in the documentation runs, and gives what stands there."""
+"""Every example in the documentation runs, and gives what stands there.
+
+A page that cannot run everywhere says so under its title, in a comment that readers do not see:
+`<!-- needs jax>=0.10 flax -->`. Above a block, it holds for that block alone.
+"""
 
 import doctest
+import importlib.metadata
 import os
 import pathlib
 import re
@@ -8,24 +13,47 @@ import subprocess
 import sys
 
 import pytest
+from packaging.requirements import Requirement
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _PAGES = [_ROOT / "README.md", *sorted(_ROOT.glob("docs/**/*.md"))]
 # `python` runs, `pycon` is compared, `console` is a shell; `file=train.py` is only written down.
 _BLOCK = re.compile(
-    r"^```(python|pycon|toml|console)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL
+    r"(?:^<!-- needs ([^\n]+) -->\n\n?)?"
+    r"^```(python|pycon|toml|console)(?: file=(\S+))?\n(.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
+_PAGE_NEEDS = re.compile(r"\A# .*\n\n<!-- needs (.+) -->\n\n(?!```)")
 _BLANK_IN_OUTPUT = re.compile(r"^$(?=\n(?!>>>))", re.MULTILINE)
 _COMMAND = re.compile(r"^\$ (.*(?:\n> .*)*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+_PATIENCE = 300  # seconds for one command; the longest takes some ten
+
+
+def _lacking(needs: str | None) -> list[str]:
+    """Those of `jax>=0.10 flax` that are not there."""
+    return [each for each in (needs or "").split() if not _is_there(Requirement(each))]
+
+
+def _is_there(package: Requirement) -> bool:
+    try:
+        version = importlib.metadata.version(package.name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return package.specifier.contains(version, prereleases=True)
 
 
 def _run(page: pathlib.Path, folder: pathlib.Path) -> int:
     """Runs the blocks of a page in order, in one namespace; gives their number."""
     text, names = page.read_text(), {"__name__": page.stem}
+    whole = _PAGE_NEEDS.match(text)
+    if whole and (lacking := _lacking(whole[1])):
+        pytest.skip(f"needs {' '.join(lacking)}")
     blocks = list(_BLOCK.finditer(text))
     for block in blocks:
-        language, file, code = block.groups()
-        above = text.count("\n", 0, block.start(3))  # a traceback names the line of the page
+        needs, language, file, code = block.groups()
+        above = text.count("\n", 0, block.start(4))  # a traceback names the line of the page
+        if _lacking(needs):
+            continue
         if file is not None:
             (folder / file).write_text(code)
         elif language == "python":
@@ -73,6 +101,7 @@ def _run_console(code: str, folder: pathlib.Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,
+            timeout=_PATIENCE,
         )
         same = _pattern(expected).fullmatch(ran.stdout)
         assert same, f"$ {command}\nprints\n{ran.stdout}\nand the page says\n{expected}"
@@ -110,6 +139,39 @@ def test_a_wrong_example_is_found(tmp_path, text, error):
 
     with pytest.raises(error):
         _run(page, tmp_path)
+
+
+_RAISES = "```python\nraise ValueError('it ran')\n```\n"
+
+
+@pytest.mark.parametrize("needs", ["jax>=99", "pytest no-such-package"])
+def test_a_page_or_a_block_runs_only_where_what_it_needs_is_there(tmp_path, needs):
+    page = tmp_path / "page.md"
+    page.write_text(f"# A page\n\n<!-- needs {needs} -->\n\nText.\n\n{_RAISES}")
+    with pytest.raises(pytest.skip.Exception, match=f"needs {needs.split()[-1]}"):
+        _run(page, tmp_path)
+
+    page.write_text(f"# A page\n\n<!-- needs {needs} -->\n\n{_RAISES}\n```python\nn = 1\n```\n")
+    assert _run(page, tmp_path) == 2
+
+
+@pytest.mark.parametrize("between", ["Text.\n\n", ""], ids=["a page", "a block"])
+def test_it_does_run_there(tmp_path, between):
+    page = tmp_path / "page.md"
+    page.write_text(f"# A page\n\n<!-- needs jax>=0.7 pytest -->\n\n{between}{_RAISES}")
+    assert _lacking("jax>=0.7 pytest") == []  # else the next line skips this test
+
+    with pytest.raises(ValueError, match="it ran"):
+        _run(page, tmp_path)
+
+
+def test_what_pages_need_stands_where_it_is_read():
+    for page in _PAGES:
+        text = page.read_text()
+        read = len(_PAGE_NEEDS.findall(text)) + sum(
+            bool(found[0]) for found in _BLOCK.findall(text)
+        )
+        assert text.count("<!-- needs") == read, page
 
 
 def test_the_output_of_an_example_may_have_blank_lines(tmp_path):

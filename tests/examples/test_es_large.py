@@ -102,6 +102,24 @@ def test_memory_at_100_000_parameters():
     assert table.table_bytes == 16_000_000
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "exchanged", "most"),
+    [
+        ({"noise": "scan", "comm": "scalar"}, {"all-gather": 1024}, 400_000_000),
+        ({"noise": "table", "comm": "slice"}, {"all-gather": 1024 + 40_000_000}, 240_000_000),
+    ],
+    ids=["scan", "table"],
+)
+def test_ten_million_parameters_need_some_copies_of_theta_not_one_for_each_pair(
+    options, exchanged, most
+):
+    program = built(parameters=10_000_000, **options)
+
+    assert program.exchanged == exchanged
+    assert 40_000_000 < program.temporary < most  # theta has 40 MB, and a device 16 pairs
+
+
 def test_rows_are_alike_in_parts_and_in_any_batch():
     for plan in (
         es_large.Plan(_SIZE),
