@@ -27,6 +27,11 @@ def mapped_function(module: Module, site: Site) -> scopes.Function | None:
     return None if site.fun is None else innermost(module, site.fun)
 
 
+def is_array(module: Module, node: ast.expr) -> bool:
+    """Whether an expression surely is one array or number, by the calls that make it."""
+    return _is_tree(module, node, (), 0) is False
+
+
 def innermost(module: Module, fun: Any) -> scopes.Function | None:
     """The def or lambda behind `vmap(partial(f, ...))`, names for it on the way included."""
     for _ in range(8):

@@ -154,7 +154,8 @@ def _pmap_place(
     try:
         if options.to == "jax_dist":
             fix = to_jax_dist.fix(module, site)
-            done = "" if fix else _by_definition(module, project, site, options)
+            done = to_jax_dist.said(module, site)
+            done = done if fix else _by_definition(module, project, site, options)
         else:
             fix, done = _to_jax(module, site, options, style), _faked(module)
     except Left as left:

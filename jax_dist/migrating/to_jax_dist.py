@@ -1,9 +1,12 @@
-"""`jax.pmap` as `jax_dist.pmap`: the name changes, and nothing else."""
+"""`jax.pmap` as `jax_dist.pmap`: the name changes, and a bare `jax.jit` around it goes.
+
+Inside a jit, pmap could neither place its arguments nor lift what the function captures.
+"""
 
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import pmaps
+from jax_dist.checker import bare_jits, pmaps
 from jax_dist.checker.findings import Edit, Fix, Safety
 from jax_dist.checker.modules import Module
 from jax_dist.checker.pmaps import Site
@@ -30,16 +33,22 @@ def fix(module: Module, site: Site) -> Fix | None:
     imported = _import_of(module, site.reference)
     if imported is None:
         return None
-    if not isinstance(imported, ast.alias):
+    unjitted = bare_jits.without(module, site)
+    if not isinstance(imported, ast.alias) or _stays(module, imported):
         text, imports = module.name_for(_NEW, site.reference)
-        edit = Edit(*module.span(site.reference), text)
-        return Fix("use jax_dist.pmap", Safety.SAFE, (edit,), imports)
+        edits = (Edit(*module.span(site.reference), text), *unjitted)
+        return Fix("use jax_dist.pmap", Safety.SAFE, tuple(sorted(edits)), imports)
     # `from jax import pmap`: the name stays, and comes from elsewhere.
-    if _stays(module, imported):
-        text, imports = module.name_for(_NEW, site.reference)
-        edit = Edit(*module.span(site.reference), text)
-        return Fix("use jax_dist.pmap", Safety.SAFE, (edit,), imports)
-    return Fix("import pmap from jax_dist", Safety.SAFE, _import_edits(module, imported))
+    edits = (*_import_edits(module, imported), *unjitted)
+    return Fix("import pmap from jax_dist", Safety.SAFE, edits)
+
+
+def said(module: Module, site: Site) -> str:
+    """What is told of a place beyond that it is migrated."""
+    if not bare_jits.without(module, site):
+        return ""
+    donates = any(name.startswith("donate") for name in site.arguments)
+    return "the jit around it goes" + ("; what it donates is donated now" if donates else "")
 
 
 def is_identity(module: Module, site: Site) -> bool:

@@ -24,7 +24,7 @@ import jax_dist
 _ROOT = pathlib.Path(__file__).parents[2]
 _BEFORE = _ROOT / "examples" / "es_before_pmap.py"
 _AFTER = _ROOT / "examples" / "es_after.py"
-_NAMES = ["before", "by_hand", "migrated", "migrated_to_jax", "rewritten"]
+_NAMES = ["before", "by_hand", "migrated", "only_migrated", "migrated_to_jax", "rewritten"]
 _WARNS = "ignore::jax_dist.CapturedArrayWarning"
 
 _compiled: list[str] = []  # the functions, one for each compilation
@@ -68,16 +68,18 @@ def rewritten() -> ModuleType:
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory) -> dict[str, ModuleType]:
     folder = tmp_path_factory.mktemp("migrated")
-    to_jax_dist, to_jax = folder / "to_jax_dist.py", folder / "to_jax.py"
-    for path in (to_jax_dist, to_jax):
+    to_jax_dist, only, to_jax = (folder / f"{name}.py" for name in ("mended", "only", "to_jax"))
+    for path in (to_jax_dist, only, to_jax):
         path.write_text(_BEFORE.read_text())
     tool("lint", "--fix", "--unsafe-fixes", "--quiet", to_jax_dist)
     tool("migrate", "--write", "--quiet", to_jax_dist)
+    tool("migrate", "--write", "--quiet", only)
     tool("migrate", "--to", "jax", "--write", "--quiet", to_jax)
     return {
         "before": load(_BEFORE, "before"),
         "by_hand": load(_AFTER, "by_hand"),
         "migrated": load(to_jax_dist, "migrated"),
+        "only_migrated": load(only, "only_migrated"),
         "migrated_to_jax": load(to_jax, "migrated_to_jax"),
         "rewritten": rewritten(),
     }
@@ -137,13 +139,14 @@ def test_one_program_is_compiled_and_not_two(trained):
         "before": 2,
         "by_hand": 1,
         "migrated": 1,
+        "only_migrated": 1,
         "migrated_to_jax": 2,
         "rewritten": 1,
     }
 
 
 @pytest.mark.filterwarnings(_WARNS)
-@pytest.mark.parametrize("name", ["by_hand", "migrated", "rewritten"])
+@pytest.mark.parametrize("name", ["by_hand", "migrated", "only_migrated", "rewritten"])
 def test_the_program_is_100_times_smaller(texts, name):
     assert len(texts["before"]) > 32_000_000  # 16 MB, two letters a byte
     assert len(texts[name]) < len(texts["before"]) / 100
@@ -158,10 +161,17 @@ def test_the_gradient_is_reduced_and_only_scores_are_gathered(texts, name):
     assert sorted(collectives(texts[name])) == sorted([gradient, "all_gather 8x2x2xf32"])
 
 
+@pytest.mark.filterwarnings(_WARNS)
+def test_the_body_of_the_loop_is_in_the_program_once(texts):
+    """The sine of CartPole, for both members of each of two pairs."""
+    assert texts["before"].count("stablehlo.sine") == 4
+    assert texts["migrated"].count("stablehlo.sine") == 2
+
+
 def test_lint_finds_what_the_demo_shows():
     codes = re.findall(r"^\S+:(\d+):\d+: (JXD\d+)", tool("lint", _BEFORE), re.M)
 
-    assert [code for _, code in codes] == ["JXD401", "JXD301", "JXD002", "JXD001"]
+    assert [code for _, code in codes] == ["JXD407", "JXD401", "JXD301", "JXD002", "JXD001"]
     assert tool("lint", _AFTER).strip() == "No findings."
 
 

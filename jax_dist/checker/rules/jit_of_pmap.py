@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import outer, pmaps
+from jax_dist.checker import bare_jits, outer, pmaps
 from jax_dist.checker.findings import Edit, Fix, Safety
 from jax_dist.checker.modules import Module
 from jax_dist.checker.page import Page
@@ -19,12 +19,11 @@ PAGE = Page(
     "its collectives reduce over these, with no error. 2 processes of 4 devices that hold 0 to 7 "
     "get the sums 6 and 22 in the place of 28 (jax 0.10.2). In one process the values are right.",
     example="import jax\n\nstep = jax.jit(jax.pmap(train_step, axis_name='batch'))\n",
-    instead="import jax\nimport jax_dist\n\n"
-    "step = jax.jit(jax_dist.pmap(train_step, axis_name='batch'))\n",
+    instead="import jax_dist\n\nstep = jax_dist.pmap(train_step, axis_name='batch')\n",
     fix="Unsafe: a jit with no arguments of its own right around a pmap goes, for pmap compiles "
-    "by itself. None elsewhere: `jax_dist.pmap` may stand inside of what is traced, and "
-    "`jax_dist.rewrite` around the whole function moves each pmap onto one mesh over all "
-    "processes.",
+    "by itself; what the pmap donates is then really donated. None elsewhere: `jax_dist.pmap` may "
+    "stand inside of what is traced, and `jax_dist.rewrite` around the whole function moves each "
+    "pmap onto one mesh over all processes.",
     since="Any jax with pmap.",
     source="https://docs.jax.dev/en/latest/migrate_pmap.html",
 )
@@ -40,7 +39,7 @@ def check(module: Module) -> Iterator[Found]:
             given = outer.given_to(module, held)
             if given is not None:
                 name, call = given
-                yield Found(call, _message(name), _unwrapped(module, site, held, name, call))
+                yield Found(call, _message(name), _unwrapped(module, site, held, call))
                 continue
             call = module.parent(held)
             if isinstance(call, ast.Call) and call.func is held:
@@ -57,32 +56,15 @@ def _stacked(module: Module, site: Site) -> Iterator[Found]:
     """`@jax.jit` above `@jax.pmap`."""
     for name, decorator in outer.decorators(module, site.fun):
         if module.span(decorator) < module.span(site.node):
-            is_plain = module.qualified_name(decorator) == "jax.jit"
-            fix = _undecorated(module, decorator) if is_plain else None
-            yield Found(decorator, _message(name), fix)
+            yield Found(decorator, _message(name), _fix(bare_jits.undecorated(module, decorator)))
 
 
-def _undecorated(module: Module, decorator: ast.expr) -> Fix | None:
-    start, end = module.span(decorator)
-    code = module.source.code
-    line, after = code.rfind(b"\n", 0, start) + 1, code.find(b"\n", end)
-    if code[line:start].strip() != b"@" or code[end:after].strip():
-        return None
-    return Fix("leave out jax.jit", Safety.UNSAFE, (Edit(line, after + 1, ""),))
+def _unwrapped(module: Module, site: Site, held: ast.expr, call: ast.Call) -> Fix | None:
+    return _fix(bare_jits.unwrapped(module, call, held)) if held is site.node else None
 
 
-def _unwrapped(module: Module, site: Site, held: ast.expr, name: str, call: ast.Call) -> Fix | None:
-    """`jit(pmap(f))` as `pmap(f)`, where the jit says nothing more."""
-    if held is not site.node or name != "jax.jit" or len(call.args) != 1 or call.keywords:
-        return None
-    if module.qualified_name(call.func) != "jax.jit":  # a partial has arguments of its own
-        return None
-    (start, end), (inner, inner_end) = module.span(call), module.span(held)
-    code = module.source.code
-    if b"#" in code[start:inner] + code[inner_end:end]:
-        return None
-    edits = (Edit(start, inner, ""), Edit(inner_end, end, ""))
-    return Fix("leave out jax.jit", Safety.UNSAFE, edits)
+def _fix(edits: tuple[Edit, ...]) -> Fix | None:
+    return Fix("leave out jax.jit", Safety.UNSAFE, edits) if edits else None
 
 
 CASES: tuple[Case, ...] = (
