@@ -176,6 +176,7 @@ def pair(generations: int) -> None:
             "migrated to jax_dist": folder / "to_jax_dist.py",
             "migrated to jax": folder / "to_jax.py",
             "by rewrite": folder / "rewritten.py",
+            "by rewrite, loops rolled": folder / "rolled.py",
             "by hand, es_after.py": examples / "es_after.py",
         }
         for path in (programs["migrated to jax_dist"], programs["migrated to jax"]):
@@ -183,7 +184,9 @@ def pair(generations: int) -> None:
         _tool("lint", "--fix", "--unsafe-fixes", "--quiet", str(folder / "to_jax_dist.py"))
         _tool("migrate", "--write", "--quiet", str(folder / "to_jax_dist.py"))
         _tool("migrate", "--to", "jax", "--write", "--quiet", str(folder / "to_jax.py"))
-        programs["by rewrite"].write_text(before + _REWRITTEN)
+        programs["by rewrite"].write_text(before + _REWRITTEN.format(more=""))
+        rolled = _REWRITTEN.format(more=", loops='roll'")
+        programs["by rewrite, loops rolled"].write_text(before + rolled)
         results = {name: _trained(path, folder, generations) for name, path in programs.items()}
     first = results["before, jit(jax.pmap)"]
     print(f"{'':<26}{'total s':>9}{'of first':>9}{'CPU s':>8}{'of first':>9}{'programs':>9}")
@@ -196,12 +199,11 @@ def pair(generations: int) -> None:
 
 _REWRITTEN = """
 import jax_dist
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import Mesh
 
 _mesh = lambda: Mesh(np.array(jax.devices()), ("i",))
-_make_update, _first_state = make_update, first_state
-make_update = lambda seed: jax_dist.rewrite(_make_update(seed), mesh=_mesh())
-first_state = lambda *args: jax_dist.shard(_first_state(*args), _mesh(), P("i"))
+_make_update = make_update
+make_update = lambda seed: jax_dist.rewrite(_make_update(seed), mesh=_mesh(){more})
 """
 
 

@@ -16,7 +16,7 @@ from jax_dist.passes.lifting import Traced, evaluator
 class Pass(NamedTuple):
     """One pass, and without which primitives it has nothing to do."""
 
-    needs: Collection[str]  # one of these
+    needs: Collection[str] | None  # one of these; None: it looks at every program
     plan: Callable[[ClosedJaxpr], Plan]
 
 
@@ -39,7 +39,7 @@ def evaluate_through(
     pending = evaluator(traced, lifted) if lifted else None
     findings: list[Finding] = []
     for each in passes:
-        if primitives.isdisjoint(each.needs):
+        if each.needs is not None and primitives.isdisjoint(each.needs):
             continue
         if pending is not None:
             as_it_is = jax.jit(pending)

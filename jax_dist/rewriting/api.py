@@ -15,7 +15,7 @@ from jax_dist.mapping.attempts import entry
 from jax_dist.passes.capture_policy import Captures
 from jax_dist.passes.lifting import NewCaptures
 from jax_dist.rewriting import arguments, calls, reporting
-from jax_dist.rewriting.arguments import Gathers, Partitioning, Specs
+from jax_dist.rewriting.arguments import Gathers, Loops, Partitioning, Specs
 from jax_dist.rewriting.program import Misplaced, RewrittenProgram
 from jax_dist.rewriting.report import Report
 
@@ -44,6 +44,7 @@ def rewrite(
     mesh: Mesh | None = None,
     captures: Captures = "lift",
     gathers: Gathers = "reduce",
+    loops: Loops = "keep",
     partitioning: Partitioning = "route",
     specs: Specs | None = None,
     live_captures: bool = False,
@@ -53,11 +54,12 @@ def rewrite(
     """The same function, with what makes its program wrong, slow or never cached put right.
 
     Put it outermost, around your `jax.jit` if there is one; it compiles by itself, and keeps what
-    was said to that jit: donation, shardings, static arguments. Four passes, in this order: arrays
+    was said to that jit: donation, shardings, static arguments. The passes, in this order: arrays
     that the function captures become arguments (JXD401); pmaps inside are moved onto the mesh, and
     loops around them into the mapped region (JXD002); custom_partitioning operations are routed
-    through shard_map (JXD402); gathers that are only reduced become reductions (JXD301). What
-    cannot be shown to be sound is left as it is; `explain` says so, and why.
+    through shard_map (JXD402); gathers that are only reduced become reductions (JXD301); and, if
+    asked for, loops of Python become scans (JXD407). What cannot be shown to be sound is left as it
+    is; `explain` says so, and why.
 
     It is traced once per signature, as under jit; after that, a call is one C++ dispatch. A state
     that is donated, and that nobody has put anywhere, is cut before the first call as the program
@@ -70,6 +72,8 @@ def rewrite(
       captures: what to do with captured arrays: "lift" them to arguments, and warn; "warn" only;
         "allow" them; or raise an "error".
       gathers: "reduce" them, or "keep" them.
+      loops: "roll" loops of Python, which a trace writes out copy by copy, up to scans, which
+        compile faster (JXD407); or "keep" the copies, which can run side by side.
       partitioning: "route" custom_partitioning operations through shard_map, or "keep" them.
       specs: how to cut such an operation, where the compiler's choice is not wanted: `{name:
         (in_specs, out_specs)}`, in the words of `jax.shard_map`.
@@ -102,6 +106,7 @@ def rewrite(
         mesh=mesh,
         captures=captures,
         gathers=gathers,
+        loops=loops,
         partitioning=partitioning,
         specs=specs,
         live_captures=live_captures,
@@ -119,6 +124,7 @@ def explain(
     mesh: Mesh | None = None,
     captures: Captures = "lift",
     gathers: Gathers = "reduce",
+    loops: Loops = "keep",
     partitioning: Partitioning = "route",
     specs: Specs | None = None,
     **kwargs: Any,
@@ -131,6 +137,7 @@ def explain(
       mesh: see `rewrite`.
       captures: see `rewrite`.
       gathers: see `rewrite`.
+      loops: see `rewrite`.
       partitioning: see `rewrite`.
       specs: see `rewrite`.
       **kwargs: as in a call of `fun`.
@@ -155,6 +162,7 @@ def explain(
         mesh=mesh,
         captures=captures,
         gathers=gathers,
+        loops=loops,
         partitioning=partitioning,
         specs=specs,
     )

@@ -25,6 +25,7 @@ from jax_dist.passes.lifting import LiftedJit, NewCaptures, Traced
 from jax_dist.passes.partitioning import plan_partitioning
 from jax_dist.passes.pipeline import Pass, evaluate_through
 from jax_dist.passes.primitives import GATHERS
+from jax_dist.passes.rolling import plan_rolling
 from jax_dist.rewriting import first_places, misplaced
 from jax_dist.rewriting.arguments import Wishes
 from jax_dist.rewriting.process_pmaps import check_none_local, pmaps_over_all_processes
@@ -62,7 +63,7 @@ class RewrittenProgram:
         self._watch = Watch(name, wishes.policy)
         self._mesh_seen: Mesh | None = None
         self._asked = False  # for the program only
-        self._placed: set[tuple] = set()  # signatures for which first states were looked for
+        self._placed: set[tuple] = set()  # types for which a first state was looked for
         self._by_shardings: dict[tuple, LiftedJit] = {}
         self._jit = self._new_jit()
         self.dispatch: Callable = self._jit.dispatch
@@ -135,8 +136,9 @@ class RewrittenProgram:
         """Evaluates the rewritten program in the current trace."""
         check_none_local(traced.jaxpr)
         args = self._called_with()
-        if args is not None and traced.signature not in self._placed:
-            self._placed.add(traced.signature)  # once: a state that always comes anew stays
+        types = (traced.signature[0], *traced.jaxpr.in_avals)
+        if args is not None and types not in self._placed:
+            self._placed.add(types)  # once: a state that always comes anew stays
             if self._wanted_places(traced, *args):
                 raise Misplaced(traced)
         shardings = self._shardings(traced)
@@ -205,6 +207,8 @@ class RewrittenProgram:
             passes.append(Pass({"custom_partitioning"}, route))
         if wishes.gathers == "reduce":
             passes.append(Pass(GATHERS, plan_gathers))
+        if wishes.loops == "roll":  # last: what the others change may stand in the copies
+            passes.append(Pass(None, plan_rolling))
         return passes
 
     def _route(

@@ -1,6 +1,6 @@
 """What rewrite and the codemod make of a pmap-era ES program does what one by hand does.
 
-Small here: a table of 16 MB in place of 64, two pairs in place of eight, for the loop over them is
+Small here: a table of 16 MB in place of 64, four pairs in place of eight, for the loop over them is
 unrolled.
 """
 
@@ -17,7 +17,6 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
 import jax_dist
 
@@ -51,17 +50,16 @@ def load(path: pathlib.Path, name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.TABLE_SIZE, module.PAIRS = 4_000_000, 2
+    module.TABLE_SIZE, module.PAIRS = 4_000_000, 4
     return module
 
 
 def rewritten() -> ModuleType:
-    """The old program with `rewrite` around its function, and its state laid where it belongs."""
+    """The old program with `rewrite` around its function."""
     module = load(_BEFORE, "rewritten")
-    make_update, first_state = module.make_update, module.first_state
+    make_update = module.make_update
     mesh = Mesh(np.array(jax.devices()), ("i",))
-    module.make_update = lambda seed: jax_dist.rewrite(make_update(seed), mesh=mesh)
-    module.first_state = lambda *args: jax_dist.shard(first_state(*args), mesh, P("i"))
+    module.make_update = lambda seed: jax_dist.rewrite(make_update(seed), mesh=mesh, loops="roll")
     return module
 
 
@@ -158,14 +156,15 @@ def test_the_program_is_100_times_smaller(texts, name):
 def test_the_gradient_is_reduced_and_only_scores_are_gathered(texts, name):
     gradient = "all_gather 8x114xf32" if name == "before" else "all_reduce 114xf32"
 
-    assert sorted(collectives(texts[name])) == sorted([gradient, "all_gather 8x2x2xf32"])
+    assert sorted(collectives(texts[name])) == sorted([gradient, "all_gather 8x4x2xf32"])
 
 
 @pytest.mark.filterwarnings(_WARNS)
 def test_the_body_of_the_loop_is_in_the_program_once(texts):
-    """The sine of CartPole, for both members of each of two pairs."""
-    assert texts["before"].count("stablehlo.sine") == 4
+    """The sine of CartPole, for both members of each of four pairs."""
+    assert texts["before"].count("stablehlo.sine") == 8
     assert texts["migrated"].count("stablehlo.sine") == 2
+    assert texts["rewritten"].count("stablehlo.sine") == 2
 
 
 def test_lint_finds_what_the_demo_shows():

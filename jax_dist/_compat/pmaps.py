@@ -1,0 +1,125 @@
+"""`jax.pmap` taken over while it is traced, with several processes."""
+
+import contextlib
+import dataclasses
+import importlib
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jax_dist._errors import UnsupportedError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TakenPmap:
+    """A `jax.pmap` that is being called, in the words of `jax.pmap`, its arguments flattened."""
+
+    fun: Callable  # of (args, kwargs), static arguments bound
+    in_tree: Any  # of (args, kwargs)
+    in_axes: tuple[int | None, ...]
+    out_axes: Any
+    axis_name: Any
+    devices: tuple[jax.Device, ...] | None
+    backend: str | None
+    axis_size: int | None
+
+
+class _Takeover(threading.local):
+    run: Callable[[TakenPmap, Sequence[Any]], Any] | None = None
+
+
+_takeover = _Takeover()
+_takeover_lock = threading.Lock()
+_originals: dict[str, Callable] = {}  # while any thread has taken over
+_takeover_count = [0]
+_PMAP_PARTS = (
+    "_get_mesh_devices",
+    "_cached_shard_map",
+    "host_local_array_to_global_array",
+    "global_array_to_host_local_array",
+)
+
+
+@contextlib.contextmanager
+def pmaps_taken_over(run: Callable[[TakenPmap, Sequence[Any]], Any]) -> Iterator[None]:
+    """Hands each `jax.pmap` that is called while tracing in this thread to `run`.
+
+    `run(taken, leaves)` gives the output. With several processes, a traced `jax.pmap` takes the
+    devices of its own process for all; the jaxpr then has their number in it, in each pmean, and
+    cannot be put right any more. There is no public place to step in. The four functions of
+    `jax._src.pmap` that stand between the call and its shard_map: seen in 0.10.2 and 0.12.0.1, in
+    one file that is the same in both.
+
+    Raises:
+      UnsupportedError: this jax has other ones.
+    """
+    module = importlib.import_module("jax._src.pmap")
+    if not all(hasattr(module, part) for part in _PMAP_PARTS):
+        raise UnsupportedError(
+            f"jax.pmap under trace, with several processes, cannot be put right on jax "
+            f"{jax.__version__}; use jax_dist.pmap in its place"
+        )
+    with _takeover_lock:
+        _takeover_count[0] += 1
+        if _takeover_count[0] == 1:
+            _originals.update({part: getattr(module, part) for part in _PMAP_PARTS})
+            for part, ours in _takeovers(dict(_originals)).items():
+                setattr(module, part, ours)
+    before, _takeover.run = _takeover.run, run
+    try:
+        yield
+    finally:
+        _takeover.run = before
+        with _takeover_lock:
+            _takeover_count[0] -= 1
+            if _takeover_count[0] == 0:
+                for part, original in _originals.items():
+                    setattr(module, part, original)
+
+
+def _takeovers(originals: Mapping[str, Callable]) -> dict[str, Callable]:
+    """What stands in for the four while a rewriting traces; other threads get the originals."""
+
+    def mesh_devices(devices, backend, local_size, axis_size, trace_state_clean):
+        if _takeover.run is None or trace_state_clean:
+            return originals["_get_mesh_devices"](
+                devices, backend, local_size, axis_size, trace_state_clean
+            )
+        return devices, backend, axis_size, _takeover  # read by `cached_shard_map` alone
+
+    def cached_shard_map(fun, in_tree, in_axes, out_axes, out_tree, donated, chosen, axis_name):
+        if not (len(chosen) == 4 and chosen[-1] is _takeover):
+            return originals["_cached_shard_map"](
+                fun, in_tree, in_axes, out_axes, out_tree, donated, chosen, axis_name
+            )
+        devices, backend, axis_size, _ = chosen
+        taken = TakenPmap(
+            fun=fun.call_wrapped,
+            in_tree=in_tree,
+            in_axes=tuple(in_axes),
+            out_axes=jax.tree.unflatten(out_tree, list(out_axes)),
+            axis_name=axis_name,
+            devices=devices,
+            backend=backend,
+            axis_size=axis_size,
+        )
+        run = _takeover.run
+        assert run is not None
+        return types.SimpleNamespace(jitted_f=lambda *leaves: run(taken, leaves), taken=True)
+
+    def to_global(args, cached, *rest):
+        if hasattr(cached, "taken"):
+            return args
+        return originals["host_local_array_to_global_array"](args, cached, *rest)
+
+    def to_local(out, cached, *rest):
+        if hasattr(cached, "taken"):
+            return out
+        return originals["global_array_to_host_local_array"](out, cached, *rest)
+
+    return dict(
+        zip(_PMAP_PARTS, (mesh_devices, cached_shard_map, to_global, to_local), strict=True)
+    )
