@@ -160,6 +160,7 @@ def test_an_interrupt_is_never_noted(folder, monkeypatch):
 
 
 _SLOW = textwrap.dedent("""
+    import itertools
     import sys
     import jax
     from jax_dist import cache
@@ -167,15 +168,16 @@ _SLOW = textwrap.dedent("""
     jax.config.update("jax_platforms", "cpu")
     cache.enable(sys.argv[1])
 
-    def slow(x):
+    def slow(x, start):
         for i in range(40):
-            x = jax.numpy.sin(x) @ x + i
+            x = jax.numpy.sin(x) @ x + start + i
         return x
 
-    lowered = jax.jit(slow).lower(jax.ShapeDtypeStruct((8, 8), "float32"))
-    print("compiling", flush=True)
-    lowered.compile()
-    print("done", flush=True)
+    x = jax.ShapeDtypeStruct((8, 8), "float32")
+    for number in itertools.count():  # until the signal comes, however late
+        lowered = jax.jit(slow, static_argnums=1).lower(x, number)
+        print("compiling", flush=True)
+        lowered.compile()
 """)
 
 
