@@ -15,6 +15,7 @@ KNOWN = frozenset(
         "haiku",
         "itertools",
         "jax",
+        "jax_dist",
         "jaxlib",
         "logging",
         "math",

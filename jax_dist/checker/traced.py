@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 from jax_dist.checker import pmaps, scopes, structure
 from jax_dist.checker.modules import PARTIAL, Module
 
-By: TypeAlias = Literal["pmap", "shard_map", "jit"]
+By: TypeAlias = Literal["pmap", "shard_map", "jit", "jax_dist.pmap"]
 
 SHARD_MAP = (
     "jax.shard_map",
@@ -43,7 +43,10 @@ class Traced:
 
 
 def traced(module: Module) -> list[Traced]:
-    """Every function of the file that it gives to pmap, shard_map or jit, in order of place."""
+    """Every function of the file that it gives to pmap, shard_map or jit, in order of place.
+
+    Those of `jax_dist.pmap` too: a migrated program can still be slow to compile.
+    """
     return module.once(_traced)
 
 
@@ -53,7 +56,8 @@ def _traced(module: Module) -> list[Traced]:
         function = structure.mapped_function(module, site) if site.is_application else None
         if function is not None:
             found.append(Traced("pmap", site.node, function))
-    for each in (*applications(module, "shard_map"), *applications(module, "jit")):
+    ours = _applied(module, "jax_dist.pmap", ("jax_dist.pmap",))
+    for each in (*applications(module, "shard_map"), *applications(module, "jit"), *ours):
         function = structure.innermost(module, each.fun)
         if function is not None:
             found.append(Traced(each.by, each.node, function))

@@ -50,6 +50,8 @@ _SAME_SIZE = frozenset(("reshape", "astype", "transpose", "copy"))
 def check(module: Module) -> Iterator[Found]:
     seen: set[ast.AST] = set()
     for each in traced.traced(module):
+        if each.by == "jax_dist.pmap":  # which makes arguments of them
+            continue
         for read, name, value in _captured(module, each.function):
             if read in seen or traced.is_inside(module, value, each.function):
                 continue
@@ -188,6 +190,11 @@ def _is_small_literal(node: ast.expr) -> bool:
 
 
 CASES: tuple[Case, ...] = (
+    Keep(
+        "jax_dist.pmap makes an argument of it",
+        "import jax_dist\nimport jax.numpy as jnp\nw = jnp.zeros(1000)\n"
+        "f = jax_dist.pmap(lambda x: x * w)\n",
+    ),
     Keep(
         "a few numbers, written out",
         "import jax\nimport jax.numpy as jnp\nw = jnp.array([0.1, -0.2])\nz = jnp.zeros((8, 3))\n"

@@ -42,7 +42,7 @@ def check(module: Module) -> Iterator[Found]:
             for each in traced.traced(module)
             if traced.is_inside(module, call, each.function)
         }
-        if "jit" in under and not under & {"shard_map", "pmap"}:
+        if under == {"jit"}:
             yield Found(call, "custom_partitioning under jit makes a new cache key in each process")
 
 

@@ -118,4 +118,11 @@ CASES: tuple[Case, ...] = (
         "def result():\n    return f(jnp.arange(8))\n",
         runs=True,
     ),
+    Mend(
+        "migrated already",
+        "import jax_dist\n\n\n@jax_dist.pmap(axis_name='i')\ndef f(x):\n"
+        "    return [x[n] for n in {'a', 'b'}]\n",
+        "import jax_dist\n\n\n@jax_dist.pmap(axis_name='i')\ndef f(x):\n"
+        "    return [x[n] for n in sorted({'a', 'b'})]\n",
+    ),
 )
