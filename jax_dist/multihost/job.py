@@ -18,7 +18,11 @@ from jax_dist.multihost.standing import Progress, is_leaving_jax, stack_of_main
 
 _TICK = 0.1  # seconds between two looks at who stands still
 _LEAVE = 2.0  # seconds in which the others leave before rank 0 does, which holds JAX's service
-_DOUBT = 0.2  # seconds: who loses a peer in a collective may say so before the peer's line is gone
+_DOUBT = 0.2  # seconds in which another process may turn out to have failed first
+# Who loses a peer in a collective may say so before the peer's line is gone: on a busy machine, a
+# killed process takes a while to close all that it had open.
+_LONG_DOUBT = 1.5
+_LOST_PEER = ("onnection closed", "onnection reset", "roken pipe", "ocket closed", "remote process")
 _OWN = 3.0  # seconds for the process that failed to end by itself, by its own atexit functions
 
 
@@ -204,7 +208,7 @@ class Job:
             now > self._leave_at or not (self._lines or self._failed_itself)
         ):
             end_now("", FAILED if self._ending is None else self._ending)
-        if self._failure is not None and now > self._failure[0] + _DOUBT:
+        if self._failure is not None and now > self._failure[0] + _doubt(self._failure[2]):
             self._blame(*self._failure[1:])
         if self._progress is not None and not self._is_done:
             self._look_at_main(self._progress)
@@ -294,6 +298,12 @@ class Job:
         for line in self._lines.values():
             line.close()
         self._lines.clear()
+
+
+def _doubt(failure: Message) -> float:
+    """Seconds in which a failure may turn out to come from that of another process."""
+    lost = any(words in failure["what"] for words in _LOST_PEER)
+    return _LONG_DOUBT if lost else _DOUBT
 
 
 def _gone(rank: int) -> str:

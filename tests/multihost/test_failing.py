@@ -7,6 +7,8 @@ ended by SIGABRT after a kill. `benchmarks/failures.py` measures that.
 import pytest
 from jobs import run_job
 
+from jax_dist.multihost import job
+
 _SECONDS = 15.0  # on a loaded machine; a fraction of one by itself, and 3 more after an early exit
 
 
@@ -138,3 +140,15 @@ def test_fifty_crashes_in_a_row_never_hang():
             _check_gone(rank, "is killed", -9)
         else:
             _check_raised(rank, 2)
+
+
+@pytest.mark.parametrize(
+    ("what", "seconds"),
+    [
+        ("ValueError: the learning rate is negative", 0.2),
+        ("ValueError: UNKNOWN: Gloo all-reduce failed: Connection closed by peer [::1]:1", 1.5),
+        ("JaxRuntimeError: INTERNAL: Connection reset by peer", 1.5),
+    ],
+)
+def test_who_loses_a_peer_is_not_blamed_before_the_peer_can_be(what, seconds):
+    assert job._doubt({"what": what}) == seconds
