@@ -17,6 +17,12 @@ from jax_dist.guards.memory import memory_guard, memory_now
 _CUT = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("i",)), P("i"))
 
 
+@pytest.fixture(autouse=True)
+def _no_garbage_of_other_tests():
+    """Else it is freed within a step, and the step seems to leave less."""
+    gc.collect()
+
+
 def guarded(act, **options):
     with memory_guard(**options):
         return act()
