@@ -234,6 +234,7 @@ _WHOLE = (
         "ast.parse" + _PASSED,
         most=0.8,
     ),
+    Goal("the same, CPU time", "lint, cold", "ast.parse", most=0.8),
     Goal("the command, cold beside warm", "lint, cold", "lint, warm", least=5),
 )
 _FIXIT = Goal("fixit with one rule beside lint", "fixit, one rule", "lint", least=100)
