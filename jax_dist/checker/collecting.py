@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jax_dist.checker import rounds, scopes, structure
+from jax_dist.checker import order, rounds, scopes, structure
 from jax_dist.checker.modules import Module
 
 _STACKS = ("jax.numpy.stack", "jax.numpy.array", "jax.numpy.asarray")
@@ -45,7 +45,7 @@ class Rows:
 def collecting(module: Module, loop: ast.For) -> Collecting | None:
     """What a loop collects; None where it does anything else, or where that cannot be seen."""
     scope = module.scope(loop)
-    block = _block(module, loop)
+    block = order.block_of(module, loop)
     if block is None or loop.orelse or not isinstance(scope.node, scopes.Function):
         return None
     begun = _begun(block[: block.index(loop)])
@@ -114,15 +114,6 @@ def _number(module: Module, node: ast.expr) -> int | None:
         node = values[0]
     is_number = isinstance(node, ast.Constant) and isinstance(node.value, int)
     return node.value if is_number else None  # type: ignore[attr-defined] # a constant
-
-
-def _block(module: Module, loop: ast.For) -> list[ast.stmt] | None:
-    parent = module.parent(loop)
-    for field in ("body", "orelse", "finalbody"):
-        block = getattr(parent, field, None)
-        if isinstance(block, list) and loop in block:
-            return block
-    return None
 
 
 def _begun(above: Sequence[ast.stmt]) -> dict[str, ast.stmt]:

@@ -281,7 +281,7 @@ class Module:
     def uses(self, *names: str) -> list[ast.expr]:
         """Every name or attribute that means one of `names`, partials of it too, in order."""
         found = [node for name in names for node in self.once(Uses).of(name)]
-        return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+        return sorted(found, key=order.place)
 
     def used_names(self, root: str) -> list[str]:
         """All that the file uses of a package, as "jax.lax.psum" of "jax", sorted."""
@@ -321,7 +321,7 @@ class Module:
             if (home := inner.lookup(name)) is not None and home[0] is scope
             for load in inner.loads[name]
         ]
-        return sorted(found, key=_place)
+        return sorted(found, key=order.place)
 
     # --- values
 
@@ -397,10 +397,6 @@ _ALIASES = (ast.Name, ast.Attribute, ast.Call)
 
 def _is_none(binding: Binding) -> bool:
     return isinstance(binding.value, ast.Constant) and binding.value.value is None
-
-
-def _place(node: Any) -> tuple[int, int]:
-    return (node.lineno, node.col_offset)
 
 
 def _is_inside(below: ast.AST, child: ast.AST, around: Any) -> bool:

@@ -5,7 +5,7 @@ import builtins
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from jax_dist.checker import structure
+from jax_dist.checker import order, structure
 from jax_dist.checker.modules import Module
 from jax_dist.checker.scopes import Binding, Scope
 
@@ -153,17 +153,12 @@ class _Order:
 def _is_read_behind(module: Module, scope: Scope, loop: ast.For, name: str) -> bool:
     """Whether the value of the last round is used."""
     for read in module.reads(scope, name):
-        if _holds(loop, read):
+        if order.holds(loop, read):
             continue
         bindings = module.reaching(read)
-        if bindings is None or any(_holds(loop, each.node) for each in bindings):
+        if bindings is None or any(order.holds(loop, each.node) for each in bindings):
             return True
     return False
-
-
-def _holds(loop: ast.For, node: Any) -> bool:
-    start, end = (loop.lineno, loop.col_offset), (loop.end_lineno, loop.end_col_offset)
-    return start <= (node.lineno, node.col_offset) < end
 
 
 def _is_pure(module: Module, node: ast.AST, rows: set[str]) -> bool:
@@ -202,7 +197,7 @@ def is_only_an_index(module: Module, loop: ast.For) -> bool:
     if not isinstance(loop.target, ast.Name):
         return False
     scope, name = module.scope(loop), loop.target.id
-    reads = [each for each in module.reads(scope, name) if _holds(loop, each)]
+    reads = [each for each in module.reads(scope, name) if order.holds(loop, each)]
     return all(_is_index(module, each) for each in reads)
 
 

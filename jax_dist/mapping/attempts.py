@@ -15,14 +15,25 @@ Both are BaseExceptions: they pass through code of JAX and of the user that catc
 import dataclasses
 import inspect
 import threading
+from collections.abc import Mapping
 from types import CodeType, FunctionType
 from typing import Any
+
+from jax.sharding import Sharding
 
 from jax_dist.mapping.meshes import InnerAxis
 
 
 class Misplaced(BaseException):
-    """The call under way has arguments that should be put elsewhere first."""
+    """The call under way has arguments that should be put elsewhere first.
+
+    Attributes:
+      places: by number of the leaf, where to; empty where the call finds out by itself.
+    """
+
+    def __init__(self, places: Mapping[int, Sharding] | None = None):
+        super().__init__()
+        self.places = places or {}
 
 
 class Replan(BaseException):

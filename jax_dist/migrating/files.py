@@ -154,8 +154,10 @@ def _pmap_place(
     try:
         if options.to == "jax_dist":
             fix = to_jax_dist.fix(module, site)
-            done = to_jax_dist.said(module, site)
-            done = done if fix else _by_definition(module, project, site, options)
+            if fix is None:
+                done = _by_definition(module, project, site, options)
+            else:
+                done = to_jax_dist.said(module, site)
         else:
             fix, done = _to_jax(module, site, options, style), _faked(module)
     except Left as left:

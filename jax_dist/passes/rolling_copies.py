@@ -34,13 +34,9 @@ class Stacked:
     slices: tuple[JaxprEqn, ...] = ()  # if so, each takes its slice of its atom
 
     @property
-    def is_window(self) -> bool:
-        """Whether the slices lie in one array side by side: then nothing is copied."""
-        return window(self) is not None
-
-    @property
     def bytes(self) -> int:
-        return 0 if self.is_window else len(self.atoms) * bytes_of(self.var.aval)
+        """That are copied: none where the slices lie in one array side by side."""
+        return 0 if window(self) is not None else len(self.atoms) * bytes_of(self.var.aval)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,18 +1,12 @@
 """The line of a loop of Python, told from the lines of what it made."""
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import jax
 from jax.extend.core import JaxprEqn
 
 from jax_dist.passes.interpreter import place_of
-
-_OURS_AND_JAX = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep
-    for path in (os.path.dirname(__file__), jax.__file__)
-)
+from jax_dist.passes.user_lines import OURS_AND_JAX
 
 
 class _Frame(NamedTuple):
@@ -42,5 +36,5 @@ def _user_frames(eqn: JaxprEqn) -> Iterator[_Frame]:
     """The outermost first."""
     traceback = eqn.source_info.traceback
     for frame in reversed(traceback.frames if traceback is not None else ()):
-        if not frame.file_name.startswith(_OURS_AND_JAX):
+        if not frame.file_name.startswith(OURS_AND_JAX):
             yield _Frame(frame.file_name, frame.function_name, frame.line_num)

@@ -11,12 +11,12 @@ from jax.sharding import Mesh
 from jax_dist import _compat
 from jax_dist._errors import UnsupportedError
 from jax_dist.mapping import throttle
-from jax_dist.mapping.attempts import entry
+from jax_dist.mapping.attempts import Misplaced, entry
 from jax_dist.passes.capture_policy import Captures
 from jax_dist.passes.lifting import NewCaptures
 from jax_dist.rewriting import arguments, calls, reporting
 from jax_dist.rewriting.arguments import Gathers, Loops, Partitioning, Specs
-from jax_dist.rewriting.program import Misplaced, RewrittenProgram
+from jax_dist.rewriting.program import RewrittenProgram
 from jax_dist.rewriting.report import Report
 
 

@@ -5,9 +5,9 @@ All are entries: what is traced for them finds the arguments here, where they ar
 
 from typing import Any
 
-from jax_dist.mapping.attempts import entry
+from jax_dist.mapping.attempts import Misplaced, entry
 from jax_dist.passes.lifting import NewCaptures
-from jax_dist.rewriting.program import Misplaced, RewrittenProgram
+from jax_dist.rewriting.program import RewrittenProgram
 
 
 @entry
@@ -21,7 +21,7 @@ def settle(
     unsettled: NewCaptures | Misplaced, dispatcher: RewrittenProgram, args: tuple, kwargs: dict
 ) -> Any:
     """Makes a call again, with captured arrays as arguments and a first state in its place."""
-    args, kwargs = dispatcher.placed(unsettled.traced, args, kwargs)
+    args, kwargs = dispatcher.placed(unsettled, args, kwargs)
     try:
         return dispatcher.settle(unsettled, args, kwargs)
     except ValueError as error:

@@ -35,7 +35,7 @@ def first_places(
     numbers = {var: number for number, var in enumerate(jaxpr.jaxpr.invars)}
     found: dict[int, set[NamedSharding]] = {}
     _collect(jaxpr.jaxpr, numbers, set(donated), mesh, found)
-    returned = {(aval.shape, aval.dtype) for aval in jaxpr.out_avals}
+    returned = set(map(_type, jaxpr.out_avals))
     return {
         number: next(iter(wanted))
         for number, wanted in found.items()
@@ -72,7 +72,7 @@ def _collect(
             continue
         site = pmap_site(eqn)
         if site is not None:
-            wanted = remesh.operand_shardings(site, mesh)
+            wanted = remesh.operand_shardings(site, mesh) if donated & set(read.values()) else None
             for place, number in read.items():
                 if wanted and number in donated:
                     found.setdefault(number, set()).add(wanted[place])

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.mapping import agreements
-from jax_dist.mapping.attempts import call_under_way
+from jax_dist.mapping.attempts import Misplaced, call_under_way
 from jax_dist.multihost.fingerprints import Fingerprint, containers, describe
 from jax_dist.passes.asking import mesh_of
 from jax_dist.passes.capture_policy import Watch
@@ -30,14 +30,6 @@ from jax_dist.rewriting import first_places, misplaced
 from jax_dist.rewriting.arguments import Wishes
 from jax_dist.rewriting.process_pmaps import check_none_local, pmaps_over_all_processes
 from jax_dist.rewriting.remesh import plan_remesh
-
-
-class Misplaced(BaseException):
-    """The call under way has a first state that should be put elsewhere; see `first_places`."""
-
-    def __init__(self, traced: Traced):
-        super().__init__()
-        self.traced = traced
 
 
 class RewrittenProgram:
@@ -80,10 +72,16 @@ class RewrittenProgram:
             self._jit = self._jit_for(args, kwargs)
         return self._jit.call(*args, **kwargs)  # traced again: the mesh is part of the types
 
-    def placed(self, traced: Traced, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def placed(
+        self, unsettled: NewCaptures | Misplaced, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict]:
         """The arguments, with a first state where the next one will lie; see `first_places`."""
+        if isinstance(unsettled, NewCaptures):
+            wanted = self._wanted_places(unsettled.traced, args, kwargs)
+        else:
+            wanted = unsettled.places
         leaves, tree = jax.tree.flatten((args, kwargs))
-        for place, target in self._wanted_places(traced, args, kwargs).items():
+        for place, target in wanted.items():
             leaves[place] = jax.device_put(leaves[place], target)
         return jax.tree.unflatten(tree, leaves)
 
@@ -139,8 +137,8 @@ class RewrittenProgram:
         types = (traced.signature[0], *traced.jaxpr.in_avals)
         if args is not None and types not in self._placed:
             self._placed.add(types)  # once: a state that always comes anew stays
-            if self._wanted_places(traced, *args):
-                raise Misplaced(traced)
+            if wanted := self._wanted_places(traced, *args):
+                raise Misplaced(wanted)
         shardings = self._shardings(traced)
         mesh = self._mesh(traced, shardings)
         if mesh is not None and jax.process_count() > 1:

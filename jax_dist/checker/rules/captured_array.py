@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from jax_dist.checker import functions, scopes, traced
+from jax_dist.checker import functions, order, scopes, traced
 from jax_dist.checker.modules import Module
 from jax_dist.checker.page import Page
 from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
@@ -71,16 +71,12 @@ def _captured(
             value = None if name in named else _made_by(module, scope, name)
             if value is not None:
                 named.add(name)
-                yield min(loads, key=_place), name, value
+                yield min(loads, key=order.place), name, value
     for read in _self_reads(module, function):
         values = module.attribute_values(read)
         if len(values) == 1 and read.attr not in named and _is_array(module, values[0]):
             named.add(read.attr)
             yield read, f"self.{read.attr}", values[0]  # type: ignore[misc]
-
-
-def _place(node: ast.expr) -> tuple[int, int]:
-    return (node.lineno, node.col_offset)
 
 
 def _inside(module: Module, function: scopes.Function) -> list[Scope]:
@@ -123,7 +119,7 @@ def _self_reads(module: Module, function: scopes.Function) -> list[ast.Attribute
         for node in functions.all_nodes(function)
         if isinstance(node, ast.Attribute) and functions.is_self(node)
     ]
-    return sorted(found, key=_place)
+    return sorted(found, key=order.place)
 
 
 def _is_array(module: Module, node: ast.expr) -> bool:

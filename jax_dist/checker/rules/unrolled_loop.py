@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from jax_dist.checker import collecting, looping, nodes, traced
+from jax_dist.checker import collecting, looping, nodes, order, traced
 from jax_dist.checker.modules import Module
 from jax_dist.checker.page import Page
 from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
@@ -45,7 +45,7 @@ _FEW = 3  # rows; spelled out by hand they would be no worse
 def check(module: Module) -> Iterator[Found]:
     functions = {each.function for each in traced.traced(module)}
     names = looping.Names(module)
-    for loop in sorted(nodes.of_kind(module, ast.For, _FOR), key=_place) if functions else ():
+    for loop in sorted(nodes.of_kind(module, ast.For, _FOR), key=order.place) if functions else ():
         if functions.isdisjoint(module.ancestors(loop)):
             continue
         rows = collecting.rows(module, loop.iter)
@@ -56,10 +56,6 @@ def check(module: Module) -> Iterator[Found]:
         found = collecting.collecting(module, loop)
         if found is not None:
             yield Found(loop.iter, _message(rows.text), looping.fix(module, found, names))
-
-
-def _place(node: ast.For) -> tuple[int, int]:
-    return (node.lineno, node.col_offset)
 
 
 def _message(rows: str) -> str:
