@@ -1,6 +1,7 @@
 """Every test sees 8 simulated CPU devices, unless it starts processes of its own."""
 
 import pathlib
+import signal
 
 import pytest
 
@@ -10,6 +11,10 @@ collect_ignore_glob = ["tests/cache/programs/*"]  # programs of their own, with 
 
 pytest.register_assert_rewrite("watching")  # tests/mapping/watching.py asserts for others
 simulated_devices(8)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A background job of a shell; the programs that tests interrupt would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _RUNTIME = [
     pathlib.Path(__file__).parent / "tests" / name

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from jax_dist.checker import catalogue, linter, parsing, sources
+from jax_dist.checker import catalogue, linter, parsing, prefilter, sources
 from jax_dist.checker.findings import Code, Finding
 from jax_dist.checker.page import Page
 from jax_dist.checker.patterns import Patterns
@@ -41,26 +41,38 @@ class Examiner:
         """Whether a glance shows that a file has no findings, whatever the rules."""
         return b"jax" not in data and b"JXD" not in data
 
-    def wants(self, path: str, data: bytes) -> bool:
-        """Whether a file could have findings, by its bytes; False is certain."""
-        return speaks_to_us(data) or linter.wanted(data, self.codes_for(path))
+    def likely(self, path: str, data: bytes) -> frozenset[Code] | None:
+        """The codes that may have findings in a file, by its bytes; None: it can have none."""
+        likely = linter.likely(data, self.codes_for(path))
+        if speaks_to_us(data):
+            return likely
+        return likely if likely and not prefilter.is_internal(data) else None
 
-    def examined(self, path: str, data: bytes) -> list[Finding]:
-        """The findings of a file that are not switched off, in order of place."""
-        return self.of_wanted(path, data) if self.wants(path, data) else []
+    def examined(
+        self, path: str, data: bytes, likely: frozenset[Code] | None = None
+    ) -> list[Finding]:
+        """The findings of a file that are not switched off, in order of place.
 
-    def of_wanted(self, path: str, data: bytes) -> list[Finding]:
-        """As `examined`, of a file that `wants` has let through already."""
+        Args:
+          path: of the file.
+          data: its bytes.
+          likely: what `likely` says of them, where that is known.
+        """
+        likely = self.likely(path, data) if likely is None else likely
+        if likely is None:
+            return []
         try:
             source = load(path, data)
         except UnreadableError as error:
             return [unreadable(path, str(error))]
-        return self.of_source(source)
+        if path.endswith(".ipynb"):
+            likely = None  # its code may hold phrases that its bytes spell in another way
+        return self.of_source(source, likely)
 
-    def of_source(self, source: Source) -> list[Finding]:
+    def of_source(self, source: Source, likely: frozenset[Code] | None = None) -> list[Finding]:
         """As `examined`, of a file that is read already."""
         codes = self.codes_for(source.path)
-        found = linter.check(source, self.project, codes, self.target)
+        found = linter.check(source, self.project, codes, self.target, likely)
         found += _of_cells(source, codes)
         if not (found or speaks_to_us(source.code)) or not may_suppress(source.code):
             return found

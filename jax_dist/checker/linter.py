@@ -12,14 +12,6 @@ from jax_dist.checker.registry import Found, Rule, Version
 from jax_dist.checker.rules import syntax_error
 from jax_dist.checker.sources import Source
 
-_MANY = 4  # words of one rule, for which one pattern is faster than a search for each
-
-
-@functools.cache
-def _prefilter(codes: frozenset[Code]) -> Callable[[bytes], bool]:
-    chosen = [catalogue.RULES[code] for code in sorted(codes) if code in catalogue.RULES]
-    return prefilter.any_of(word for rule in chosen for word in rule.triggers)
-
 
 def wanted(data: bytes, codes: frozenset[Code]) -> bool:
     """Whether a file may have findings, by its bytes alone.
@@ -28,11 +20,25 @@ def wanted(data: bytes, codes: frozenset[Code]) -> bool:
       data: the file.
       codes: the rules that are asked for.
     """
+    return bool(likely(data, codes)) and not prefilter.is_internal(data)
+
+
+def likely(data: bytes, codes: frozenset[Code]) -> frozenset[Code]:
+    """Those rules that may have findings in a file, by the words that it holds."""
     if b"jax" not in data:  # every import that matters says it
+        return frozenset()
+    holds = functools.cache(prefilter.Text(data).holds)  # many rules wait for the same words
+    rules = (catalogue.RULES[code] for code in codes if code in catalogue.RULES)
+    return frozenset(rule.page.code for rule in rules if _is_likely(rule, data, holds))
+
+
+def _is_likely(rule: Rule, data: bytes, holds: Callable[[bytes], bool]) -> bool:
+    if not all(map(holds, rule.also)):
         return False
-    if not _prefilter(codes)(data) or prefilter.is_internal(data):
-        return False
-    return bool(_triggered(data, codes))
+    return any(
+        holds(word) and (word not in rule.narrow or rule.narrow[word].search(data))
+        for word in rule.triggers
+    )
 
 
 def check(
@@ -40,6 +46,7 @@ def check(
     project: Project,
     codes: frozenset[Code],
     target: Version | None = None,
+    of: frozenset[Code] | None = None,
 ) -> list[Finding]:
     """All findings of one file, in order of place; nothing is suppressed here.
 
@@ -48,16 +55,18 @@ def check(
       project: looks up what other files define.
       codes: the rules that are asked for.
       target: the oldest jax that the code must run on; None: the newest.
+      of: what `likely` says of the file, where that is known.
     """
+    of = likely(source.code, codes) if of is None else of
     held = project.held(source)
     if held is not None:
-        return check_module(held, codes, target)
+        return _found(held, of, target)
     try:
         module = project.module(source)
     except ParseError as error:
         return [unparsed(source, error)] if syntax_error.PAGE.code in codes else []
     try:
-        return check_module(module, codes, target)
+        return _found(module, of, target)
     finally:
         module.drop()
 
@@ -66,8 +75,12 @@ def check_module(
     module: Module, codes: frozenset[Code], target: Version | None = None
 ) -> list[Finding]:
     """Like `check`, for a file that is parsed already."""
+    return _found(module, likely(module.source.code, codes), target)
+
+
+def _found(module: Module, codes: frozenset[Code], target: Version | None) -> list[Finding]:
     findings: list[Finding] = []
-    for rule in _triggered(module.source.code, codes):
+    for rule in (catalogue.RULES[code] for code in sorted(codes)):
         if target is not None and target < rule.since:
             continue
         findings += (_finding(module, rule, found, target) for found in rule.check(module))
@@ -85,20 +98,6 @@ def unparsed(source: Source, error: ParseError) -> Finding:
     text = source.line_text(offset)
     span = (offset, offset)
     return Finding(source.path, page.code, page.name, message, start, start, span, text)
-
-
-@functools.lru_cache(maxsize=2)  # asked before the file is parsed, and when it is
-def _triggered(data: bytes, codes: frozenset[Code]) -> list[Rule]:
-    """The rules that may have findings in a file, in the order of their codes."""
-    says = functools.cache(data.__contains__)  # many rules wait for the same words
-    rules = [catalogue.RULES[code] for code in sorted(codes) if code in catalogue.RULES]
-    return [rule for rule in rules if all(map(says, rule.also)) and _is_triggered(rule, data, says)]
-
-
-def _is_triggered(rule: Rule, data: bytes, says: Callable[[bytes], bool]) -> bool:
-    if len(rule.triggers) > _MANY:
-        return _prefilter(frozenset((rule.page.code,)))(data)
-    return any(map(says, rule.triggers))
 
 
 def _finding(module: Module, rule: Rule, found: Found, target: Version | None) -> Finding:

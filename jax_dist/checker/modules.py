@@ -63,8 +63,7 @@ class Module:
 
     def drop(self) -> None:
         """Gives its memory back at once; nothing of it can be used any more."""
-        self.scopes.drop()
-        self.__dict__.clear()
+        self.__dict__.clear()  # what is kept for it holds it
 
     # --- text
 
@@ -87,19 +86,18 @@ class Module:
 
     def parent(self, node: ast.AST) -> ast.AST:
         """The node around; the tree itself for a statement of the module."""
-        return node.parent  # type: ignore[attr-defined] # set by the pass of `scopes`
+        return self.scopes.parents[node]
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """The nodes around, innermost first."""
-        while node is not self.tree:
-            node = self.parent(node)
+        parents, tree = self.scopes.parents, self.tree
+        while node is not tree:
+            node = parents[node]
             yield node
 
     def holds(self, node: Any) -> bool:
         """Whether a node is of this file; meanings may bring in those of others."""
-        while hasattr(node, "parent"):
-            node = node.parent
-        return node is self.tree
+        return node is self.tree or node in self.scopes.parents
 
     def statement(self, node: ast.AST) -> ast.stmt:
         """The innermost statement that holds the node."""

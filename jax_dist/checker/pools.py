@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 _CHUNKS_PER_JOB = 8  # so that a chunk of large files does not keep one process busy alone
 
@@ -25,17 +26,17 @@ def jobs_for(count: int, enough: int, asked: int | None) -> int:
 
 
 def in_chunks(
-    work: Callable[[Sequence[str]], Result],
-    paths: Sequence[str],
+    work: Callable[[Sequence[Item]], Result],
+    items: Sequence[Item],
     jobs: int,
     start: Callable[..., None],
     *arguments: Any,
 ) -> Iterator[Result]:
-    """What `work` gives for some paths at a time, in their order.
+    """What `work` gives for some items at a time, in their order.
 
     Args:
       work: is called in one of the processes; a function of a module.
-      paths: all of them.
+      items: all of them: paths, perhaps with what is known of them.
       jobs: how many processes, two or more.
       start: is called first in each process.
       *arguments: of `start`.
@@ -43,8 +44,8 @@ def in_chunks(
     import multiprocessing
     from concurrent import futures  # only here: it is slow to load
 
-    size = max(1, len(paths) // (jobs * _CHUNKS_PER_JOB))
-    chunks = [paths[begin : begin + size] for begin in range(0, len(paths), size)]
+    size = max(1, len(items) // (jobs * _CHUNKS_PER_JOB))
+    chunks = [items[begin : begin + size] for begin in range(0, len(items), size)]
     # Not by fork, which a caller with threads, such as one that uses JAX, does not survive.
     context = multiprocessing.get_context("spawn")
     with futures.ProcessPoolExecutor(jobs, context, initializer=start, initargs=arguments) as pool:

@@ -1,45 +1,63 @@
-"""Whether bytes hold one of many words: those that begin alike are looked for together.
+"""Which of many words a file holds, and whether it sees JAX from inside only.
 
-One search a word takes 1.4 s for the 37 MB of jax, scenic and flax; this takes 0.5 s.
+To search the 34 MB of jax, scenic and flax that say jax for each word takes 1.2 s. To split them
+into the set of their words takes 0.5 s, and to look the words up in it next to nothing.
 """
 
-import os
+import functools
 import re
 import sys
-from collections.abc import Callable, Iterable
-
-_ALIKE_AT_END = 8  # "Sharding" ends many
-_ALIKE = 4  # bytes; "jax." and "expe" each begin many words
-_WORTH_A_PATTERN = 3  # words; a plain search is faster than a pattern, but only for one
 
 
-def any_of(words: Iterable[bytes]) -> Callable[[bytes], bool]:
-    """A function that says whether one of the words is in what it is given.
+class Text:
+    """The bytes of a file, to be asked for many words.
 
-    >>> found = any_of([b"jax.pmap", b"jax.jit", b"jax.grad", b"psum"])
-    >>> found(b"f = jax.jit(g)"), found(b"f = jax.vmap(g)")
-    (True, False)
+    >>> text = Text(b"f = jax.jit(g)  # not pmapped")
+    >>> text.holds(b"jax.jit"), text.holds(b"jax.pmap"), text.holds(b"pmap"), text.holds(b"*pmap*")
+    (True, False, False, True)
     """
-    words = list(dict.fromkeys(words))
-    words = [word for word in words if not any(o in word and o != word for o in words)]
-    groups: dict[bytes, list[bytes]] = {}
-    for word in words:
-        groups.setdefault(word[:_ALIKE], []).append(word)
-    rest = [word for group in groups.values() if len(group) < _WORTH_A_PATTERN for word in group]
-    patterns = [_pattern(group) for group in groups.values() if len(group) >= _WORTH_A_PATTERN]
-    ends: dict[bytes, list[bytes]] = {}
-    for word in rest:
-        ends.setdefault(word[-_ALIKE_AT_END:], []).append(word)
-    plain = [(end, group) if len(group) > 1 else (group[0], []) for end, group in ends.items()]
 
-    def found(data: bytes) -> bool:
-        for word, longer in plain:
-            if word in data and (not longer or any(each in data for each in longer)):
-                return True
-        # A plain search is much faster than a pattern, which most files then need not.
-        return any(start in data and pattern.search(data) for start, pattern in patterns)
+    def __init__(self, data: bytes):
+        self._data = data
+        # The ends of lines in a notebook, and of no concern elsewhere.
+        text = data.replace(b"\\n", b" ")
+        self._words = set(text.translate(_BLANKS).split())
+        self._parts: dict[bytes, bool] = {}
 
-    return found
+    def holds(self, phrase: bytes) -> bool:
+        """Whether the file holds a phrase: `pmap`, `jax.jit`, `import jax as`.
+
+        Args:
+          phrase: what is looked for. Its words must stand as words of their own in the file, but
+            for those with a star: they may have more on that side, as in `common_utils.shard*`.
+        """
+        whole, parts, rest = _phrase(phrase)
+        if not whole <= self._words:
+            return False
+        return all(map(self._has_part, parts)) and rest in self._data
+
+    def _has_part(self, part: bytes) -> bool:
+        if part not in self._parts:
+            self._parts[part] = part in self._joined
+        return self._parts[part]
+
+    @functools.cached_property
+    def _joined(self) -> bytes:
+        return b" ".join(self._words)
+
+
+@functools.cache
+def _phrase(phrase: bytes) -> tuple[frozenset[bytes], tuple[bytes, ...], bytes]:
+    """The words of a phrase, the parts of words, and what else must be found, if anything."""
+    words = phrase.translate(_BLANKS_AND_STARS).split()
+    whole = frozenset(word for word in words if b"*" not in word)
+    parts = tuple(word.strip(b"*") for word in words if b"*" in word)
+    return whole, parts, b"" if words == [phrase] else phrase.replace(b"*", b"")
+
+
+# All but letters, digits, underscores, and what is not ASCII.
+_BLANKS = re.sub(rb"[^\w\x80-\xff]", b" ", bytes(range(256)))
+_BLANKS_AND_STARS = re.sub(rb"[^\w*\x80-\xff]", b" ", bytes(range(256)))
 
 
 def is_internal(data: bytes) -> bool:
@@ -69,10 +87,3 @@ _IMPORT = re.compile(
 )
 _OTHERS = {b"numpy", b"ml_dtypes", b"opt_einsum", b"absl", b"scipy"}
 _OTHERS |= {name.encode() for name in sys.stdlib_module_names}
-
-
-def _pattern(words: list[bytes]) -> tuple[bytes, re.Pattern[bytes]]:
-    """The common beginning, and a pattern in which it stands outside of the alternatives."""
-    common = os.path.commonprefix([word.decode("latin-1") for word in words]).encode("latin-1")
-    rest = b"|".join(re.escape(word[len(common) :]) for word in words)
-    return common, re.compile(re.escape(common) + b"(?:" + rest + b")")

@@ -58,8 +58,8 @@ class Project:
 
     @property
     def looked_into(self) -> list[str]:
-        """The files that imports have led to so far, sorted."""
-        return sorted(self._modules)
+        """The files that imports have led to so far, in the order in which they did."""
+        return list(self._modules)
 
     def _read(self, path: str) -> Module | None:
         try:

@@ -1,7 +1,9 @@
 """How a rule is written down: its page, when it is asked, what it looks for, and its cases."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from jax_dist.checker.findings import Fix
@@ -54,16 +56,17 @@ Case: TypeAlias = Keep | Flag | Mend
 Check: TypeAlias = Callable[[Module], Iterator[Found]]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Rule:
     """A page and the check that finds what it speaks of."""
 
     page: Page
     check: Check
-    triggers: tuple[bytes, ...]  # a file that holds none of these cannot have a finding
+    triggers: tuple[bytes, ...]  # phrases; a file that holds none of them cannot have a finding
     since: Version  # the first jax that has what the rule advises
     needs: Version  # the first jax on which the fixed code runs
     also: tuple[bytes, ...]  # a file that holds not all of these cannot have a finding either
+    narrow: Mapping[bytes, re.Pattern[bytes]]  # by trigger: what must be found where it is
 
 
 def rule(
@@ -73,14 +76,17 @@ def rule(
     since: Version = (0,),
     needs: Version = (0,),
     also: tuple[bytes, ...] = (),
+    narrow: Mapping[bytes, re.Pattern[bytes]] = types.MappingProxyType({}),
 ) -> Callable[[Check], Rule]:
     """Makes a rule of a check, `check(module) -> Iterator[Found]`.
 
     Args:
       page: what it says.
-      triggers: byte strings, one of which every file with a finding holds.
+      triggers: phrases as in `prefilter.Text`, one of which every file with a finding holds.
       since: silent in projects that must run on a jax older than this.
       needs: its fix is withheld from projects that must run on a jax older than this.
-      also: byte strings, all of which every file with a finding holds too.
+      also: phrases, all of which every file with a finding holds too.
+      narrow: for triggers that many files hold in another sense, the pattern that tells: a file
+        without a match does not count as holding the trigger.
     """
-    return lambda check: Rule(page, check, triggers, since, needs, also)
+    return lambda check: Rule(page, check, triggers, since, needs, also, narrow)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from jax_dist.checker import pools
 from jax_dist.checker.examining import Examiner, unreadable
-from jax_dist.checker.findings import Finding
+from jax_dist.checker.findings import Code, Finding
 
 if TYPE_CHECKING:  # loaded only where there is a memory
     from jax_dist.checker.store import Store
 
 Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
+_Pending: TypeAlias = tuple[str, frozenset[Code]]  # a file, and the rules that may find something
 _Checked: TypeAlias = tuple[list[tuple[str, list[Finding]]], list[str]]
 
 _ENOUGH = 200  # files to check, from which on starting processes pays
@@ -64,14 +65,14 @@ class _Sifted:
 
     def __init__(self, files: Sequence[str], examiner: Examiner, memory: "Store | None") -> None:
         self.found: dict[str, list[Finding]] = {}
-        self.pending: list[str] = []
+        self.pending: list[_Pending] = []
         self.read: set[str] = set()  # what was looked into while others were checked
         self._digests: dict[str, str] = {}
         self._memory = memory
         for path in files:
             known = self._known(path, examiner)
-            if known is None:
-                self.pending.append(path)
+            if isinstance(known, frozenset):
+                self.pending.append((path, known))
             else:
                 self.found[path] = known
 
@@ -82,19 +83,22 @@ class _Sifted:
             for path, findings in found:
                 self._memory.put(path, self._digests[path], findings)
 
-    def _known(self, path: str, examiner: Examiner) -> list[Finding] | None:
+    def _known(self, path: str, examiner: Examiner) -> list[Finding] | frozenset[Code]:
+        """The findings, or what must be looked for."""
         data = data_of(path)
         if isinstance(data, Finding):
             return [data]
         if examiner.passes_over(data):
             return []
-        if self._memory is None:
-            return None if examiner.wants(path, data) else []
-        self._digests[path] = self._memory.digest(data, examiner.codes_for(path))
-        known = self._memory.get(path, self._digests[path])
-        if known is None and not examiner.wants(path, data):
-            self._memory.put(path, self._digests[path], known := [])
-        return known
+        if self._memory is not None:
+            self._digests[path] = self._memory.digest(data, examiner.codes_for(path))
+            known = self._memory.get(path, self._digests[path])
+            if known is not None:
+                return known
+        likely = examiner.likely(path, data)
+        if likely is None and self._memory is not None:
+            self._memory.put(path, self._digests[path], [])
+        return [] if likely is None else likely
 
 
 @contextlib.contextmanager
@@ -107,11 +111,11 @@ def _collecting_seldom() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _checked(files: Sequence[str], examiner: Examiner, jobs: int) -> Iterator[_Checked]:
+def _checked(files: Sequence[_Pending], examiner: Examiner, jobs: int) -> Iterator[_Checked]:
     """Findings of some files at a time, and the other files that were looked into for them."""
     if jobs == 1:
-        for path in files:
-            yield _check([path], examiner)
+        for file in files:
+            yield _check([file], examiner)
     else:
         yield from pools.in_chunks(_check, files, jobs, _start, examiner)
 
@@ -127,18 +131,18 @@ def _start(examiner: Examiner) -> None:
     _here[:] = [examiner]
 
 
-def _check(files: Sequence[str], examiner: Examiner | None = None) -> _Checked:
+def _check(files: Sequence[_Pending], examiner: Examiner | None = None) -> _Checked:
     examiner = examiner or _here[0]
-    before = set(examiner.looked_into())
+    before = len(examiner.looked_into())
     found: list[tuple[str, list[Finding]]] = []
-    for path in files:
+    for path, likely in files:
         data = data_of(path)
         if isinstance(data, Finding):
             found.append((path, [data]))
             continue
         try:
-            found.append((path, examiner.of_wanted(path, data)))
+            found.append((path, examiner.examined(path, data, likely)))
         except Exception as error:
             error.add_note(f"while {path} was checked")
             raise
-    return found, sorted(set(examiner.looked_into()) - before)
+    return found, examiner.looked_into()[before:]

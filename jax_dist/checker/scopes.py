@@ -1,7 +1,8 @@
 """Which names a file binds, in which scope, and where it reads them: one pass over its tree.
 
-The pass also notes each node's parent. It is the hot loop of the checker: a scope at a time, each
-with a stack of the nodes that are still to be seen.
+The pass also notes each node's parent; in a dictionary, since in the nodes it would make circles,
+whose memory waits for the garbage collector. It is the hot loop of the checker: a scope at a time,
+each with a stack of the nodes that are still to be seen.
 """
 
 import ast
@@ -66,34 +67,18 @@ class Scopes:
     of: dict[ast.AST, Scope]  # by the node that makes it
     attribute_stores: list[tuple[ast.Attribute, ast.expr]]  # `self.x = value`
     nodes: list[Any]  # statements and expressions, but for most names and constants
-
-    def drop(self) -> None:
-        """Gives the memory of the tree back at once; nothing of it can be used any more.
-
-        Nodes and their parents hold each other, so that else it waits for a garbage collection,
-        and while trees pile up, each collection looks at all of them.
-        """
-        for node in self.nodes:
-            node.__dict__.clear()
+    parents: dict[Any, Any]  # by node: the one around it; all but the module itself have one
 
 
 def build(tree: ast.Module) -> Scopes:
-    """Sees every node once; sets `parent` on each."""
+    """Sees every node once."""
     module = Scope(tree, None)
-    walk = _Walk(Scopes(module, [module], {tree: module}, [], [tree]))
-    walk.scope = module
-    waiting: list[tuple[Scope, list[Any]]] = [(module, _adopted(tree, tree.body))]
-    walk.waiting = waiting
-    while waiting:
-        walk.scope, stack = waiting.pop()
+    walk = _Walk(Scopes(module, [module], {tree: module}, [], [tree], {}))
+    walk.waiting.append((module, walk.adopted(tree, tree.body)))
+    while walk.waiting:
+        walk.scope, stack = walk.waiting.pop()
         walk.run(stack)
     return walk.found
-
-
-def _adopted(parent: ast.AST, nodes: list[Any]) -> list[Any]:
-    for node in nodes:
-        node.parent = parent
-    return list(nodes)
 
 
 class _Walk:
@@ -107,12 +92,11 @@ class _Walk:
     def run(self, stack: list[Any]) -> None:
         """Sees all nodes of one scope; scopes within it are left waiting."""
         pop, push, seen = stack.pop, stack.append, self.found.nodes.append
-        loads = self.scope.loads
+        loads, parents = self.scope.loads, self.found.parents
         fields_of, handlers = _FIELDS, _HANDLERS
-        name, load, constant, attribute = ast.Name, ast.Load, ast.Constant, ast.Attribute
+        name, load, constant = ast.Name, ast.Load, ast.Constant
         while stack:
             node = pop()
-            seen(node)
             kind = node.__class__
             if kind is name:
                 if node.ctx.__class__ is load:
@@ -120,26 +104,34 @@ class _Walk:
                 else:
                     self.scope.bind(node.id, Binding("other", node))
                 continue
+            seen(node)
             handler = handlers.get(kind)
             if handler is not None and handler(self, node, stack):
                 continue
             for field in fields_of[kind]:
                 child = getattr(node, field)
                 kind = child.__class__
-                if kind is list:
+                if kind is name and child.ctx.__class__ is load:  # most fields: at once
+                    parents[child] = node
+                    loads.setdefault(child.id, []).append(child)
+                elif kind is list:
                     for each in child:
                         kind = each.__class__
                         if kind is not str and each is not None:
-                            each.parent = node
+                            parents[each] = node
                             if kind is not constant:
                                 push(each)
-                elif kind is name or kind is attribute:  # what most fields hold
-                    child.parent = node
-                    push(child)
                 elif child is not None:
-                    child.parent = node
+                    parents[child] = node
                     if kind is not constant:
                         push(child)
+
+    def adopted(self, parent: ast.AST, nodes: list[Any]) -> list[Any]:
+        """Notes the parent of some nodes; a new list of them."""
+        parents = self.found.parents
+        for node in nodes:
+            parents[node] = parent
+        return list(nodes)
 
     def enter(self, node: ast.AST) -> Scope:
         scope = Scope(node, self.scope)
@@ -167,46 +159,46 @@ def _function(walk: _Walk, node: Any, stack: list[Any]) -> bool:
     is_lambda = isinstance(node, ast.Lambda)
     if not is_lambda:
         walk.scope.bind(node.name, Binding("def", node))
-        stack += _adopted(node, node.decorator_list)
+        stack += walk.adopted(node, node.decorator_list)
     arguments: ast.arguments = node.args
-    arguments.parent = node  # type: ignore[attr-defined] # nodes carry their parent
+    walk.found.parents[arguments] = node
     walk.found.nodes.append(arguments)
     outside = [*arguments.defaults, *(each for each in arguments.kw_defaults if each)]
-    stack += _adopted(arguments, outside)
+    stack += walk.adopted(arguments, outside)
     inner = walk.enter(node)
     for argument in parameters(arguments):
-        argument.parent = arguments  # type: ignore[attr-defined]
+        walk.found.parents[argument] = arguments
         inner.bind(argument.arg, Binding("parameter", argument))
         if argument.annotation is not None:
-            stack += _adopted(argument, [argument.annotation])
+            stack += walk.adopted(argument, [argument.annotation])
     if not is_lambda and node.returns is not None:
-        stack += _adopted(node, [node.returns])
+        stack += walk.adopted(node, [node.returns])
     body = [node.body] if is_lambda else node.body
     types = getattr(node, "type_params", [])
-    walk.waiting.append((inner, _adopted(node, [*body, *types])))
+    walk.waiting.append((inner, walk.adopted(node, [*body, *types])))
     return True
 
 
 def _class(walk: _Walk, node: ast.ClassDef, stack: list[Any]) -> bool:
     walk.scope.bind(node.name, Binding("class", node))
-    stack += _adopted(node, [*node.decorator_list, *node.bases, *node.keywords])
+    stack += walk.adopted(node, [*node.decorator_list, *node.bases, *node.keywords])
     inner = walk.enter(node)
     types = getattr(node, "type_params", [])
-    walk.waiting.append((inner, _adopted(node, [*node.body, *types])))
+    walk.waiting.append((inner, walk.adopted(node, [*node.body, *types])))
     return True
 
 
 def _comprehension(walk: _Walk, node: Any, stack: list[Any]) -> bool:
     """The first iterable is computed outside."""
-    stack += _adopted(node.generators[0], [node.generators[0].iter])
+    stack += walk.adopted(node.generators[0], [node.generators[0].iter])
     inner = walk.enter(node)
     inside: list[Any] = []
     elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-    inside += _adopted(node, [each for each in elements if each is not None])
+    inside += walk.adopted(node, [each for each in elements if each is not None])
     for number, generator in enumerate(node.generators):
-        generator.parent = node  # type: ignore[attr-defined] # nodes carry their parent
+        walk.found.parents[generator] = node
         parts = [generator.target, *generator.ifs, *([generator.iter] if number else [])]
-        inside += _adopted(generator, parts)
+        inside += walk.adopted(generator, parts)
     walk.waiting.append((inner, inside))
     return True
 
@@ -214,7 +206,7 @@ def _comprehension(walk: _Walk, node: Any, stack: list[Any]) -> bool:
 def _import(walk: _Walk, node: ast.Import, stack: list[Any]) -> bool:
     del stack
     for alias in node.names:
-        alias.parent = node  # type: ignore[attr-defined]
+        walk.found.parents[alias] = node
         bound = alias.asname or alias.name.partition(".")[0]
         target = alias.name if alias.asname else bound
         walk.scope.bind(bound, Binding("import", alias, target=target))
@@ -225,7 +217,7 @@ def _import_from(walk: _Walk, node: ast.ImportFrom, stack: list[Any]) -> bool:
     del stack
     base = "." * node.level + (node.module or "")
     for alias in node.names:
-        alias.parent = node  # type: ignore[attr-defined]
+        walk.found.parents[alias] = node
         if alias.name == "*":
             walk.scope.star_imports.append(base)
             continue
@@ -239,27 +231,27 @@ def _assign(walk: _Walk, node: ast.Assign, stack: list[Any]) -> bool:
     rest: list[Any] = [node.value]
     for target in node.targets:
         if isinstance(target, ast.Name):
-            target.parent = node  # type: ignore[attr-defined]
+            walk.found.parents[target] = node
             walk.scope.bind(target.id, Binding("assign", node, node.value))
         else:
             rest.append(target)
             if isinstance(target, ast.Attribute):
                 walk.found.attribute_stores.append((target, node.value))
-    stack += _adopted(node, rest)
+    stack += walk.adopted(node, rest)
     return True
 
 
 def _annotated(walk: _Walk, node: ast.AnnAssign, stack: list[Any]) -> bool:
     rest: list[Any] = [node.annotation, *([node.value] if node.value else [])]
     if isinstance(node.target, ast.Name):
-        node.target.parent = node  # type: ignore[attr-defined]
+        walk.found.parents[node.target] = node
         if node.value is not None:
             walk.scope.bind(node.target.id, Binding("assign", node, node.value))
     else:
         rest.append(node.target)
         if isinstance(node.target, ast.Attribute) and node.value is not None:
             walk.found.attribute_stores.append((node.target, node.value))
-    stack += _adopted(node, rest)
+    stack += walk.adopted(node, rest)
     return True
 
 
@@ -269,8 +261,8 @@ def _walrus(walk: _Walk, node: ast.NamedExpr, stack: list[Any]) -> bool:
     while isinstance(scope.node, Comprehension) and scope.parent is not None:
         scope = scope.parent
     scope.bind(node.target.id, Binding("assign", node, node.value))
-    node.target.parent = node  # type: ignore[attr-defined]
-    stack += _adopted(node, [node.value])
+    walk.found.parents[node.target] = node
+    stack += walk.adopted(node, [node.value])
     return True
 
 

@@ -91,8 +91,8 @@ class Server(LanguageServer):
 
     def _check(self, uri: str, source: Source) -> None:
         examiner = self._examiner(source.path)
-        wanted = examiner.wants(source.path, source.code)
-        findings = examiner.of_source(source) if wanted else []
+        likely = examiner.likely(source.path, source.code)
+        findings = [] if likely is None else examiner.of_source(source, likely)
         self.checked[uri] = _Checked(source, findings)
         translator = self.translator(uri, source)
         found: dict[str, list[types.Diagnostic]] = {cell: [] for cell in translator.documents}

@@ -19,7 +19,7 @@ SHARD_MAP = (
 JIT = ("jax.jit", "jax.experimental.pjit.pjit", "jax.pjit")
 
 # Rules on traced functions look at files that say one of these: half of all files say `jit`.
-TRIGGERS = (b"pmap", b"shard_map")
+TRIGGERS = (b"*pmap*", b"*shard_map*")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -42,13 +42,13 @@ class Uses:
     def _loads(self) -> dict[str, dict[str, list[tuple["Meaning", list[ast.Name]]]]]:
         """By root ("jax") and by meaning ("jax.numpy"): names that mean something imported."""
         found: dict[str, dict[str, list[tuple[Meaning, list[ast.Name]]]]] = {}
+        meaning_of_name, bound = self._module.meaning_of_name, self._bound_to_imports
         for scope in self._module.scopes.all:
-            for name, loads in scope.loads.items():
-                if name in self._bound_to_imports:
-                    meaning = self._module.meaning_of_name(scope, name)
-                    if meaning is not None:
-                        of_root = found.setdefault(_root(meaning.name), {})
-                        of_root.setdefault(meaning.name, []).append((meaning, loads))
+            for name in bound.intersection(scope.loads):
+                meaning = meaning_of_name(scope, name)
+                if meaning is not None:
+                    of_root = found.setdefault(_root(meaning.name), {})
+                    of_root.setdefault(meaning.name, []).append((meaning, scope.loads[name]))
         return found
 
     def _widened(self, root: str, start: str) -> dict[str, list[ast.expr]]:
@@ -83,15 +83,15 @@ class Uses:
             for name, bindings in scope.bindings.items():
                 for binding in bindings:
                     value = binding.value
-                    if binding.kind == "import":
-                        names.add(name)
-                        if not binding.target.startswith(_NO_PARTIAL):
-                            makers.add(name)
-                    elif isinstance(value, ast.Call):
+                    if isinstance(value, ast.Call):
                         made.append((name, value))
-                    elif isinstance(value, ast.Name | ast.Attribute):
+                    elif isinstance(value, _DOTTED):
                         aliases += ((name, root) for root in _roots(value))
                         if _last_name(value) in _PARTIAL_NAMES:
+                            makers.add(name)
+                    elif binding.kind == "import":
+                        names.add(name)
+                        if not binding.target.startswith(_NO_PARTIAL):
                             makers.add(name)
         for name, call in made:
             if _last_name(call.func) in makers:
@@ -107,10 +107,11 @@ class Uses:
     def _widest(self, node: Any, meaning: "Meaning") -> tuple[ast.expr, str]:
         """`jax.lax.psum`, where `jax` stands; called for every name that was imported."""
         canonical, attribute = self._module.canonical, ast.Attribute
-        around = node.parent
+        parents = self._module.scopes.parents
+        around = parents[node]
         while around.__class__ is attribute and not meaning.partials:
             node, meaning = around, canonical(f"{meaning.name}.{around.attr}")
-            around = node.parent
+            around = parents[node]
         return node, meaning.name
 
 
@@ -118,6 +119,7 @@ def _root(name: str) -> str:
     return name.partition(".")[0]
 
 
+_DOTTED = (ast.Name, ast.Attribute)
 # What may hand on `functools.partial` is called one of these, or is imported; not from here.
 _PARTIAL_NAMES = frozenset(name.rpartition(".")[2] for name in PARTIAL)
 _NO_PARTIAL = ("jax.numpy", "jax.lax", "jax.random", "numpy", "optax")

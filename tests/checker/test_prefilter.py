@@ -1,4 +1,6 @@
-"""The prefilter finds what a plain search for each word finds."""
+"""The prefilter finds what a search for each phrase finds."""
+
+import re
 
 import hypothesis
 import pytest
@@ -6,21 +8,55 @@ from hypothesis import strategies
 
 from jax_dist.checker import prefilter
 
-_LETTERS = strategies.lists(strategies.sampled_from(b"ab.("), max_size=9).map(bytes)
-_WORDS = strategies.lists(_LETTERS.filter(bool), max_size=8)
+_LETTERS = strategies.lists(strategies.sampled_from(b"ab. (\n"), max_size=9).map(bytes)
+_PHRASES = strategies.from_regex(rb"\A\*?[ab]{1,2}\*?([. (]\*?[ab]\*?)?[ (]?\Z")
 
 
-@hypothesis.given(_WORDS, strategies.lists(_LETTERS, max_size=4).map(b"".join))
-@hypothesis.example([b"aaaa.", b"aaaab", b"aaaa("], b"xaaaa(")
-@hypothesis.example([b"aaaa", b"aaaab", b"aaaa("], b"aaaa")
-def test_finds_what_a_plain_search_finds(words, data):
-    expected = any(data.find(word) >= 0 for word in words)
-
-    assert prefilter.any_of(words)(data) == expected
+def _pattern(phrase: bytes) -> bytes:
+    """A phrase as a regular expression: its words whole, but for those with a star."""
+    parts = re.findall(rb"[\w*]+|[^\w*]+", phrase)
+    return b"".join(map(_part, parts))
 
 
-def test_no_words_are_never_found():
-    assert not prefilter.any_of([])(b"import jax")
+def _part(part: bytes) -> bytes:
+    if b"*" in part:
+        return part.strip(b"*")
+    return rb"\b%s\b" % part if part.isalnum() else re.escape(part)
+
+
+@hypothesis.given(_PHRASES, strategies.lists(_LETTERS, max_size=4).map(b"".join))
+@hypothesis.example(b"*ab", b"aab b")
+@hypothesis.example(b"a.b", b"a.bb a b")
+def test_finds_what_a_search_finds(phrase, data):
+    expected = re.search(_pattern(phrase), data) is not None
+    holds = prefilter.Text(data).holds(phrase)
+
+    if re.fullmatch(rb"[\w*]+", phrase):
+        assert holds == expected
+    else:  # the words of a longer phrase may be whole somewhere, and the phrase elsewhere
+        assert holds or not expected
+
+
+@pytest.mark.parametrize(
+    ("phrase", "holds"),
+    [
+        (b"pmap", False),
+        (b"pmap*", True),  # a star on one side counts for both
+        (b"*pmap*", True),
+        (b"jax.jit", True),
+        (b"jax.ji", False),
+        (b"jax.ji*", True),
+        (b"jit(", True),
+        (b"jit (", False),
+        (b"import jax as", False),
+        (b"next", True),  # in a notebook, where a line ends with these two characters
+        (b"nnext", False),
+    ],
+)
+def test_words_are_whole_but_for_stars(phrase, holds):
+    text = prefilter.Text(b'import jax\nf = jax.jit(my_pmap)\n"g()\\nnext"')
+
+    assert text.holds(phrase) == holds
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,9 @@ def _cut(finding: Finding) -> tuple[str, int, int]:
     first = min(finding.start.column - 1, len(text))
     one_line = finding.end.line == finding.start.line and finding.end.cell == finding.start.cell
     last = min(finding.end.column - 1, len(text)) if one_line else len(text)
-    cells = [_shown(character) for character in text]
-    columns = [_columns(cell) for cell in cells]
+    plain = text.isascii() and text.isprintable()
+    cells = list(text) if plain else [_shown(character) for character in text]
+    columns = [1] * len(cells) if plain else [_columns(cell) for cell in cells]
     before, width = sum(columns[:first]), max(1, sum(columns[first:last]))
     if sum(columns) <= _WIDEST:
         return "".join(cells), before, width
@@ -152,7 +153,7 @@ def _columns(cell: str) -> int:
 
 
 def _printable(text: str) -> str:
-    return "".join(_shown(character) for character in text)
+    return text if text.isprintable() else "".join(_shown(character) for character in text)
 
 
 def _painted(text: str, colour: str) -> str:

@@ -29,7 +29,7 @@ _FIRST, _ALL = "the gathered dimension", "all dimensions"
 _REDUCTIONS = {"mean": "pmean", "sum": "psum", "max": "pmax", "min": "pmin"}
 
 
-@rule(PAGE, triggers=(b"all_gather",))
+@rule(PAGE, triggers=(b"*all_gather*",))
 def check(module: Module) -> Iterator[Found]:
     for gather in module.calls("jax.lax.all_gather"):
         if not _stacks_in_front(module, gather):

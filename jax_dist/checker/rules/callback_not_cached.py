@@ -29,7 +29,7 @@ _CALLBACKS = (
 )
 
 
-@rule(PAGE, triggers=(b"_callback", b"debug.print", b"debug.callback", b"import debug"))
+@rule(PAGE, triggers=(b"*_callback*", b"debug.print", b"debug.callback", b"import debug"))
 def check(module: Module) -> Iterator[Found]:
     for node in module.uses(*_CALLBACKS):
         name = (module.qualified_name(node) or "").rpartition(".")[2]

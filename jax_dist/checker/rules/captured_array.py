@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from jax_dist.checker import functions, order, scopes, traced
+from jax_dist.checker import order, scopes, traced
 from jax_dist.checker.modules import Module
 from jax_dist.checker.page import Page
 from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
@@ -114,12 +114,9 @@ def _self_reads(module: Module, function: scopes.Function) -> list[ast.Attribute
     """`self.x` in a method, or in a function within one."""
     if module.class_of(function) is None:
         return []
-    found = [
-        node
-        for node in functions.all_nodes(function)
-        if isinstance(node, ast.Attribute) and functions.is_self(node)
-    ]
-    return sorted(found, key=order.place)
+    loads = (load for scope in _inside(module, function) for load in scope.loads.get("self", ()))
+    around = map(module.parent, loads)
+    return sorted((each for each in around if isinstance(each, ast.Attribute)), key=order.place)
 
 
 def _is_array(module: Module, node: ast.expr) -> bool:

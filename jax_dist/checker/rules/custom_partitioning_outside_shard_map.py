@@ -32,7 +32,7 @@ _MAKERS = (
 )
 
 
-@rule(PAGE, triggers=(b"custom_partitioning",))
+@rule(PAGE, triggers=(b"*custom_partitioning*",))
 def check(module: Module) -> Iterator[Found]:
     if not module.uses(*_MAKERS):
         return

@@ -45,8 +45,8 @@ _CALLS = re.compile(rb"\b(?:reshape|split|stack|broadcast_to|repeat|tile|(?:tree
 
 @rule(
     PAGE,
-    triggers=(b"local_device_count", b"prefetch_to_device", b"pad_shard_unpad", b"pmap")
-    + (b"common_utils.shard", b"common_utils import", b"common_utils as"),
+    triggers=(b"local_device_count", b"prefetch_to_device", b"pad_shard_unpad", b"*pmap*")
+    + (b"common_utils.shard*", b"common_utils import", b"common_utils as"),
     since=(0, 8, 0),
 )
 def check(module: Module) -> Iterator[Found]:

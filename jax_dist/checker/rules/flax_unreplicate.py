@@ -31,7 +31,7 @@ PAGE = Page(
 _FIRST = "addressable_shards[0].data.squeeze(0)"
 
 
-@rule(PAGE, triggers=(b"jax_utils", b"pmap"), since=(0, 8, 0))
+@rule(PAGE, triggers=(b"jax_utils", b"*pmap*"), since=(0, 8, 0))
 def check(module: Module) -> Iterator[Found]:
     for node in module.uses(*stacking.UNREPLICATE):
         yield Found(

@@ -32,7 +32,7 @@ _GRADIENTS = ("jax.grad", "jax.value_and_grad")
 _SUMS = ("jax.lax.psum", "jax.lax.pmean")
 
 
-@rule(PAGE, triggers=(b"shard_map",), since=(0, 6, 1), also=(b"grad",))
+@rule(PAGE, triggers=(b"*shard_map*",), since=(0, 6, 1), also=(b"*grad*",))
 def check(module: Module) -> Iterator[Found]:
     for site in traced.applications(module, "shard_map"):
         function = structure.innermost(module, site.fun)

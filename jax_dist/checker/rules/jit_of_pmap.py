@@ -29,7 +29,7 @@ PAGE = Page(
 )
 
 
-@rule(PAGE, triggers=(b"pmap",))
+@rule(PAGE, triggers=(b"*pmap*",))
 def check(module: Module) -> Iterator[Found]:
     for site in pmaps.sites(module):
         if not site.is_application:

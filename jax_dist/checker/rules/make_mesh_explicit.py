@@ -30,7 +30,7 @@ PAGE = Page(
 _FIRST = ("axis_shapes", "axis_sizes")
 
 
-@rule(PAGE, triggers=(b"make_mesh",), needs=(0, 5, 0))
+@rule(PAGE, triggers=(b"*make_mesh*",), needs=(0, 5, 0))
 def check(module: Module) -> Iterator[Found]:
     for call in module.calls("jax.make_mesh"):
         keywords = {keyword.arg: keyword for keyword in call.keywords}

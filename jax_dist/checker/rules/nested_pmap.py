@@ -28,7 +28,7 @@ PAGE = Page(
 _MESSAGE = "a jax.pmap inside a jax.pmap raises a ValueError since jax 0.8.0"
 
 
-@rule(PAGE, triggers=(b"pmap",))
+@rule(PAGE, triggers=(b"*pmap*",))
 def check(module: Module) -> Iterator[Found]:
     sites = [site for site in pmaps.sites(module) if site.is_application]
     if len(sites) < 2:

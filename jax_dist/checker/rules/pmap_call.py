@@ -31,7 +31,7 @@ _MESSAGES = {
 }
 
 
-@rule(PAGE, triggers=(b"pmap",))
+@rule(PAGE, triggers=(b"*pmap*",))
 def check(module: Module) -> Iterator[Found]:
     for site in pmaps.sites(module):
         message = _MESSAGES.get(site.form, "jax.pmap is in maintenance mode")

@@ -30,7 +30,7 @@ _REASONS = {
 }
 
 
-@rule(PAGE, triggers=(b"pmap",))
+@rule(PAGE, triggers=(b"*pmap*",))
 def check(module: Module) -> Iterator[Found]:
     # The words are asked for once more: they are rarer than pmap.
     if not any(f".{name}".encode() in module.source.code for name in _REASONS):

@@ -2,7 +2,6 @@
 
 import ast
 from collections.abc import Iterator
-from typing import Any
 
 from jax_dist.checker import pmaps
 from jax_dist.checker.modules import Module
@@ -39,7 +38,7 @@ _ADVICE = {
 _LITERAL_IS_FINE = ("in_axes", "out_axes")
 
 
-@rule(PAGE, triggers=(b"pmap",))
+@rule(PAGE, triggers=(b"*pmap*",))
 def check(module: Module) -> Iterator[Found]:
     for site in pmaps.sites(module):
         if not (site.is_application or site.form == "partial alias"):
@@ -59,7 +58,7 @@ def _arguments(module: Module, site: Site) -> Iterator[Found]:
         if isinstance(value, ast.Constant) and value.value is None:
             continue
         # What a partial of another file binds has its finding there.
-        if _is_here(module, value):
+        if module.holds(value):
             yield Found(value, f"{name} of jax.pmap: {_ADVICE[name]}")
     if site.unknown:
         yield Found(site.reference, f"{site.unknown} may hold any argument of jax.pmap")
@@ -71,13 +70,6 @@ def _is_literal(value: ast.expr) -> bool:
     except (ValueError, TypeError, SyntaxError):
         return False
     return True
-
-
-def _is_here(module: Module, value: ast.expr) -> bool:
-    node: Any = value
-    while hasattr(node, "parent"):
-        node = node.parent
-    return node is module.tree
 
 
 CASES: tuple[Case, ...] = (

@@ -1,6 +1,7 @@
 """JXD306: `psum(1, axis)` is `axis_size(axis)`."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from jax_dist.checker.findings import Edit, Fix, Safety
@@ -20,8 +21,12 @@ PAGE = Page(
     source="https://docs.jax.dev/en/latest/_autosummary/jax.lax.axis_size.html",
 )
 
+# Not `psum(x, ...)`, nor "psum of" in prose: most files that say psum hold nothing else.
+_OPERATORS = rb"as|if|else|for|and|or|in|is|not"
+_OF_ONE = re.compile(rb"psum(?!\w| +(?!(?:" + _OPERATORS + rb")\b)[a-zA-Z]|\s*\(\s*[^\s1(#\\])")
 
-@rule(PAGE, triggers=(b"psum",), since=(0, 6, 1))
+
+@rule(PAGE, triggers=(b"*psum*",), since=(0, 6, 1), narrow={b"*psum*": _OF_ONE})
 def check(module: Module) -> Iterator[Found]:
     for call in module.calls("jax.lax.psum"):
         match call:
@@ -60,6 +65,16 @@ CASES: tuple[Case, ...] = (
     Keep(
         "a parameter hides the import",
         "from jax import lax\ndef f(lax):\n    return lax.psum(1, 'i')\n",
+    ),
+    Mend(
+        "another name of it",
+        "from jax import lax\np = lax.psum\nn = p(1, 'i')\n",
+        "from jax import lax\np = lax.psum\nn = lax.axis_size('i')\n",
+    ),
+    Mend(
+        "a comment before the number",
+        "import jax\nn = jax.lax.psum(  # devices\n    1, 'i')\n",
+        "import jax\nn = jax.lax.axis_size(  # devices\n    'i')\n",
     ),
     Mend(
         "alias and comment are kept",

@@ -26,7 +26,7 @@ _OLD = "jax.lax.pvary"
 _MESSAGE = "jax.lax.pvary was removed in jax 0.10.0: use jax.lax.pcast(x, axis, to='varying')"
 
 
-@rule(PAGE, triggers=(b"pvary",), needs=(0, 8, 2))
+@rule(PAGE, triggers=(b"*pvary*",), needs=(0, 8, 2))
 def check(module: Module) -> Iterator[Found]:
     for scope, name, binding in module.imports():
         alias = binding.node

@@ -32,7 +32,7 @@ _REDUCTIONS = ("sum", "mean", "max", "min", "prod", "std", "var")
 _WHOLE = (*_REDUCTIONS, "reshape", "ravel", "flatten", "dot")
 
 
-@rule(PAGE, triggers=(b"shard_map",))
+@rule(PAGE, triggers=(b"*shard_map*",))
 def check(module: Module) -> Iterator[Found]:
     seen: set[ast.AST] = set()
     for each in traced.applications(module, "shard_map"):

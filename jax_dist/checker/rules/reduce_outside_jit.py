@@ -32,7 +32,7 @@ _REDUCTIONS = tuple(
 )
 
 
-@rule(PAGE, triggers=(b"pmap",), since=(0, 8, 0))
+@rule(PAGE, triggers=(b"*pmap*",), since=(0, 8, 0))
 def check(module: Module) -> Iterator[Found]:
     values = flow.of(module)
     if not values.mapped_calls:

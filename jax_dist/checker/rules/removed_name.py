@@ -1,5 +1,6 @@
 """JXD108: names that left jax, or moved."""
 
+import re
 from collections.abc import Iterator
 
 from jax_dist.checker import renames, renaming, sketches
@@ -55,9 +56,9 @@ jax.partial
 jax import partial
 lax.partial
 lax import partial
-DeviceArray
-KeyArray
-.device_buffer
+*DeviceArray
+*KeyArray
+.device_buffer*
 experimental.PartitionSpec
 experimental import PartitionSpec
 experimental.pjit
@@ -76,9 +77,8 @@ experimental import disable_x64
 experimental.host_callback
 experimental import host_callback
 interpreters.xla
-interpreters import xla
 interpreters.pxla
-interpreters import pxla
+interpreters import
 sharded_jit
 use_mesh
 jax.config import
@@ -88,7 +88,7 @@ jax import linear_util
 jax.core import
 jax import core
 abstract_arrays
-jax.lib.xla
+jax.lib.xla*
 jax.lib import
 jax import lib
 jnp.product
@@ -99,7 +99,7 @@ jnp.row_stack
 jnp.in1d
 jnp.round_
 jnp.trapz
-ops.index
+ops.index*
 jax.ops import
 xla_computation
 clear_backends
@@ -111,10 +111,17 @@ jax.util
 import jax as
 """
 _CORE = tuple(entry.old.encode() for entry in renames.NAMES if entry.old.startswith("jax.core."))
+_NARROW = {
+    b"*DeviceArray": re.compile(rb"(?:\.|Sharded)DeviceArray|(?<!\w)DeviceArray(?!\()"),  # no repr
+    b"*KeyArray": re.compile(rb"(?<!\w)KeyArray|(?:[.,(]\s*|import[\s\\]+|\n[ \t]+)PRNGKeyArray"),
+    b"interpreters import": re.compile(
+        rb"(?<!_src\.)interpreters import\s*(?:\([^)]*?|(?:[^\n\\(]|\\\n)*?)\bp?xla\b"
+    ),
+}
 _TRIGGERS = (*_WORDS.strip().split(b"\n"), b"\n    tree_map", *_CORE)
 
 
-@rule(PAGE, triggers=_TRIGGERS)
+@rule(PAGE, triggers=_TRIGGERS, narrow=_NARROW)
 def check(module: Module) -> Iterator[Found]:
     for found in renaming.renamed(module, renames.NAMES):
         yield sketches.sketched(module, found)

@@ -30,7 +30,7 @@ PAGE = Page(
 _DEEPEST = 3  # functions between the call and the level of the module
 
 
-@rule(PAGE, triggers=(b"shard_map",))
+@rule(PAGE, triggers=(b"*shard_map*",))
 def check(module: Module) -> Iterator[Found]:
     for application in traced.applications(module, "shard_map"):
         node = _mapped(module, application)

@@ -26,14 +26,17 @@ PAGE = Page(
 
 _SPEC = ("jax.sharding.PartitionSpec", "jax.P", "jax.experimental.PartitionSpec")
 _SHARDING = "jax.sharding.NamedSharding"
+_LISTED = re.compile(rb"(?<!\w)(?<!for )\w*specs? in [\[(]")  # not `for spec in [`
 _LINE = re.compile(rb"(?:spec|P\().*(?:==|!=|\bin\b)|(?:==|!=).*(?:[sS]pec|P\()")
 
 
 @rule(
     PAGE,
-    triggers=(b"spec == (", b"spec != (", b") == spec", b") != spec", b"spec in [", b"spec in (")
-    + (b"spec not in (", b"spec not in [", b".spec ==", b".spec !=", b".spec in", b".spec not in")
-    + (b") == P(", b") == PartitionSpec(", b"specs == (", b"specs in ("),
+    triggers=(b"*spec == (", b"*spec != (", b") == spec*", b") != spec*", b"*spec in [")
+    + (b"*spec in (", b"*spec not in (", b"*spec not in [")
+    + (b".spec ==", b".spec !=", b".spec in", b".spec not in")
+    + (b") == P(", b") == PartitionSpec(", b"*specs == (", b"*specs in ("),
+    narrow=dict.fromkeys((b"*spec in [", b"*spec in (", b"*specs in ("), _LISTED),
 )
 def check(module: Module) -> Iterator[Found]:
     for node in nodes.of_kind(module, ast.Compare, _LINE):
