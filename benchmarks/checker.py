@@ -3,22 +3,20 @@
     python benchmarks/checker.py --folder ~/jax --folder ~/scenic --folder ~/flax
     python benchmarks/checker.py --folder ~/jax --fixit ~/fixit/bin/python --every 10
 
-What is measured takes turns, round by round, so that a slow moment of the machine hits all of it.
-Printed are ratios of CPU time (user and system, children included) and of the time that passes:
-the median over rounds, and the least and the greatest in brackets. The baseline stands there twice:
-the second row shows the noise. `all cores` is the command as one types it; notebooks are passed
-over, since `ast` does not parse them. With `--fixit`, fixit with its one rule `NoStaticIfCondition`
-reads each `--every`-th file, and so does the checker; start-up counts, so that a small folder says
-little.
+The baseline is a program that parses each file and does nothing else. All are commands, so that all
+pay for the start of Python and for fresh memory. They take turns, round by round, so that a slow
+moment of the machine hits all of them. Printed are ratios of CPU time (user and system, children
+included) and of the time that passes: the median over rounds, and the least and the greatest in
+brackets. The baseline stands there twice: the second row shows the noise. `all cores` is what one
+types; notebooks are passed over, since `ast` does not parse them. With `--fixit`, fixit
+with its one rule `NoStaticIfCondition` reads each `--every`-th file, and so does the checker;
+start-up counts, so that a small folder says little.
 """
 
 import argparse
-import ast
 import atexit
-import contextlib
 import dataclasses
 import functools
-import gc
 import os
 import pathlib
 import resource
@@ -28,11 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Sequence
-
-from jax_dist.checker import catalogue, running
-from jax_dist.checker.examining import Examiner
 
 Measures = dict[str, Callable[[], object]]
 Seconds = dict[str, list[float]]  # one number a round
@@ -40,6 +34,19 @@ _PASSED = " | passed"  # behind a name: the time that passes, in the place of CP
 
 _COMMAND = (sys.executable, "-m", "jax_dist", "lint", "--exit-zero", "--quiet")
 _LINT = (*_COMMAND, "--jobs", "1")
+# What any tool that is built on `ast` must spend if it has no prefilter. Some corpora hold files
+# that cannot be parsed.
+_PARSE = """
+import ast, sys, warnings
+warnings.simplefilter("ignore")
+for path in open(sys.argv[1]).read().splitlines():
+    with open(path, "rb") as file:
+        data = file.read()
+    try:
+        ast.parse(data)
+    except (SyntaxError, ValueError):
+        pass
+"""
 _SMALL = "import jax\n\n\ndef step(x):\n    return x\n\n\nstep = jax.pmap(step, axis_name='i')\n"
 
 
@@ -70,7 +77,6 @@ def cpu_seconds(measures: Measures, rounds: int) -> Seconds:
     names = list(measures)
     for round_ in range(rounds):
         for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
-            gc.collect()
             start, now = _spent(), time.perf_counter()
             measures[name]()
             seconds[name].append(_spent() - start)
@@ -91,21 +97,6 @@ def python_files(folders: Sequence[str]) -> list[pathlib.Path]:
         for path in sorted(pathlib.Path(folder).rglob("*.py"))
         if path.is_file() and not path.is_symlink() and "__pycache__" not in path.parts
     ]
-
-
-def parse_all(files: Sequence[pathlib.Path]) -> None:
-    """The baseline: what any tool that is built on `ast` must spend if it has no prefilter."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for path in files:
-            with contextlib.suppress(SyntaxError, ValueError):  # some corpora hold broken files
-                ast.parse(path.read_bytes())
-
-
-def lint_all(files: Sequence[pathlib.Path]) -> int:
-    """All default rules, in this process, without a cache; the number of findings."""
-    examiner = Examiner(catalogue.DEFAULT)
-    return len(running.run(list(map(str, files)), examiner, jobs=1))
 
 
 def command(*arguments: str, fine: Sequence[int] = (0, 1)) -> Callable[[], object]:
@@ -130,17 +121,18 @@ def _environment() -> dict[str, str]:
 
 
 def whole_folders(folders: Sequence[str], work: pathlib.Path) -> Measures:
-    """The baseline twice, the checker in this process, and as a command, cold and warm."""
-    files = python_files(folders)
+    """The baseline twice, and the checker, cold and warm."""
+    files = work / "files"
+    files.write_text("\n".join(map(str, python_files(folders))))
+    parse = command(sys.executable, "-c", _PARSE, str(files))
     settings = work / "jax-dist.toml"
     settings.write_text('extend-exclude = ["*.ipynb"]\n')
     folders = ["--config", str(settings), *folders]
     warm = command(*_LINT, "--cache-dir", str(work / "cache"), *folders)
     warm()  # fills the cache
     return {
-        "ast.parse": lambda: parse_all(files),
-        "ast.parse again": lambda: parse_all(files),
-        "lint, in process": lambda: lint_all(files),
+        "ast.parse": parse,
+        "ast.parse again": parse,
         "lint, cold": command(*_LINT, "--no-cache", *folders),
         "lint, cold, all cores": command(*_COMMAND, "--no-cache", *folders),
         "lint, warm": warm,
