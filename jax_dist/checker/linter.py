@@ -1,7 +1,6 @@
 """All findings of one file."""
 
 import functools
-from collections.abc import Callable
 
 from jax_dist.checker import catalogue, prefilter
 from jax_dist.checker.findings import Code, Finding, Fix, Position, Safety
@@ -27,17 +26,23 @@ def likely(data: bytes, codes: frozenset[Code]) -> frozenset[Code]:
     """Those rules that may have findings in a file, by the words that it holds."""
     if b"jax" not in data:  # every import that matters says it
         return frozenset()
-    holds = functools.cache(prefilter.Text(data).holds)  # many rules wait for the same words
-    rules = (catalogue.RULES[code] for code in codes if code in catalogue.RULES)
-    return frozenset(rule.page.code for rule in rules if _is_likely(rule, data, holds))
+    rules, phrases = _rules_and_phrases(codes)
+    held = phrases.held_by(data)
+    return frozenset(rule.page.code for rule in rules if _is_likely(rule, data, held))
 
 
-def _is_likely(rule: Rule, data: bytes, holds: Callable[[bytes], bool]) -> bool:
-    if not all(map(holds, rule.also)):
+@functools.cache
+def _rules_and_phrases(codes: frozenset[Code]) -> tuple[list[Rule], prefilter.Phrases]:
+    rules = [catalogue.RULES[code] for code in codes if code in catalogue.RULES]
+    return rules, prefilter.Phrases(each for rule in rules for each in rule.triggers + rule.also)
+
+
+def _is_likely(rule: Rule, data: bytes, held: frozenset[bytes]) -> bool:
+    if held.isdisjoint(rule.triggers) or not held.issuperset(rule.also):
         return False
-    return any(
-        holds(word) and (word not in rule.narrow or rule.narrow[word].search(data))
-        for word in rule.triggers
+    return not rule.narrow or any(
+        each not in rule.narrow or rule.narrow[each].search(data)
+        for each in held.intersection(rule.triggers)
     )
 
 

@@ -19,17 +19,20 @@ def _pattern(phrase: bytes) -> bytes:
 
 
 def _part(part: bytes) -> bytes:
-    if b"*" in part:
-        return part.strip(b"*")
-    return rb"\b%s\b" % part if part.isalnum() else re.escape(part)
+    if not part.strip(b"*").isalnum():
+        return re.escape(part)
+    start = b"" if part.startswith(b"*") else rb"\b"
+    return start + part.strip(b"*") + (b"" if part.endswith(b"*") else rb"\b")
 
 
 @hypothesis.given(_PHRASES, strategies.lists(_LETTERS, max_size=4).map(b"".join))
 @hypothesis.example(b"*ab", b"aab b")
+@hypothesis.example(b"*ab", b"aba")
+@hypothesis.example(b"ab*", b"aab")
 @hypothesis.example(b"a.b", b"a.bb a b")
 def test_finds_what_a_search_finds(phrase, data):
     expected = re.search(_pattern(phrase), data) is not None
-    holds = prefilter.Text(data).holds(phrase)
+    holds = bool(prefilter.Phrases([phrase]).held_by(data))
 
     if re.fullmatch(rb"[\w*]+", phrase):
         assert holds == expected
@@ -41,7 +44,8 @@ def test_finds_what_a_search_finds(phrase, data):
     ("phrase", "holds"),
     [
         (b"pmap", False),
-        (b"pmap*", True),  # a star on one side counts for both
+        (b"pmap*", False),
+        (b"*pmap", True),
         (b"*pmap*", True),
         (b"jax.jit", True),
         (b"jax.ji", False),
@@ -54,9 +58,9 @@ def test_finds_what_a_search_finds(phrase, data):
     ],
 )
 def test_words_are_whole_but_for_stars(phrase, holds):
-    text = prefilter.Text(b'import jax\nf = jax.jit(my_pmap)\n"g()\\nnext"')
+    data = b'{import jax\nf = jax.jit(my_pmap)\n"g()\\nnext"'
 
-    assert text.holds(phrase) == holds
+    assert prefilter.Phrases([b"other", phrase]).held_by(data) == ({phrase} if holds else set())
 
 
 @pytest.mark.parametrize(

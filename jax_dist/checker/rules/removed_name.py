@@ -115,7 +115,8 @@ _NARROW = {
     b"*DeviceArray": re.compile(rb"(?:\.|Sharded)DeviceArray|(?<!\w)DeviceArray(?!\()"),  # no repr
     b"*KeyArray": re.compile(rb"(?<!\w)KeyArray|(?:[.,(]\s*|import[\s\\]+|\n[ \t]+)PRNGKeyArray"),
     b"interpreters import": re.compile(
-        rb"(?<!_src\.)interpreters import\s*(?:\([^)]*?|(?:[^\n\\(]|\\\n)*?)\bp?xla\b"
+        rb"interpreters import(?<!_src.interpreters import)"
+        rb"\s*(?:\([^)]*?|(?:[^\n\\(]|\\\n)*?)\bp?xla\b"
     ),
 }
 _TRIGGERS = (*_WORDS.strip().split(b"\n"), b"\n    tree_map", *_CORE)

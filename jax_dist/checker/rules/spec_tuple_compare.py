@@ -32,7 +32,7 @@ _LINE = re.compile(rb"(?:spec|P\().*(?:==|!=|\bin\b)|(?:==|!=).*(?:[sS]pec|P\()"
 
 @rule(
     PAGE,
-    triggers=(b"*spec == (", b"*spec != (", b") == spec*", b") != spec*", b"*spec in [")
+    triggers=(b"*spec == (", b"*spec != (", b") == spec", b") != spec", b"*spec in [")
     + (b"*spec in (", b"*spec not in (", b"*spec not in [")
     + (b".spec ==", b".spec !=", b".spec in", b".spec not in")
     + (b") == P(", b") == PartitionSpec(", b"*specs == (", b"*specs in ("),
