@@ -1,7 +1,7 @@
 """Which of many words a file holds, and whether it sees JAX from inside only.
 
-For the 34 MB of jax, scenic and flax that say jax, a search for each word takes 1.3 s. To split them
-into sets of words, and to look those up, takes 0.8 s.
+In the 34 MB of jax, scenic and flax that say jax, to search for each word takes 1.3 s. To split
+them into sets of words, and to look those up, takes 0.8 s.
 """
 
 import functools
