@@ -2,7 +2,7 @@
 
 import sys
 
-from jax_dist.commands.cli import main
+from jax_dist.commands.cli import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

@@ -45,10 +45,11 @@ class Examiner:
 
     def likely(self, path: str, data: bytes) -> frozenset[Code] | None:
         """The codes that may have findings in a file, by its bytes; None: it can have none."""
+        ours = speaks_to_us(data)
+        if not ours and prefilter.is_internal(data):
+            return None
         likely = linter.likely(data, self.codes_for(path))
-        if speaks_to_us(data):
-            return likely
-        return likely if likely and not prefilter.is_internal(data) else None
+        return likely if likely or ours else None
 
     def examined(
         self, path: str, data: bytes, likely: frozenset[Code] | None = None

@@ -1,6 +1,7 @@
 """`jax-dist`: puts the subcommands together."""
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -50,6 +51,14 @@ def main(
     parser = _parser(arguments)
     # The streams as they are now, not at import.
     return _run(parser, arguments, out or sys.stdout, err or sys.stderr)
+
+
+def program() -> int:
+    """`main` in a process of its own: the script `jax-dist`, and `python -m jax_dist`."""
+    code = main()
+    if "jax" not in sys.modules:  # whose backends must be taken down in order
+        gc.freeze()  # the trees of a large project go with the process, at once
+    return code
 
 
 def _run(
