@@ -66,7 +66,7 @@ class Scopes:
     all: list[Scope]
     of: dict[ast.AST, Scope]  # by the node that makes it
     attribute_stores: list[tuple[ast.Attribute, ast.expr]]  # `self.x = value`
-    nodes: list[Any]  # statements and expressions, but for most names and constants
+    nodes: list[Any]  # statements and expressions, but for names and most constants
     parents: dict[Any, Any]  # by node: the one around it; all but the module itself have one
 
 
