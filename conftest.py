@@ -16,27 +16,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A background job of a shell; the programs that tests interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-_RUNTIME = [
-    pathlib.Path(__file__).parent / "tests" / name
-    for name in ("cache", "doctor", "guards", "launch", "multihost")
-    + ("test_docs.py", "test_error_pages.py")
-]
-
+_TESTS = pathlib.Path(__file__).parent / "tests"
+_PAGES = ("test_docs.py", "test_error_pages.py")
+_RUNTIME = ("cache", "doctor", "guards", "launch", "multihost", *_PAGES)
 # Their tests start programs, send signals and wait by the clock, which a busy machine upsets.
-_REAL = [
-    pathlib.Path(__file__).parent / "tests" / name
-    for name in ("cache", "examples", "guards", "launch", "migrating", "multihost", "processes")
-    + ("test_docs.py", "test_error_pages.py")
-]
+_REAL = ("cache", "examples", "guards", "launch", "migrating", "multihost", "processes", *_PAGES)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _is_in(item, _RUNTIME):
+        place = item.path.relative_to(_TESTS).parts[0] if item.path.is_relative_to(_TESTS) else ""
+        if place in _RUNTIME:
             item.add_marker("runtime")
-        if _is_in(item, _REAL):
+        if place in _REAL:
             item.add_marker(pytest.mark.flaky(reruns=1))
-
-
-def _is_in(item: pytest.Item, paths: list[pathlib.Path]) -> bool:
-    return any(path in (item.path, *item.path.parents) for path in paths)

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterable, Iterator
 
-from jax_dist.checker import scopes
+from jax_dist.checker import order, scopes
 from jax_dist.checker.modules import Module
 
 
@@ -149,4 +149,4 @@ def calls_of_names(module: Module) -> list[ast.Call]:
                 call = module.parent(load)
                 if isinstance(call, ast.Call) and call.func is load:
                     found.append(call)
-    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+    return sorted(found, key=order.place)

@@ -111,10 +111,7 @@ class _Walk:
             for field in fields_of[kind]:
                 child = getattr(node, field)
                 kind = child.__class__
-                if kind is name and child.ctx.__class__ is load:  # most fields: at once
-                    parents[child] = node
-                    loads.setdefault(child.id, []).append(child)
-                elif kind is list:
+                if kind is list:
                     for each in child:
                         kind = each.__class__
                         if kind is not str and each is not None:

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeAlias
 
-from jax_dist.checker import pmaps, scopes, structure
+from jax_dist.checker import order, pmaps, scopes, structure
 from jax_dist.checker.modules import PARTIAL, Module
 
 By: TypeAlias = Literal["pmap", "shard_map", "jit", "jax_dist.pmap"]
@@ -61,7 +61,7 @@ def _traced(module: Module) -> list[Traced]:
         function = structure.innermost(module, each.fun)
         if function is not None:
             found.append(Traced(each.by, each.node, function))
-    return sorted(found, key=lambda each: (each.node.lineno, each.node.col_offset))
+    return sorted(found, key=lambda each: order.place(each.node))
 
 
 def applications(module: Module, by: Literal["shard_map", "jit"]) -> Iterator[Application]:
@@ -124,7 +124,7 @@ def calls_of_builtins(module: Module, names: Iterable[str]) -> Iterator[ast.Call
         if name in scope.loads and scope.lookup(name) is None
         for load in scope.loads[name]
     ]
-    for load in sorted(loads, key=lambda node: (node.lineno, node.col_offset)):
+    for load in sorted(loads, key=order.place):
         call = module.parent(load)
         if isinstance(call, ast.Call) and call.func is load:
             yield call

@@ -83,15 +83,15 @@ class Uses:
             for name, bindings in scope.bindings.items():
                 for binding in bindings:
                     value = binding.value
-                    if isinstance(value, ast.Call):
-                        made.append((name, value))
-                    elif isinstance(value, _DOTTED):
-                        aliases += ((name, root) for root in _roots(value))
-                        if _last_name(value) in _PARTIAL_NAMES:
-                            makers.add(name)
-                    elif binding.kind == "import":
+                    if binding.kind == "import":
                         names.add(name)
                         if not binding.target.startswith(_NO_PARTIAL):
+                            makers.add(name)
+                    elif isinstance(value, ast.Call):
+                        made.append((name, value))
+                    elif isinstance(value, ast.Name | ast.Attribute):
+                        aliases += ((name, root) for root in _roots(value))
+                        if _last_name(value) in _PARTIAL_NAMES:
                             makers.add(name)
         for name, call in made:
             if _last_name(call.func) in makers:
@@ -119,7 +119,6 @@ def _root(name: str) -> str:
     return name.partition(".")[0]
 
 
-_DOTTED = (ast.Name, ast.Attribute)
 # What may hand on `functools.partial` is called one of these, or is imported; not from here.
 _PARTIAL_NAMES = frozenset(name.rpartition(".")[2] for name in PARTIAL)
 _NO_PARTIAL = ("jax.numpy", "jax.lax", "jax.random", "numpy", "optax")

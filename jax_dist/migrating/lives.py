@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterable
 from typing import Any
 
-from jax_dist.checker import flow, functions, pmaps, scopes
+from jax_dist.checker import flow, functions, order, pmaps, scopes
 from jax_dist.checker.modules import Module
 
 # What these give is no view of the array.
@@ -76,8 +76,8 @@ def _is_later(module: Module, first: ast.expr, call: ast.Call) -> bool:
         return True
     if module.statement(first) is module.statement(call):
         return _shares_loop(module, first, call)
-    place, other = (first.lineno, first.col_offset), (call.lineno, call.col_offset)
-    return other > place or _shares_loop(module, first, call) or _comes_back(module, call)
+    is_below = order.place(call) > order.place(first)
+    return is_below or _shares_loop(module, first, call) or _comes_back(module, call)
 
 
 def _comes_back(module: Module, call: ast.Call) -> bool:
