@@ -28,12 +28,14 @@ from jax_dist._compat.compiles import (
     compiles_watched,
     flags_outside_key,
 )
+from jax_dist._compat.fronts import Answer, can_remember, front, run_jit
 from jax_dist._compat.jaxprs import (
     ScanLayout,
     call_of,
     has_side_effects,
     is_dropped,
     is_unreduced,
+    newly_manual_axes,
     scan_layout,
     to_varying,
     varying_axes,
@@ -57,6 +59,7 @@ from jax_dist._compat.versions import (
 )
 
 __all__ = [
+    "Answer",
     "CACHES_HOST_CALLBACKS",
     "CAN_REWRITE",
     "CPU_HANGS_WHEN_FULL",
@@ -76,6 +79,7 @@ __all__ = [
     "cache_key",
     "call_of",
     "calls_under_way",
+    "can_remember",
     "can_rewrap",
     "compile_request",
     "compiles_watched",
@@ -83,6 +87,7 @@ __all__ = [
     "coordination_client",
     "detect_cluster",
     "flags_outside_key",
+    "front",
     "has_side_effects",
     "initialize_options",
     "inside_jit",
@@ -92,12 +97,14 @@ __all__ = [
     "jit_like",
     "jit_options",
     "joined_as",
+    "newly_manual_axes",
     "option_names",
     "pmaps_taken_over",
     "put_slices",
     "refuses_host_callbacks",
     "reset_cache",
     "rewrap",
+    "run_jit",
     "say_unwritten",
     "scan_layout",
     "to_varying",

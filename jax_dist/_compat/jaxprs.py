@@ -36,6 +36,12 @@ def to_varying(value: jax.Array, axes: Sequence[Any]) -> jax.Array:
     return jax.lax.pcast(value, tuple(axes), to="varying")
 
 
+def newly_manual_axes(eqn: JaxprEqn) -> frozenset[Any]:
+    """The axes that a shard_map makes manual: `manual_axes` in 0.7.2, which knows no others."""
+    params = eqn.params
+    return frozenset(params.get("newly_manual_axes", params.get("manual_axes", ())))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScanLayout:
     """Which inputs and outputs of a scan (and of its body, in the same order) are which."""

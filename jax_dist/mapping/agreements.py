@@ -3,24 +3,20 @@
 Processes that run programs with other shapes, or the same ones in another order, get wrong numbers
 or hang. So before a signature is called for the first time, they compare it. A program without
 collectives runs in one process alone as well, and is not compared.
-
-It is decided in the trace. But JAX remembers traces, also those of `lower` or of a `jit` around,
-which one process may make alone. Such a signature stays open until it is called.
 """
 
 import contextlib
 import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 
 from jax_dist import _compat
 from jax_dist.mapping.axes import Axis
+from jax_dist.mapping.body import Body, type_of
 from jax_dist.mapping.calls import Call, Options
 from jax_dist.mapping.meshes import Layout
 from jax_dist.multihost import agreeing
@@ -34,88 +30,34 @@ _DO = (
 )
 
 
-class _Signature(NamedTuple):
+def signature_of(call: Call) -> Hashable:
     """What a call looks like, as far as programs depend on it."""
-
-    structure: Any
-    leaves: tuple[tuple, ...]  # shape, dtype, weak type
-    static: tuple[Any, ...]
-
-
-class _Program(NamedTuple):
-    """One that all processes should have."""
-
-    fingerprint: Fingerprint
-    ranks: tuple[int, ...]
+    types = [type_of(leaf) for leaf in call.leaves]
+    return (
+        call.structure,
+        tuple((kind.shape, kind.dtype, kind.weak_type) for kind in types),
+        call.static,
+    )
 
 
-class Agreements:
-    """Those of one mapped function.
+def agree(
+    options: Options, fun: Callable, call: Call, body: Body, layout: Layout, moves: Sequence[str]
+) -> None:
+    """With the other processes, on the program that is to run.
 
-    Attributes:
-      open: programs that were traced, and not called yet.
+    Args:
+      options: what was said to pmap.
+      fun: the function.
+      call: on whole arrays.
+      body: for this call.
+      layout: the mesh.
+      moves: the collectives of the body.
+
+    Raises:
+      DisagreementError: the others are about to run another one.
     """
-
-    def __init__(self, options: Options, fun: Callable[[], Callable]):
-        """
-        Args:
-          options: what was said to pmap.
-          fun: gives the function.
-        """
-        self._options, self._fun = options, fun
-        self._agreed: set[int] = set()  # hashes of signatures: no object is kept alive
-        self._traced: tuple[_Signature, Fingerprint, tuple[int, ...]] | None = None
-        self.open: dict[_Signature, _Program] = {}
-
-    def traced(self, args: tuple, kwargs: dict, call: Call, output: Any, layout: Layout) -> None:
-        """The function was traced on these tracers."""
-        fingerprint = _fingerprint(self._options, args, call, output, layout)
-        self._traced = (self._signature(args, kwargs), fingerprint, processes_of(layout.mesh))
-
-    def look(self, jaxpr: ClosedJaxpr, *, called: bool) -> None:
-        """This is what the trace gave.
-
-        Args:
-          jaxpr: of the function.
-          called: whether the program runs next.
-
-        Raises:
-          DisagreementError: other processes are about to run another one.
-        """
-        moves = collectives(jaxpr)
-        if self._traced is None or not moves:
-            return
-        signature, fingerprint, ranks = self._traced
-        if hash(signature) in self._agreed:
-            return
-        self.open[signature] = _Program(with_collectives(fingerprint, moves), ranks)
-        if called:
-            self._settle(signature)
-
-    def before(self, args: tuple, kwargs: dict) -> None:
-        """Before a call whose trace may be known already."""
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
-            return
-        signature = self._signature(args, kwargs)
-        if signature in self.open:
-            self._settle(signature)
-
-    def _settle(self, signature: _Signature) -> None:
-        program = self.open[signature]
-        agree_to_run(f"pmap of {described(self._fun())}", program.fingerprint, program.ranks)
-        self._agreed.add(hash(signature))
-        del self.open[signature]
-
-    def _signature(self, args: tuple, kwargs: dict) -> _Signature:
-        static = self._options.static
-        mapped = [arg for number, arg in enumerate(args) if number not in static]
-        leaves, structure = jax.tree.flatten((mapped, kwargs))
-        avals = [jax.typeof(leaf) for leaf in leaves]
-        return _Signature(
-            structure,
-            tuple((aval.shape, aval.dtype, aval.weak_type) for aval in avals),
-            tuple(args[number] for number in static if number < len(args)),
-        )
+    fingerprint = with_collectives(_fingerprint(options, call, body, layout), moves)
+    agree_to_run(f"pmap of {described(fun)}", fingerprint, processes_of(layout.mesh))
 
 
 def agree_to_run(name: str, fingerprint: Fingerprint, ranks: Sequence[int]) -> None:
@@ -172,24 +114,22 @@ def _collectives(jaxpr: ClosedJaxpr) -> Iterator[str]:
             yield f"{name}{where}: {types}"
 
 
-def _fingerprint(
-    options: Options, args: tuple, call: Call, output: Any, layout: Layout
-) -> Fingerprint:
+def _fingerprint(options: Options, call: Call, body: Body, layout: Layout) -> Fingerprint:
     """The arguments as the user passes them, and the whole result."""
     leaves = {}
     for path, leaf, axis in zip(call.paths(), call.leaves, call.axes, strict=True):
         leaves[path] = _as_passed(leaf, axis, layout if options.arrays == "local" else None)
-    for number in options.static:
-        leaves[f"static argument {number}"] = describe(args[number])
-    flat, structure = jax.tree.flatten_with_path(output)
+    for number, value in zip(options.static, call.static, strict=True):
+        leaves[f"static argument {number}"] = describe(value)
+    flat, structure = jax.tree.flatten_with_path(body.result(layout.size))
     for path, leaf in flat:
         leaves[f"result{jax.tree_util.keystr(path)} of all processes"] = describe(leaf)
     return Fingerprint(containers(structure), leaves)
 
 
 def _as_passed(leaf: Any, axis: Axis, layout: Layout | None) -> str:
-    shape = list(jnp.shape(leaf))
+    kind = type_of(leaf)
+    shape = list(kind.shape)
     if axis is not None and layout is not None:
         shape[axis] //= layout.processes
-    aval = jax.typeof(leaf)
-    return describe(aval.update(shape=tuple(shape)) if shape != list(aval.shape) else aval)
+    return describe(jax.ShapeDtypeStruct(shape, kind.dtype, weak_type=kind.weak_type))

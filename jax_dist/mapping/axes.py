@@ -67,32 +67,9 @@ def spec_of_axis(axis: Axis, ndim: int, name: Hashable) -> P:
     return P(*[None] * (axis % ndim), name)
 
 
-def spec_prefix(out_axes: AxisPrefix, name: Hashable) -> Any:
-    """`out_axes` with a spec for each axis. Negative axes are moved there later: see `put_back`."""
-
-    def spec(axis: Axis) -> P:
-        return P() if axis is None else P(*[None] * max(axis, 0), name)
-
-    return jax.tree.map(spec, out_axes, is_leaf=_is_none)
-
-
 def slice_seen_by_body(block: jax.Array, axis: Axis) -> jax.Array:
     """`[1, *s] -> [*s]` (for axis 0): pmap hides the mapped axis, shard_map keeps it."""
     return block if axis is None else lax.squeeze(block, [axis % block.ndim])
-
-
-def block_of_output(value: Any, axis: Axis) -> Any:
-    """`[*s] -> [1, *s]` (for axis 0). For a negative axis the 1 comes first, for `put_back`."""
-    return value if axis is None else lax.expand_dims(value, [max(axis, 0)])
-
-
-def put_back(array: jax.Array, axis: Axis) -> jax.Array:
-    """Moves the leading mapped axis of a whole output to its negative out_axes.
-
-    shard_map wants the spec before the rank of the output is known, so a position counted from
-    the end cannot be spelled there.
-    """
-    return array if axis is None or axis >= 0 else jnp.moveaxis(array, 0, axis)
 
 
 def mapped_size(
@@ -171,7 +148,7 @@ def _positional_names(fun: Callable) -> list[str]:
 def _spread(
     prefix: AxisPrefix, tree: Any, argument: str, fun_name: str, *, keywords: bool
 ) -> tuple[Axis, ...]:
-    axes = jax.tree.leaves(prefix, is_leaf=_is_none)
+    axes = jax.tree.leaves(prefix, is_leaf=is_none)
     subtrees = _subtrees(prefix, tree)
     if subtrees is None:
         at, below, value = _first_mismatch(prefix, tree)
@@ -183,7 +160,7 @@ def _spread(
 def _subtrees(prefix: AxisPrefix, tree: Any) -> list[Any] | None:
     """What stands in `tree` at each leaf of `prefix`; None if that is no prefix."""
     try:
-        return jax.tree.structure(prefix, is_leaf=_is_none).flatten_up_to(tree)
+        return jax.tree.structure(prefix, is_leaf=is_none).flatten_up_to(tree)
     except (ValueError, TypeError, KeyError):
         return None
 
@@ -214,5 +191,6 @@ def _is_array_like(value: Any) -> bool:
     return hasattr(value, "shape") or isinstance(value, bool | int | float | complex)
 
 
-def _is_none(value: Any) -> bool:
+def is_none(value: Any) -> bool:
+    """For trees of axes, in which None is a leaf."""
     return value is None

@@ -42,6 +42,8 @@ class Call:
     owners: tuple[int | str, ...]  # of each leaf: the position or keyword of its argument
     paths: Callable[[], list[str]]  # the name of each leaf
     fun_name: str
+    structure: Any = None  # of the arguments that are not static
+    static: tuple[Any, ...] = ()  # the values of those that are
 
     @functools.cached_property
     def size(self) -> int:
@@ -89,4 +91,5 @@ def bind(options: Options, fun: Callable, args: tuple, kwargs: dict) -> Call:
     leaf_axes = axes.spread_in_axes(in_axes, mapped_args, kwargs, name)
     owned = [*zip(numbers, mapped_args, strict=True), *sorted(kwargs.items())]
     owners = tuple(owner for owner, tree in owned for _ in jax.tree.leaves(tree))
-    return Call(fun, rebuild, leaves, leaf_axes, owners, paths, name)
+    static = tuple(args[number] for number in options.static)
+    return Call(fun, rebuild, leaves, leaf_axes, owners, paths, name, structure, static)

@@ -1,264 +1,318 @@
-"""The call-time side of pmap: one jit, and what to do when it meets something new.
+"""The calls of a mapped function.
 
-In the steady state a call is one C++ dispatch. Whatever else is wanted (arguments that belong
-elsewhere, an array that jit refuses) comes back as an exception, which costs nothing until it is
-raised, and is settled in Python.
+A call is in one of four states:
+
+- *steady*: a front (see `_compat.fronts`) knows the signature, and runs its program in C++;
+- *first sight*: the front does not know the signature, so the call comes to `_first_sight`: the
+  body is traced, the arguments are put on the mesh, and the front learns how to run such a call;
+- *with care*: an array lies where the program cannot take it. The front learns nothing: each such
+  call comes here, is moved (an array that lives on, once), and goes to the front again;
+- *several processes*: see `process_calls`; what it makes of the arguments goes to the front.
+
+Everything is on the mesh before a program is called, so there is one program for a shape, wherever
+the arguments come from: a training loop compiles once. What is traced outside (under jit, grad,
+vmap) is staged, with its arguments as they are.
 """
 
-import collections
-import dataclasses
-from collections.abc import Callable, Set
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from jax_dist.mapping import axes, placement, refusals
-from jax_dist.mapping.attempts import Attempt, Misplaced, Replan, call_under_way, current
+from jax_dist import _compat
+from jax_dist.mapping import (
+    axes,
+    emission,
+    meshes,
+    nesting,
+    placement,
+    refusals,
+    region,
+    throttle,
+)
+from jax_dist.mapping.body import BodyTracer, type_of
 from jax_dist.mapping.calls import Call, Options, any_tracer, bind
-from jax_dist.mapping.meshes import InnerAxis, Layout, lay_out
+from jax_dist.mapping.collectives import AxisPlace
+from jax_dist.mapping.emission import Found
+from jax_dist.mapping.meshes import InnerAxis, Layout
 from jax_dist.mapping.process_calls import ProcessCalls
-from jax_dist.mapping.programs import program_of
-from jax_dist.mapping.region import run_mapped
-from jax_dist.passes.lifting import NewCaptures
-
-_PLACED_IN_VAIN = 10  # calls after which a donated argument that comes anew is left as given
+from jax_dist.mapping.tracebacks import without_own_frames
+from jax_dist.passes import lifting, programs, stages
+from jax_dist.passes.capture_policy import Policy, Watch
+from jax_dist.passes.lifting import PlacedCaptures, Placements
+from jax_dist.passes.programs import Program, Programs
 
 
 class Dispatcher:
     """All that the decorated versions of one function with the same options share.
 
     Attributes:
-      jitted: the program, which moves no arguments.
-      dispatch: what a call goes through; one C++ call in the steady state.
+      call: what a call goes through now.
     """
 
     def __init__(self, options: Options, fun: Callable[[], Callable]):
         """`fun` gives the function: held weakly, where this is cached on its account."""
-        self._options = options
-        self._fun = fun
-        self._program = program_of(options, fun, self._trace, self._look)
-        self.jitted: Any = self._program.call
-        self._inner: tuple[InnerAxis, ...] = ()  # as the last trace found them
-        self._not_fed_back: set[int | str] = set()
-        self._times_placed: collections.Counter[int | str] = collections.Counter()
-        self._to_place: frozenset[int | str] = frozenset()  # arguments that came misplaced
+        self._options, self._fun = options, fun
+        self._bodies = BodyTracer(options, fun)
+        self._placements = Placements()
         self._twins = placement.Twins()
+        self._watch = Watch(options.choice.fun_name, Policy(options.captures))
+        self._programs = Programs(
+            options.choice.fun_name,
+            _compat.JitOptions(static_argnums=options.static, donate_argnums=options.donated),
+            trace=self._trace,
+            miss=self._miss,
+            without_jit=self._run_eagerly,
+        )
+        self._plain = self._programs.of(None)
+        self._layouts: dict[int, Layout] = {}  # by size of the mapped axis, as last found
         self._processes: ProcessCalls | None = None
-        self.dispatch: Callable = self._first_call
+        self._is_chosen = False  # whether there are several processes
+        self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._used: tuple[Program, PlacedCaptures | None] = (self._plain, None)
+        self._is_full = False  # whether calls wait, so that not too many are under way
+        self._front: Callable = self._plain.front
+        self._renew()
 
-    def settle(self, args: tuple, kwargs: dict, refusal: ValueError | None) -> Any:
-        """Makes a call that jit did not: for misplaced arguments, or what `refusal` says."""
-        if refusal is not None:
-            self._explain(args, kwargs, refusal)
-        if self._processes is not None:
-            output = self._processes.settle(args, kwargs)
-            self.dispatch = self._processes.dispatch  # may have changed
-            return output
-        return self._place_and_call(args, kwargs)
+    def serve(self, caller: Any) -> None:
+        """Keeps `caller.__call__` the fastest way to call."""
+        self._callers.add(caller)
+        caller.__call__ = self.call
 
-    def lift(self, found: NewCaptures, args: tuple, kwargs: dict) -> Any:
-        """Makes a call that jit did not, for its trace found captured arrays."""
-        output = self._program.settle(found, args, kwargs)
-        self._renew_dispatch()
-        return output
-
-    def _renew_dispatch(self) -> None:
-        """Once arrays were lifted, the program is another jit object."""
-        if self._processes is None and not self._to_place:
-            self.dispatch = self._program.dispatch
+    @property
+    def jitted(self) -> Callable:
+        """The jit object, which moves no arguments."""
+        program, placed = self._used
+        call: Any = programs.with_captures(program.jitted, placed)
+        if placed is not None:  # a partial object, whose class declares no such names
+            call.lower, call.trace = self.lower, self.trace
+        return call
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """The program for these arguments; with several processes, that on whole arrays."""
         self._choose()
         if self._processes is not None:
             args, kwargs = self._processes.abstract(args, kwargs)
-        with Attempt():
-            return self._program.lower(*args, **kwargs)
+        call = self._bind(args, kwargs)
+        found = self._find(call)
+        if any_tracer(call.leaves):
+            with programs.under_way(self, found):
+                return self._plain.jitted.lower(*args, **kwargs)
+        program, placed = self._program_for(found)
+        args, kwargs = call.rebuild(_described(call, found.layout))
+        with programs.under_way(self, found):
+            lowered = programs.with_captures(program.jitted.lower, placed)(*args, **kwargs)
+        return lowered if placed is None else stages.lowered_without(lowered, placed.values)
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        """The jaxpr as a caller sees it (`jax.make_jaxpr` asks for it): on the same arguments."""
+        """The jaxpr as a caller sees it, on the same arguments; captured arrays are in it."""
         self._choose()
-        program: Any = self._program
         if self._processes is not None and self._options.arrays == "local":
-            program = self._processes.jitted_view
-        with Attempt():
-            return program.trace(*args, **kwargs)
+            return self._processes.view.jitted.trace(*args, **kwargs)
+        with programs.under_way(self, self._find(self._bind(args, kwargs))):
+            return self._plain.jitted.trace(*args, **kwargs)
 
-    def _first_call(self, *args: Any, **kwargs: Any) -> Any:
+    # ---- a call that the front does not know
+
+    def _miss(self, program: Program, args: tuple, kwargs: dict) -> _compat.Answer:
+        try:
+            return self._first_sight(program, args, kwargs)
+        except Exception as error:  # noqa: BLE001  # it goes on as it is, with fewer frames
+            raise without_own_frames(error) from error.__cause__
+
+    def _first_sight(self, program: Program, args: tuple, kwargs: dict) -> _compat.Answer:
+        self._check_static(args)
+        call = self._bind(args, kwargs)
+        outside = nesting.current()
+        if outside is not None:
+            return self._stage_inside(call, outside), None, False
+        if manual := nesting.manual_axes():
+            raise refusals.inside_foreign_shard_map(call.fun_name, manual)
         self._choose()
-        return self.dispatch(*args, **kwargs)
+        if any_tracer(call.leaves):
+            return self._stage(call, args, kwargs), None, False
+        if self._processes is not None and self._processes.must_convert(call.leaves):
+            return self._processes.call(*args, **kwargs), None, False
+
+        layout = self._layouts.get(call.size)
+        found = None
+        if layout is None:
+            found = self._find(call)
+            layout = found.layout
+        leaves, misplaced = self._on_mesh(call, layout)
+        if programs.is_staged():  # a call on constants, in a trace outside
+            return self._stage(call, args, kwargs), None, False
+        self._layouts[call.size] = layout
+        if misplaced:
+            args, kwargs = call.rebuild(leaves)
+            return self._front(*args, **kwargs), None, False
+        return self._run(program, call, found or self._find(call), leaves)
+
+    def _run(
+        self, program: Program, call: Call, found: Found, leaves: Sequence[Any]
+    ) -> _compat.Answer:
+        """Runs the program for arguments that lie on the mesh of `found`, or nearly."""
+        if found.layout is not self._layouts[call.size]:  # another body, with other pmaps inside
+            self._layouts[call.size] = found.layout
+            leaves, _ = self._on_mesh(call, found.layout)
+        own, placed = self._program_for(found)
+        self._watch.warn_of(found.body.lifted.captures, lifted=True)
+        if self._processes is not None:
+            self._processes.agree(call, found.body, found.layout)
+        args, kwargs = call.rebuild(leaves)
+        first = () if placed is None else (placed.values,)
+        with programs.under_way(self, found):
+            results, memory, stale = _compat.run_jit(own.jitted, (*first, *args), kwargs)
+        self._use(own, placed, is_full=throttle.can_be_full(found.layout.mesh))
+        return results, memory if own is program else None, stale
+
+    def _stage(self, call: Call, args: tuple, kwargs: dict) -> Any:
+        """A call that is part of a trace outside. Captured arrays become constants of that."""
+        program = self._plain
+        if self._processes is not None:
+            program = self._processes.view
+        found = self._find(call, whole=program is self._plain)
+        if not lifting.is_lifted_outside():
+            self._watch.warn_of(found.body.lifted.captures, lifted=False)
+        try:
+            with programs.under_way(self, found):
+                return program.jitted(*args, **kwargs)
+        except ValueError as error:
+            if self._processes is None or "incompatible devices" not in str(error):
+                raise
+            raise refusals.local_array_under_trace(call.fun_name) from None
+
+    def _stage_inside(self, call: Call, outside: nesting.Frame) -> Any:
+        """A pmap in the body of another one: a region, for which a mesh is found later."""
+        choice = self._options.choice
+        if choice.devices is not None or choice.backend is not None:
+            raise refusals.inner_devices_given(choice.fun_name)
+        if choice.axis_size not in (None, call.size):
+            raise refusals.size_not_as_promised(choice.fun_name, choice.axis_size, call.size)
+        body = self._bodies.body(call)
+        axis = InnerAxis(outside.free_name(self._options.axis_name), call.size)
+        wanted = axis._replace(size=1) if choice.virtual else axis
+        outside.note(wanted, body.inner, body.regions)
+        mesh = meshes.abstract_mesh((axis, *body.inner))
+        place = AxisPlace(body.axis, call.size, axis.name, 1)
+        values = body.lifted.values
+        flat = region.run_body(body, values, call.leaves, call.axes, mesh, place)
+        return jax.tree.unflatten(body.out_tree, flat)
+
+    # ---- what is traced
+
+    def _trace(self, captured: Sequence[Any], args: tuple, kwargs: dict) -> Any:
+        """What jit traces: the body on its mesh."""
+        call = self._bind(args, kwargs)
+        found = programs.found_by(self) or self._find(call)
+        return emission.emitted(self._options, call, found, captured)
+
+    def _trace_view(self, captured: Sequence[Any], args: tuple, kwargs: dict) -> Any:
+        """The same on the slices of this process."""
+        del captured
+        call = self._bind(args, kwargs)
+        found = programs.found_by(self) or self._find(call, whole=False)
+        return emission.emitted(self._options, call, found, (), as_view=True)
+
+    def _run_eagerly(self, *args: Any, **kwargs: Any) -> Any:
+        """Under `jax.disable_jit`: the user's function, once, on concrete slices."""
+        call = self._bind(args, kwargs)
+        name = self._options.choice.axis_name
+        if self._options.axis_name is not None:
+            name = self._options.axis_name
+        return region.run_eagerly(
+            call, self._options.out_axes, name, emission.layout_for(self._options, call, ())
+        )
+
+    # ---- its parts
+
+    def _bind(self, args: tuple, kwargs: dict) -> Call:
+        return bind(self._options, self._fun(), args, kwargs)
+
+    def _find(self, call: Call, *, whole: bool = True) -> Found:
+        body = self._bodies.body(call)
+        return Found(body, emission.layout_for(self._options, call, body.inner, whole=whole))
+
+    def _program_for(self, found: Found) -> tuple[Program, PlacedCaptures | None]:
+        mesh = found.layout.mesh
+        everywhere = NamedSharding(mesh, P())
+        placed = self._placements.of(
+            found.body.lifted, mesh, lambda value: jax.device_put(value, everywhere)
+        )
+        return self._programs.of(placed), placed
+
+    def _on_mesh(self, call: Call, layout: Layout) -> tuple[list[Any], bool]:
+        """The leaves where the program wants them.
+
+        Also whether one lay where a front must not think that it may lie: an array elsewhere. It is
+        moved once, and remembered, unless it is donated.
+        """
+        donated, misplaced = self._options.donated, False
+        leaves = list(call.leaves)
+        for number, (leaf, axis, owner) in enumerate(
+            zip(call.leaves, call.axes, call.owners, strict=True)
+        ):
+            if not placement.can_be_put(leaf):
+                continue
+            target = layout.sharding(axis, jnp.ndim(leaf))
+            if placement.is_on_mesh(leaf, target):
+                continue
+            if placement.is_misplaced(leaf, target):
+                misplaced = True
+                if owner not in donated:
+                    leaves[number] = self._twins.move(leaf, target)
+                    continue
+            leaves[number] = placement.put_as_jit_would(leaf, target)
+        return leaves, misplaced
+
+    def _use(self, program: Program, placed: PlacedCaptures | None, *, is_full: bool) -> None:
+        """This is the program of the last call; most probably of the next one, too."""
+        if self._used == (program, placed) and self._is_full == is_full:
+            return
+        self._used, self._is_full = (program, placed), is_full
+        front = programs.with_captures(program.front, placed)
+        if is_full:
+            front = throttle.throttled(front)
+        self._front = front
+        self._renew()
+
+    def _renew(self) -> None:
+        call = self._front
+        if self._processes is not None and self._options.arrays == "local":
+            call = self._processes.call
+        self.call = self._explaining(call) if self._options.static else call
+        for caller in self._callers:
+            caller.__call__ = self.call
 
     def _choose(self) -> None:
-        """Chooses the way of calling. Not before it is needed: it starts the backend."""
-        if self.dispatch != self._first_call:
+        """Finds out whether several processes map together. Not before: it starts the backend."""
+        if self._is_chosen:
             return
+        self._is_chosen = True
         if self._options.choice.spans_processes():
+            view = Programs(
+                self._programs.name,
+                self._programs.options,
+                trace=self._trace_view,
+                miss=self._miss,
+                without_jit=self._run_eagerly,
+            ).of(None)
+            is_local = self._options.arrays == "local"
             self._processes = ProcessCalls(
-                self._options, self._fun, self.jitted, owner=self, inner=lambda: self._inner
+                self._options,
+                self._fun,
+                run=lambda *args, **kwargs: self._front(*args, **kwargs),
+                view=view if is_local else self._plain,
+                layout_of=lambda call: self._find(call).layout,
             )
-            self.dispatch = self._processes.dispatch
-        else:
-            self.dispatch = self._program.dispatch
+            self._renew()
 
-    def _trace(self, args: tuple, kwargs: dict) -> Any:
-        """What jit traces."""
-        attempt = current()
-        if attempt is None and self._wants_to_place():
-            raise Misplaced
-        call = bind(self._options, self._fun(), args, kwargs)
-        output, layout = run_mapped(self._options, call, whole=True)
-        if attempt is not None and attempt.owner is self and layout is not None:
-            attempt.traced = True
-            self._check_placement(attempt, call, layout, output)
-        if self._processes is not None and layout is not None:
-            self._processes.agreements.traced(args, kwargs, call, output, layout)
-        return output
-
-    def _look(self, jaxpr: ClosedJaxpr) -> None:
-        """At what the trace gave: with several processes, all of them should be here with it."""
-        if self._processes is None:
-            return
-        attempt, found = current(), call_under_way()
-        if attempt is not None:
-            called = attempt.owner is self
-        else:
-            called = found is not None and found[0] is self and not _has_tracer(*found[1:])
-        self._processes.agreements.look(jaxpr, called=called)
-        self.dispatch = self._processes.renewed_dispatch()
-
-    def _wants_to_place(self) -> bool:
-        """Whether the call under way has arguments that belong elsewhere."""
-        found = call_under_way()
-        if found is None or found[0] is not self or _has_tracer(*found[1:]):
-            return False
-        if self._processes is not None:
-            return self._processes.wants_to_convert(*found[1:])
-        return bool(self._errands(*found[1:], everything=True)[1])
-
-    def look_again(self, args: tuple, kwargs: dict) -> None:
-        """After a compile for these arguments: misplaced ones will be moved from now on.
-
-        An array that lies on the right mesh, but is cut in another way, has the type of a right
-        one: jit does not trace, compiles for it, and would reshard it in each call.
-        """
-        if self._processes is not None or _has_tracer(args, kwargs):
-            return
-        try:
-            call, errands = self._errands(args, kwargs, everything=True)
-        except ValueError:  # the call itself will say what is wrong
-            return
-        self._take_care_of({call.owners[index] for index, _, donated in errands if not donated})
-
-    def _take_care_of(self, owners: Set[int | str]) -> None:
-        if not owners <= self._to_place:
-            self._to_place |= owners
-            self.dispatch = self._dispatch_with_care
-
-    def _check_placement(self, attempt: Attempt, call: Call, layout: Layout, output: Any) -> None:
-        """Raises Replan if the trace shows that arguments were placed wrongly.
-
-        Placing what is donated before the first call gives it the type that it has when it is fed
-        back; a training loop then compiles once, not twice. A donated batch is not fed back.
-        """
-        names, sizes = layout.mesh.axis_names[1:], layout.mesh.devices.shape[1:]
-        self._inner = tuple(InnerAxis(*axis) for axis in zip(names, sizes, strict=True))
-        returned = {(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(output)}
-        kept = {
-            owner
-            for leaf, owner in zip(call.leaves, call.owners, strict=True)
-            if owner in attempt.donated and (leaf.shape, leaf.dtype) not in returned
-        }
-        self._not_fed_back |= kept
-        if kept or (self._inner != attempt.inner and attempt.placed):
-            raise Replan
-
-    def _place_and_call(self, args: tuple, kwargs: dict) -> Any:
-        while True:
-            plan = self._plan(args, kwargs, everything=True)
-            if _has_tracer(plan.args, plan.kwargs):  # a call on constants, inside a trace
-                with Attempt():
-                    return self.jitted(*args, **kwargs)
-            attempt = Attempt(
-                owner=self,
-                inner=self._inner,
-                placed=bool(plan.donated or plan.moved),
-                donated=plan.donated,
-            )
-            try:
-                with attempt:
-                    output = self.jitted(*plan.args, **plan.kwargs)
-            except Replan:
-                continue
-            break
-        placement.finish_donation(plan.pairs)  # only now: a call that fails takes nothing
-        self._times_placed.update(plan.donated)
-        vain = {owner for owner, times in self._times_placed.items() if times >= _PLACED_IN_VAIN}
-        if vain - self._not_fed_back:
-            self._not_fed_back |= vain
-            self._program.clear_cache()  # that signature has failed before: see attempts
-        self._renew_dispatch()
-        self._take_care_of(plan.moved)
-        return output
-
-    def _dispatch_with_care(self, *args: Any, **kwargs: Any) -> Any:
-        """For a function whose user passes misplaced arrays: looks at those arguments first."""
-        if _has_tracer(args, kwargs):
-            return self.jitted(*args, **kwargs)
-        plan = self._plan(args, kwargs, everything=False)
-        try:
-            with Attempt(self, self._inner, placed=True):
-                return self.jitted(*plan.args, **plan.kwargs)
-        except Replan:
-            return self._place_and_call(args, kwargs)
-
-    def _plan(self, args: tuple, kwargs: dict, *, everything: bool) -> "_Plan":
-        """The call with its arguments in place."""
-        call, errands = self._errands(args, kwargs, everything=everything)
-        leaves, pairs, donated, moved = list(call.leaves), [], set(), set()
-        for index, target, is_donated in errands:
-            leaf, owner = leaves[index], call.owners[index]
-            if is_donated:
-                leaves[index] = jax.device_put(leaf, target)
-                pairs.append((leaf, leaves[index]))
-                donated.add(owner)
-            else:
-                leaves[index] = self._twins.move(leaf, target)
-                moved.add(owner)
-        new_args, new_kwargs = call.rebuild(leaves)
-        return _Plan(new_args, new_kwargs, pairs, frozenset(donated), frozenset(moved))
-
-    def _errands(
-        self, args: tuple, kwargs: dict, *, everything: bool
-    ) -> tuple[Call, list[tuple[int, NamedSharding, bool]]]:
-        """The leaves to move, where to, and whether that is for donation.
-
-        Misplaced ones are moved; donated ones are always put on the mesh. With `everything` false,
-        only those arguments are looked at that came misplaced before.
-        """
-        options = self._options
-        call = bind(options, self._fun(), args, kwargs)
-        layout = lay_out(options.choice, call.size, self._inner, whole=True)
-        errands = []
-        each = enumerate(zip(call.leaves, call.axes, call.owners, strict=True))
-        for index, (leaf, axis, owner) in each:
-            if not placement.can_be_put(leaf) or not (everything or owner in self._to_place):
-                continue
-            spec = axes.spec_of_axis(axis, jnp.ndim(leaf), layout.name)
-            target = NamedSharding(layout.mesh, spec)
-            if everything and owner in options.donated and owner not in self._not_fed_back:
-                if not placement.is_on_mesh(leaf, target):
-                    errands.append((index, target, True))
-            elif placement.is_misplaced(leaf, target):
-                errands.append((index, target, False))
-        return call, errands
-
-    def _explain(self, args: tuple, kwargs: dict, refusal: ValueError) -> None:
-        """Raises `refusal`, or a better error, unless misplaced arguments explain it."""
-        options = self._options
-        name = options.choice.fun_name
+    def _check_static(self, args: tuple) -> None:
+        options, name = self._options, self._options.choice.fun_name
         if options.static and options.static[-1] >= len(args):
             raise refusals.static_argument_missing(name, options.static, len(args)) from None
         for number in options.static:
@@ -267,41 +321,29 @@ class Dispatcher:
             except TypeError:
                 path = axes.argument_name(self._fun(), number)
                 raise refusals.static_argument_unhashable(name, path, args[number]) from None
-        is_traced = _has_tracer(args, kwargs)
-        if self._processes is not None and is_traced and "incompatible devices" in str(refusal):
-            raise refusals.local_array_under_trace(name) from None
-        if self._processes is not None or is_traced:
-            raise refusal
-        try:
-            _, errands = self._errands(args, kwargs, everything=True)
-        except ValueError:
-            raise refusal from None
-        if not errands:
-            raise refusal
+
+    def _explaining(self, call: Callable) -> Callable:
+        """A front compares static arguments before it asks Python about them."""
+
+        def explaining(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return call(*args, **kwargs)
+            except (TypeError, ValueError):
+                self._check_static(args)
+                raise
+
+        return explaining
 
 
-@dataclasses.dataclass
-class _Plan:
-    """A call with its arguments in place."""
-
-    args: tuple
-    kwargs: dict
-    pairs: list[tuple[Any, jax.Array]]  # (given, placed) leaves of donated arguments
-    donated: frozenset[int | str]  # arguments they belong to
-    moved: frozenset[int | str]  # arguments with misplaced arrays
-
-
-def _after_event(event: str, duration_secs: float, **details: object) -> None:
-    """Hears all that JAX measures."""
-    del duration_secs, details
-    found = call_under_way() if event == "/jax/core/compile/backend_compile_duration" else None
-    if found is not None:
-        dispatcher, args, kwargs = found
-        dispatcher.look_again(args, kwargs)
-
-
-jax.monitoring.register_event_duration_secs_listener(_after_event)
-
-
-def _has_tracer(args: tuple, kwargs: dict) -> bool:
-    return any_tracer(jax.tree.leaves((args, kwargs)))
+def _described(call: Call, layout: Layout) -> list[jax.ShapeDtypeStruct]:
+    """The leaves as they will lie."""
+    described = []
+    for leaf, axis in zip(call.leaves, call.axes, strict=True):
+        kind = type_of(leaf)
+        sharding = layout.sharding(axis, len(kind.shape))
+        described.append(
+            jax.ShapeDtypeStruct(
+                kind.shape, kind.dtype, weak_type=kind.weak_type, sharding=sharding
+            )
+        )
+    return described

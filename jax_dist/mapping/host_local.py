@@ -13,7 +13,6 @@ from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.mapping import axes
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.keys import is_key, with_data
 from jax_dist.mapping.meshes import Layout
@@ -89,10 +88,21 @@ class LocalView:
 
     def sharding(self, ndim: int, axis: Axis) -> NamedSharding:
         """Of the whole array."""
-        return NamedSharding(self.layout.mesh, axes.spec_of_axis(axis, ndim, self.layout.name))
+        return self.layout.sharding(axis, ndim)
 
     def whole_shape(self, shape: tuple[int, ...], axis: Axis) -> tuple[int, ...]:
-        return shape if axis is None else _resized(shape, axis, shape[axis] * self.layout.processes)
+        """Of the whole array. Raises Misfit as `enter` does."""
+        if axis is None or self._holds_all(shape, axis):
+            return shape
+        return _resized(shape, axis, self.layout.size)
+
+    def _holds_all(self, shape: tuple[int, ...], axis: int) -> bool:
+        """Whether this process has the slices of all, and not its own only."""
+        if shape[axis] == self.layout.local_size:
+            return False
+        if not self._accepts_whole or shape[axis] != self.layout.size:
+            raise Misfit
+        return True
 
     def _enter(self, leaf: Any, axis: Axis) -> Any:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
@@ -103,9 +113,7 @@ class LocalView:
             from_left = None if axis is None else axis % leaf.ndim
             return with_data(leaf, lambda data: self._enter(data, from_left))
         whole = self.sharding(jnp.ndim(leaf), axis)
-        if axis is not None and jnp.shape(leaf)[axis] != self.layout.local_size:
-            if not self._accepts_whole or jnp.shape(leaf)[axis] != self.layout.size:
-                raise Misfit
+        if axis is not None and self._holds_all(jnp.shape(leaf), axis):
             host = np.asarray(leaf)
             return jax.make_array_from_callback(host.shape, whole, lambda index: host[index])
         own = NamedSharding(self.layout.local_mesh, whole.spec)
@@ -116,7 +124,10 @@ class LocalView:
             and leaf.sharding.is_equivalent_to(own, leaf.ndim)
         ):
             placed = jax.device_put(leaf, own)
-        aval = _aval(self.whole_shape(placed.shape, axis), placed)
+        shape = placed.shape
+        if axis is not None:
+            shape = _resized(shape, axis, self.layout.size)
+        aval = _aval(shape, placed)
         if placed is leaf:
             _remember(
                 self._entering, (id(leaf.aval), axis), _Known(leaf.aval, leaf.sharding, aval, whole)

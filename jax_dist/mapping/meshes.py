@@ -4,18 +4,22 @@ The first mesh axis is the mapped one; the others, if any, are those of pmaps in
 always Auto, and every process holds the same number of devices.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from jax_dist import _compat
-from jax_dist.mapping import refusals
+from jax_dist.mapping import axes, refusals
+from jax_dist.mapping.axes import Axis
 
+UNNAMED = "pmap_axis_0"  # a fixed name: it is part of the program, and so of its cache key
 PROCESS_AXIS = "pmap_process"  # the axis over processes, in the view that one process has
 
 
@@ -62,6 +66,18 @@ class Layout:
         """Slices along the mapped axis that one process runs."""
         return self.size // self.processes
 
+    def sharding(self, axis: Axis, ndim: int) -> NamedSharding:
+        """Of a whole array with this mapped axis; the same object for the same request."""
+        known = self._shardings.get((axis, ndim))
+        if known is None:
+            known = NamedSharding(self.mesh, axes.spec_of_axis(axis, ndim, self.name))
+            self._shardings[axis, ndim] = known
+        return known
+
+    @functools.cached_property
+    def _shardings(self) -> dict[tuple[Axis, int], NamedSharding]:
+        return {}
+
     @functools.cached_property
     def local_mesh(self) -> Mesh:
         """The rows of the mesh that this process holds, under the same names."""
@@ -80,6 +96,34 @@ class Layout:
         if any(len({_process_of(row) for row in group}) > 1 for group in grid):
             return None
         return _compat.auto_mesh(grid, (PROCESS_AXIS, *self.mesh.axis_names))
+
+
+def abstract_mesh(inner: Sequence[InnerAxis]) -> AbstractMesh:
+    """The mesh of a pmap inside another, and of those in it, while their devices are not known."""
+    sizes, names = tuple(a.size for a in inner), tuple(a.name for a in inner)
+    return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+@contextlib.contextmanager
+def context_of(mesh: Mesh | AbstractMesh) -> Iterator[None]:
+    """Steps out of a mesh that the user has set: shard_map accepts none but its own."""
+    abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
+    context = jax.sharding.get_abstract_mesh()
+    if context == abstract or (context.empty and isinstance(mesh, Mesh)):
+        yield
+    else:
+        with jax.sharding.use_abstract_mesh(abstract):
+            yield
+
+
+@contextlib.contextmanager
+def outside_of_meshes() -> Iterator[None]:
+    """Steps out of a mesh that the user has set, into none."""
+    if jax.sharding.get_abstract_mesh().empty:
+        yield
+    else:
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+            yield
 
 
 def lay_out(

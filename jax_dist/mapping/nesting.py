@@ -1,9 +1,8 @@
-"""pmaps inside pmaps: one mesh for all, found while tracing.
+"""What a body that is being traced knows of the maps around it.
 
-The outermost pmap is traced on a mesh with its own axis only. Where its body calls another pmap,
-that one asks for an axis by raising `MoreAxes`; the outermost adds it to the mesh and traces again.
-Each depth has one mesh axis. A second pmap at the same depth that wants another name or size, or a
-name that is taken, cannot have its own, and runs as a vmap whose blocks lie along that axis.
+A body is traced with its axes in the environment and no mesh. A pmap that it calls becomes a
+shard_map over an abstract mesh of one axis, and notes here which axis it wants. The mesh of all of
+them is chosen when the trace of the outermost body is complete (see `region`).
 """
 
 import contextlib
@@ -17,23 +16,28 @@ from jax import lax
 from jax_dist.mapping.meshes import InnerAxis
 
 
-class MoreAxes(BaseException):
-    """A pmap inside needs a mesh axis. No Exception, so that user code does not catch it."""
-
-    def __init__(self, axis: InnerAxis):
-        super().__init__(axis)
-        self.axis = axis
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class Frame:
-    """What a body that is being traced knows of the mesh around it."""
+    """One body that is being traced."""
 
     names: tuple[object, ...]  # the axes that collectives in the body can name, outermost first
-    inner: tuple[InnerAxis, ...]  # the mesh axes kept for the pmaps inside, outermost first
-    depth: int  # how many of `inner` are taken by now
-    manual: bool  # False inside a vmap: the pmaps inside are vmaps too
-    grows: bool  # whether the mesh can get an axis for each depth
+    inner: list[InnerAxis] = dataclasses.field(default_factory=list)  # of pmaps inside, by depth
+    regions: set[str] = dataclasses.field(default_factory=set)  # names of their abstract axes
+
+    def note(self, axis: InnerAxis, below: tuple[InnerAxis, ...], regions: frozenset[str]) -> None:
+        """A pmap inside wants this axis, and the pmaps in it want those `below`.
+
+        Each depth has one mesh axis: that of the first pmap there.
+        """
+        wanted = (axis, *below)
+        self.inner += wanted[len(self.inner) :]
+        self.regions |= {axis.name, *regions}
+
+    def free_name(self, name: object) -> str:
+        """For the abstract axis of a pmap inside: its own if no axis around has that name."""
+        if isinstance(name, str) and name not in self.names:
+            return name
+        return f"pmap_axis_{len(self.names)}"
 
 
 class _Frames(threading.local):
@@ -60,10 +64,7 @@ def current() -> Frame | None:
 
 
 def is_bound(name: object) -> bool:
-    """Whether collectives can name this axis here already, say that of a vmap outside.
-
-    JAX would then batch a psum over the mesh axis of that name as if it were over the vmap's.
-    """
+    """Whether collectives can name this axis here already, say that of a vmap outside."""
     try:
         lax.axis_size(name)
     except NameError:

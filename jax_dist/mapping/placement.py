@@ -4,7 +4,7 @@ Shapes: `N` devices; `*s` is what one device holds.
 """
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -190,15 +190,19 @@ def can_be_put(leaf: Any) -> bool:
     return isinstance(leaf, bool | int | float | complex)
 
 
-def finish_donation(pairs: Iterable[tuple[Any, jax.Array]]) -> None:
-    """Deletes each original whose placed copy was donated and used.
+def put_as_jit_would(leaf: Any, target: Sharding) -> Any:
+    """Puts an argument where a program wants it.
 
-    Args:
-      pairs: (given, placed). What jit could not use is left alone, as it is without moving.
+    `jax.transfer_guard` counts what jit moves as implicit, and refuses it sooner than what a user
+    moves by `device_put`; this is no user's.
     """
-    for given, placed in pairs:
-        if isinstance(given, jax.Array) and placed.is_deleted():
-            given.delete()
+    guarded = {jax.config.jax_transfer_guard_host_to_device}
+    guarded.add(jax.config.jax_transfer_guard_device_to_device)
+    level = next((level for level in ("disallow", "log") if level in guarded), None)
+    if level is None:
+        return jax.device_put(leaf, target)
+    with jax.transfer_guard(f"{level}_explicit"):
+        return jax.device_put(leaf, target)
 
 
 class Twins:
@@ -216,7 +220,7 @@ class Twins:
         known = self._moved.get(key)
         if known is not None and known[0]() is array and not known[1].is_deleted():
             return known[1]
-        moved = jax.device_put(array, target)
+        moved = put_as_jit_would(array, target)
         if isinstance(moved, Tracer):
             return moved
         forget = weakref.ref(array, lambda _: self._moved.pop(key, None))

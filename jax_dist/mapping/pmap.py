@@ -2,25 +2,32 @@
 
 import functools
 import operator
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, get_args
 
 import jax
 
-from jax_dist.mapping import axes, refusals, throttle
-from jax_dist.mapping.attempts import Misplaced, entry
+from jax_dist.mapping import axes, known_functions, refusals
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.calls import Gathers, Options
 from jax_dist.mapping.dispatch import Dispatcher
-from jax_dist.mapping.meshes import DeviceChoice
+from jax_dist.mapping.mapped import Mapped
+from jax_dist.mapping.meshes import UNNAMED, DeviceChoice
 from jax_dist.mapping.stand_ins import stand_in
 from jax_dist.passes.capture_policy import Captures
-from jax_dist.passes.lifting import NewCaptures
 
 Arrays = Literal["local", "global"]
 
-_UNNAMED = "pmap_axis_0"  # a fixed name: it is part of the program, and so of its cache key
+_OF_JAX = (  # the options that jax.pmap has, too
+    "axis_name",
+    "in_axes",
+    "out_axes",
+    "static_broadcasted_argnums",
+    "devices",
+    "backend",
+    "axis_size",
+    "donate_argnums",
+)
 
 
 def pmap(
@@ -110,33 +117,23 @@ def pmap(
             arrays=arrays,
         )
     devices = None if devices is None else tuple(devices)
+    asked = {
+        "axis_name": axis_name,
+        "in_axes": in_axes,
+        "out_axes": out_axes,
+        "static_broadcasted_argnums": static_broadcasted_argnums,
+        "devices": devices,
+        "backend": backend,
+        "axis_size": axis_size,
+        "donate_argnums": donate_argnums,
+        "virtual": virtual,
+        "captures": captures,
+        "gathers": gathers,
+        "arrays": arrays,
+    }
     if (fake := stand_in()) is not None:
-        return fake(
-            fun,
-            axis_name,
-            in_axes=in_axes,
-            out_axes=out_axes,
-            static_broadcasted_argnums=static_broadcasted_argnums,
-            devices=devices,
-            backend=backend,
-            axis_size=axis_size,
-            donate_argnums=donate_argnums,
-        )
-    asked = (
-        axis_name,
-        in_axes,
-        out_axes,
-        static_broadcasted_argnums,
-        devices,
-        backend,
-        axis_size,
-        donate_argnums,
-        virtual,
-        captures,
-        gathers,
-        arrays,
-    )
-    dispatcher = _cache.get(fun, asked)
+        return fake(fun, **{name: asked[name] for name in _OF_JAX})
+    dispatcher = known_functions.get(fun, tuple(asked.values()))
     if dispatcher is None:
         _check(fun, devices, in_axes, out_axes)
         _check_choice("captures", captures, get_args(Captures))
@@ -150,7 +147,7 @@ def pmap(
             donated=_numbers("donate_argnums", donate_argnums),
             choice=DeviceChoice(
                 fun_name=_name_of(fun),
-                axis_name=axis_name if isinstance(axis_name, str) else _UNNAMED,
+                axis_name=axis_name if isinstance(axis_name, str) else UNNAMED,
                 devices=devices,
                 backend=backend,
                 axis_size=axis_size,
@@ -160,98 +157,10 @@ def pmap(
             captures=captures,
             gathers=gathers,
         )
-        dispatcher = _cache.put(fun, asked, options)
-    return _wrapped(fun, dispatcher)
-
-
-def _wrapped(fun: Callable, dispatcher: Dispatcher) -> Any:
-    """The closure that the user calls. What stands here is paid for in every call."""
-
-    def mapped(*args: Any, **kwargs: Any) -> Any:
-        try:
-            output = dispatcher.dispatch(*args, **kwargs) if kwargs else dispatcher.dispatch(*args)
-        except Misplaced:
-            refusal = None
-        except NewCaptures as captures:
-            found = captures
-            return dispatcher.lift(found, args, kwargs)
-        except ValueError as error:
-            refusal = error
-        else:
-            if next(throttle.turns):
-                throttle.wait(output)
-            return output
-        return dispatcher.settle(args, kwargs, refusal)
-
-    extra: Any = functools.update_wrapper(entry(mapped), fun)  # Any: functions have no such names
-    extra.lower = _holding(fun, dispatcher.lower)
-    extra.trace = _holding(fun, dispatcher.trace)
-    extra.jitted = _holding(fun, dispatcher.jitted)
-    extra.jitted.lower, extra.jitted.trace = extra.lower, extra.trace
-    return mapped
-
-
-def _holding(fun: Callable, method: Callable) -> Any:
-    """`method`, keeping `fun` alive: in `pmap(lambda x: x).lower(x)` nothing else does.
-
-    A partial object, for it costs 40 ns in C where a closure costs 300.
-    """
-    holder: Any = functools.partial(method)  # Any: its class declares no such name
-    holder.fun = fun
-    return holder
-
-
-class _Cache:
-    """One dispatcher for each function and set of options, kept as long as the function lives.
-
-    So `pmap(f)(x)` in a loop compiles once. Functions are told apart by identity and held weakly:
-    a dispatcher is the value here, and must not keep its own key alive. A bound method is another
-    object at each access, and is mapped anew: it sees what its object holds now.
-    """
-
-    def __init__(self):
-        self._by_id: dict[int, tuple[weakref.ref, dict[Any, Dispatcher]]] = {}
-
-    def get(self, fun: Callable, asked: tuple) -> Dispatcher | None:
-        known = self._by_id.get(id(fun))
-        if known is None or known[0]() is not fun:
-            return None
-        try:
-            return known[1].get(asked)
-        except TypeError:  # a dict or list among the axes
-            return known[1].get(_hashable(asked))
-
-    def put(self, fun: Callable, asked: tuple, options: Options) -> Dispatcher:
-        """A new dispatcher; remembered, unless the function cannot be held weakly."""
-        number = id(fun)
-        try:
-            reference = weakref.ref(fun, lambda _: self._by_id.pop(number, None))
-        except TypeError:
-            return Dispatcher(options, lambda: fun)
-
-        def of_living() -> Callable:
-            alive = reference()
-            assert alive is not None  # `_wrapped` and `_holding` keep it
-            return alive
-
-        known = self._by_id.get(number)
-        if known is None or known[0]() is not fun:
-            known = self._by_id[number] = (reference, {})
-        dispatcher = Dispatcher(options, of_living)
-        try:
-            known[1][asked] = dispatcher
-        except TypeError:
-            known[1][_hashable(asked)] = dispatcher
-        return dispatcher
-
-
-_cache = _Cache()
-
-
-def _hashable(asked: tuple) -> tuple:
-    """The same request with its containers flattened."""
-    leaves, structure = jax.tree.flatten(asked, is_leaf=lambda node: node is None)
-    return (*leaves, structure)
+        dispatcher = known_functions.put(
+            fun, tuple(asked.values()), lambda living: Dispatcher(options, living)
+        )
+    return Mapped(fun, dispatcher, asked)
 
 
 def _check(fun: Any, devices: tuple | None, in_axes: AxisPrefix, out_axes: AxisPrefix) -> None:

@@ -258,24 +258,13 @@ def no_virtual_size(fun_name: str, size: int, devices: int) -> DeviceCountError:
     )
 
 
-def groups_not_batched(fun_name: str, axis_name: object, size: int) -> UnsupportedError:
+def collective_on_slices(fun_name: str, primitive: str, where: str) -> UnsupportedError:
     return UnsupportedError(
         message(
-            what=f"pmap of '{fun_name}' has a collective with axis_index_groups",
-            which=[f"it goes over axis {axis_name!r} of size {size}"],
-            why="this axis is mapped by vmap, which has no rule for groups",
-            do="Drop virtual=True; inside another pmap, map axes of one depth alike.",
-        )
-    )
-
-
-def random_bits_differ(fun_name: str, path: str, implementation: str) -> PlacementError:
-    return PlacementError(
-        message(
-            what=f"pmap of '{fun_name}' with virtual=True cannot keep the numbers of these keys",
-            which=[f"{path} holds keys of implementation {implementation!r}"],
-            why="this generator draws other bits for several keys at once than for one",
-            do="Make the keys with jax.random.key(seed, impl='threefry2x32').",
+            what=f"pmap of '{fun_name}' cannot run a collective on several slices a device",
+            which=[f"{primitive} at {where or 'an unknown line'}"],
+            why="the slices of one device run as one vmap, for which it has no rule here",
+            do="Give it as many devices as slices, or use another collective.",
         )
     )
 

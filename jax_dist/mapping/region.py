@@ -1,107 +1,253 @@
-"""The traced side of pmap: which mesh, and how the body runs on it.
+"""A traced body on a mesh: one shard_map, with those of the pmaps inside in it.
 
-Everything here happens while JAX traces, once per signature; nothing of it is left at call time.
+A mapped axis lies over a mesh axis, one slice a device; or several slices on each device, as a vmap
+inside the shard_map; or, inside another map and without a mesh axis of its size, as a vmap alone.
+Where there is a vmap, or the mesh axis has another name than the collectives use, these are said
+anew (see `collectives`).
+
+Shapes: a block is what one device holds, `[1, *s]` or `[k, *s]`; the body sees `[*s]`.
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import JaxprEqn
+from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import PartitionSpec as P
 
-from jax_dist import _compat
-from jax_dist.mapping import nesting, refusals, traced_view
-from jax_dist.mapping.calls import Call, Options
-from jax_dist.mapping.meshes import InnerAxis, Layout, check_all_used, lay_out
-from jax_dist.mapping.spread import batch, context_of, cut, pin_inside, pin_nothing, pin_to
+from jax_dist.mapping import axes, collectives, nesting
+from jax_dist.mapping.axes import Axis, AxisPrefix
+from jax_dist.mapping.body import Body
+from jax_dist.mapping.calls import Call
+from jax_dist.mapping.collectives import AxisPlace
+from jax_dist.mapping.meshes import InnerAxis, Layout
+from jax_dist.passes import interpreter, rebind
+from jax_dist.passes.interpreter import Handler, Values
+
+Evaluate: TypeAlias = Callable[..., Values]  # of the blocks of one slice
 
 
-def run_mapped(options: Options, call: Call, *, whole: bool) -> tuple[Any, Layout | None]:
-    """Traces the mapped function.
+def run_body(
+    body: Body,
+    captured: Sequence[Any],
+    leaves: Sequence[Any],
+    in_axes: Sequence[Axis],
+    mesh: Mesh | AbstractMesh,
+    outer: AxisPlace,
+) -> Values:
+    """Runs a body on the slices of whole arguments.
 
     Args:
-      options: what was said to pmap.
-      call: the arguments, as tracers.
-      whole: whether the arguments hold the slices of all processes, or those of this one.
+      body: for these arguments.
+      captured: the arrays that are lifted out of it.
+      leaves: the arguments, `[N, *s]` (for axis 0).
+      in_axes: which axis of each is mapped.
+      mesh: its first axis is that of `outer`, the others are for the pmaps inside, by depth.
+      outer: where the mapped axis lies.
 
     Returns:
-      The output, and the layout; None for the latter inside another pmap, whose layout it is.
+      The leaves of the output, whole.
     """
-    frame = nesting.current()
-    if frame is not None:
-        return _run_inside(options, call, frame), None
-    manual = nesting.manual_axes()
-    if manual:
-        raise refusals.inside_foreign_shard_map(options.choice.fun_name, manual)
-    inner: tuple[InnerAxis, ...] = ()
-    while True:
-        layout = lay_out(options.choice, call.size, inner, whole=whole)
-        try:
-            output = _run_outermost(options, call, layout, inner, whole=whole)
-        except nesting.MoreAxes as more:
-            inner = (*inner, more.axis)
-        else:
-            check_all_used(options.choice, layout)
-            return output, layout
+    inner = tuple(InnerAxis(*axis) for axis in list(mesh.shape.items())[1:])
+    walk = _Walk(body.name, body.regions, inner, {outer.name: outer})
+    in_dims = [None if a is None else a % jnp.ndim(x) for x, a in zip(leaves, in_axes, strict=True)]
+
+    def on_slices(*blocks: jax.Array) -> Values:
+        taken = zip(blocks[len(captured) :], in_dims, strict=True)
+        slices = [x if dim is None else lax.squeeze(x, [dim]) for x, dim in taken]
+        outs = walk.evaluate(body.jaxpr, [*blocks[: len(captured)], *slices])
+        given = zip(outs, body.out_axes, strict=True)
+        return [x if dim is None else lax.expand_dims(x, [dim]) for x, dim in given]
+
+    dims = [*[None] * len(captured), *in_dims]
+    return _spread(on_slices, [*captured, *leaves], dims, body.out_axes, outer, mesh)
 
 
-def _run_outermost(
-    options: Options, call: Call, layout: Layout, inner: tuple[InnerAxis, ...], *, whole: bool
-) -> Any:
-    name = options.choice.axis_name if options.axis_name is None else options.axis_name
-    as_view = not whole and layout.processes > 1
-    leaves = call.leaves
-    if as_view:
-        if layout.process_mesh is None:
-            raise refusals.scattered_devices(options.choice.fun_name)
-        with context_of(layout.process_mesh):
-            leaves = [
-                traced_view.view_as_whole(leaf, axis, layout)
-                for leaf, axis in zip(leaves, call.axes, strict=True)
-            ]
-    batched = options.choice.virtual or not isinstance(name, str) or nesting.is_bound(name)
-    frame = nesting.Frame(
-        names=(name,), inner=inner, depth=0, manual=not batched, grows=not batched
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Walk:
+    """Through a body, and those of the pmaps inside."""
+
+    fun_name: str
+    regions: frozenset[str]  # the abstract axes of pmaps inside
+    inner: tuple[InnerAxis, ...]  # the mesh axes that are left for them, by depth
+    places: Mapping[Any, AxisPlace]  # by name, of the axes around
+
+    def evaluate(self, jaxpr: Any, values: Sequence[Any]) -> Values:
+        if not self.regions and all(place.is_plain for place in self.places.values()):
+            return interpreter.run(jaxpr, values, {})
+        axis_env = [(place.name, place.size) for place in self.places.values()]
+        return rebind.evaluate(jaxpr, values, self._handler_of, axis_env)
+
+    def _handler_of(self, eqn: JaxprEqn) -> Handler | None:
+        if self._is_region(eqn):
+            return self._run_inside
+        return collectives.handler_of(eqn, self.places, self.fun_name)
+
+    def _is_region(self, eqn: JaxprEqn) -> bool:
+        if eqn.primitive.name != "shard_map":
+            return False
+        mesh = eqn.params["mesh"]
+        return isinstance(mesh, AbstractMesh) and _first_axis(mesh) in self.regions
+
+    def _run_inside(self, eqn: JaxprEqn, values: Values) -> Values:
+        """A pmap inside: over the mesh axis of its depth, if the size is right."""
+        params = eqn.params
+        name = _first_axis(params["mesh"])
+        size, mesh_axis = params["mesh"].shape[name], None
+        if self.inner and size % self.inner[0].size == 0:
+            mesh_axis = self.inner[0].name
+        over = 1 if mesh_axis is None else self.inner[0].size
+        place = AxisPlace(name, size, mesh_axis, size // over)
+        below = dataclasses.replace(self, inner=self.inner[1:], places={**self.places, name: place})
+        return _spread(
+            lambda *blocks: below.evaluate(params["jaxpr"], blocks),
+            values,
+            [_cut_dimension(spec) for spec in params["in_specs"]],
+            [_cut_dimension(spec) for spec in params["out_specs"]],
+            place,
+            None,
+        )
+
+
+def _first_axis(mesh: AbstractMesh) -> str:
+    """Of the mesh of a pmap inside: its own; the others are those of the pmaps in it."""
+    free = [
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind != jax.sharding.AxisType.Manual
+    ]
+    return free[0]
+
+
+def _cut_dimension(spec: P) -> int | None:
+    return next((dim for dim, part in enumerate(spec) if part is not None), None)
+
+
+def _spread(
+    evaluate: Evaluate,
+    values: Sequence[Any],
+    in_dims: Sequence[int | None],
+    out_dims: Sequence[int | None],
+    place: AxisPlace,
+    mesh: Mesh | AbstractMesh | None,
+) -> Values:
+    """Evaluates each slice in its place.
+
+    Args:
+      evaluate: of the blocks of one slice, `[.., b, ..]` where a dimension is cut.
+      values: `[.., size * b, ..]`
+      in_dims: which dimension of each is cut.
+      out_dims: the same of each result.
+      place: where the slices go.
+      mesh: None for that of the context.
+    """
+    alone = evaluate if place.local == 1 else _batched(evaluate, in_dims, out_dims, place)
+    if place.mesh_axis is None:
+        return alone(*values)
+    return jax.shard_map(
+        alone,
+        mesh=mesh,
+        in_specs=tuple(_spec(dim, place.mesh_axis) for dim in in_dims),
+        out_specs=[_spec(dim, place.mesh_axis) for dim in out_dims],
+        axis_names={place.mesh_axis},
+        # With check_vma=True, grad in the body by a replicated argument already sums over the
+        # devices, and the program's own psum then gives N times the gradient of pmap.
+        check_vma=False,
+    )(*values)
+
+
+def _spec(dim: int | None, name: str) -> P:
+    return P() if dim is None else P(*[None] * dim, name)
+
+
+def _batched(
+    evaluate: Evaluate,
+    in_dims: Sequence[int | None],
+    out_dims: Sequence[int | None],
+    place: AxisPlace,
+) -> Evaluate:
+    """The slices of one device as a vmap."""
+
+    def alone(*blocks: jax.Array) -> Values:
+        mapped = jax.vmap(
+            evaluate,
+            in_axes=tuple(in_dims),
+            out_axes=0,
+            axis_name=place.local_name,
+            axis_size=place.local,
+        )
+        split = [_split(x, dim, place.local) for x, dim in zip(blocks, in_dims, strict=True)]
+        return [_merged(x, dim) for x, dim in zip(mapped(*split), out_dims, strict=True)]
+
+    return alone
+
+
+def _split(x: jax.Array, dim: int | None, count: int) -> jax.Array:
+    """`[.., count * b, ..] -> [.., count, b, ..]`"""
+    if dim is None:
+        return x
+    return x.reshape((*x.shape[:dim], count, x.shape[dim] // count, *x.shape[dim + 1 :]))
+
+
+def _merged(x: jax.Array, dim: int | None) -> jax.Array:
+    """`[count, .., b, ..] -> [.., count * b, ..]`; what all share: the first, as pmap gives it."""
+    if dim is None:
+        return x[0]
+    moved = jnp.moveaxis(x, 0, dim)
+    return moved.reshape(
+        (*x.shape[1 : dim + 1], x.shape[0] * x.shape[dim + 1], *x.shape[dim + 2 :])
     )
-    with context_of(layout.mesh):
-        if batched:
-            pin = pin_to(layout.mesh, layout.name)
-            output, out_axes = batch(options, call, leaves, name, frame, layout.size, pin)
+
+
+def run_eagerly(call: Call, out_axes: AxisPrefix, name: Any, layout: Layout) -> Any:
+    """Runs the user's function itself, on concrete slices: what `jax.disable_jit` is for.
+
+    Args:
+      call: on whole arguments.
+      out_axes: as given to pmap.
+      name: of the mapped axis.
+      layout: the mesh.
+    """
+    found: list[tuple[Axis, ...]] = []
+    is_cut = name == layout.name and layout.size == layout.mesh.size and not nesting.manual_axes()
+
+    def body(*blocks: jax.Array) -> Any:
+        slices: Sequence[Any] = blocks
+        if is_cut:
+            taken = zip(blocks, call.axes, strict=True)
+            slices = [axes.slice_seen_by_body(block, axis) for block, axis in taken]
+        output = call.run(slices)
+        found.append(axes.spread_out_axes(out_axes, output, call.fun_name))
+        leaves, structure = jax.tree.flatten(output)
+        if is_cut:
+            given = zip(leaves, found[-1], strict=True)
+            leaves = [x if axis is None else lax.expand_dims(x, [0]) for x, axis in given]
+        return jax.tree.unflatten(structure, leaves)
+
+    if is_cut:
+        mapped = jax.shard_map(
+            body,
+            mesh=layout.mesh,
+            in_specs=tuple(
+                axes.spec_of_axis(axis, jnp.ndim(leaf), name)
+                for leaf, axis in zip(call.leaves, call.axes, strict=True)
+            ),
+            out_specs=jax.tree.map(
+                lambda axis: P() if axis is None else P(name), out_axes, is_leaf=axes.is_none
+            ),
+            check_vma=False,
+        )
+    else:
+        mapped = jax.vmap(body, tuple(call.axes), 0, axis_name=name, axis_size=call.size)
+    leaves, structure = jax.tree.flatten(mapped(*call.leaves))
+    whole = []
+    for leaf, axis in zip(leaves, found[-1], strict=True):
+        if axis is None:
+            whole.append(leaf if is_cut else leaf[0])
         else:
-            output, out_axes = cut(options, call, leaves, name, frame, layout.mesh)
-    if as_view:
-        assert layout.process_mesh is not None
-        flat, structure = jax.tree.flatten(output)
-        with context_of(layout.process_mesh):
-            flat = [
-                traced_view.whole_as_view(leaf, axis, layout)
-                for leaf, axis in zip(flat, out_axes, strict=True)
-            ]
-        output = jax.tree.unflatten(structure, flat)
-    return output
-
-
-def _run_inside(options: Options, call: Call, frame: nesting.Frame) -> Any:
-    """A pmap in the body of another one."""
-    choice = options.choice
-    if choice.devices is not None or choice.backend is not None:
-        raise refusals.inner_devices_given(choice.fun_name)
-    if choice.axis_size not in (None, call.size):
-        raise refusals.size_not_as_promised(choice.fun_name, choice.axis_size, call.size)
-    level = len(frame.names)
-    name = f"pmap_axis_{level}" if options.axis_name is None else options.axis_name
-    names = (*frame.names, name)
-    if not frame.grows or choice.virtual:
-        below = dataclasses.replace(frame, names=names, manual=False, grows=False)
-        return batch(options, call, call.leaves, name, below, call.size, pin_nothing)[0]
-
-    free = isinstance(name, str) and name not in (*frame.names, *[a.name for a in frame.inner])
-    if frame.depth == len(frame.inner):
-        raise nesting.MoreAxes(InnerAxis(name if free else f"pmap_axis_{level}", call.size))
-    axis = frame.inner[frame.depth]
-    below = dataclasses.replace(frame, names=names, depth=frame.depth + 1)
-    own = axis == (name, call.size) and name not in frame.names
-    if own and frame.manual and _compat.NESTED_MANUAL_AXIS_INDEX:
-        return cut(options, call, call.leaves, name, below, None)[0]
-    below = dataclasses.replace(below, manual=False)
-    pin = pin_nothing if call.size % axis.size else pin_inside(axis.name)
-    return batch(options, call, call.leaves, name, below, call.size, pin)[0]
+            whole.append(jnp.moveaxis(leaf, 0, axis))
+    return jax.tree.unflatten(structure, whole)

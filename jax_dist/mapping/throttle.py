@@ -3,17 +3,15 @@
 Its devices take 32 executions each, and dispatch then waits, in the middle of one that other
 devices wait for in a collective. So every sixteenth call waits for its own result.
 
-    output = jitted(*args)
-    if next(throttle.turns):
-        throttle.wait(output)
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 from jax.core import Tracer
+from jax.sharding import Mesh
 
 from jax_dist import _compat
 
@@ -23,6 +21,24 @@ turns: Iterator[bool] = itertools.repeat(object=False)
 """Whether to wait after this call. Asking takes 30 ns, and enters no Python function."""
 if _compat.CPU_HANGS_WHEN_FULL:
     turns = itertools.cycle([*[False] * (_WINDOW - 1), True])
+
+
+def can_be_full(mesh: Mesh) -> bool:
+    """Whether calls of a program on these devices have to wait now and then."""
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    return _compat.CPU_HANGS_WHEN_FULL and is_cpu and mesh.size > 1
+
+
+def throttled(call: Callable) -> Callable:
+    """The same, with every sixteenth call waiting for its result."""
+
+    def waiting(*args: Any, **kwargs: Any) -> Any:
+        output = call(*args, **kwargs) if kwargs else call(*args)
+        if next(turns):
+            wait(output)
+        return output
+
+    return waiting
 
 
 def wait(output: Any) -> None:

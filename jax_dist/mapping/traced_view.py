@@ -6,14 +6,37 @@ shapes (see host_local). Inside one, where there are no buffers, the view is an 
 program that is declared to be replicated over processes, though its copies differ.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.mapping import axes
+from jax_dist.mapping import axes, meshes, refusals
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.meshes import PROCESS_AXIS, Layout
+
+
+def check_joined(layout: Layout, fun_name: str) -> None:
+    """Raises DeviceCountError where the slices of a process do not stand side by side."""
+    if layout.process_mesh is None:
+        raise refusals.scattered_devices(fun_name)
+
+
+def all_as_whole(leaves: Sequence[Any], leaf_axes: Sequence[Axis], layout: Layout) -> list[Any]:
+    """`view_as_whole` of each."""
+    assert layout.process_mesh is not None
+    with meshes.context_of(layout.process_mesh):
+        return [view_as_whole(*pair, layout) for pair in zip(leaves, leaf_axes, strict=True)]
+
+
+def all_as_view(leaves: Sequence[Any], leaf_axes: Sequence[Axis], layout: Layout) -> list[Any]:
+    """`whole_as_view` of each."""
+    assert layout.process_mesh is not None
+    with meshes.context_of(layout.process_mesh):
+        return [whole_as_view(*pair, layout) for pair in zip(leaves, leaf_axes, strict=True)]
 
 
 def view_as_whole(view: jax.Array, axis: Axis, layout: Layout) -> jax.Array:

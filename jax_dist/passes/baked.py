@@ -11,9 +11,15 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from jax_dist.passes.interpreter import bodies, constants, open_jaxpr, source_line
+from jax_dist.passes.interpreter import (
+    bodies,
+    constants,
+    open_jaxpr,
+    source_line,
+    with_bodies,
+)
 
 Identity = Hashable
 
@@ -105,6 +111,38 @@ class _Search:
             if unlocated or key not in self.seen:
                 self.seen.add(key)
                 self.enter(body, held, within)
+
+
+def own_copy(value: Any) -> Any:
+    """A NumPy array that nobody else can write to; a jax array as it is."""
+    return np.array(value) if isinstance(value, np.ndarray) else value
+
+
+def frozen(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """The same program, whose NumPy constants are copies: their owner may write to them."""
+    return _frozen(jaxpr, {})
+
+
+def _frozen(jaxpr: Any, known: dict[int, Any]) -> Any:
+    """`known`: by identity, what became of bodies; one that stands twice stays one."""
+    if id(jaxpr) not in known:
+        body = open_jaxpr(jaxpr)
+        eqns = [_with_frozen_bodies(eqn, known) for eqn in body.eqns]
+        if any(new is not old for new, old in zip(eqns, body.eqns, strict=True)):
+            body = body.replace(eqns=eqns)
+        held = constants(jaxpr)
+        if body is not open_jaxpr(jaxpr) or any(isinstance(value, np.ndarray) for value in held):
+            consts = [own_copy(value) for value in held]
+            known[id(jaxpr)] = ClosedJaxpr(body, consts) if isinstance(jaxpr, ClosedJaxpr) else body
+        else:
+            known[id(jaxpr)] = jaxpr
+    return known[id(jaxpr)]
+
+
+def _with_frozen_bodies(eqn: JaxprEqn, known: dict[int, Any]) -> JaxprEqn:
+    if all(_frozen(body, known) is body for body in bodies(eqn)):
+        return eqn
+    return with_bodies(eqn, lambda body: _frozen(body, known))
 
 
 def operands_of_bodies(eqn: JaxprEqn) -> list[dict[int, Var]]:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
+import jax
 import numpy as np
 
 from jax_dist import _errors
@@ -49,8 +50,10 @@ def worth_lifting(found: Sequence[Capture], name: str, policy: Policy) -> tuple[
         why = "nothing can be handed to where they are used"
         warn_user(capturing.warning_text(stuck, name, kept_because=why), CapturedArrayWarning)
     lifted = [c for c in worth if not c.refused]
-    # How to read an object again leads to the function, which would then never die.
-    return tuple(c if policy.follows else dataclasses.replace(c, read=None) for c in lifted)
+    # The object and how to read it again lead to the function, which would then never die.
+    return tuple(
+        c if policy.follows else dataclasses.replace(c, origin=None, read=None) for c in lifted
+    )
 
 
 class Watch:
@@ -81,6 +84,10 @@ class Watch:
         """The objects as they are now; what was placed, where nothing changed."""
         return tuple(_now(c, value) for c, value in zip(captures, placed, strict=True))
 
+    def are_alike(self, captures: Sequence[Capture]) -> bool:
+        """Whether the objects are still arrays of the same shapes and types."""
+        return all(_is_alike(c) for c in captures)
+
     def _not_told(self, captures: Sequence[Capture], what: str) -> list[Capture]:
         new = [c for c in captures if (c.name, c.used_at, what) not in self._told]
         self._told.update((c.name, c.used_at, what) for c in new)
@@ -94,6 +101,12 @@ def _now(capture: Capture, placed: Any) -> Any:
     now = capture.origin if capture.read is None else capture.read()
     # A NumPy array may have been written to; only its content would tell.
     return placed if now is capture.origin and not isinstance(now, np.ndarray) else now
+
+
+def _is_alike(capture: Capture) -> bool:
+    now = capture.origin if capture.read is None else capture.read()
+    shape, dtype = getattr(now, "shape", None), getattr(now, "dtype", None)
+    return (shape, str(jax.dtypes.canonicalize_dtype(dtype))) == (capture.shape, capture.dtype)
 
 
 def _has_changed(capture: Capture, placed: Any) -> bool:

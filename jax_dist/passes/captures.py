@@ -1,11 +1,13 @@
 """Captured arrays (JXD401): what a function takes from around it, and bakes into its program."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from jax_dist._errors import message
@@ -31,14 +33,14 @@ class Capture:
     used_at: str  # "train.py:12", the first equation that reads it; "" if it is only returned
     is_key: bool  # whether it is a random key, of the new kind or the old
     refused: str  # why it cannot be lifted; "" if it can
+    key: Hashable = dataclasses.field(repr=False, compare=False)  # equal for equal NumPy arrays
     value: Any = dataclasses.field(repr=False, compare=False)  # a NumPy one shares user's memory
     origin: Any = dataclasses.field(repr=False, compare=False)  # the user's object, or `value`
     read: Callable[[], Any] | None = dataclasses.field(repr=False, compare=False)  # it is now
 
-    @property
-    def key(self) -> Hashable:
-        """The same for this array in the next trace, as long as this capture lives."""
-        return array_identity(self.origin), self.dtype
+    def without_value(self) -> "Capture":
+        """What there is to say of it, without the array."""
+        return dataclasses.replace(self, value=None)
 
 
 def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
@@ -66,10 +68,20 @@ def _capture(baked: Baked, found: Found) -> Capture:
         used_at=baked.used_at,
         is_key=is_old_key or jnp.issubdtype(value.dtype, jax.dtypes.prng_key),
         refused=_refusal(baked),
+        key=_key(value),
         value=value,
         origin=value if found.origin is None else found.origin,
         read=found.read,
     )
+
+
+def _key(value: Any) -> Hashable:
+    """A NumPy array by its content, for its owner may write to it; a jax array by identity."""
+    if isinstance(value, jax.Array):
+        return id(value)
+    content = np.ascontiguousarray(value)
+    digest = hashlib.blake2b(content.data.cast("B") if content.size else b"").digest()
+    return digest, content.shape, content.dtype.str
 
 
 def _refusal(baked: Baked) -> str:

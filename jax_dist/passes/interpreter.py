@@ -182,7 +182,7 @@ def call_shard_map(eqn: JaxprEqn, evaluate: Callable[..., Values], values: Value
         mesh=None if _is_manual() else params["mesh"],
         in_specs=tuple(params["in_specs"]),
         out_specs=list(params["out_specs"]),
-        axis_names=set(params["newly_manual_axes"]),
+        axis_names=set(_compat.newly_manual_axes(eqn)),
         check_vma=params["check_vma"],
     )
     return mapped(*values)
@@ -243,8 +243,12 @@ def _type(aval: Any) -> tuple:
 
 
 @functools.cache
-def unnamed() -> "core.DebugInfo":  # quoted: jax 0.7.2, which imports this, has it not
-    return core.DebugInfo("rewriting", "jax_dist", None, None)
+def unnamed() -> Any:
+    """What a jaxpr says of its function, for one that has none; its class is not public in 0.7."""
+    made: Any = jax.make_jaxpr(lambda: ())().jaxpr.debug_info
+    return made._replace(
+        traced_for="rewriting", func_src_info="jax_dist", arg_names=None, result_paths=None
+    )
 
 
 def _parts(value: Any) -> Sequence[Any]:

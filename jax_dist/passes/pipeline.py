@@ -1,4 +1,4 @@
-"""Several passes, one after the other, over what was traced once."""
+"""Several passes, one after the other, over a program that is being traced."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
@@ -7,10 +7,8 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from jax_dist.passes import interpreter
-from jax_dist.passes.captures import Capture
 from jax_dist.passes.findings import Finding, Plan
 from jax_dist.passes.interpreter import Values
-from jax_dist.passes.lifting import Traced, evaluator
 
 
 class Pass(NamedTuple):
@@ -21,30 +19,36 @@ class Pass(NamedTuple):
 
 
 def evaluate_through(
-    passes: Sequence[Pass], traced: Traced, lifted: Sequence[Capture], inputs: Sequence
+    passes: Sequence[Pass],
+    source: ClosedJaxpr,
+    inputs: Sequence,
+    evaluate: Callable[..., Values] | None = None,
 ) -> tuple[Values, tuple[Finding, ...]]:
     """Evaluates a program in the current trace, changed by each pass in turn.
 
     Args:
       passes: in their order.
-      traced: the program.
-      lifted: its captured arrays that are inputs now.
-      inputs: the lifted arrays, and then the dynamic leaves.
+      source: the program, or at least its primitives, at any depth.
+      inputs: of the program.
+      evaluate: the program, if `source` is not yet all of it; runs nothing of the user.
 
     Returns:
-      The results, and what the passes found. What no pass changes is not traced again.
+      The results, and what the passes found.
     """
-    primitives = {eqn.primitive.name for eqn in interpreter.equations(traced.jaxpr)}
-    jaxpr, as_it_is = traced.jaxpr, traced.as_it_is
-    pending = evaluator(traced, lifted) if lifted else None
+    primitives = {eqn.primitive.name for eqn in interpreter.equations(source)}
+    jaxpr = source if evaluate is None else None
+    if evaluate is None:
+        evaluate = lambda *args: interpreter.run(source, args, {})
     findings: list[Finding] = []
     for each in passes:
         if each.needs is not None and primitives.isdisjoint(each.needs):
             continue
-        if pending is not None:
-            as_it_is = jax.jit(pending)
-            jaxpr = as_it_is.trace(*inputs).jaxpr
+        if jaxpr is None:
+            # A function of its own each time, for JAX remembers what it has traced.
+            traced = jax.jit(lambda *args, evaluate=evaluate: evaluate(*args)).trace(*inputs)
+            jaxpr = traced.jaxpr
         plan = each.plan(jaxpr)
         findings += plan.findings
-        pending = plan.evaluate
-    return (pending or as_it_is)(*inputs), tuple(findings)
+        if plan.evaluate is not None:
+            evaluate, jaxpr = plan.evaluate, None
+    return evaluate(*inputs), tuple(findings)

@@ -10,11 +10,8 @@ from jax.sharding import Mesh
 
 from jax_dist import _compat
 from jax_dist._errors import UnsupportedError
-from jax_dist.mapping import throttle
-from jax_dist.mapping.attempts import Misplaced, entry
 from jax_dist.passes.capture_policy import Captures
-from jax_dist.passes.lifting import NewCaptures
-from jax_dist.rewriting import arguments, calls, reporting
+from jax_dist.rewriting import arguments, reporting
 from jax_dist.rewriting.arguments import Gathers, Loops, Partitioning, Specs
 from jax_dist.rewriting.program import RewrittenProgram
 from jax_dist.rewriting.report import Report
@@ -169,48 +166,42 @@ def explain(
     return rewritten.report(*args, **kwargs)
 
 
-_METHODS = ("lower", "trace", "report")
-
-
 class _Function:
-    """What the user calls. What stands in `__call__` is paid for in every call.
+    """What the user calls. The call stands in a slot, as that of `mapping.mapped.Mapped` does."""
 
-    A class, for jax.jit copies the attributes of a function: jit(rewritten).lower would be ours.
-    """
+    __slots__ = (
+        "__call__",
+        "__dict__",
+        "__name__",
+        "__qualname__",
+        "__weakref__",
+        "__wrapped__",
+        "_program",
+    )
+    __call__: Callable[..., Any]
 
-    def __init__(self, fun: Callable, dispatcher: RewrittenProgram):
-        functools.update_wrapper(self, fun)
-        for name in _METHODS:  # jit(pmap(f)) has those of the pmap in its __dict__
-            self.__dict__.pop(name, None)
-        self._rewriting = dispatcher
-
-    @entry
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        dispatcher = self._rewriting
-        try:
-            output = dispatcher.dispatch(*args, **kwargs) if kwargs else dispatcher.dispatch(*args)
-        except (NewCaptures, Misplaced) as error:
-            unsettled = error
-        except ValueError as refusal:
-            return calls.call_elsewhere(refusal, dispatcher, args, kwargs)
-        else:
-            if next(throttle.turns):
-                throttle.wait(output)
-            return output
-        return calls.settle(unsettled, dispatcher, args, kwargs)
+    def __init__(self, fun: Callable, program: RewrittenProgram):
+        own = getattr(fun, "__dict__", {})  # jit(pmap(f)) has methods of the pmap in it
+        self.__dict__.update({key: own[key] for key in own if not hasattr(_Function, key)})
+        for name in ("__module__", "__doc__"):
+            self.__dict__[name] = getattr(fun, name, None)
+        self.__name__ = getattr(fun, "__name__", type(fun).__name__)
+        self.__qualname__ = getattr(fun, "__qualname__", self.__name__)
+        self.__wrapped__, self._program = fun, program
+        program.serve(self)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Methods can be rewritten, too."""
         return self if instance is None else types.MethodType(self, instance)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        return calls.ask("lower", self._rewriting, args, kwargs)
+        return self._program.lower(args, kwargs)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        return calls.ask("trace", self._rewriting, args, kwargs)
+        return self._program.trace(args, kwargs)
 
     def report(self, /, *args: Any, **kwargs: Any) -> Report:
-        return reporting.report_of(self._rewriting.again(), args, kwargs)
+        return reporting.report_of(self._program.again(), args, kwargs)
 
 
 def _name_of(fun: Any) -> str:

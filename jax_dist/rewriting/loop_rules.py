@@ -7,9 +7,8 @@ import jax
 from jax.extend.core import JaxprEqn
 
 from jax_dist import _compat
-from jax_dist.passes import interpreter
+from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import Values
-from jax_dist.rewriting import anew
 from jax_dist.rewriting.loop_states import (
     WHOLE,
     Refused,
@@ -63,7 +62,7 @@ def _scan(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
 
     def emit(values: Values) -> Values:
         new = _local_body(walk.region, inner, body, inside, leaving)
-        return interpreter.replay(anew.without_mesh(eqn, {"jaxpr": new}), values)
+        return interpreter.replay(rebind.without_mesh(eqn, {"jaxpr": new}), values)
 
     made = tuple(_outside(state, is_fixed=place in carried) for place, state in enumerate(leaving))
     return Step(made, emit, outside)
@@ -96,7 +95,7 @@ def _while(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
             "body_jaxpr": _local_body(walk.region, inner, params["body_jaxpr"], inside, carried),
             "cond_jaxpr": _local_body(walk.region, inner, params["cond_jaxpr"], of_cond, (WHOLE,)),
         }
-        return interpreter.replay(anew.without_mesh(eqn, bodies), values)
+        return interpreter.replay(rebind.without_mesh(eqn, bodies), values)
 
     walk.want_as(inner, params["body_jaxpr"], eqn.invars[conds:])
     return Step(carried, emit, (*states[:conds], *inside))
@@ -115,7 +114,7 @@ def _cond(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
         new = tuple(
             _local_body(walk.region, inner, branch, states[1:], leaving) for branch in branches
         )
-        return interpreter.replay(anew.without_mesh(eqn, {"branches": new}), values)
+        return interpreter.replay(rebind.without_mesh(eqn, {"branches": new}), values)
 
     for branch in branches:
         walk.want_as(inner, branch, eqn.invars[1:])
@@ -144,4 +143,4 @@ def _local_body(
 
 def _local_type(region: Region, aval: Any, state: State) -> jax.ShapeDtypeStruct:
     sizes = {} if state is None else {state: aval.shape[state] // region.size}
-    return anew.type_of(aval, sizes)
+    return rebind.type_of(aval, sizes)

@@ -12,10 +12,9 @@ from typing import Any, Final, TypeAlias
 from jax import lax
 from jax.extend.core import JaxprEqn, Literal, Var
 
-from jax_dist.passes import interpreter
+from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import Values
 from jax_dist.passes.primitives import ELEMENTWISE, INLINED
-from jax_dist.rewriting import anew
 from jax_dist.rewriting.pmap_sites import mapped_dimension, pmap_site
 
 WHOLE: Final = None
@@ -96,12 +95,12 @@ class Walk:
             given = _of(eqn.invars, known)
             step = self.step(eqn, given)
             known.update(zip(eqn.outvars, step.states, strict=True))
-            values = anew.literals_anew(eqn.invars, values)
+            values = rebind.untied_literals(eqn.invars, values)
             return step.emit(self.cut_all(values, given, step.taken))
 
         handlers = dict.fromkeys(range(len(body.eqns)), handle)
         results = interpreter.run(jaxpr, args, handlers, anew=True)
-        return anew.literals_anew(body.outvars, results)
+        return rebind.untied_literals(body.outvars, results)
 
     def cut_all(self, values: Values, given: Sequence[State], wanted: Sequence[State]) -> Values:
         each = zip(values, given, wanted, strict=True)
@@ -121,7 +120,7 @@ class Walk:
             raise Refused(f"'{name}' has an effect, which every device would have")
         if all(state is None for state in states):
             return Step(
-                (WHOLE,) * len(eqn.outvars), lambda values: anew.bind_anew(eqn, values), states
+                (WHOLE,) * len(eqn.outvars), lambda values: rebind.bind_again(eqn, values), states
             )
         if name in ELEMENTWISE:
             return self._elementwise(eqn, states)
@@ -139,7 +138,7 @@ class Walk:
             elif want != state:
                 raise Refused("a pmap takes a value in another way than it is cut")
         results = tuple(mapped_dimension(spec) for spec in eqn.params["out_specs"])
-        return Step(results, lambda values: anew.evaluate_anew(site.body, values), taken)
+        return Step(results, lambda values: rebind.evaluate(site.body, values), taken)
 
     def want(self, atom: Any, dim: State) -> None:
         """Notes that a pmap would take a whole value cut along a dimension."""
@@ -164,7 +163,7 @@ class Walk:
             dim if state is None and _spans(atom, dim) else state
             for atom, state in zip(eqn.invars, states, strict=True)
         )
-        return Step((dim,), lambda values: anew.bind_anew(eqn, values), taken)
+        return Step((dim,), lambda values: rebind.bind_again(eqn, values), taken)
 
     def _sum(self, eqn: JaxprEqn, states: States) -> Step:
         """Over the cut dimension, a sum of the block, and then one over the devices."""
@@ -172,10 +171,10 @@ class Walk:
         axes = tuple(int(axis) for axis in eqn.params["axes"])
         if dim not in axes:
             left = dim - sum(axis < dim for axis in axes)
-            return Step((left,), lambda values: anew.bind_anew(eqn, values), states)
+            return Step((left,), lambda values: rebind.bind_again(eqn, values), states)
 
         def emit(values: Values) -> Values:
-            return [lax.psum(value, self.region.axis) for value in anew.bind_anew(eqn, values)]
+            return [lax.psum(value, self.region.axis) for value in rebind.bind_again(eqn, values)]
 
         return Step((WHOLE,), emit, states)
 

@@ -8,7 +8,7 @@ from jax.extend.core import JaxprEqn, Var
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.mapping import spread
+from jax_dist.mapping import meshes
 from jax_dist.passes.interpreter import Values
 from jax_dist.rewriting import loop_rules
 from jax_dist.rewriting.loop_states import WHOLE, Region, State, Step, Walk
@@ -36,7 +36,7 @@ class LoopInside:
 
     def evaluate(self, values: Values) -> Values:
         """On values of the whole program."""
-        with spread.context_of(self.mesh):
+        with meshes.context_of(self.mesh):
             return jax.shard_map(
                 lambda *blocks: self.step.emit(list(blocks)),
                 mesh=self.mesh,

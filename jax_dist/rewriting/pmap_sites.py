@@ -10,7 +10,7 @@ from jax.extend.core import JaxprEqn
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.mapping import spread
+from jax_dist.mapping import region
 from jax_dist.passes import interpreter
 
 
@@ -74,6 +74,6 @@ def devices_of(mesh: Any) -> Sequence[jax.Device] | None:
     return list(mesh.devices.flat) if isinstance(mesh, Mesh) else None
 
 
-# "_fun at .../jax/_src/pmap.py:410", and "body at .../jax_dist/mapping/spread.py:47".
+# "_fun at .../jax/_src/pmap.py:410", and "alone at .../jax_dist/mapping/region.py:47".
 _FILE_OF_JAX = os.path.join(os.path.dirname(jax.__file__), "_src", "pmap.py")
-_OUR_FILE = os.path.abspath(spread.__file__)
+_OUR_FILE = os.path.abspath(region.__file__)

@@ -14,10 +14,10 @@ from jax.sharding import Mesh
 
 from jax_dist import _compat, _errors
 from jax_dist._errors import RewriteError
-from jax_dist.mapping import axes
+from jax_dist.mapping import axes, body, emission
 from jax_dist.mapping.calls import Call, Options
+from jax_dist.mapping.emission import Found
 from jax_dist.mapping.meshes import DeviceChoice
-from jax_dist.mapping.region import run_mapped
 from jax_dist.passes.findings import Finding
 from jax_dist.passes.user_lines import user_line
 from jax_dist.rewriting.pmap_sites import devices_of, pmap_sites
@@ -36,8 +36,11 @@ def pmaps_over_all_processes(mesh: Mesh | None, found: list[Finding]) -> Iterato
         return
 
     def run(taken: _compat.TakenPmap, leaves: Sequence[Any]) -> Any:
-        output, layout = run_mapped(*_in_our_words(taken, leaves, mesh), whole=False)
-        size = "" if layout is None else f" of size {layout.size}"
+        options, call = _in_our_words(taken, leaves, mesh)
+        traced = body.traced(options, call)
+        layout = emission.layout_for(options, call, traced.inner, whole=False)
+        output = emission.emitted(options, call, Found(traced, layout), (), as_view=True)
+        size = f" of size {layout.size}"
         what = f"jax.pmap over '{taken.axis_name}'{size}: a shard_map over all processes"
         found.append(Finding(CODE, "rewritten", what, "", user_line()))
         return output

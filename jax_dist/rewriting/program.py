@@ -1,35 +1,66 @@
-"""One function being rewritten: the passes in their order, once per signature."""
+"""One function being rewritten: the passes in their order, once per signature.
 
+The user's function is traced once per signature, and remembered (see `passes.memo`). What the
+passes make of it is traced by a jit object, for the arguments as they lie.
+"""
+
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.mapping import agreements
-from jax_dist.mapping.attempts import Misplaced, call_under_way
+from jax_dist.mapping import agreements, throttle
+from jax_dist.mapping.tracebacks import without_own_frames
 from jax_dist.multihost.fingerprints import Fingerprint, containers, describe
+from jax_dist.passes import interpreter, lifting, pipeline, programs, stages
 from jax_dist.passes.asking import mesh_of
 from jax_dist.passes.capture_policy import Watch
 from jax_dist.passes.captures import Capture
 from jax_dist.passes.findings import Finding, Plan
 from jax_dist.passes.gathers import plan_gathers
-from jax_dist.passes.interpreter import Values
-from jax_dist.passes.lifting import LiftedJit, NewCaptures, Traced
+from jax_dist.passes.lifting import Lifted, PlacedCaptures, Placements
+from jax_dist.passes.memo import Memo
 from jax_dist.passes.partitioning import plan_partitioning
-from jax_dist.passes.pipeline import Pass, evaluate_through
+from jax_dist.passes.pipeline import Pass
 from jax_dist.passes.primitives import GATHERS
+from jax_dist.passes.programs import Program, Programs
 from jax_dist.passes.rolling import plan_rolling
 from jax_dist.rewriting import first_places, misplaced
 from jax_dist.rewriting.arguments import Wishes
 from jax_dist.rewriting.process_pmaps import check_none_local, pmaps_over_all_processes
 from jax_dist.rewriting.remesh import plan_remesh
+
+_WATCHED = 1024  # calls in which to look whether captured objects have changed
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Traced:
+    """The user's function as JAX sees it for one signature."""
+
+    lifted: Lifted  # its inputs: the captured arrays that are lifted, and then the dynamic leaves
+    places: tuple[int, ...]  # of the dynamic leaves among all
+    out_tree: Any
+    described: dict[str, str]  # the arguments, by their path
+    findings: tuple[Finding, ...]  # made while tracing
+    routes: bool  # whether it has operations whose program depends on how arguments are cut
+
+
+class Found(NamedTuple):
+    """What is known of one call."""
+
+    traced: Traced
+    shardings: tuple[NamedSharding | None, ...]  # of the dynamic leaves
+    mesh: Mesh | None  # what the program runs on, as far as that is one
+    runs: bool  # whether the program runs next, in this process and in the others
 
 
 class RewrittenProgram:
@@ -39,7 +70,7 @@ class RewrittenProgram:
       fun: the user's function.
       name: of the program.
       wishes: what the user wants of the rewriting.
-      dispatch: what a call goes through; one C++ call in the steady state.
+      call: what a call goes through now.
       findings: of the last trace.
       found: the captured arrays, in the last trace.
       lifted: those that are arguments.
@@ -50,228 +81,282 @@ class RewrittenProgram:
         self.findings: tuple[Finding, ...] = ()
         self.found: tuple[Capture, ...] = ()
         self.lifted: tuple[Capture, ...] = ()
-        self._while_traced: list[Finding] = []
         self._options = _compat.jit_options(fun)
         self._watch = Watch(name, wishes.policy)
+        self._placements = Placements()
         self._mesh_seen: Mesh | None = None
-        self._asked = False  # for the program only
-        self._placed: set[tuple] = set()  # types for which a first state was looked for
-        self._by_shardings: dict[tuple, LiftedJit] = {}
-        self._jit = self._new_jit()
-        self.dispatch: Callable = self._jit.dispatch
+        self._memo = Memo(name, self._traced, self._options)
+        self._programs = Programs(
+            name, self._options, trace=self._trace, miss=self._miss, without_jit=fun
+        )
+        self._plain = self._programs.of(None)
+        self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._used: tuple[Program, PlacedCaptures | None] = (self._plain, None)
+        self.call: Callable = self._plain.front
+
+    def serve(self, caller: Any) -> None:
+        """Keeps `caller.__call__` the fastest way to call."""
+        self._callers.add(caller)
+        caller.__call__ = self.call
 
     def again(self) -> "RewrittenProgram":
         """The same, and nothing traced: what jit has in its cache tells no findings any more."""
         return RewrittenProgram(self.fun, self.name, self.wishes)
 
-    def settle(self, unsettled: NewCaptures | Misplaced, args: tuple, kwargs: dict) -> Any:
-        """Makes the call whose trace found captures that are not arguments, or wanted a move."""
-        if isinstance(unsettled, NewCaptures):
-            return self._jit.settle(unsettled, args, kwargs)
-        if self._by_shardings:
-            self._jit = self._jit_for(args, kwargs)
-        return self._jit.call(*args, **kwargs)  # traced again: the mesh is part of the types
+    def lower(self, args: tuple, kwargs: dict) -> jax.stages.Lowered:
+        program, placed, found = self._prepared(args, kwargs)
+        with programs.under_way(self, found):
+            lowered = programs.with_captures(program.jitted.lower, placed)(*args, **kwargs)
+        return lowered if placed is None else stages.lowered_without(lowered, placed.values)
 
-    def placed(
-        self, unsettled: NewCaptures | Misplaced, args: tuple, kwargs: dict
-    ) -> tuple[tuple, dict]:
+    def trace(self, args: tuple, kwargs: dict) -> jax.stages.Traced:
+        """The rewritten jaxpr, with the captured arrays in it."""
+        found = self._find(self._trace_user(args, kwargs), args, kwargs, runs=False)
+        with programs.under_way(self, found):
+            return self._programs.of(None, _variant(found)).jitted.trace(*args, **kwargs)
+
+    # ---- a call that the front does not know
+
+    def _miss(self, program: Program, args: tuple, kwargs: dict) -> _compat.Answer:
+        try:
+            return self._first_sight(program, args, kwargs)
+        except Exception as error:  # noqa: BLE001  # it goes on as it is, with fewer frames
+            raise without_own_frames(error) from error.__cause__
+
+    def _first_sight(self, program: Program, args: tuple, kwargs: dict) -> _compat.Answer:
+        traced = self._trace_user(args, kwargs)
+        if programs.is_staged() or _any_tracer(args, kwargs):
+            return self._stage(traced, args, kwargs), None, False
+        args, kwargs = self._first_state_placed(traced, args, kwargs)
+        try:
+            return self._run(program, traced, args, kwargs)
+        except ValueError as refusal:
+            mesh = self.wishes.mesh
+            moved = None if mesh is None else misplaced.put_on(mesh, args, kwargs)
+            if moved is None:
+                raise
+            del refusal
+        results, _, _ = self._run(program, traced, *moved)
+        return results, None, False
+
+    def _run(self, program: Program, traced: Traced, args: tuple, kwargs: dict) -> _compat.Answer:
+        own, placed, found = self._prepared(args, kwargs, traced)
+        self._watch.warn_of(traced.lifted.captures, lifted=True)
+        if found.mesh is not None and jax.process_count() > 1:
+            self._agree(found)
+        first = () if placed is None else (self._current(traced, placed),)
+        with programs.under_way(self, found):
+            results, memory, stale = _compat.run_jit(own.jitted, (*first, *args), kwargs)
+        self._use(own, placed, traced)
+        return results, memory if own is program else None, stale
+
+    def _stage(self, traced: Traced, args: tuple, kwargs: dict) -> Any:
+        """A call that is part of a trace outside. Captured arrays become constants of that."""
+        found = self._find(traced, args, kwargs, runs=False)
+        if not lifting.is_lifted_outside():
+            self._watch.warn_of(traced.lifted.captures, lifted=False)
+        with programs.under_way(self, found):
+            return self._programs.of(None, _variant(found)).jitted(*args, **kwargs)
+
+    def _first_state_placed(self, traced: Traced, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """The arguments, with a first state where the next one will lie; see `first_places`."""
-        if isinstance(unsettled, NewCaptures):
-            wanted = self._wanted_places(unsettled.traced, args, kwargs)
-        else:
-            wanted = unsettled.places
+        if jax.process_count() > 1:  # what one process holds is not the whole
+            return args, kwargs
         leaves, tree = jax.tree.flatten((args, kwargs))
-        for place, target in wanted.items():
-            leaves[place] = jax.device_put(leaves[place], target)
+        hidden = len(traced.lifted.captures)
+        wanted = first_places.first_places(traced.lifted.jaxpr, self.wishes.mesh)
+        for number, target in wanted.items():
+            if number >= hidden:
+                place = traced.places[number - hidden]
+                if first_places.is_anywhere(leaves[place]):
+                    leaves[place] = jax.device_put(leaves[place], target)
         return jax.tree.unflatten(tree, leaves)
 
-    def moved(self, refusal: ValueError, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """The arguments on the mesh; raises what jit said if that was not for where they lie."""
-        mesh = self.wishes.mesh
-        moved = None if mesh is None else misplaced.put_on(mesh, args, kwargs)
-        if moved is None:
-            raise refusal
-        return moved
-
-    def ask(self, method: str, args: tuple, kwargs: dict) -> Any:
-        """`lower` or `trace`, for these arguments."""
-        if self._by_shardings:
-            self._jit = self._jit_for(args, kwargs)
-        self._asked = True
-        try:
-            return getattr(self._jit, method)(*args, **kwargs)
-        finally:
-            self._asked = False
-
-    def look_again(self, args: tuple, kwargs: dict) -> None:
-        """After a compile (see `mapping.dispatch`): arguments are left where the user put them."""
-
-    def _new_jit(self) -> LiftedJit:
-        return LiftedJit(
-            lambda: self.fun,
-            self.name,
-            call=self._traced_fun,
-            policy=self.wishes.policy,
-            watch=self._watch,
-            options=self._options,
-            emit=self._emit,
-            place=self._place,
-            changed=self._renew_dispatch,
+    def _prepared(
+        self, args: tuple, kwargs: dict, traced: Traced | None = None
+    ) -> tuple[Program, PlacedCaptures | None, Found]:
+        traced = traced or self._trace_user(args, kwargs)
+        found = self._find(traced, args, kwargs, runs=True)
+        placed = self._placements.of(
+            traced.lifted, found.mesh, lambda value: _placed(value, found.mesh)
         )
+        return self._programs.of(placed, _variant(found)), placed, found
 
-    def _renew_dispatch(self) -> None:
-        if not self._by_shardings:
-            self.dispatch = self._jit.dispatch
-
-    def _traced_fun(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's function, as the trace calls it."""
-        fun = _compat.inside_jit(self.fun) if jax.process_count() > 1 else self.fun
-        self._while_traced = []
-        with pmaps_over_all_processes(self.wishes.mesh, self._while_traced):
-            return fun(*args, **kwargs)
-
-    def _emit(self, traced: Traced, lifted: Sequence[Capture], inputs: Sequence[Any]) -> Values:
-        """Evaluates the rewritten program in the current trace."""
-        check_none_local(traced.jaxpr)
-        args = self._called_with()
-        types = (traced.signature[0], *traced.jaxpr.in_avals)
-        if args is not None and types not in self._placed:
-            self._placed.add(types)  # once: a state that always comes anew stays
-            if wanted := self._wanted_places(traced, *args):
-                raise Misplaced(wanted)
-        shardings = self._shardings(traced)
-        mesh = self._mesh(traced, shardings)
-        if mesh is not None and jax.process_count() > 1:
-            self._agree(traced, mesh)
-        passes = self._passes(shardings, mesh, len(lifted))
-        results, findings = evaluate_through(passes, traced, lifted, inputs)
-        self.findings = (*self._while_traced, *findings)
-        self.found, self.lifted = traced.found, tuple(lifted)
-        return results
-
-    def _wanted_places(self, traced: Traced, args: tuple, kwargs: dict) -> dict[int, NamedSharding]:
-        """By number of the leaf, where it should lie and does not."""
-        if jax.process_count() > 1:  # what one process holds is not the whole
-            return {}
+    def _find(self, traced: Traced, args: tuple, kwargs: dict, *, runs: bool) -> Found:
         leaves = jax.tree.leaves((args, kwargs))
-        of_jit = first_places.donated_leaves(self._options, args, kwargs)
-        donated = [number for number, place in enumerate(traced.places) if place in of_jit]
-        found = first_places.first_places(traced.jaxpr, donated, self.wishes.mesh)
-        wanted = {traced.places[number]: target for number, target in found.items()}
-        return {
-            place: target
-            for place, target in wanted.items()
-            if first_places.is_anywhere(leaves[place])
-        }
+        shardings = tuple(_named_sharding(leaves[place]) for place in traced.places)
+        found = self.wishes.mesh or mesh_of(traced.lifted.jaxpr, shardings)
+        # Under grad and vmap arguments do not say how they lie; they did when called before.
+        self._mesh_seen = found or self._mesh_seen
+        return Found(traced, shardings, self._mesh_seen, runs)
 
-    def _agree(self, traced: Traced, mesh: Mesh) -> None:
-        """With the other processes, on what runs next; see `mapping.agreements`."""
-        moves = agreements.collectives(traced.jaxpr)
-        ranks = agreements.processes_of(mesh)
-        if self._called_with() is not None:
-            found = agreements.with_collectives(_fingerprint(traced), moves)
-            name = f"{agreements.described(self.fun)}, rewritten"
-            # Without a collective too: what is cut over the mesh may be moved by the compiler.
-            agreements.agree_to_run(name, found, ranks)
-        elif not self._by_shardings:
-            # Traced for something else, maybe in this process alone: a call traces again.
-            self._jit = self._new_jit()
-            self._renew_dispatch()
+    def _use(self, program: Program, placed: PlacedCaptures | None, traced: Traced) -> None:
+        """This is the program of the last call; most probably of the next one, too."""
+        if self._used == (program, placed):
+            return
+        self._used = (program, placed)
+        self.call = self._call_of(program, placed, traced)
+        if self._mesh_seen is not None and throttle.can_be_full(self._mesh_seen):
+            self.call = throttle.throttled(self.call)
+        self._serve_all()
 
-    def _called_with(self) -> tuple[tuple, dict] | None:
-        """The arguments, if this is traced for a call that will run now."""
-        args = self._arguments()
-        if args is None or self._asked:
-            return None
-        traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args))
-        return None if traced else args
+    def _serve_all(self) -> None:
+        for caller in self._callers:
+            caller.__call__ = self.call
 
-    def _arguments(self) -> tuple[tuple, dict] | None:
-        """Of the call of this function that is under way, if one is."""
-        found = call_under_way()
-        return None if found is None or found[0] is not self else found[1:]
+    def _call_of(self, program: Program, placed: PlacedCaptures | None, traced: Traced) -> Callable:
+        captures = traced.lifted.captures
+        if placed is None:
+            return program.front
+        if self.wishes.policy.live:
+            return lambda *args, **kwargs: program.front(
+                self._current(traced, placed), *args, **kwargs
+            )
+        call = programs.with_captures(program.front, placed)
+        if not any(capture.read for capture in captures):
+            return call
+        calls = 0
 
-    def _passes(
-        self, shardings: Sequence[NamedSharding | None], mesh: Mesh | None, lifted: int
-    ) -> list[Pass]:
+        def watching(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if not calls & (calls - 1):  # 1, 2, 4, 8, ...: looking takes time for each capture
+                self._watch.look(captures, placed.values)
+            if calls == _WATCHED and self.call is watching:
+                self.call = call
+                self._serve_all()
+            return call(*args, **kwargs)
+
+        return watching
+
+    def _current(self, traced: Traced, placed: PlacedCaptures) -> tuple[Any, ...]:
+        """What the program takes before the arguments."""
+        if not self.wishes.policy.live:
+            return placed.values
+        return self._watch.current(traced.lifted.captures, placed.values)
+
+    # ---- what is traced
+
+    def _trace_user(self, args: tuple, kwargs: dict) -> Traced:
+        """The user's function for arguments of these types; their values do not matter."""
+        args, kwargs = jax.tree.map(_described, (args, kwargs))
+        traced = self._memo.of(args, kwargs)
+        if self.wishes.policy.live and not self._watch.are_alike(traced.lifted.captures):
+            self._memo.clear()
+            self._programs.clear()
+            traced = self._memo.of(args, kwargs)
+        return traced
+
+    def _traced(self, args: tuple, kwargs: dict) -> Traced:
+        """His Python runs here, once per signature."""
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
+        fun = _compat.inside_jit(self.fun) if jax.process_count() > 1 else self.fun
+        findings: list[Finding] = []
+        out_trees = []
+
+        def flat(*dynamic: Any) -> list[Any]:
+            filled = list(leaves)
+            for place, value in zip(places, dynamic, strict=True):
+                filled[place] = value
+            given, keywords = jax.tree.unflatten(tree, filled)
+            with pmaps_over_all_processes(self.wishes.mesh, findings):
+                flat_output, out_tree = jax.tree.flatten(fun(*given, **keywords))
+            out_trees.append(out_tree)
+            return flat_output
+
+        flat.__name__ = flat.__qualname__ = self.name
+        with lifting.lifting_outside(lifts=self.wishes.policy.captures == "lift"):
+            jaxpr = jax.jit(flat).trace(*[leaves[place] for place in places]).jaxpr
+        check_none_local(jaxpr)
+        lifted = lifting.lift(jaxpr, self.fun, self.name, self.wishes.policy)
+        routes = self.wishes.partitioning == "route" and interpreter.contains(
+            jaxpr, lambda eqn: eqn.primitive.name == "custom_partitioning"
+        )
+        paths = jax.tree.leaves_with_path((args, kwargs))
+        described = {f"argument {jax.tree_util.keystr(path)}": describe(x) for path, x in paths}
+        return Traced(lifted, tuple(places), out_trees[-1], described, tuple(findings), routes)
+
+    def _trace(self, captured: Sequence[Any], args: tuple, kwargs: dict) -> Any:
+        """What jit traces: the rewritten program."""
+        found = programs.found_by(self)
+        if found is None:
+            found = self._find(self._trace_user(args, kwargs), args, kwargs, runs=False)
+        traced = found.traced
+        values = captured or traced.lifted.values
+        leaves = jax.tree.leaves((args, kwargs))
+        inputs = (*values, *[leaves[place] for place in traced.places])
+        passes = self._passes(found, len(values))
+        results, findings = pipeline.evaluate_through(passes, traced.lifted.jaxpr, inputs)
+        self.findings = (*traced.findings, *findings)
+        self.found = traced.lifted.found
+        self.lifted = traced.lifted.captures if captured else ()
+        return jax.tree.unflatten(traced.out_tree, results)
+
+    def _passes(self, found: Found, lifted: int) -> list[Pass]:
         wishes = self.wishes
         passes = []
         if jax.process_count() == 1:
             passes.append(Pass({"shard_map"}, functools.partial(plan_remesh, mesh=wishes.mesh)))
         if wishes.partitioning == "route":
-            whole = None if mesh is None else NamedSharding(mesh, P())
-            in_shardings = (*[whole] * lifted, *shardings)
-            route = functools.partial(self._route, mesh, in_shardings)
-            passes.append(Pass({"custom_partitioning"}, route))
+            whole = None if found.mesh is None else NamedSharding(found.mesh, P())
+            passes.append(
+                Pass(
+                    {"custom_partitioning"},
+                    functools.partial(
+                        _route, wishes, found.mesh, (*[whole] * lifted, *found.shardings)
+                    ),
+                )
+            )
         if wishes.gathers == "reduce":
             passes.append(Pass(GATHERS, plan_gathers))
         if wishes.loops == "roll":  # last: what the others change may stand in the copies
             passes.append(Pass(None, plan_rolling))
         return passes
 
-    def _route(
-        self,
-        mesh: Mesh | None,
-        in_shardings: Sequence[NamedSharding | None],
-        jaxpr: ClosedJaxpr,
-    ) -> Plan:
-        plan = plan_partitioning(
-            jaxpr, mesh=mesh, in_shardings=in_shardings, specs=self.wishes.specs
-        )
-        if plan.evaluate is not None:
-            self._follow_shardings()
-        return plan
+    def _agree(self, found: Found) -> None:
+        """With the other processes, on what runs next; see `mapping.agreements`."""
+        assert found.mesh is not None
+        moves = agreements.collectives(found.traced.lifted.jaxpr)
+        fingerprint = agreements.with_collectives(_fingerprint(found.traced), moves)
+        name = f"{agreements.described(self.fun)}, rewritten"
+        # Without a collective too: what is cut over the mesh may be moved by the compiler.
+        agreements.agree_to_run(name, fingerprint, agreements.processes_of(found.mesh))
 
-    def _shardings(self, traced: Traced) -> list[NamedSharding | None]:
-        """How the dynamic leaves of the call under way lie, where that is known."""
-        args = self._arguments()
-        if args is None:
-            return [None] * len(traced.places)
-        leaves = jax.tree.leaves(args)
-        return [_named_sharding(leaves[place]) for place in traced.places]
 
-    def _place(self, traced: Traced, value: Any) -> Any:
-        """Puts a captured array on every device of the program, once."""
-        return _placed(value, self._mesh(traced, self._shardings(traced)))
+def _route(
+    wishes: Wishes,
+    mesh: Mesh | None,
+    in_shardings: Sequence[NamedSharding | None],
+    jaxpr: ClosedJaxpr,
+) -> Plan:
+    return plan_partitioning(jaxpr, mesh=mesh, in_shardings=in_shardings, specs=wishes.specs)
 
-    def _mesh(self, traced: Traced, shardings: Sequence[NamedSharding | None]) -> Mesh | None:
-        """What the program runs on, as far as that is one mesh."""
-        found = self.wishes.mesh or mesh_of(traced.jaxpr, shardings)
-        # Under grad and vmap arguments do not say how they lie; they did when called before.
-        self._mesh_seen = found or self._mesh_seen
-        return self._mesh_seen
 
-    def _follow_shardings(self) -> None:
-        """From now on, arguments that are cut in another way are another signature.
+def _variant(found: Found) -> Hashable:
+    """On Auto axes, jit traces once for all ways that arguments are cut; a route follows them."""
+    return found.shardings if found.traced.routes else None
 
-        To jit they are not: on Auto axes it traces once for all of them. But the specs that a
-        custom_partitioning got are those of the call that was traced.
-        """
-        args = self._arguments()
-        if self._by_shardings or args is None:
-            return
-        self._by_shardings[_shardings_key(*args)] = self._jit
-        self.dispatch = self._dispatch_by_shardings
 
-    def _dispatch_by_shardings(self, *args: Any, **kwargs: Any) -> Any:
-        self._jit = self._jit_for(args, kwargs)
-        return self._jit.dispatch(*args, **kwargs)
-
-    def _jit_for(self, args: tuple, kwargs: dict) -> LiftedJit:
-        key = _shardings_key(args, kwargs)
-        if key not in self._by_shardings:
-            self._by_shardings[key] = self._new_jit()
-        return self._by_shardings[key]
+def _described(leaf: Any) -> Any:
+    """The type without its mesh, unless that is what the user wrote types with."""
+    if isinstance(leaf, jax.Array):
+        kind: Any = jax.typeof(leaf)
+        if all(axis == AxisType.Auto for axis in kind.sharding.mesh.axis_types):
+            return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type)
+    return leaf
 
 
 def _fingerprint(traced: Traced) -> Fingerprint:
     """Of the whole arrays that go in and come out."""
-    tree, *given = traced.signature
-    paths = jax.tree.leaves_with_path(jax.tree.unflatten(tree, given))
-    leaves = {f"argument {jax.tree_util.keystr(path)}": describe(leaf) for path, leaf in paths}
-    for number, aval in enumerate(traced.jaxpr.out_avals):
+    leaves = dict(traced.described)
+    for number, aval in enumerate(traced.lifted.jaxpr.out_avals):
         leaves[f"result {number}"] = describe(aval)
     return Fingerprint(containers(traced.out_tree), leaves)
+
+
+def _any_tracer(args: tuple, kwargs: dict) -> bool:
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs)))
 
 
 def _named_sharding(leaf: Any) -> NamedSharding | None:
@@ -279,11 +364,8 @@ def _named_sharding(leaf: Any) -> NamedSharding | None:
     return sharding if isinstance(sharding, NamedSharding) else None
 
 
-def _shardings_key(args: tuple, kwargs: dict) -> tuple:
-    return tuple(_named_sharding(leaf) for leaf in jax.tree.leaves((args, kwargs)))
-
-
 def _placed(value: Any, mesh: Mesh | None) -> Any:
+    """A captured array on every device of the program, once."""
     if isinstance(value, jax.Array) and len(value.sharding.device_set) > 1:
         return value  # the user has said where it lies
     if mesh is not None:

@@ -18,11 +18,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.mapping import spread
-from jax_dist.passes import interpreter, places
+from jax_dist.mapping import meshes
+from jax_dist.passes import interpreter, places, rebind
 from jax_dist.passes.findings import Finding, Outcome, Plan
 from jax_dist.passes.interpreter import Handler, Values
-from jax_dist.rewriting import anew, loop_states, loops
+from jax_dist.rewriting import loop_states, loops
 from jax_dist.rewriting.pmap_sites import PmapSite, devices_of, pmap_site, pmap_sites
 
 CODE = "JXD002"
@@ -102,8 +102,8 @@ def _move(site: PmapSite, mesh: Mesh | None) -> _Move:
     move = _Move(site, mesh, axis, _compat.auto_mesh(mesh.devices, names))
     if not _same_types(move):
         try:
-            anew.check_movable(site.body)
-        except anew.CannotMove as cannot:
+            rebind.check_rebindable(site.body)
+        except rebind.CannotRebind as cannot:
             raise Refused(str(cannot)) from None
     return move
 
@@ -132,7 +132,7 @@ def _emit(move: _Move, eqn: JaxprEqn, values: Values) -> Values:
     evaluate = interpreter.run if _same_types(move) else _run_anew
     inner = set(move.site.mesh.axis_names) - {move.site.axis}  # of the pmaps inside
     laid = _lay_all(move, values, params["in_specs"])
-    with spread.context_of(move.inside):
+    with meshes.context_of(move.inside):
         results = jax.shard_map(
             lambda *blocks: evaluate(body, blocks, {}),
             mesh=move.inside,
@@ -145,7 +145,7 @@ def _emit(move: _Move, eqn: JaxprEqn, values: Values) -> Values:
 
 
 def _run_anew(body: Any, blocks: Sequence[Any], _: Any) -> Values:
-    return anew.evaluate_anew(body, blocks)
+    return rebind.evaluate(body, blocks)
 
 
 def _lay_all(move: _Move, values: Sequence[Any], specs: Sequence[P]) -> Values:
@@ -201,8 +201,8 @@ def _loop_inside(
         raise Refused("its pmaps go over several axes, or have different devices")
     for site in sites:
         try:
-            anew.check_movable(site.body)
-        except anew.CannotMove as cannot:
+            rebind.check_rebindable(site.body)
+        except rebind.CannotRebind as cannot:
             raise Refused(str(cannot)) from None
     return first, loops.loop_inside(eqn, first.inside, first.site.axis)
 

@@ -12,7 +12,7 @@ from jax_dist._errors import CapturedArrayWarning
 from jax_dist.passes.captures import Capture, find_captures
 from jax_dist.passes.findings import Finding
 from jax_dist.passes.rolling import note_loops
-from jax_dist.rewriting import calls, gradients, ways
+from jax_dist.rewriting import gradients, ways
 from jax_dist.rewriting.arguments import Wishes
 from jax_dist.rewriting.comparison import Comparison
 from jax_dist.rewriting.cost import Program, program_of
@@ -28,7 +28,7 @@ def report_of(rewriting: RewrittenProgram, args: tuple, kwargs: dict) -> Report:
     before = _as_given(traced)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CapturedArrayWarning)  # the report says it
-        after = calls.ask("lower", rewriting, args, kwargs)
+        after = rewriting.lower(args, kwargs)
     # Of one trace: what is derived anew in each, as in `table * 2`, is another array then.
     captured = rewriting.found or find_captures(traced.jaxpr, fun)
     lifted = {capture.key for capture in rewriting.lifted}

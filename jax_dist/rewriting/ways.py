@@ -9,9 +9,8 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.passes import interpreter, places
+from jax_dist.passes import interpreter, places, rebind
 from jax_dist.passes.interpreter import Values
-from jax_dist.rewriting import anew
 from jax_dist.rewriting.comparison import Comparison
 from jax_dist.rewriting.cost import Program, program_of
 from jax_dist.rewriting.pmap_sites import PmapSite, mapped_dimension, pmap_site, pmap_sites
@@ -68,7 +67,7 @@ def _batched(site: PmapSite, values: Values) -> Values:
     blocks = [_split(value, dim, site.size) for value, dim in zip(laid, dims_in, strict=True)]
 
     def body(*blocks: Any) -> Values:
-        return anew.evaluate_anew(site.body, blocks)
+        return rebind.evaluate(site.body, blocks)
 
     results = jax.vmap(
         body, in_axes=tuple(dims_in), out_axes=0, axis_name=site.axis, axis_size=site.size

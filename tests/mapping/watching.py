@@ -55,8 +55,3 @@ def python_calls(call):
     finally:
         sys.setprofile(None)
     return names
-
-
-def dispatcher_of(mapped):
-    cells = [cell.cell_contents for cell in mapped.__closure__]
-    return next(content for content in cells if hasattr(content, "dispatch"))

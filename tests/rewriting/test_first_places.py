@@ -12,8 +12,7 @@ from jax.sharding import PartitionSpec as P
 from observing import compiles, mesh_of, numbers
 
 import jax_dist
-from jax_dist._compat import jit_options
-from jax_dist.rewriting.first_places import donated_leaves, first_places
+from jax_dist.rewriting.first_places import first_places
 
 pytestmark = pytest.mark.rewriting
 
@@ -86,8 +85,9 @@ def test_a_state_that_the_jit_outside_donates_is_compiled_for_once():
     assert _programs_of_three_steps(plain, _state())[0] == 2
 
 
-def test_without_donation_it_is_compiled_for_twice_as_under_jit():
-    assert _programs_of_three_steps(jax_dist.rewrite(jax.jit(_pmapped())), _state())[0] == 2
+def test_so_is_a_state_that_nobody_donates():
+    assert _programs_of_three_steps(jax_dist.rewrite(jax.jit(_pmapped())), _state())[0] == 1
+    assert _programs_of_three_steps(jax.jit(_pmapped()), _state())[0] == 2
 
 
 def test_the_first_state_is_still_there_where_jit_leaves_it():
@@ -158,53 +158,35 @@ def test_a_state_that_always_comes_anew_is_placed_once_and_not_in_each_call():
     np.testing.assert_allclose(state["n"], np.arange(4) + 1)
 
 
-def _found(fun, *args, donated=(), mesh=None):
+def _found(fun, *args, mesh=None):
     """By number of the input, the spec."""
-    found = first_places(jax.make_jaxpr(fun)(*args), donated, mesh)
+    found = first_places(jax.make_jaxpr(fun)(*args), mesh)
     return {number: sharding.spec for number, sharding in found.items()}
-
-
-def test_what_is_donated_and_not_returned_stays():
-    def step(batch, w):
-        return w * lax.psum(batch.sum(), "i")
-
-    fun = jax.pmap(step, "i", donate_argnums=(0, 1))
-
-    assert _found(fun, numbers(4, 5), numbers(4, 3)) == {1: P("i")}
 
 
 def test_what_two_pmaps_cut_in_two_ways_stays():
     def both(x, y):
-        rows = jax.pmap(lambda x, y: x * y, "i", donate_argnums=(0, 1))(x, y)
-        columns = jax.pmap(lambda x: x + 1, "i", in_axes=1, out_axes=1, donate_argnums=0)(x)
+        rows = jax.pmap(lambda x, y: x * y, "i")(x, y)
+        columns = jax.pmap(lambda x: x + 1, "i", in_axes=1, out_axes=1)(x)
         return rows, columns
 
     assert _found(both, numbers(4, 4), numbers(4, 4)) == {1: P("i")}
 
 
-def test_what_the_program_itself_donates():
+def test_what_a_pmap_reads_itself():
     fun = jax.pmap(lambda x, y: (x + y, y * 2), "i", in_axes=(0, None))
     x, y = numbers(4, 4), numbers(4)
 
-    assert _found(fun, x, y) == {}
-    assert _found(fun, x, y, donated=[0]) == {0: P("i")}
-    assert _found(jax.jit(lambda x, y: fun(x, y)), x, y, donated=[0]) == {0: P("i")}
-    assert _found(lambda x, y: fun(x + 1, y), x, y, donated=[0]) == {}  # another array
+    assert _found(fun, x, y) == {0: P("i"), 1: P()}
+    assert _found(jax.jit(lambda x, y: fun(x, y)), x, y) == {0: P("i"), 1: P()}
+    assert _found(lambda x, y: fun(x + 1, y), x, y) == {1: P()}  # x + 1 is another array
 
 
 def test_it_goes_where_the_pmap_goes():
-    fun, x = jax.pmap(lambda x: x + 1, "i", donate_argnums=0), numbers(4, 3)
+    fun, x = jax.pmap(lambda x: x + 1, "i"), numbers(4, 3)
 
     assert _found(fun, x, mesh=mesh_of(data=4)) == {0: P("data")}
     assert _found(fun, x, mesh=mesh_of(data=2)) == {0: P("i")}  # refused: it stays
-
-
-def test_the_leaves_that_a_jit_donates():
-    options = jit_options(jax.jit(_step, donate_argnames="x"))
-
-    assert donated_leaves(options, (_state(), 1), {}) == {2}
-    assert donated_leaves(options, (_state(),), {"x": (1, 2)}) == {2, 3}
-    assert donated_leaves(options, (), {"x": 1, "state": _state()}) == {2}
 
 
 def test_where_the_user_has_put_it_stays():

@@ -50,6 +50,12 @@ def _heard(call):
     return [str(warning.message) for warning in heard]
 
 
+def _inputs(lowered):
+    """How many arrays the program takes, captured ones too."""
+    main = next(line for line in lowered.as_text().splitlines() if "func public @main" in line)
+    return main.count("%arg")
+
+
 # ---- once per signature
 
 
@@ -134,9 +140,10 @@ def test_a_captured_array_is_named_and_lifted():
     assert [part.rpartition("/")[2] for part in last.split(", used at ")] == [place, place]
     assert _heard(lambda: rewritten(_X)) == []  # once
 
-    text = rewritten.lower(_X).as_text()
-    assert "dense<" not in text
-    assert [info.shape for info in jax.tree.leaves(rewritten.lower(_X).args_info)] == [(4, 100)] * 2
+    lowered = rewritten.lower(_X)
+    assert "dense<" not in lowered.as_text()
+    assert _inputs(lowered) == 2
+    assert [info.shape for info in jax.tree.leaves(lowered.args_info)] == [(4, 100)]  # it is hidden
 
 
 def test_nothing_is_said_of_small_arrays():
@@ -144,7 +151,7 @@ def test_nothing_is_said_of_small_arrays():
     rewritten = rewrite(lambda x: x * small)
 
     assert _heard(lambda: rewritten(_X)) == []
-    assert len(jax.tree.leaves(rewritten.lower(_X).args_info)) == 1
+    assert _inputs(rewritten.lower(_X)) == 1
 
 
 @pytest.mark.parametrize(
@@ -160,7 +167,7 @@ def test_thresholds(thresholds, warned, lifted):
     rewritten = rewrite(lambda x: x * small, **thresholds)
 
     assert len(_heard(lambda: rewritten(_X))) == warned
-    assert len(jax.tree.leaves(rewritten.lower(_X).args_info)) == 1 + lifted
+    assert _inputs(rewritten.lower(_X)) == 1 + lifted
 
 
 def test_a_random_key_is_lifted_whatever_its_size():
@@ -168,7 +175,7 @@ def test_a_random_key_is_lifted_whatever_its_size():
     rewritten = rewrite(lambda x: x + jax.random.normal(key, x.shape))
 
     _heard(lambda: rewritten(_X))
-    assert len(jax.tree.leaves(rewritten.lower(_X).args_info)) == 2
+    assert _inputs(rewritten.lower(_X)) == 2
     wanted = _X + jax.random.normal(key, (4, 100))
     np.testing.assert_allclose(rewritten(_X), wanted, rtol=1e-6, atol=1e-6)
 
@@ -219,11 +226,8 @@ def test_signatures_with_different_captures():
         for which, factor in (("first", 2.0), ("second", 3.0)):
             np.testing.assert_allclose(rewritten(_X, which=which), _X * factor + 2.0, atol=1e-6)
     assert len(runs) == 2
-    shapes = [
-        len(jax.tree.leaves(rewritten.lower(_X, which=w).args_info)) for w in ("first", "second")
-    ]
-    assert shapes == [3, 3]  # both arrays are there for either; the first needs one of them
-    assert len(runs) <= 4
+    assert [_inputs(rewritten.lower(_X, which=w)) for w in ("first", "second")] == [2, 3]
+    assert len(runs) == 2
     with compiles(0):
         rewritten(_X, which="first")
         rewritten(_X, which="second")
@@ -345,7 +349,7 @@ def test_captures_warn_keeps_them_and_says_so():
     assert heard.endswith(
         "They stay in the program, because captures='warn' says so. Pass them as arguments."
     )
-    assert len(jax.tree.leaves(rewritten.lower(_X).args_info)) == 1
+    assert _inputs(rewritten.lower(_X)) == 1
     np.testing.assert_allclose(rewritten(_X), _X * w, rtol=1e-6)
 
 
@@ -354,7 +358,7 @@ def test_captures_allow_says_nothing():
     rewritten = rewrite(lambda x: x * w, captures="allow")
 
     assert _heard(lambda: rewritten(_X)) == []
-    assert len(jax.tree.leaves(rewritten.lower(_X).args_info)) == 1
+    assert _inputs(rewritten.lower(_X)) == 1
 
 
 def test_captures_error_raises_again_and_again():
@@ -386,7 +390,7 @@ def test_under_a_jit_it_says_to_put_rewrite_outside(outer):
     # Outside it is lifted, as if the call inside had never been.
     with pytest.warns(CapturedArrayWarning, match="They are arguments of the program now"):
         rewritten(_X)
-    assert len(jax.tree.leaves(rewritten.lower(_X).args_info)) == 2
+    assert _inputs(rewritten.lower(_X)) == 2
 
 
 @_QUIET
@@ -425,7 +429,7 @@ def test_a_lifted_array_of_a_pmap_inside():
         rewritten = rewrite(lambda x, inner=inner: inner(x), mesh=_MESH)
         wanted = np.broadcast_to(np.mean(_X, 0) * w[0], (4, 100))
         np.testing.assert_allclose(rewritten(_X), wanted, rtol=1e-5, atol=1e-6)
-        assert len(jax.tree.leaves(rewritten.lower(_X).args_info)) == 2
+        assert _inputs(rewritten.lower(_X)) == 2
 
 
 @_QUIET

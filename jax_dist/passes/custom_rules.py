@@ -16,9 +16,12 @@ from jax_dist.passes import interpreter
 from jax_dist.passes.interpreter import Values
 
 Evaluate = Callable[[Any, Sequence[Any]], Values]  # a jaxpr on values, under the new mesh
+AxisEnv = Sequence[tuple[Any, int]]  # as the call was traced with
 
 
-def custom_jvp_anew(eqn: JaxprEqn, values: Values, evaluate: Evaluate) -> Values:
+def custom_jvp_anew(
+    eqn: JaxprEqn, values: Values, evaluate: Evaluate, axis_env: AxisEnv = ()
+) -> Values:
     """The call of a function with a jvp rule."""
     smooth = [place for place, var in enumerate(eqn.invars) if _is_inexact(var.aval)]
 
@@ -32,7 +35,7 @@ def custom_jvp_anew(eqn: JaxprEqn, values: Values, evaluate: Evaluate) -> Values
             return jax.jvp(_of_smooth(eqn, args, smooth), [args[n] for n in smooth], list(pushed))
 
         types = [*_types(eqn.invars), *[eqn.invars[place].aval for place in smooth]]
-        jaxpr, tree = _traced_there(eqn, push, types)
+        jaxpr, tree = _traced_there(eqn, push, types, axis_env)
         flat = evaluate(jaxpr, [*primals, *[tangents[place] for place in smooth]])
         return jax.tree.unflatten(tree, flat)
 
@@ -40,7 +43,9 @@ def custom_jvp_anew(eqn: JaxprEqn, values: Values, evaluate: Evaluate) -> Values
     return call(*values)
 
 
-def custom_vjp_anew(eqn: JaxprEqn, values: Values, evaluate: Evaluate) -> Values:
+def custom_vjp_anew(
+    eqn: JaxprEqn, values: Values, evaluate: Evaluate, axis_env: AxisEnv = ()
+) -> Values:
     """The call of a function with a vjp rule."""
     smooth = [place for place, var in enumerate(eqn.invars) if _is_inexact(var.aval)]
     smooth_out = [place for place, var in enumerate(eqn.outvars) if _is_inexact(var.aval)]
@@ -58,7 +63,7 @@ def custom_vjp_anew(eqn: JaxprEqn, values: Values, evaluate: Evaluate) -> Values
             residuals[:] = [structure]
             return outs, leaves
 
-        jaxpr, tree = _traced_there(eqn, run, _types(eqn.invars))
+        jaxpr, tree = _traced_there(eqn, run, _types(eqn.invars), axis_env)
         residuals.append(jaxpr.out_avals[len(eqn.outvars) :])
         return jax.tree.unflatten(tree, evaluate(jaxpr, args))
 
@@ -75,7 +80,7 @@ def custom_vjp_anew(eqn: JaxprEqn, values: Values, evaluate: Evaluate) -> Values
             return list(pullback(whole))
 
         coming = [eqn.outvars[place].aval for place in smooth_out]
-        jaxpr, _ = _traced_there(eqn, run, [*types, *coming])
+        jaxpr, _ = _traced_there(eqn, run, [*types, *coming], axis_env)
         found = evaluate(jaxpr, [*kept, *[cotangents[place] for place in smooth_out]])
         given = dict(zip(smooth, found, strict=True))
         return tuple(given.get(place) for place in range(len(values)))
@@ -96,7 +101,9 @@ def _of_smooth(eqn: JaxprEqn, args: Sequence[Any], smooth: Sequence[int]) -> Cal
     return call
 
 
-def _traced_there(eqn: JaxprEqn, fun: Callable, types: Sequence[Any]) -> tuple[ClosedJaxpr, Any]:
+def _traced_there(
+    eqn: JaxprEqn, fun: Callable, types: Sequence[Any], axis_env: AxisEnv
+) -> tuple[ClosedJaxpr, Any]:
     """The jaxpr of `fun` in the context of `eqn`, and the structure of its result."""
     trees = []
 
@@ -106,7 +113,7 @@ def _traced_there(eqn: JaxprEqn, fun: Callable, types: Sequence[Any]) -> tuple[C
         return leaves
 
     with eqn.ctx.manager:
-        jaxpr = jax.make_jaxpr(flat)(*types)
+        jaxpr = jax.make_jaxpr(flat, axis_env=axis_env)(*types)
     return jaxpr, trees[-1]
 
 

@@ -1,0 +1,154 @@
+"""The mapped function of one slice as a jaxpr: the user's Python runs here, once per signature."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import AbstractMesh, AxisType
+
+from jax_dist import _compat
+from jax_dist.mapping import axes, meshes, nesting
+from jax_dist.mapping.axes import Axis
+from jax_dist.mapping.calls import Call, Options, bind
+from jax_dist.mapping.meshes import InnerAxis
+from jax_dist.passes import lifting
+from jax_dist.passes.capture_policy import Policy
+from jax_dist.passes.lifting import Lifted
+from jax_dist.passes.memo import Memo
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Body:
+    """The function of one slice, for one signature.
+
+    The inputs of its jaxpr are the captured arrays that are lifted, and then a slice `[*s]` of each
+    leaf of the arguments. Collectives in it name axes as the user does.
+    """
+
+    name: str  # of the function, for messages
+    axis: Any  # the name of the mapped axis in it
+    lifted: Lifted
+    out_tree: Any
+    out_axes: tuple[Axis, ...]
+    inner: tuple[InnerAxis, ...]  # what pmaps inside want, by depth
+    regions: frozenset[str]  # the abstract axes of their shard_maps
+
+    @property
+    def jaxpr(self) -> ClosedJaxpr:
+        return self.lifted.jaxpr
+
+    def result(self, size: int) -> Any:
+        """The types of the whole output, for so many slices."""
+        types = []
+        for aval, axis in zip(self.jaxpr.out_avals, self.out_axes, strict=True):
+            shape = list(aval.shape)
+            if axis is not None:
+                shape.insert(axis, size)
+            types.append(jax.ShapeDtypeStruct(shape, aval.dtype))
+        return jax.tree.unflatten(self.out_tree, types)
+
+
+class BodyTracer:
+    """Gives the body for a call."""
+
+    def __init__(self, options: Options, fun: Callable[[], Callable]):
+        """`fun` gives the function: held weakly, where this is cached on its account."""
+        self._memo = Memo(
+            options.choice.fun_name,
+            lambda args, kwargs: traced(options, bind(options, fun(), args, kwargs)),
+            _compat.JitOptions(static_argnums=options.static),
+        )
+
+    def body(self, call: Call) -> Body:
+        """The body for arguments of these types; their values do not matter."""
+        args, kwargs = call.rebuild([type_of(leaf) for leaf in call.leaves])
+        with meshes.outside_of_meshes():
+            return self._memo.of(args, kwargs)
+
+
+def traced(options: Options, call: Call) -> Body:
+    """Traces the function of one slice, for arguments that have types."""
+    name = options.choice.axis_name if options.axis_name is None else options.axis_name
+    around = nesting.current()
+    if around is not None and options.axis_name is None:
+        name = around.free_name(None)
+    frame = nesting.Frame((*(around.names if around else ()), name))
+    output_of: list[tuple[Any, tuple[Axis, ...]]] = []
+
+    def body(*slices: jax.Array) -> list[Any]:
+        with nesting.entered(frame):
+            output = call.run(slices)
+        out_axes = axes.spread_out_axes(options.out_axes, output, options.choice.fun_name)
+        leaves, structure = jax.tree.flatten(output)
+        output_of.append((structure, _from_left(out_axes, leaves)))
+        return leaves
+
+    body.__name__ = body.__qualname__ = options.choice.fun_name
+    body.__wrapped__ = call.fun  # pyright: ignore[reportFunctionMemberAccess]  # JAX names its line
+    environment = [(name, call.size)]
+    types = [_slice_type(leaf, axis) for leaf, axis in zip(call.leaves, call.axes, strict=True)]
+    policy = Policy(options.captures if _compat.CAN_REWRITE else "allow", follows=False)
+    trace = jax.make_jaxpr(body, axis_env=environment)
+    with lifting.lifting_outside(lifts=policy.captures == "lift"):
+        try:
+            jaxpr = trace(*types)
+        except (AssertionError, RuntimeError) as error:
+            if around is not None or not _speaks_of_mesh(error):
+                raise
+            with meshes.context_of(_mesh_seen_inside(options, call)):
+                jaxpr = trace(*types)
+    structure, out_axes = output_of[-1]
+    lifted = lifting.lift(jaxpr, call.fun, options.choice.fun_name, policy, axis_env=environment)
+    return Body(
+        call.fun_name,
+        name,
+        lifted,
+        structure,
+        out_axes,
+        tuple(frame.inner),
+        frozenset(frame.regions),
+    )
+
+
+def _speaks_of_mesh(error: Exception) -> bool:
+    """Whether the body says something of the mesh that it runs on: `pcast`, or a constraint.
+
+    There is none while it is traced, for a pmap inside could not have another one. Such a body is
+    traced again, as if on a mesh.
+    """
+    text = str(error)
+    return "ManualAxisType" in text or "requires a non-empty mesh in context" in text
+
+
+def _mesh_seen_inside(options: Options, call: Call) -> AbstractMesh:
+    layout = meshes.lay_out(options.choice, call.size, whole=True)
+    abstract = layout.mesh.abstract_mesh
+    return abstract.update_axis_types(dict.fromkeys(abstract.axis_names, AxisType.Manual))
+
+
+def _from_left(out_axes: Sequence[Axis], leaves: Sequence[Any]) -> tuple[Axis, ...]:
+    """Where the mapped dimension goes in each result, whose slices have one dimension less."""
+    return tuple(
+        None if axis is None else axis % (jnp.ndim(leaf) + 1)
+        for axis, leaf in zip(out_axes, leaves, strict=True)
+    )
+
+
+def _slice_type(leaf: Any, axis: Axis) -> jax.ShapeDtypeStruct:
+    whole = type_of(leaf)
+    shape = list(whole.shape)
+    if axis is not None:
+        del shape[axis]
+    return jax.ShapeDtypeStruct(shape, whole.dtype, weak_type=whole.weak_type)
+
+
+def type_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Its type, wherever it lies. Raises TypeError for what is no array."""
+    is_described = hasattr(leaf, "shape") and not isinstance(leaf, jax.Array | np.ndarray)
+    aval: Any = leaf if is_described else jax.typeof(leaf)
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)

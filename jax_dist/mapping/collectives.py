@@ -1,0 +1,268 @@
+"""Collectives of a body, where its axis is not simply a mesh axis of the same name.
+
+A mapped axis can lie over a mesh axis of another name, or hold several slices on each device, which
+run as one vmap. JAX has a vmap rule for each collective, and some are wrong or missing. Here all
+but sums are made from one gather: every slice gets the slices of all, `[N, *s]`, and takes its
+part. That moves more than need be, and is exact.
+
+A vmap also draws other bits from keys that are no threefry keys, and cannot call back to Python.
+Such equations run slice by slice.
+
+Shapes: `N` is the size of the axes that a collective goes over, `G` that of a group.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import JaxprEqn
+
+from jax_dist.mapping import refusals
+from jax_dist.passes import interpreter
+from jax_dist.passes.extremes import extreme, has_extremes
+from jax_dist.passes.interpreter import Handler, Values, equations
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AxisPlace:
+    """Where a mapped axis lies."""
+
+    name: Any  # as the collectives of the body say
+    size: int  # slices in all
+    mesh_axis: str | None  # None: all on every device
+    local: int  # slices on each device; more than 1 run as a vmap
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether collectives can stay as they are."""
+        return self.name == self.mesh_axis and self.local == 1
+
+    @property
+    def local_name(self) -> str:
+        """Of the vmap. Fixed, for it may be part of the program."""
+        return f"{self.mesh_axis or self.name}_on_device"
+
+    def names(self) -> list[str]:
+        """The axes that the collectives have to name, the outer one first."""
+        mesh_axis = [] if self.mesh_axis is None else [self.mesh_axis]
+        return [*mesh_axis, *([self.local_name] if self.local > 1 else [])]
+
+    def index(self) -> jax.Array:
+        """Of this slice."""
+        names = self.names()
+        if not names:
+            return jnp.int32(0)
+        indices = [lax.axis_index(name) for name in names]
+        return indices[0] if len(indices) == 1 else indices[0] * self.local + indices[1]
+
+    def gather(self, x: jax.Array) -> jax.Array:
+        """The slices of all: `[*s] -> [size, *s]`."""
+        shape = (self.size, *x.shape)
+        for name in reversed(self.names()):
+            x = lax.all_gather(x, name)
+        return x.reshape(shape)
+
+
+def handler_of(eqn: JaxprEqn, places: Mapping[Any, AxisPlace], fun_name: str) -> Handler | None:
+    """What to do with an equation; None for one that can stay.
+
+    Args:
+      eqn: of a body.
+      places: by name, of all mapped axes around.
+      fun_name: for messages.
+    """
+    named = [name for name in named_axes(eqn) if name in places]
+    if any(not places[name].is_plain for name in named):
+        rule = _RULES.get(eqn.primitive.name)
+        if rule is None:
+            where = interpreter.source_line(eqn)
+            raise refusals.collective_on_slices(fun_name, eqn.primitive.name, where)
+        return functools.partial(rule, places)
+    if any(place.local > 1 for place in places.values()) and _runs_alone(eqn):
+        return _slice_by_slice
+    return None
+
+
+def named_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
+    """The axes that a collective goes over, outermost first; none for other equations."""
+    named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    named = named if isinstance(named, tuple | list) else (named,)
+    return tuple(name for name in named if name is not None and not isinstance(name, int))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Over:
+    """What one collective goes over: its axes, and groups of slices along them."""
+
+    places: tuple[AxisPlace, ...]  # outermost first
+    groups: np.ndarray  # `[N, G]`: for each slice, the slices of its group in order
+    own: np.ndarray  # `[N]`: its place among them
+    whole: bool  # whether there is one group
+
+    @staticmethod
+    def of(places: Mapping[Any, AxisPlace], eqn: JaxprEqn) -> "_Over":
+        named = tuple(places.get(name) or _bare(name) for name in named_axes(eqn))
+        size = math.prod(place.size for place in named)
+        said = eqn.params.get("axis_index_groups")
+        groups = np.zeros((size, len(said[0]) if said else size), np.int32)
+        own = np.zeros(size, np.int32)
+        for group in said or [range(size)]:
+            for place, member in enumerate(group):
+                groups[member], own[member] = group, place
+        return _Over(named, groups, own, said is None)
+
+    def index(self) -> jax.Array:
+        """Of this slice, along all axes together."""
+        index = jnp.int32(0)
+        for place in self.places:
+            index = index * place.size + place.index()
+        return index
+
+    def all(self, x: jax.Array) -> jax.Array:
+        """The slices of all: `[*s] -> [N, *s]`."""
+        shape = (len(self.own), *x.shape)
+        for place in reversed(self.places):
+            x = place.gather(x)
+        return x.reshape(shape)
+
+    def of_group(self, x: jax.Array) -> jax.Array:
+        """The slices of this one's group: `[*s] -> [G, *s]`."""
+        everyone = self.all(x)
+        return everyone if self.whole else everyone[jnp.asarray(self.groups)[self.index()]]
+
+    def own_place(self) -> jax.Array:
+        """Among the slices of its group."""
+        return self.index() if self.whole else jnp.asarray(self.own)[self.index()]
+
+    def names(self) -> tuple[Any, ...]:
+        return tuple(name for place in self.places for name in place.names())
+
+
+def _bare(name: Any) -> AxisPlace:
+    """An axis of a vmap around the mapped function."""
+    return AxisPlace(name, lax.axis_size(name), name, 1)
+
+
+_Rule: TypeAlias = Callable[[Mapping[Any, AxisPlace], JaxprEqn, Values], Values]
+_RULES: dict[str, _Rule] = {}  # by primitive; one without a rule is refused
+
+
+def _rule(*primitives: str) -> Callable[[_Rule], _Rule]:
+    def add(rule: _Rule) -> _Rule:
+        _RULES.update(dict.fromkeys(primitives, rule))
+        return rule
+
+    return add
+
+
+@_rule("axis_index")
+def _axis_index(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
+    del values
+    return [_Over.of(places, eqn).index()]
+
+
+@_rule("psum")
+def _psum(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
+    over = _Over.of(places, eqn)
+    if not over.whole:
+        return [lax.reduce_sum(over.of_group(x), (0,)) for x in values]
+    for name in reversed(over.names()):
+        values = [lax.psum(x, name) for x in values]
+    return values
+
+
+@_rule("pmax", "pmin")
+def _extreme(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
+    """With NaN, as a vmap has it; pmax on CPU loses it."""
+    over, kind = _Over.of(places, eqn), "max" if eqn.primitive.name == "pmax" else "min"
+    if over.names() and over.whole and all(has_extremes(x.dtype) for x in values):
+        return [extreme(kind, x, (), over.names()) for x in values]
+    reduce = jnp.max if kind == "max" else jnp.min
+    return [reduce(over.of_group(x), 0) for x in values]
+
+
+@_rule("all_gather")
+def _all_gather(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
+    gathered = _Over.of(places, eqn).of_group(values[0])
+    return [_joined(gathered, eqn.params["all_gather_dimension"], tiled=eqn.params["tiled"])]
+
+
+@_rule("reduce_scatter")
+def _reduce_scatter(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
+    over, dim = _Over.of(places, eqn), eqn.params["scatter_dimension"]
+    total = lax.reduce_sum(over.of_group(values[0]), (0,))
+    part = _parts(total, dim, over.groups.shape[1])[over.own_place()]
+    return [part if eqn.params["tiled"] else lax.squeeze(part, [dim])]
+
+
+@_rule("all_to_all")
+def _all_to_all(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
+    """Each slice sends a part to every other one: `[.., G * n, ..]`."""
+    over = _Over.of(places, eqn)
+    count = over.groups.shape[1]
+    sent = _parts(values[0], eqn.params["split_axis"], count)  # by receiver
+    received = over.of_group(sent)[:, over.own_place()]  # by sender
+    return [_joined(received, eqn.params["concat_axis"], tiled=True)]
+
+
+@_rule("ppermute")
+def _ppermute(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
+    """What nobody sends to gets zeros."""
+    over = _Over.of(places, eqn)
+    sender = np.full(len(over.own), -1, np.int32)
+    for source, target in eqn.params["perm"]:
+        sender[target] = source
+    mine = jnp.asarray(sender)[over.index()]
+    return [jnp.where(mine < 0, jnp.zeros_like(x), over.all(x)[mine]) for x in values]
+
+
+@_rule("pbroadcast")
+def _pbroadcast(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
+    return [_Over.of(places, eqn).of_group(x)[eqn.params["source"]] for x in values]
+
+
+def _joined(slices: jax.Array, dim: int, *, tiled: bool) -> jax.Array:
+    """`[G, .., n, ..]` with the first dimension at `dim`; tiled, `[.., G * n, ..]`."""
+    moved = jnp.moveaxis(slices, 0, dim)
+    if not tiled:
+        return moved
+    count, size = moved.shape[dim], moved.shape[dim + 1]
+    return moved.reshape((*moved.shape[:dim], count * size, *moved.shape[dim + 2 :]))
+
+
+def _parts(x: jax.Array, dim: int, count: int) -> jax.Array:
+    """`[.., count * n, ..] -> [count, .., n, ..]`"""
+    split = x.reshape((*x.shape[:dim], count, x.shape[dim] // count, *x.shape[dim + 1 :]))
+    return jnp.moveaxis(split, dim, 0)
+
+
+def _runs_alone(eqn: JaxprEqn) -> bool:
+    """Whether a vmap over an equation is something else than the equation for each slice."""
+    if _names_axes_inside(eqn):
+        return False
+    name = eqn.primitive.name
+    if name in ("pure_callback", "io_callback", "debug_callback", "debug_print"):
+        return True
+    if name == "cond":  # a vmap runs all branches
+        return bool(eqn.effects)
+    return name == "rng_bit_generator" or any(_draws_by_count(atom.aval) for atom in eqn.invars)
+
+
+def _draws_by_count(aval: Any) -> bool:
+    """Whether these are keys whose bits depend on how many of them are used at once."""
+    is_key = jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
+    return is_key and "fry" not in str(aval.dtype)
+
+
+def _names_axes_inside(eqn: JaxprEqn) -> bool:
+    return any(named_axes(inner) for body in interpreter.bodies(eqn) for inner in equations(body))
+
+
+def _slice_by_slice(eqn: JaxprEqn, values: Values) -> Values:
+    return jax.custom_batching.sequential_vmap(lambda *args: interpreter.replay(eqn, args))(*values)

@@ -1,0 +1,126 @@
+"""The object that `jax_dist.pmap` returns."""
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from jax_dist.mapping.dispatch import Dispatcher
+from jax_dist.passes.functions import definition
+
+
+class _DocOfFunction:
+    """That of the class, asked on the class; that of the function, asked on an object."""
+
+    def __init__(self, of_class: str):
+        self._of_class = of_class
+
+    def __get__(self, mapped: Any, owner: type) -> str | None:
+        return self._of_class if mapped is None else mapped.__wrapped__.__doc__
+
+
+class Mapped:
+    # The call stands in a slot of the object. Python looks `__call__` up in the class, where it
+    # finds the slot, and calls what is in it: in the steady state a callable in C++, with no Python
+    # in between. A method would cost as much again as all the rest.
+    __slots__ = (
+        "__call__",
+        "__dict__",
+        "__name__",
+        "__qualname__",
+        "__weakref__",
+        "__wrapped__",
+        "_dispatcher",
+        "_options",
+    )
+    __doc__: Any = _DocOfFunction(
+        """A function that is mapped over devices, called like the one that it was made from.
+
+        It has that one's name, documentation, signature and attributes, and is a method where that
+        would be one.
+
+        Attributes:
+          __wrapped__: the function that it was made from.
+        """
+    )
+    __call__: Callable[..., Any]
+
+    def __init__(self, fun: Callable, dispatcher: Dispatcher, options: Mapping[str, Any]):
+        """
+        Args:
+          fun: the function.
+          dispatcher: makes the calls.
+          options: what was said to pmap, to pickle it.
+        """
+        self.__wrapped__ = fun
+        self.__name__ = getattr(fun, "__name__", type(fun).__name__)
+        self.__qualname__ = getattr(fun, "__qualname__", self.__name__)
+        own = getattr(fun, "__dict__", {})  # but for what would hide methods of this class
+        self.__dict__.update({key: own[key] for key in own if not hasattr(Mapped, key)})
+        self.__dict__["__module__"] = getattr(fun, "__module__", None)
+        self._dispatcher, self._options = dispatcher, options
+        dispatcher.serve(self)
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """The program for these arguments, or for arguments of these types.
+
+        Args:
+          *args: as in a call; `jax.ShapeDtypeStruct` will do for arrays.
+          **kwargs: the same.
+
+        Returns:
+          The program, on arguments that are cut over the devices. Compiled, it is called like this
+          function; captured arrays are handed in behind the scenes.
+        """
+        return self._dispatcher.lower(*args, **kwargs)
+
+    def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """The jaxpr for these arguments, or for arguments of these types; see `jax.jit`."""
+        return self._dispatcher.trace(*args, **kwargs)
+
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The types of the results for these arguments; nothing is compiled."""
+        return self.trace(*args, **kwargs).out_info
+
+    @property
+    def jitted(self) -> Callable[..., Any]:
+        """The bare jit object, which moves no arguments, and says nothing of those it refuses."""
+        return _keeping(self, self._dispatcher.jitted)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        where = definition(self.__wrapped__)
+        return f"<jax_dist.pmap of {self.__qualname__}{f' at {where}' if where else ''}>"
+
+    def __copy__(self) -> "Mapped":
+        return self
+
+    def __deepcopy__(self, memo: dict) -> "Mapped":
+        return self
+
+    def __reduce__(self) -> str | tuple[Callable, tuple]:
+        """By name where a name leads here, as functions are pickled; else what it was made of."""
+        found: Any = sys.modules.get(self.__dict__["__module__"] or "")
+        for part in self.__qualname__.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return self.__qualname__
+        return _rebuilt, (self.__wrapped__, dict(self._options))
+
+
+def _rebuilt(fun: Callable, options: dict[str, Any]) -> Mapped:
+    from jax_dist.mapping.pmap import pmap  # noqa: PLC0415  # it imports this module
+
+    return pmap(fun, **options)
+
+
+def _keeping(mapped: Mapped, call: Callable) -> Any:
+    """`call`, keeping the function alive: in `pmap(lambda x: x).jitted` nothing else does."""
+    kept: Any = functools.partial(call)  # Any: its class declares no such names
+    kept.mapped, kept.lower, kept.trace = mapped, mapped.lower, mapped.trace
+    return kept

@@ -1,0 +1,154 @@
+"""The jit objects of one function, and the calls of it that are under way.
+
+A function has one jit object for each set of captured arrays, which are its first argument; mostly
+that is one. Each stands behind a front (see `_compat.fronts`): what the front does not know comes
+to `miss`, with the arguments.
+
+While a call runs a jit object, it stands on a stack of its thread; the trace of the jit object
+looks there for what the call has found out.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.core import Tracer
+
+from jax_dist import _compat
+from jax_dist.passes.lifting import PlacedCaptures
+
+Miss = Callable[["Program", tuple, dict], _compat.Answer]
+Trace = Callable[[Sequence[Any], tuple, dict], Any]  # of captured arrays and arguments, as tracers
+
+
+class Program:
+    """One jit object.
+
+    Attributes:
+      jitted: takes the captured arrays first, if there are any.
+      front: is called like `jitted`.
+    """
+
+    def __init__(self, programs: "Programs", *, takes_captures: bool):
+        trace, name, options = programs.trace, programs.name, programs.options
+        first = int(takes_captures)
+
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            return trace(args[0] if first else (), args[first:], kwargs)
+
+        def miss(*args: Any, **kwargs: Any) -> _compat.Answer:
+            return programs.miss(self, args[first:], kwargs)
+
+        # No functools.wraps: jit would read the user's signature and donate by keyword too.
+        traced.__name__ = traced.__qualname__ = name
+        static = tuple(first + number for number in options.static_argnums)
+        self.jitted: Any = jax.jit(
+            traced,
+            static_argnums=static,
+            static_argnames=options.static_argnames or None,
+            donate_argnums=tuple(first + number for number in options.donate_argnums),
+            donate_argnames=options.donate_argnames or None,
+            keep_unused=options.keep_unused,
+            compiler_options=options.compiler_options,
+        )
+        self.front = _compat.front(
+            name,
+            miss,
+            without_jit=lambda *args, **kwargs: programs.without_jit(*args[first:], **kwargs),
+            static_argnums=static,
+            static_argnames=options.static_argnames,
+        )
+
+
+class Programs:
+    """Those of one function."""
+
+    def __init__(
+        self,
+        name: str,
+        options: _compat.JitOptions,
+        *,
+        trace: Trace,
+        miss: Miss,
+        without_jit: Callable[..., Any],
+    ):
+        """
+        Args:
+          name: of the programs.
+          options: of the jit objects.
+          trace: what they trace.
+          miss: makes a call that a front does not know; is given the program of that front.
+          without_jit: makes a call under `jax.disable_jit`.
+        """
+        self.name, self.options = name, options
+        self.trace, self.miss, self.without_jit = trace, miss, without_jit
+        self._plain: dict[Hashable, Program] = {}
+        self._taking: weakref.WeakKeyDictionary[PlacedCaptures, dict[Hashable, Program]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def of(self, placed: PlacedCaptures | None, variant: Hashable = None) -> Program:
+        """The one that takes these captured arrays.
+
+        Args:
+          placed: the captured arrays; None for none.
+          variant: what else tells programs of one signature apart.
+        """
+        made = self._plain
+        if placed is not None:
+            made = self._taking.setdefault(placed, {})
+        if variant not in made:
+            made[variant] = Program(self, takes_captures=placed is not None)
+        return made[variant]
+
+    def clear(self) -> None:
+        """Forgets all, so that what is called next is traced again."""
+        self._plain.clear()
+        self._taking.clear()
+
+
+def is_staged() -> bool:
+    """Whether what is computed now is recorded for later, by a jit or a scan around."""
+    return isinstance(jax.device_put(0.0), Tracer)  # compiles nothing
+
+
+def with_captures(call: Callable, placed: PlacedCaptures | None) -> Callable:
+    """A front or a jit object as a callable of the user's arguments; the same without captures."""
+    return call if placed is None else functools.partial(call, placed.values)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Way:
+    """A call that runs a jit object now."""
+
+    owner: object  # whose call it is
+    found: Any  # what it has found out; the owner knows what that is
+
+
+class _Ways(threading.local):
+    def __init__(self):
+        self.stack: list[Way] = []
+
+
+_ways = _Ways()
+
+
+@contextlib.contextmanager
+def under_way(owner: object, found: Any) -> Iterator[None]:
+    """A jit object of `owner` is called, traced or lowered inside."""
+    _ways.stack.append(Way(owner, found))
+    try:
+        yield
+    finally:
+        _ways.stack.pop()
+
+
+def found_by(owner: object) -> Any:
+    """What the innermost call under way has found, if it is of `owner`; None without one."""
+    top = _ways.stack[-1] if _ways.stack else None
+    return top.found if top is not None and top.owner is owner else None
