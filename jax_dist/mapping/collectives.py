@@ -14,7 +14,7 @@ Shapes: `N` is the size of the axes that a collective goes over, `G` that of a g
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -23,6 +23,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn
 
+from jax_dist import _compat
 from jax_dist.mapping import refusals
 from jax_dist.passes import interpreter
 from jax_dist.passes.extremes import extreme, has_extremes
@@ -37,11 +38,17 @@ class AxisPlace:
     size: int  # slices in all
     mesh_axis: str | None  # None: all on every device
     local: int  # slices on each device; more than 1 run as a vmap
+    nested: bool = False  # whether it is used in a region inside another one
 
     @property
     def is_plain(self) -> bool:
         """Whether collectives can stay as they are."""
-        return self.name == self.mesh_axis and self.local == 1
+        return self.name == self.mesh_axis and self.local == 1 and not self.hides_index
+
+    @property
+    def hides_index(self) -> bool:
+        """Whether JAX cannot be asked for the index of a device here."""
+        return self.nested and not _compat.NESTED_MANUAL_AXIS_INDEX
 
     @property
     def local_name(self) -> str:
@@ -55,11 +62,15 @@ class AxisPlace:
 
     def index(self) -> jax.Array:
         """Of this slice."""
-        names = self.names()
-        if not names:
-            return jnp.int32(0)
-        indices = [lax.axis_index(name) for name in names]
-        return indices[0] if len(indices) == 1 else indices[0] * self.local + indices[1]
+        index = jnp.int32(0)
+        if self.mesh_axis is not None and self.hides_index:
+            rows = self.size // self.local
+            index = lax.psum_scatter(jnp.arange(rows), self.mesh_axis) // rows
+        elif self.mesh_axis is not None:
+            index = lax.axis_index(self.mesh_axis)
+        if self.local > 1:
+            index = index * self.local + lax.axis_index(self.local_name)
+        return index
 
     def gather(self, x: jax.Array) -> jax.Array:
         """The slices of all: `[*s] -> [size, *s]`."""
@@ -77,6 +88,8 @@ def handler_of(eqn: JaxprEqn, places: Mapping[Any, AxisPlace], fun_name: str) ->
       places: by name, of all mapped axes around.
       fun_name: for messages.
     """
+    if eqn.primitive.name == "sharding_constraint":  # on a mesh that the body does not run on
+        return lambda _, values: values
     named = [name for name in named_axes(eqn) if name in places]
     if any(not places[name].is_plain for name in named):
         rule = _RULES.get(eqn.primitive.name)
@@ -84,8 +97,9 @@ def handler_of(eqn: JaxprEqn, places: Mapping[Any, AxisPlace], fun_name: str) ->
             where = interpreter.source_line(eqn)
             raise refusals.collective_on_slices(fun_name, eqn.primitive.name, where)
         return functools.partial(rule, places)
-    if any(place.local > 1 for place in places.values()) and _runs_alone(eqn):
-        return _slice_by_slice
+    batched = [place.local_name for place in places.values() if place.local > 1]
+    if batched and _runs_alone(eqn):
+        return functools.partial(_slice_by_slice, batched)
     return None
 
 
@@ -264,5 +278,17 @@ def _names_axes_inside(eqn: JaxprEqn) -> bool:
     return any(named_axes(inner) for body in interpreter.bodies(eqn) for inner in equations(body))
 
 
-def _slice_by_slice(eqn: JaxprEqn, values: Values) -> Values:
-    return jax.custom_batching.sequential_vmap(lambda *args: interpreter.replay(eqn, args))(*values)
+def _slice_by_slice(names: Sequence[str], eqn: JaxprEqn, values: Values) -> Values:
+    """Runs an equation once for each slice on this device, one after the other.
+
+    What is gathered over the axis of a vmap is the same for all its slices, so that JAX runs the
+    loop over it once.
+    """
+    if not names:
+        return interpreter.replay(eqn, values)
+    name, *others = names
+    everyone = [lax.all_gather(x, name) for x in values]
+    turns = jnp.arange(lax.axis_size(name))  # an equation may have no operands
+    outs = lax.map(lambda given: _slice_by_slice(others, eqn, given[1]), (turns, everyone))
+    own = lax.axis_index(name)
+    return [lax.dynamic_index_in_dim(out, own, keepdims=False) for out in outs]

@@ -10,7 +10,7 @@ Shapes: a block is what one device holds, `[1, *s]` or `[k, *s]`; the body sees 
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,6 @@ from jax_dist.mapping.collectives import AxisPlace
 from jax_dist.mapping.meshes import InnerAxis, Layout
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import Handler, Values
-
-Evaluate: TypeAlias = Callable[..., Values]  # of the blocks of one slice
 
 
 def run_body(
@@ -53,8 +51,9 @@ def run_body(
       The leaves of the output, whole.
     """
     inner = tuple(InnerAxis(*axis) for axis in list(mesh.shape.items())[1:])
-    walk = _Walk(body.name, body.regions, inner, {outer.name: outer})
     in_dims = [None if a is None else a % jnp.ndim(x) for x, a in zip(leaves, in_axes, strict=True)]
+
+    walk = _Walk(body.name, body.regions, inner, {outer.name: outer})
 
     def on_slices(*blocks: jax.Array) -> Values:
         taken = zip(blocks[len(captured) :], in_dims, strict=True)
@@ -101,8 +100,10 @@ class _Walk:
         if self.inner and size % self.inner[0].size == 0:
             mesh_axis = self.inner[0].name
         over = 1 if mesh_axis is None else self.inner[0].size
-        place = AxisPlace(name, size, mesh_axis, size // over)
-        below = dataclasses.replace(self, inner=self.inner[1:], places={**self.places, name: place})
+        place = AxisPlace(name, size, mesh_axis, size // over, nested=True)
+
+        around = {p.name: dataclasses.replace(p, nested=True) for p in self.places.values()}
+        below = dataclasses.replace(self, inner=self.inner[1:], places={**around, name: place})
         return _spread(
             lambda *blocks: below.evaluate(params["jaxpr"], blocks),
             values,
@@ -128,7 +129,7 @@ def _cut_dimension(spec: P) -> int | None:
 
 
 def _spread(
-    evaluate: Evaluate,
+    evaluate: Callable[..., Values],
     values: Sequence[Any],
     in_dims: Sequence[int | None],
     out_dims: Sequence[int | None],
@@ -138,7 +139,7 @@ def _spread(
     """Evaluates each slice in its place.
 
     Args:
-      evaluate: of the blocks of one slice, `[.., b, ..]` where a dimension is cut.
+      evaluate: takes the blocks of one slice, `[.., b, ..]` where a dimension is cut.
       values: `[.., size * b, ..]`
       in_dims: which dimension of each is cut.
       out_dims: the same of each result.
@@ -165,11 +166,11 @@ def _spec(dim: int | None, name: str) -> P:
 
 
 def _batched(
-    evaluate: Evaluate,
+    evaluate: Callable[..., Values],
     in_dims: Sequence[int | None],
     out_dims: Sequence[int | None],
     place: AxisPlace,
-) -> Evaluate:
+) -> Callable[..., Values]:
     """The slices of one device as a vmap."""
 
     def alone(*blocks: jax.Array) -> Values:

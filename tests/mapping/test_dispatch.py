@@ -53,7 +53,10 @@ def test_a_function_and_one_that_wraps_it_are_not_mixed_up():
     assert jax_dist.pmap(outer)(_EIGHT).tolist() == [100 * (k + 1) for k in range(8)]
 
 
-@pytest.mark.parametrize("pmap", [jax_dist.pmap, jax.pmap])
+_PMAPS = [jax_dist.pmap] if jax.__version_info__ < (0, 8) else [jax_dist.pmap, jax.pmap]
+
+
+@pytest.mark.parametrize("pmap", _PMAPS)  # that of 0.7 knows the object of a method no more
 def test_a_method_is_known_by_its_function_and_its_object(pmap):
     class Scaler:
         factor, traced = 2, 0
