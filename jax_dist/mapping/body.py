@@ -64,14 +64,26 @@ class BodyTracer:
         )
 
     def body(self, call: Call) -> Body:
-        """The body for arguments of these types; their values do not matter."""
+        """The body for whole arguments of these types; their values do not matter."""
         args, kwargs = call.rebuild([type_of(leaf) for leaf in call.leaves])
         with meshes.outside_of_meshes():
             return self._memo.of(args, kwargs)
 
 
+def whole_call(call: Call, processes: int) -> Call:
+    """A call on the slices of one process as one on those of all, of which the types matter."""
+    types = []
+    for leaf, axis in zip(call.leaves, call.axes, strict=True):
+        kind = type_of(leaf)
+        shape = list(kind.shape)
+        if axis is not None:
+            shape[axis] *= processes
+        types.append(jax.ShapeDtypeStruct(shape, kind.dtype, weak_type=kind.weak_type))
+    return dataclasses.replace(call, leaves=types)
+
+
 def traced(options: Options, call: Call) -> Body:
-    """Traces the function of one slice, for arguments that have types."""
+    """Traces the function of one slice, for whole arguments that have types."""
     name = options.choice.axis_name if options.axis_name is None else options.axis_name
     around = nesting.current()
     if around is not None and options.axis_name is None:

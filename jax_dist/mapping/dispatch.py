@@ -234,8 +234,7 @@ class Dispatcher:
         return bind(self._options, self._fun(), args, kwargs)
 
     def _find(self, call: Call, *, whole: bool = True) -> Found:
-        body = self._bodies.body(call)
-        return Found(body, emission.layout_for(self._options, call, body.inner, whole=whole))
+        return emission.find(self._options, call, self._bodies.body, whole=whole)
 
     def _program_for(self, found: Found) -> tuple[Program, PlacedCaptures | None]:
         mesh = found.layout.mesh

@@ -1,14 +1,14 @@
 """The program of a mapped function for one signature: its body, on its mesh."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from jax_dist import _compat
 from jax_dist.mapping import meshes, nesting, region, traced_view
-from jax_dist.mapping.body import Body
+from jax_dist.mapping.body import Body, whole_call
 from jax_dist.mapping.calls import Call, Options
 from jax_dist.mapping.collectives import AxisPlace
 from jax_dist.mapping.meshes import InnerAxis, Layout
@@ -23,6 +23,25 @@ class Found(NamedTuple):
 
     body: Body
     layout: Layout
+
+
+def find(
+    options: Options, call: Call, trace: Callable[[Call], Body], *, whole: bool
+) -> Found:
+    """The body and the mesh for a call.
+
+    Args:
+      options: what was said to pmap.
+      call: has arguments with types.
+      trace: gives the body for a call on whole arguments.
+      whole: whether the arguments hold the slices of all processes, or those of this one.
+    """
+    if not whole:
+        processes = layout_for(options, call, (), whole=False).processes
+        body = trace(whole_call(call, processes))
+    else:
+        body = trace(call)
+    return Found(body, layout_for(options, call, body.inner, whole=whole))
 
 
 def layout_for(

@@ -84,6 +84,9 @@ class ProcessCalls:
         values = iter(values)
         again = [arg if n in static else next(values) for n, arg in enumerate(args)]
         output = self._run(*again, **keywords)
+        for number in self._options.donated:
+            if number < len(args):
+                _finish_donation(args[number], again[number])
         if self._is_global:
             return output
         flat, structure = jax.tree.flatten(output)
@@ -154,6 +157,13 @@ class ProcessCalls:
         args, kwargs = call.rebuild(self._described(call, first))
         layout = self._layout_of(bind(self._options, self._fun(), args, kwargs))
         return LocalView(layout, accepts_whole=self._is_global)
+
+
+def _finish_donation(given: Any, used: Any) -> None:
+    """Deletes the originals of copies that were donated and used, as jax.pmap does here."""
+    for original, copy in zip(jax.tree.leaves(given), jax.tree.leaves(used), strict=True):
+        if isinstance(original, jax.Array) and copy.is_deleted():
+            original.delete()
 
 
 def _canonical(leaf: Any) -> Any:

@@ -5,6 +5,7 @@ no error. While a rewriting traces, each is run as ours, which is right there.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,6 @@ from jax_dist import _compat, _errors
 from jax_dist._errors import RewriteError
 from jax_dist.mapping import axes, body, emission
 from jax_dist.mapping.calls import Call, Options
-from jax_dist.mapping.emission import Found
 from jax_dist.mapping.meshes import DeviceChoice
 from jax_dist.passes.findings import Finding
 from jax_dist.passes.user_lines import user_line
@@ -37,10 +37,10 @@ def pmaps_over_all_processes(mesh: Mesh | None, found: list[Finding]) -> Iterato
 
     def run(taken: _compat.TakenPmap, leaves: Sequence[Any]) -> Any:
         options, call = _in_our_words(taken, leaves, mesh)
-        traced = body.traced(options, call)
-        layout = emission.layout_for(options, call, traced.inner, whole=False)
-        output = emission.emitted(options, call, Found(traced, layout), (), as_view=True)
-        size = f" of size {layout.size}"
+        trace = functools.partial(body.traced, options)
+        pmap = emission.find(options, call, trace, whole=False)
+        output = emission.emitted(options, call, pmap, (), as_view=True)
+        size = f" of size {pmap.layout.size}"
         what = f"jax.pmap over '{taken.axis_name}'{size}: a shard_map over all processes"
         found.append(Finding(CODE, "rewritten", what, "", user_line()))
         return output

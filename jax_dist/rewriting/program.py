@@ -85,6 +85,7 @@ class RewrittenProgram:
         self._watch = Watch(name, wishes.policy)
         self._placements = Placements()
         self._mesh_seen: Mesh | None = None
+        self._agreed: set[int] = set()  # hashes of signatures, with the other processes
         self._memo = Memo(name, self._traced, self._options)
         self._programs = Programs(
             name, self._options, trace=self._trace, miss=self._miss, without_jit=fun
@@ -316,12 +317,16 @@ class RewrittenProgram:
 
     def _agree(self, found: Found) -> None:
         """With the other processes, on what runs next; see `mapping.agreements`."""
+        signature = hash((found.traced.out_tree, *found.traced.described.items()))
+        if signature in self._agreed:
+            return
         assert found.mesh is not None
         moves = agreements.collectives(found.traced.lifted.jaxpr)
         fingerprint = agreements.with_collectives(_fingerprint(found.traced), moves)
         name = f"{agreements.described(self.fun)}, rewritten"
         # Without a collective too: what is cut over the mesh may be moved by the compiler.
         agreements.agree_to_run(name, fingerprint, agreements.processes_of(found.mesh))
+        self._agreed.add(signature)
 
 
 def _route(

@@ -91,11 +91,24 @@ def test_every_sixteenth_call_waits_where_jax_hangs(monkeypatch):
     waited = []
     monkeypatch.setattr(throttle, "turns", itertools.cycle([*[False] * 15, True]))
     monkeypatch.setattr(throttle, "wait", waited.append)
+    monkeypatch.setattr(throttle, "can_be_full", lambda mesh: mesh.size > 1)
     mapped = jax_dist.pmap(lambda x: x + 1)
+    mapped(np.zeros(8))  # which devices it runs on is known now
 
     results = [mapped(np.zeros(8)) for _ in range(49)]
 
     assert [id(result) for result in waited] == [id(results[n]) for n in (15, 31, 47)]
+
+
+def test_a_single_device_waits_for_nobody(monkeypatch):
+    waited = []
+    monkeypatch.setattr(throttle, "turns", itertools.repeat(object=True))
+    monkeypatch.setattr(throttle, "wait", waited.append)
+    mapped = jax_dist.pmap(lambda x: x + 1)
+
+    for _ in range(3):
+        mapped(np.zeros(1))
+    assert waited == []
 
 
 def test_nobody_waits_for_tracers_or_for_nothing():
