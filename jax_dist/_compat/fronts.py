@@ -27,6 +27,7 @@ def front(
     name: str,
     miss: Miss,
     *,
+    fun: Callable,
     without_jit: Callable,
     static_argnums: Sequence[int] = (),
     static_argnames: Sequence[str] = (),
@@ -37,13 +38,17 @@ def front(
       name: in profiles.
       miss: makes a call. What it returns besides the results comes from `run_jit`; None instead of
         it means that this signature has to be asked about again.
+      fun: what the jit objects behind it trace; `jax.debug_nans` runs it, where it finds a NaN.
+      fun: what the jit objects behind trace; `jax.debug_nans` runs it once more, without jit.
       without_jit: makes a call under `jax.disable_jit`.
       static_argnums: positions of arguments whose value is part of the signature.
       static_argnames: the same by keyword.
     """
     if not can_remember():
         return _asking_always(miss, without_jit)
-    return _parts().front(name, miss, without_jit, tuple(static_argnums), tuple(static_argnames))
+    made = _parts().front(name, miss, without_jit, tuple(static_argnums), tuple(static_argnames))
+    made._fun = fun
+    return made
 
 
 def run_jit(jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Answer:

@@ -26,6 +26,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist.mapping import (
     axes,
+    donation,
     emission,
     meshes,
     nesting,
@@ -40,7 +41,7 @@ from jax_dist.mapping.collectives import AxisPlace
 from jax_dist.mapping.emission import Found
 from jax_dist.mapping.meshes import InnerAxis, Layout
 from jax_dist.mapping.process_calls import ProcessCalls
-from jax_dist.mapping.tracebacks import without_own_frames
+from jax_dist.mapping.tracebacks import hide_own_frames
 from jax_dist.passes import lifting, programs, stages
 from jax_dist.passes.capture_policy import Policy, Watch
 from jax_dist.passes.lifting import PlacedCaptures, Placements
@@ -121,8 +122,9 @@ class Dispatcher:
     def _miss(self, program: Program, args: tuple, kwargs: dict) -> _compat.Answer:
         try:
             return self._first_sight(program, args, kwargs)
-        except Exception as error:  # noqa: BLE001  # it goes on as it is, with fewer frames
-            raise without_own_frames(error) from error.__cause__
+        except Exception as error:
+            hide_own_frames(error)
+            raise
 
     def _first_sight(self, program: Program, args: tuple, kwargs: dict) -> _compat.Answer:
         self._check_static(args)
@@ -160,6 +162,7 @@ class Dispatcher:
             self._layouts[call.size] = found.layout
             leaves, _ = self._on_mesh(call, found.layout)
         own, placed = self._program_for(found)
+        donation.warn_of_unusable(self._options, call, found)
         self._watch.warn_of(found.body.lifted.captures, lifted=True)
         if self._processes is not None:
             self._processes.agree(call, found.body, found.layout)
@@ -255,7 +258,7 @@ class Dispatcher:
         for number, (leaf, axis, owner) in enumerate(
             zip(call.leaves, call.axes, call.owners, strict=True)
         ):
-            if not placement.can_be_put(leaf):
+            if not placement.can_be_put(leaf) or placement.is_watched_key(leaf):
                 continue
             target = layout.sharding(axis, jnp.ndim(leaf))
             if placement.is_on_mesh(leaf, target):

@@ -25,9 +25,7 @@ class Found(NamedTuple):
     layout: Layout
 
 
-def find(
-    options: Options, call: Call, trace: Callable[[Call], Body], *, whole: bool
-) -> Found:
+def find(options: Options, call: Call, trace: Callable[[Call], Body], *, whole: bool) -> Found:
     """The body and the mesh for a call.
 
     Args:

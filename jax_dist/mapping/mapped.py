@@ -4,7 +4,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -36,7 +36,7 @@ class Mapped:
         "_dispatcher",
         "_options",
     )
-    __doc__: Any = _DocOfFunction(
+    __doc__ = _DocOfFunction(
         """A function that is mapped over devices, called like the one that it was made from.
 
         It has that one's name, documentation, signature and attributes, and is a method where that
@@ -46,7 +46,9 @@ class Mapped:
           __wrapped__: the function that it was made from.
         """
     )
-    __call__: Callable[..., Any]
+    if TYPE_CHECKING:  # an annotation would be taken for one of the function
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def __init__(self, fun: Callable, dispatcher: Dispatcher, options: Mapping[str, Any]):
         """
@@ -61,6 +63,7 @@ class Mapped:
         own = getattr(fun, "__dict__", {})  # but for what would hide methods of this class
         self.__dict__.update({key: own[key] for key in own if not hasattr(Mapped, key)})
         self.__dict__["__module__"] = getattr(fun, "__module__", None)
+        self.__dict__["__annotations__"] = getattr(fun, "__annotations__", {})
         self._dispatcher, self._options = dispatcher, options
         dispatcher.serve(self)
 

@@ -190,6 +190,11 @@ def can_be_put(leaf: Any) -> bool:
     return isinstance(leaf, bool | int | float | complex)
 
 
+def is_watched_key(leaf: Any) -> bool:
+    """Whether JAX notes on this very object that a random key was used."""
+    return is_key(leaf) and jax.config.jax_debug_key_reuse
+
+
 def put_as_jit_would(leaf: Any, target: Sharding) -> Any:
     """Puts an argument where a program wants it.
 

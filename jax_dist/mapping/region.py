@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import JaxprEqn
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -54,16 +55,24 @@ def run_body(
     in_dims = [None if a is None else a % jnp.ndim(x) for x, a in zip(leaves, in_axes, strict=True)]
 
     walk = _Walk(body.name, body.regions, inner, {outer.name: outer})
+    # What the body reads of a trace outside has another mesh in its type, so it comes in, too.
+    given_consts = body.jaxpr.consts
+    outside = [place for place, value in enumerate(given_consts) if isinstance(value, Tracer)]
+    shared = [*[given_consts[place] for place in outside], *captured]
 
     def on_slices(*blocks: jax.Array) -> Values:
-        taken = zip(blocks[len(captured) :], in_dims, strict=True)
+        consts = list(given_consts)
+        for place, value in zip(outside, blocks, strict=False):
+            consts[place] = value
+        taken = zip(blocks[len(shared) :], in_dims, strict=True)
         slices = [x if dim is None else lax.squeeze(x, [dim]) for x, dim in taken]
-        outs = walk.evaluate(body.jaxpr, [*blocks[: len(captured)], *slices])
+        jaxpr = ClosedJaxpr(body.jaxpr.jaxpr, consts)
+        outs = walk.evaluate(jaxpr, [*blocks[len(outside) : len(shared)], *slices])
         given = zip(outs, body.out_axes, strict=True)
         return [x if dim is None else lax.expand_dims(x, [dim]) for x, dim in given]
 
-    dims = [*[None] * len(captured), *in_dims]
-    return _spread(on_slices, [*captured, *leaves], dims, body.out_axes, outer, mesh)
+    dims = [*[None] * len(shared), *in_dims]
+    return _spread(on_slices, [*shared, *leaves], dims, body.out_axes, outer, mesh)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

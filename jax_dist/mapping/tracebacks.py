@@ -12,10 +12,10 @@ import jax
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
-def without_own_frames(error: Exception) -> Exception:
-    """The error, whose traceback has the frames of others only."""
+def hide_own_frames(error: Exception) -> None:
+    """Takes the frames of this package out of the traceback."""
     if jax.config.jax_traceback_filtering == "off":
-        return error
+        return
     frames = []
     step = error.__traceback__
     while step is not None:
@@ -25,4 +25,4 @@ def without_own_frames(error: Exception) -> Exception:
     shown: types.TracebackType | None = None
     for step in reversed(frames):
         shown = types.TracebackType(shown, step.tb_frame, step.tb_lasti, step.tb_lineno)
-    return error.with_traceback(shown)
+    error.__traceback__ = shown

@@ -59,6 +59,7 @@ class Program:
         self.front = _compat.front(
             name,
             miss,
+            fun=traced,
             without_jit=lambda *args, **kwargs: programs.without_jit(*args[first:], **kwargs),
             static_argnums=static,
             static_argnames=options.static_argnames,
@@ -114,7 +115,8 @@ class Programs:
 
 def is_staged() -> bool:
     """Whether what is computed now is recorded for later, by a jit or a scan around."""
-    return isinstance(jax.device_put(0.0), Tracer)  # compiles nothing
+    with jax.transfer_guard("allow"):
+        return isinstance(jax.device_put(0.0), Tracer)  # compiles nothing
 
 
 def with_captures(call: Callable, placed: PlacedCaptures | None) -> Callable:

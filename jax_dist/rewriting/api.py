@@ -3,7 +3,7 @@
 import functools
 import types
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 from jax.sharding import Mesh
@@ -178,12 +178,14 @@ class _Function:
         "__wrapped__",
         "_program",
     )
-    __call__: Callable[..., Any]
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def __init__(self, fun: Callable, program: RewrittenProgram):
         own = getattr(fun, "__dict__", {})  # jit(pmap(f)) has methods of the pmap in it
         self.__dict__.update({key: own[key] for key in own if not hasattr(_Function, key)})
-        for name in ("__module__", "__doc__"):
+        for name in ("__module__", "__doc__", "__annotations__"):
             self.__dict__[name] = getattr(fun, name, None)
         self.__name__ = getattr(fun, "__name__", type(fun).__name__)
         self.__qualname__ = getattr(fun, "__qualname__", self.__name__)

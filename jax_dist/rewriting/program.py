@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.mapping import agreements, throttle
-from jax_dist.mapping.tracebacks import without_own_frames
+from jax_dist.mapping.tracebacks import hide_own_frames
 from jax_dist.multihost.fingerprints import Fingerprint, containers, describe
 from jax_dist.passes import interpreter, lifting, pipeline, programs, stages
 from jax_dist.passes.asking import mesh_of
@@ -121,8 +121,9 @@ class RewrittenProgram:
     def _miss(self, program: Program, args: tuple, kwargs: dict) -> _compat.Answer:
         try:
             return self._first_sight(program, args, kwargs)
-        except Exception as error:  # noqa: BLE001  # it goes on as it is, with fewer frames
-            raise without_own_frames(error) from error.__cause__
+        except Exception as error:
+            hide_own_frames(error)
+            raise
 
     def _first_sight(self, program: Program, args: tuple, kwargs: dict) -> _compat.Answer:
         traced = self._trace_user(args, kwargs)
