@@ -19,6 +19,8 @@ from typing import Any, TypeAlias
 
 import jax
 
+from jax_dist._compat.settings import config_value
+
 Answer: TypeAlias = tuple[Any, Any, bool]  # results, what C++ has to remember, whether it is stale
 Miss: TypeAlias = Callable[..., Answer]
 
@@ -38,7 +40,6 @@ def front(
       name: in profiles.
       miss: makes a call. What it returns besides the results comes from `run_jit`; None instead of
         it means that this signature has to be asked about again.
-      fun: what the jit objects behind it trace; `jax.debug_nans` runs it, where it finds a NaN.
       fun: what the jit objects behind trace; `jax.debug_nans` runs it once more, without jit.
       without_jit: makes a call under `jax.disable_jit`.
       static_argnums: positions of arguments whose value is part of the signature.
@@ -46,7 +47,9 @@ def front(
     """
     if not can_remember():
         return _asking_always(miss, without_jit)
-    made = _parts().front(name, miss, without_jit, tuple(static_argnums), tuple(static_argnames))
+    made: Any = _parts().front(
+        name, miss, without_jit, tuple(static_argnums), tuple(static_argnames)
+    )
     made._fun = fun
     return made
 
@@ -105,7 +108,7 @@ def _parts() -> _Parts:
 
 def _asking_always(miss: Miss, without_jit: Callable) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        if jax.config.jax_disable_jit:
+        if config_value("jax_disable_jit"):
             return without_jit(*args, **kwargs)
         return miss(*args, **kwargs)[0]
 

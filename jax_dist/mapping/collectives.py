@@ -29,6 +29,8 @@ from jax_dist.passes import interpreter
 from jax_dist.passes.extremes import extreme, has_extremes
 from jax_dist.passes.interpreter import Handler, Values, equations
 
+MeshAxis: TypeAlias = str | tuple[str, ...]  # several count as one, the first the outermost
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AxisPlace:
@@ -36,8 +38,9 @@ class AxisPlace:
 
     name: Any  # as the collectives of the body say
     size: int  # slices in all
-    mesh_axis: str | None  # None: all on every device
+    mesh_axis: MeshAxis | None  # None: all on every device
     local: int  # slices on each device; more than 1 run as a vmap
+    idle_axes: tuple[str, ...] = ()  # of the mesh: the same is computed all along them
     nested: bool = False  # whether it is used in a region inside another one
 
     @property
@@ -53,10 +56,16 @@ class AxisPlace:
     @property
     def local_name(self) -> str:
         """Of the vmap. Fixed, for it may be part of the program."""
-        return f"{self.mesh_axis or self.name}_on_device"
+        return f"{'_'.join(self.mesh_axes()) or self.name}_on_device"
 
-    def names(self) -> list[str]:
-        """The axes that the collectives have to name, the outer one first."""
+    def mesh_axes(self) -> tuple[str, ...]:
+        """The axes of the mesh that it lies over."""
+        if self.mesh_axis is None:
+            return ()
+        return self.mesh_axis if isinstance(self.mesh_axis, tuple) else (self.mesh_axis,)
+
+    def names(self) -> list[MeshAxis]:
+        """What the collectives have to name, the outer one first."""
         mesh_axis = [] if self.mesh_axis is None else [self.mesh_axis]
         return [*mesh_axis, *([self.local_name] if self.local > 1 else [])]
 

@@ -135,8 +135,20 @@ class Dispatcher:
         if manual := nesting.manual_axes():
             raise refusals.inside_foreign_shard_map(call.fun_name, manual)
         self._choose()
-        if any_tracer(call.leaves):
+        if any_tracer(call.leaves) or programs.is_staged():  # the latter: a call on constants
             return self._stage(call, args, kwargs), None, False
+        user = meshes.mesh_of_user()
+        if user is None:
+            return self._take(program, call, args, kwargs)
+        mesh = meshes.concrete_mesh_of_user()
+        with meshes.no_mesh():
+            results, memory, stale = self._take(program, call, args, kwargs)
+        if mesh is None or not meshes.has_types(user):
+            return results, memory, stale
+        return meshes.laid_on(mesh, results), None, False
+
+    def _take(self, program: Program, call: Call, args: tuple, kwargs: dict) -> _compat.Answer:
+        """A call on arrays, outside of any trace and any mesh."""
         if self._processes is not None and self._processes.must_convert(call.leaves):
             return self._processes.call(*args, **kwargs), None, False
 
@@ -146,8 +158,6 @@ class Dispatcher:
             found = self._find(call)
             layout = found.layout
         leaves, misplaced = self._on_mesh(call, layout)
-        if programs.is_staged():  # a call on constants, in a trace outside
-            return self._stage(call, args, kwargs), None, False
         self._layouts[call.size] = layout
         if misplaced:
             args, kwargs = call.rebuild(leaves)
@@ -203,7 +213,7 @@ class Dispatcher:
         mesh = meshes.abstract_mesh((axis, *body.inner))
         place = AxisPlace(body.axis, call.size, axis.name, 1)
         values = body.lifted.values
-        flat = region.run_body(body, values, call.leaves, call.axes, mesh, place)
+        flat = region.run_body(body, values, call.leaves, call.axes, place, mesh, body.inner)
         return jax.tree.unflatten(body.out_tree, flat)
 
     # ---- what is traced

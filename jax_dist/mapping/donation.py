@@ -3,6 +3,7 @@
 import collections
 
 import jax
+from jax.core import ShapedArray
 
 from jax_dist._errors import message
 from jax_dist.mapping.axes import Axis
@@ -45,7 +46,7 @@ def warn_of_unusable(options: Options, call: Call, found: Found) -> None:
         )
 
 
-def _block(slice_type: jax.core.ShapedArray, axis: Axis, local: int) -> tuple:
+def _block(slice_type: ShapedArray, axis: Axis, local: int) -> tuple:
     shape = list(slice_type.shape)
     if axis is not None:
         shape.insert(axis, local)

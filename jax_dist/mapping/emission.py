@@ -5,9 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.mapping import meshes, nesting, region, traced_view
+from jax_dist.mapping import axes, meshes, nesting, refusals, region, traced_view
+from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.body import Body, whole_call
 from jax_dist.mapping.calls import Call, Options
 from jax_dist.mapping.collectives import AxisPlace
@@ -80,20 +84,28 @@ def emitted(
       The output.
     """
     body, layout = found
-    if as_view and layout.processes > 1:
+    as_view = as_view and layout.processes > 1
+    if as_view:
         traced_view.check_joined(layout, call.fun_name)
-    else:
-        as_view = False
     values = captured or body.lifted.values
-    rows = layout.mesh.shape[layout.name]
-    place = AxisPlace(body.axis, layout.size, layout.name, layout.size // rows)
+    target = _target(body, call, layout)
 
     def evaluate(*inputs: Any) -> list[Any]:
-        given, leaves = inputs[: len(values)], list(inputs[len(values) :])
+        given, leaves = list(inputs[: len(values)]), list(inputs[len(values) :])
         if as_view:
             leaves = traced_view.all_as_whole(leaves, call.axes, layout)
-        with meshes.context_of(layout.mesh):
-            outs = region.run_body(body, given, leaves, call.axes, layout.mesh, place)
+        if target.mesh is None:
+            given = [_resharded(x, None, target.place) for x in given]
+            pairs = zip(leaves, call.axes, strict=True)
+            leaves = [_resharded(*pair, target.place) for pair in pairs]
+            outs = region.run_body(body, given, leaves, call.axes, target.place, None, ())
+        else:
+            if target.place.idle_axes:
+                leaves = [jax.lax.with_sharding_constraint(x, P()) for x in leaves]
+            with meshes.context_of(target.mesh):
+                outs = region.run_body(body, given, leaves, call.axes, *target)
+            if target.place.idle_axes:  # the user's mesh may have no axis that fits
+                outs = [jax.lax.with_sharding_constraint(x, P()) for x in outs]
         return traced_view.all_as_view(outs, body.out_axes, layout) if as_view else outs
 
     passes = []
@@ -102,3 +114,43 @@ def emitted(
     inputs = (*values, *call.leaves)
     flat, _ = pipeline.evaluate_through(passes, body.lifted.jaxpr, inputs, evaluate)
     return jax.tree.unflatten(body.out_tree, flat)
+
+
+class _Target(NamedTuple):
+    """What a program is emitted for."""
+
+    place: AxisPlace  # of the mapped axis
+    mesh: Mesh | None  # None: that of the context
+    inner: tuple[InnerAxis, ...]  # the axes of the mesh for the pmaps inside
+
+
+def _target(body: Body, call: Call, layout: Layout) -> _Target:
+    """The own mesh; under one that is set by `jax.set_mesh`, over the same devices.
+
+    Where shardings are types, arrays of another mesh cannot meet; and a program has one set of
+    devices. Then it is the user's mesh, and the mapped axis lies over all of its axes.
+    """
+    user = meshes.mesh_of_user()
+    rows = layout.mesh.shape[layout.name]
+    own = AxisPlace(body.axis, layout.size, layout.name, layout.size // rows)
+    if user is None:
+        inner = tuple(InnerAxis(*axis) for axis in list(layout.mesh.shape.items())[1:])
+        return _Target(own, layout.mesh, inner)
+    if user.size == layout.mesh.size and not meshes.has_types(user):
+        # JAX cannot lower a region in a region here, nor XLA what is manual over a part of an axis.
+        return _Target(
+            dataclasses.replace(own, idle_axes=layout.mesh.axis_names[1:]), layout.mesh, ()
+        )
+    if layout.size % user.size:
+        raise refusals.under_another_mesh(call.fun_name, layout.size, user.size)
+    over_all = AxisPlace(body.axis, layout.size, meshes.all_axes(user), layout.size // user.size)
+    return _Target(over_all, None, ())
+
+
+def _resharded(x: Any, axis: Axis, place: AxisPlace) -> Any:
+    """Cut over the user's mesh, where that is a matter of types."""
+    user = meshes.mesh_of_user()
+    if user is None or not meshes.has_types(user):
+        return x
+    spec = axes.spec_of_axis(axis, jnp.ndim(x), place.mesh_axis)
+    return jax.sharding.reshard(x, spec)

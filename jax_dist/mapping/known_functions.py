@@ -80,7 +80,7 @@ def _identity(fun: Callable) -> _Identity:
     if isinstance(fun, types.MethodType):
         owner, function = fun.__self__, fun.__func__
         return _Identity((id(function), id(owner)), [function, owner], types.MethodType)
-    if type(fun) is functools.partial:
+    if isinstance(fun, functools.partial) and type(fun) is functools.partial:
         values = (*fun.args, *fun.keywords.values())
         if all(isinstance(value, _PLAIN) for value in values):
             args, keywords, inner = fun.args, fun.keywords, _identity(fun.func)

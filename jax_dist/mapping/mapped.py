@@ -3,7 +3,7 @@
 import functools
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -33,10 +33,10 @@ class Mapped:
         "__qualname__",
         "__weakref__",
         "__wrapped__",
+        "_decorator",
         "_dispatcher",
-        "_options",
     )
-    __doc__ = _DocOfFunction(
+    __doc__: Any = _DocOfFunction(
         """A function that is mapped over devices, called like the one that it was made from.
 
         It has that one's name, documentation, signature and attributes, and is a method where that
@@ -50,12 +50,12 @@ class Mapped:
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
-    def __init__(self, fun: Callable, dispatcher: Dispatcher, options: Mapping[str, Any]):
+    def __init__(self, fun: Callable, dispatcher: Dispatcher, decorator: Callable):
         """
         Args:
           fun: the function.
           dispatcher: makes the calls.
-          options: what was said to pmap, to pickle it.
+          decorator: makes the same of a function, to pickle it.
         """
         self.__wrapped__ = fun
         self.__name__ = getattr(fun, "__name__", type(fun).__name__)
@@ -64,7 +64,7 @@ class Mapped:
         self.__dict__.update({key: own[key] for key in own if not hasattr(Mapped, key)})
         self.__dict__["__module__"] = getattr(fun, "__module__", None)
         self.__dict__["__annotations__"] = getattr(fun, "__annotations__", {})
-        self._dispatcher, self._options = dispatcher, options
+        self._dispatcher, self._decorator = dispatcher, decorator
         dispatcher.serve(self)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
@@ -113,13 +113,7 @@ class Mapped:
             found = getattr(found, part, None)
         if found is self:
             return self.__qualname__
-        return _rebuilt, (self.__wrapped__, dict(self._options))
-
-
-def _rebuilt(fun: Callable, options: dict[str, Any]) -> Mapped:
-    from jax_dist.mapping.pmap import pmap  # noqa: PLC0415  # it imports this module
-
-    return pmap(fun, **options)
+        return self._decorator, (self.__wrapped__,)
 
 
 def _keeping(mapped: Mapped, call: Callable) -> Any:

@@ -9,11 +9,11 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jax_dist import _compat
 from jax_dist.mapping import axes, refusals
@@ -116,14 +116,67 @@ def context_of(mesh: Mesh | AbstractMesh) -> Iterator[None]:
             yield
 
 
+def mesh_of_user() -> AbstractMesh | None:
+    """The mesh that the user has set by `jax.set_mesh`, as a trace sees it."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty or AxisType.Manual in mesh.axis_types else mesh
+
+
+def has_types(mesh: AbstractMesh) -> bool:
+    """Whether shardings over some of its axes are part of the types of arrays."""
+    return AxisType.Explicit in mesh.axis_types
+
+
+def all_axes(mesh: Mesh | AbstractMesh) -> Any:
+    """Of a mesh that is not empty, as one part of a spec."""
+    first, *others = mesh.axis_names
+    return (first, *others) if others else first
+
+
 @contextlib.contextmanager
 def outside_of_meshes() -> Iterator[None]:
-    """Steps out of a mesh that the user has set, into none."""
+    """Steps out of a mesh that the user has set, into none, while tracing."""
     if jax.sharding.get_abstract_mesh().empty:
         yield
     else:
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
             yield
+
+
+def concrete_mesh_of_user() -> Mesh | None:
+    """The devices of that mesh; None where JAX does not tell, in 0.7."""
+    get = getattr(jax.sharding, "get_mesh", None)
+    return None if get is None else get()
+
+
+def laid_on(mesh: Mesh, results: Any) -> Any:
+    """Results as arrays of the user's mesh, if that has the same devices in the same order.
+
+    Where shardings are types, he could not compute with them otherwise. No buffer is moved.
+    """
+    whole = all_axes(mesh)
+
+    def lay(array: jax.Array) -> jax.Array:
+        own = array.sharding
+        if not isinstance(own, NamedSharding) or _devices(own.mesh) != _devices(mesh):
+            return array
+        spec = [None if part is None else whole for part in own.spec]
+        if spec.count(whole) > 1:  # of a pmap in a pmap
+            return array
+        target = NamedSharding(mesh, PartitionSpec(*spec))
+        same = target.is_equivalent_to(own, array.ndim)
+        return jax.device_put(array, target) if same else array
+
+    return jax.tree.map(lay, results)
+
+
+def _devices(mesh: Any) -> list[jax.Device]:
+    return list(mesh.devices.flat)
+
+
+def no_mesh() -> contextlib.AbstractContextManager:
+    """Steps out of a mesh that the user has set, outside of any trace."""
+    return jax.set_mesh(Mesh(np.empty((), dtype=object), ()))
 
 
 def lay_out(

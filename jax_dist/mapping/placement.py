@@ -192,7 +192,7 @@ def can_be_put(leaf: Any) -> bool:
 
 def is_watched_key(leaf: Any) -> bool:
     """Whether JAX notes on this very object that a random key was used."""
-    return is_key(leaf) and jax.config.jax_debug_key_reuse
+    return is_key(leaf) and _compat.config_value("jax_debug_key_reuse")
 
 
 def put_as_jit_would(leaf: Any, target: Sharding) -> Any:
@@ -201,8 +201,8 @@ def put_as_jit_would(leaf: Any, target: Sharding) -> Any:
     `jax.transfer_guard` counts what jit moves as implicit, and refuses it sooner than what a user
     moves by `device_put`; this is no user's.
     """
-    guarded = {jax.config.jax_transfer_guard_host_to_device}
-    guarded.add(jax.config.jax_transfer_guard_device_to_device)
+    kinds = ("host_to_device", "device_to_device")
+    guarded = {_compat.config_value(f"jax_transfer_guard_{kind}") for kind in kinds}
     level = next((level for level in ("disallow", "log") if level in guarded), None)
     if level is None:
         return jax.device_put(leaf, target)

@@ -67,9 +67,8 @@ def pmap(
       devices: the devices to use, one slice each, in this order; the same in every process.
       backend: "cpu", "gpu" or "tpu"; whose devices to use where `devices` are not given.
       axis_size: the size of the mapped axis over all processes; it is checked.
-      donate_argnums: positions of arguments whose memory the results may take over. Give the state
-        of a training loop: it is put on the mesh before the first call, and the loop then compiles
-        once.
+      donate_argnums: positions of arguments whose memory the results may take over; give the state
+        of a training loop.
       virtual: lets an axis be a multiple of the number of devices, with that many slices on each
         and collectives over all of them. For trying a program of 64 devices on a laptop.
       captures: what to do with arrays that `fun` takes from around it, of 1 kB or more: "lift" them
@@ -87,9 +86,8 @@ def pmap(
     Raises:
       TypeError: `fun` cannot be called, or in_axes or out_axes hold something else than integers.
       ValueError: `devices` is empty, or `captures`, `gathers` or `arrays` none of its choices. When
-        called: the sizes of the arguments
-        differ, none is mapped, in_axes or out_axes does not fit, the axis does not fit the devices,
-        or a static argument cannot be hashed.
+        called: the sizes of the arguments differ, none is mapped, in_axes or out_axes does not fit,
+        the axis does not fit the devices, or a static argument cannot be hashed.
 
     >>> import functools, jax, jax.numpy as jnp
     >>> @functools.partial(pmap, axis_name="i")
@@ -160,7 +158,7 @@ def pmap(
         dispatcher = known_functions.put(
             fun, tuple(asked.values()), lambda living: Dispatcher(options, living)
         )
-    return Mapped(fun, dispatcher, asked)
+    return Mapped(fun, dispatcher, functools.partial(pmap, **asked))
 
 
 def _check(fun: Any, devices: tuple | None, in_axes: AxisPrefix, out_axes: AxisPrefix) -> None:

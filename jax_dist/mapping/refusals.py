@@ -198,6 +198,20 @@ def inner_devices_given(fun_name: str) -> NestingError:
     )
 
 
+def under_another_mesh(fun_name: str, devices: int, others: int) -> NestingError:
+    return NestingError(
+        message(
+            what=f"pmap of '{fun_name}' is traced under a mesh that it does not fit",
+            which=[
+                f"its mapped axis has size {devices}",
+                f"the mesh set by jax.set_mesh has {others} devices",
+            ],
+            why="a program runs on one set of devices, and each takes as many slices",
+            do="Set a mesh whose size divides that of the axis, or call it outside of traces.",
+        )
+    )
+
+
 def inside_foreign_shard_map(fun_name: str, axes: Sequence[object]) -> NestingError:
     return NestingError(
         message(

@@ -24,7 +24,7 @@ from jax_dist.mapping import axes, collectives, nesting
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.mapping.body import Body
 from jax_dist.mapping.calls import Call
-from jax_dist.mapping.collectives import AxisPlace
+from jax_dist.mapping.collectives import AxisPlace, MeshAxis
 from jax_dist.mapping.meshes import InnerAxis, Layout
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import Handler, Values
@@ -35,8 +35,9 @@ def run_body(
     captured: Sequence[Any],
     leaves: Sequence[Any],
     in_axes: Sequence[Axis],
-    mesh: Mesh | AbstractMesh,
     outer: AxisPlace,
+    mesh: Mesh | AbstractMesh | None,
+    inner: tuple[InnerAxis, ...],
 ) -> Values:
     """Runs a body on the slices of whole arguments.
 
@@ -45,13 +46,13 @@ def run_body(
       captured: the arrays that are lifted out of it.
       leaves: the arguments, `[N, *s]` (for axis 0).
       in_axes: which axis of each is mapped.
-      mesh: its first axis is that of `outer`, the others are for the pmaps inside, by depth.
       outer: where the mapped axis lies.
+      mesh: None for that of the context.
+      inner: the axes of the mesh that are for the pmaps inside, by depth.
 
     Returns:
       The leaves of the output, whole.
     """
-    inner = tuple(InnerAxis(*axis) for axis in list(mesh.shape.items())[1:])
     in_dims = [None if a is None else a % jnp.ndim(x) for x, a in zip(leaves, in_axes, strict=True)]
 
     walk = _Walk(body.name, body.regions, inner, {outer.name: outer})
@@ -163,14 +164,14 @@ def _spread(
         mesh=mesh,
         in_specs=tuple(_spec(dim, place.mesh_axis) for dim in in_dims),
         out_specs=[_spec(dim, place.mesh_axis) for dim in out_dims],
-        axis_names={place.mesh_axis},
+        axis_names={*place.mesh_axes(), *place.idle_axes},
         # With check_vma=True, grad in the body by a replicated argument already sums over the
         # devices, and the program's own psum then gives N times the gradient of pmap.
         check_vma=False,
     )(*values)
 
 
-def _spec(dim: int | None, name: str) -> P:
+def _spec(dim: int | None, name: MeshAxis) -> P:
     return P() if dim is None else P(*[None] * dim, name)
 
 

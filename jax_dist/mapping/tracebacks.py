@@ -7,14 +7,14 @@ shows all, here as there.
 import os
 import types
 
-import jax
+from jax_dist import _compat
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def hide_own_frames(error: Exception) -> None:
     """Takes the frames of this package out of the traceback."""
-    if jax.config.jax_traceback_filtering == "off":
+    if _compat.config_value("jax_traceback_filtering") == "off":
         return
     frames = []
     step = error.__traceback__

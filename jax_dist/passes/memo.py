@@ -25,7 +25,7 @@ class Memo:
           trace: takes arguments and keywords, as tracers; what it gives holds none of them.
           options: which arguments are static.
         """
-        # The caches of JAX may keep a token longer than this lives; what it stands for, they do not.
+        # Caches of JAX may keep a token longer than this lives; what it stands for, they do not.
         found: weakref.WeakKeyDictionary[_Token, Any] = weakref.WeakKeyDictionary()
 
         def traced(*args: Any, **kwargs: Any) -> "_Result":
@@ -36,7 +36,7 @@ class Memo:
         # No functools.wraps: jit would read the user's signature.
         traced.__name__ = traced.__qualname__ = name
         self._found = found
-        self._jitted = jax.jit(
+        self._jitted: Any = jax.jit(
             traced,
             static_argnums=options.static_argnums,
             static_argnames=options.static_argnames or None,

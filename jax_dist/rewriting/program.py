@@ -92,7 +92,7 @@ class RewrittenProgram:
         )
         self._plain = self._programs.of(None)
         self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._used: tuple[Program, PlacedCaptures | None] = (self._plain, None)
+        self._used: tuple[Program, PlacedCaptures | None, bool] = (self._plain, None, False)
         self.call: Callable = self._plain.front
 
     def serve(self, caller: Any) -> None:
@@ -194,15 +194,14 @@ class RewrittenProgram:
 
     def _use(self, program: Program, placed: PlacedCaptures | None, traced: Traced) -> None:
         """This is the program of the last call; most probably of the next one, too."""
-        if self._used == (program, placed):
-            return
-        self._used = (program, placed)
-        self.call = self._call_of(program, placed, traced)
-        if self._mesh_seen is not None and throttle.can_be_full(self._mesh_seen):
-            self.call = throttle.throttled(self.call)
-        self._serve_all()
+        is_full = self._mesh_seen is not None and throttle.can_be_full(self._mesh_seen)
+        if self._used != (program, placed, is_full):
+            self._used = (program, placed, is_full)
+            self._serve_all(self._call_of(program, placed, traced))
 
-    def _serve_all(self) -> None:
+    def _serve_all(self, call: Callable) -> None:
+        is_full = self._used[-1]
+        self.call = throttle.throttled(call) if is_full else call
         for caller in self._callers:
             caller.__call__ = self.call
 
@@ -224,9 +223,8 @@ class RewrittenProgram:
             calls += 1
             if not calls & (calls - 1):  # 1, 2, 4, 8, ...: looking takes time for each capture
                 self._watch.look(captures, placed.values)
-            if calls == _WATCHED and self.call is watching:
-                self.call = call
-                self._serve_all()
+            if calls == _WATCHED and self._used[1] is placed:
+                self._serve_all(call)
             return call(*args, **kwargs)
 
         return watching

@@ -79,22 +79,6 @@ def test_custom_rules_of_the_body_are_kept():
     assert gradient.tolist() == [100.0] * 8
 
 
-@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
-def test_under_a_mesh_that_the_user_has_set(kind):
-    types = (getattr(jax.sharding.AxisType, kind),) * 2
-    other = jax.make_mesh((2, 4), ("a", "b"), axis_types=types)
-
-    with jax.set_mesh(other):
-        plain = _mapped(_EIGHT)
-        again = _mapped(plain)
-        in_jit = jax.jit(_mapped)(_EIGHT)
-
-    chex.assert_trees_all_close(plain, _vmapped(_EIGHT))
-    chex.assert_trees_all_close(in_jit, _vmapped(_EIGHT))
-    chex.assert_trees_all_close(again, _vmapped(_vmapped(_EIGHT)))
-    assert plain.sharding.mesh.axis_names == ("i",)
-
-
 def test_constants_inside_a_trace():
     step = jax_dist.pmap(lambda s, x: s + lax.psum(x, "i"), "i", donate_argnums=0)
     elsewhere = jax.device_put(_EIGHT, jax.devices()[0])

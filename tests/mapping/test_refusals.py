@@ -54,6 +54,7 @@ _EXAMPLES = {
     "static_argument_unhashable": ("f", "n", [1]),
     "bad_argument_numbers": ("donate_argnums", -1),
     "no_virtual_size": ("f", 7, 2),
+    "under_another_mesh": ("f", 3, 8),
     "collective_on_slices": ("f", "ragged_all_to_all", "train.py:12"),
     "neither_local_nor_global": ("f", "x", 3, 4, 8),
     "local_array_under_trace": ("f",),
