@@ -36,7 +36,7 @@ class Mapped:
         "_decorator",
         "_dispatcher",
     )
-    __doc__: Any = _DocOfFunction(
+    __doc__ = _DocOfFunction(  # pyright: ignore[reportAssignmentType]
         """A function that is mapped over devices, called like the one that it was made from.
 
         It has that one's name, documentation, signature and attributes, and is a method where that

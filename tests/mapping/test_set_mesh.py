@@ -1,0 +1,104 @@
+"""Mapped functions under every kind of mesh that a user may have set by `jax.set_mesh`."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_dist
+from jax_dist import _compat, _errors
+
+_MESHES = {
+    "another name": ((8,), ("q",)),
+    "its own name": ((8,), ("i",)),
+    "4 x 2": ((4, 2), ("a", "b")),
+    "two of the devices": ((2,), ("q",)),
+}
+_USES = {
+    "call": lambda mapped: mapped,
+    "jit": jax.jit,
+    "grad": lambda mapped: jax.grad(lambda x: mapped(x).sum()),
+    "jit of more": lambda mapped: jax.jit(lambda x: mapped(x * 2) + x.sum()),
+}
+
+
+def _ranked(v):
+    return v * lax.psum(v, "i") + lax.axis_index("i")
+
+
+def _nested(row):
+    def inner(v):
+        return v * lax.psum(v, ("o", "i")) + lax.axis_index("i")
+
+    return jax_dist.pmap(inner, "i")(row)
+
+
+_MAPS = {
+    "map": (lambda: jax_dist.pmap(_ranked, "i"), np.arange(8, dtype=np.float32)),
+    "nested": (lambda: jax_dist.pmap(_nested, "o"), np.arange(8, dtype=np.float32).reshape(2, 4)),
+    "virtual": (
+        lambda: jax_dist.pmap(_ranked, "i", virtual=True),
+        np.arange(16, dtype=np.float32),
+    ),
+}
+
+
+def _mesh(name: str, kind: AxisType) -> Mesh:
+    shape, names = _MESHES[name]
+    devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
+    return Mesh(devices, names, axis_types=(kind,) * len(names))
+
+
+def _on(mesh: Mesh, x: np.ndarray) -> jax.Array:
+    """Cut over the first axis of the mesh, if that fits."""
+    first = mesh.axis_names[0] if x.shape[0] % mesh.devices.shape[0] == 0 else None
+    return jax.device_put(x, NamedSharding(mesh, P(first)))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.mark.parametrize("name", _MESHES)
+@pytest.mark.parametrize("shape", _MAPS)
+def test_right_or_refused(shape: str, name: str, kind: AxisType):
+    make, x = _MAPS[shape]
+    mesh = _mesh(name, kind)
+    # A program that holds two axes of the pmaps does not fit one whose shardings are types.
+    refuses = shape == "nested" and kind == AxisType.Explicit and mesh.size > len(x)
+
+    for (use, wrap), cut in itertools.product(_USES.items(), (False, True)):
+        expected = wrap(make())(x)
+        with jax.set_mesh(mesh):
+            given = _on(mesh, x) if cut else x
+            if refuses and use != "call":
+                with pytest.raises(_errors.NestingError, match="under a mesh"):
+                    wrap(make())(given)
+                continue
+            result = wrap(make())(given)
+        np.testing.assert_allclose(result, expected, rtol=1e-6, err_msg=f"{use}, cut: {cut}")
+
+
+@pytest.mark.skipif(not _compat.CAN_REWRITE, reason="0.7.2 does not tell the mesh's devices")
+def test_a_result_can_be_computed_with_where_shardings_are_types():
+    mesh = _mesh("4 x 2", AxisType.Explicit)
+
+    with jax.set_mesh(mesh):
+        x = jax.device_put(np.arange(8.0, dtype=np.float32), NamedSharding(mesh, P(("a", "b"))))
+        sum_of_both = jax_dist.pmap(_ranked, "i")(x) + x
+
+    assert sum_of_both.sharding == NamedSharding(mesh, P(("a", "b")))
+    np.testing.assert_allclose(sum_of_both, np.arange(8) * 30.0)
+
+
+def test_a_mesh_that_comes_and_goes():
+    mapped = jax_dist.pmap(_ranked, "i")
+    x = jnp.arange(8.0)
+    expected = np.asarray(mapped(x))
+
+    for name in [*_MESHES, *_MESHES]:
+        with jax.set_mesh(_mesh(name, AxisType.Explicit)):
+            np.testing.assert_array_equal(mapped(np.arange(8.0, dtype=np.float32)), expected)
+        np.testing.assert_array_equal(mapped(x), expected)
