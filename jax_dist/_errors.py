@@ -19,6 +19,14 @@ class AxesTypeError(TypeError):
     """`in_axes` or `out_axes` holds something other than integers and None."""
 
 
+class ArgumentTypeError(TypeError):
+    """An argument of a mapped function is no array, or one of `pmap` not what it should be."""
+
+
+class UnboundAxisError(NameError):
+    """A collective in a mapped function names an axis that is not mapped."""
+
+
 class DeviceCountError(ValueError):
     """The mapped axis does not fit the devices."""
 

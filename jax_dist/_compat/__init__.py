@@ -4,7 +4,7 @@ Nothing outside of this folder imports from `jax._src`. Each symbol is guarded, 
 versions of jax that it was seen in.
 """
 
-from jax_dist._compat.arrays import auto_mesh, can_rewrap, put_slices, rewrap
+from jax_dist._compat.arrays import auto_mesh, can_rewrap, put_slices, rewrap, without_types
 from jax_dist._compat.cache import (
     CacheWatcher,
     refuses_host_callbacks,
@@ -112,4 +112,5 @@ __all__ = [
     "varying_axes",
     "watch_cache",
     "watch_calls",
+    "without_types",
 ]

@@ -1,7 +1,8 @@
 """Arrays and meshes: the same buffers seen as other arrays, and what is put on devices."""
 
+import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -42,16 +43,38 @@ def put_slices(
 
     The public `make_array_from_callback` does the same at 25 us more, and a call with a NumPy batch
     is then slower than that of `jax.pmap`, which calls this function itself.
-    `pxla.batched_device_put`: seen in 0.7.2, 0.10.2 and 0.12.0.1.
+    `batched_device_put` of `jax._src.interpreters.pxla`: seen in 0.7.2, 0.10.2 and 0.12.0.1.
     """
-    put = getattr(_pxla, "batched_device_put", None)
+    put = _batched_device_put()
     if put is not None:
         return put(aval, sharding, slices, devices)
     found = [jax.device_put(part, device) for part, device in zip(slices, devices, strict=True)]
     return jax.make_array_from_single_device_arrays(aval.shape, sharding, found)
 
 
-_pxla = importlib.import_module("jax._src.interpreters.pxla")
+@functools.cache
+def _batched_device_put() -> Callable[..., jax.Array] | None:
+    try:
+        module = importlib.import_module("jax._src.interpreters.pxla")
+    except ImportError:
+        return None
+    return getattr(module, "batched_device_put", None)
+
+
+def without_types(array: jax.Array) -> jax.Array:
+    """The same array on a mesh whose shardings are no types, where `device_put` needs that.
+
+    On 0.7.2 it raises a ValueError for the axes of an Explicit mesh; on 0.10.2 and 0.12.0.1 it does
+    not.
+    """
+    own = array.sharding
+    if jax.__version_info__ >= (0, 8) or not isinstance(own, NamedSharding):
+        return array
+    if jax.sharding.AxisType.Explicit not in own.mesh.axis_types:
+        return array
+    auto = NamedSharding(auto_mesh(own.mesh.devices, own.mesh.axis_names), own.spec)
+    shards = [shard.data for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, auto, shards)
 
 
 def auto_mesh(devices: np.ndarray, names: Sequence[object]) -> Mesh:

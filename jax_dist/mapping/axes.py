@@ -3,12 +3,15 @@
 Shapes: `N` is the size of the mapped axis, spread one slice a device; `*s` is the rest.
 """
 
+import collections
 import inspect
+import re
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -87,6 +90,7 @@ def mapped_size(
       MappedAxisError: no leaf is mapped, or their sizes differ.
       AxesError: a leaf has no such dimension.
     """
+    _check_arrays(leaves, paths, fun_name)
     shapes = [jnp.shape(leaf) for leaf in leaves]
     short = [
         index
@@ -95,6 +99,7 @@ def mapped_size(
     ]
     if short:
         names = paths()
+        _check_lists([(names[i], leaves[i]) for i in short], fun_name)
         which = [f"{names[i]} has shape {shapes[i]}, in_axes {axes[i]}" for i in short]
         raise refusals.axis_out_of_range(fun_name, which, "in_axes")
     sizes = [
@@ -106,7 +111,43 @@ def mapped_size(
     if len(distinct) > 1:
         named = zip(paths(), sizes, strict=True)
         raise refusals.mapped_sizes_differ(fun_name, {p: s for p, s in named if s is not None})
+    if distinct == {0}:
+        named = zip(paths(), sizes, strict=True)
+        raise refusals.nothing_in_axis(fun_name, [path for path, size in named if size == 0])
     return distinct.pop()
+
+
+def _check_arrays(leaves: Sequence[Any], paths: Callable[[], list[str]], fun_name: str) -> None:
+    kinds = {i: kind for i, leaf in enumerate(leaves) if (kind := _no_array(leaf))}
+    if kinds:
+        names = paths()
+        raise refusals.arguments_are_no_arrays(
+            fun_name,
+            {names[i]: leaves[i] for i in kinds},
+            {names[i]: kind for i, kind in kinds.items()},
+        )
+
+
+def _no_array(leaf: Any) -> str | None:
+    """What it is instead, if JAX takes it for no array."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        return f"an array of {leaf.dtype}" if leaf.dtype.kind in "OSUmM" else None
+    if _is_array_like(leaf) or hasattr(leaf, "__jax_array__"):
+        return None
+    return f"a {type(leaf).__name__}"
+
+
+def _check_lists(short: Sequence[tuple[str, Any]], fun_name: str) -> None:
+    """Finds what is a list of numbers, and was meant to be an array."""
+    numbers = [name for name, leaf in short if isinstance(leaf, bool | int | float | complex)]
+    elements = [_ELEMENT.fullmatch(name) for name in numbers]
+    lists = collections.Counter(found["list"] for found in elements if found)
+    for name, length in lists.items():
+        if length > 1:
+            raise refusals.list_of_numbers(fun_name, name, length)
+
+
+_ELEMENT = re.compile(r"(?P<list>.+)\[\d+\]")
 
 
 def argument_paths(fun: Callable, args: tuple, kwargs: dict, numbers: Sequence[int]) -> list[str]:

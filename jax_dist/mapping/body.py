@@ -1,6 +1,7 @@
 """The mapped function of one slice as a jaxpr: the user's Python runs here, once per signature."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,11 +12,12 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, AxisType
 
 from jax_dist import _compat
-from jax_dist.mapping import axes, meshes, nesting
+from jax_dist._errors import UnboundAxisError
+from jax_dist.mapping import axes, meshes, nesting, refusals
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.calls import Call, Options, bind
 from jax_dist.mapping.meshes import InnerAxis
-from jax_dist.passes import lifting
+from jax_dist.passes import interpreter, lifting
 from jax_dist.passes.capture_policy import Policy
 from jax_dist.passes.lifting import Lifted
 from jax_dist.passes.memo import Memo
@@ -113,6 +115,13 @@ def traced(options: Options, call: Call) -> Body:
                 raise
             with meshes.context_of(_mesh_seen_inside(options, call)):
                 jaxpr = trace(*types)
+        except NameError as error:
+            if isinstance(error, UnboundAxisError) or not (found := _UNBOUND.search(str(error))):
+                raise
+            known = [each for each in frame.names if not nesting.is_made_up(each)]
+            refusal = refusals.unbound_axis(options.choice.fun_name, found["axis"], known)
+            raise refusal.with_traceback(error.__traceback__) from None
+    _check_groups(jaxpr, name, call)
     structure, out_axes = output_of[-1]
     lifted = lifting.lift(jaxpr, call.fun, options.choice.fun_name, policy, axis_env=environment)
     return Body(
@@ -124,6 +133,21 @@ def traced(options: Options, call: Call) -> Body:
         tuple(frame.inner),
         frozenset(frame.regions),
     )
+
+
+def _check_groups(jaxpr: ClosedJaxpr, name: Any, call: Call) -> None:
+    """XLA would refuse them in words of its own."""
+    for eqn in interpreter.equations(jaxpr):
+        groups = eqn.params.get("axis_index_groups")
+        over = eqn.params.get("axes", eqn.params.get("axis_name"))
+        if groups is None or over not in (name, (name,)):
+            continue
+        if sorted(index for group in groups for index in group) != list(range(call.size)):
+            where = interpreter.source_line(eqn)
+            raise refusals.groups_leave_some_out(call.fun_name, where, groups, call.size)
+
+
+_UNBOUND = re.compile(r"unbound axis name: (?P<axis>\S+?)\.?(?: |$)")
 
 
 def _speaks_of_mesh(error: Exception) -> bool:

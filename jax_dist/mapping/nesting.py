@@ -13,7 +13,9 @@ from collections.abc import Iterator
 import jax
 from jax import lax
 
-from jax_dist.mapping.meshes import InnerAxis
+from jax_dist.mapping.meshes import UNNAMED, InnerAxis
+
+_MADE_UP = UNNAMED.removesuffix("0")
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,7 +39,7 @@ class Frame:
         """For the abstract axis of a pmap inside: its own if no axis around has that name."""
         if isinstance(name, str) and name not in self.names:
             return name
-        return f"pmap_axis_{len(self.names)}"
+        return f"{_MADE_UP}{len(self.names)}"
 
 
 class _Frames(threading.local):
@@ -61,6 +63,11 @@ def entered(frame: Frame) -> Iterator[None]:
 def current() -> Frame | None:
     """The frame of the pmap whose body is being traced; None outside."""
     return _frames.stack[-1] if _frames.stack else None
+
+
+def is_made_up(name: object) -> bool:
+    """Whether a mapped axis has this name because the user gave none."""
+    return isinstance(name, str) and name.startswith(_MADE_UP)
 
 
 def is_bound(name: object) -> bool:

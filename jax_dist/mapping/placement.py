@@ -3,8 +3,9 @@
 Shapes: `N` devices; `*s` is what one device holds.
 """
 
+import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -76,7 +77,8 @@ def unreplicate(tree: Any) -> Any:
     """Takes the first slice of each array along its leading axis, without communication.
 
     `x[0]` of a pmapped result runs a program on all devices that sends the slice to each of them;
-    this reads the shard that the first device of this process holds anyway.
+    this reads the shard that the first device of this process holds anyway. Only where another
+    dimension is cut, by `out_axes` or by a pmap inside, its parts are fetched from the others.
 
     Args:
       tree: arrays `[N, *s]`, as `pmap` or `device_put_replicated` return them.
@@ -85,7 +87,7 @@ def unreplicate(tree: Any) -> Any:
       The tree with arrays `[*s]`, each on one device.
 
     Raises:
-      PlacementError: an array has no leading axis.
+      PlacementError: an array has no leading axis, or this process does not hold the whole slice.
 
     >>> import jax
     >>> unreplicate(device_put_replicated(3.0, jax.devices()))
@@ -204,6 +206,8 @@ def put_as_jit_would(leaf: Any, target: Sharding) -> Any:
     kinds = ("host_to_device", "device_to_device")
     guarded = {_compat.config_value(f"jax_transfer_guard_{kind}") for kind in kinds}
     level = next((level for level in ("disallow", "log") if level in guarded), None)
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
+        leaf = _compat.without_types(leaf)
     if level is None:
         return jax.device_put(leaf, target)
     with jax.transfer_guard(f"{level}_explicit"):
@@ -253,11 +257,25 @@ def _stack(slices: Sequence[Any], devices: tuple[jax.Device, ...]) -> jax.Array:
     if is_key(slices[0]):
         data = [jax.random.key_data(x) for x in slices]
         return with_data(slices[0], lambda _: _stack(data, devices))
+    sharding = NamedSharding(_mesh_of(devices), P(_DEVICE_AXIS))
+    if all(map(_is_weak, slices)):  # only programs make weak types
+        everywhere = NamedSharding(sharding.mesh, P())
+        return _stacks(sharding)(*jax.device_put(list(slices), everywhere))
     row_of = {id(x): _as_row(x) for x in slices}  # one row for all copies of the same array
     rows = jax.device_put([row_of[id(x)] for x in slices], list(devices))
-    sharding = NamedSharding(_mesh_of(devices), P(_DEVICE_AXIS))
     shape = (len(devices), *jnp.shape(slices[0]))
     return jax.make_array_from_single_device_arrays(shape, sharding, rows)
+
+
+@functools.lru_cache(maxsize=64)
+def _stacks(sharding: NamedSharding) -> Callable[..., jax.Array]:
+    return jax.jit(lambda *rows: jnp.stack(rows), out_shardings=sharding)
+
+
+def _is_weak(x: Any) -> bool:
+    if isinstance(x, jax.Array):
+        return x.weak_type
+    return isinstance(x, int | float | complex) and not isinstance(x, bool | np.generic)
 
 
 def _first_block(leaf: Any, path: str) -> Any:
@@ -266,9 +284,14 @@ def _first_block(leaf: Any, path: str) -> Any:
         raise refusals.not_replicated(path, "has shape ()")
     if jnp.shape(leaf)[0] == 0:
         raise refusals.not_replicated(path, f"has shape {jnp.shape(leaf)}")
-    if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
-        return leaf.addressable_data(0)  # in the order of the mesh: the first slices
-    return leaf
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+        return leaf
+    block = leaf.addressable_data(0)  # in the order of the mesh: the first slices
+    if block.shape[1:] == leaf.shape[1:]:
+        return block
+    if not leaf.is_fully_addressable:
+        raise refusals.not_replicated(path, "is cut along another dimension, over processes")
+    return jax.device_put(leaf[:1], next(iter(block.devices())))
 
 
 def _as_row(x: Any) -> Any:

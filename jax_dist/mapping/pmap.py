@@ -114,7 +114,7 @@ def pmap(
             gathers=gathers,
             arrays=arrays,
         )
-    devices = None if devices is None else tuple(devices)
+    devices = _devices(devices)
     asked = {
         "axis_name": axis_name,
         "in_axes": in_axes,
@@ -168,6 +168,17 @@ def _check(fun: Any, devices: tuple | None, in_axes: AxisPrefix, out_axes: AxisP
         raise refusals.no_devices()
     axes.check_axes("in_axes", in_axes)
     axes.check_axes("out_axes", out_axes)
+
+
+def _devices(devices: Any) -> tuple[jax.Device, ...] | None:
+    if devices is None:
+        return None
+    if not isinstance(devices, Iterable):
+        raise refusals.not_devices(devices)
+    devices = tuple(devices)
+    if not all(isinstance(device, jax.Device) for device in devices):
+        raise refusals.not_devices(devices)
+    return devices
 
 
 def _check_choice(argument: str, value: object, choices: tuple[str, ...]) -> None:

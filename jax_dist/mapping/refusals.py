@@ -1,8 +1,10 @@
 """What a mapped function refuses, in words: one builder for each error. The caller raises it."""
 
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from jax_dist._errors import (
+    ArgumentTypeError,
     AxesError,
     AxesTypeError,
     DeviceCountError,
@@ -10,6 +12,7 @@ from jax_dist._errors import (
     NestingError,
     PlacementError,
     StaticArgumentError,
+    UnboundAxisError,
     UnsupportedError,
     message,
 )
@@ -33,6 +36,20 @@ def no_devices() -> DeviceCountError:
             which=["len(devices) is 0"],
             why="each slice runs on one of them",
             do="Give at least one device, or leave devices out to use all.",
+        )
+    )
+
+
+def not_devices(devices: object) -> ArgumentTypeError:
+    do = "Give a list, as in devices=jax.devices(), or leave it out to use all."
+    if isinstance(devices, int):
+        do = f"For the first {devices}, give devices=jax.devices()[:{devices}]."
+    return ArgumentTypeError(
+        message(
+            what="'devices' argument to pmap must be a sequence of devices, or None",
+            which=[f"devices={devices!r}, a {type(devices).__name__}"],
+            why="slice k of the mapped axis runs on device k of it",
+            do=do,
         )
     )
 
@@ -72,6 +89,70 @@ def nothing_mapped(fun_name: str, paths: Sequence[str]) -> MappedAxisError:
             which=[f"{path} has in_axes=None" for path in paths] or ["there is no array argument"],
             why="the size of the mapped axis is read from the arguments",
             do="Map one argument, for example jax.numpy.arange(size) with in_axes=0.",
+        )
+    )
+
+
+def nothing_in_axis(fun_name: str, paths: Sequence[str]) -> MappedAxisError:
+    return MappedAxisError(
+        message(
+            what=f"pmap of '{fun_name}' got a mapped axis without any slice",
+            which=[f"{path} has size 0 along its mapped axis" for path in paths],
+            why="each device takes one slice",
+            do="Pass at least one slice, or do not call it for an empty batch.",
+        )
+    )
+
+
+def arguments_are_no_arrays(
+    fun_name: str, values: Mapping[str, object], names: Mapping[str, str]
+) -> ArgumentTypeError:
+    """`values`: argument path to value; `names`: the same to "a str", and so on."""
+    return ArgumentTypeError(
+        message(
+            what=f"pmap of '{fun_name}' cannot take a value that is no array",
+            which=[
+                f"{path} is {names[path]}: {reprlib.repr(value)}" for path, value in values.items()
+            ],
+            why="arguments are cut into slices, or copied to all devices",
+            do="Bind it by functools.partial, or name its position in static_broadcasted_argnums.",
+        )
+    )
+
+
+def list_of_numbers(fun_name: str, name: str, length: int) -> AxesError:
+    return AxesError(
+        message(
+            what=f"pmap of '{fun_name}' got a list of numbers where an array is mapped",
+            which=[f"{name} is a list of {length} numbers, each of shape ()"],
+            why="a list is a tree of arguments, each of which would have to be cut into slices",
+            do=f"Pass one array: jax.numpy.asarray({name}).",
+        )
+    )
+
+
+def unbound_axis(fun_name: str, axis: str, known: Sequence[object]) -> UnboundAxisError:
+    """`known`: the axes of this pmap, and of those around it, that the user has named."""
+    names = [f"axis_name={name!r} is mapped" for name in known]
+    return UnboundAxisError(
+        message(
+            what=f"Found an unbound axis name: {axis}, in pmap of '{fun_name}'",
+            which=names or ["this pmap was given no axis_name"],
+            why="a collective goes over an axis that a pmap or vmap around it has named",
+            do=f"Give axis_name={axis!r} to pmap, or use the name that it has.",
+        )
+    )
+
+
+def groups_leave_some_out(
+    fun_name: str, where: str, groups: Sequence[Sequence[int]], size: int
+) -> AxesError:
+    return AxesError(
+        message(
+            what=f"pmap of '{fun_name}' has axis_index_groups that do not hold each index once",
+            which=[f"{[list(group) for group in groups]} at {where or 'an unknown line'}"],
+            why=f"the mapped axis has size {size}, and each of its devices takes part",
+            do=f"Put the indices 0 to {size - 1} into groups of one size, each of them once.",
         )
     )
 

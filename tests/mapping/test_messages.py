@@ -248,9 +248,75 @@ def test_inside_a_shard_map_that_is_not_ours():
         jax.jit(outer)(np.ones((16, 2)))
 
 
-def test_an_unbound_axis_name_is_the_error_of_jax():
-    with pytest.raises(NameError, match="unbound axis name: batch"):
-        jax_dist.pmap(lambda x: lax.psum(x, "batch"))(_EIGHT)
+@pytest.mark.parametrize(
+    ("axis_name", "known"),
+    [(None, "this pmap was given no axis_name"), ("btach", "axis_name='btach' is mapped")],
+)
+def test_an_unbound_axis_name(axis_name, known):
+    with pytest.raises(NameError) as caught:
+        jax_dist.pmap(lambda x: lax.psum(x, "batch"), axis_name)(np.ones(8))
+
+    assert isinstance(caught.value, _errors.UnboundAxisError)
+    assert str(caught.value).splitlines()[:2] == [
+        "Found an unbound axis name: batch, in pmap of '<lambda>':",
+        f"  * {known}",
+    ]
+    assert "Give axis_name='batch' to pmap" in str(caught.value)
+
+
+def test_an_unbound_axis_name_of_a_pmap_inside_lists_those_around():
+    def outer(row):
+        return jax_dist.pmap(lambda v: lax.psum(v, "k"), "j")(row)
+
+    with pytest.raises(NameError, match=r"axis_name='i' is mapped\n.*axis_name='j' is mapped"):
+        jax_dist.pmap(outer, "i")(np.ones((2, 4)))
+
+
+def test_a_name_that_is_no_axis_keeps_its_error():
+    with pytest.raises(NameError, match="name 'missing' is not defined"):
+        jax_dist.pmap(lambda x: missing)(np.ones(8))  # noqa: F821
+
+
+@pytest.mark.parametrize("devices", [8, [0, 1, 2], "cpu"])
+def test_devices_that_are_none(devices):
+    with pytest.raises(TypeError, match="must be a sequence of devices"):
+        jax_dist.pmap(lambda x: x, devices=devices)
+
+
+def test_an_empty_batch():
+    with pytest.raises(_errors.MappedAxisError, match="x has size 0 along its mapped axis"):
+        jax_dist.pmap(lambda x: x)(np.ones((0, 3)))
+
+
+def test_a_list_of_numbers():
+    with pytest.raises(_errors.AxesError, match="x\\['a'\\] is a list of 8 numbers"):
+        jax_dist.pmap(lambda x: x)({"a": [1.0, 2, 3, 4, 5, 6, 7, 8]})
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("train", "a str"),
+        (object(), "a object"),
+        (np.array(["a", "b"]), "an array of <U1"),
+        (np.array([object()] * 8), "an array of object"),
+        (np.array(["2020-01-01"], "datetime64[D]"), r"an array of datetime64\[D\]"),
+    ],
+)
+@pytest.mark.parametrize("axis", [0, None])
+def test_an_argument_that_is_no_array(value, kind, axis):
+    mapped = jax_dist.pmap(lambda x, how: x, in_axes=(0, axis))
+
+    with pytest.raises(_errors.ArgumentTypeError, match=f"how is {kind}"):
+        mapped(np.ones(8), value)
+
+
+@pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 1, 2, 3], [4, 5, 6, 6]]])
+def test_groups_that_leave_some_out(groups):
+    mapped = jax_dist.pmap(lambda x: lax.psum(x, "i", axis_index_groups=groups), "i")
+
+    with pytest.raises(ValueError, match=r"(test_messages.py:\d+|hold|cover|once)"):
+        mapped(np.ones(8))
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), TypeError("mine"), KeyError("mine")])

@@ -80,6 +80,52 @@ def test_unreplicate_of_replicated_virtual_and_mixed_arrays():
     assert [int(x) for x in result] == [10, 7, 2, 4]
 
 
+@pytest.mark.parametrize(
+    "cut",
+    [
+        P("i", "j"),
+        P(None, "i"),
+        P(("i", "j")),
+        P(None, ("i", "j")),
+        P("j", "i"),
+        P(None, None),
+        P(),
+    ],
+    ids=str,
+)
+def test_unreplicate_gives_the_whole_slice_however_the_array_is_cut(cut):
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("i", "j"))
+    x = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+
+    first = jax_dist.unreplicate(jax.device_put(x, NamedSharding(mesh, cut)))
+
+    np.testing.assert_array_equal(first, x[0])
+    assert len(first.devices()) == 1
+
+
+def test_unreplicate_of_nested_results_and_of_out_axes():
+    rows = np.arange(8.0).reshape(2, 4)
+    nested = jax_dist.pmap(lambda row: jax_dist.pmap(lambda v: v + 1)(row))(rows)
+    turned = jax_dist.pmap(lambda v: v * jnp.arange(8.0), out_axes=1)(np.arange(8.0))
+
+    assert jax_dist.unreplicate(nested).tolist() == [1, 2, 3, 4]
+    assert jax_dist.unreplicate(turned).tolist() == [0] * 8
+    assert jax_dist.unreplicate(turned + 1).tolist() == [1] * 8
+
+
+@pytest.mark.parametrize("value", [3, 3.0, 3j, True, np.float32(3), jnp.asarray(3.0), jnp.ones(2)])
+def test_weak_types_stay(value):
+    weak = jnp.asarray(value).weak_type
+    stacked = jax_dist.device_put_replicated(value, jax.devices())
+    sharded = jax_dist.device_put_sharded([value] * 8, jax.devices())
+
+    assert stacked.weak_type == sharded.weak_type == weak
+    assert jax_dist.unreplicate(stacked).weak_type == weak
+    assert jax_dist.pmap(lambda x: x)(stacked).weak_type == weak
+    assert jax_dist.replicate(value).weak_type == weak
+    assert stacked.dtype == jnp.asarray(value).dtype
+
+
 def test_unreplicate_needs_a_leading_axis():
     with pytest.raises(_errors.PlacementError, match=r"tree\['n'\] has shape \(\)"):
         jax_dist.unreplicate({"n": 3})

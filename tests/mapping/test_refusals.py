@@ -37,6 +37,12 @@ def test_too_few_devices_lists_all_axes():
 _EXAMPLES = {
     "not_callable": (3,),
     "no_devices": (),
+    "not_devices": (8,),
+    "nothing_in_axis": ("f", ["x"]),
+    "arguments_are_no_arrays": ("f", {"x": "train"}, {"x": "a str"}),
+    "list_of_numbers": ("f", "x", 8),
+    "unbound_axis": ("f", "i", ["j"]),
+    "groups_leave_some_out": ("f", "train.py:12", ((0, 1), (2, 3)), 8),
     "unknown_choice": ("arrays", "whole", ("local", "global")),
     "mapped_sizes_differ": ("f", {"x": 1, "y": 2}),
     "nothing_mapped": ("f", ["x"]),

@@ -19,11 +19,17 @@ _MESHES = {
     "4 x 2": ((4, 2), ("a", "b")),
     "two of the devices": ((2,), ("q",)),
 }
-_USES = {
-    "call": lambda mapped: mapped,
-    "jit": jax.jit,
-    "grad": lambda mapped: jax.grad(lambda x: mapped(x).sum()),
-    "jit of more": lambda mapped: jax.jit(lambda x: mapped(x * 2) + x.sum()),
+_USES = {  # and what each gives for x, with the index of its slices
+    "call": (lambda mapped: mapped, lambda x, n: x * x.sum() + n),
+    "jit": (jax.jit, lambda x, n: x * x.sum() + n),
+    "grad": (
+        lambda mapped: jax.grad(lambda x: mapped(x).sum()),
+        lambda x, n: np.full_like(x, 2 * x.sum()),
+    ),
+    "jit of more": (
+        lambda mapped: jax.jit(lambda x: mapped(x * 2) + x.sum()),
+        lambda x, n: 4 * x * x.sum() + n + x.sum(),
+    ),
 }
 
 
@@ -69,8 +75,7 @@ def test_right_or_refused(shape: str, name: str, kind: AxisType):
     # A program that holds two axes of the pmaps does not fit one whose shardings are types.
     refuses = shape == "nested" and kind == AxisType.Explicit and mesh.size > len(x)
 
-    for (use, wrap), cut in itertools.product(_USES.items(), (False, True)):
-        expected = wrap(make())(x)
+    for (use, (wrap, oracle)), cut in itertools.product(_USES.items(), (False, True)):
         with jax.set_mesh(mesh):
             given = _on(mesh, x) if cut else x
             if refuses and use != "call":
@@ -78,6 +83,7 @@ def test_right_or_refused(shape: str, name: str, kind: AxisType):
                     wrap(make())(given)
                 continue
             result = wrap(make())(given)
+        expected = oracle(x, np.arange(x.shape[-1]))
         np.testing.assert_allclose(result, expected, rtol=1e-6, err_msg=f"{use}, cut: {cut}")
 
 
