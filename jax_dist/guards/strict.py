@@ -24,7 +24,9 @@ class strict:  # in small letters, for it is used as a function
 
     As a context it guards a block; as a decorator, each call of a function. In one block the guard
     costs nothing in the steady state. Entering it costs about as much as a few small calls, so put
-    it around the loop where steps are short. Each thread has its own guard.
+    it around the loop where steps are short. Each thread has its own guard. A refusal that some
+    `except` catches on its way, as NumPy does in `np.array_equal`, is raised again: by the next
+    call or step, at the latest at the end of the block.
 
     Args:
       transfers: raise `TransferError` when an array moves between host and device, or between
@@ -96,6 +98,8 @@ class strict:  # in small letters, for it is used as a function
         entry.leave()
         if isinstance(error, TransferError | RecompileError | DonationError):
             _drop_hint(error)
+        elif (swallowed := entry.swallowed()) is not None:
+            raise swallowed
         if entry.transfers and error is not None and transfer_rules.is_refusal(error):
             raise transfer_rules.refused_by_jax(error) from error
 
@@ -114,6 +118,8 @@ class strict:  # in small letters, for it is used as a function
         warmup = 1 if self._warmup is None else self._warmup
         try:
             for number, item in enumerate(items):
+                if (swallowed := entry.swallowed()) is not None:
+                    raise swallowed
                 entry.step(warm=number < warmup, look=_is_looked_at(number))
                 yield item
         finally:

@@ -2,19 +2,22 @@
 
 import contextlib
 import dataclasses
+import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax
 from jax.core import Tracer
 
 from jax_dist import _compat
+from jax_dist._errors import DonationError, RecompileError, TransferError
 from jax_dist.guards import recompiles, transfers
 from jax_dist.guards.donation import DonationCheck, weak_key
 from jax_dist.guards.naming import is_of_jax, known_name
 
+Refusal: TypeAlias = TransferError | RecompileError | DonationError
 Donation: TypeAlias = Literal["first", "always", False]
 
 _LOOKS = 3  # calls of one function that are looked at, before JAX may hurry them
@@ -32,6 +35,7 @@ class Entry:
     warm: bool = False  # whether this is the warm-up: seen, not guarded
     look: bool = True  # whether donation is looked at from the start
     home: "list[Entry] | None" = None  # the entries of the thread that entered it
+    refusal: Refusal | None = None  # the last one in it that nobody has seen leave it
 
     def enter(self) -> None:
         self.home = _thread.entries
@@ -44,6 +48,19 @@ class Entry:
             self.home.remove(self)
             self.home = None
         _thread.update()
+
+    def swallowed(self) -> Refusal | None:
+        """A refusal that some `except` on the way has caught, once; none that is on its way out.
+
+        NumPy catches all errors in `np.array_equal`, for one, and then says False.
+        """
+        refusal = self.refusal
+        if refusal is None or _is_on_its_way(refusal):
+            return None
+        self.refusal = None
+        again = type(refusal)(*refusal.args)
+        again.add_note("It was raised before, and an `except` on its way has caught it.")
+        return again
 
     def is_mine(self) -> bool:
         """Whether this thread entered it."""
@@ -82,8 +99,11 @@ class _Watcher(_compat.CallWatcher):
 
     def called(self, call: _compat.JitCall) -> None:
         call.name = known_name(call)
-        if self.donation:
-            self._check.called(call, checked=not self.warm)
+        with self._remembering():
+            if (swallowed := _thread.swallowed()) is not None:
+                raise swallowed
+            if self.donation:
+                self._check.called(call, checked=not self.warm)
 
     def returned(self, call: _compat.JitCall, outputs: Sequence[Any]) -> None:
         if any(isinstance(output, Tracer) for output in outputs):
@@ -92,24 +112,39 @@ class _Watcher(_compat.CallWatcher):
             recompiles.remember(call)
         self._compiled = False
         if self.donation:
-            self._check.returned(call, outputs, checked=not self.warm)
+            with self._remembering():
+                self._check.returned(call, outputs, checked=not self.warm)
 
     def compiles(self, name: str) -> None:
         _thread.refresh()
         if self.recompiles:
-            raise recompiles.refusal(name)
+            with self._remembering():
+                raise recompiles.refusal(name)
         self._compiled = True
 
     def shards(self, place: Any, values: Sequence[Any], shardings: Sequence[Any]) -> Any:
         _thread.refresh()
         if not self.transfers:
             return place()
-        return transfers.guarded_placing(place, values, shardings)
+        with self._remembering():
+            return transfers.guarded_placing(place, values, shardings)
 
     def reads(self, array: jax.Array) -> None:
         _thread.refresh()
         if self.transfers:
-            transfers.refuse_reading(array)
+            with self._remembering():
+                transfers.refuse_reading(array)
+
+    @contextlib.contextmanager
+    def _remembering(self) -> Iterator[None]:
+        """A refusal in this block is raised again later, if it never leaves the guarded one."""
+        try:
+            yield
+        except (TransferError, RecompileError, DonationError) as refusal:
+            _thread.remember(refusal)
+            self.look = _LOOK  # the next call goes through Python, and is refused
+            _compat.watch_calls(self, self.look)
+            raise
 
     def _count(self, call: _compat.JitCall) -> int:
         """How often the function was looked at; hurries all when one comes back often enough."""
@@ -133,20 +168,31 @@ class _Thread(threading.local):
         self.watcher = _Watcher()
         self.level: str | None = None
         self.guard = contextlib.ExitStack()
-        self.applied = 0  # how many entries the settings follow from
+        self.applied: list[Entry] = []  # the entries that the settings follow from
 
     def refresh(self) -> None:
         """Follows what another thread has ended of this one."""
-        if len(self.entries) != self.applied:
+        if self.entries != self.applied:
             self.update()
+
+    def remember(self, refusal: Refusal) -> None:
+        for entry in reversed(self.entries):
+            if entry.donation is not None:  # a guard; the others allow something
+                entry.refusal = refusal
+                return
+
+    def swallowed(self) -> Refusal | None:
+        found = (entry.swallowed() for entry in reversed(self.entries))
+        return next((refusal for refusal in found if refusal is not None), None)
 
     def update(self, *, fresh: bool = False) -> None:
         """Makes JAX's guard and the watcher what the entries want."""
-        self.applied = len(self.entries)
+        self.applied = list(self.entries)
         wanted = _innermost(self.entries, "transfers")
         self._set_level({True: "disallow", False: "allow", None: None}[wanted])
         watched = [entry for entry in self.entries if entry.donation is not None]
         if not watched:
+            self.watcher.transfers = self.watcher.recompiles = self.watcher.donation = False
             _compat.watch_calls(None, None)
             return
         self.watcher.transfers = wanted is True
@@ -168,6 +214,18 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+def _is_on_its_way(refusal: BaseException) -> bool:
+    """Whether it, or what it became, is being handled now: by a `finally`, say."""
+    error = sys.exc_info()[1]
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if error is refusal:
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _innermost(entries: Sequence[Entry], aspect: str) -> Any:

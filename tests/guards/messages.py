@@ -1,13 +1,15 @@
 """What a guard says about one line of a test, and how much Python runs in a call."""
 
+import contextlib
 import pathlib
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 import jax_dist
+from jax_dist.guards import threads
 from jax_dist.passes.user_lines import shown
 
 _OURS = str(pathlib.Path(jax_dist.__file__).parent)
@@ -39,3 +41,17 @@ def functions_entered(call: Callable[[], object]) -> int:
 
 def text(block: str) -> str:
     return textwrap.dedent(block).strip()
+
+
+@contextlib.contextmanager
+def refused(kind: type[Exception], match: str | None = None) -> Iterator[pytest.ExceptionInfo]:
+    """Expects a refusal in a guarded block that goes on, and would raise it again."""
+    with pytest.raises(kind, match=match) as error:
+        yield error
+    forget()
+
+
+def forget() -> None:
+    """The last refusal was expected."""
+    for entry in threads._thread.entries:
+        entry.refusal = None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from messages import said_by, text
+from messages import refused, said_by, text
 
 from jax_dist._errors import RecompileError
 from jax_dist.guards.strict import allow_recompiles, strict
@@ -114,7 +114,7 @@ def test_what_changed_since_a_call_in_the_guard(before, act, which, do):
             if number == 0:
                 before(step)
             else:
-                with pytest.raises(RecompileError) as error:
+                with refused(RecompileError) as error:
                     act(step)
 
     assert said_by(error, act) == text(_ERROR.format(which=which, do=do))
@@ -161,7 +161,7 @@ def test_what_changed_since_a_call_before_the_guard(monkeypatch, before, act, wh
     step = make_step()
     before(step)
 
-    with only_recompiles(), pytest.raises(RecompileError) as error:
+    with only_recompiles(), refused(RecompileError) as error:
         act(step)
 
     assert said_by(error, act) == text(_ERROR.format(which=which, do=do))
@@ -178,7 +178,7 @@ def test_the_nearest_earlier_call_is_compared_with():
                 step(_FOUR)
                 step(_WHOLE_NUMBERS, times=2)
                 continue
-            with pytest.raises(RecompileError) as error:
+            with refused(RecompileError) as error:
                 act()
 
     which = "x has the shape (8,), before (4,)"
@@ -188,7 +188,7 @@ def test_the_nearest_earlier_call_is_compared_with():
 def test_a_function_made_anew_in_each_step_is_known_by_its_source():
     act = lambda: jax.jit(lambda x: x + 1)(_FOUR)
 
-    with pytest.raises(RecompileError) as error:
+    with refused(RecompileError) as error:
         twice(act)
 
     here = "'<lambda>' of HERE is another function object than before"
@@ -203,7 +203,7 @@ def test_an_operation_of_jax_itself_is_named():
     sizes = iter([_FOUR, jnp.ones((3, 5, 7))])
     act = lambda: jnp.sinh(next(sizes))
 
-    with pytest.raises(RecompileError) as error:
+    with refused(RecompileError) as error:
         twice(act)
 
     assert said_by(error, act).splitlines()[:2] == [
@@ -218,7 +218,7 @@ def test_the_refused_call_can_be_made_later():
 
     with only_recompiles():
         for _ in range(2):
-            with pytest.raises(RecompileError):
+            with refused(RecompileError):
                 step(_EIGHT)
         step(_FOUR)
         with allow_recompiles():
@@ -231,7 +231,7 @@ def test_the_refused_call_has_run_nothing():
     ran = []
     step = jax.jit(lambda x: (jax.debug.callback(lambda: ran.append(1)), x + 1)[1])
 
-    with only_recompiles(), pytest.raises(RecompileError):
+    with only_recompiles(), refused(RecompileError):
         step(_FOUR)
     jax.effects_barrier()
 
@@ -245,7 +245,7 @@ def test_a_setting_of_jax_is_suspected_last():
 
     with only_recompiles():
         act()
-        with jax.default_matmul_precision("float32"), pytest.raises(RecompileError) as error:
+        with jax.default_matmul_precision("float32"), refused(RecompileError) as error:
             act()
 
     which = "a setting of JAX differs, as by jax.config or jax.set_mesh, or its caches were cleared"

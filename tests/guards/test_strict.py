@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import pickle
+import sys
 import threading
 import weakref
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from messages import functions_entered, text
+from messages import forget, functions_entered, refused, text
 
 import jax_dist
 from jax_dist._errors import DonationError, MemoryGrowthError, RecompileError, TransferError
@@ -40,6 +41,7 @@ def is_guarded():
     try:
         double(_ON_HOST)
     except TransferError:
+        forget()
         return True
     return False
 
@@ -117,7 +119,7 @@ def test_a_part_alone(part):
         part: "first" if part == "donation" else True
     }
     unused = jax.jit(lambda a, b: a + 1, donate_argnums=(0, 1))
-    refused = []
+    said = []
 
     with strict(**only):
         for name, act in {
@@ -128,13 +130,14 @@ def test_a_part_alone(part):
             try:
                 act()
             except (TransferError, RecompileError, DonationError) as error:
-                refused.append((name, type(error).__name__))
+                forget()
+                said.append((name, type(error).__name__))
 
     names = {"transfers": "TransferError", "recompiles": "RecompileError"}
     expected = [(part, names.get(part, "DonationError"))]
     if part == "recompiles":
         expected.append(("donation", "RecompileError"))  # its first call is one
-    assert refused == expected
+    assert said == expected
 
 
 # ---- in and out, in any order ----
@@ -309,7 +312,7 @@ def test_a_guard_stays_when_another_thread_leaves_its_own():
     with strict():
         assert in_a_thread(guarded)
         assert is_guarded()
-        with pytest.raises(TransferError):
+        with refused(TransferError):
             np.asarray(jnp.ones(3))
     assert not is_guarded()
 
@@ -482,7 +485,7 @@ def test_steps_belong_into_a_block():
 def test_what_only_jax_has_seen_is_said_in_our_words():
     jax_says = "INVALID_ARGUMENT: Disallowed device-to-host transfer: shape=(3)"
 
-    with pytest.raises(TransferError) as error, strict():
+    with refused(TransferError) as error, strict():
         raise jax.errors.JaxRuntimeError(jax_says)
 
     first, *rest = str(error.value).splitlines()
@@ -495,7 +498,7 @@ def test_what_only_jax_has_seen_is_said_in_our_words():
 
 
 def test_the_message_is_the_last_thing_the_user_reads():
-    with pytest.raises(TransferError) as error, strict():
+    with refused(TransferError) as error, strict():
         double(_ON_HOST)
 
     assert getattr(error.value, "__notes__", []) == []
@@ -523,7 +526,7 @@ def test_compiling_ahead_is_a_compilation_too():
     lowered = jax.jit(lambda x: x * 5).lower(jnp.ones(3))
 
     with strict():
-        with pytest.raises(RecompileError, match="would be compiled after the warm-up"):
+        with refused(RecompileError, match="would be compiled after the warm-up"):
             lowered.compile()
         with allow_recompiles():
             lowered.compile()
@@ -534,7 +537,7 @@ def test_an_old_pmap_is_named_without_its_arguments():
     mapped = jax.pmap(lambda x: x + 7)
     x = np.ones((8, 2), np.float32)
 
-    with strict(transfers=False), pytest.raises(RecompileError) as error:
+    with strict(transfers=False), refused(RecompileError) as error:
         mapped(x)
 
     assert str(error.value).splitlines()[1] == "  * its arguments are not known here"
@@ -545,3 +548,112 @@ def test_an_exit_stack_may_hold_a_guard():
         stack.enter_context(strict())
         assert is_guarded()
     assert not is_guarded()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="memory of the CPU goes past all of Python")
+def test_a_refusal_that_numpy_swallows_is_raised_at_the_end():
+    x = jnp.ones(8)
+
+    with pytest.raises(TransferError, match="read by"), strict():
+        np.array_equal(x, x)
+
+
+def test_a_refusal_that_is_swallowed_is_raised_at_the_end():
+    x = jnp.ones(8)
+    x[0]
+
+    with pytest.raises(TransferError, match="read by float") as caught, strict():
+        _swallow(x)
+
+    assert any("has caught it" in note for note in getattr(caught.value, "__notes__", []))
+
+
+def _swallow(x):
+    try:
+        return float(x[0])
+    except Exception:  # noqa: BLE001, what users write
+        return None
+
+
+def test_a_refusal_that_is_swallowed_is_raised_by_the_next_call():
+    x, double = jnp.ones(8), jax.jit(lambda x: x * 2)
+    reached = []
+
+    def block():
+        reached.append(double(x[0]))
+        _swallow(x)
+        reached.append("after it")
+        double(x[0])
+        reached.append("after the call")
+
+    block()
+    reached.clear()
+    with pytest.raises(TransferError, match="float"), strict():
+        block()
+
+    assert reached[1:] == ["after it"]
+
+
+def test_a_refusal_that_is_swallowed_is_raised_by_the_next_step():
+    x, taken = jnp.ones(8), []
+
+    def block(steps):
+        for step in steps:
+            taken.append(step)
+            _swallow(x)
+
+    x[0]
+    with pytest.raises(TransferError, match="float"), strict(warmup=1) as guard:
+        block(guard.steps(range(5)))
+
+    assert taken == [0, 1]
+
+
+def test_a_refusal_is_not_raised_twice():
+    x, cleaned = jnp.ones(8), []
+
+    def block():
+        try:
+            float(x[0])
+        finally:
+            cleaned.append(x * 2)  # a call on the way out of a refusal
+
+    block()
+    with pytest.raises(TransferError) as caught, strict(), strict():
+        block()
+
+    assert len(cleaned) == 2
+    assert not any("has caught it" in note for note in getattr(caught.value, "__notes__", []))
+    assert float(x[0]) == 1
+
+
+def test_another_error_shows_the_refusal_that_led_to_it():
+    x = jnp.ones(8)
+
+    x[0]
+    with pytest.raises(TransferError) as caught, strict():
+        assert _swallow(x) == 1
+
+    assert isinstance(caught.value.__context__, AssertionError)
+
+
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_a_block_that_another_thread_ends_leaves_nothing_behind(end):
+    def guarded():
+        with strict():
+            yield
+
+    x = jnp.ones(7)
+    parts = [guarded()]
+    next(parts[0])
+    thread = threading.Thread(target=parts[0].close if end == "close" else parts.clear)
+    thread.start()
+    thread.join()
+    parts.clear()
+    gc.collect()
+
+    jax.jit(lambda x: x * 3)(x)  # compiles
+    assert float(x[0]) == 1
+    jax.jit(lambda x: x * 4)(x)
+    assert float(jnp.ones(5)[0]) == 1
+    assert np.array_equal(x, x)
