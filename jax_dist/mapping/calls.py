@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import jax
 from jax.core import Tracer
@@ -12,8 +12,7 @@ from jax_dist.mapping import axes, refusals
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.mapping.meshes import DeviceChoice
 from jax_dist.passes.capture_policy import Captures
-
-Gathers: TypeAlias = Literal["reduce", "keep"]
+from jax_dist.passes.gathers import Gathers
 
 
 @dataclasses.dataclass(frozen=True)

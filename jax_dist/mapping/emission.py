@@ -1,6 +1,7 @@
 """The program of a mapped function for one signature: its body, on its mesh."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -109,8 +110,9 @@ def emitted(
         return traced_view.all_as_view(outs, body.out_axes, layout) if as_view else outs
 
     passes = []
-    if options.gathers == "reduce" and _compat.CAN_REWRITE:
-        passes.append(Pass(GATHERS, plan_gathers))
+    if options.gathers != "keep" and _compat.CAN_REWRITE:
+        plan = functools.partial(plan_gathers, exact=options.gathers == "exact")
+        passes.append(Pass(GATHERS, plan))
     inputs = (*values, *call.leaves)
     flat, _ = pipeline.evaluate_through(passes, body.lifted.jaxpr, inputs, evaluate)
     return jax.tree.unflatten(body.out_tree, flat)

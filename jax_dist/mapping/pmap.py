@@ -9,12 +9,13 @@ import jax
 
 from jax_dist.mapping import axes, known_functions, refusals
 from jax_dist.mapping.axes import AxisPrefix
-from jax_dist.mapping.calls import Gathers, Options
+from jax_dist.mapping.calls import Options
 from jax_dist.mapping.dispatch import Dispatcher
 from jax_dist.mapping.mapped import Mapped
 from jax_dist.mapping.meshes import UNNAMED, DeviceChoice
 from jax_dist.mapping.stand_ins import stand_in
 from jax_dist.passes.capture_policy import Captures
+from jax_dist.passes.gathers import Gathers
 
 Arrays = Literal["local", "global"]
 
@@ -75,7 +76,7 @@ def pmap(
         to arguments, placed on the devices once, with a warning; "warn" only; "allow" them; or
         raise an "error". As under jit, they keep the values that they have when `fun` is traced.
       gathers: "reduce" a `lax.all_gather` that is only reduced to one reduction, equal up to the
-        order of summation; or "keep" it.
+        order of summation; only where the result is "exact", to the bit; or "keep" it.
       arrays: with several processes, "local" shows each process its own slices, as `jax.pmap` does;
         "global" leaves results whole, which is faster when they are the next call's arguments.
 

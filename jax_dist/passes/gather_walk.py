@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
@@ -38,7 +39,7 @@ from jax_dist.passes.interpreter import (
     with_bodies,
 )
 from jax_dist.passes.invariance import Facts, Invariance, Same, Scope, same_of
-from jax_dist.passes.primitives import INLINED
+from jax_dist.passes.primitives import EXACT, INLINED
 
 RULE_MODULES = (gather_moves, gather_reductions)  # they fill RULES
 
@@ -95,8 +96,11 @@ class Frame:
 class Walk:
     """One walk. `pins` grows; the walk counts only if it did not."""
 
-    def __init__(self, pins: Mapping[Site, Pin], invariance: Invariance) -> None:
+    def __init__(
+        self, pins: Mapping[Site, Pin], invariance: Invariance, *, exact: bool = False
+    ) -> None:
         self.pins = dict(pins)
+        self._exact = exact
         self.gathers: dict[Site, Gather] = {}
         self.groups = Groups()
         self.scatters: list[JaxprEqn] = []
@@ -178,10 +182,8 @@ class Walk:
             return None
         self.groups.meet(state.sites, ())
         self._set(eqn, [state], frame)
-        if eqn.params["tiled"]:
-            return lambda eqn, values: values
-        dimension = int(eqn.params["all_gather_dimension"])
-        return lambda eqn, values: [lax.expand_dims(values[0], [dimension])]
+        dimension = None if eqn.params["tiled"] else int(eqn.params["all_gather_dimension"])
+        return lambda eqn, values: [_block(values[0], dimension)]
 
     def _site(self, eqn: JaxprEqn, at: Site, frame: Frame) -> Site:
         """Of equal gathers the first: so that none is kept while another is reduced."""
@@ -198,6 +200,9 @@ class Walk:
     def _by_rule(self, eqn: JaxprEqn, frame: Frame) -> Handler | None:
         states = [frame.state(atom) for atom in eqn.invars]
         law = RULES.get(eqn.primitive.name, no_rule)
+        if self._exact and _may_round(eqn):
+            self._refuse(eqn, frame, "gathers='exact', and other sums may differ in the last bits")
+            return None
         try:
             step = law(eqn, states)
         except Refuse as refusal:
@@ -210,6 +215,8 @@ class Walk:
 
     def _scatter(self, eqn: JaxprEqn, frame: Frame) -> Handler | None:
         if eqn.primitive.name != "reduce_scatter":
+            return None
+        if self._exact and _may_round(eqn):
             return None
         if not scatters.scatters_equal_parts(eqn, frame.constant):
             return None
@@ -290,6 +297,20 @@ class Walk:
         return self._origins.get(var, (frame.at, var))
 
 
+def _block(value: Any, new_dimension: int | None) -> Any:
+    """What stands for a gathered value: the block of this device.
+
+    XLA computes in float32 between operations of a smaller type, where it fuses them. A gather
+    ends that: what is sent has been rounded. So has what stands for it.
+    """
+    if jnp.issubdtype(value.dtype, jnp.floating) and value.dtype.itemsize < _SINGLE:
+        value = lax.optimization_barrier(value)
+    return value if new_dimension is None else lax.expand_dims(value, [new_dimension])
+
+
+_SINGLE = 4  # bytes
+
+
 def shard_map_handler(handlers: Handlers) -> Handler:
     def handle(eqn: JaxprEqn, values: Values) -> Values:
         jaxpr = eqn.params["jaxpr"]
@@ -312,6 +333,13 @@ def _changed(jaxpr: Any, handlers: Handlers) -> Any:
     if not handlers:
         return jaxpr
     return trace_again(jaxpr, lambda *args: run(jaxpr, args, handlers))
+
+
+def _may_round(eqn: JaxprEqn) -> bool:
+    """Whether the last bits of a result may depend on the order or grouping of operations."""
+    if eqn.primitive.name in EXACT:
+        return False
+    return any(jnp.issubdtype(var.aval.dtype, jnp.inexact) for var in eqn.outvars)
 
 
 def _sites(states: Sequence[State]) -> tuple[Site, ...]:

@@ -6,7 +6,7 @@ emitted once.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
@@ -25,13 +25,15 @@ from jax_dist.passes.interpreter import bodies, equations, open_jaxpr, run, sour
 from jax_dist.passes.invariance import NOWHERE, OUTSIDE, Invariance, axes_of
 
 CODE = "JXD301"
+Gathers: TypeAlias = Literal["reduce", "exact", "keep"]
 
 
-def plan_gathers(jaxpr: ClosedJaxpr) -> Plan:
+def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool = False) -> Plan:
     """Says which gathers of a program give way to reductions, and evaluates it without them.
 
     Args:
       jaxpr: of the whole program, as `jax.make_jaxpr` gives it.
+      exact: only where no bit of a result can change.
 
     Returns:
       What to evaluate instead on the same inputs, or None if nothing is to change; and what was
@@ -40,24 +42,24 @@ def plan_gathers(jaxpr: ClosedJaxpr) -> Plan:
     if not any(is_of_interest(eqn) for eqn in equations(jaxpr)):
         return Plan(None)
     findings: list[Finding] = []
-    handlers = _outside(jaxpr, findings)
+    handlers = _outside(jaxpr, findings, exact=exact)
     once = tuple(dict.fromkeys(findings))
     if not handlers:
         return Plan(None, once)
     return Plan(lambda *inputs: run(jaxpr, inputs, handlers), once)
 
 
-def _outside(jaxpr: Any, findings: list[Finding]) -> Handlers:
+def _outside(jaxpr: Any, findings: list[Finding], *, exact: bool) -> Handlers:
     """Outside of any shard_map, where bodies stay bodies."""
     handlers: Handlers = {}
     for place, eqn in enumerate(open_jaxpr(jaxpr).eqns):
         if eqn.primitive.name == "shard_map":
-            decision = _decide(eqn)
+            decision = _decide(eqn, exact=exact)
             findings += decision.findings
             if decision.handlers:
                 handlers[place] = shard_map_handler(decision.handlers)
         else:
-            inside = [_outside(body, findings) for body in bodies(eqn)]
+            inside = [_outside(body, findings, exact=exact) for body in bodies(eqn)]
             if any(inside):
                 handlers[place] = traced_again(inside)
     return handlers
@@ -69,12 +71,12 @@ class _Decision:
     findings: tuple[Finding, ...]
 
 
-def _decide(eqn: JaxprEqn) -> _Decision:
+def _decide(eqn: JaxprEqn, *, exact: bool) -> _Decision:
     """Walks until nothing more is pinned: then each gather is either gone or as it was."""
     invariance = Invariance()
     pins: dict[Site, Pin] = {}
     while True:
-        walk = Walk(pins, invariance)
+        walk = Walk(pins, invariance, exact=exact)
         handlers = walk.shard_map(eqn, [NOWHERE] * len(eqn.invars), OUTSIDE, ())
         if len(walk.pins) == len(pins):
             walk.pins.update(_not_worth(walk))

@@ -28,6 +28,17 @@ ELEMENTWISE = _names(
     """
 )
 
+EXACT = _names(
+    # Any order of the elements gives the same bits, and no rounding takes place: what moves,
+    # compares and chooses. The sign of a zero aside, which a maximum may lose.
+    """
+    abs argmax argmin broadcast_in_dim ceil clamp concatenate conj convert_element_type copy copy_p
+    cummax cummin dynamic_slice eq eq_to floor ge gt imag is_finite le le_to lt lt_to max min ne neg
+    pad pvary real reduce_and reduce_max reduce_min reduce_or reduce_precision reshape rev round
+    select_n sign slice sort split squeeze stack stop_gradient transpose
+    """
+)
+
 DETERMINISTIC = ELEMENTWISE + _names(
     # Equal operands give equal results, on every device.
     """

@@ -11,8 +11,9 @@ from jax.sharding import Mesh
 from jax_dist import _compat
 from jax_dist._errors import UnsupportedError
 from jax_dist.passes.capture_policy import Captures
+from jax_dist.passes.gathers import Gathers
 from jax_dist.rewriting import arguments, reporting
-from jax_dist.rewriting.arguments import Gathers, Loops, Partitioning, Specs
+from jax_dist.rewriting.arguments import Loops, Partitioning, Specs
 from jax_dist.rewriting.program import RewrittenProgram
 from jax_dist.rewriting.report import Report
 
@@ -68,7 +69,7 @@ def rewrite(
         default pmaps keep the devices that they have.
       captures: what to do with captured arrays: "lift" them to arguments, and warn; "warn" only;
         "allow" them; or raise an "error".
-      gathers: "reduce" them, or "keep" them.
+      gathers: "reduce" them; only where the result is "exact", to the bit; or "keep" them.
       loops: "roll" loops of Python, which a trace writes out copy by copy, up to scans, which
         compile faster (JXD407); or "keep" the copies, which can run side by side.
       partitioning: "route" custom_partitioning operations through shard_map, or "keep" them.

@@ -9,8 +9,8 @@ from jax.sharding import Mesh
 from jax_dist import _errors
 from jax_dist._errors import RewriteError
 from jax_dist.passes.capture_policy import Captures, Policy
+from jax_dist.passes.gathers import Gathers
 
-Gathers: TypeAlias = Literal["reduce", "keep"]
 Loops: TypeAlias = Literal["roll", "keep"]
 Partitioning: TypeAlias = Literal["route", "keep"]
 Specs: TypeAlias = Mapping[str, tuple[Any, Any]]

@@ -308,8 +308,9 @@ class RewrittenProgram:
                     ),
                 )
             )
-        if wishes.gathers == "reduce":
-            passes.append(Pass(GATHERS, plan_gathers))
+        if wishes.gathers != "keep":
+            plan = functools.partial(plan_gathers, exact=wishes.gathers == "exact")
+            passes.append(Pass(GATHERS, plan))
         if wishes.loops == "roll":  # last: what the others change may stand in the copies
             passes.append(Pass(None, plan_rolling))
         return passes

@@ -41,11 +41,13 @@ def _automatic(jaxpr: ClosedJaxpr) -> Program | str:
     def automatic(*args: Any) -> Values:
         return places.run(jaxpr, args, handlers)
 
+    # Whatever it is that vmap has no rule for, or fails over, as for a permutation of some devices
+    # only: it is a row of a table, and the program runs as it is.
     try:
-        lowered = jax.jit(automatic).lower(*jaxpr.in_avals)
-    except NotImplementedError as error:  # a collective that vmap has no rule for
-        return str(error).splitlines()[0]
-    return program_of(lowered)
+        return program_of(jax.jit(automatic).lower(*jaxpr.in_avals))
+    except Exception as error:  # noqa: BLE001
+        first, *_ = str(error).splitlines() or [""]
+        return first or f"vmap raises {type(error).__name__}"
 
 
 def _has_region(body: Any) -> bool:

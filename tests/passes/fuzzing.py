@@ -30,28 +30,29 @@ class Program:
     differentiable: bool
 
 
-def program_of(seed: int) -> Program:
+def program_of(seed: int, dtype: Any = jnp.float32) -> Program:
     """The seed decides on the mesh (the same for ten in a row), on check_vma and on all steps."""
     sizes = {"i": 4} if seed // 10 % 2 else {"i": 2, "j": 3}
     axes = tuple(sizes)
     devices = int(np.prod(list(sizes.values())))
     function = jax.shard_map(
-        lambda x: _Maker(seed, axes).values_from(x),
+        lambda x: _Maker(seed, axes, dtype).values_from(x),
         mesh=mesh_of(**sizes),
         in_specs=P(axes),
         out_specs=P(axes),
         check_vma=seed % 2 == 0,
     )
-    x = jnp.asarray(blocks(devices * 2, 3, 2, seed=seed))
+    x = jnp.asarray(blocks(devices * 2, 3, 2, seed=seed), dtype)
     return Program(function, x, differentiable=seed % 5 == 0)
 
 
 class _Maker:
     """Makes one program. `rng` is used while tracing, so every trace has to start anew."""
 
-    def __init__(self, seed: int, axes: tuple[str, ...]) -> None:
+    def __init__(self, seed: int, axes: tuple[str, ...], dtype: Any) -> None:
         self.rng = np.random.default_rng(seed)
         self.axes = axes
+        self.dtype = dtype
 
     def values_from(self, x: Array) -> list[Array]:
         """The last two values of all, as vectors. The first step gathers."""
@@ -103,10 +104,11 @@ class _Maker:
 
     def _operand(self, shape: tuple[int, ...]) -> Array:
         """The same on all devices three times of four."""
-        same = jnp.asarray(self.rng.uniform(0.5, 1.5, shape), jnp.float32)
+        same = jnp.asarray(self.rng.uniform(0.5, 1.5, shape), self.dtype)
         if self._chance(0.75):
             return same
-        return same * (1 + 0.1 * lax.axis_index(self._pick(self.axes)))
+        factor = 1 + 0.1 * lax.axis_index(self._pick(self.axes))
+        return same * factor.astype(self.dtype)
 
     def _moved(self, x: Array) -> Array:
         choices = [

@@ -26,16 +26,18 @@ def blocks(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def planned(function: Callable[..., Any], *args: Any) -> Plan:
-    return plan_gathers(jax.make_jaxpr(function)(*args))
+def planned(function: Callable[..., Any], *args: Any, exact: bool = False) -> Plan:
+    return plan_gathers(jax.make_jaxpr(function)(*args), exact=exact)
 
 
-def rewritten_leaves(function: Callable[..., Any]) -> Callable[..., list[Any]]:
+def rewritten_leaves(
+    function: Callable[..., Any], *, exact: bool = False
+) -> Callable[..., list[Any]]:
     """The function after the pass, planned anew in every call; gives leaves."""
 
     def call(*args: Any) -> list[Any]:
         jaxpr = jax.make_jaxpr(function)(*args)
-        plan = plan_gathers(jaxpr)
+        plan = plan_gathers(jaxpr, exact=exact)
         leaves = jax.tree.leaves(args)
         return plan.evaluate(*leaves) if plan.evaluate else run(jaxpr, leaves, {})
 

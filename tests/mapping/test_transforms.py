@@ -1,0 +1,144 @@
+"""What is made of a mapped function, in every way to run or describe it.
+
+`functools.wraps` and `jax.wraps` copy the attributes of a function. If methods such as `trace` were
+among them, the gradient of a mapped function would have the trace of the function itself.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jax_dist
+
+_X = np.arange(8, dtype=np.float32)
+
+
+def _share(x):
+    """A collective, so that a gradient is none of a single slice."""
+    return x * x + lax.psum(x, "i")
+
+
+def _share_of_all(x):  # the same without a map
+    return x * x + x.sum()
+
+
+def _mapped():
+    return jax_dist.pmap(_share, "i")
+
+
+def _loss(fun):
+    """With the attributes of the mapped function, if it has any to copy."""
+
+    @functools.wraps(fun)
+    def loss(x):
+        return fun(x).sum()
+
+    return loss
+
+
+def _wrapped(fun):
+    @functools.wraps(fun)
+    def doubled(x):
+        return 2 * fun(x)
+
+    return doubled
+
+
+_TRANSFORMS = {
+    "itself": (lambda fun: fun, _X),
+    "grad": (lambda fun: jax.grad(_loss(fun)), _X),
+    "value_and_grad": (lambda fun: jax.value_and_grad(_loss(fun)), _X),
+    "vmap": (jax.vmap, np.stack([_X, _X + 1])),
+    "jit": (jax.jit, _X),
+    "jit that donates": (lambda fun: jax.jit(fun, donate_argnums=0, keep_unused=True), _X),
+    "wraps": (_wrapped, _X),
+    "partial": (functools.partial, _X),
+    "jit of grad of wraps": (lambda fun: jax.jit(jax.grad(_loss(_wrapped(fun)))), _X),
+    "grad of jit of partial": (
+        lambda fun: jax.grad(_loss(jax.jit(functools.partial(fun)))),
+        _X,
+    ),
+    "checkpoint": (jax.checkpoint, _X),
+    "vmap of grad": (lambda fun: jax.vmap(jax.grad(_loss(fun))), np.stack([_X, _X + 1])),
+}
+
+
+def _staged(made):
+    """With `trace` and `lower`: its own, else those of a jit around it."""
+    return made if hasattr(made, "trace") and hasattr(made, "lower") else jax.jit(made)
+
+
+def _by_jaxpr(made, x):
+    jaxpr, types = jax.make_jaxpr(made, return_shape=True)(x)
+    results = jax.jit(jax.extend.core.jaxpr_as_fun(jaxpr))(x)
+    return jax.tree.unflatten(jax.tree.structure(types), results)
+
+
+_USES = {
+    "call": lambda made, x: made(x),
+    "trace": lambda made, x: _staged(made).trace(x).lower().compile()(x),
+    "lower": lambda made, x: _staged(made).lower(x).compile()(x),
+    "lower of a type": lambda made, x: (
+        _staged(made).lower(jax.ShapeDtypeStruct(x.shape, x.dtype)).compile()(x)
+    ),
+    "jit of it": lambda made, x: jax.jit(made)(x),
+    "jaxpr": _by_jaxpr,
+    "export": lambda made, x: jax.export.export(jax.jit(made))(x).call(_on_its_devices(x)),
+}
+
+
+def _on_its_devices(x):
+    """An exported program for 8 devices wants to be told of them."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("any",))
+    return jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+
+
+@pytest.mark.parametrize("use", _USES)
+@pytest.mark.parametrize("transform", _TRANSFORMS)
+def test_it_is_the_transform_of_the_function(transform: str, use: str):
+    make, x = _TRANSFORMS[transform]
+    expected = make(_share_of_all)(jnp.asarray(x))
+
+    results = _USES[use](make(_mapped()), jnp.asarray(x))
+
+    assert jax.tree.structure(results) == jax.tree.structure(expected)
+    for result, wanted in zip(*map(jax.tree.leaves, (results, expected)), strict=True):
+        np.testing.assert_allclose(result, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("transform", _TRANSFORMS)
+def test_its_shape_is_that_of_the_transform(transform: str):
+    make, x = _TRANSFORMS[transform]
+
+    types = jax.eval_shape(make(_mapped()), x)
+
+    assert types == jax.eval_shape(make(_share_of_all), x)
+
+
+def test_nothing_is_copied_that_is_not_of_the_function():
+    def tagged(x):
+        return x
+
+    tagged.answer = 42
+    mapped = jax_dist.pmap(tagged)
+
+    assert mapped.answer == 42
+    assert set(vars(mapped)) == {"__module__", "__annotations__", "answer"}
+    for each in (functools.wraps(mapped)(lambda x: x), jax.grad(_loss(mapped))):
+        assert not {"trace", "lower", "jitted", "eval_shape"} & set(vars(each))
+
+
+def test_a_bound_method_is_mapped_in_every_way():
+    class Model:
+        scale = 3.0
+
+        def method(self, x):
+            return self.scale * x
+
+    mapped = jax_dist.pmap(Model().method)
+    for use in _USES.values():
+        np.testing.assert_allclose(use(mapped, jnp.asarray(_X)), 3 * _X)
