@@ -7,6 +7,8 @@ versions of jax that it was seen in.
 from jax_dist._compat.arrays import auto_mesh, can_rewrap, put_slices, rewrap
 from jax_dist._compat.cache import (
     CacheWatcher,
+    CompiledProgram,
+    custom_call_targets,
     refuses_host_callbacks,
     reset_cache,
     say_unwritten,
@@ -64,6 +66,7 @@ __all__ = [
     "CallWatcher",
     "CompileRequest",
     "CompileWatcher",
+    "CompiledProgram",
     "JitCall",
     "JitOptions",
     "Joined",
@@ -81,6 +84,7 @@ __all__ = [
     "compiles_watched",
     "config_value",
     "coordination_client",
+    "custom_call_targets",
     "detect_cluster",
     "flags_outside_key",
     "has_side_effects",

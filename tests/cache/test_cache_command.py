@@ -34,7 +34,7 @@ def folder(tmp_path):
         written = time.time() - days * 86400 - 60
         os.utime(path, (time.time() - 7200 if place == 0 else written, written))
     note = {"function": "jit_bad", "key": f"jit_bad-{HASHES[2]}", "reason": "NOT_FOUND: x\nmore"}
-    note |= {"seconds": 2.25, "at": "2026-01-01 00:00", "times": 1}
+    note |= {"seconds": 2.25, "at": "2026-01-01 00:00", "under": {}}
     (tmp_path / f"jit_bad-{HASHES[2]}-failure").write_text(json.dumps(note))
     return tmp_path
 
