@@ -88,11 +88,20 @@ def parse(data: bytes, kind: type[T]) -> T | None:
     True
     """
     try:
-        if _depth(data) > _DEEPEST:
-            return None
-        return _read(json.loads(data, parse_constant=_no_number), kind)
-    except ValueError:  # also UnicodeDecodeError and JSONDecodeError
+        return _read(decode(data), kind)
+    except ValueError:
         return None
+
+
+def decode(data: bytes) -> Any:
+    """What JSON says, of any kind.
+
+    Raises:
+      ValueError: it is no JSON in UTF-8, or nests too deep.
+    """
+    if _depth(data) > _DEEPEST:
+        raise ValueError(f"it nests deeper than {_DEEPEST} lists and objects")
+    return json.loads(data.decode(), parse_constant=_no_number)
 
 
 def _depth(data: bytes) -> int:
