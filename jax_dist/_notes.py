@@ -88,7 +88,15 @@ def parse(data: bytes, kind: type[T]) -> T | None:
     True
     """
     try:
-        return _read(decode(data), kind)
+        return read(decode(data), kind)
+    except ValueError:
+        return None
+
+
+def read(value: Any, kind: type[T]) -> T | None:
+    """The same for what JSON says."""
+    try:
+        return _read(value, kind)
     except ValueError:
         return None
 

@@ -49,6 +49,7 @@ from jax_dist._compat.processes import (
     detect_cluster,
     initialize_options,
     joined_as,
+    leave_coordination,
 )
 from jax_dist._compat.settings import config_value, option_names
 from jax_dist._compat.versions import (
@@ -96,6 +97,7 @@ __all__ = [
     "jit_like",
     "jit_options",
     "joined_as",
+    "leave_coordination",
     "option_names",
     "pmaps_taken_over",
     "put_slices",

@@ -8,6 +8,7 @@ import pytest
 from jobs import run_job
 
 from jax_dist.multihost import job
+from jax_dist.multihost.messages import Failed
 
 _SECONDS = 15.0  # on a loaded machine; a fraction of one by itself, and 3 more after an early exit
 
@@ -43,11 +44,11 @@ def _check_gone(rank: int, trouble: str, code: int) -> None:
         assert (ended[other].code, says) == (1, True)
 
 
-def _check_exited(rank: int, trouble: str) -> None:
+def _check_exited(rank: int, trouble: str, code: int = 0) -> None:
     ended = _run(rank, trouble)
 
     other = 1 - rank
-    assert [each.code for each in ended] == [1, 1]
+    assert (ended[rank].code, ended[other].code) == (code, 1)
     assert max(each.seconds for each in ended) < _SECONDS
     for number, each in enumerate(ended):
         because = (
@@ -79,8 +80,8 @@ def test_a_killed_rank_is_named_at_once_and_not_by_a_heartbeat():
     _check_gone(1, "is killed", -9)
 
 
-def test_an_early_exit_is_told_to_those_who_wait():
-    _check_exited(1, "exits")
+def test_an_early_exit_is_told_to_those_who_wait_and_keeps_its_exit_code():
+    _check_exited(1, "exits with 3", code=3)
 
 
 def test_a_rank_that_works_on_alone_is_no_failure():
@@ -102,10 +103,10 @@ def test_a_death(rank, trouble, code):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trouble", ["exits", "exits with 3"])
+@pytest.mark.parametrize(("trouble", "code"), [("exits", 0), ("exits with 3", 3)])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_exit(rank, trouble):
-    _check_exited(rank, trouble)
+def test_an_exit(rank, trouble, code):
+    _check_exited(rank, trouble, code)
 
 
 @pytest.mark.slow
@@ -151,4 +152,4 @@ def test_fifty_crashes_in_a_row_never_hang():
     ],
 )
 def test_who_loses_a_peer_is_not_blamed_before_the_peer_can_be(what, seconds):
-    assert job._doubt({"what": what}) == seconds
+    assert job._doubt(Failed(what, traceback="", code=1)) == seconds

@@ -32,18 +32,18 @@ _JAX = {
 
 
 def _meet(*plans: Plan) -> list[str]:
-    """What each gets: the ranks that it has lines to, or the error."""
+    """What each gets: the ranks that it has channels to, or the error."""
     results = [""] * len(plans)
 
     def go(number: int, plan: Plan) -> None:
         try:
-            lines = rendezvous.meet(plan)
+            peers = rendezvous.meet(plan)
         except multihost.JoinError as error:
             results[number] = str(error)
         else:
-            results[number] = f"met {sorted(lines)}"
-            for line in lines.values():
-                line.close()
+            results[number] = f"met {sorted(peers)}"
+            for peer in peers.values():
+                peer.channel.close()
 
     threads = [threading.Thread(target=go, args=each) for each in enumerate(plans)]
     for thread in threads:
@@ -120,7 +120,7 @@ def test_a_stranger_at_the_port_is_known_as_one(monkeypatch):
         thread.join()
 
     assert error.startswith(
-        f"rank 1 meets a stranger at {address}:\n  * what answers is no process"
+        f"rank 1 meets a stranger at {address}:\n  * it is no process of jax_dist\n"
     )
 
 
