@@ -2,13 +2,13 @@
 
 import argparse
 import gc
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TextIO
 
 import jax_dist
+from jax_dist.commands import terminal
 from jax_dist.commands.exits import Exit
 from jax_dist.commands.help import Help
 
@@ -49,8 +49,9 @@ def main(
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser(arguments)
-    # The streams as they are now, not at import.
-    return _run(parser, arguments, out or sys.stdout, err or sys.stderr)
+    # The streams as they are now, not at import; None where the shell has closed one.
+    out, err = (each or terminal.nowhere() for each in (out or sys.stdout, err or sys.stderr))
+    return _run(parser, arguments, out, err)
 
 
 def program() -> int:
@@ -76,7 +77,7 @@ def _run(
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:  # `jax-dist lint | head`
-        _silence(out)
+        terminal.silence(out)
         return Exit.USAGE
     except Exception as error:
         _say_fault(options.command, error, err)
@@ -127,10 +128,3 @@ def _is_misuse(error: ValueError) -> bool:
 
     return isinstance(error, MisuseError)
 
-
-def _silence(out: TextIO) -> None:
-    """Nobody reads on; Python would complain when it flushes at its end."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
-    except (OSError, ValueError):  # not a file of the system
-        return

@@ -34,6 +34,12 @@ class Ended:
     seconds: float  # since the start of the job
     tail: tuple[str, ...]  # the last lines of its output
     traceback: tuple[str, ...] = ()  # the last one that it wrote
+    stopped: bool = False  # by SIGSTOP, when the others could not go on without it
+
+    @property
+    def code(self) -> int:
+        """As a shell tells it."""
+        return as_shell(-signal.SIGSTOP if self.stopped else self.exit_code)
 
 
 @dataclass(frozen=True)
@@ -44,11 +50,14 @@ class Outcome:
     seconds: float
     ended: tuple[Ended, ...]  # by rank
     first: Ended | None = None  # the rank that failed first
+    seen: Ended | None = None  # the one that was seen first to fail, for it or by itself
     unfinished: tuple[int, ...] = ()  # the ranks that were running when it was to stop
+    was_terminated: bool = False  # the ranks were told to save and leave
 
     @property
     def exit_code(self) -> int:
         """What the launcher itself leaves with."""
         if self.reason in _EXIT_CODES:
             return _EXIT_CODES[self.reason]
-        return 0 if self.first is None else as_shell(self.first.exit_code)
+        codes = [each.code for each in (self.first, self.seen) if each is not None]
+        return next(filter(None, codes), 0)

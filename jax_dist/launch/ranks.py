@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from jax_dist.launch.orphanage import Orphanage
 from jax_dist.launch.outputs import Output, Stream
 from jax_dist.launch.tracebacks import Traceback
+from jax_dist.multihost import machine
 
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 _TAIL_LINES = 20
 _RAISED_SECONDS = 10.0
 # The last word of a rank that jax_dist.multihost ends. The one that failed may leave after it.
-_BLAMES = re.compile(r"rank \d+: stopping because rank (\d+) ")
+_BLAMES = re.compile(r"rank \d+: stopping because (?:a step took .+? )?rank (\d+) ")
 
 
 class StartError(RuntimeError):
@@ -50,6 +51,7 @@ class Rank:
         self.ended_at: float | None = None  # seconds; when that was seen
         self.sent: int | None = None  # the last signal that it got from the launcher
         self.traceback = Traceback()
+        self.was_stopped = False  # when the others could not go on without it
         self.blames: int | None = None  # the rank that it says it ended for
         self._heard_at = 0.0
         self._exit_code: int | None = None
@@ -86,6 +88,10 @@ class Rank:
         if self._exit_code is None:
             self._exit_code = _peek(self._process)
         return self._exit_code
+
+    def is_stopped(self) -> bool:
+        """Whether it, or what it has started, was stopped by a signal. Linux tells."""
+        return machine.is_group_stopped(self._process.pid)
 
     def send(self, number: int) -> None:
         """Sends a signal to the whole group, as a terminal does."""

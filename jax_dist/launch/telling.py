@@ -3,8 +3,9 @@
 import signal
 from collections.abc import Iterator, Sequence
 
-from jax_dist.launch.endings import ending, ranks_in_words, signal_name
+from jax_dist.launch.endings import ending, signal_name
 from jax_dist.launch.outcome import Ended, Outcome, Reason
+from jax_dist.multihost.ranks import do, name_ranks
 
 _SHOWN = 4  # ranks whose last lines are shown
 _SHOWN_LINES = 5  # of each
@@ -32,14 +33,20 @@ def summary(outcome: Outcome) -> str:
         ways[_way(outcome.first)] = []  # it comes first
     for each in outcome.ended:
         ways.setdefault(_way(each), []).append(each.rank)
-    told = "; ".join(f"{ranks_in_words(ranks)}: {way}" for way, ranks in ways.items())
+    told = "; ".join(f"{name_ranks(ranks)}: {way}" for way, ranks in ways.items())
     return f"{total} ({told})"
 
 
 def _failed(first: Ended) -> str:
-    passed_on = ", which was passed on to it" if first.sent == -first.exit_code else ""
+    if first.stopped:
+        how = "it was stopped (SIGSTOP), and the others waited for it"
+    elif first.exit_code == 0:
+        how = "exit code 0, while the others waited for it"
+    else:
+        how = ending(first.exit_code)
+        how += ", which was passed on to it" if first.sent == -first.exit_code else ""
     return (
-        f"rank {first.rank} failed first: {ending(first.exit_code)}{passed_on}, "
+        f"rank {first.rank} failed first: {how}, "
         f"after {first.seconds:.1f} s; the end of its output:\n{_indented(first.tail)}"
     )
 
@@ -52,8 +59,8 @@ def _raised_before(outcome: Outcome) -> Iterator[str]:
 
 
 def _timed_out(outcome: Outcome) -> Iterator[str]:
-    verb = "was" if len(outcome.unfinished) == 1 else "were"
-    yield f"the time is up (--timeout), and {ranks_in_words(outcome.unfinished)} {verb} running"
+    running = do(outcome.unfinished, "was running", "were running")
+    yield f"the time is up (--timeout), and {running}"
     for each in outcome.ended:
         if each.rank in outcome.unfinished[:_SHOWN]:
             tail = _indented(each.tail[-_SHOWN_LINES:])
@@ -65,6 +72,8 @@ def _indented(tail: Sequence[str]) -> str:
 
 
 def _way(each: Ended) -> str:
+    if each.stopped:
+        return "stopped (SIGSTOP)"
     if each.sent is None or each.exit_code == 0:
         return ending(each.exit_code)
     if each.exit_code == -each.sent:

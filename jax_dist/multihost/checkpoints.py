@@ -20,7 +20,7 @@ from jax_dist._errors import (
     MissingPackageError,
     message,
 )
-from jax_dist.multihost import manifests, preempting
+from jax_dist.multihost import manifests, preempting, progress
 from jax_dist.multihost.agreeing import agree_on
 from jax_dist.multihost.broadcasting import broadcast_one_to_all
 from jax_dist.multihost.fingerprints import Fingerprint, fingerprint
@@ -110,6 +110,7 @@ class Checkpoints:
         for damage in found.damages.values():
             warnings.warn(CheckpointWarning(damage), stacklevel=2)
         self._damaged, self._last = tuple(map(int, found.damages)), found.step
+        progress.restored(found.step)
         if found.step == 0:
             return state, 0
         leaves = leaves_of(state)

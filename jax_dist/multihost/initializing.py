@@ -1,5 +1,6 @@
 """`initialize`: brings the processes of a job together."""
 
+import logging
 import os
 import secrets
 import socket
@@ -11,16 +12,19 @@ from typing import Any
 import jax
 
 from jax_dist import _compat
-from jax_dist._errors import OpenPortWarning, message
+from jax_dist._errors import CacheDirectoryError, OpenPortWarning, message
 from jax_dist.multihost import agreeing, clusters, failing, rendezvous
 from jax_dist.multihost.clusters import Membership
 from jax_dist.multihost.job import Job
 from jax_dist.multihost.rendezvous import Plan
 from jax_dist.multihost.stalls import Stalls
 
+_log = logging.getLogger("jax_dist.multihost")
+
 _EARLY_EXIT = {"cpu": 3.0}  # seconds; on a CPU it shows whether a process computes
 _EARLY_EXIT_ELSEWHERE = 60.0
 _HEARTBEAT_OF_JAX = 100.0  # seconds, where nobody says otherwise
+_RESTART = "JAX_DIST_RESTART"  # which `jax-dist launch --restarts` sets
 _ADDRESS_KEY = "jax_dist/job/address"
 
 
@@ -141,6 +145,8 @@ def initialize(
     if found is not None:
         _join(found, plan, heartbeat=heartbeat, shutdown=shutdown_timeout)
     job.joined()
+    if os.environ.get(_RESTART) and not _compat.config_value("jax_compilation_cache_dir"):
+        _keep_programs()
 
 
 def current_stalls() -> Stalls | None:
@@ -152,6 +158,16 @@ def part() -> None:
     """Before `os._exit` in a process that is done: its end is no failure."""
     if _joined.job is not None:
         _joined.job.finish(wait=False)
+
+
+def _keep_programs() -> None:
+    """Of a job that may be started again: what it has compiled, it should find then."""
+    from jax_dist import cache  # only here: most jobs choose for themselves
+
+    try:
+        cache.enable()
+    except CacheDirectoryError as error:  # the folder of the user is open to others
+        _log.warning("%s", error)
 
 
 def _join(found: Membership, plan: Plan, *, heartbeat: float, shutdown: float) -> None:

@@ -351,7 +351,8 @@ class Job:
     def _on_stuck(self, rank: int, message: Stuck) -> None:
         if self._finished:
             first = min(self._finished, key=lambda each: self._finished[each])
-            self.end_all(first, _still_waits(self.finished(), rank, message.stack), FAILED)
+            text = _still_waits(first, self.finished(), rank, message.stack)
+            self.end_all(first, text, FAILED)
 
     def _on_leave(self, rank: int, message: Leave) -> None:
         del rank, message
@@ -408,9 +409,11 @@ def _does_not_answer(rank: int, seconds: float, ended: int) -> str:
     )
 
 
-def _still_waits(finished: Sequence[int], rank: int, stack: str) -> str:
+def _still_waits(first: int, finished: Sequence[int], rank: int, stack: str) -> str:
+    others = [each for each in finished if each != first]
+    too = f" (so {do(others, 'has', 'have')})" if others else ""
     return (
-        f"{do(finished, 'has', 'have')} finished, and rank {rank} still waits in JAX, where it has "
+        f"rank {first} has finished{too}, and rank {rank} still waits in JAX, where it has "
         f"not moved since.\nRank {rank} stands at:\n{stack}\n"
         "Every process has to make the same calls: look for batches that are shared out unevenly, "
         "or for a way out that some processes take alone."
@@ -420,7 +423,7 @@ def _still_waits(finished: Sequence[int], rank: int, stack: str) -> str:
 def _too_long(finished: Sequence[int], processes: int, waited: float) -> str:
     working = [rank for rank in range(processes) if rank not in finished]
     return (
-        f"{do(finished, 'has', 'have')} waited {waited:.0f} s at the end for "
+        f"the end does not come: {do(finished, 'has', 'have')} waited {waited:.0f} s for "
         f"{do(working, 'which still works', 'which still work')}. A longer shutdown_timeout of "
         "jax_dist.multihost.initialize lets it."
     )

@@ -1,8 +1,11 @@
 """Which machine a process runs on, and whether another one on the same machine is stopped."""
 
+import contextlib
 import os
 import pathlib
 import platform
+
+_STOPPED = ("T", "t")  # by a signal, and by a debugger
 
 
 def name() -> str:
@@ -20,4 +23,14 @@ def is_stopped(pid: int) -> bool:
         status = pathlib.Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
-    return status.rpartition(")")[2].split()[0] in ("T", "t")
+    return status.rpartition(")")[2].split()[0] in _STOPPED
+
+
+def is_group_stopped(group: int) -> bool:
+    """The same for a process group: whether a process in it is."""
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group and fields[0] in _STOPPED:
+                return True
+    return False

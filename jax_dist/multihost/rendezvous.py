@@ -25,7 +25,7 @@ _log = logging.getLogger("jax_dist.multihost")
 
 _RETRY = 0.1  # seconds between two attempts to connect
 _LINGER = 1.0  # seconds in which those that come late still hear why it failed
-_PATIENCE = 5.0  # seconds for a port to become free, for an earlier run that is about to end
+_PATIENCE = 5.0  # the same where one has ended early; and seconds for a port to become free
 _SPARE = 5.0  # seconds that the verdict of rank 0 may take
 _GREETING = 10.0  # seconds in which whoever connects has to say who it is
 _SPARE_GUESTS = 64  # that may be greeting at once, beside two connections of each rank
@@ -100,7 +100,8 @@ class _Host:
             self._collect(listener, self._deadline)
             refusal = self._refusal()
             if refusal is not None:
-                self._collect(listener, time.monotonic() + _LINGER)
+                linger = _PATIENCE if self._gone else _LINGER
+                self._collect(listener, time.monotonic() + linger)
                 refusal = self._refusal() or refusal
                 self._tell(Refused(refusal))
                 raise JoinError(refusal)
@@ -112,7 +113,7 @@ class _Host:
     def _collect(self, listener: socket.socket, deadline: float) -> None:
         """Until all are here, something is wrong, or time is up."""
         was_wrong = self._refusal(final=False) is not None
-        while len(self._came) < self._plan.processes - 1 or was_wrong:
+        while len(self._came) < self._plan.processes - 1 or (was_wrong and not self._gone):
             now = time.monotonic()
             if now >= deadline or (not was_wrong and self._refusal(final=False) is not None):
                 return
