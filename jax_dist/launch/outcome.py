@@ -37,6 +37,11 @@ class Ended:
     stopped: bool = False  # by SIGSTOP, when the others could not go on without it
 
     @property
+    def was_ended(self) -> bool:
+        """Whether the launcher has ended it."""
+        return self.sent is not None and self.exit_code == -self.sent
+
+    @property
     def code(self) -> int:
         """As a shell tells it."""
         return as_shell(-signal.SIGSTOP if self.stopped else self.exit_code)
@@ -55,9 +60,17 @@ class Outcome:
     was_terminated: bool = False  # the ranks were told to save and leave
 
     @property
+    def waited_for(self) -> bool:
+        """Whether the rank that failed first did not fail by itself: it did not come, or left."""
+        if self.first is None or self.seen is None or self.first.rank == self.seen.rank:
+            return False
+        return self.first.stopped or self.first.was_ended or self.first.exit_code == 0
+
+    @property
     def exit_code(self) -> int:
         """What the launcher itself leaves with."""
         if self.reason in _EXIT_CODES:
             return _EXIT_CODES[self.reason]
-        codes = [each.code for each in (self.first, self.seen) if each is not None]
-        return next(filter(None, codes), 0)
+        if self.first is None or self.seen is None:
+            return 0
+        return (self.first if self.first.stopped or not self.waited_for else self.seen).code

@@ -19,7 +19,10 @@ _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 _TAIL_LINES = 20
 _RAISED_SECONDS = 10.0
 # The last word of a rank that jax_dist.multihost ends. The one that failed may leave after it.
-_BLAMES = re.compile(r"rank \d+: stopping because (?:a step took .+? )?rank (\d+) ")
+_BLAMES = re.compile(
+    r"rank \d+: stopping because (?:a step took .+? )?rank (\d+) "
+    r"|jax_dist\._errors\.JoinError: rank (\d+) has (?:not joined|ended) "
+)
 
 
 class StartError(RuntimeError):
@@ -77,7 +80,7 @@ class Rank:
             return
         self.traceback.follow(lines)
         for said in filter(None, map(_BLAMES.match, lines)):
-            self.blames = int(said[1])
+            self.blames = int(said[1] or said[2])
 
     def is_silent_after_raising(self, now: float) -> bool:
         """Whether it seems to have ended by an exception, and runs still."""

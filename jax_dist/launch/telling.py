@@ -16,7 +16,7 @@ def causes(outcome: Outcome) -> Iterator[str]:
     if outcome.reason is Reason.TIMED_OUT:
         yield from _timed_out(outcome)
     elif outcome.first is not None:
-        yield _failed(outcome.first)
+        yield _failed(outcome, outcome.first)
         if outcome.first.exit_code == -signal.SIGABRT:  # as JAX does when it loses another rank
             yield from _raised_before(outcome)
 
@@ -37,14 +37,11 @@ def summary(outcome: Outcome) -> str:
     return f"{total} ({told})"
 
 
-def _failed(first: Ended) -> str:
-    if first.stopped:
-        how = "it was stopped (SIGSTOP), and the others waited for it"
-    elif first.exit_code == 0:
-        how = "exit code 0, while the others waited for it"
+def _failed(outcome: Outcome, first: Ended) -> str:
+    if outcome.waited_for:
+        how = f"{_way(first)}, and the others waited for it"
     else:
-        how = ending(first.exit_code)
-        how += ", which was passed on to it" if first.sent == -first.exit_code else ""
+        how = ending(first.exit_code) + (", which was passed on to it" if first.was_ended else "")
     return (
         f"rank {first.rank} failed first: {how}, "
         f"after {first.seconds:.1f} s; the end of its output:\n{_indented(first.tail)}"
@@ -76,6 +73,6 @@ def _way(each: Ended) -> str:
         return "stopped (SIGSTOP)"
     if each.sent is None or each.exit_code == 0:
         return ending(each.exit_code)
-    if each.exit_code == -each.sent:
+    if each.was_ended:
         return f"stopped by {signal_name(each.sent)}"
     return f"{ending(each.exit_code)} after {signal_name(each.sent)}"

@@ -324,7 +324,7 @@ def test_an_abort_by_jax_points_to_the_rank_that_raised():
         Ended(0, -signal.SIGABRT, None, 300.0, ("Fatal Python error: Aborted",)),
         Ended(1, -signal.SIGABRT, None, 300.0, ("*** Check failure",), raised),
     )
-    outcome = Outcome(Reason.FAILED, 300.0, ended, first=ended[0])
+    outcome = Outcome(Reason.FAILED, 300.0, ended, first=ended[0], seen=ended[0])
 
     assert list(causes(outcome)) == [
         "rank 0 failed first: signal SIGABRT, after 300.0 s; the end of its output:\n"
@@ -349,7 +349,7 @@ os.abort() if sys.argv[1] == "abort" else sys.exit(3)
     ("how", "first", "code"),
     [
         # JAX aborts the others when one no longer answers.
-        ("abort", "rank 1 failed first: it was stopped (SIGSTOP), and the others waited for it", 147),
+        ("abort", "rank 1 failed first: stopped (SIGSTOP), and the others waited for it", 147),
         ("exit", "rank 0 failed first: exit code 3, after", 3),
     ],
 )
@@ -374,7 +374,25 @@ def test_a_rank_that_has_finished_too_early_is_named():
 
     assert ended.returncode == 1
     assert (
-        "jax-dist launch: rank 1 failed first: exit code 0, while the others waited for it, after"
+        "jax-dist launch: rank 1 failed first: exit code 0, and the others waited for it, after"
+        in ended.stderr
+    )
+
+
+_IN_VAIN = _RANK_1 + (
+    "time.sleep(600)\n"
+    "time.sleep(0.3)\n"
+    "print('jax_dist._errors.JoinError: rank 1 has not joined within 60 s:', file=sys.stderr)\n"
+    "sys.exit(1)"
+)
+
+
+def test_a_rank_that_does_not_come_is_named():
+    ended = launch("-n", "2", "--grace", "0.1", "--", *PYTHON, _IN_VAIN)
+
+    assert ended.returncode == 1
+    assert (
+        "rank 1 failed first: stopped by SIGTERM, and the others waited for it, after"
         in ended.stderr
     )
 

@@ -5,19 +5,26 @@ differing numbers of processes are accepted.
 """
 
 import contextlib
+import json
 import os
 import pathlib
+import random
 import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 
 import jax
 import pytest
 from jobs import free_port, run_job
 
 from jax_dist import multihost
-from jax_dist.multihost import clusters, rendezvous
+from jax_dist.multihost import clusters, initializing, rendezvous
+from jax_dist.multihost.channel import Channel
 from jax_dist.multihost.clusters import Membership
 from jax_dist.multihost.rendezvous import Plan
 from jax_dist.testing import run_processes
@@ -97,6 +104,227 @@ def test_other_numbers_of_processes_are_told_to_all():
 
     assert len(set(errors)) == 1
     assert "\n  * rank 0 was told 2\n  * rank 1 was told 3\n" in errors[0]
+
+
+# ---- who is let in
+
+
+@contextlib.contextmanager
+def _rank_0(plan: Plan) -> Iterator[list[str]]:
+    """Rank 0 waits while the block runs; afterwards, the list holds what it got."""
+    result: list[str] = []
+    thread = threading.Thread(target=lambda: result.extend(_meet(plan)))
+    thread.start()
+    try:
+        yield result
+    finally:
+        thread.join()
+
+
+def _connect(plan: Plan) -> socket.socket:
+    for _ in range(1000):
+        with contextlib.suppress(OSError):
+            return socket.create_connection(rendezvous.split(plan.address), timeout=10)
+        time.sleep(0.01)
+    raise AssertionError("rank 0 does not listen")
+
+
+def _frame(message: object) -> bytes:
+    text = message if isinstance(message, bytes) else json.dumps(message).encode()
+    return struct.pack("!I", len(text)) + text
+
+
+def _hello(**changes: object) -> object:
+    hello = {"rank": 1, "processes": 2, "machine": "m", "pid": 1} | changes
+    return ["Hello", {name: value for name, value in hello.items() if value != "left out"}]
+
+
+_OLD_GREETING = b"jax_dist"
+_STRANGERS = {
+    "nothing": b"",
+    "random bytes": random.Random(0).randbytes(100_000),
+    "a browser": b"GET / HTTP/1.1\r\n\r\n",
+    "an older version": _OLD_GREETING + _frame({"is": "hello", "rank": 1, "processes": 2}),
+    "half a greeting": b"jax_dist 2\n" + bytes(7),
+    "no proof": b"jax_dist 2\n" + bytes(16) + bytes(32) + _frame(_hello()),
+}
+
+
+@pytest.mark.parametrize("token", [b"", b"a secret"], ids=["without token", "with token"])
+@pytest.mark.parametrize("who", _STRANGERS)
+def test_who_is_no_process_of_the_job_is_cut_off_and_the_others_meet(who, token):
+    first, second = (replace(plan, token=token) for plan in _plans(0, 1, processes=2, timeout=60))
+    with _rank_0(first) as result:
+        with _connect(first) as stranger:
+            with contextlib.suppress(OSError):  # it is cut off in the middle
+                stranger.sendall(_STRANGERS[who])
+            assert _meet(second) == ["met [0]"]
+
+    assert result == ["met [1]"]
+
+
+_GREETED = {  # by somebody who knows the protocol, and the token, which is none
+    "nonsense": _frame(b"{nonsense"),
+    "not text": _frame(b"\xff\xfe{}"),
+    "deep": _frame(4000 * b"["),
+    "a list": _frame([1]),
+    "another message": _frame(["Leave", {}]),
+    "no rank": _frame(_hello(rank="left out")),
+    "a word": _frame(_hello(rank="1")),
+    "true": _frame(_hello(rank=True)),
+    "none": _frame(_hello(rank=None)),
+    "rank 99": _frame(_hello(rank=99)),
+    "rank -5": _frame(_hello(rank=-5)),
+    "a huge rank": _frame(_hello(rank=10**30)),
+    "no processes": _frame(_hello(processes=0)),
+    "a long hello": _frame(_hello(machine=100_000 * "m")),
+    "a gigabyte is announced": struct.pack("!I", 1 << 30),
+}
+
+
+@pytest.mark.parametrize("what", _GREETED)
+def test_who_says_something_else_is_cut_off_and_the_others_meet(what, caplog):
+    first, second = _plans(0, 1, processes=2, timeout=60)
+    with _rank_0(first) as result:
+        with _connect(first) as connection:
+            stranger = Channel(connection, b"", is_host=False)
+            stranger.greet(10)
+            connection.sendall(_GREETED[what])
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1) == b""  # it is cut off
+        assert _meet(second) == ["met [0]"]
+
+    assert result == ["met [1]"]
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("rank 0: a stranger from 127.0.0.1:")
+
+
+def test_who_does_not_know_the_token_is_told_to_rank_0(caplog, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_PATIENCE", 0.2)
+    first, second = _plans(0, 1, processes=2, timeout=3)
+    first, second = replace(first, token=b"one"), replace(second, token=b"other")
+    error, refused = _meet(first, second)
+
+    assert error.startswith("rank 1 has not joined within 3 s:\n  * rank 0 waits at 127.0.0.1:")
+    assert "was cut off: it does not know the token of this job\n" in error
+    assert refused.startswith("rank 1 meets a stranger at 127.0.0.1:")
+    assert "does not know the token of this job" in caplog.records[0].getMessage()
+    assert len(caplog.records) == 6  # five strangers, and that there are more
+
+
+def test_a_greeting_that_was_overheard_opens_nothing():
+    """What a guest has shown once is of no use another time."""
+    first, second = (replace(plan, token=b"secret") for plan in _plans(0, 1, processes=2))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        guest = Channel(socket.create_connection(server.getsockname()), b"secret", is_host=False)
+        connection, _ = server.accept()
+        host = Channel(connection, b"secret", is_host=True)
+        overheard = connection.recv(1 << 16, socket.MSG_PEEK)
+        with contextlib.suppress(TimeoutError):
+            guest.greet(0.2)
+            host.greet(0.2)
+        overheard = overheard + connection.recv(1 << 16, socket.MSG_PEEK)
+        guest.close()
+        host.close()
+    with _rank_0(replace(first, timeout=60)) as result:
+        with _connect(first) as stranger:
+            stranger.sendall(overheard)
+            assert _meet(replace(second, timeout=60)) == ["met [0]"]
+
+    assert result == ["met [1]"]
+
+
+def test_many_that_say_nothing_do_not_keep_the_others_out(monkeypatch):
+    monkeypatch.setattr(rendezvous, "_SPARE_GUESTS", 4)
+    first, second = _plans(0, 1, processes=2, timeout=60)
+    with _rank_0(first) as result, contextlib.ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(_connect(first))
+        assert _meet(second) == ["met [0]"]
+
+    assert result == ["met [1]"]
+
+
+def test_who_says_nothing_for_long_is_cut_off(monkeypatch, caplog):
+    monkeypatch.setattr(rendezvous, "_GREETING", 0.2)
+    (first,) = _plans(0, processes=2, timeout=60)
+    with _rank_0(first) as result:
+        with _connect(first) as silent:
+            silent.recv(100)
+            assert silent.recv(100) == b""
+        assert _meet(replace(first, rank=1)) == ["met [0]"]
+
+    assert result == ["met [1]"]
+    assert caplog.records[0].getMessage().endswith("it has not said who it is within 0.2 s")
+
+
+_FEW_FILES = """
+import resource, sys
+import jax_dist.multihost.rendezvous as rendezvous
+files = len(__import__("os").listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (files + 20, files + 20))
+print(sorted(rendezvous.meet(rendezvous.Plan(sys.argv[1], sys.argv[1], 2, 0, 60))))
+"""
+
+
+def test_more_connections_than_files_do_not_end_rank_0():
+    (plan,) = _plans(1, processes=2, timeout=60)
+    with subprocess.Popen(
+        [sys.executable, "-c", _FEW_FILES, plan.address],
+        env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        with contextlib.ExitStack() as stack:
+            for _ in range(60):
+                stack.enter_context(_connect(plan))
+            assert _meet(plan) == ["met [0]"]
+        printed, _ = process.communicate(timeout=60)
+
+    assert printed == "[1]\n"
+
+
+def test_a_rank_that_came_and_ended_is_named_at_once_by_all():
+    plans = _plans(0, 1, 2, processes=4, timeout=60)
+    start = time.monotonic()
+    with _rank_0(plans[0]) as result:
+        with _connect(plans[0]) as connection:
+            ended = rendezvous._say_hello(replace(plans[0], rank=3), connection)
+            ended.greet(10)
+            time.sleep(0.2)  # so that it is known
+        others = _meet(*plans[1:])
+
+    assert others == result * 2
+    assert time.monotonic() - start < 15
+    assert result[0].startswith(
+        "rank 3 has ended before all were there:\n  * rank 3 was at 127.0.0.1:"
+    )
+
+
+def test_other_machines_are_let_in_by_a_token_only(monkeypatch):
+    met = []
+    monkeypatch.setattr(initializing.rendezvous, "meet", lambda plan: met.append(plan) or 1 / 0)
+    monkeypatch.setattr(initializing._compat, "backend_started", lambda: False)
+    address = f"192.0.2.1:{free_port()}"  # of no interface here: rank 0 listens at all of them
+    with (
+        pytest.warns(multihost.OpenPortWarning, match="lets in whoever can reach its port") as seen,
+        pytest.raises(ZeroDivisionError),
+    ):
+        multihost.initialize(address, 2, 0)
+    for given in ({"token": "secret"}, {}):
+        monkeypatch.setenv("JAX_DIST_TOKEN", "" if given else "of the environment")
+        with pytest.raises(ZeroDivisionError):
+            multihost.initialize(address, 2, 0, **given)
+    monkeypatch.delenv("JAX_DIST_TOKEN")
+    with pytest.raises(ZeroDivisionError):
+        multihost.initialize(f"127.0.0.1:{free_port()}", 2, 0)
+
+    assert [plan.token for plan in met] == [b"", b"secret", b"of the environment", b""]
+    assert seen[0].filename == __file__
+
+
+# ---- what is no coordinator
 
 
 def test_a_stranger_at_the_port_is_known_as_one(monkeypatch):

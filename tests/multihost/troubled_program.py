@@ -63,6 +63,10 @@ def _total():
 def _have(trouble: str) -> None:
     if trouble == "raises":
         raise ValueError("the learning rate is negative")
+    if trouble == "raises at length":
+        raise ValueError(9_000_000 * "x" + " is too long")
+    if trouble == "is stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if trouble == "exits":
         sys.exit(0)
     if trouble == "exits with 3":
