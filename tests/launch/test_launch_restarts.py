@@ -2,9 +2,12 @@
 
 import pathlib
 import signal
+import statistics
 import subprocess
 import time
 
+import killing
+import numpy as np
 import pytest
 from launching import PATIENCE, PYTHON, environment, launch, launched, lines, notices
 
@@ -172,3 +175,29 @@ def test_a_job_goes_on_from_its_checkpoint_with_its_compiled_programs(tmp_path):
     told = [text for _, text in lines(ran.stdout) if text.startswith("from")]
     assert told == 2 * ["from 4 to 56.0 compiled 0"]  # 2 * (1 + ... + 7)
     assert "after rank 1 failed in step 6; 0 more are left" in ran.stderr
+
+
+def _check_kills(folder: pathlib.Path, *, steps: int, kills: int) -> killing.Survived:
+    """The killed job ends with the numbers of one that nobody has disturbed, bit by bit."""
+    for name in ("quiet", "killed"):
+        (folder / name).mkdir()
+    quiet = killing.run(folder / "quiet", steps=steps, every=5, kills=0, seed=0, timeout=300)
+    killed = killing.run(folder / "killed", steps=steps, every=5, kills=kills, seed=1, timeout=1500)
+
+    assert (quiet.code, killed.code) == (0, 0), killed.output[-3000:]
+    assert (killed.kills, killed.lost) == (kills, 0)
+    results = [np.load(folder / name / "result.npy") for name in ("quiet", "killed")]
+    assert np.abs(results[0]).max() > 0.01  # it went somewhere
+    assert results[0].tobytes() == results[1].tobytes()
+    return killed
+
+
+def test_a_job_goes_on_after_a_rank_was_killed(tmp_path):
+    _check_kills(tmp_path, steps=30, kills=1)
+
+
+@pytest.mark.slow
+def test_fifty_kills_in_three_hundred_steps(tmp_path):
+    killed = _check_kills(tmp_path, steps=300, kills=50)
+
+    assert statistics.median(killed.seconds) < 10
