@@ -263,10 +263,12 @@ class _Job:
 
     def _to_blame(self, first: Rank) -> Rank:
         """The rank that the first one has ended for: it says so, or JAX has aborted it."""
+        stopped = [rank for rank in self._ranks if rank.was_stopped]
+        if stopped and (first.could_not_join or first.exit_code() == -signal.SIGABRT):
+            return stopped[0]
         if first.blames is not None and first.blames < len(self._ranks):
             return self._ranks[first.blames]
-        stopped = [rank for rank in self._ranks if rank.was_stopped]
-        return stopped[0] if stopped and first.exit_code() == -signal.SIGABRT else first
+        return first
 
     def _ended(self, rank: Rank) -> Ended:
         exit_code = rank.exit_code()

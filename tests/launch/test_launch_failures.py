@@ -341,7 +341,10 @@ import os, signal, sys, time
 if os.environ["RANK"] == "1":
     os.kill(os.getpid(), signal.SIGSTOP)
 time.sleep(1)
-os.abort() if sys.argv[1] == "abort" else sys.exit(3)
+if sys.argv[1] == "abort": os.abort()
+if sys.argv[1] == "strange":
+    print("jax_dist._errors.JoinError: rank 0 meets a stranger at 127.0.0.1:4000:", file=sys.stderr)
+sys.exit(3)
 """
 
 
@@ -350,6 +353,7 @@ os.abort() if sys.argv[1] == "abort" else sys.exit(3)
     [
         # JAX aborts the others when one no longer answers.
         ("abort", "rank 1 failed first: stopped (SIGSTOP), and the others waited for it", 147),
+        ("strange", "rank 1 failed first: stopped (SIGSTOP), and the others waited for it", 147),
         ("exit", "rank 0 failed first: exit code 3, after", 3),
     ],
 )
