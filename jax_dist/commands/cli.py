@@ -50,8 +50,12 @@ def main(
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser(arguments)
     # The streams as they are now, not at import; None where the shell has closed one.
-    out, err = (each or terminal.nowhere() for each in (out or sys.stdout, err or sys.stderr))
-    return _run(parser, arguments, out, err)
+    return _run(
+        parser,
+        arguments,
+        out or sys.stdout or terminal.nowhere(),
+        err or sys.stderr or terminal.nowhere(),
+    )
 
 
 def program() -> int:
@@ -127,4 +131,3 @@ def _is_misuse(error: ValueError) -> bool:
     from jax_dist.checker.misuse import MisuseError
 
     return isinstance(error, MisuseError)
-

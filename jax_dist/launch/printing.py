@@ -91,7 +91,7 @@ class LogFile:
 
     def __init__(self, path: Path):
         self.path = path
-        self._file = open(path, "wb", buffering=0)
+        self._file = open(path, "wb", buffering=0)  # noqa: SIM115  # `close` closes it
 
     def write(self, text: str) -> None:
         """Raises an OSError where there is no room."""

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from jax_dist.launch.endings import ending
 from jax_dist.launch.environment import rank_environment
 from jax_dist.launch.orphanage import Orphanage
-from jax_dist.launch.outcome import Ended, Outcome, Reason
+from jax_dist.launch.outcome import Ended, Outcome, Reason, ending
 from jax_dist.launch.outputs import Output, Stream
 from jax_dist.launch.ports import reserved_port
 from jax_dist.launch.ranks import Rank

@@ -3,8 +3,7 @@
 import signal
 from collections.abc import Iterator, Sequence
 
-from jax_dist.launch.endings import ending, signal_name
-from jax_dist.launch.outcome import Ended, Outcome, Reason
+from jax_dist.launch.outcome import Ended, Outcome, Reason, ending, signal_name
 from jax_dist.multihost.ranks import do, name_ranks
 
 _SHOWN = 4  # ranks whose last lines are shown

@@ -230,7 +230,7 @@ def _listening(plan: Plan, deadline: float) -> Iterator[socket.socket]:
             try:
                 listener.bind((host, port))
                 listener.listen(max(128, plan.processes))
-                listener.setblocking(False)
+                listener.settimeout(0)  # who connects may have gone before it is accepted
                 break
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
@@ -317,9 +317,7 @@ def _cannot_listen(plan: Plan, error: OSError) -> str:
     )
 
 
-def _did_not_come(
-    plan: Plan, came: Sequence[int], missing: Sequence[int], stranger: str
-) -> str:
+def _did_not_come(plan: Plan, came: Sequence[int], missing: Sequence[int], stranger: str) -> str:
     return message(
         what=f"{do(missing, 'has', 'have')} not joined within {plan.timeout:g} s",
         which=[f"{do(came, 'waits', 'wait')} at {plan.address}", *filter(None, [stranger])],

@@ -82,7 +82,9 @@ def test_it_works_inside_another_job():
 
 def test_the_variables_of_a_rank():
     inherited = {**_OTHER_JOB, "HOME": "/home/me", "SLURM_ARRAY_TASK_ID": "5", "no_proxy": "x"}
-    found = rank_environment(inherited, rank=1, ranks=2, port=4000, launcher=99, token="t", cpu_devices=3)
+    found = rank_environment(
+        inherited, rank=1, ranks=2, port=4000, launcher=99, token="t", cpu_devices=3
+    )
 
     assert {name: found[name] for name in sorted(found)} == {
         "HOME": "/home/me",

@@ -1,4 +1,4 @@
-"""The program for Ray that the documentation offers to copy, on a real cluster of two hosts here."""
+"""The program for Ray that the documentation offers to copy, on a real cluster of two nodes."""
 
 import os
 import pathlib

@@ -25,7 +25,9 @@ def _starts(ended) -> list[str]:
 
 
 def _about_restarts(ended) -> list[str]:
-    return [text for text in notices(ended.stderr) if "start" in text.split(",")[0] or "again" in text]
+    return [
+        text for text in notices(ended.stderr) if "start" in text.split(",")[0] or "again" in text
+    ]
 
 
 def test_a_job_that_fails_twice_is_started_three_times():
@@ -35,7 +37,17 @@ def test_a_job_that_fails_twice_is_started_three_times():
         "if start < 2: time.sleep(600)"
     )
     ended = launch(
-        "-n", "2", "--restarts", "2", "--min-interval", "0", "--grace", "0.1", "--", *PYTHON, program
+        "-n",
+        "2",
+        "--restarts",
+        "2",
+        "--min-interval",
+        "0",
+        "--grace",
+        "0.1",
+        "--",
+        *PYTHON,
+        program,
     )
 
     assert ended.returncode == 0
@@ -56,7 +68,17 @@ def test_a_rank_that_fails_again_and_again_in_one_step_ends_it():
         "time.sleep(600)"
     )
     ended = launch(
-        "-n", "2", "--restarts", "2", "--min-interval", "0", "--grace", "0.1", "--", *PYTHON, program
+        "-n",
+        "2",
+        "--restarts",
+        "2",
+        "--min-interval",
+        "0",
+        "--grace",
+        "0.1",
+        "--",
+        *PYTHON,
+        program,
     )
 
     assert ended.returncode == 1

@@ -417,7 +417,9 @@ def test_a_full_and_a_read_only_disk_take_nothing_away(tmp_path):
         timeout=180,
     )
 
-    left = "Make room there, or let it be written to. The checkpoints that are there are as they were."
+    left = (
+        "Make room there, or let it be written to. The checkpoints that are there are as they were."
+    )
     assert ran.stdout.splitlines() == [
         *("0 0", "saved 1", "saved 2", "step 3 is not saved:", left),
         *("2 2", "step 3 is not saved:", left),

@@ -184,13 +184,18 @@ def _job(monkeypatch, *, rank: int, pid: int, on: str | None = None) -> tuple[jo
         shutdown_timeout=300.0,
     )
     monkeypatch.setattr(job, "end_now", lambda text, code: ends.append(text))
-    monkeypatch.setattr(found, "end_all", lambda culprit, text, code: ends.append(f"{culprit}: {text}"))
+    monkeypatch.setattr(
+        found, "end_all", lambda culprit, text, code: ends.append(f"{culprit}: {text}")
+    )
     return found, ends
 
 
 @pytest.mark.parametrize(
     ("rank", "told"),
-    [(0, "1: rank 1 is stopped, for 4 s"), (1, "rank 1: stopping because rank 0 is stopped, for 4 s")],
+    [
+        (0, "1: rank 1 is stopped, for 4 s"),
+        (1, "rank 1: stopping because rank 0 is stopped, for 4 s"),
+    ],
 )
 def test_a_stopped_process_is_named_before_jax_ends_the_others(monkeypatch, rank, told):
     with subprocess.Popen(["sleep", "600"]) as sleeper:

@@ -154,11 +154,10 @@ _STRANGERS = {
 @pytest.mark.parametrize("who", _STRANGERS)
 def test_who_is_no_process_of_the_job_is_cut_off_and_the_others_meet(who, token):
     first, second = (replace(plan, token=token) for plan in _plans(0, 1, processes=2, timeout=60))
-    with _rank_0(first) as result:
-        with _connect(first) as stranger:
-            with contextlib.suppress(OSError):  # it is cut off in the middle
-                stranger.sendall(_STRANGERS[who])
-            assert _meet(second) == ["met [0]"]
+    with _rank_0(first) as result, _connect(first) as stranger:
+        with contextlib.suppress(OSError):  # it is cut off in the middle
+            stranger.sendall(_STRANGERS[who])
+        assert _meet(second) == ["met [0]"]
 
     assert result == ["met [1]"]
 
@@ -226,10 +225,9 @@ def test_a_greeting_that_was_overheard_opens_nothing():
         overheard = overheard + connection.recv(1 << 16, socket.MSG_PEEK)
         guest.close()
         host.close()
-    with _rank_0(replace(first, timeout=60)) as result:
-        with _connect(first) as stranger:
-            stranger.sendall(overheard)
-            assert _meet(replace(second, timeout=60)) == ["met [0]"]
+    with _rank_0(replace(first, timeout=60)) as result, _connect(first) as stranger:
+        stranger.sendall(overheard)
+        assert _meet(replace(second, timeout=60)) == ["met [0]"]
 
     assert result == ["met [1]"]
 
