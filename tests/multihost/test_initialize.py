@@ -5,22 +5,28 @@ differing numbers of processes are accepted.
 """
 
 import contextlib
-import json
 import os
 import pathlib
-import random
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import jax
 import pytest
 from jobs import free_port, run_job
+from strangers import (
+    AFTER_A_GREETING,
+    WITHOUT_A_GREETING,
+    connect,
+    meet,
+    plans,
+    rank_0,
+    ranks_meet_beside,
+    speak,
+)
 
 from jax_dist import multihost
 from jax_dist.multihost import clusters, initializing, rendezvous
@@ -38,69 +44,42 @@ _JAX = {
 }
 
 
-def _meet(*plans: Plan) -> list[str]:
-    """What each gets: the ranks that it has channels to, or the error."""
-    results = [""] * len(plans)
-
-    def go(number: int, plan: Plan) -> None:
-        try:
-            peers = rendezvous.meet(plan)
-        except multihost.JoinError as error:
-            results[number] = str(error)
-        else:
-            results[number] = f"met {sorted(peers)}"
-            for peer in peers.values():
-                peer.channel.close()
-
-    threads = [threading.Thread(target=go, args=each) for each in enumerate(plans)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
-def _plans(*ranks: int, processes: int = 3, timeout: float = 2.0) -> list[Plan]:
-    address = f"127.0.0.1:{free_port()}"
-    return [Plan(address, address, processes, rank, timeout) for rank in ranks]
-
-
 def test_all_meet_whoever_comes_first():
-    assert _meet(*_plans(2, 0, 1, timeout=60)) == ["met [0]", "met [1, 2]", "met [0]"]
+    assert meet(*plans(2, 0, 1, timeout=60)) == ["met [0]", "met [1, 2]", "met [0]"]
 
 
 def test_a_missing_rank_is_named_by_all_that_came():
-    first, second = _meet(*_plans(0, 2))
+    first, second = meet(*plans(0, 2))
 
     assert first == second
     assert first.startswith("rank 1 has not joined within 2 s:\n  * ranks 0 and 2 wait at 127")
 
 
 def test_without_rank_0_the_others_say_where_they_looked():
-    (error,) = _meet(*_plans(1))
+    (error,) = meet(*plans(1))
 
     assert error.startswith("rank 1 has not reached rank 0 within 2 s:\n  * 127.0.0.1:")
     assert "Connection refused" in error
 
 
 def test_a_rank_that_comes_twice_is_named_by_all():
-    errors = _meet(*_plans(0, 1, 1, timeout=60))
+    errors = meet(*plans(0, 1, 1, timeout=60))
 
     assert len(set(errors)) == 1
     assert errors[0].startswith("two processes say that they are rank 1:")
 
 
 def test_a_second_rank_0_is_no_taken_port():
-    errors = _meet(*_plans(0, 0, timeout=60))
+    errors = meet(*plans(0, 0, timeout=60))
 
     assert len(set(errors)) == 1
     assert errors[0].startswith("two processes say that they are rank 0:")
 
 
 def test_other_numbers_of_processes_are_told_to_all():
-    (first,), (other,) = _plans(0, processes=2, timeout=60), _plans(1, processes=3, timeout=60)
+    (first,), (other,) = plans(0, processes=2, timeout=60), plans(1, processes=3, timeout=60)
     other = Plan(first.address, first.bind, 3, 1, 60)
-    errors = _meet(first, other)
+    errors = meet(first, other)
 
     assert len(set(errors)) == 1
     assert "\n  * rank 0 was told 2\n  * rank 1 was told 3\n" in errors[0]
@@ -109,100 +88,32 @@ def test_other_numbers_of_processes_are_told_to_all():
 # ---- who is let in
 
 
-@contextlib.contextmanager
-def _rank_0(plan: Plan) -> Iterator[list[str]]:
-    """Rank 0 waits while the block runs; afterwards, the list holds what it got."""
-    result: list[str] = []
-    thread = threading.Thread(target=lambda: result.extend(_meet(plan)))
-    thread.start()
-    try:
-        yield result
-    finally:
-        thread.join()
-
-
-def _connect(plan: Plan) -> socket.socket:
-    for _ in range(1000):
-        with contextlib.suppress(OSError):
-            return socket.create_connection(rendezvous.split(plan.address), timeout=10)
-        time.sleep(0.01)
-    raise AssertionError("rank 0 does not listen")
-
-
-def _frame(message: object) -> bytes:
-    text = message if isinstance(message, bytes) else json.dumps(message).encode()
-    return struct.pack("!I", len(text)) + text
-
-
-def _hello(**changes: object) -> object:
-    hello = {"rank": 1, "processes": 2, "machine": "m", "pid": 1} | changes
-    return ["Hello", {name: value for name, value in hello.items() if value != "left out"}]
-
-
-_OLD_GREETING = b"jax_dist"
-_STRANGERS = {
-    "nothing": b"",
-    "random bytes": random.Random(0).randbytes(100_000),
-    "a browser": b"GET / HTTP/1.1\r\n\r\n",
-    "an older version": _OLD_GREETING + _frame({"is": "hello", "rank": 1, "processes": 2}),
-    "half a greeting": b"jax_dist 2\n" + bytes(7),
-    "no proof": b"jax_dist 2\n" + bytes(16) + bytes(32) + _frame(_hello()),
-}
-
-
 @pytest.mark.parametrize("token", [b"", b"a secret"], ids=["without token", "with token"])
-@pytest.mark.parametrize("who", _STRANGERS)
-def test_who_is_no_process_of_the_job_is_cut_off_and_the_others_meet(who, token):
-    first, second = (replace(plan, token=token) for plan in _plans(0, 1, processes=2, timeout=60))
-    with _rank_0(first) as result, _connect(first) as stranger:
-        with contextlib.suppress(OSError):  # it is cut off in the middle
-            stranger.sendall(_STRANGERS[who])
-        assert _meet(second) == ["met [0]"]
-
-    assert result == ["met [1]"]
+@pytest.mark.parametrize("who", WITHOUT_A_GREETING)
+def test_who_is_no_process_of_the_job_is_cut_off_and_the_othersmeet(who, token):
+    assert ranks_meet_beside([WITHOUT_A_GREETING[who]], token=token, greets=False)
 
 
-_GREETED = {  # by somebody who knows the protocol, and the token, which is none
-    "nonsense": _frame(b"{nonsense"),
-    "not text": _frame(b"\xff\xfe{}"),
-    "deep": _frame(4000 * b"["),
-    "a list": _frame([1]),
-    "another message": _frame(["Leave", {}]),
-    "no rank": _frame(_hello(rank="left out")),
-    "a word": _frame(_hello(rank="1")),
-    "true": _frame(_hello(rank=True)),
-    "none": _frame(_hello(rank=None)),
-    "rank 99": _frame(_hello(rank=99)),
-    "rank -5": _frame(_hello(rank=-5)),
-    "a huge rank": _frame(_hello(rank=10**30)),
-    "no processes": _frame(_hello(processes=0)),
-    "a long hello": _frame(_hello(machine=100_000 * "m")),
-    "a gigabyte is announced": struct.pack("!I", 1 << 30),
-}
-
-
-@pytest.mark.parametrize("what", _GREETED)
-def test_who_says_something_else_is_cut_off_and_the_others_meet(what, caplog):
-    first, second = _plans(0, 1, processes=2, timeout=60)
-    with _rank_0(first) as result:
-        with _connect(first) as connection:
-            stranger = Channel(connection, b"", is_host=False)
-            stranger.greet(10)
-            connection.sendall(_GREETED[what])
+@pytest.mark.parametrize("what", AFTER_A_GREETING)
+def test_who_says_something_else_is_cut_off_and_the_othersmeet(what, caplog):
+    first, second = plans(0, 1, processes=2, timeout=60)
+    with rank_0(first) as result:
+        with connect(first) as connection:
+            speak(connection, AFTER_A_GREETING[what], token=b"", greets=True)
             with contextlib.suppress(ConnectionResetError):
                 assert connection.recv(1) == b""  # it is cut off
-        assert _meet(second) == ["met [0]"]
+        assert meet(second) == ["met [0]"]
 
     assert result == ["met [1]"]
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.startswith("rank 0: a stranger from 127.0.0.1:")
 
 
-def test_who_does_not_know_the_token_is_told_to_rank_0(caplog, monkeypatch):
+def test_who_does_not_know_the_token_is_told_torank_0(caplog, monkeypatch):
     monkeypatch.setattr(rendezvous, "_PATIENCE", 0.2)
-    first, second = _plans(0, 1, processes=2, timeout=3)
+    first, second = plans(0, 1, processes=2, timeout=3)
     first, second = replace(first, token=b"one"), replace(second, token=b"other")
-    error, refused = _meet(first, second)
+    error, refused = meet(first, second)
 
     assert error.startswith("rank 1 has not joined within 3 s:\n  * rank 0 waits at 127.0.0.1:")
     assert "was cut off: it does not know the token of this job\n" in error
@@ -213,7 +124,7 @@ def test_who_does_not_know_the_token_is_told_to_rank_0(caplog, monkeypatch):
 
 def test_a_greeting_that_was_overheard_opens_nothing():
     """What a guest has shown once is of no use another time."""
-    first, second = (replace(plan, token=b"secret") for plan in _plans(0, 1, processes=2))
+    first, second = (replace(plan, token=b"secret") for plan in plans(0, 1, processes=2))
     with socket.create_server(("127.0.0.1", 0)) as server:
         guest = Channel(socket.create_connection(server.getsockname()), b"secret", is_host=False)
         connection, _ = server.accept()
@@ -225,32 +136,32 @@ def test_a_greeting_that_was_overheard_opens_nothing():
         overheard = overheard + connection.recv(1 << 16, socket.MSG_PEEK)
         guest.close()
         host.close()
-    with _rank_0(replace(first, timeout=60)) as result, _connect(first) as stranger:
+    with rank_0(replace(first, timeout=60)) as result, connect(first) as stranger:
         stranger.sendall(overheard)
-        assert _meet(replace(second, timeout=60)) == ["met [0]"]
+        assert meet(replace(second, timeout=60)) == ["met [0]"]
 
     assert result == ["met [1]"]
 
 
 def test_many_that_say_nothing_do_not_keep_the_others_out(monkeypatch):
     monkeypatch.setattr(rendezvous, "_SPARE_GUESTS", 4)
-    first, second = _plans(0, 1, processes=2, timeout=60)
-    with _rank_0(first) as result, contextlib.ExitStack() as stack:
+    first, second = plans(0, 1, processes=2, timeout=60)
+    with rank_0(first) as result, contextlib.ExitStack() as stack:
         for _ in range(100):
-            stack.enter_context(_connect(first))
-        assert _meet(second) == ["met [0]"]
+            stack.enter_context(connect(first))
+        assert meet(second) == ["met [0]"]
 
     assert result == ["met [1]"]
 
 
 def test_who_says_nothing_for_long_is_cut_off(monkeypatch, caplog):
     monkeypatch.setattr(rendezvous, "_GREETING", 0.2)
-    (first,) = _plans(0, processes=2, timeout=60)
-    with _rank_0(first) as result:
-        with _connect(first) as silent:
+    (first,) = plans(0, processes=2, timeout=60)
+    with rank_0(first) as result:
+        with connect(first) as silent:
             silent.recv(100)
             assert silent.recv(100) == b""
-        assert _meet(replace(first, rank=1)) == ["met [0]"]
+        assert meet(replace(first, rank=1)) == ["met [0]"]
 
     assert result == ["met [1]"]
     assert caplog.records[0].getMessage().endswith("it has not said who it is within 0.2 s")
@@ -265,8 +176,8 @@ print(sorted(rendezvous.meet(rendezvous.Plan(sys.argv[1], sys.argv[1], 2, 0, 60)
 """
 
 
-def test_more_connections_than_files_do_not_end_rank_0():
-    (plan,) = _plans(1, processes=2, timeout=60)
+def test_more_connections_than_files_do_not_endrank_0():
+    (plan,) = plans(1, processes=2, timeout=60)
     with subprocess.Popen(
         [sys.executable, "-c", _FEW_FILES, plan.address],
         env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
@@ -276,24 +187,24 @@ def test_more_connections_than_files_do_not_end_rank_0():
     ) as process:
         with contextlib.ExitStack() as stack:
             for _ in range(60):
-                stack.enter_context(_connect(plan))
-            assert _meet(plan) == ["met [0]"]
+                stack.enter_context(connect(plan))
+            assert meet(plan) == ["met [0]"]
         printed, _ = process.communicate(timeout=60)
 
     assert printed == "[1]\n"
 
 
 def test_a_rank_that_came_and_ended_is_named_at_once_by_all():
-    plans = _plans(0, 1, 2, processes=4, timeout=60)
+    first, *others = plans(0, 1, 2, processes=4, timeout=60)
     start = time.monotonic()
-    with _rank_0(plans[0]) as result:
-        with _connect(plans[0]) as connection:
-            ended = rendezvous._say_hello(replace(plans[0], rank=3), connection)
+    with rank_0(first) as result:
+        with connect(first) as connection:
+            ended = rendezvous._say_hello(replace(first, rank=3), connection)
             ended.greet(10)
             time.sleep(0.2)  # so that it is known
-        others = _meet(*plans[1:])
+        errors = meet(*others)
 
-    assert others == result * 2
+    assert errors == result * 2
     assert time.monotonic() - start < 15
     assert result[0].startswith(
         "rank 3 has ended before all were there:\n  * rank 3 was at 127.0.0.1:"
@@ -341,7 +252,7 @@ def test_a_stranger_at_the_port_is_known_as_one(monkeypatch):
 
         thread = threading.Thread(target=answer)
         thread.start()
-        (error,) = _meet(Plan(address, address, 2, 1, 30))
+        (error,) = meet(Plan(address, address, 2, 1, 30))
         server.shutdown(socket.SHUT_RDWR)  # close alone would not wake the thread
         thread.join()
 
