@@ -67,7 +67,7 @@ def kills(chance: random.Random) -> Trials:
 
 
 def restarts(chance: random.Random) -> Trials:
-    """SIGKILL of a rank of `launch --restarts`: the last state is that of a quiet run, to the bit"""
+    """SIGKILL of a rank of `launch --restarts`: the end is to the bit that of a quiet run"""
     with tempfile.TemporaryDirectory() as name:
         quiet = _folder_in(name, "quiet")
         killing.run(quiet, steps=60, every=5, kills=0, seed=0, timeout=300)
