@@ -60,6 +60,7 @@ class Channel:
         self._longest = _LONGEST_FIRST if is_host else _LONGEST
         self._own_nonce = secrets.token_bytes(_NONCE)
         self._other_nonce: bytes | None = None
+        self._is_broken = False
         self._unread = b""
         self._unsent = b""  # until the other side has greeted
         connection.settimeout(_SENDING)
@@ -120,11 +121,12 @@ class Channel:
         self._socket.close()
 
     def _send(self, data: bytes) -> bool:
-        try:
-            self._socket.sendall(data)
-        except OSError:
-            return False
-        return True
+        if not self._is_broken:
+            try:
+                self._socket.sendall(data)
+            except OSError:  # perhaps in the middle of a message: there is no way on
+                self._is_broken = True
+        return not self._is_broken
 
     def _read(self, timeout: float | None) -> None:
         """`timeout` None: there is something to read."""

@@ -267,14 +267,15 @@ class Job:
 
     def _look_who_is_stopped(self, now: float) -> None:
         """JAX would end all others, and whoever ends first would take the blame."""
-        own = machine.name()
         for rank, peer in list(self._peers.items()):
-            if peer.machine != own or not machine.is_stopped(peer.pid):
-                self._stopped.pop(rank, None)
-            elif now > self._stopped.setdefault(rank, now) + self._stopped_timeout:
-                self._lose(rank, _is_stopped(rank, now - self._stopped[rank]))
             if self.rank == 0:
                 self.tell(rank, Ping())
+            if peer.machine != machine.name() or not machine.is_stopped(peer.pid):
+                self._stopped.pop(rank, None)
+                continue
+            seconds = now - self._stopped.setdefault(rank, now)
+            if seconds > self._stopped_timeout and self._needs(rank):
+                self._lose(rank, _is_stopped(rank, seconds))
 
     def _look_at_main(self, progress: Progress) -> None:
         """Others have finished: does this process wait for them?"""
@@ -287,9 +288,7 @@ class Job:
 
     def _on_silence(self, rank: int, *, ended: bool) -> None:
         """A channel is closed, with the process at its end, or with the network."""
-        if self._may_leave.is_set() or self._ending is not None:
-            return
-        if not (self._fail_fast or not self._has_joined) or rank in self._finished:
+        if not self._needs(rank):
             return
         if not ended:  # the process may live; JAX's heartbeats will tell
             self._finished[rank] = time.monotonic()
@@ -303,6 +302,12 @@ class Job:
             else:
                 self._lose(rank, _gone(rank))
 
+    def _needs(self, rank: int) -> bool:
+        """Whether the job cannot go on without that rank."""
+        is_over = self._may_leave.is_set() or self._ending is not None
+        ends_fast = self._fail_fast or not self._has_joined
+        return ends_fast and not is_over and rank not in self._finished
+
     def _most_silent(self) -> tuple[int, float]:
         """Of those that rank 0 pings: the rank, and the seconds since it said anything."""
         if self.rank != 0 or not self._peers:
@@ -311,7 +316,7 @@ class Job:
         return silent, time.monotonic() - self._heard[silent]
 
     def _lose(self, rank: int, text: str) -> None:
-        """Without that rank the job cannot go on."""
+        """Ends the job, for want of that rank."""
         if self.rank == 0:
             self.end_all(rank, text, FAILED)
         else:

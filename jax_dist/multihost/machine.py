@@ -1,6 +1,7 @@
 """Which machine a process runs on, and whether another one on the same machine is stopped."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import platform
@@ -8,6 +9,7 @@ import platform
 _STOPPED = ("T", "t")  # by a signal, and by a debugger
 
 
+@functools.cache
 def name() -> str:
     """The same for all processes that see one another's process ids, and for no others."""
     try:

@@ -96,6 +96,16 @@ def test_a_killed_rank_is_named_at_once_and_not_by_a_heartbeat():
     _check_gone(1, "is killed", -9)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_dies_before_jax_has_joined_them_is_named_within_seconds(rank):
+    ended = _run(rank, "dies before JAX joins", ranks=3)
+
+    assert [each.code for each in ended] == [7 if other == rank else 1 for other in range(3)]
+    assert max(each.seconds for each in ended) < 2 * _SECONDS  # after the start; JAX waits for 60
+    for other in {0, 1, 2} - {rank}:
+        assert f"rank {other}: stopping because rank {rank} is gone" in ended[other].output
+
+
 def test_an_early_exit_is_told_to_those_who_wait_and_keeps_its_exit_code():
     _check_exited(1, "exits with 3", code=3)
 
@@ -170,7 +180,9 @@ class _Deaf:
         return True
 
 
-def _job(monkeypatch, *, rank: int, pid: int, on: str | None = None) -> tuple[job.Job, list]:
+def _job(
+    monkeypatch, *, rank: int, pid: int, on: str | None = None, fail_fast: bool = True
+) -> tuple[job.Job, list]:
     """One that is not started, beside a process `pid`; and what it ends with."""
     ends: list[str] = []
     peer = Peer(_Deaf(), on or machine.name(), pid)
@@ -178,11 +190,12 @@ def _job(monkeypatch, *, rank: int, pid: int, on: str | None = None) -> tuple[jo
         rank,
         3,
         {1 - rank: peer},
-        fail_fast=True,
+        fail_fast=fail_fast,
         early_exit_timeout=lambda: 3.0,
         heartbeat_timeout=10.0,
         shutdown_timeout=300.0,
     )
+    found.joined()
     monkeypatch.setattr(job, "end_now", lambda text, code: ends.append(text))
     monkeypatch.setattr(
         found, "end_all", lambda culprit, text, code: ends.append(f"{culprit}: {text}")
@@ -200,6 +213,7 @@ def _job(monkeypatch, *, rank: int, pid: int, on: str | None = None) -> tuple[jo
 def test_a_stopped_process_is_named_before_jax_ends_the_others(monkeypatch, rank, told):
     with subprocess.Popen(["sleep", "600"]) as sleeper:
         elsewhere, silent = _job(monkeypatch, rank=rank, pid=sleeper.pid, on="another machine")
+        slow, nothing = _job(monkeypatch, rank=rank, pid=sleeper.pid, fail_fast=False)
         found, ends = _job(monkeypatch, rank=rank, pid=sleeper.pid)
         found._look_who_is_stopped(100.0)
         sleeper.send_signal(signal.SIGSTOP)
@@ -207,6 +221,7 @@ def test_a_stopped_process_is_named_before_jax_ends_the_others(monkeypatch, rank
         for now in (101.0, 104.0):
             found._look_who_is_stopped(now)
             elsewhere._look_who_is_stopped(now)
+            slow._look_who_is_stopped(now)
         assert (os.WIFSTOPPED(status), ends) == (True, [])
         sleeper.send_signal(signal.SIGCONT)
         os.waitpid(sleeper.pid, os.WCONTINUED)
@@ -218,7 +233,7 @@ def test_a_stopped_process_is_named_before_jax_ends_the_others(monkeypatch, rank
         sleeper.kill()
 
     assert [each.partition(" by now")[0] for each in ends] == [told]
-    assert silent == []
+    assert silent == nothing == []
 
 
 def test_who_has_been_silent_for_long_is_named_and_not_who_jax_ended_for_it(monkeypatch):
