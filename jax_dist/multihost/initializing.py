@@ -24,6 +24,7 @@ _log = logging.getLogger("jax_dist.multihost")
 _EARLY_EXIT = {"cpu": 3.0}  # seconds; on a CPU it shows whether a process computes
 _EARLY_EXIT_ELSEWHERE = 60.0
 _HEARTBEAT_OF_JAX = 100.0  # seconds, where nobody says otherwise
+_SHORTEST_TOKEN = 16  # characters
 _RESTART = "JAX_DIST_RESTART"  # which `jax-dist launch --restarts` sets
 _ADDRESS_KEY = "jax_dist/job/address"
 
@@ -83,14 +84,14 @@ def initialize(
       program_timeout: the seconds that `jax_dist.pmap` and `jax_dist.rewrite` wait for the other
         processes to come to the same program, before it first runs.
       shutdown_timeout: the seconds that a process which has finished waits for the others.
-      token: what only the processes of this job know, at least 16 random characters; by default
+      token: what only the processes of this job know, 16 random characters or more; by default
         JAX_DIST_TOKEN, which `jax-dist launch` sets. Whoever does not know it is not let in. The
         service of JAX itself asks for none.
 
     Raises:
       JoinError: they could not be brought together; the same text in all that have met.
       RuntimeError: JAX has chosen its devices already, or this process has joined other ones.
-      ValueError: the address is no "host:port".
+      ValueError: the address is no "host:port", or the token is too short.
 
     Warns:
       OpenPortWarning: in rank 0: other machines can reach its port, and there is no token.
@@ -103,32 +104,21 @@ def initialize(
     if _joined.job is not None:
         _check_same(*asked)
         return
-    found = None
+    timeout, found = initialization_timeout or 300.0, None
     if _compat.joined_as() is not None:
         _check_same(*asked)
         heartbeat = heartbeat_timeout or _HEARTBEAT_OF_JAX
-        plan = _plan_beside_jax(initialization_timeout or 300.0)
+        plan = _plan_beside_jax(timeout)
     else:
-        timeout = initialization_timeout or 300.0
         found = clusters.find(*asked, devices, timeout=timeout)
-        if found is None:
-            return
-        is_local = clusters.is_loopback(found.address)
+        is_local = found is not None and clusters.is_loopback(found.address)
+        timeout = initialization_timeout or (60.0 if is_local else 300.0)
         heartbeat = heartbeat_timeout or (15.0 if is_local else 60.0)
-        plan = rendezvous.Plan(
-            found.address,
-            clusters.bind_address(found.address, coordinator_bind_address),
-            found.processes,
-            found.rank,
-            initialization_timeout or (60.0 if is_local else 300.0),
-            (token or os.environ.get("JAX_DIST_TOKEN", "")).encode(),
-        )
-        if _compat.backend_started():
-            raise _too_late()
-        if plan.rank == 0 and not plan.token and not clusters.is_loopback(plan.bind):
-            warnings.warn(OpenPortWarning(_open_port(plan)), stacklevel=2)
+        plan = None if found is None else _plan(found, coordinator_bind_address, timeout, token)
     if plan is None:
         return
+    if plan.rank == 0 and not plan.token and not clusters.is_loopback(plan.bind):
+        warnings.warn(OpenPortWarning(_open_port(plan)), stacklevel=2)
     job = _joined.job = Job(
         plan.rank,
         plan.processes,
@@ -182,6 +172,16 @@ def _join(found: Membership, plan: Plan, *, heartbeat: float, shutdown: float) -
     jax.distributed.initialize(found.address, found.processes, found.rank, local, **options)
 
 
+def _plan(found: Membership, bind: str | None, timeout: float, token: str | None) -> Plan:
+    if _compat.backend_started():
+        raise _too_late()
+    token = token or os.environ.get("JAX_DIST_TOKEN", "")
+    if 0 < len(token) < _SHORTEST_TOKEN:
+        raise _guessable()
+    bind = clusters.bind_address(found.address, bind)
+    return Plan(found.address, bind, found.processes, found.rank, timeout, token.encode())
+
+
 def _plan_beside_jax(timeout: float) -> Plan | None:
     """For processes that `jax.distributed.initialize` has joined already; None for a single one.
 
@@ -229,6 +229,17 @@ def _default_early_exit() -> float:
     if not _compat.backend_started():
         return _EARLY_EXIT_ELSEWHERE
     return _EARLY_EXIT.get(jax.default_backend(), _EARLY_EXIT_ELSEWHERE)
+
+
+def _guessable() -> ValueError:
+    return ValueError(
+        message(
+            what="the token of the job can be guessed",
+            which=[f"it has fewer than {_SHORTEST_TOKEN} characters"],
+            why="whoever connects once learns enough to try tokens at home",
+            do="Take 32 random characters, as `openssl rand -hex 16` prints them.",
+        )
+    )
 
 
 def _open_port(plan: Plan) -> str:

@@ -221,7 +221,7 @@ def test_other_machines_are_let_in_by_a_token_only(monkeypatch):
         pytest.raises(ZeroDivisionError),
     ):
         multihost.initialize(address, 2, 0)
-    for given in ({"token": "secret"}, {}):
+    for given in ({"token": "of the arguments"}, {}):
         monkeypatch.setenv("JAX_DIST_TOKEN", "" if given else "of the environment")
         with pytest.raises(ZeroDivisionError):
             multihost.initialize(address, 2, 0, **given)
@@ -229,8 +229,10 @@ def test_other_machines_are_let_in_by_a_token_only(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         multihost.initialize(f"127.0.0.1:{free_port()}", 2, 0)
 
-    assert [plan.token for plan in met] == [b"", b"secret", b"of the environment", b""]
+    assert [plan.token for plan in met] == [b"", b"of the arguments", b"of the environment", b""]
     assert seen[0].filename == __file__
+    with pytest.raises(ValueError, match="token of the job can be guessed"):
+        multihost.initialize(address, 2, 0, token="secret")
 
 
 # ---- what is no coordinator
