@@ -14,7 +14,8 @@ from jax_dist.commands.help import Help
 
 # Loaded by name, and only the one that is asked for: `lint` must not wait for the others.
 _COMMANDS = ("cache", "doctor", "launch", "lint", "migrate", "rule", "server")
-_WITH_PROGRAM = ("cache", "launch", "migrate")  # what stands behind their -- is a command to run
+# What stands behind their -- is a command to run.
+_WITH_PROGRAM = (["cache", "verify"], ["launch"], ["migrate"])
 
 _EPILOG = """\
 exit codes: 0 all is well, 1 something was found, 2 the command was not understood
@@ -92,7 +93,8 @@ def _run(
 
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """`migrate src -- python a.py` as two command lines; argparse knows no such thing."""
-    if arguments[:1] and arguments[0] in _WITH_PROGRAM and "--" in arguments:
+    runs = any(list(arguments[: len(each)]) == each for each in _WITH_PROGRAM)
+    if runs and "--" in arguments:
         cut = list(arguments).index("--")
         return arguments[:cut], arguments[cut + 1 :]
     return arguments, ()

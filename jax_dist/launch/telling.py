@@ -8,6 +8,7 @@ from jax_dist.multihost.ranks import do, name_ranks
 
 _SHOWN = 4  # ranks whose last lines are shown
 _SHOWN_LINES = 5  # of each
+_SHOWN_LENGTH = 1000  # characters of a line
 
 
 def causes(outcome: Outcome) -> Iterator[str]:
@@ -64,7 +65,7 @@ def _timed_out(outcome: Outcome) -> Iterator[str]:
 
 
 def _indented(tail: Sequence[str]) -> str:
-    return "\n".join(f"    {line}" for line in tail or ["(it wrote nothing)"])
+    return "\n".join(f"    {line[:_SHOWN_LENGTH]}" for line in tail or ["(it wrote nothing)"])
 
 
 def _way(each: Ended) -> str:
