@@ -16,7 +16,6 @@ import sys
 import pytest
 from launching import PATIENCE, environment
 
-from jax_dist._errors import JoinError
 from jax_dist.multihost import clusters
 from jax_dist.multihost.clusters import Membership
 
@@ -297,6 +296,6 @@ def test_each_variable_of_the_table_says_what_the_page_says(monkeypatch, engine)
     for name in values:
         try:
             found = find({other: value for other, value in values.items() if other != name})
-        except (JoinError, KeyError):
+        except (KeyError, RuntimeError):  # of JAX, and of ours
             found = None
         assert found != expected, f"{name} is not needed"
