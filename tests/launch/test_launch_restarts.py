@@ -18,6 +18,7 @@ def say(restored, reached):
     file = pathlib.Path(os.environ["JAX_DIST_PROGRESS"], str(rank))
     file.write_bytes(struct.pack("<qq", restored, reached))
 """
+_TWICE = ("--restarts", "2", "--min-interval", "0")
 
 
 def _starts(ended) -> list[str]:
@@ -36,19 +37,7 @@ def test_a_job_that_fails_twice_is_started_three_times():
         "if start < 2 and rank == 1: sys.exit(3)\n"
         "if start < 2: time.sleep(600)"
     )
-    ended = launch(
-        "-n",
-        "2",
-        "--restarts",
-        "2",
-        "--min-interval",
-        "0",
-        "--grace",
-        "0.1",
-        "--",
-        *PYTHON,
-        program,
-    )
+    ended = launch("-n", "2", "--grace", "0.1", *_TWICE, "--", *PYTHON, program)
 
     assert ended.returncode == 0
     assert _starts(ended) == sorted(2 * ["start 0", "start 1", "start 2"])
@@ -67,19 +56,7 @@ def test_a_rank_that_fails_again_and_again_in_one_step_ends_it():
         "if rank == 1: sys.exit('the loss is NaN')\n"
         "time.sleep(600)"
     )
-    ended = launch(
-        "-n",
-        "2",
-        "--restarts",
-        "2",
-        "--min-interval",
-        "0",
-        "--grace",
-        "0.1",
-        "--",
-        *PYTHON,
-        program,
-    )
+    ended = launch("-n", "2", "--grace", "0.1", *_TWICE, "--", *PYTHON, program)
 
     assert ended.returncode == 1
     assert "start 3" not in _starts(ended)

@@ -90,12 +90,12 @@ def test_other_numbers_of_processes_are_told_to_all():
 
 @pytest.mark.parametrize("token", [b"", b"a secret"], ids=["without token", "with token"])
 @pytest.mark.parametrize("who", WITHOUT_A_GREETING)
-def test_who_is_no_process_of_the_job_is_cut_off_and_the_othersmeet(who, token):
+def test_who_is_no_process_of_the_job_is_cut_off_and_the_others_meet(who, token):
     assert ranks_meet_beside([WITHOUT_A_GREETING[who]], token=token, greets=False)
 
 
 @pytest.mark.parametrize("what", AFTER_A_GREETING)
-def test_who_says_something_else_is_cut_off_and_the_othersmeet(what, caplog):
+def test_who_says_something_else_is_cut_off_and_the_others_meet(what, caplog):
     first, second = plans(0, 1, processes=2, timeout=60)
     with rank_0(first) as result:
         with connect(first) as connection:
@@ -109,7 +109,7 @@ def test_who_says_something_else_is_cut_off_and_the_othersmeet(what, caplog):
     assert told.startswith("rank 0: a stranger from 127.0.0.1:")
 
 
-def test_who_does_not_know_the_token_is_told_torank_0(caplog, monkeypatch):
+def test_who_does_not_know_the_token_is_told_to_rank_0(caplog, monkeypatch):
     monkeypatch.setattr(rendezvous, "_PATIENCE", 0.2)
     first, second = plans(0, 1, processes=2, timeout=3)
     first, second = replace(first, token=b"one"), replace(second, token=b"other")
@@ -176,7 +176,7 @@ print(sorted(rendezvous.meet(rendezvous.Plan(sys.argv[1], sys.argv[1], 2, 0, 60)
 """
 
 
-def test_more_connections_than_files_do_not_endrank_0():
+def test_more_connections_than_files_do_not_end_rank_0():
     (plan,) = plans(1, processes=2, timeout=60)
     with subprocess.Popen(
         [sys.executable, "-c", _FEW_FILES, plan.address],
