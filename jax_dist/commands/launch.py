@@ -50,7 +50,7 @@ examples:
   jax-dist launch -n 2 --cpu-devices 1 --timeout 60 -- python -m pytest tests/multihost
 
 On several machines, the cluster starts the processes: docs/launch.md has the same program on
-SLURM, Kubernetes, TPU pods, MPI and torchrun.
+SLURM, Kubernetes, Kubeflow Trainer, Ray, TPU pods, MPI and torchrun.
 """
 
 
