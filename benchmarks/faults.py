@@ -46,8 +46,8 @@ class Tried:
     failures: list[str] = dataclasses.field(default_factory=list)
 
 
-# Of each trial what did not survive, and None where all did; there is no last one.
-Trials: TypeAlias = Generator[str | None, None, None]
+# For each of some trials, what did not survive; None where all did. There is no end to them.
+Trials: TypeAlias = Generator[list[str | None], None, None]
 
 
 # ---- one rank dies
@@ -63,7 +63,7 @@ def kills(chance: random.Random) -> Trials:
             how=chance.choice(killing.BY_ITSELF + killing.BY_SIGNAL),
             delay=chance.choice([0.3, 1, 3, 6]) * chance.uniform(0.1, 1.5),
         )
-        yield f"{death}: {death.faults()}" if death.faults() else None
+        yield [f"{death}: {death.faults()}" if death.faults() else None]
 
 
 def restarts(chance: random.Random) -> Trials:
@@ -77,9 +77,10 @@ def restarts(chance: random.Random) -> Trials:
             folder = _folder_in(name, str(seed))
             run = killing.run(folder, steps=60, every=5, kills=10, seed=seed, timeout=600)
             is_same = run.code == 0 and np.load(folder / "result.npy").tobytes() == expected
-            for number in range(run.kills):
-                fails = number == 0 and (run.lost or not is_same)
-                yield f"seed {seed}: exit code {run.code}, {run.lost} lost" if fails else None
+            if run.lost or not is_same:
+                yield [f"seed {seed}: exit code {run.code}, {run.lost} lost"]
+            else:
+                yield [None] * run.kills
 
 
 # ---- strangers
@@ -95,7 +96,7 @@ def junk(chance: random.Random) -> Trials:
         # Whoever knows the token and says what a rank would say is one: that stays as it is.
         data = [said[name] if greets else _mutated(chance, said[name]) for name in names]
         meets = strangers.ranks_meet_beside(data, token=token, greets=greets)
-        yield None if meets else f"{names}, token {token!r}"
+        yield [None if meets else f"{names}, token {token!r}"]
 
 
 # ---- files
@@ -114,7 +115,7 @@ def damage(chance: random.Random) -> Trials:
             last = cache_runs.run(folder, functions=functions)
             is_right = after["values"] == last["values"] == expected
             is_found = all(last["hits"].values())
-            yield None if is_right and is_found else f"{how}: {after}, {last}"
+            yield [None if is_right and is_found else f"{how}: {after}, {last}"]
 
 
 def _damage(chance: random.Random, one: pathlib.Path, other: pathlib.Path) -> str:
@@ -147,7 +148,7 @@ def checkpoints(chance: random.Random) -> Trials:
                 pathlib.Path(name), keep=chance.randint(1, 3), times=10
             )
             lost = saving.lost(found)
-            yield from (f"{each}" if each in lost else None for each in found)
+            yield [f"{each}" if each in lost else None for each in found]
 
 
 # ---- sources
@@ -166,7 +167,8 @@ def sources(chance: random.Random) -> Trials:
                 after = path.read_bytes()
                 is_broken = _parses(before.encode()) and not _parses(after)
                 is_fault = "is a fault of jax-dist" in said
-                yield f"{command}: {said[-500:]}\n{before}" if is_broken or is_fault else None
+                fails = is_broken or is_fault
+                yield [f"{command}: {said[-500:]}\n{before}" if fails else None]
 
 
 def _said(*arguments: str) -> str:
@@ -229,10 +231,11 @@ _ATTACKS = {each.__name__: each for each in (kills, restarts, junk, damage, chec
 def _attack(trials: Trials, seconds: float) -> Tried:
     tried, until = Tried(), time.monotonic() + seconds
     while time.monotonic() < until or not tried.trials:
-        failure = next(trials)
-        tried.trials += 1
-        if failure is not None:
-            tried.failures.append(failure)
+        ended = next(trials)
+        failures = [each for each in ended if each is not None]
+        tried.trials += len(ended)
+        tried.failures += failures
+        for failure in failures:
             print(failure, file=sys.stderr, flush=True)
     trials.close()
     return tried
