@@ -40,7 +40,7 @@ _DOUBT = 0.2  # seconds in which another process may turn out to have failed fir
 # killed process takes a while to close all that it had open.
 _LONG_DOUBT = 1.5
 _LOST_PEER = ("onnection closed", "onnection reset", "roken pipe", "ocket closed", "remote process")
-_OWN = 3.0  # seconds for the process that failed to end by itself, by its own atexit functions
+_OWN = 5.0  # seconds for the process that failed to end by itself, by its own atexit functions
 # Of JAX's heartbeat timeout, after which it ends all processes but the one that is stopped. The
 # last heartbeat may have come long before it was.
 _STOPPED = 0.35
@@ -370,8 +370,11 @@ class Job:
         is_culprit = message.culprit == self.rank
         # Its traceback is on the screen, or it has an exit code of its own that nobody else knows.
         self._ends_itself = is_culprit and (self._failed_itself or self._waits_at_exit)
-        if self._ends_itself or self.rank == 0:
-            self._leave_at = time.monotonic() + (_OWN if self._ends_itself else _LEAVE)
+        if self._ends_itself:
+            self._leave_at = time.monotonic() + _OWN
+        elif self.rank == 0:  # and the culprit may be on its way to an exit code of its own
+            patience = _LEAVE + (_OWN if message.culprit in self._finished else 0.0)
+            self._leave_at = time.monotonic() + patience
         if not (is_culprit and self._failed_itself):
             text = f"rank {self.rank}: stopping because {message.text}"
             if self._leave_at is None:

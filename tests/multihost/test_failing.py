@@ -129,7 +129,9 @@ def test_a_death(rank, trouble, code):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("trouble", "code"), [("exits", 0), ("exits with 3", 3)])
+@pytest.mark.parametrize(
+    ("trouble", "code"), [("exits", 0), ("exits with 3", 3), ("exits with 3 slowly", 3)]
+)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_exit(rank, trouble, code):
     _check_exited(rank, trouble, code)
