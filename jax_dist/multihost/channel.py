@@ -8,6 +8,7 @@ When a process ends, however it ends, its kernel closes the connection: the othe
 once, where a heartbeat takes its time.
 """
 
+import contextlib
 import hmac
 import secrets
 import selectors
@@ -64,12 +65,13 @@ class Channel:
         self._unread = b""
         self._unsent = b""  # until the other side has greeted
         connection.settimeout(_SENDING)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Some networks forget connections on which nothing is said.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE.items():
-            if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        with contextlib.suppress(OSError):  # it has gone again, as the first read will tell
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # Some networks forget connections on which nothing is said.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE.items():
+                if hasattr(socket, name):
+                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._send(_NAME + _VERSION + self._own_nonce)
 
     def fileno(self) -> int:

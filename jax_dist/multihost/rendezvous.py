@@ -103,10 +103,11 @@ class _Host:
                 linger = _PATIENCE if self._gone else _LINGER
                 self._collect(listener, time.monotonic() + linger)
                 refusal = self._refusal() or refusal
+            for guest in self._guests:
+                guest.close()
+            if refusal is not None:
                 self._tell(Refused(refusal))
                 raise JoinError(refusal)
-        for guest in self._guests:
-            guest.close()
         self._tell(Joined(machine.name(), os.getpid()))
         return self._came
 
