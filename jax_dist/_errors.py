@@ -107,6 +107,10 @@ class JoinError(RuntimeError):
     """The processes of a job could not be brought together."""
 
 
+class OpenPortWarning(UserWarning):
+    """Anybody who can reach the port where the processes of a job meet is let in."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint does not fit the state that it is to be read into, or cannot be written."""
 

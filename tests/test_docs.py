@@ -88,6 +88,7 @@ def _run_console(code: str, folder: pathlib.Path) -> None:
     environment = {
         **os.environ,
         "NO_COLOR": "1",
+        "XDG_CACHE_HOME": str(folder / ".cache"),
         "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]),
         "PATH": os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]),
     }

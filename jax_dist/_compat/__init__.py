@@ -7,6 +7,8 @@ versions of jax that it was seen in.
 from jax_dist._compat.arrays import auto_mesh, can_rewrap, put_slices, rewrap, without_types
 from jax_dist._compat.cache import (
     CacheWatcher,
+    CompiledProgram,
+    custom_call_targets,
     refuses_host_callbacks,
     reset_cache,
     say_unwritten,
@@ -49,6 +51,7 @@ from jax_dist._compat.processes import (
     detect_cluster,
     initialize_options,
     joined_as,
+    leave_coordination,
 )
 from jax_dist._compat.settings import config_value, option_names
 from jax_dist._compat.versions import (
@@ -67,6 +70,7 @@ __all__ = [
     "CallWatcher",
     "CompileRequest",
     "CompileWatcher",
+    "CompiledProgram",
     "JitCall",
     "JitOptions",
     "Joined",
@@ -85,6 +89,7 @@ __all__ = [
     "compiles_watched",
     "config_value",
     "coordination_client",
+    "custom_call_targets",
     "detect_cluster",
     "flags_outside_key",
     "front",
@@ -97,6 +102,7 @@ __all__ = [
     "jit_like",
     "jit_options",
     "joined_as",
+    "leave_coordination",
     "newly_manual_axes",
     "option_names",
     "pmaps_taken_over",

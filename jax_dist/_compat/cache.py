@@ -1,5 +1,6 @@
 """The persistent compilation cache: where it reads, writes and compiles."""
 
+import dataclasses
 import importlib
 import inspect
 import threading
@@ -11,6 +12,45 @@ import jax
 
 from jax_dist._compat.settings import config_value
 from jax_dist._errors import UnsupportedError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompiledProgram:
+    """What XLA is given to compile."""
+
+    backend: Any
+    module: Any  # MLIR
+
+    @property
+    def platform(self) -> str:
+        """Such as "cpu"."""
+        return self.backend.platform
+
+    def custom_calls(self) -> frozenset[str]:
+        """The names of the functions outside XLA that it calls."""
+        found, operations = set(), [self.module.operation]
+        while operations:
+            operation = operations.pop()
+            if operation.name.endswith(".custom_call"):
+                found.add(operation.attributes["call_target_name"].value)
+            for region in operation.regions:
+                for block in region.blocks:
+                    operations += [inner.operation for inner in block.operations]
+        return frozenset(found)
+
+
+def custom_call_targets(platform: str) -> frozenset[str] | None:
+    """The functions that are registered for custom calls by now; None where nobody can tell.
+
+    `jax.ffi.register_ffi_target` has no counterpart that lists. `jaxlib.xla_client`'s
+    `custom_call_targets`: seen in 0.7.2, 0.10.2 and 0.12.0.1. It knows those of CPUs; plugins, as
+    for GPUs, keep their own.
+    """
+    if platform != "cpu":
+        return None
+    listed = getattr(importlib.import_module("jaxlib.xla_client"), "custom_call_targets", None)
+    # Through 0.7.2 the two interfaces of XLA have a table each, under these names.
+    return None if listed is None else frozenset({*listed("cpu"), *listed("Host")})
 
 
 class CacheWatcher(Protocol):
@@ -25,13 +65,15 @@ class CacheWatcher(Protocol):
     def unreadable(self, name: str, key: str, error: Exception) -> None:
         """There is an entry, which cannot be loaded; the program is compiled next."""
 
-    def compiling(self, name: str, key: str) -> None:
+    def compiling(self, name: str, key: str, program: "CompiledProgram") -> None:
         """A program is about to be compiled. What this raises, the caller of the program sees."""
 
     def compiled(self, name: str, key: str, seconds: float, unwritten: str | None) -> None:
         """It was, and is written; or is not, for this reason."""
 
-    def failed(self, name: str, key: str, seconds: float, error: Exception) -> None:
+    def failed(
+        self, name: str, key: str, program: "CompiledProgram", seconds: float, error: Exception
+    ) -> None:
         """It was not."""
 
     def writes_everywhere(self) -> bool:
@@ -180,14 +222,15 @@ def reset_cache() -> None:
 
 def _watched_compile(original: Callable, watcher: CacheWatcher) -> Any:
     def compile_and_write(*args: Any) -> Any:
+        program = CompiledProgram(*args[:2])
         module_name, cache_key = args[5:7]
-        watcher.compiling(module_name, cache_key)
+        watcher.compiling(module_name, cache_key, program)
         say_unwritten("JAX did not try")
         start = time.monotonic()
         try:
             executable = original(*args)
         except Exception as error:
-            watcher.failed(module_name, cache_key, time.monotonic() - start, error)
+            watcher.failed(module_name, cache_key, program, time.monotonic() - start, error)
             raise
         watcher.compiled(module_name, cache_key, time.monotonic() - start, _written.reason)
         return executable

@@ -112,9 +112,10 @@ def content(found: Sequence[Entry]) -> Iterator[Finding]:
             data = entries.content(entry.path)
         except OSError as error:
             what = f"It cannot be read: {error.strerror}."
-            yield Finding("unreadable", str(entry.path), what, "Look at who owns it.")
+            do = "Look at who owns it; enable() replaces it where it may."
+            yield Finding("unreadable", str(entry.path), what, do)
             continue
-        damage = entries.damage(data)
+        damage = entries.damage(data, entry.key)
         if damage is not None:
             yield _broken(entry, damage)
             continue
@@ -126,7 +127,7 @@ def content(found: Sequence[Entry]) -> Iterator[Finding]:
 
 def _broken(entry: Entry, damage: str) -> Finding:
     return Finding(
-        damage.split(" ")[0],
+        "misplaced" if damage.startswith("that of") else damage.split(" ")[0],
         str(entry.path),
         f"It is {damage}, so its program is compiled every time.",
         "jax-dist cache doctor --fix, or enable(), which compiles it once and replaces it",
@@ -174,11 +175,10 @@ def _of_other_cpu(entry: Entry, missing: frozenset[str]) -> Iterator[Finding]:
 def litter(folder: pathlib.Path, found: Sequence[Entry]) -> Iterator[Finding]:
     """What belongs to no entry."""
     keys = {entry.key for entry in found}
-    for suffix in (entries.ATIME, entries.ABOUT):
-        for path in sorted(folder.glob(f"*{suffix}")):
-            ours = entries.is_of_entry(path.name, suffix)  # else it is not ours to judge
-            if ours and path.name.removesuffix(suffix) not in keys:
-                yield _litter("orphaned", path, "Its entry is gone.")
+    for path in sorted(folder.glob(f"*{entries.ATIME}")):
+        ours = entries.is_of_entry(path.name, entries.ATIME)  # else it is not ours to judge
+        if ours and path.name.removesuffix(entries.ATIME) not in keys:
+            yield _litter("orphaned", path, "Its entry is gone.")
     if any(entry.beside(entries.ATIME).exists() for entry in found):
         yield from _without_time(found)
     for path in entries.unfinished(folder):
@@ -217,7 +217,7 @@ def _litter(kind: str, path: pathlib.Path, what: str) -> Finding:
 def repetition(found: Sequence[Entry]) -> Iterator[Finding]:
     """Functions that several runs wrote anew each, and that none found again."""
     for function, group in _by_function(found).items():
-        runs = {entries.about(entry).get("run") for entry in group} - {None}
+        runs = {seal.run for seal in map(entries.seal, group) if seal is not None}
         if len(runs) >= _RUNS and not any(entry.repeated for entry in group):
             yield Finding(
                 "never repeats",
@@ -230,16 +230,16 @@ def repetition(found: Sequence[Entry]) -> Iterator[Finding]:
 def ranks(found: Sequence[Entry]) -> Iterator[Finding]:
     """Functions whose key is another one in each process of a job."""
     for function, group in _by_function(found).items():
-        writers: dict[object, set[str]] = {}
+        writers: dict[int, set[str]] = {}
         for entry in group:
-            rank = entries.about(entry).get("rank")
-            if rank is not None:
-                writers.setdefault(rank, set()).add(entry.key)
+            seal = entries.seal(entry)
+            if seal is not None:
+                writers.setdefault(seal.rank, set()).add(entry.key)
         if len(writers) > 1:
             yield Finding(
                 "key by process",
                 function,
-                f"Processes {', '.join(map(str, sorted(writers, key=str)))} wrote keys of their "
+                f"Processes {', '.join(map(str, sorted(writers)))} wrote keys of their "
                 "own, as CPUs make it.",
                 "Let every process write: enable(writers='every'), the default.",
                 harmless=True,

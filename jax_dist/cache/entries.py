@@ -1,25 +1,27 @@
 """The files of a cache: what each of them is, and whether an entry is whole.
 
 An entry is what JAX makes it: `NAME-KEY-cache` holds, compressed, the seconds that compiling took
-(4 bytes) and the program. When it was last used is the access time of the file, which `touch` sets,
-so that it is right on every file system. Beside it may lie `NAME-KEY-about`, who wrote it, and
-`NAME-KEY-atime`, which JAX writes where a size limit is set.
+(4 bytes) and the program; where `jax_dist.cache` wrote it, a seal follows. When it was last used is
+the access time of the file, which `touch` sets, so that it is right on every file system. Beside it
+may lie `NAME-KEY-atime`, which JAX writes where a size limit is set.
 
 Nothing here loads JAX.
 """
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import re
 import time
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
-ENTRY, ABOUT, ATIME, UNFINISHED = "-cache", "-about", "-atime", ".unfinished"
+from jax_dist import _notes
+from jax_dist.cache import seals
+
+ENTRY, ATIME, UNFINISHED = "-cache", "-atime", ".unfinished"
 _TIME_BYTES = 4
 _KEY = re.compile(r"(?P<name>.+)-(?P<hash>[0-9a-f]{64})")
 _PART = re.compile(r".+-jaxlib-[0-9].*")
@@ -104,6 +106,8 @@ def _entry(file: os.DirEntry[str]) -> Entry | None:
         status = file.stat()
     except FileNotFoundError:  # another process removed it
         return None
+    except OSError:  # a link to itself
+        status = file.stat(follow_symlinks=False)
     return Entry(
         path=pathlib.Path(file.path),
         size=status.st_size,
@@ -121,16 +125,30 @@ def touch(path: pathlib.Path) -> None:
 
 
 def content(path: pathlib.Path) -> bytes:
-    """The bytes of a file. To read them is not to use the entry."""
+    """The bytes of a file.
+
+    Raises:
+      OSError: it cannot be read, or is no regular file.
+    """
+    with _look(path) as file:
+        return file.read()
+
+
+@contextlib.contextmanager
+def _look(path: pathlib.Path) -> Iterator[IO[bytes]]:
+    """Opens a file, and leaves the time of its last use: to look at an entry is not to use it."""
     before = path.stat()
-    data = path.read_bytes()
+    with _notes.regular(path) as file:
+        yield file
     with contextlib.suppress(OSError):  # read-only: the system keeps no account either
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    return data
 
 
-def damage(data: bytes) -> str | None:
-    """What is wrong with the bytes of an entry, as far as they tell."""
+def damage(data: bytes, key: str) -> str | None:
+    """What is wrong with the bytes of the entry of `key`, as far as they tell."""
+    data, fault = (found := seals.opened(data)).content, found.fault(key)
+    if fault is not None:
+        return fault
     if not data:
         return "empty"
     if data.startswith(_ZSTD):
@@ -145,7 +163,7 @@ def damage(data: bytes) -> str | None:
 def compile_seconds(entry: Entry) -> int | None:
     """How long compiling took, in whole seconds as JAX notes them; None: it cannot be read."""
     try:
-        with open(entry.path, "rb") as file:
+        with _notes.regular(entry.path) as file:
             start = file.read(_START)
         seconds = zlib.decompressobj().decompress(start, _TIME_BYTES)
     except (OSError, zlib.error):
@@ -153,18 +171,19 @@ def compile_seconds(entry: Entry) -> int | None:
     return int.from_bytes(seconds, "big") if len(seconds) == _TIME_BYTES else None
 
 
-def about(entry: Entry) -> dict[str, Any]:
-    """Who wrote it: `run` and `rank`; empty where JAX alone wrote it."""
+def seal(entry: Entry) -> seals.Seal | None:
+    """What it says of itself; None where JAX alone wrote it."""
     try:
-        found = json.loads(entry.beside(ABOUT).read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        with _look(entry.path) as file:
+            file.seek(max(0, entry.size - seals.LONGEST))
+            return seals.opened(file.read()).seal
+    except OSError:
+        return None
 
 
 def remove(entry: Entry) -> int:
     """Removes it with what lies beside it; gives the bytes that are free now."""
-    for path in (entry.path, entry.beside(ABOUT), entry.beside(ATIME)):
+    for path in (entry.path, entry.beside(ATIME)):
         path.unlink(missing_ok=True)
     return entry.size
 

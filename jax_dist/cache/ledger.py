@@ -1,8 +1,9 @@
 """Which programs did not compile: one small file each, beside the entries of the cache.
 
-Only what fails again for certain is noted: XLA refused the program. Never what depends on the
-moment: an interrupt, memory that was taken, a service that was away. What XLA calls internal may be
-either; it counts from the second run on.
+Only what fails again for certain is noted, with all that it depends on beside its key: XLA refused
+the program itself, or a function outside XLA that it calls was not registered. Never what depends
+on the moment: an interrupt, memory that was taken, a service that was away, a compiler that fell
+over.
 """
 
 import contextlib
@@ -11,18 +12,23 @@ import json
 import pathlib
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
+from jax_dist import _notes
 from jax_dist._errors import FailedBeforeError, message
 from jax_dist.cache.store import replace
 
 _SUFFIX = "-failure"
-_CERTAIN = ("INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED", "FAILED_PRECONDITION", "OUT_OF_RANGE")
-_PERHAPS = ("INTERNAL",)
+_CERTAIN = ("INVALID_ARGUMENT", "UNIMPLEMENTED")
+_NOT_FOUND = "NOT_FOUND"  # certain of a function outside XLA; else it may be a file
 _OF_THE_MOMENT = re.compile(
     r"out of memory|RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE|CANCELLED|No space left|signal",
     re.IGNORECASE,
 )
+NOT_REGISTERED = "not registered"
+CALL = "custom call "  # begins the name of one, in what a failure depends on
+_LONGEST = 1 << 16  # characters of a reason; XLA may add the whole program
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,12 +40,7 @@ class Failure:
     reason: str  # as XLA says it, beginning with its code
     seconds: float  # until it failed
     at: str  # UTC, as 2026-11-21 14:40
-    times: int
-
-    @property
-    def certain(self) -> bool:
-        """Whether it is not tried again."""
-        return self.reason.startswith(_CERTAIN) or self.times > 1
+    under: dict[str, str]  # what it depends on beside its key, by name
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -47,19 +48,32 @@ class Failure:
 
 def read(folder: pathlib.Path) -> list[Failure]:
     """All that is noted in a folder, by key."""
-    noted = (_load(path) for path in sorted(folder.glob(f"*{_SUFFIX}")))
+    noted = (_notes.load(path, Failure) for path in sorted(folder.glob(f"*{_SUFFIX}")))
     return [failure for failure in noted if failure is not None]
 
 
-def raise_if_failed(folder: pathlib.Path, key: str) -> None:
-    """Raises FailedBeforeError where an earlier run could not compile the program."""
-    failure = _load(_path(folder, key))
-    if failure is not None and failure.certain:
+def raise_if_failed(
+    folder: pathlib.Path, key: str, under: Callable[[], dict[str, str] | None]
+) -> None:
+    """Raises FailedBeforeError where an earlier run could not compile the program either.
+
+    Args:
+      folder: of the cache.
+      key: of the program.
+      under: gives what a failure depends on beside the key, as it is now.
+    """
+    failure = _notes.load(_path(folder, key), Failure)
+    if failure is not None and failure.key == key and failure.under == under():
         raise FailedBeforeError(_skipped(failure))
 
 
 def note(
-    folder: pathlib.Path, function: str, key: str, seconds: float, error: Exception, *, again: bool
+    folder: pathlib.Path,
+    function: str,
+    key: str,
+    under: dict[str, str] | None,
+    seconds: float,
+    error: Exception,
 ) -> bool:
     """Notes a failure, if it is of a kind that comes again; says whether it did.
 
@@ -67,26 +81,17 @@ def note(
       folder: of the cache.
       function: what did not compile.
       key: its key in the cache.
+      under: what the failure depends on beside the key; None where it cannot be told.
       seconds: how long that took.
       error: what XLA raised.
-      again: it failed before in this process, which is no further proof.
     """
-    reason = str(error)
-    if _OF_THE_MOMENT.search(reason) or not reason.startswith((*_CERTAIN, *_PERHAPS)):
+    reason = str(error)[:_LONGEST]
+    if under is None or not _is_certain(reason, under):
         return False
-    before = _load(_path(folder, key))
-    times = 0 if before is None else before.times
-    failure = Failure(
-        function=function,
-        key=key,
-        reason=reason,
-        seconds=round(seconds, 3),
-        at=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
-        times=times if times and again else times + 1,
-    )
-    data = json.dumps(failure.to_dict(), sort_keys=True).encode()
+    at = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+    failure = Failure(function, key, reason, round(seconds, 3), at, under)
     try:
-        replace(_path(folder, key), data)
+        replace(_path(folder, key), json.dumps(failure.to_dict(), sort_keys=True).encode())
     except OSError:  # a full disk; what the user must see is why it did not compile
         return False
     return True
@@ -102,11 +107,13 @@ def _path(folder: pathlib.Path, key: str) -> pathlib.Path:
     return folder / f"{key}{_SUFFIX}"
 
 
-def _load(path: pathlib.Path) -> Failure | None:
-    try:
-        return Failure(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):  # none, or not one that we wrote
-        return None
+def _is_certain(reason: str, under: dict[str, str]) -> bool:
+    if _OF_THE_MOMENT.search(reason):
+        return False
+    if reason.startswith(_NOT_FOUND):
+        missing = (name for name, state in under.items() if state == NOT_REGISTERED)
+        return any(name.removeprefix(CALL) in reason for name in missing)
+    return reason.startswith(_CERTAIN)
 
 
 def _skipped(failure: Failure) -> str:
@@ -114,7 +121,7 @@ def _skipped(failure: Failure) -> str:
     return message(
         what=f"{failure.function} is not compiled",
         which=[f"on {failure.at} UTC it failed, after {failure.seconds:.1f} s: {first}"],
-        why="the same program, for the same devices and flags, fails again",
-        do="Change it; or, if what it needs is there now, set JAX_DIST_RETRY_FAILED=1, or "
-        "enable(retry=True). `jax-dist cache failures` lists them all.",
+        why="the same program, for the same devices, flags and custom calls, fails again",
+        do="Change it; or set JAX_DIST_RETRY_FAILED=1, or enable(retry=True), to try again. "
+        "`jax-dist cache failures` lists them all.",
     )

@@ -4,15 +4,16 @@ import dataclasses
 import enum
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jax_dist import _notes
 from jax_dist._errors import RecordError
 from jax_dist.cache.keys import Key
 from jax_dist.cache.operations import Operation
 from jax_dist.cache.settings import Settings
+from jax_dist.cache.store import replace
 
 _FORMAT = 1
 
@@ -59,11 +60,7 @@ def _line(compiled: Compile) -> str:
 
 def save(record: Record, path: Path) -> None:
     """Writes a record in one step: whoever reads at the same time sees all of it, or none."""
-    text = json.dumps(record.to_dict(), separators=(",", ":"))
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with open(handle, "w") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    replace(path, json.dumps(record.to_dict(), separators=(",", ":")).encode())
 
 
 def load(path: str | os.PathLike[str]) -> Record:
@@ -86,11 +83,11 @@ def load(path: str | os.PathLike[str]) -> Record:
 
 def _read(file: Path) -> Iterable[Compile]:
     try:
-        content = json.loads(file.read_text())
+        content = _notes.decode(file.read_bytes())
         if content["format"] == _FORMAT:
             return list(_unpacked(content))
         problem = f"its format is {content['format']}, and this version reads {_FORMAT}"
-    except (ValueError, TypeError, LookupError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"
     raise RecordError(f"{file} is not a record of jax_dist.cache.record: {problem}")
 

@@ -1,6 +1,7 @@
 """What stands beside the program in its key: versions, flags, devices, options of the compiler."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from importlib import metadata, util
@@ -9,6 +10,7 @@ from typing import TypeAlias
 import jax
 
 from jax_dist import _compat
+from jax_dist.cache.ledger import CALL, NOT_REGISTERED
 
 Settings: TypeAlias = dict[str, str]  # by name, in words that can be shown
 
@@ -22,6 +24,8 @@ HASH_SEED = "PYTHONHASHSEED"
 PROCESSES = "processes"
 METADATA = "metadata in key"
 
+# Custom calls that XLA resolves itself.
+_OF_XLA = re.compile(r"Sharding|SPMDFullToShardShape|SPMDShardToFullShape|annotate_.*|xla\..*")
 # Through jax 0.10.2 the cache's directory is also the place of these, and part of the key.
 DIRECTORY_OPTIONS = ("xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_kernel_cache_file")
 
@@ -44,6 +48,30 @@ def settings_of(request: _compat.CompileRequest) -> Settings:
         HASH_SEED: os.environ.get("PYTHONHASHSEED", "random"),
         **dict(_options(request.options)),
     }
+
+
+def circumstances(program: _compat.CompiledProgram) -> Settings | None:
+    """What a failure to compile depends on beside its key; None where that cannot be told.
+
+    The versions and most flags are in the key too, but not each flag, and not which functions
+    outside XLA are registered.
+    """
+    under = {
+        "jax": jax.__version__,
+        "jaxlib": metadata.version("jaxlib"),
+        "platform": f"{program.platform} {program.backend.platform_version}",
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", ""),
+    }
+    calls = [name for name in sorted(program.custom_calls()) if not _OF_XLA.fullmatch(name)]
+    if not calls:
+        return under
+    registered = _compat.custom_call_targets(program.platform)
+    if registered is None:
+        return None
+    for name in calls:
+        under[CALL + name] = "registered" if name in registered else NOT_REGISTERED
+    return under
 
 
 def _flags() -> Iterator[str]:

@@ -6,15 +6,16 @@ damaged, and is replaced. Nothing here raises: a program does not end because it
 """
 
 import contextlib
-import json
 import logging
 import os
 import pathlib
+import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 
-from jax_dist.cache import entries
+from jax_dist import _notes
+from jax_dist.cache import entries, seals
 
 _log = logging.getLogger("jax_dist.cache")
 
@@ -26,7 +27,7 @@ class Store:
       folder: where they are.
       max_size: the bytes that they may take together; those not used for longest go. None: all.
       said: told after each `put` why nothing was written; None: it was, or is there already.
-      writer: who writes, noted beside each entry: `{"run": ..., "rank": ...}`.
+      writer: who writes, noted in each entry: the rank and the run.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Store:
         *,
         max_size: int | None = None,
         said: Callable[[str | None], None] = lambda reason: None,
-        writer: Callable[[], dict[str, object]] = dict,
+        writer: Callable[[], tuple[int, str]] = lambda: (0, ""),
     ) -> None:
         self.path = self._path = folder  # JAX reads the second for its log
         self._max_size = max_size
@@ -46,20 +47,25 @@ class Store:
         self._warned: set[str] = set()
 
     def get(self, key: str) -> bytes | None:
-        """The entry of a key; None where there is none."""
+        """The entry of a key; None where there is none, or where another one lies in its place."""
         path = self._entry(key)
         try:
-            data = path.read_bytes()
+            data = _notes.content(path)
         except FileNotFoundError:
             return None
         except OSError as error:
+            self.unusable(key)
             self._warn(f"cannot read {path}: {error.strerror}")
             return None
-        if not data:  # a writer died, or its disk was full
+        found = seals.opened(data)
+        fault = found.fault(key)
+        if fault is not None:
+            _log.warning("%s: it is %s, so its program is compiled anew", path, fault)
+        if fault is not None or not found.content:  # empty: a writer died, or its disk was full
             self.unusable(key)
             return None
         entries.touch(path)
-        return data
+        return found.content
 
     def unusable(self, key: str) -> None:
         """Says that the entry cannot be loaded, so that the next `put` replaces it."""
@@ -75,6 +81,8 @@ class Store:
         if not replaces and self._is_there(path):
             self._said(None)
             return
+        rank, run = self._writer()
+        value = seals.sealed(key, value, rank=rank, run=run)
         if self._max_size is not None and len(value) > self._max_size:
             self._said(f"it is larger than the whole cache may be ({self._max_size} bytes)")
             return
@@ -91,10 +99,8 @@ class Store:
     def _write(self, path: pathlib.Path, value: bytes) -> None:
         if self._max_size is not None:
             self._make_room(self._max_size - len(value))
-        note = json.dumps(self._writer(), sort_keys=True).encode()
-        # The note first: an entry without one is fine, a note without an entry is litter.
-        with contextlib.suppress(OSError):  # no room for it, while there may be for the entry
-            replace(path.with_name(path.name.removesuffix(entries.ENTRY) + entries.ABOUT), note)
+        with contextlib.suppress(OSError):  # a folder there is no entry; one with files stays
+            path.rmdir()
         replace(path, value)
 
     def _make_room(self, size: int) -> None:
@@ -112,7 +118,8 @@ class Store:
     def _is_there(self, path: pathlib.Path) -> bool:
         """Whether there is a whole entry. One that another process wrote just now, is whole."""
         try:
-            return path.stat().st_size > 0
+            status = path.stat()
+            return stat.S_ISREG(status.st_mode) and status.st_size > 0
         except OSError:
             return False
 

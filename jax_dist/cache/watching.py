@@ -12,6 +12,7 @@ import jax
 
 from jax_dist import _compat
 from jax_dist.cache import ledger
+from jax_dist.cache.settings import circumstances
 from jax_dist.cache.store import Store
 from jax_dist.cache.tallies import Tally
 
@@ -58,7 +59,7 @@ class Watcher:
             pathlib.Path(path),
             max_size=limit,
             said=_compat.say_unwritten,
-            writer=lambda: {"rank": jax.process_index(), "run": self._run},
+            writer=lambda: (jax.process_index(), self._run),
         )
         return self._store
 
@@ -74,12 +75,12 @@ class Watcher:
             self._store.unusable(key)
         _log.warning("%s: its cache entry is damaged, so it is compiled anew (%s)", name, error)
 
-    def compiling(self, name: str, key: str) -> None:
+    def compiling(self, name: str, key: str, program: _compat.CompiledProgram) -> None:
         del name
         folder = self._ledger()
         # In this process it is tried each time: its user may be mending what is missing.
         if folder is not None and key not in self._failed and not self._retries():
-            ledger.raise_if_failed(folder, key)
+            ledger.raise_if_failed(folder, key, lambda: circumstances(program))
 
     def compiled(self, name: str, key: str, seconds: float, unwritten: str | None) -> None:
         for tally in self._tallies:
@@ -90,13 +91,21 @@ class Watcher:
         end = "written" if unwritten is None else f"not written: {unwritten}"
         _log.info("%s: compiled in %.1f s, %s", name, seconds, end)
 
-    def failed(self, name: str, key: str, seconds: float, error: Exception) -> None:
+    def failed(
+        self,
+        name: str,
+        key: str,
+        program: _compat.CompiledProgram,
+        seconds: float,
+        error: Exception,
+    ) -> None:
         for tally in self._tallies:
             tally.failure(name, seconds)
         folder = self._ledger()
-        again = key in self._failed
         self._failed.add(key)
-        noted = folder is not None and ledger.note(folder, name, key, seconds, error, again=again)
+        noted = folder is not None and ledger.note(
+            folder, name, key, circumstances(program), seconds, error
+        )
         end = ", noted for the next run" if noted else ""
         _log.info("%s: did not compile (%.1f s)%s", name, seconds, end)
 

@@ -44,10 +44,16 @@ class _Checked:
 
 
 class Server(LanguageServer):
-    """Keeps what it found in each open document, by the document's address."""
+    """Keeps what it found in each open document, by the document's address.
+
+    Attributes:
+      exit_code: 1 once the editor has said exit without shutdown before, as the protocol has it.
+    """
 
     def __init__(self) -> None:
         super().__init__("jax-dist", jax_dist.__version__, notebook_document_sync=_NOTEBOOKS)
+        self.exit_code = 0
+        self._was_shut_down = False
         self.checked: dict[str, _Checked] = {}
         self._examiners: dict[str, Examiner] = {}
 
@@ -81,6 +87,14 @@ class Server(LanguageServer):
             if any(cell.document == uri for cell in notebook.cells):
                 return notebook.uri, self.checked.get(notebook.uri)
         return uri, self.checked.get(uri)
+
+    def shut_down(self) -> None:
+        """The editor is about to say exit."""
+        self._was_shut_down = True
+
+    def leave(self) -> None:
+        """The editor has said exit."""
+        self.exit_code = 0 if self._was_shut_down else 1
 
     def translator(self, uri: str, source: Source) -> Translator:
         """Puts places in the editor's words."""
@@ -154,6 +168,14 @@ def create() -> Server:
         if checked is None:
             return []
         return server.translator(home, checked.source).actions(params, checked.findings)
+
+    @server.feature(types.SHUTDOWN)
+    def shut_down(params: None) -> None:
+        server.shut_down()
+
+    @server.feature(types.EXIT)
+    def leave(params: None) -> None:
+        server.leave()
 
     _listen_to_notebooks(server)
     return server

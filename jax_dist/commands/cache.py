@@ -14,7 +14,6 @@ from jax_dist.commands.help import Help
 
 # Each in a module `cache_NAME`, with HELP, EPILOG, `add_arguments(parser)` and `run(options, ...)`.
 _SUBCOMMANDS = ("verify", "ls", "show", "diff", "doctor", "prune", "warm", "failures")
-_WITH_PROGRAM = ("verify",)  # what stands behind their -- is a command to run
 
 _EPILOG = """\
 exit codes: 0 all is well, 1 something was found, 2 the command was not understood
@@ -54,18 +53,7 @@ def _add(subcommands: Any, name: str) -> None:
         formatter_class=Help,
     )
     module.add_arguments(parser)
-    parser.set_defaults(run=module.run if name in _WITH_PROGRAM else _without_program(module))
-
-
-def _without_program(module: Any) -> Any:
-    def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
-        if options.program:
-            from jax_dist.checker.misuse import MisuseError
-
-            raise MisuseError(f"{options.subcommand} runs no program; take away what is behind --")
-        return module.run(options, out=out, err=err)
-
-    return run
+    parser.set_defaults(run=module.run)
 
 
 def _usage(parser: argparse.ArgumentParser, err: TextIO) -> Exit:

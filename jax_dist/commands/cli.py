@@ -2,19 +2,20 @@
 
 import argparse
 import gc
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TextIO
 
 import jax_dist
+from jax_dist.commands import terminal
 from jax_dist.commands.exits import Exit
 from jax_dist.commands.help import Help
 
 # Loaded by name, and only the one that is asked for: `lint` must not wait for the others.
 _COMMANDS = ("cache", "doctor", "launch", "lint", "migrate", "rule", "server")
-_WITH_PROGRAM = ("cache", "launch", "migrate")  # what stands behind their -- is a command to run
+# What stands behind their -- is a command to run.
+_WITH_PROGRAM = (["cache", "verify"], ["launch"], ["migrate"])
 
 _EPILOG = """\
 exit codes: 0 all is well, 1 something was found, 2 the command was not understood
@@ -49,8 +50,13 @@ def main(
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser(arguments)
-    # The streams as they are now, not at import.
-    return _run(parser, arguments, out or sys.stdout, err or sys.stderr)
+    # The streams as they are now, not at import; None where the shell has closed one.
+    return _run(
+        parser,
+        arguments,
+        out or sys.stdout or terminal.nowhere(),
+        err or sys.stderr or terminal.nowhere(),
+    )
 
 
 def program() -> int:
@@ -76,7 +82,7 @@ def _run(
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:  # `jax-dist lint | head`
-        _silence(out)
+        terminal.silence(out)
         return Exit.USAGE
     except Exception as error:
         _say_fault(options.command, error, err)
@@ -87,7 +93,8 @@ def _run(
 
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """`migrate src -- python a.py` as two command lines; argparse knows no such thing."""
-    if arguments[:1] and arguments[0] in _WITH_PROGRAM and "--" in arguments:
+    runs = any(list(arguments[: len(each)]) == each for each in _WITH_PROGRAM)
+    if runs and "--" in arguments:
         cut = list(arguments).index("--")
         return arguments[:cut], arguments[cut + 1 :]
     return arguments, ()
@@ -126,11 +133,3 @@ def _is_misuse(error: ValueError) -> bool:
     from jax_dist.checker.misuse import MisuseError
 
     return isinstance(error, MisuseError)
-
-
-def _silence(out: TextIO) -> None:
-    """Nobody reads on; Python would complain when it flushes at its end."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
-    except (OSError, ValueError):  # not a file of the system
-        return

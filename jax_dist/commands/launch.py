@@ -7,6 +7,10 @@ ranks write is shown line by line, behind the rank and the time.
 When one rank fails, the others, which may wait for it for ever, have some seconds to end by
 themselves. Then they get SIGTERM, and last SIGKILL. The rank that failed first is named, with the
 end of its output. No process outlives the launcher, not even when it is killed itself.
+
+With --restarts, the whole job starts again after a failure, and goes on from its last checkpoint if
+it uses jax_dist.multihost.Checkpoints. Its compiled programs are kept in the cache of
+jax_dist.cache.enable, so that the next start is quick.
 """
 
 import argparse
@@ -14,6 +18,7 @@ import contextlib
 import io
 import math
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -29,7 +34,7 @@ _USAGE = "jax-dist launch -n N [options] -- COMMAND ..."
 
 _EPILOG = """\
 exit codes: 0 all ranks ended with 0; else that of the rank that failed first,
-            or 128 plus the number of the signal that ended it;
+            or 128 plus the number of the signal that ended or stopped it;
             2 the command was not understood, 124 the time was up, 130 Ctrl-C
 
 signals:    SIGTERM and Ctrl-C are passed on. Ranks that run JAX's preemption service, as they do
@@ -40,11 +45,12 @@ examples:
   jax-dist launch -n 2 --cpu-devices 4 -- python train.py    8 simulated devices
   jax-dist launch -n 4 -- python train.py                    rank k has GPU k
   jax-dist launch -n 2 --gpus 4 -- python train.py           rank 0 has GPUs 0 to 3
+  jax-dist launch -n 2 --restarts 3 -- python train.py       go on after a failure
   jax-dist launch -n 4 --only-rank 0 --log-dir logs -- python train.py
   jax-dist launch -n 2 --cpu-devices 1 --timeout 60 -- python -m pytest tests/multihost
 
 On several machines, the cluster starts the processes: docs/launch.md has the same program on
-SLURM, Kubernetes, TPU pods, MPI and torchrun.
+SLURM, Kubernetes, Kubeflow Trainer, Ray, TPU pods, MPI and torchrun.
 """
 
 
@@ -79,6 +85,20 @@ def add_parser(commands: Any) -> None:
         help="how long the others may take to end after a failure (5)",
     )
     parser.add_argument(
+        "--restarts",
+        type=_whole,
+        default=0,
+        metavar="N",
+        help="after a failure, start the job again, up to N times from the same checkpoint (0)",
+    )
+    parser.add_argument(
+        "--min-interval",
+        type=_seconds,
+        default=1.0,
+        metavar="SECONDS",
+        help="between two starts, at least (1)",
+    )
+    parser.add_argument(
         "--log-dir", type=Path, metavar="FOLDER", help="also write rank-0.log and so on there"
     )
     parser.add_argument(
@@ -96,6 +116,12 @@ def add_parser(commands: Any) -> None:
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError("must be a whole number, 1 or more")
+    return int(text)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError("must be a whole number")
     return int(text)
 
 
@@ -126,7 +152,7 @@ def _ranks(text: str) -> list[int]:
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
     """Runs the job, and shows what the ranks write and how it ended."""
     from jax_dist.checker.misuse import MisuseError
-    from jax_dist.launch import running, telling
+    from jax_dist.launch import running, supervision, telling
     from jax_dist.launch.ranks import StartError
 
     command = _command(options)
@@ -138,8 +164,19 @@ def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
         grace=options.grace,
     )
     with _printer(options, out, err) as printer:
+        if sys.stdout is None:
+            printer.notice("standard output is closed: what the ranks write there is lost")
         try:
-            outcome = running.run(command, settings, printer)
+            if options.restarts:
+                outcome = supervision.supervise(
+                    command,
+                    settings,
+                    printer,
+                    restarts=options.restarts,
+                    min_interval=options.min_interval,
+                )
+            else:
+                outcome = running.run(command, settings, printer)
         except StartError as error:
             raise MisuseError(str(error)) from error
         for text in telling.causes(outcome):
@@ -168,14 +205,14 @@ def _command(options: argparse.Namespace) -> list[str]:
 @contextlib.contextmanager
 def _printer(options: argparse.Namespace, out: TextIO, err: TextIO) -> "Iterator[Printer]":
     from jax_dist.checker.misuse import MisuseError
-    from jax_dist.launch.printing import Printer, log_files
+    from jax_dist.launch.printing import LogFile, Printer, log_files
 
     streams: dict[Stream, TextIO] = {"stdout": out, "stderr": err}
     for stream in streams.values():
         if isinstance(stream, io.TextIOWrapper):  # ranks may write what a plain terminal lacks
             stream.reconfigure(errors="backslashreplace")
     with contextlib.ExitStack() as stack:
-        logs: Sequence[TextIO] = ()
+        logs: Sequence[LogFile] = ()
         if options.log_dir is not None:
             try:
                 logs = stack.enter_context(log_files(options.log_dir, options.processes))
@@ -185,6 +222,7 @@ def _printer(options: argparse.Namespace, out: TextIO, err: TextIO) -> "Iterator
             out,
             err,
             ranks=options.processes,
+            silence=terminal.silence,
             only=options.only_rank,
             coloured=[
                 name

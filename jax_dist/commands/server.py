@@ -4,12 +4,15 @@ It speaks the Language Server Protocol over its standard streams; an editor star
 """
 
 import argparse
+import os
+import sys
 from typing import Any, TextIO
 
 from jax_dist.commands.exits import Exit
 
 _EPILOG = """\
-exit codes: 0 the editor has ended it, 2 what it needs is not installed
+exit codes: 0 the editor has ended it, 1 without a word before,
+            2 what it needs is not installed
 
 examples:
   pip install "jax-dist[lsp]"      what it needs
@@ -43,5 +46,8 @@ def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
             file=err,
         )
         return Exit.USAGE
-    server.create().start_io()
-    return Exit.OK
+    started = server.create()
+    # A descriptor of its own: it is closed when the editor says exit.
+    with open(os.dup(sys.stdout.fileno()), "wb") as stream:
+        started.start_io(stdout=stream)
+    return Exit(started.exit_code)

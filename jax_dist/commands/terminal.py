@@ -21,6 +21,19 @@ def wants_colour(when: When, stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def nowhere() -> TextIO:
+    """In place of a stream that is closed."""
+    return open(os.devnull, "w", encoding="utf-8")
+
+
+def silence(stream: TextIO) -> None:
+    """What is written there, now or when Python flushes it at its end, goes nowhere."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except (OSError, ValueError):  # not a file of the system
+        return
+
+
 class Progress:
     """One line on a terminal that says how far a run is, once it takes long; else silence.
 

@@ -17,6 +17,7 @@ _NAMES = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *("SLURM_JOB_ID", "SLURM_NODELIST", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
 )
+_SECRET = ("JAX_DIST_TOKEN",)  # for what is printed is pasted into issues
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def _findings(facts: Facts) -> tuple[Finding, ...]:
 
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
-        name: value
+        name: "(not shown)" if name in _SECRET else value
         for name, value in sorted(environment.items())
         if name.startswith(_PREFIXES) or name in _NAMES
     }

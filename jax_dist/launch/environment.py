@@ -37,6 +37,7 @@ def rank_environment(
     ranks: int,
     port: int,
     launcher: int,
+    token: str,
     cpu_devices: int | None = None,
     gpus: int = 1,
 ) -> dict[str, str]:
@@ -52,11 +53,12 @@ def rank_environment(
       ranks: how many there are.
       port: of the coordinator, on the loopback interface.
       launcher: process id of the launcher.
+      token: what only the ranks of this job know.
       cpu_devices: how many CPU devices to simulate.
       gpus: how many GPUs are for each rank, where none are simulated; other accelerators are left
         to JAX.
 
-    >>> found = rank_environment({"HOME": "/"}, rank=1, ranks=2, port=4000, launcher=1)
+    >>> found = rank_environment({}, rank=1, ranks=2, port=4000, launcher=1, token="secret")
     >>> found["JAX_COORDINATOR_ADDRESS"], found["SLURM_PROCID"], found["RANK"]
     ('127.0.0.1:4000', '1', '1')
     """
@@ -73,6 +75,7 @@ def rank_environment(
         **_around_proxies(kept),
         **(_gpus(rank, gpus) if cpu_devices is None else cpu_environment(kept, cpu_devices)),
         "JAX_DIST_LAUNCHER": str(launcher),
+        "JAX_DIST_TOKEN": token,
     }
 
 

@@ -1,7 +1,7 @@
 """The output of all ranks on one terminal, and of each in a file."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
@@ -15,10 +15,13 @@ _PLAIN = "\x1b[0m"
 class Printer:
     """Writes lines as they come, behind the rank and the time.
 
+    What cannot be written, as on a full disk, is lost, and told once; the job goes on.
+
     Args:
       out: takes what the ranks write to their standard output.
       err: takes the rest, and notices.
       ranks: how many there are.
+      silence: is given a stream that cannot be written to, so that it fails no more.
       only: the ranks whose output is shown; None shows all.
       coloured: the streams on which each rank has a colour.
       logs: takes a copy of each rank's output.
@@ -30,26 +33,47 @@ class Printer:
         err: TextIO,
         *,
         ranks: int,
+        silence: Callable[[TextIO], None] = lambda stream: None,
         only: Sequence[int] | None = None,
         coloured: Sequence[Stream] = (),
-        logs: Sequence[TextIO] = (),
+        logs: Sequence["LogFile"] = (),
     ):
         self._streams: dict[Stream, TextIO] = {"stdout": out, "stderr": err}
         self._width = len(str(ranks - 1))
         self._shown = range(ranks) if only is None else only
+        self._silence = silence
         self._coloured = coloured
         self._logs = logs
+        self._told: set[str] = set()  # what cannot be written
 
     def lines(self, rank: int, stream: Stream, lines: Sequence[str]) -> None:
         now = datetime.now().isoformat(timespec="milliseconds").partition("T")[2]
         if self._logs:
-            _write(self._logs[rank], [f"{now} {line}\n" for line in lines])
+            try:
+                self._logs[rank].write("".join(f"{now} {line}\n" for line in lines))
+            except OSError as error:
+                self._tell(str(self._logs[rank].path.parent), error)
         if rank in self._shown:
             prefix = self._prefix(rank, stream, now)
-            _write(self._streams[stream], [f"{prefix} {line}\n" for line in lines])
+            self._write(stream, [f"{prefix} {line}\n" for line in lines])
 
     def notice(self, text: str) -> None:
-        _write(self._streams["stderr"], [f"jax-dist launch: {text}\n"])
+        self._write("stderr", [f"jax-dist launch: {text}\n"])
+
+    def _write(self, stream: Stream, lines: Sequence[str]) -> None:
+        try:
+            self._streams[stream].writelines(lines)
+            self._streams[stream].flush()  # on a terminal, both streams are to stay in order
+        except BrokenPipeError:  # `| head`: who has seen enough ends the job
+            raise
+        except OSError as error:
+            self._silence(self._streams[stream])
+            self._tell({"stdout": "standard output", "stderr": "standard error"}[stream], error)
+
+    def _tell(self, where: str, error: OSError) -> None:
+        if where not in self._told:
+            self._told.add(where)
+            self.notice(f"cannot write to {where}: {error.strerror}; the job goes on")
 
     def _prefix(self, rank: int, stream: Stream, now: str) -> str:
         prefix = f"[{rank:{self._width}} {now}]"
@@ -58,8 +82,29 @@ class Printer:
         return f"{_COLOURS[rank % len(_COLOURS)]}{prefix}{_PLAIN}"
 
 
+class LogFile:
+    """A file that keeps nothing back: what it took is on the disk, and the rest is not tried again.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file = open(path, "wb", buffering=0)  # noqa: SIM115  # `close` closes it
+
+    def write(self, text: str) -> None:
+        """Raises an OSError where there is no room."""
+        data = text.encode("utf-8", "backslashreplace")
+        while data:
+            data = data[self._file.write(data) :]
+
+    def close(self) -> None:
+        self._file.close()
+
+
 @contextlib.contextmanager
-def log_files(folder: Path, ranks: int) -> Iterator[list[TextIO]]:
+def log_files(folder: Path, ranks: int) -> Iterator[list[LogFile]]:
     """Opens `rank-0.log`, `rank-1.log` and so on, empty. Makes the folder where it is not there.
 
     Raises:
@@ -68,11 +113,6 @@ def log_files(folder: Path, ranks: int) -> Iterator[list[TextIO]]:
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         yield [
-            stack.enter_context(open(folder / f"rank-{rank}.log", "w", encoding="utf-8"))
+            stack.enter_context(contextlib.closing(LogFile(folder / f"rank-{rank}.log")))
             for rank in range(ranks)
         ]
-
-
-def _write(stream: TextIO, lines: Sequence[str]) -> None:
-    stream.writelines(lines)
-    stream.flush()  # each time: on a terminal, both streams are to stay in order

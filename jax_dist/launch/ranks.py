@@ -13,12 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from jax_dist.launch.orphanage import Orphanage
 from jax_dist.launch.outputs import Output, Stream
 from jax_dist.launch.tracebacks import Traceback
+from jax_dist.multihost import machine
 
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 _TAIL_LINES = 20
 _RAISED_SECONDS = 10.0
 # The last word of a rank that jax_dist.multihost ends. The one that failed may leave after it.
-_BLAMES = re.compile(r"rank \d+: stopping because rank (\d+) ")
+_BLAMES = re.compile(r"rank \d+: stopping because (?:a step took .+? )?rank (\d+) ")
+# Of one that has waited for the others in vain.
+_NOT_JOINED = re.compile(r"jax_dist\._errors\.JoinError: (?:rank \d+ has not reached )?rank (\d+) ")
 
 
 class StartError(RuntimeError):
@@ -50,6 +53,8 @@ class Rank:
         self.ended_at: float | None = None  # seconds; when that was seen
         self.sent: int | None = None  # the last signal that it got from the launcher
         self.traceback = Traceback()
+        self.was_stopped = False  # when the others could not go on without it
+        self.could_not_join = False
         self.blames: int | None = None  # the rank that it says it ended for
         self._heard_at = 0.0
         self._exit_code: int | None = None
@@ -74,8 +79,11 @@ class Rank:
         if stream == "stdout":
             return
         self.traceback.follow(lines)
-        for said in filter(None, map(_BLAMES.match, lines)):
-            self.blames = int(said[1])
+        for line in lines:
+            waited = _NOT_JOINED.match(line)
+            blames = waited or _BLAMES.match(line)
+            self.could_not_join |= waited is not None
+            self.blames = int(blames[1]) if blames else self.blames
 
     def is_silent_after_raising(self, now: float) -> bool:
         """Whether it seems to have ended by an exception, and runs still."""
@@ -86,6 +94,10 @@ class Rank:
         if self._exit_code is None:
             self._exit_code = _peek(self._process)
         return self._exit_code
+
+    def is_stopped(self) -> bool:
+        """Whether it, or what it has started, was stopped by a signal. Linux tells."""
+        return machine.is_group_stopped(self._process.pid)
 
     def send(self, number: int) -> None:
         """Sends a signal to the whole group, as a terminal does."""

@@ -2,6 +2,7 @@
 
 import collections
 import os
+import secrets
 import selectors
 import signal
 import time
@@ -9,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from jax_dist.launch.endings import ending
 from jax_dist.launch.environment import rank_environment
 from jax_dist.launch.orphanage import Orphanage
-from jax_dist.launch.outcome import Ended, Outcome, Reason
+from jax_dist.launch.outcome import Ended, Outcome, Reason, ending
 from jax_dist.launch.outputs import Output, Stream
 from jax_dist.launch.ports import reserved_port
 from jax_dist.launch.ranks import Rank
@@ -67,6 +67,7 @@ def run(
       StartError: the command cannot be started.
     """
     inherited = os.environ if environment is None else environment
+    token = secrets.token_hex(16)
     ranks: list[Rank] = []
     with received() as signals, reserved_port() as port, Orphanage() as orphanage:
         try:
@@ -77,6 +78,7 @@ def run(
                     ranks=settings.ranks,
                     port=port,
                     launcher=os.getpid(),
+                    token=token,
                     cpu_devices=settings.cpu_devices,
                     gpus=settings.gpus,
                 )
@@ -121,12 +123,15 @@ class _Job:
                 self._pass_signals_on()
                 self._see_whether_time_is_up()
                 self._take_steps()
+        first = None if self._first is None else self._to_blame(self._first)
         return Outcome(
             reason=self._reason,
             seconds=time.monotonic() - self._start,
             ended=tuple(self._ended(rank) for rank in self._ranks),
-            first=None if self._first is None else self._ended(self._to_blame(self._first)),
+            first=None if first is None else self._ended(first),
+            seen=None if self._first is None else self._ended(self._first),
             unfinished=self._unfinished,
+            was_terminated=self._was_terminated,
         )
 
     def _read(self) -> None:
@@ -182,6 +187,8 @@ class _Job:
 
     def _fail(self, culprit: Rank) -> None:
         self._first = culprit
+        for rank in self._running():
+            rank.was_stopped = rank.is_stopped()
         grace = self._settings.grace
         how = ending(culprit.exit_code() or 0)
         if self._running():
@@ -254,11 +261,13 @@ class _Job:
         return [rank for rank in self._ranks if rank.ended_at is None]
 
     def _to_blame(self, first: Rank) -> Rank:
-        """The rank that the first one has ended for, if it failed indeed."""
-        if first.blames is None or first.blames >= len(self._ranks):
-            return first
-        blamed = self._ranks[first.blames]
-        return blamed if blamed.exit_code() else first
+        """The rank that the first one has ended for: it says so, or JAX has aborted it."""
+        stopped = [rank for rank in self._ranks if rank.was_stopped]
+        if stopped and (first.could_not_join or first.exit_code() == -signal.SIGABRT):
+            return stopped[0]
+        if first.blames is not None and first.blames < len(self._ranks):
+            return self._ranks[first.blames]
+        return first
 
     def _ended(self, rank: Rank) -> Ended:
         exit_code = rank.exit_code()
@@ -272,6 +281,7 @@ class _Job:
             seconds,
             tuple(rank.tail),
             rank.traceback.lines,
+            rank.was_stopped,
         )
 
 

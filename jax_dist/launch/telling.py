@@ -3,11 +3,12 @@
 import signal
 from collections.abc import Iterator, Sequence
 
-from jax_dist.launch.endings import ending, ranks_in_words, signal_name
-from jax_dist.launch.outcome import Ended, Outcome, Reason
+from jax_dist.launch.outcome import Ended, Outcome, Reason, ending, signal_name
+from jax_dist.multihost.ranks import do, name_ranks
 
 _SHOWN = 4  # ranks whose last lines are shown
 _SHOWN_LINES = 5  # of each
+_SHOWN_LENGTH = 1000  # characters of a line
 
 
 def causes(outcome: Outcome) -> Iterator[str]:
@@ -15,7 +16,7 @@ def causes(outcome: Outcome) -> Iterator[str]:
     if outcome.reason is Reason.TIMED_OUT:
         yield from _timed_out(outcome)
     elif outcome.first is not None:
-        yield _failed(outcome.first)
+        yield _failed(outcome, outcome.first)
         if outcome.first.exit_code == -signal.SIGABRT:  # as JAX does when it loses another rank
             yield from _raised_before(outcome)
 
@@ -32,14 +33,17 @@ def summary(outcome: Outcome) -> str:
         ways[_way(outcome.first)] = []  # it comes first
     for each in outcome.ended:
         ways.setdefault(_way(each), []).append(each.rank)
-    told = "; ".join(f"{ranks_in_words(ranks)}: {way}" for way, ranks in ways.items())
+    told = "; ".join(f"{name_ranks(ranks)}: {way}" for way, ranks in ways.items())
     return f"{total} ({told})"
 
 
-def _failed(first: Ended) -> str:
-    passed_on = ", which was passed on to it" if first.sent == -first.exit_code else ""
+def _failed(outcome: Outcome, first: Ended) -> str:
+    if outcome.waited_for:
+        how = f"{_way(first)}, and the others waited for it"
+    else:
+        how = ending(first.exit_code) + (", which was passed on to it" if first.was_ended else "")
     return (
-        f"rank {first.rank} failed first: {ending(first.exit_code)}{passed_on}, "
+        f"rank {first.rank} failed first: {how}, "
         f"after {first.seconds:.1f} s; the end of its output:\n{_indented(first.tail)}"
     )
 
@@ -52,8 +56,8 @@ def _raised_before(outcome: Outcome) -> Iterator[str]:
 
 
 def _timed_out(outcome: Outcome) -> Iterator[str]:
-    verb = "was" if len(outcome.unfinished) == 1 else "were"
-    yield f"the time is up (--timeout), and {ranks_in_words(outcome.unfinished)} {verb} running"
+    running = do(outcome.unfinished, "was running", "were running")
+    yield f"the time is up (--timeout), and {running}"
     for each in outcome.ended:
         if each.rank in outcome.unfinished[:_SHOWN]:
             tail = _indented(each.tail[-_SHOWN_LINES:])
@@ -61,12 +65,14 @@ def _timed_out(outcome: Outcome) -> Iterator[str]:
 
 
 def _indented(tail: Sequence[str]) -> str:
-    return "\n".join(f"    {line}" for line in tail or ["(it wrote nothing)"])
+    return "\n".join(f"    {line[:_SHOWN_LENGTH]}" for line in tail or ["(it wrote nothing)"])
 
 
 def _way(each: Ended) -> str:
+    if each.stopped:
+        return "stopped (SIGSTOP)"
     if each.sent is None or each.exit_code == 0:
         return ending(each.exit_code)
-    if each.exit_code == -each.sent:
+    if each.was_ended:
         return f"stopped by {signal_name(each.sent)}"
     return f"{ending(each.exit_code)} after {signal_name(each.sent)}"

@@ -9,6 +9,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist._errors import DisagreementError as DisagreementError
     from jax_dist._errors import JoinError as JoinError
     from jax_dist._errors import MissingRanksError as MissingRanksError
+    from jax_dist._errors import OpenPortWarning as OpenPortWarning
     from jax_dist._errors import UnequalError as UnequalError
     from jax_dist.multihost.agreeing import agree as agree
     from jax_dist.multihost.asserting import assert_equal as assert_equal
@@ -36,6 +37,7 @@ _HOMES = {  # what Python sees: imported on first use, so that the launcher neve
     "DisagreementError": "jax_dist._errors",
     "JoinError": "jax_dist._errors",
     "MissingRanksError": "jax_dist._errors",
+    "OpenPortWarning": "jax_dist._errors",
     "UnequalError": "jax_dist._errors",
     "agree": "jax_dist.multihost.agreeing",
     "assert_equal": "jax_dist.multihost.asserting",
@@ -56,6 +58,7 @@ __all__ = (
     "DisagreementError",
     "JoinError",
     "MissingRanksError",
+    "OpenPortWarning",
     "UnequalError",
     "agree",
     "assert_equal",

@@ -1,14 +1,14 @@
 """The state of a program, saved with Orbax now and then and when the job must leave, and read back.
 
-A checkpoint is a folder of Orbax's, which comes into being at once or not at all, with one file of
-ours in it, `jax_dist.json`: what the leaves are, and the checksums of the other files. It is
-written last; a folder without it, or with other checksums, is not read.
+A checkpoint is a folder that Orbax writes, with one file of ours in it, `jax_dist.json`: what the
+leaves are, and the checksums of the other files. It gets its name when all of this is on the disk,
+and only then the oldest one goes. What is damaged later is not read, and never deleted.
 """
 
 import json
 import pathlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -20,13 +20,15 @@ from jax_dist._errors import (
     MissingPackageError,
     message,
 )
-from jax_dist.multihost import manifests, preempting
+from jax_dist.multihost import manifests, preempting, progress
 from jax_dist.multihost.agreeing import agree_on
 from jax_dist.multihost.broadcasting import broadcast_one_to_all
 from jax_dist.multihost.fingerprints import Fingerprint, fingerprint
 from jax_dist.multihost.leaves import Leaf, leaves_of, with_leaves
+from jax_dist.multihost.step_folders import StepFolders
 
 _TIMEOUT = 600.0  # seconds, for rank 0 to read a checkpoint through
+_ITEM = "default"  # the folder of a step in which Orbax's own manager would look
 
 
 class Checkpoints:
@@ -66,17 +68,14 @@ class Checkpoints:
             if number is not None and number < 1:
                 raise ValueError(f"Checkpoints: {name} must be at least 1, not {number}.")
         self._folder = pathlib.Path(folder).absolute()
-        self._every = every
+        self._every, self._keep = every, keep
         self._last = 0  # the step that was restored or saved last
         self._damaged: tuple[int, ...] = ()  # steps
         self._orbax = _import_orbax()
-        options = self._orbax.CheckpointManagerOptions(
-            max_to_keep=keep,
-            create=True,
-            cleanup_tmp_directories=True,
-            enable_async_checkpointing=False,
-        )
-        self._manager = self._orbax.CheckpointManager(self._folder, options=options)
+        self._checkpointer = self._orbax.Checkpointer(self._orbax.StandardCheckpointHandler())
+        self._steps = StepFolders(self._folder)
+        if jax.process_index() == 0:
+            self._steps.clean()
         preempting.watch()
 
     def __enter__(self) -> Self:
@@ -88,7 +87,7 @@ class Checkpoints:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._manager.close()
+        self._checkpointer.close()
 
     def restore(self, state: Any) -> tuple[Any, int]:
         """The newest checkpoint that is whole.
@@ -111,15 +110,16 @@ class Checkpoints:
         for damage in found.damages.values():
             warnings.warn(CheckpointWarning(damage), stacklevel=2)
         self._damaged, self._last = tuple(map(int, found.damages)), found.step
+        progress.restored(found.step)
         if found.step == 0:
             return state, 0
         leaves = leaves_of(state)
-        _check_fit(self._folder / str(found.step), found.leaves, leaves)
+        _check_fit(self._steps.path(found.step), found.leaves, leaves)
         like = {leaf.path: leaf.like() for leaf in leaves if leaf.is_stored}
         stored: Mapping[str, Any] = {}
         if like:
             how = self._orbax.args.StandardRestore(like)
-            stored = self._manager.restore(found.step, args=how)
+            stored = self._checkpointer.restore(self._steps.path(found.step) / _ITEM, args=how)
         restored = [leaf.restored(stored.get(leaf.path)) for leaf in leaves]
         return with_leaves(state, restored), found.step
 
@@ -138,8 +138,8 @@ class Checkpoints:
           Whether it was saved.
 
         Raises:
-          CheckpointError: a leaf cannot be saved, or the folder has newer checkpoints, which were
-            not restored.
+          CheckpointError: a leaf cannot be saved, the disk is full or read-only, or the folder has
+            newer checkpoints, which were not restored. The older checkpoints are as they were.
           DisagreementError: the state is not the same in all processes.
           RuntimeError: as `preempted` does.
         """
@@ -148,11 +148,8 @@ class Checkpoints:
             return False
         leaves = leaves_of(state)
         _check_same(leaves)
-        self._remove_damaged(step)
-        stored = {leaf.path: leaf.value() for leaf in leaves if leaf.is_stored}
-        self._manager.save(step, args=self._orbax.args.StandardSave(stored), force=True)
-        if jax.process_index() == 0:
-            manifests.write(self._folder / str(step), leaves)
+        self._check_newer(step)
+        self._write(step, leaves)
         self._last = step
         return True
 
@@ -177,26 +174,58 @@ class Checkpoints:
 
     def _look(self) -> "_Found":
         damages: dict[int, str] = {}
-        for step in sorted(self._manager.all_steps(), reverse=True):
-            folder = self._folder / str(step)
+        for step in reversed(self._steps.steps()):
+            folder = self._steps.path(step)
             manifest = manifests.read(folder)
             if manifest is None:
-                damages[step] = _damaged(folder, ["it was not written to its end"])
+                damages[step] = _damaged(folder, [f"it has no {manifests.NAME} that can be read"])
                 continue
-            found = list(manifests.damages(folder, manifest.files))
+            found = list(manifests.damages(folder, manifest))
             if not found:
                 return _Found(step, manifest.leaves, damages)
             damages[step] = _damaged(folder, found)
         return _Found(0, {}, damages)
 
-    def _remove_damaged(self, step: int) -> None:
-        """Orbax keeps the newest by number: one that is of no use would push out a good one."""
-        newer = [each for each in self._manager.all_steps() if each > self._last]
+    def _check_newer(self, step: int) -> None:
+        """What is newer by number would be taken for the newest."""
+        newer = [each for each in self._steps.steps() if each > self._last]
         unknown = [each for each in newer if each not in self._damaged]
         if unknown:
             raise _newer_ones(self._folder, step, unknown)
-        for each in newer:
-            self._manager.delete(each)
+
+    def _write(self, step: int, leaves: Sequence[Leaf]) -> None:
+        unfinished = self._steps.unfinished(step)
+        stored = {leaf.path: leaf.value() for leaf in leaves if leaf.is_stored}
+        self._in_rank_0(step, lambda: self._steps.begin(step))
+        if stored:
+            how = self._orbax.args.StandardSave(stored)
+            try:
+                self._checkpointer.save(unfinished / _ITEM, args=how, force=True)
+            except Exception as error:  # of Orbax, TensorStore or the disk, whatever it is
+                self._steps.abandon(step)  # it takes room that may be needed
+                raise _not_saved(self._folder, step, str(error)) from error
+        self._in_rank_0(step, lambda: self._finish(step, leaves))
+
+    def _in_rank_0(self, step: int, action: Callable[[], None]) -> None:
+        """Rank 0 does it, and all hear how it went."""
+        trouble = ""
+        if jax.process_index() == 0:
+            try:
+                action()
+            except OSError as error:
+                trouble = str(error)
+                self._steps.abandon(step)
+        trouble = broadcast_one_to_all(trouble, timeout=_TIMEOUT)
+        if trouble:
+            raise _not_saved(self._folder, step, trouble)
+
+    def _finish(self, step: int, leaves: Sequence[Leaf]) -> None:
+        manifests.write(self._steps.unfinished(step), leaves)
+        for damaged in self._damaged:
+            if damaged in self._steps.steps():
+                self._steps.set_aside(damaged)
+        self._steps.commit(step)
+        self._steps.keep(self._keep)
 
 
 class _Found(NamedTuple):
@@ -260,8 +289,9 @@ def _damaged(folder: pathlib.Path, which: Sequence[str]) -> str:
     return message(
         what=f"the checkpoint {folder} is damaged",
         which=which,
-        why="the process or the machine ended while it was written, or its disk is failing",
-        do="An older one is restored if there is one, and this one removed at the next save.",
+        why="its files are not as they were written: the disk is failing, or somebody changed them",
+        do="An older one is restored if there is one. The next save sets this one aside, as "
+        f"{folder.name}.damaged; delete it when it is of no use.",
     )
 
 
@@ -272,6 +302,18 @@ def _does_not_fit(folder: pathlib.Path, which: Sequence[str]) -> CheckpointError
             which=which,
             why="another program wrote it, or this one was changed since",
             do="Give `restore` a state like the one that was saved, or use another folder.",
+        )
+    )
+
+
+def _not_saved(folder: pathlib.Path, step: int, trouble: str) -> CheckpointError:
+    return CheckpointError(
+        message(
+            what=f"step {step} is not saved",
+            which=[trouble.partition("\n")[0]],
+            why=f"it could not be written to {folder}",
+            do="Make room there, or let it be written to. The checkpoints that are there are as "
+            "they were.",
         )
     )
 

@@ -8,6 +8,7 @@ import threading
 import traceback
 import types
 
+from jax_dist import _compat
 from jax_dist.multihost.endings import FAILED, say
 from jax_dist.multihost.job import Job
 
@@ -24,7 +25,8 @@ def install(job: Job) -> None:
     def hook(
         kind: type[BaseException], error: BaseException, where: types.TracebackType | None
     ) -> None:
-        before(kind, error, where)
+        if not (job.is_here() and job.is_ending):  # else the reason is on the screen already
+            before(kind, error, where)
         if job.is_here() and not _goes_on():
             _fail(job, error, in_main=True)
 
@@ -52,10 +54,12 @@ def _goes_on() -> bool:
 def _at_exit(job: Job) -> None:
     if not job.is_here():
         return
-    if not job.has_failed:
-        job.finish()
-        return
-    code = job.wait_until_known()
-    logging.shutdown()
-    say("")
-    os._exit(code)
+    if job.has_failed:
+        code = job.wait_until_known()
+        logging.shutdown()
+        say("")
+        os._exit(code)
+    if not job.finish():
+        # By `sys.exit`, perhaps, whose code only Python itself knows: so it goes on to its end.
+        job.wait_until_known()
+        _compat.leave_coordination()

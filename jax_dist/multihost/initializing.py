@@ -1,6 +1,10 @@
 """`initialize`: brings the processes of a job together."""
 
+import logging
+import os
+import secrets
 import socket
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,15 +12,20 @@ from typing import Any
 import jax
 
 from jax_dist import _compat
-from jax_dist._errors import message
+from jax_dist._errors import CacheDirectoryError, OpenPortWarning, message
 from jax_dist.multihost import agreeing, clusters, failing, rendezvous
 from jax_dist.multihost.clusters import Membership
 from jax_dist.multihost.job import Job
-from jax_dist.multihost.lines import Line
+from jax_dist.multihost.rendezvous import Plan
 from jax_dist.multihost.stalls import Stalls
+
+_log = logging.getLogger("jax_dist.multihost")
 
 _EARLY_EXIT = {"cpu": 3.0}  # seconds; on a CPU it shows whether a process computes
 _EARLY_EXIT_ELSEWHERE = 60.0
+_HEARTBEAT_OF_JAX = 100.0  # seconds, where nobody says otherwise
+_SHORTEST_TOKEN = 16  # characters
+_RESTART = "JAX_DIST_RESTART"  # which `jax-dist launch --restarts` sets
 _ADDRESS_KEY = "jax_dist/job/address"
 
 
@@ -44,6 +53,7 @@ def initialize(
     early_exit_timeout: float | None = None,
     program_timeout: float = 300.0,
     shutdown_timeout: float = 300.0,
+    token: str | None = None,
 ) -> None:
     """Brings the processes of a job together, as `jax.distributed.initialize` does.
 
@@ -74,11 +84,17 @@ def initialize(
       program_timeout: the seconds that `jax_dist.pmap` and `jax_dist.rewrite` wait for the other
         processes to come to the same program, before it first runs.
       shutdown_timeout: the seconds that a process which has finished waits for the others.
+      token: what only the processes of this job know, 16 random characters or more; by default
+        JAX_DIST_TOKEN, which `jax-dist launch` sets. Whoever does not know it is not let in. The
+        service of JAX itself asks for none.
 
     Raises:
       JoinError: they could not be brought together; the same text in all that have met.
       RuntimeError: JAX has chosen its devices already, or this process has joined other ones.
-      ValueError: the address is no "host:port".
+      ValueError: the address is no "host:port", or the token is too short.
+
+    Warns:
+      OpenPortWarning: in rank 0: other machines can reach its port, and there is no token.
 
     >>> initialize()  # in one process
     """
@@ -88,37 +104,39 @@ def initialize(
     if _joined.job is not None:
         _check_same(*asked)
         return
+    timeout, found = initialization_timeout or 300.0, None
     if _compat.joined_as() is not None:
         _check_same(*asked)
-        membership, lines = _attach(initialization_timeout or 300.0)
+        heartbeat = heartbeat_timeout or _HEARTBEAT_OF_JAX
+        plan = _plan_beside_jax(timeout)
     else:
-        timeout = initialization_timeout or 300.0
         found = clusters.find(*asked, devices, timeout=timeout)
-        if found is None:
-            return
-        is_local = clusters.is_loopback(found.address)
-        membership = found
-        lines = _join(
-            found,
-            bind=clusters.bind_address(found.address, coordinator_bind_address),
-            timeout=initialization_timeout or (60.0 if is_local else 300.0),
-            heartbeat=heartbeat_timeout or (15.0 if is_local else 60.0),
-            shutdown=shutdown_timeout,
-        )
-    if membership.processes == 1:
+        is_local = found is not None and clusters.is_loopback(found.address)
+        timeout = initialization_timeout or (60.0 if is_local else 300.0)
+        heartbeat = heartbeat_timeout or (15.0 if is_local else 60.0)
+        plan = None if found is None else _plan(found, coordinator_bind_address, timeout, token)
+    if plan is None:
         return
-    _joined.job = Job(
-        membership.rank,
-        membership.processes,
-        lines,
+    if plan.rank == 0 and not plan.token and not clusters.is_loopback(plan.bind):
+        warnings.warn(OpenPortWarning(_open_port(plan)), stacklevel=2)
+    job = _joined.job = Job(
+        plan.rank,
+        plan.processes,
+        rendezvous.meet(plan),
         fail_fast=fail_fast,
         early_exit_timeout=lambda: early_exit_timeout or _default_early_exit(),
+        heartbeat_timeout=heartbeat,
         shutdown_timeout=shutdown_timeout,
     )
-    _joined.stalls = Stalls(_joined.job)
-    _joined.job.start()
+    _joined.stalls = Stalls(job)
+    job.start()  # before JAX joins them: a process that ends meanwhile is named at once
     if fail_fast:
-        failing.install(_joined.job)
+        failing.install(job)
+    if found is not None:
+        _join(found, plan, heartbeat=heartbeat, shutdown=shutdown_timeout)
+    job.joined()
+    if os.environ.get(_RESTART) and not _compat.config_value("jax_compilation_cache_dir"):
+        _keep_programs()
 
 
 def current_stalls() -> Stalls | None:
@@ -132,42 +150,58 @@ def part() -> None:
         _joined.job.finish(wait=False)
 
 
-def _join(
-    membership: Membership, *, bind: str, timeout: float, heartbeat: float, shutdown: float
-) -> dict[int, Line]:
-    if _compat.backend_started():
-        raise _too_late()
-    address, processes, rank = membership.address, membership.processes, membership.rank
-    lines = rendezvous.meet(rendezvous.Plan(address, bind, processes, rank, timeout))
+def _keep_programs() -> None:
+    """Of a job that may be started again: what it has compiled, it should find then."""
+    from jax_dist import cache  # only here: most jobs choose for themselves
+
+    try:
+        cache.enable()
+    except CacheDirectoryError as error:  # the folder of the user is open to others
+        _log.warning("%s", error)
+
+
+def _join(found: Membership, plan: Plan, *, heartbeat: float, shutdown: float) -> None:
     options: dict[str, Any] = _compat.initialize_options(
-        coordinator_bind_address=bind,
+        coordinator_bind_address=plan.bind,
         cluster_detection_method="deactivate",  # all is known
-        initialization_timeout=max(1, round(timeout)),
+        initialization_timeout=max(1, round(plan.timeout)),
         heartbeat_timeout_seconds=max(1, round(heartbeat)),
         shutdown_timeout_seconds=max(1, round(shutdown)),
     )
-    local = None if membership.devices is None else list(membership.devices)
-    jax.distributed.initialize(address, processes, rank, local, **options)
-    return lines
+    local = None if found.devices is None else list(found.devices)
+    jax.distributed.initialize(found.address, found.processes, found.rank, local, **options)
 
 
-def _attach(timeout: float) -> tuple[Membership, dict[int, Line]]:
-    """For processes that `jax.distributed.initialize` has joined already."""
+def _plan(found: Membership, bind: str | None, timeout: float, token: str | None) -> Plan:
+    if _compat.backend_started():
+        raise _too_late()
+    token = token or os.environ.get("JAX_DIST_TOKEN", "")
+    if 0 < len(token) < _SHORTEST_TOKEN:
+        raise _guessable()
+    bind = clusters.bind_address(found.address, bind)
+    return Plan(found.address, bind, found.processes, found.rank, timeout, token.encode())
+
+
+def _plan_beside_jax(timeout: float) -> Plan | None:
+    """For processes that `jax.distributed.initialize` has joined already; None for a single one.
+
+    JAX's service hands the address and the token around: who has joined it, is let in here, too.
+    """
     joined = _compat.joined_as()
     assert joined is not None  # asked by the caller
-    membership = Membership(joined.address, joined.processes, joined.rank, None)
     if joined.processes == 1:
-        return membership, {}
+        return None
     client = _compat.coordination_client()
     if joined.rank == 0:
         host = joined.address.rpartition(":")[0]
         address = f"{host}:{_free_port()}"  # that of the coordinator is JAX's
-        client.key_value_set(_ADDRESS_KEY, address)
+        token = secrets.token_hex(16)
+        client.key_value_set(_ADDRESS_KEY, f"{address} {token}")
     else:
-        address = client.blocking_key_value_get(_ADDRESS_KEY, round(1000 * timeout))
+        given = client.blocking_key_value_get(_ADDRESS_KEY, round(1000 * timeout))
+        address, token = given.split(" ")
     bind = clusters.bind_address(address, None)
-    plan = rendezvous.Plan(address, bind, joined.processes, joined.rank, timeout)
-    return membership, rendezvous.meet(plan)
+    return Plan(address, bind, joined.processes, joined.rank, timeout, token.encode())
 
 
 def _free_port() -> int:
@@ -195,6 +229,27 @@ def _default_early_exit() -> float:
     if not _compat.backend_started():
         return _EARLY_EXIT_ELSEWHERE
     return _EARLY_EXIT.get(jax.default_backend(), _EARLY_EXIT_ELSEWHERE)
+
+
+def _guessable() -> ValueError:
+    return ValueError(
+        message(
+            what="the token of the job can be guessed",
+            which=[f"it has fewer than {_SHORTEST_TOKEN} characters"],
+            why="whoever connects once learns enough to try tokens at home",
+            do="Take 32 random characters, as `openssl rand -hex 16` prints them.",
+        )
+    )
+
+
+def _open_port(plan: Plan) -> str:
+    return message(
+        what="rank 0 lets in whoever can reach its port",
+        which=[f"it listens at {plan.bind}, without a token"],
+        why="a stranger who says that it is one of the ranks would take its place",
+        do="Set JAX_DIST_TOKEN to the same 32 random characters in all processes; docs/launch.md "
+        "shows how on each kind of cluster.",
+    )
 
 
 def _too_late() -> RuntimeError:

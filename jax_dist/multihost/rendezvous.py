@@ -1,11 +1,14 @@
 """The processes of a job meet at the coordinator's address, before JAX meets there.
 
 JAX's service ends the process by a signal where the port is taken, a process does not come or comes
-twice. Here the same is an error, with the same text in each process that came.
+twice. Here the same is an error, with the same text in each process that came. Whoever does not
+know the token of the job, or talks of something else, is cut off and named, and the others go on.
 """
 
 import contextlib
 import errno
+import logging
+import os
 import selectors
 import socket
 import time
@@ -13,13 +16,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jax_dist._errors import JoinError, message
-from jax_dist.multihost.lines import Closed, Line, Lost, Message, Stranger
+from jax_dist.multihost import machine
+from jax_dist.multihost.channel import Channel, Closed, Lost, Stranger
+from jax_dist.multihost.messages import Hello, Joined, Message, Refused
 from jax_dist.multihost.ranks import do, name_ranks
+
+_log = logging.getLogger("jax_dist.multihost")
 
 _RETRY = 0.1  # seconds between two attempts to connect
 _LINGER = 1.0  # seconds in which those that come late still hear why it failed
-_PATIENCE = 5.0  # seconds for a port to become free, for an earlier run that is about to end
+_PATIENCE = 5.0  # the same where one has ended early; and seconds for a port to become free
 _SPARE = 5.0  # seconds that the verdict of rank 0 may take
+_GREETING = 10.0  # seconds in which whoever connects has to say who it is
+_SPARE_GUESTS = 64  # that may be greeting at once, beside two connections of each rank
+_NAMED = 5  # strangers that are told one by one
 
 
 @dataclass(frozen=True)
@@ -31,13 +41,23 @@ class Plan:
     processes: int
     rank: int
     timeout: float  # seconds
+    token: bytes = b""  # what only the processes of this job know; empty: everybody does
 
 
-def meet(plan: Plan) -> dict[int, Line]:
+@dataclass(frozen=True)
+class Peer:
+    """Another process of the job."""
+
+    channel: Channel
+    machine: str
+    pid: int
+
+
+def meet(plan: Plan) -> dict[int, Peer]:
     """Waits for all processes.
 
     Returns:
-      In rank 0, a line to each other rank; in the others, the line to rank 0.
+      In rank 0, each other rank; in the others, rank 0.
 
     Raises:
       JoinError: they could not be brought together.
@@ -66,76 +86,136 @@ class _Host:
     def __init__(self, plan: Plan, deadline: float):
         self._plan, self._deadline = plan, deadline
         self._selector = selectors.DefaultSelector()
-        self._came: dict[int, Line] = {}
-        self._twice: set[int] = set()
+        self._guests: dict[Channel, float] = {}  # not known yet; until when they have time
+        self._came: dict[int, Peer] = {}
+        self._twice: dict[Channel, int] = {}
+        self._gone: set[int] = set()
         self._counts: dict[int, int] = {0: plan.processes}
+        self._strangers = 0
+        self._last_stranger = ""
 
-    def wait(self) -> dict[int, Line]:
+    def wait(self) -> dict[int, Peer]:
         with _listening(self._plan, self._deadline) as listener, self._selector:
             self._selector.register(listener, selectors.EVENT_READ)
             self._collect(listener, self._deadline)
             refusal = self._refusal()
             if refusal is not None:
-                self._collect(listener, time.monotonic() + _LINGER)
+                linger = _PATIENCE if self._gone else _LINGER
+                self._collect(listener, time.monotonic() + linger)
                 refusal = self._refusal() or refusal
-                self._tell({"is": "refused", "text": refusal})
+            for guest in self._guests:
+                guest.close()
+            if refusal is not None:
+                self._tell(Refused(refusal))
                 raise JoinError(refusal)
-        self._tell({"is": "joined"})
+        self._tell(Joined(machine.name(), os.getpid()))
         return self._came
 
     def _collect(self, listener: socket.socket, deadline: float) -> None:
         """Until all are here, something is wrong, or time is up."""
         was_wrong = self._refusal(final=False) is not None
-        while len(self._came) < self._plan.processes - 1 or was_wrong:
-            left = deadline - time.monotonic()
-            if left <= 0 or (not was_wrong and self._refusal(final=False) is not None):
+        while len(self._came) < self._plan.processes - 1 or (was_wrong and not self._gone):
+            now = time.monotonic()
+            if now >= deadline or (not was_wrong and self._refusal(final=False) is not None):
                 return
-            for key, _ in self._selector.select(left):
+            for guest in [each for each, until in self._guests.items() if until < now]:
+                self._cut_off(guest, f"it has not said who it is within {_GREETING:g} s")
+            until = min([deadline, *self._guests.values()])
+            for key, _ in self._selector.select(max(0.0, until - now)):
                 if key.fileobj is listener:
-                    connection, _ = listener.accept()
-                    line = Line(connection)
-                    self._selector.register(line, selectors.EVENT_READ, data=line)
-                else:
-                    self._hear(key.data)
+                    self._accept(listener)
+                elif key.data in self._guests:
+                    self._hear_guest(key.data)
+                elif key.data.fileno() >= 0:  # not closed meanwhile, to make room
+                    self._hear_rank(key.data)
 
-    def _hear(self, line: Line) -> None:
+    def _accept(self, listener: socket.socket) -> None:
+        is_full = len(self._guests) >= 2 * self._plan.processes + _SPARE_GUESTS
         try:
-            heard = line.received()
-        except (Closed, Lost, Stranger):
-            self._forget(line)
+            connection, _ = listener.accept()
+        except (BlockingIOError, ConnectionError):  # it has gone again
             return
-        for hello in heard:
-            self._selector.unregister(line)
-            self._welcome(line, hello)
+        except OSError:  # no more files may be open
+            is_full = True
+        else:
+            guest = Channel(connection, self._plan.token, is_host=True)
+            self._guests[guest] = time.monotonic() + _GREETING
+            self._selector.register(guest, selectors.EVENT_READ, data=guest)
+        if is_full and self._guests:
+            oldest = next(iter(self._guests))
+            self._cut_off(oldest, "it has said nothing, and too many others wait")
 
-    def _forget(self, line: Line) -> None:
-        self._selector.unregister(line)
-        line.close()
+    def _hear_guest(self, guest: Channel) -> None:
+        try:
+            heard = guest.received()
+        except Stranger as error:
+            self._cut_off(guest, str(error))
+            return
+        except (Closed, Lost):
+            self._forget(guest)
+            return
+        if heard:
+            self._welcome(guest, heard[0])
 
-    def _welcome(self, line: Line, hello: Message) -> None:
-        rank = hello["rank"]
-        if hello["processes"] != self._plan.processes:
-            self._counts[rank] = hello["processes"]
-        if rank in self._came or rank == 0:
-            self._twice.add(rank)
-            rank = -1 - len(self._came)  # to be told, too
-        self._came[rank] = line
+    def _hear_rank(self, channel: Channel) -> None:
+        """It has nothing to say yet: either it has ended, or it is no process of ours."""
+        try:
+            heard = channel.received()
+        except (Closed, Lost, Stranger):
+            heard = None
+        if heard is None or heard:
+            self._selector.unregister(channel)
+            self._gone |= {rank for rank, peer in self._came.items() if peer.channel is channel}
+
+    def _welcome(self, guest: Channel, hello: Message) -> None:
+        processes = self._plan.processes
+        if not isinstance(hello, Hello) or hello.processes < 2:
+            self._cut_off(guest, "it does not say which rank it is")
+        elif hello.processes == processes and not 0 <= hello.rank < processes:
+            self._cut_off(guest, f"it says that it is rank {hello.rank} of {processes}")
+        else:
+            del self._guests[guest]
+            guest.trust()
+            if hello.processes != processes:
+                self._counts[hello.rank] = hello.processes
+            if hello.rank in self._came or hello.rank == 0:
+                self._twice[guest] = hello.rank
+            else:
+                self._came[hello.rank] = Peer(guest, hello.machine, hello.pid)
+
+    def _forget(self, guest: Channel) -> None:
+        del self._guests[guest]
+        self._selector.unregister(guest)
+        guest.close()
+
+    def _cut_off(self, guest: Channel, why: str) -> None:
+        self._strangers += 1
+        self._last_stranger = f"a stranger from {guest.origin} was cut off: {why}"
+        if self._strangers <= _NAMED:
+            _log.warning("rank 0: %s", self._last_stranger)
+        if self._strangers == _NAMED:
+            _log.warning("rank 0: more strangers are cut off without a word")
+        self._forget(guest)
 
     def _refusal(self, *, final: bool = True) -> str | None:
         plan = self._plan
         if len(self._counts) > 1:
             return _counts_differ(self._counts)
         if self._twice:
-            return _came_twice(plan, sorted(self._twice))
+            return _came_twice(plan, sorted(set(self._twice.values())))
+        if self._gone:
+            return _went_away(plan, sorted(self._gone))
         came = [0, *self._came]
         missing = [rank for rank in range(plan.processes) if rank not in came]
-        return _did_not_come(plan, came, missing) if final and missing else None
+        if not final or not missing:
+            return None
+        return _did_not_come(plan, came, missing, self._last_stranger)
 
     def _tell(self, message: Message) -> None:
-        for line in self._came.values():
-            line.send(message)
-            if message["is"] == "refused":
-                line.close()
+        for channel in [*(peer.channel for peer in self._came.values()), *self._twice]:
+            channel.send(message)
+            if isinstance(message, Refused):
+                channel.close()
 
 
 @contextlib.contextmanager
@@ -151,6 +231,7 @@ def _listening(plan: Plan, deadline: float) -> Iterator[socket.socket]:
             try:
                 listener.bind((host, port))
                 listener.listen(max(128, plan.processes))
+                listener.settimeout(0)  # who connects may have gone before it is accepted
                 break
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
@@ -166,37 +247,46 @@ def _ask_who_listens(plan: Plan) -> str | None:
     """What the process at our port says, if it is another rank 0 of this job."""
     try:
         with socket.create_connection(split(plan.address), timeout=1.0) as connection:
-            line = Line(connection)
-            line.send({"is": "hello", "rank": plan.rank, "processes": plan.processes})
-            heard = line.receive(_LINGER + 2.0)
+            heard = _say_hello(plan, connection).receive(_LINGER + 2.0)
     except (OSError, Closed, Lost, Stranger):
         return None
-    return heard["text"] if heard["is"] == "refused" else None
+    return heard.text if isinstance(heard, Refused) else None
 
 
-def _visit(plan: Plan, deadline: float) -> Line:
+def _say_hello(plan: Plan, connection: socket.socket) -> Channel:
+    channel = Channel(connection, plan.token, is_host=False)
+    channel.send(Hello(plan.rank, plan.processes, machine.name(), os.getpid()))
+    return channel
+
+
+def _visit(plan: Plan, deadline: float) -> Peer:
     trouble = "nothing listens there"
-    strange_since = None
+    strange_since = lost_since = None
     while True:
+        channel = None
         try:
-            connection = socket.create_connection(split(plan.address), timeout=2.0)
-        except OSError as error:
-            trouble, strange_since = str(error), None
-        else:
-            line = Line(connection)
-            line.send({"is": "hello", "rank": plan.rank, "processes": plan.processes})
-            try:
-                heard = line.receive(max(1.0, deadline + _SPARE - time.monotonic()))
-            except (Closed, Lost, Stranger, TimeoutError) as error:
-                line.close()
+            channel = _say_hello(plan, socket.create_connection(split(plan.address), timeout=2.0))
+            channel.greet(_GREETING)
+            heard = channel.receive(max(1.0, deadline + _SPARE - time.monotonic()))
+        except (Closed, Lost, Stranger, TimeoutError, OSError) as error:
+            heard = None
+            if channel is None:
+                trouble, strange_since = str(error), None
+            elif channel.is_open and not isinstance(error, TimeoutError):  # it was rank 0
+                lost_since = lost_since or time.monotonic()
+            else:
                 trouble = _strangeness(error)
                 strange_since = strange_since or time.monotonic()
-            else:
-                if heard["is"] == "refused":
-                    line.close()
-                    raise JoinError(heard["text"])
-                return line
+        if isinstance(heard, Joined):
+            assert channel is not None
+            return Peer(channel, heard.machine, heard.pid)
+        if channel is not None:
+            channel.close()
+        if isinstance(heard, Refused):
+            raise JoinError(heard.text)
         now = time.monotonic()
+        if lost_since is not None and now > lost_since + _PATIENCE:
+            raise JoinError(_went_away(plan, [0]))
         if strange_since is not None and now > strange_since + 2 * _PATIENCE:
             raise JoinError(_stranger(plan, trouble))
         if now > deadline:
@@ -207,9 +297,7 @@ def _visit(plan: Plan, deadline: float) -> Line:
 def _strangeness(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "it listens, and says nothing"
-    if isinstance(error, Stranger):
-        return "what answers is no process of jax_dist"
-    return "it closes the connection"
+    return str(error) or "it closes the connection"
 
 
 def _port_taken(plan: Plan) -> str:
@@ -230,13 +318,22 @@ def _cannot_listen(plan: Plan, error: OSError) -> str:
     )
 
 
-def _did_not_come(plan: Plan, came: Sequence[int], missing: Sequence[int]) -> str:
+def _did_not_come(plan: Plan, came: Sequence[int], missing: Sequence[int], stranger: str) -> str:
     return message(
         what=f"{do(missing, 'has', 'have')} not joined within {plan.timeout:g} s",
-        which=[f"{do(came, 'waits', 'wait')} at {plan.address}"],
+        which=[f"{do(came, 'waits', 'wait')} at {plan.address}", *filter(None, [stranger])],
         why=f"the job has {plan.processes} processes, and none can start without the others",
         do=f"See the output of {name_ranks(missing)}. If they are only slow to start, give a "
         "longer initialization_timeout.",
+    )
+
+
+def _went_away(plan: Plan, ranks: Sequence[int]) -> str:
+    return message(
+        what=f"{do(ranks, 'has', 'have')} ended before all were there",
+        which=[f"{do(ranks, 'was', 'were')} at {plan.address} already"],
+        why=f"the job has {plan.processes} processes, and none can start without the others",
+        do=f"See the output of {name_ranks(ranks)}.",
     )
 
 

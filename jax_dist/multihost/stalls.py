@@ -1,41 +1,16 @@
 """Which of the processes of a job holds up the others, when one finds that it does not get on."""
 
-import dataclasses
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from jax_dist.multihost.endings import STALLED
 from jax_dist.multihost.job import Job
-from jax_dist.multihost.lines import Message
+from jax_dist.multihost.messages import Stalled, Status, Where
 from jax_dist.multihost.ranks import do
 from jax_dist.multihost.standing import seen_waiting_in_jax, stack_of_main
 
 ANSWER = 3.0  # seconds in which a process that lives says where it stands
 SILENT = "does not answer: it is stopped, or native code in it holds Python's lock"
-
-
-@dataclasses.dataclass(frozen=True)
-class Status:
-    """Where a process stands."""
-
-    step: int  # the number of the last one that began; 0 before the first
-    inside: bool  # whether it has not ended
-    seconds: float  # since then
-    in_jax: bool
-    stack: str
-    watched: bool = True
-
-    def __str__(self) -> str:
-        if not self.watched:
-            where = "without a watchdog"
-        elif self.step == 0:
-            where = f"before its first step for {self.seconds:.0f} s"
-        elif self.inside:
-            where = f"in step {self.step} for {self.seconds:.0f} s"
-        else:
-            where = f"after step {self.step} for {self.seconds:.0f} s"
-        return f"{where}, {'waiting in JAX' if self.in_jax else 'not waiting in JAX'}"
 
 
 def status_without_watchdog() -> Status:
@@ -62,32 +37,31 @@ class Stalls:
         self._job = job
         self._answers: dict[int, Status] | None = None  # in rank 0, while it asks
         self._seconds = 0.0  # of the watchdog that has asked first
-        job.handle("stalled", self._on_stalled)
-        job.handle("where", self._on_where)
-        job.handle("here", self._on_here)
+        job.handle(Stalled, self._on_stalled)
+        job.handle(Where, self._on_where)
+        job.handle(Status, self._on_status)
 
     def report(self, seconds: float) -> None:
         """This process has not got on for so long: all shall say where they stand, and end."""
-        self._job.tell(0, {"is": "stalled", "seconds": seconds})
+        self._job.tell(0, Stalled(seconds))
 
-    def _on_stalled(self, rank: int, message: Message) -> None:
+    def _on_stalled(self, rank: int, message: Stalled) -> None:
         """In rank 0: asks all, and judges when they have answered or had the time to."""
         del rank
         if self._answers is None:
-            self._answers, self._seconds = {}, message["seconds"]
-            self._job.tell_all({"is": "where"})
+            self._answers, self._seconds = {}, message.seconds
+            self._job.tell_all(Where())
             judge = threading.Timer(ANSWER, self._judge)
             judge.daemon = True
             judge.start()
 
-    def _on_where(self, rank: int, message: Message) -> None:
+    def _on_where(self, rank: int, message: Where) -> None:
         del rank, message
-        self._job.tell(0, {"is": "here", **dataclasses.asdict(self.status())})
+        self._job.tell(0, self.status())
 
-    def _on_here(self, rank: int, message: Message) -> None:
-        fields: dict[str, Any] = {k: v for k, v in message.items() if k != "is"}
+    def _on_status(self, rank: int, message: Status) -> None:
         if self._answers is not None:
-            self._answers[rank] = Status(**fields)
+            self._answers[rank] = message
             if len(self._answers) == self._job.processes:
                 self._judge()
 

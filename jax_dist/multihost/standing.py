@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import jax
 
 _BUSY = 0.1  # of the time that goes by: who uses more of the CPUs computes
+_SHORTEST = 0.05  # seconds between two looks at it; the look itself uses a CPU
 _LOOKS, _BETWEEN_LOOKS = 5, 0.02  # a number, and seconds
 _FUTEX_CALLS = ("202", "98")  # numbers of the system call on x86-64 and on arm64
 _STDLIB = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), "<frozen")
@@ -69,7 +70,9 @@ class Progress:
     def blocked_for(self) -> float:
         """Seconds. To be asked a few times a second."""
         now, cpu = time.monotonic(), time.process_time()
-        busy = cpu - self._cpu > _BUSY * max(now - self._last, 1e-3)
+        if now - self._last < _SHORTEST:
+            return self._last - self._since
+        busy = cpu - self._cpu > _BUSY * (now - self._last)
         position = _position()
         moved = position != self._position
         self._last, self._cpu, self._position = now, cpu, position

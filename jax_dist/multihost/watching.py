@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from jax_dist.multihost.endings import STALLED, end_now
 from jax_dist.multihost.initializing import current_stalls
-from jax_dist.multihost.stalls import ANSWER, SILENT, Status, status_without_watchdog
+from jax_dist.multihost.messages import Status
+from jax_dist.multihost.stalls import ANSWER, SILENT, status_without_watchdog
 from jax_dist.multihost.standing import seen_waiting_in_jax, stack_of_main
 
 Item = TypeVar("Item")

@@ -34,7 +34,7 @@ def folder(tmp_path):
         written = time.time() - days * 86400 - 60
         os.utime(path, (time.time() - 7200 if place == 0 else written, written))
     note = {"function": "jit_bad", "key": f"jit_bad-{HASHES[2]}", "reason": "NOT_FOUND: x\nmore"}
-    note |= {"seconds": 2.25, "at": "2026-01-01 00:00", "times": 1}
+    note |= {"seconds": 2.25, "at": "2026-01-01 00:00", "under": {}}
     (tmp_path / f"jit_bad-{HASHES[2]}-failure").write_text(json.dumps(note))
     return tmp_path
 
@@ -223,10 +223,11 @@ def test_without_a_subcommand_the_help_is_printed():
         assert f"\n    {name} " in err
 
 
-def test_what_stands_behind_two_dashes_is_only_for_those_that_run_it(folder):
-    err = io.StringIO()
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["cache", "ls", str(folder), "--", "python", "a.py"], err=err)
+def test_what_stands_behind_two_dashes_is_a_folder(folder, capsys):
+    named = folder.rename(folder.with_name("-x"))
 
+    assert _run("ls", "--", named)[0] == 0
+    with pytest.raises(SystemExit) as caught:
+        _run("ls", named, "--", "python", "a.py")
     assert caught.value.code == 2
-    assert err.getvalue() == ("jax-dist cache: ls runs no program; take away what is behind --\n")
+    assert "unrecognized arguments: python a.py" in capsys.readouterr().err

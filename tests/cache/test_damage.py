@@ -1,6 +1,7 @@
 """Whatever happened to the cache, programs run on, and the next run but one finds all again."""
 
 import json
+import pathlib
 import re
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ import cache_runs
 import pytest
 from cache_runs import DAMAGES, finish, run, start
 
-from jax_dist.cache import doctor
+from jax_dist.cache import doctor, seals
 
 ALL = {"functions": list(DAMAGES)}
 NONE_HIT, ALL_HIT = dict.fromkeys(DAMAGES, False), dict.fromkeys(DAMAGES, True)
@@ -31,6 +32,33 @@ def test_damaged_entries_are_compiled_once_and_replaced(tmp_path):
         "WARNING: jit_truncated: its cache entry is damaged, so it is compiled anew "
         "(Error -5 while decompressing data: incomplete or truncated stream)"
     ]
+
+
+def test_two_entries_that_were_swapped_do_not_run_as_each_other(tmp_path):
+    both = {"functions": ["one", "two"]}
+    first = run(tmp_path, **both)
+    one, two = (cache_runs.entry_of(tmp_path, name) for name in both["functions"])
+    kept = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(kept)
+    kinds = [finding.kind for finding in doctor(tmp_path).findings]
+    after, last = run(tmp_path, **both), run(tmp_path, **both)
+
+    assert first["values"] == after["values"] == last["values"] == {"one": 0.0, "two": 1.0}
+    assert kinds == ["misplaced", "misplaced"]
+    assert list(after["hits"].values()) == [False, False]
+    assert list(last["hits"].values()) == [True, True]
+
+
+def test_what_jax_alone_wrote_is_found_and_what_we_wrote_is_found_by_jax_alone(tmp_path):
+    ours = pathlib.Path(run(tmp_path / "ours")["folder"])
+    other = cache_runs.run(ours, stock=True)
+    path = cache_runs.entry_of(ours, "step")
+    path.write_bytes(seals.opened(path.read_bytes()).content)  # as JAX writes it
+    again = run(tmp_path / "ours")
+
+    assert other["hits"] == {"step": True}
+    assert again["hits"] == {"step": True}
 
 
 def test_a_damaged_entry_does_not_end_a_program_for_which_warnings_are_errors(tmp_path):

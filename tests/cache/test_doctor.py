@@ -1,6 +1,5 @@
 """What the doctor finds, what he mends, and that nothing healthy is lost."""
 
-import json
 import os
 import pathlib
 import stat
@@ -12,18 +11,17 @@ import pytest
 
 from jax_dist import cache
 from jax_dist.cache import checks
+from jax_dist.cache.seals import sealed
 
 HASHES = [letter * 64 for letter in "0123456789abcdef"]
 GOOD = zlib.compress(b"\0\0\0\x02" + b"program")
 _OLD = 1_000_000_000.0  # seconds since 1970
 
 
-def _entry(folder, name, place=0, data=GOOD, *, used=False, **about):
+def _entry(folder, name, place=0, data=GOOD, *, used=False, **writer):
     path = folder / f"{name}-{HASHES[place]}-cache"
-    path.write_bytes(data)
+    path.write_bytes(sealed(path.name.removesuffix("-cache"), data, **writer) if writer else data)
     os.utime(path, (_OLD + used, _OLD))
-    if about:
-        path.with_name(path.name.replace("-cache", "-about")).write_text(json.dumps(about))
     return path
 
 
@@ -81,16 +79,51 @@ def test_a_finding_says_what_and_what_to_do(tmp_path):
 
 
 def test_files_without_their_entry(tmp_path):
-    _entry(tmp_path, "jit_step", rank=0)
-    for suffix in ("atime", "about"):
-        (tmp_path / f"jit_gone-{HASHES[1]}-{suffix}").write_text("{}")
+    _entry(tmp_path, "jit_step").with_name(f"jit_step-{HASHES[0]}-atime").write_bytes(bytes(8))
+    gone = tmp_path / f"jit_gone-{HASHES[1]}-atime"
+    gone.write_bytes(bytes(8))
     (tmp_path / "my-atime").write_text("not of a cache")
     left = [finding.where for finding in cache.doctor(tmp_path).findings]
     cache.doctor(tmp_path, fix=True)
 
-    assert [pathlib.Path(where).name[-6:] for where in left] == ["-atime", "-about"]
-    assert sorted(path.name[-6:] for path in tmp_path.iterdir()) == ["-about", "-atime", "-cache"]
-    assert (tmp_path / "my-atime").exists()
+    assert left == [str(gone)]
+    assert not gone.exists()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_an_entry_under_another_name_is_told_whose_it_is(tmp_path):
+    path = _entry(tmp_path, "jit_step", rank=0, run="1")
+    moved = path.rename(tmp_path / f"jit_loss-{HASHES[1]}-cache")
+    health = cache.doctor(tmp_path)
+
+    assert str(health) == (
+        f"{tmp_path}: 1 entry, {moved.stat().st_size} B\n"
+        f"misplaced: {moved}\n"
+        f"  It is that of jit_step-{HASHES[0]}, under another name, so its program is compiled "
+        "every time.\n"
+        "  help: jax-dist cache doctor --fix, or enable(), which compiles it once and replaces it"
+    )
+    assert cache.doctor(tmp_path, fix=True).healthy
+    assert not moved.exists()
+
+
+def test_other_bytes_than_were_written_are_found(tmp_path):
+    path = _entry(tmp_path, "jit_step", data=b"\x28\xb5\x2f\xfd program", rank=0, run="1")
+    path.write_bytes(path.read_bytes().replace(b"program", b"program".upper()))  # zstd would not
+
+    assert _kinds(cache.doctor(tmp_path)) == ["damaged"]
+
+
+def test_what_is_no_file_is_named(tmp_path):
+    names = [tmp_path / f"jit_{name}-{HASHES[0]}-cache" for name in ("folder", "loop", "pipe")]
+    names[0].mkdir()
+    names[1].symlink_to(names[1])
+    os.mkfifo(names[2])
+    health = cache.doctor(tmp_path)
+
+    assert [(finding.kind, finding.where) for finding in health.findings] == [
+        ("unreadable", str(name)) for name in names
+    ]
 
 
 def test_an_entry_without_its_time_where_jax_has_a_limit(tmp_path):
@@ -225,7 +258,7 @@ def test_other_files_are_left_alone(tmp_path):
 
 
 def test_to_look_is_not_to_use(tmp_path):
-    path = _entry(tmp_path, "jit_step")
+    path = _entry(tmp_path, "jit_step", rank=0, run="1")
     cache.doctor(tmp_path)
 
     assert path.stat().st_atime == _OLD

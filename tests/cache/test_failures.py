@@ -1,5 +1,6 @@
 """What did not compile is not tried again in later runs, unless somebody asks; and only that."""
 
+import itertools
 import json
 import pathlib
 import re
@@ -12,27 +13,36 @@ import cache_runs
 import jax
 import pytest
 
-from jax_dist import cache
+from jax_dist import _compat, cache
 from jax_dist._errors import FailedBeforeError
-from jax_dist.cache import failures, ledger
+from jax_dist.cache import failures, ledger, settings
 
 # XLA knows no such handler, and says so when it compiles.
 _PROGRAM = textwrap.dedent("""
+    import ctypes
     import sys
     import jax
     import numpy as np
     from jax_dist import cache
 
     jax.config.update("jax_platforms", "cpu")
-    cache.enable(sys.argv[1], retry=len(sys.argv) > 2)
+    cache.enable(sys.argv[1], retry="retry" in sys.argv)
+    if "registered" in sys.argv:
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(lambda out, ins: None)
+        pointer = jax.ffi.pycapsule(ctypes.cast(function, ctypes.c_void_p))
+        jax.ffi.register_ffi_target("nobody_knows", pointer, api_version=0)
+
+    version = 1 if "registered" in sys.argv or "untyped" in sys.argv else 4
 
     @jax.jit
     def step(x):
-        return jax.ffi.ffi_call("nobody_knows", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+        result = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.ffi.ffi_call("nobody_knows", result, custom_call_api_version=version)(x)
 
     for _ in range(2):
         try:
-            step(np.ones(3, np.float32))
+            step.lower(np.ones(3, np.float32)).compile()
+            print("compiled", flush=True)
         except Exception as error:
             print(f"{type(error).__name__}: {error}", flush=True)
 """)
@@ -62,18 +72,33 @@ def test_a_failure_is_skipped_in_the_next_run_and_tried_if_asked(tmp_path):
         "jit_step is not compiled:\n"
         "  * T it failed, T: "
         "NOT_FOUND: No FFI handler registered for nobody_T\n"
-        "Because the same program, for the same devices and flags, fails again.\n"
-        "Change it; or, if what it needs is there now, set JAX_DIST_RETRY_FAILED=1, or "
-        "enable(retry=True). `jax-dist cache failures` lists them all.\n"
+        "Because the same program, for the same devices, flags and custom calls, fails again.\n"
+        "Change it; or set JAX_DIST_RETRY_FAILED=1, or enable(retry=True), to try again. "
+        "`jax-dist cache failures` lists them all.\n"
     )
     assert second.count("FailedBeforeError") == 2
     assert "FailedBeforeError" not in retried + asked
     (failure,) = failures.ls(tmp_path)
-    assert (failure.function, failure.times) == ("jit_step", 3)  # runs, not calls
+    assert failure.function == "jit_step"
+    assert failure.under["custom call nobody_knows"] == "not registered"
     assert failures.clear(tmp_path, function="jit_other") == 0
     assert failures.clear(tmp_path) == 1
     assert failures.ls(tmp_path) == []
     assert "FailedBeforeError" not in _run(tmp_path)
+
+
+def test_what_compiles_by_now_is_not_refused(tmp_path):
+    first = _run(tmp_path, "untyped")
+    flags = _run(tmp_path, "untyped", XLA_FLAGS="--xla_dump_hlo_as_text")  # in no key
+    again = _run(tmp_path, "untyped")
+    registered = _run(tmp_path, "registered")
+
+    assert "NOT_FOUND" in first
+    assert "FailedBeforeError" not in flags
+    assert "NOT_FOUND" in flags
+    assert "NOT_FOUND" in again  # what is known now was found under that flag
+    assert registered == "compiled\ncompiled\n"
+    assert failures.ls(tmp_path) == []
 
 
 @pytest.fixture
@@ -82,67 +107,102 @@ def folder(tmp_path):
     cache.enable(None)
 
 
-def _step(x):
-    return x * 2.25
+_NUMBERS = itertools.count(2.25)
 
 
-def _note(folder, name, reason, times=1):
-    lowered = jax.jit(_step).lower(1.0)
+def _note(folder, **changes):
+    """A program, and a failure that is noted for it, under what this process runs with."""
+    number = next(_NUMBERS)  # JAX remembers what it has compiled
+    lowered = jax.jit(lambda x: x * number).lower(1.0)
     key = cache.key(lowered).name
-    note = {"function": name, "key": key, "reason": reason, "seconds": 2.0, "times": times}
-    (folder / f"{key}-failure").write_text(json.dumps(note | {"at": "2026-01-01 00:00"}))
+    request = _compat.compile_request(lowered)
+    under = settings.circumstances(_compat.CompiledProgram(request.backend, request.module))
+    note = {
+        "function": "jit__lambda_",
+        "key": key,
+        "reason": "UNIMPLEMENTED: x",
+        "seconds": 2.0,
+        "at": "2026-01-01 00:00",
+        "under": under,
+    }
+    (folder / f"{key}-failure").write_text(json.dumps(note | changes))
     return lowered
 
 
-def test_what_xla_calls_internal_counts_from_the_second_run_on(folder):
-    _note(folder, "jit__step", "INTERNAL: ptxas fell over", times=2)
+def test_what_is_noted_is_refused(folder):
+    lowered = _note(folder)
     with pytest.raises(FailedBeforeError, match=r"on 2026-01-01 00:00 UTC it failed, after 2\.0 s"):
-        jax.jit(_step).lower(1.0).compile()
+        lowered.compile()
 
 
-def test_what_compiles_after_all_is_forgotten(folder):
-    lowered = _note(folder, "jit__step", "INTERNAL: ptxas fell over")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"under": {}},
+        {"key": f"jit_other-{64 * 'a'}"},
+        {"seconds": "x"},
+        {"seconds": None},
+        {"function": 1},
+        {"times": 3},
+        {"reason": ["UNIMPLEMENTED"]},
+        {"under": "x"},
+    ],
+    ids=str,
+)
+def test_a_note_of_something_else_refuses_nothing(folder, changes):
+    lowered = _note(folder, **changes)
     lowered.compile()
 
+    assert failures.ls(folder) == []  # it compiled, so nothing is left
+
+
+@pytest.mark.parametrize(
+    "note",
+    [b"", b"{", b"null", b"[1]", 100_000 * b"[", 2_000_000 * b" ", b"\xff\xfe\0", b'{"at": NaN}'],
+    ids=["empty", "cut", "null", "list", "deep", "large", "not text", "no number"],
+)
+def test_a_note_that_cannot_be_read_is_none(folder, note):
+    lowered = _note(folder)
+    (path,) = folder.glob("*-failure")
+    path.write_bytes(note)
+
     assert failures.ls(folder) == []
-
-
-def test_a_note_that_cannot_be_read_is_none(folder):
-    lowered = _note(folder, "jit__step", "NOT_FOUND: x")
-    (note,) = folder.glob("*-failure")
-    note.write_text("{")
     lowered.compile()
-
-    assert failures.ls(folder) == []
+    assert not path.exists()
 
 
 def test_failures_can_be_left_out(tmp_path):
     folder = pathlib.Path(cache.enable(tmp_path, failures=False))
     try:
-        _note(folder, "jit__step", "NOT_FOUND: x").compile()
+        _note(folder).compile()
     finally:
         cache.enable(None)
 
 
+_CALLS_X = {"custom call x": "not registered"}
+
+
 @pytest.mark.parametrize(
-    ("reason", "noted"),
+    ("reason", "under", "noted"),
     [
-        ("INVALID_ARGUMENT: shapes differ", True),
-        ("UNIMPLEMENTED: no such operation", True),
-        ("INTERNAL: Mosaic failed", True),
-        ("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes", False),
-        ("INTERNAL: RESOURCE_EXHAUSTED: out of memory", False),
-        ("UNAVAILABLE: connection lost", False),
-        ("DEADLINE_EXCEEDED: too slow", False),
-        ("CANCELLED: by the user", False),
-        ("INTERNAL: No space left on device", False),
-        ("UNKNOWN: something", False),
+        ("INVALID_ARGUMENT: shapes differ", {}, True),
+        ("UNIMPLEMENTED: no such operation", {}, True),
+        ("UNIMPLEMENTED: no such operation", None, False),  # what it depends on cannot be told
+        ("NOT_FOUND: No FFI handler registered for x", _CALLS_X, True),
+        ("NOT_FOUND: No FFI handler registered for x", {"custom call x": "registered"}, False),
+        ("NOT_FOUND: libdevice.10.bc", _CALLS_X, False),  # a file may come
+        ("INTERNAL: Mosaic failed", {}, False),
+        ("FAILED_PRECONDITION: not now", {}, False),
+        ("INVALID_ARGUMENT: Out of memory allocating 7 bytes", {}, False),
+        ("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes", {}, False),
+        ("UNAVAILABLE: connection lost", {}, False),
+        ("UNKNOWN: something", {}, False),
     ],
 )
-def test_only_what_comes_again_is_noted(tmp_path, reason, noted):
+def test_only_what_comes_again_is_noted(tmp_path, reason, under, noted):
     error = jax.errors.JaxRuntimeError(reason)
 
-    assert ledger.note(tmp_path, "jit_step", "key", 1.0, error, again=False) is noted
+    assert ledger.note(tmp_path, "jit_step", "key", under, 1.0, error) is noted
     assert len(failures.ls(tmp_path)) == noted
 
 

@@ -21,7 +21,7 @@ def folder(tmp_path):
         path.write_bytes(10 * b"x")
         used = time.time() - hours * _HOUR
         os.utime(path, (used, used - 100 * _HOUR))
-        path.with_name(path.name.replace("-cache", "-about")).write_text("{}")
+        path.with_name(path.name.replace("-cache", "-atime")).write_bytes(bytes(8))
     (part / "other").write_text("mine")
     return tmp_path
 
@@ -47,7 +47,7 @@ def test_what_was_used_last_stays(folder, limits, left):
     assert _left(folder) == left
     assert pruned.kept == len(left)
     assert pruned.bytes == 30 - pruned.kept_bytes == 10 * len(pruned.removed)
-    notes = [path.name[:5] for path in sorted(folder.rglob("*-about"))]
+    notes = [path.name[:5] for path in sorted(folder.rglob("*-atime"))]
     assert notes == left
     assert next(folder.rglob("other")).read_text() == "mine"
 

@@ -200,7 +200,18 @@ def _value_of(table):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": 1}', '{"format": 99, "compiles": []}', '{"format": null}']
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": 1}',
+        '{"format": 99, "compiles": []}',
+        '{"format": null}',
+        '{"format": 1, "texts": [], "compiles": [1]}',
+        100_000 * "[",
+    ],
+    ids=lambda text: text[:20],
 )
 def test_what_is_no_record_is_refused(tmp_path, text):
     (tmp_path / "run.json").write_text(text)

@@ -11,9 +11,12 @@ import cache_runs
 import pytest
 
 from jax_dist.cache import entries
+from jax_dist.cache.seals import sealed
 from jax_dist.cache.store import Store
 
 KEY, OTHER, THIRD = (f"jit_{name}-{64 * name[0]}" for name in ("a", "b", "c"))
+
+LIMIT = 2 * len(sealed(KEY, 10 * b"x", rank=0, run=""))  # room for two entries of 10 bytes
 
 
 def _names(folder):
@@ -22,14 +25,80 @@ def _names(folder):
 
 def test_an_entry_is_there_once_it_is_put(tmp_path):
     said = []
-    store = Store(tmp_path, said=said.append, writer=lambda: {"rank": 1})
+    store = Store(tmp_path, said=said.append, writer=lambda: (1, "run"))
 
     assert store.get(KEY) is None
     store.put(KEY, b"program")
     assert store.get(KEY) == b"program"
     assert said == [None]
-    assert _names(tmp_path) == [f"{KEY}-about", f"{KEY}-cache"]
-    assert (tmp_path / f"{KEY}-about").read_text() == '{"rank": 1}'
+    assert _names(tmp_path) == [f"{KEY}-cache"]
+    (entry,) = entries.of_folder(tmp_path)
+    seal = entries.seal(entry)
+    assert (seal.key, seal.rank, seal.run) == (KEY, 1, "run")
+
+
+def test_a_program_is_its_own_only(tmp_path, caplog):
+    store = Store(tmp_path)
+    store.put(KEY, b"one")
+    store.put(OTHER, b"two")
+    one, other = (tmp_path / f"{key}-cache" for key in (KEY, OTHER))
+    swapped = one.read_bytes(), other.read_bytes()
+    one.write_bytes(swapped[1])
+    other.write_bytes(swapped[0])
+
+    assert (store.get(KEY), store.get(OTHER)) == (None, None)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{one}: it is that of {OTHER}, under another name, so its program is compiled anew",
+        f"{other}: it is that of {KEY}, under another name, so its program is compiled anew",
+    ]
+    store.put(KEY, b"one")
+    assert (store.get(KEY), store.get(OTHER)) == (b"one", None)
+
+
+def test_no_flipped_bit_is_read_as_another_program(tmp_path):
+    store, path = Store(tmp_path), tmp_path / f"{KEY}-cache"
+    store.put(KEY, zlib.compress(b"program"))
+    whole = path.read_bytes()
+    misses = 0
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        found = store.get(KEY)
+        misses += found is None
+        assert found is None or zlib.decompress(found) == b"program"
+
+    assert misses > len(zlib.compress(b"program")) + 64  # each in the program and its checksum
+
+
+def test_jax_without_us_reads_what_we_write(tmp_path):
+    Store(tmp_path).put(KEY, zlib.compress(b"program"))
+
+    assert zlib.decompress((tmp_path / f"{KEY}-cache").read_bytes()) == b"program"
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "loop", "dangling link"])
+def test_what_is_no_file_is_replaced(tmp_path, kind):
+    path, store = tmp_path / f"{KEY}-cache", Store(tmp_path)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        links = {"device": "/dev/null", "loop": path.name, "dangling link": "/no/such/file"}
+        path.symlink_to(links[kind])
+
+    assert store.get(KEY) is None
+    store.put(KEY, b"program")
+    assert store.get(KEY) == b"program"
+
+
+def test_a_folder_that_is_not_empty_is_left(tmp_path):
+    path, said = tmp_path / f"{KEY}-cache", []
+    path.mkdir()
+    (path / "mine").touch()
+    Store(tmp_path, said=said.append).put(KEY, b"program")
+
+    assert said == ["it could not be written: Is a directory"]
+    assert (path / "mine").exists()
 
 
 def test_a_good_entry_is_not_written_again(tmp_path):
@@ -60,7 +129,7 @@ def test_an_empty_entry_is_none(tmp_path):
 
 
 def test_what_was_used_last_stays(tmp_path):
-    store = Store(tmp_path, max_size=25)
+    store = Store(tmp_path, max_size=LIMIT)
     for age, key in ((300, KEY), (200, OTHER)):
         store.put(key, 10 * b"x")
         past = os.stat(tmp_path).st_mtime - age
@@ -68,10 +137,7 @@ def test_what_was_used_last_stays(tmp_path):
     store.get(KEY)
     store.put(THIRD, 10 * b"y")
 
-    assert [entry.key for entry in entries.of_folder(tmp_path)] == [KEY, THIRD]
-    assert _names(tmp_path) == sorted(
-        f"{key}-{kind}" for key in (KEY, THIRD) for kind in ("about", "cache")
-    )
+    assert _names(tmp_path) == [f"{KEY}-cache", f"{THIRD}-cache"]
 
 
 def test_each_use_is_noted(tmp_path, monkeypatch):
@@ -88,12 +154,12 @@ def test_each_use_is_noted(tmp_path, monkeypatch):
 
 def test_what_is_larger_than_the_whole_cache_is_not_written(tmp_path):
     said = []
-    store = Store(tmp_path, max_size=25, said=said.append)
+    store = Store(tmp_path, max_size=LIMIT, said=said.append)
     store.put(KEY, 10 * b"x")
-    store.put(OTHER, 26 * b"x")
+    store.put(OTHER, LIMIT * b"x")
 
     assert [entry.key for entry in entries.of_folder(tmp_path)] == [KEY]
-    assert said == [None, "it is larger than the whole cache may be (25 bytes)"]
+    assert said == [None, f"it is larger than the whole cache may be ({LIMIT} bytes)"]
 
 
 def test_a_write_that_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
@@ -143,7 +209,7 @@ def test_a_reader_sees_whole_files_while_two_processes_write(tmp_path):
     assert [writer.returncode for writer in writers] == [0, 0]
     assert seen <= {None, (4_000_000, b"x", 1), (4_000_000, b"y", 1)}
     assert {(4_000_000, b"x", 1), (4_000_000, b"y", 1)} <= seen
-    assert _names(tmp_path) == [f"{KEY}-about", f"{KEY}-cache"]
+    assert _names(tmp_path) == [f"{KEY}-cache"]
 
 
 def test_only_files_named_as_jax_names_them_are_entries(tmp_path):

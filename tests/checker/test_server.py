@@ -11,18 +11,16 @@ import jax_dist
 
 pytest.importorskip("pygls")
 
-_START = "from jax_dist.checker import server; server.create().start_io()"
-
 
 class _Editor:
     """Speaks to a server in a process of its own."""
 
     def __init__(self, folder, **capabilities: Any) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START],
+            [sys.executable, "-m", "jax_dist", "server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
         )
         self._number = 0
         self.started = self.ask(
@@ -66,15 +64,18 @@ class _Editor:
             context=context,
         )
 
-    def close(self) -> int:
-        self.ask("shutdown")
-        self.tell("exit")
-        return self._process.wait(timeout=30)
+    def close(self, *said: str) -> tuple[int, bytes]:
+        """The exit code, and what was written to standard error."""
+        for method in said:
+            self.ask(method) if method == "shutdown" else self.tell(method)
+        self._process.stdin.close()
+        code = self._process.wait(timeout=30)
+        return code, self._process.stderr.read()
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             stream.close()
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -302,5 +303,13 @@ def test_it_ends_when_the_editor_says_so(tmp_path):
     editor = _Editor(tmp_path)
 
     assert editor.started["serverInfo"] == {"name": "jax-dist", "version": jax_dist.__version__}
-    assert editor.close() == 0
+    assert editor.close("shutdown", "exit") == (0, b"")
+    editor.kill()
+
+
+@pytest.mark.parametrize(("said", "code"), [(("exit",), 1), ((), 0)])
+def test_it_ends_when_the_editor_goes_without_a_word(tmp_path, said, code):
+    editor = _Editor(tmp_path)
+
+    assert editor.close(*said) == (code, b"")
     editor.kill()

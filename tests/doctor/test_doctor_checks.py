@@ -5,7 +5,7 @@ import re
 import pytest
 
 from jax_dist.checker.catalogue import PAGES
-from jax_dist.doctor import caching, flags, hardware, launchers, starting, versions
+from jax_dist.doctor import caching, diagnosis, flags, hardware, launchers, starting, versions
 from jax_dist.doctor.facts import Facts, version
 from jax_dist.doctor.probing import Probed
 
@@ -99,6 +99,12 @@ def test_versions_that_do_not_fit():
 )
 def test_variables(variable, value, expected):
     assert _names(flags.check(_facts(**{variable: value}))) == expected
+
+
+def test_the_token_of_a_job_is_not_shown():
+    shown = diagnosis._variables({"JAX_DIST_TOKEN": "secret", "JAX_NUM_CPU_DEVICES": "2"})
+
+    assert shown == {"JAX_DIST_TOKEN": "(not shown)", "JAX_NUM_CPU_DEVICES": "2"}
 
 
 def test_a_misspelt_variable_is_shown_the_right_one():

@@ -1,6 +1,7 @@
 """How a job ends that does not end well: who is named, what the others get, which exit code."""
 
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from launching import (
     PATIENCE,
     PYTHON,
+    command,
     environment,
     is_alive,
     launch,
@@ -44,7 +46,7 @@ def test_the_first_failure_is_named_with_its_last_lines():
         "    about to fail\n"
         "    no such file\n"
         "jax-dist launch: 3 ranks, T s, exit code 1 "
-        "(rank 1: exit code 1; ranks 0, 2: stopped by SIGTERM)\n"
+        "(rank 1: exit code 1; ranks 0 and 2: stopped by SIGTERM)\n"
     )
 
 
@@ -121,12 +123,12 @@ def test_the_time_is_up():
 
     assert ended.returncode == 124
     assert _said(ended.stderr) == (
-        "jax-dist launch: the time is up (--timeout), and ranks 0, 1 were running\n"
+        "jax-dist launch: the time is up (--timeout), and ranks 0-1 were running\n"
         "jax-dist launch: the end of the output of rank 0:\n"
         "    step 0\n"
         "jax-dist launch: the end of the output of rank 1:\n"
         "    step 1\n"
-        "jax-dist launch: 2 ranks, T s, exit code 124 (ranks 0, 1: stopped by SIGTERM)\n"
+        "jax-dist launch: 2 ranks, T s, exit code 124 (ranks 0-1: stopped by SIGTERM)\n"
     )
 
 
@@ -322,7 +324,7 @@ def test_an_abort_by_jax_points_to_the_rank_that_raised():
         Ended(0, -signal.SIGABRT, None, 300.0, ("Fatal Python error: Aborted",)),
         Ended(1, -signal.SIGABRT, None, 300.0, ("*** Check failure",), raised),
     )
-    outcome = Outcome(Reason.FAILED, 300.0, ended, first=ended[0])
+    outcome = Outcome(Reason.FAILED, 300.0, ended, first=ended[0], seen=ended[0])
 
     assert list(causes(outcome)) == [
         "rank 0 failed first: signal SIGABRT, after 300.0 s; the end of its output:\n"
@@ -331,4 +333,128 @@ def test_an_abort_by_jax_points_to_the_rank_that_raised():
         "    Traceback (most recent call last):\n"
         "    ValueError: a bug",
     ]
-    assert summary(outcome) == "2 ranks, 300.0 s, exit code 134 (ranks 0, 1: signal SIGABRT)"
+    assert summary(outcome) == "2 ranks, 300.0 s, exit code 134 (ranks 0-1: signal SIGABRT)"
+
+
+_STOPS = """\
+import os, signal, sys, time
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(1)
+if sys.argv[1] == "abort": os.abort()
+if sys.argv[1] == "strange":
+    print("jax_dist._errors.JoinError: rank 0 meets a stranger at 127.0.0.1:4000:", file=sys.stderr)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "first", "code"),
+    [
+        # JAX aborts the others when one no longer answers.
+        ("abort", "rank 1 failed first: stopped (SIGSTOP), and the others waited for it", 147),
+        ("strange", "rank 1 failed first: stopped (SIGSTOP), and the others waited for it", 147),
+        ("exit", "rank 0 failed first: exit code 3, after", 3),
+    ],
+)
+def test_a_rank_that_was_stopped_is_named_if_the_others_were_aborted(how, first, code):
+    ended = launch("-n", "2", "--grace", "0.1", "--", *PYTHON, _STOPS, how)
+
+    assert ended.returncode == code
+    assert [text for text in notices(ended.stderr) if text.startswith(first)]
+    assert "rank 1: stopped (SIGSTOP)" in notices(ended.stderr)[-1]
+
+
+_BLAMES_RANK_1 = _RANK_1 + (
+    "sys.exit(0)\n"
+    "time.sleep(0.3)\n"
+    "print('rank 0: stopping because rank 1 has finished, and so on', file=sys.stderr)\n"
+    "sys.exit(1)"
+)
+
+
+def test_a_rank_that_has_finished_too_early_is_named():
+    ended = launch("-n", "2", "--", *PYTHON, _BLAMES_RANK_1)
+
+    assert ended.returncode == 1
+    assert (
+        "jax-dist launch: rank 1 failed first: exit code 0, and the others waited for it, after"
+        in ended.stderr
+    )
+
+
+_IN_VAIN = _RANK_1 + (
+    "time.sleep(600)\n"
+    "time.sleep(0.3)\n"
+    "print('jax_dist._errors.JoinError:', sys.argv[1], file=sys.stderr)\n"
+    "sys.exit(1)"
+)
+
+
+@pytest.mark.parametrize(
+    "what", ["rank 1 has not joined within 60 s:", "rank 0 has not reached rank 1 within 60 s:"]
+)
+def test_a_rank_that_does_not_come_is_named(what):
+    ended = launch("-n", "2", "--grace", "0.1", "--", *PYTHON, _IN_VAIN, what)
+
+    assert ended.returncode == 1
+    assert (
+        "rank 1 failed first: stopped by SIGTERM, and the others waited for it, after"
+        in ended.stderr
+    )
+
+
+# ---- what cannot be written
+
+
+_TWO_LINES = "import os; print('a'); print('b ' + os.environ['RANK'])"
+
+
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        (">/dev/full", "cannot write to standard output: No space left on device; the job goes on"),
+        (">&-", "standard output is closed: what the ranks write there is lost"),
+    ],
+)
+def test_an_output_that_takes_nothing_is_told_once_and_the_job_goes_on(where, line):
+    words = shlex.join(command("-n", "2", "--", *PYTHON, _TWO_LINES))
+    ended = subprocess.run(
+        ["bash", "-c", f"{words} {where}"],
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+    assert ended.returncode == 0
+    assert notices(ended.stderr)[:-1] == [line]
+    assert notices(ended.stderr)[-1].startswith("2 ranks, ")
+
+
+def test_an_error_output_that_takes_nothing_does_not_end_the_job(tmp_path):
+    words = shlex.join(command("-n", "2", "--", *PYTHON, _TWO_LINES + "; import sys; 1 / 0"))
+    ended = subprocess.run(
+        ["bash", "-c", f"{words} 2>/dev/full"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+    assert ended.returncode == 1
+    assert sorted(lines(ended.stdout)) == [(0, "a"), (0, "b 0"), (1, "a"), (1, "b 1")]
+
+
+def test_a_log_that_cannot_be_written_is_told_once_and_the_job_goes_on(tmp_path):
+    for rank in (0, 1):
+        (tmp_path / f"rank-{rank}.log").symlink_to("/dev/full")
+    ended = launch("-n", "2", "--log-dir", str(tmp_path), "--", *PYTHON, _TWO_LINES)
+
+    assert ended.returncode == 0
+    assert sorted(lines(ended.stdout)) == [(0, "a"), (0, "b 0"), (1, "a"), (1, "b 1")]
+    assert notices(ended.stderr)[:-1] == [
+        f"cannot write to {tmp_path}: No space left on device; the job goes on"
+    ]

@@ -7,6 +7,7 @@ Here, small programs of these names stand in, and set what the real ones were se
 import json
 import os
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,9 @@ import sys
 
 import pytest
 from launching import PATIENCE, environment
+
+from jax_dist.multihost import clusters
+from jax_dist.multihost.clusters import Membership
 
 _FOLDER = pathlib.Path(__file__).parents[2] / "docs" / "launch"
 
@@ -29,10 +33,12 @@ sys.exit(max(rank.wait() for rank in ranks))
 """
 
 _WHO = """\
+import os
 import jax
 from jax_dist.multihost import clusters
 found = clusters.find(None, None, None, None, timeout=10)
-print(f"{found.rank} of {found.processes} at {found.address}, devices {found.devices}\\n", end="")
+place = f"{found.rank} of {found.processes} at {found.address}, devices {found.devices}"
+print(f"{place}, token {os.environ['JAX_DIST_TOKEN']}\\n", end="")
 """
 
 
@@ -99,6 +105,7 @@ def _run(folder: pathlib.Path, file: str, starter: str, variables, port: int) ->
             JAX_PLATFORMS="cpu",
             JAX_NUM_CPU_DEVICES="2",
             HOST="127.0.0.1",
+            **({"JAX_DIST_TOKEN": "00ff" * 8} if file == "torchrun.sh" else {}),
             STAND_IN=json.dumps([variables(rank, port) for rank in range(2)]),
             **({"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}"} if file == "mpi.sh" else {}),
         ),
@@ -120,10 +127,14 @@ def _write_program(path: pathlib.Path, text: str) -> None:
 def test_each_rank_finds_its_place(tmp_path, file, starter, variables):
     (tmp_path / "train.py").write_text(_WHO)
 
-    assert _run(tmp_path, file, starter, variables, 62000) == [
+    told = [line.partition(", token ") for line in _run(tmp_path, file, starter, variables, 62000)]
+    assert [place for place, _, _ in told] == [
         "0 of 2 at 127.0.0.1:62000, devices (0,)",
         "1 of 2 at 127.0.0.1:62000, devices (1,)",
     ]
+    (token,) = {token for _, _, token in told}
+    assert re.fullmatch("[0-9a-f]{32}", token)
+    assert list(tmp_path.glob("token*")) == []
 
 
 @pytest.mark.slow
@@ -172,6 +183,7 @@ def test_the_jobset_agrees_with_itself():
     assert (job_set["apiVersion"], job_set["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (2, 2, 0)
     assert variables["JAX_NUM_PROCESSES"] == "2"
+    assert container["env"][-1]["valueFrom"] == {"secretKeyRef": {"name": "train", "key": "token"}}
     # <job set>-<replicated job>-<number of the job>-<number of the pod>.<job set>
     assert variables["JAX_COORDINATOR_ADDRESS"] == "train-workers-0-0.train:55527"
     assert container["ports"] == [{"containerPort": 55527}]
@@ -182,6 +194,7 @@ def test_the_tpu_commands_reach_all_hosts(tmp_path):
     _write_program(tmp_path / "gcloud", '#!/bin/bash\nprintf "%s|" "$@"; echo\n')
     ran = subprocess.run(
         ["bash", _FOLDER / "tpu_pod.sh"],
+        cwd=tmp_path,
         env=environment(PATH=f"{tmp_path}:{os.environ['PATH']}", TPU="pod", ZONE="zone"),
         capture_output=True,
         text=True,
@@ -189,6 +202,100 @@ def test_the_tpu_commands_reach_all_hosts(tmp_path):
     )
 
     assert ran.stdout.splitlines() == [
-        "compute|tpus|tpu-vm|scp|train.py|pod:|--zone=zone|--worker=all|",
-        "compute|tpus|tpu-vm|ssh|pod|--zone=zone|--worker=all|--command=exec python3 train.py|",
+        "compute|tpus|tpu-vm|scp|train.py|token|pod:|--zone=zone|--worker=all|",
+        "compute|tpus|tpu-vm|ssh|pod|--zone=zone|--worker=all|"
+        "--command=JAX_DIST_TOKEN=$(cat token) exec python3 train.py|",
     ]
+    assert re.fullmatch("[0-9a-f]{32}", (tmp_path / "token").read_text())
+    assert (tmp_path / "token").stat().st_mode & 0o077 == 0
+
+
+def test_the_train_job_is_one_by_the_schema_of_its_resource():
+    yaml = pytest.importorskip("yaml")
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    train_job = yaml.safe_load((_FOLDER / "trainjob.yaml").read_text())
+
+    found = models.TrainerV1alpha1TrainJob.from_dict(train_job)
+
+    assert found.to_dict() == train_job  # else a field has a name that the resource does not know
+    assert found.spec.runtime_ref.name == "jax-distributed"
+    assert (found.spec.trainer.num_nodes, found.spec.trainer.command) == (2, ["python", "train.py"])
+    assert found.spec.trainer.env[0].value_from.secret_key_ref.key == "token"
+
+
+# ---- the table of variables in docs/launch.md
+
+_OF_ENGINES = {  # what each engine sets in rank 1 of 4, and what is made of it
+    "jax-dist launch": (
+        {
+            "JAX_COORDINATOR_ADDRESS": "127.0.0.1:4000",
+            "JAX_NUM_PROCESSES": "4",
+            "JAX_PROCESS_ID": "1",
+            "JAX_LOCAL_DEVICE_IDS": "1",
+        },
+        Membership("127.0.0.1:4000", 4, 1, (1,)),
+    ),
+    "Kubernetes JobSet, Kubeflow TrainJob, Ray": (
+        {
+            "JAX_COORDINATOR_ADDRESS": "train-node-0-0.train:29500",
+            "JAX_NUM_PROCESSES": "4",
+            "JAX_PROCESS_ID": "1",
+        },
+        Membership("train-node-0-0.train:29500", 4, 1, None),
+    ),
+    "torchrun": (
+        {"MASTER_ADDR": "node0", "MASTER_PORT": "29500", "WORLD_SIZE": "4", "RANK": "1"},
+        Membership("node0:29500", 4, 1, None),
+    ),
+    "SLURM": (
+        {
+            "SLURM_STEP_NODELIST": "node[1-2]",
+            "SLURM_JOB_ID": "7",
+            "SLURM_NTASKS": "4",
+            "SLURM_PROCID": "1",
+            "SLURM_LOCALID": "1",
+        },
+        Membership("node1:61447", 4, 1, (1,)),
+    ),
+    "Open MPI 4": (
+        {
+            "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1:34911",
+            "OMPI_COMM_WORLD_SIZE": "4",
+            "OMPI_COMM_WORLD_RANK": "1",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        },
+        Membership("10.96.0.1:62624", 4, 1, (1,)),
+    ),
+}
+
+
+def _table() -> dict[str, list[str]]:
+    """The engines of the page, and the variables that it says they set."""
+    page = (_FOLDER.parent / "launch.md").read_text()
+    start = page.index("| engine | address of rank 0 |")
+    rows = page[start : page.index("\n\n", start)].splitlines()[2:]
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    return {engine: re.findall("`([A-Za-z_]+)`", " ".join(rest)) for engine, *rest in cells}
+
+
+@pytest.mark.parametrize("engine", _OF_ENGINES)
+def test_each_variable_of_the_table_says_what_the_page_says(monkeypatch, engine):
+    values, expected = _OF_ENGINES[engine]
+    for name in list(os.environ):
+        if name.startswith(("JAX_COORD", "JAX_NUM_P", "JAX_PROC", "JAX_LOCAL", "SLURM_", "OMPI_")):
+            monkeypatch.delenv(name)
+
+    def find(variables: dict[str, str]) -> Membership | None:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)  # JAX looks there
+            return clusters.find(None, None, None, None, timeout=1, environment=variables)
+
+    assert sorted(_table()[engine]) == sorted(values)
+    assert find(values) == expected
+    for name in values:
+        try:
+            found = find({other: value for other, value in values.items() if other != name})
+        except (KeyError, RuntimeError):  # of JAX, and of ours
+            found = None
+        assert found != expected, f"{name} is not needed"

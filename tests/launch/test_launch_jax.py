@@ -82,13 +82,16 @@ def test_it_works_inside_another_job():
 
 def test_the_variables_of_a_rank():
     inherited = {**_OTHER_JOB, "HOME": "/home/me", "SLURM_ARRAY_TASK_ID": "5", "no_proxy": "x"}
-    found = rank_environment(inherited, rank=1, ranks=2, port=4000, launcher=99, cpu_devices=3)
+    found = rank_environment(
+        inherited, rank=1, ranks=2, port=4000, launcher=99, token="t", cpu_devices=3
+    )
 
     assert {name: found[name] for name in sorted(found)} == {
         "HOME": "/home/me",
         "JAX_COORDINATOR_ADDRESS": "127.0.0.1:4000",
         "JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:4000",
         "JAX_DIST_LAUNCHER": "99",
+        "JAX_DIST_TOKEN": "t",
         "JAX_NUM_CPU_DEVICES": "3",
         "JAX_NUM_PROCESSES": "2",
         "JAX_PLATFORMS": "cpu",
@@ -123,7 +126,7 @@ def test_the_variables_of_a_rank():
 
 def test_without_cpu_devices_each_rank_has_gpus_of_its_own():
     inherited = {"XLA_FLAGS": "--a"}
-    found = rank_environment(inherited, rank=1, ranks=2, port=1, launcher=1, gpus=4)
+    found = rank_environment(inherited, rank=1, ranks=2, port=1, launcher=1, token="", gpus=4)
 
     assert (found["XLA_FLAGS"], found["JAX_LOCAL_DEVICE_IDS"]) == ("--a", "4,5,6,7")
     assert not {"JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "no_proxy"} & set(found)

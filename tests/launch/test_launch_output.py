@@ -6,7 +6,7 @@ import re
 
 from launching import PYTHON, launch, launched, lines, notices
 
-from jax_dist.launch.lines import Lines
+from jax_dist.launch.outputs import Lines
 from jax_dist.launch.printing import Printer
 
 _PREFIXED = re.compile(r"\[[01] \d\d:\d\d:\d\d\.\d\d\d\] ")

@@ -1,10 +1,13 @@
 """Checkpoints: what is saved comes back as it was, whatever happened to the newest one."""
 
+import itertools
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import textwrap
-import time
+import threading
 import warnings
 
 import checkpoint_jobs
@@ -16,8 +19,9 @@ import preemption_jobs
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from saving import killed_again_and_again, lost
 
-from jax_dist.multihost import CheckpointError, Checkpoints, CheckpointWarning
+from jax_dist.multihost import CheckpointError, Checkpoints, CheckpointWarning, manifests
 from jax_dist.testing import run_processes
 
 
@@ -61,7 +65,7 @@ def values(tree) -> list:
 
 
 def damage(folder: pathlib.Path, how: str) -> None:
-    if how == "not finished":
+    if how == "no manifest":
         (folder / "jax_dist.json").unlink()
         return
     files = [path for path in (folder / "default").rglob("d/*") if path.is_file()]
@@ -94,7 +98,7 @@ def test_everything_comes_back_as_it_was_and_where_it_was(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["4", "6"]
 
 
-@pytest.mark.parametrize("how", ["not finished", "a flipped bit", "cut short", "lost"])
+@pytest.mark.parametrize("how", ["no manifest", "a flipped bit", "cut short", "lost"])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, how):
     state = {"w": placed(jnp.arange(800.0), P("i"))}
     with Checkpoints(tmp_path, every=1) as checkpoints:
@@ -117,12 +121,13 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, how):
     assert warned[0].filename == __file__
     assert newest == 2
     assert again["w"][799] == 3 * 799
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "2.damaged"]
 
 
 def test_with_nothing_whole_the_state_is_the_one_given(tmp_path):
     with Checkpoints(tmp_path, every=1) as checkpoints:
         checkpoints.save(1, {"w": np.ones(3)})
-    damage(tmp_path / "1", "not finished")
+    damage(tmp_path / "1", "no manifest")
 
     with Checkpoints(tmp_path) as checkpoints, pytest.warns(CheckpointWarning):
         state, step = checkpoints.restore({"w": np.zeros(3)})
@@ -227,35 +232,162 @@ def test_without_orbax_the_remedy_is_told(tmp_path):
         """)
 
 
-def test_a_process_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_path):
-    program = textwrap.dedent(f"""\
-        import numpy as np
-        from jax_dist.multihost import Checkpoints
-        with Checkpoints({str(tmp_path)!r}, every=1) as checkpoints:
-            state, start = checkpoints.restore({{"w": np.zeros(300_000)}})
-            print(start, int(state["w"][-1]), flush=True)
-            for step in range(start + 1, 10_000):
-                checkpoints.save(step, {{"w": np.full(300_000, float(step))}})
-        """)
-    starts = []
-    for _ in range(4):
-        with subprocess.Popen(
-            [sys.executable, "-c", program],
-            cwd=pathlib.Path(__file__).parents[2],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        ) as process:
-            starts.append([int(word) for word in process.stdout.readline().split()])
-            time.sleep(0.3 + 0.07 * len(starts))
-            process.kill()
-    with Checkpoints(tmp_path) as checkpoints, warnings.catch_warnings():
-        warnings.simplefilter("ignore", CheckpointWarning)  # the last one may be half written
-        state, step = checkpoints.restore({"w": np.zeros(300_000)})
+_TAMPERED = {
+    "empty": b"",
+    "null": b"null",
+    "deep": 200_000 * b"[",
+    "not text": b"\xff\xfe" * 100,
+    "nothing in it": b'{"leaves": {}, "files": {}, "digest": ""}',
+    "lists": b'{"leaves": [1], "files": [1], "digest": ""}',
+    "other types": b'{"leaves": {}, "files": {"a": 1}, "digest": ""}',
+    "a large number": b'{"leaves": {}, "files": {"a": [1%s, 2]}, "digest": ""}' % (5000 * b"0"),
+}
 
-    assert [start for start, _ in starts] == [value for _, value in starts]
-    assert state["w"].tolist() == [float(step)] * 300_000
-    assert step >= starts[-1][0] >= starts[1][0] > starts[0][0] == 0
+
+@pytest.mark.parametrize("how", [*_TAMPERED, "a folder", "a device", "another state's"])
+def test_a_manifest_that_cannot_be_read_is_none(tmp_path, how):
+    with Checkpoints(tmp_path, every=1) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, {"w": np.full(3, float(step))})
+    manifest = tmp_path / "2" / "jax_dist.json"
+    if how == "another state's":
+        manifest.write_text(manifest.read_text().replace("float64[3]", "float64[4]"))
+    else:
+        manifest.unlink()
+        if how in _TAMPERED:
+            manifest.write_bytes(_TAMPERED[how])
+        elif how == "a folder":
+            manifest.mkdir()
+        else:
+            manifest.symlink_to("/dev/zero")
+
+    with Checkpoints(tmp_path) as checkpoints, pytest.warns(CheckpointWarning) as warned:
+        state, step = checkpoints.restore({"w": np.zeros(3)})
+
+    assert (step, state["w"].tolist()) == (1, [1.0, 1.0, 1.0])
+    assert "it has no jax_dist.json that can be read" in str(warned[0].message)
+
+
+class _Killed(BaseException):
+    """Ends a save in the middle, as a kill does: nothing is cleaned up."""
+
+
+def _state(step: int) -> dict:
+    return {"w": np.full(3, float(step)), "n": step}
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_wherever_a_save_ends_the_newest_whole_step_is_restored(tmp_path, monkeypatch, keep):
+    """At each change that it makes to the disk after Orbax has written, one after the other."""
+    left, seen = [], []
+
+    def watch(event: str, args: tuple) -> None:
+        if left and threading.current_thread() is threading.main_thread():
+            writes = event == "open" and isinstance(args[2], int) and args[2] & os.O_CREAT
+            if writes or event in ("os.rename", "os.mkdir", "os.rmdir", "shutil.rmtree"):
+                left[0] -= 1
+                if left[0] < 0:
+                    left.clear()
+                    seen.append(event)
+                    raise _Killed
+
+    sys.addaudithook(watch)  # for good; it only looks while `left` holds something
+    write = manifests.write
+    with Checkpoints(tmp_path / "before", every=1, keep=keep) as checkpoints:
+        for step in range(1, 5):
+            checkpoints.save(step, _state(step))
+    for moment in itertools.count():
+        folder = shutil.copytree(tmp_path / "before", tmp_path / str(moment))
+        with Checkpoints(folder, every=1, keep=keep) as checkpoints:
+            checkpoints.restore(_state(0))
+            monkeypatch.setattr(
+                manifests, "write", lambda *args, at=moment: (left.append(at), write(*args))
+            )
+            try:
+                checkpoints.save(5, _state(5))
+                killed = False
+            except _Killed:
+                killed = True
+            left.clear()
+            monkeypatch.undo()
+        with Checkpoints(folder, keep=keep) as checkpoints, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            state, step = checkpoints.restore(_state(0))
+        assert state["n"] == step
+        assert state["w"].tolist() == [step] * 3
+        assert step in (4, 5)
+        assert len([path for path in folder.iterdir() if path.name.isdecimal()]) >= keep
+        if not killed:
+            break
+
+    assert step == 5
+    assert seen.count("os.rename") == 2  # of the new one, and of the oldest
+
+
+def test_a_process_killed_while_it_saves_loses_no_step(tmp_path):
+    found = killed_again_and_again(tmp_path, keep=1, times=3)
+
+    assert lost(found) == []
+    assert found[-1].restored > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_fifty_kills_lose_no_step(tmp_path, keep):
+    found = killed_again_and_again(tmp_path, keep=keep, times=51)
+
+    assert lost(found) == []
+    assert found[-1].restored > 50
+
+
+_ON_A_SMALL_DISK = """\
+import sys
+import numpy as np
+from jax_dist.multihost import CheckpointError, Checkpoints
+with Checkpoints(sys.argv[1], every=1, keep=2) as checkpoints:
+    state, start = checkpoints.restore({"w": np.zeros(100_000)})
+    print(start, int(state["w"][-1]))
+    try:
+        for step in range(start + 1, start + 4):
+            checkpoints.save(step, {"w": np.random.default_rng(step).random(100_000) + step})
+            print("saved", step)
+    except CheckpointError as error:
+        print(str(error).splitlines()[0])
+        print(str(error).splitlines()[-1])
+"""
+
+
+def test_a_full_and_a_read_only_disk_take_nothing_away(tmp_path):
+    script = """
+        mount -t tmpfs -o size=2000k none $FOLDER
+        $PYTHON -W error::UserWarning -c "$PROGRAM" $FOLDER/steps
+        mount -o remount,ro $FOLDER
+        $PYTHON -W error::UserWarning -c "$PROGRAM" $FOLDER/steps
+        mount -o remount,rw,size=20m $FOLDER
+        $PYTHON -W error::UserWarning -c "$PROGRAM" $FOLDER/steps
+        """
+    probe = ["unshare", "-rm", "mount", "-t", "tmpfs", "none", tmp_path]
+    if shutil.which("unshare") is None or subprocess.run(probe, check=False).returncode != 0:
+        pytest.skip("needs user namespaces, to mount without being root")
+    ran = subprocess.run(
+        ["unshare", "-rm", "sh", "-ec", script],
+        cwd=pathlib.Path(__file__).parents[2],
+        env=os.environ
+        | {"FOLDER": str(tmp_path), "PYTHON": sys.executable, "PROGRAM": _ON_A_SMALL_DISK},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=180,
+    )
+
+    left = (
+        "Make room there, or let it be written to. The checkpoints that are there are as they were."
+    )
+    assert ran.stdout.splitlines() == [
+        *("0 0", "saved 1", "saved 2", "step 3 is not saved:", left),
+        *("2 2", "step 3 is not saved:", left),
+        *("2 2", "saved 3", "saved 4", "saved 5"),
+    ]
 
 
 # ------------------------------------------------------------------------------ several processes

@@ -11,13 +11,26 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import replace
 
 import jax
 import pytest
 from jobs import free_port, run_job
+from strangers import (
+    AFTER_A_GREETING,
+    WITHOUT_A_GREETING,
+    connect,
+    meet,
+    plans,
+    rank_0,
+    ranks_meet_beside,
+    speak,
+)
 
 from jax_dist import multihost
-from jax_dist.multihost import clusters, rendezvous
+from jax_dist.multihost import clusters, initializing, rendezvous
+from jax_dist.multihost.channel import Channel
 from jax_dist.multihost.clusters import Membership
 from jax_dist.multihost.rendezvous import Plan
 from jax_dist.testing import run_processes
@@ -31,72 +44,198 @@ _JAX = {
 }
 
 
-def _meet(*plans: Plan) -> list[str]:
-    """What each gets: the ranks that it has lines to, or the error."""
-    results = [""] * len(plans)
-
-    def go(number: int, plan: Plan) -> None:
-        try:
-            lines = rendezvous.meet(plan)
-        except multihost.JoinError as error:
-            results[number] = str(error)
-        else:
-            results[number] = f"met {sorted(lines)}"
-            for line in lines.values():
-                line.close()
-
-    threads = [threading.Thread(target=go, args=each) for each in enumerate(plans)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
-def _plans(*ranks: int, processes: int = 3, timeout: float = 2.0) -> list[Plan]:
-    address = f"127.0.0.1:{free_port()}"
-    return [Plan(address, address, processes, rank, timeout) for rank in ranks]
-
-
 def test_all_meet_whoever_comes_first():
-    assert _meet(*_plans(2, 0, 1, timeout=60)) == ["met [0]", "met [1, 2]", "met [0]"]
+    assert meet(*plans(2, 0, 1, timeout=60)) == ["met [0]", "met [1, 2]", "met [0]"]
 
 
 def test_a_missing_rank_is_named_by_all_that_came():
-    first, second = _meet(*_plans(0, 2))
+    first, second = meet(*plans(0, 2))
 
     assert first == second
     assert first.startswith("rank 1 has not joined within 2 s:\n  * ranks 0 and 2 wait at 127")
 
 
 def test_without_rank_0_the_others_say_where_they_looked():
-    (error,) = _meet(*_plans(1))
+    (error,) = meet(*plans(1))
 
     assert error.startswith("rank 1 has not reached rank 0 within 2 s:\n  * 127.0.0.1:")
     assert "Connection refused" in error
 
 
 def test_a_rank_that_comes_twice_is_named_by_all():
-    errors = _meet(*_plans(0, 1, 1, timeout=60))
+    errors = meet(*plans(0, 1, 1, timeout=60))
 
     assert len(set(errors)) == 1
     assert errors[0].startswith("two processes say that they are rank 1:")
 
 
 def test_a_second_rank_0_is_no_taken_port():
-    errors = _meet(*_plans(0, 0, timeout=60))
+    errors = meet(*plans(0, 0, timeout=60))
 
     assert len(set(errors)) == 1
     assert errors[0].startswith("two processes say that they are rank 0:")
 
 
 def test_other_numbers_of_processes_are_told_to_all():
-    (first,), (other,) = _plans(0, processes=2, timeout=60), _plans(1, processes=3, timeout=60)
+    (first,), (other,) = plans(0, processes=2, timeout=60), plans(1, processes=3, timeout=60)
     other = Plan(first.address, first.bind, 3, 1, 60)
-    errors = _meet(first, other)
+    errors = meet(first, other)
 
     assert len(set(errors)) == 1
     assert "\n  * rank 0 was told 2\n  * rank 1 was told 3\n" in errors[0]
+
+
+# ---- who is let in
+
+
+@pytest.mark.parametrize("token", [b"", b"a secret"], ids=["without token", "with token"])
+@pytest.mark.parametrize("who", WITHOUT_A_GREETING)
+def test_who_is_no_process_of_the_job_is_cut_off_and_the_others_meet(who, token):
+    assert ranks_meet_beside([WITHOUT_A_GREETING[who]], token=token, greets=False)
+
+
+@pytest.mark.parametrize("what", AFTER_A_GREETING)
+def test_who_says_something_else_is_cut_off_and_the_others_meet(what, caplog):
+    first, second = plans(0, 1, processes=2, timeout=60)
+    with rank_0(first) as result:
+        with connect(first) as connection:
+            speak(connection, AFTER_A_GREETING[what], token=b"", greets=True)
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1) == b""  # it is cut off
+        assert meet(second) == ["met [0]"]
+
+    assert result == ["met [1]"]
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("rank 0: a stranger from 127.0.0.1:")
+
+
+def test_who_does_not_know_the_token_is_told_to_rank_0(caplog, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_PATIENCE", 0.2)
+    first, second = plans(0, 1, processes=2, timeout=3)
+    first, second = replace(first, token=b"one"), replace(second, token=b"other")
+    error, refused = meet(first, second)
+
+    assert error.startswith("rank 1 has not joined within 3 s:\n  * rank 0 waits at 127.0.0.1:")
+    assert "was cut off: it does not know the token of this job\n" in error
+    assert refused.startswith("rank 1 meets a stranger at 127.0.0.1:")
+    assert "does not know the token of this job" in caplog.records[0].getMessage()
+    assert len(caplog.records) == 6  # five strangers, and that there are more
+
+
+def test_a_greeting_that_was_overheard_opens_nothing():
+    """What a guest has shown once is of no use another time."""
+    first, second = (replace(plan, token=b"secret") for plan in plans(0, 1, processes=2))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        guest = Channel(socket.create_connection(server.getsockname()), b"secret", is_host=False)
+        connection, _ = server.accept()
+        host = Channel(connection, b"secret", is_host=True)
+        overheard = connection.recv(1 << 16, socket.MSG_PEEK)
+        with contextlib.suppress(TimeoutError):
+            guest.greet(0.2)
+            host.greet(0.2)
+        overheard = overheard + connection.recv(1 << 16, socket.MSG_PEEK)
+        guest.close()
+        host.close()
+    with rank_0(replace(first, timeout=60)) as result, connect(first) as stranger:
+        stranger.sendall(overheard)
+        assert meet(replace(second, timeout=60)) == ["met [0]"]
+
+    assert result == ["met [1]"]
+
+
+def test_many_that_say_nothing_do_not_keep_the_others_out(monkeypatch):
+    monkeypatch.setattr(rendezvous, "_SPARE_GUESTS", 4)
+    first, second = plans(0, 1, processes=2, timeout=60)
+    with rank_0(first) as result, contextlib.ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(connect(first))
+        assert meet(second) == ["met [0]"]
+
+    assert result == ["met [1]"]
+
+
+def test_who_says_nothing_for_long_is_cut_off(monkeypatch, caplog):
+    monkeypatch.setattr(rendezvous, "_GREETING", 0.2)
+    (first,) = plans(0, processes=2, timeout=60)
+    with rank_0(first) as result:
+        with connect(first) as silent:
+            silent.recv(100)
+            assert silent.recv(100) == b""
+        assert meet(replace(first, rank=1)) == ["met [0]"]
+
+    assert result == ["met [1]"]
+    assert caplog.records[0].getMessage().endswith("it has not said who it is within 0.2 s")
+
+
+_FEW_FILES = """
+import resource, sys
+import jax_dist.multihost.rendezvous as rendezvous
+files = len(__import__("os").listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (files + 20, files + 20))
+print(sorted(rendezvous.meet(rendezvous.Plan(sys.argv[1], sys.argv[1], 2, 0, 60))))
+"""
+
+
+def test_more_connections_than_files_do_not_end_rank_0():
+    (plan,) = plans(1, processes=2, timeout=60)
+    with subprocess.Popen(
+        [sys.executable, "-c", _FEW_FILES, plan.address],
+        env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        with contextlib.ExitStack() as stack:
+            for _ in range(60):
+                stack.enter_context(connect(plan))
+            assert meet(plan) == ["met [0]"]
+        printed, _ = process.communicate(timeout=60)
+
+    assert printed == "[1]\n"
+
+
+def test_a_rank_that_came_and_ended_is_named_at_once_by_all():
+    first, *others = plans(0, 1, 2, processes=4, timeout=60)
+    start = time.monotonic()
+    with rank_0(first) as result:
+        with connect(first) as connection:
+            ended = rendezvous._say_hello(replace(first, rank=3), connection)
+            ended.greet(10)
+            time.sleep(0.2)  # so that it is known
+        errors = meet(*others)
+
+    assert errors == result * 2
+    assert time.monotonic() - start < 15
+    assert result[0].startswith(
+        "rank 3 has ended before all were there:\n  * rank 3 was at 127.0.0.1:"
+    )
+
+
+def test_other_machines_are_let_in_by_a_token_only(monkeypatch):
+    met = []
+    monkeypatch.setattr(initializing.rendezvous, "meet", lambda plan: met.append(plan) or 1 / 0)
+    monkeypatch.setattr(initializing._compat, "backend_started", lambda: False)
+    address = f"192.0.2.1:{free_port()}"  # of no interface here: rank 0 listens at all of them
+    with (
+        pytest.warns(multihost.OpenPortWarning, match="lets in whoever can reach its port") as seen,
+        pytest.raises(ZeroDivisionError),
+    ):
+        multihost.initialize(address, 2, 0)
+    for given in ({"token": "of the arguments"}, {}):
+        monkeypatch.setenv("JAX_DIST_TOKEN", "" if given else "of the environment")
+        with pytest.raises(ZeroDivisionError):
+            multihost.initialize(address, 2, 0, **given)
+    monkeypatch.delenv("JAX_DIST_TOKEN")
+    with pytest.raises(ZeroDivisionError):
+        multihost.initialize(f"127.0.0.1:{free_port()}", 2, 0)
+
+    assert [plan.token for plan in met] == [b"", b"of the arguments", b"of the environment", b""]
+    assert seen[0].filename == __file__
+    with pytest.raises(ValueError, match="token of the job can be guessed"):
+        multihost.initialize(address, 2, 0, token="secret")
+
+
+# ---- what is no coordinator
 
 
 def test_a_stranger_at_the_port_is_known_as_one(monkeypatch):
@@ -115,12 +254,12 @@ def test_a_stranger_at_the_port_is_known_as_one(monkeypatch):
 
         thread = threading.Thread(target=answer)
         thread.start()
-        (error,) = _meet(Plan(address, address, 2, 1, 30))
+        (error,) = meet(Plan(address, address, 2, 1, 30))
         server.shutdown(socket.SHUT_RDWR)  # close alone would not wake the thread
         thread.join()
 
     assert error.startswith(
-        f"rank 1 meets a stranger at {address}:\n  * what answers is no process"
+        f"rank 1 meets a stranger at {address}:\n  * it is no process of jax_dist\n"
     )
 
 

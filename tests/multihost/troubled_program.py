@@ -4,6 +4,7 @@ The others wait for it in a collective. With JAX_DIST_PLAIN=1, jax.distributed.i
 them instead of ours, for the comparison.
 """
 
+import atexit
 import os
 import signal
 import sys
@@ -22,6 +23,10 @@ from jax_dist import multihost
 
 def main() -> None:
     rank, trouble = int(sys.argv[1]), sys.argv[2]
+    if trouble == "dies before JAX joins" and os.environ["JAX_PROCESS_ID"] == str(rank):
+        jax.distributed.initialize = lambda *_, **__: os._exit(7)
+    if trouble == "exits with 3 slowly" and os.environ["JAX_PROCESS_ID"] == str(rank):
+        atexit.register(time.sleep, 3.0)  # longer than rank 0 gives the others
     _join()
     total = _total()
     total()  # compiled, and all have met
@@ -63,9 +68,13 @@ def _total():
 def _have(trouble: str) -> None:
     if trouble == "raises":
         raise ValueError("the learning rate is negative")
+    if trouble == "raises at length":
+        raise ValueError(9_000_000 * "x" + " is too long")
+    if trouble == "is stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if trouble == "exits":
         sys.exit(0)
-    if trouble == "exits with 3":
+    if trouble in ("exits with 3", "exits with 3 slowly"):
         sys.exit(3)
     if trouble == "is killed":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,210 @@
+"""A connection between two processes of a job, which carries small messages.
+
+Both sides show that they know the token of the job, without telling it: each gives a random number,
+and answers that of the other with a hash of both, keyed by the token. So nobody else gets in, also
+who has listened to an earlier greeting. What is said afterwards is neither secret nor signed.
+
+When a process ends, however it ends, its kernel closes the connection: the other side learns it at
+once, where a heartbeat takes its time.
+"""
+
+import contextlib
+import hmac
+import secrets
+import selectors
+import socket
+import struct
+
+from jax_dist.multihost import messages
+from jax_dist.multihost.messages import Message
+
+_NAME, _VERSION = b"jax_dist", b" 2\n"
+_NONCE, _PROOF = 16, 32  # bytes
+_LENGTH = struct.Struct("!I")
+_LONGEST = 1 << 22  # bytes of a message
+_LONGEST_FIRST = 1 << 12  # of one from somebody who is not known yet
+_SENDING = 5.0  # seconds, for a process that does not read
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}  # seconds, and a count
+
+
+class Stranger(Exception):
+    """The other side is no process of this job."""
+
+
+class Closed(Exception):
+    """The process on the other side has ended."""
+
+
+class Lost(Exception):
+    """The network between the two has failed; the process may be alive."""
+
+
+class Channel:
+    """One end of the connection.
+
+    Attributes:
+      is_open: whether the other side has shown that it knows the token.
+      origin: the other side's address, as in "10.0.0.7:41234".
+    """
+
+    def __init__(self, connection: socket.socket, token: bytes, *, is_host: bool):
+        """
+        Args:
+          connection: to the other process.
+          token: what only the processes of the job know.
+          is_host: whether the other side has come here, and not this one there.
+        """
+        self.is_open = False
+        self.origin = _origin(connection)
+        self._socket, self._token = connection, token
+        self._own_role, self._other_role = (b"host", b"guest") if is_host else (b"guest", b"host")
+        self._longest = _LONGEST_FIRST if is_host else _LONGEST
+        self._own_nonce = secrets.token_bytes(_NONCE)
+        self._other_nonce: bytes | None = None
+        self._is_broken = False
+        self._unread = b""
+        self._unsent = b""  # until the other side has greeted
+        connection.settimeout(_SENDING)
+        with contextlib.suppress(OSError):  # it has gone again, as the first read will tell
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # Some networks forget connections on which nothing is said.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE.items():
+                if hasattr(socket, name):
+                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._send(_NAME + _VERSION + self._own_nonce)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def trust(self) -> None:
+        """The other side is who it should be, and may send long messages."""
+        self._longest = _LONGEST
+
+    def send(self, message: Message) -> bool:
+        """Whether there was somebody to send to."""
+        data = messages.dump(message)
+        data = _LENGTH.pack(len(data)) + data
+        if self._other_nonce is None:
+            self._unsent += data
+            return True
+        return self._send(data)
+
+    def greet(self, timeout: float) -> None:
+        """Waits until the other side has shown that it knows the token; raises as `receive`."""
+        while not self.is_open:
+            self._read(timeout)
+            self._take_greeting()
+
+    def receive(self, timeout: float | None = None) -> Message:
+        """The next message, waited for.
+
+        Raises:
+          TimeoutError: none came in time.
+          Closed: and none will come.
+          Lost: and none can come.
+          Stranger: what came was something else.
+        """
+        while True:
+            message = self._next()
+            if message is not None:
+                return message
+            self._read(timeout)
+
+    def received(self) -> list[Message]:
+        """All messages that are here, once there is something to read; raises as `receive`."""
+        try:
+            self._read(None)
+        except TimeoutError:  # it was nothing
+            return []
+        return list(iter(self._next, None))
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _send(self, data: bytes) -> bool:
+        if not self._is_broken:
+            try:
+                self._socket.sendall(data)
+            except OSError:  # perhaps in the middle of a message: there is no way on
+                self._is_broken = True
+        return not self._is_broken
+
+    def _read(self, timeout: float | None) -> None:
+        """`timeout` None: there is something to read."""
+        if timeout is not None and not self._is_readable(timeout):
+            raise TimeoutError
+        try:
+            data = self._socket.recv(1 << 16)
+        except ConnectionResetError:
+            raise Closed from None
+        except TimeoutError as error:
+            if error.errno is not None:  # of the network: ETIMEDOUT
+                raise Lost from None
+            raise
+        except OSError as error:
+            raise Lost from error
+        if not data:
+            raise Closed
+        self._unread += data
+
+    def _is_readable(self, timeout: float) -> bool:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self, selectors.EVENT_READ)
+            return bool(selector.select(timeout))
+
+    def _next(self) -> Message | None:
+        if not self._take_greeting() or len(self._unread) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._unread)
+        if length > self._longest:
+            raise Stranger(f"it announces a message of {length} bytes")
+        end = _LENGTH.size + length
+        if len(self._unread) < end:
+            return None
+        message = messages.load(self._unread[_LENGTH.size : end])
+        self._unread = self._unread[end:]
+        if message is None:
+            raise Stranger("what it says is no message of a job")
+        return message
+
+    def _take_greeting(self) -> bool:
+        """Whether all of it is here, and right."""
+        if self._other_nonce is None:
+            start = _NAME + _VERSION
+            if self._unread[: len(_NAME)] != _NAME[: len(self._unread)]:
+                raise Stranger("it is no process of jax_dist")
+            if self._unread[: len(start)] != start[: len(self._unread)]:
+                raise Stranger("it has another version of jax_dist")
+            self._other_nonce = self._taken(len(start) + _NONCE)[len(start) :] or None
+            if self._other_nonce is None:
+                return False
+            self._send(self._proof(self._own_role, self._own_nonce, self._other_nonce))
+            self._send(self._unsent)
+        if not self.is_open:
+            proof = self._taken(_PROOF)
+            if not proof:
+                return False
+            expected = self._proof(self._other_role, self._other_nonce, self._own_nonce)
+            if not hmac.compare_digest(proof, expected):
+                raise Stranger("it does not know the token of this job")
+            self.is_open = True
+        return True
+
+    def _taken(self, size: int) -> bytes:
+        """The next bytes, if all of them are here; else none."""
+        if len(self._unread) < size:
+            return b""
+        data, self._unread = self._unread[:size], self._unread[size:]
+        return data
+
+    def _proof(self, role: bytes, own: bytes, other: bytes) -> bytes:
+        return hmac.digest(self._token, role + own + other, "sha256")
+
+
+def _origin(connection: socket.socket) -> str:
+    try:
+        host, port = connection.getpeername()[:2]
+    except OSError:  # it has gone again
+        return "nowhere"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
