@@ -1,14 +1,15 @@
 """Arrays and meshes: the same buffers seen as other arrays, and what is put on devices."""
 
-import functools
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding
+
+from jax_dist._compat import private
 
 _REWRAP = "_rewrap_with_aval_and_sharding"
 
@@ -45,20 +46,11 @@ def put_slices(
     is then slower than that of `jax.pmap`, which calls this function itself.
     `batched_device_put` of `jax._src.interpreters.pxla`: seen in 0.7.2, 0.10.2 and 0.12.0.1.
     """
-    put = _batched_device_put()
+    put = private.find("jax._src.interpreters.pxla", "batched_device_put")
     if put is not None:
         return put(aval, sharding, slices, devices)
     found = [jax.device_put(part, device) for part, device in zip(slices, devices, strict=True)]
     return jax.make_array_from_single_device_arrays(aval.shape, sharding, found)
-
-
-@functools.cache
-def _batched_device_put() -> Callable[..., jax.Array] | None:
-    try:
-        module = importlib.import_module("jax._src.interpreters.pxla")
-    except ImportError:
-        return None
-    return getattr(module, "batched_device_put", None)
 
 
 def without_types(array: jax.Array) -> jax.Array:
@@ -67,7 +59,7 @@ def without_types(array: jax.Array) -> jax.Array:
     On 0.7.2 it raises a ValueError for the axes of an Explicit mesh; on 0.10.2 and 0.12.0.1 it does
     not.
     """
-    own = array.sharding
+    own: Any = array.sharding
     if jax.__version_info__ >= (0, 8) or not isinstance(own, NamedSharding):
         return array
     if jax.sharding.AxisType.Explicit not in own.mesh.axis_types:

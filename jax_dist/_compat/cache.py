@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import jax
 
+from jax_dist._compat import private
 from jax_dist._compat.settings import config_value
-from jax_dist._errors import UnsupportedError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def custom_call_targets(platform: str) -> frozenset[str] | None:
     """
     if platform != "cpu":
         return None
-    listed = getattr(importlib.import_module("jaxlib.xla_client"), "custom_call_targets", None)
+    listed = private.find("jaxlib.xla_client", "custom_call_targets")
     # Through 0.7.2 the two interfaces of XLA have a table each, under these names.
     return None if listed is None else frozenset({*listed("cpu"), *listed("Host")})
 
@@ -89,6 +89,7 @@ _CACHE_PARTS = {
     ),
     "jax._src.compiler": ("_cache_read", "_cache_write", "_compile_and_write_cache"),
 }
+_WATCH = "make the persistent cache safe, and say what it does,"
 _cache_watch_lock = threading.Lock()
 
 
@@ -102,13 +103,10 @@ def watch_cache(watcher: CacheWatcher) -> None:
     Raises:
       UnsupportedError: this jax has other ones.
     """
+    for name, parts in _CACHE_PARTS.items():
+        for part in parts:
+            private.part(name, part, use=_WATCH)
     cache, compiler = (importlib.import_module(name) for name in _CACHE_PARTS)
-    for module, parts in zip((cache, compiler), _CACHE_PARTS.values(), strict=True):
-        if not all(hasattr(module, part) for part in parts):
-            raise UnsupportedError(
-                f"jax_dist.cache does not know the persistent cache of jax {jax.__version__}; "
-                "set jax_compilation_cache_dir and go without what is beyond JAX's own"
-            )
     with _cache_watch_lock:
         for module, part, watched in (
             (cache, "LRUCache", _watched_open),
@@ -217,7 +215,8 @@ def reset_cache() -> None:
     `jax.experimental.compilation_cache.compilation_cache.reset_cache`: seen in 0.7.2, 0.10.2 and
     0.12.0.1.
     """
-    importlib.import_module("jax.experimental.compilation_cache.compilation_cache").reset_cache()
+    module = "jax.experimental.compilation_cache.compilation_cache"
+    private.part(module, "reset_cache", use="switch the persistent cache on in a running program")()
 
 
 def _watched_compile(original: Callable, watcher: CacheWatcher) -> Any:
@@ -243,6 +242,6 @@ def refuses_host_callbacks() -> bool:
 
     The parameters of `_cache_write`: six in 0.7.2 and 0.10.2, five in 0.12.0.1.
     """
-    write = importlib.import_module("jax._src.compiler")._cache_write
+    write = private.part("jax._src.compiler", "_cache_write", use=_WATCH)
     write = getattr(write, "original", write)  # watched, it takes whatever it is given
     return "host_callbacks" in inspect.signature(write).parameters

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jax_dist._errors import UnsupportedError
+from jax_dist._compat import private
 
 
 @dataclasses.dataclass(slots=True)
@@ -69,6 +69,7 @@ class _Watching(threading.local):
 
 
 _watching = _Watching()
+_SEE = "see the calls, transfers and compilations of a program, as strict does,"
 _watch_lock = threading.Lock()
 _watching_threads: set[int] = set()
 PMAP_MODULE = "jax._src.pmap"  # of what `jax.pmap` returns; seen in 0.10.2 and 0.12.0.1
@@ -121,7 +122,7 @@ def watch_calls(watcher: CallWatcher | None, look: str | None) -> None:
 @functools.cache
 def _look_option() -> Any:
     """An own setting in the key of the C++ cache of calls; not in the keys of traces."""
-    make = importlib.import_module("jax._src.config").config_ext.Config
+    make = private.part("jax._src.config", "config_ext.Config", use=_SEE)
     try:
         return make("jax_dist_look", None, include_in_jit_key=True)
     except TypeError:  # a setting has no name in 0.7.2
@@ -138,9 +139,8 @@ class _Hooks:
 @functools.cache
 def _hooks() -> _Hooks:
     pjit = importlib.import_module("jax._src.pjit")
-    pxla = importlib.import_module("jax._src.interpreters.pxla")
-    array = importlib.import_module("jax._src.array").ArrayImpl
-    runner = next((name for name in _JIT_RUNNERS if hasattr(pjit, name)), "")
+    array = private.part("jax._src.array", "ArrayImpl", use=_SEE)
+    runner = next((name for name in _JIT_RUNNERS if hasattr(pjit, name)), _JIT_RUNNERS[0])
     parts: list[tuple[Any, str, Callable]] = [
         (pjit, "_infer_params", _infers),
         (pjit, "_get_fastpath_data", _hurries),
@@ -151,13 +151,16 @@ def _hooks() -> _Hooks:
         parts.append((array, "__buffer__", _gives_buffer))
     else:
         parts += [(np, "asarray", _takes_array), (np, "array", _takes_array)]
-    if not all(name in vars(home) for home, name, _ in parts):
-        raise UnsupportedError(f"jax_dist.strict cannot see the calls of jax {jax.__version__}")
-    handlers = dict(pxla.shard_arg_handlers)
+    for home, name, _ in parts:
+        if home is pjit:
+            private.part("jax._src.pjit", name, use=_SEE)
+    private.part("jax._src.array", "ArrayImpl._value", use=_SEE)
+    handlers = dict(_shard_arg_handlers())
     jax.monitoring.register_scalar_listener(_heard)  # cannot be taken back in 0.7.2
     # Our frames stand between the user's in each error under trace; hidden with those of JAX.
-    traceback_util = importlib.import_module("jax._src.traceback_util")
-    getattr(traceback_util, "register_exclusion", lambda _: None)(__file__)
+    hide = private.find("jax._src.traceback_util", "register_exclusion")
+    if hide is not None:
+        hide(__file__)
     return _Hooks(
         names=tuple(
             (home, name, vars(home)[name], ours(vars(home)[name])) for home, name, ours in parts
@@ -172,8 +175,11 @@ def _put_hooks(*, ours: bool) -> None:
     hooks = _hooks()
     for home, name, original, around in hooks.names:
         setattr(home, name, around if ours else original)
-    handlers = importlib.import_module("jax._src.interpreters.pxla").shard_arg_handlers
-    handlers.update(hooks.our_handlers if ours else hooks.handlers)
+    _shard_arg_handlers().update(hooks.our_handlers if ours else hooks.handlers)
+
+
+def _shard_arg_handlers() -> dict[Any, Any]:
+    return private.part("jax._src.interpreters.pxla", "shard_arg_handlers", use=_SEE)
 
 
 def _infers(original: Callable) -> Callable:
@@ -342,8 +348,8 @@ def _takes_array(original: Callable) -> Callable:
 
 def _explicit_get() -> bool:
     """Whether this is within `jax.device_get`. `guard_lib`: in 0.7.2, 0.10.2 and 0.12.0.1."""
-    config = importlib.import_module("jax._src.config")
-    return config.guard_lib.thread_local_state().explicit_device_get
+    state = private.part("jax._src.config", "guard_lib.thread_local_state", use=_SEE)()
+    return state.explicit_device_get
 
 
 def _heard(event: str, value: float, **details: Any) -> None:

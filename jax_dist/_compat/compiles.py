@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
+from jax_dist._compat import private
 from jax_dist._compat.settings import config_value
 from jax_dist._errors import UnsupportedError
 
@@ -38,6 +39,7 @@ _compile_watchers: list[CompileWatcher] = []
 _watching = threading.local()  # `.inside`: this thread is within a watched request
 _compile_hook_lock = threading.Lock()
 _compile_hooks: list[Callable] = []
+_EXPLAIN = "explain the keys of the persistent cache"
 
 
 @contextlib.contextmanager
@@ -57,6 +59,7 @@ def compiles_watched(watcher: CompileWatcher) -> Iterator[None]:
 
 
 def _hook_compiles() -> None:
+    private.part("jax._src.compiler", "compile_or_get_cached", use="see what is compiled")
     compiler: Any = importlib.import_module("jax._src.compiler")
     with _compile_hook_lock:
         if compiler.compile_or_get_cached in _compile_hooks:
@@ -149,6 +152,8 @@ def cache_key(request: CompileRequest) -> tuple[str, dict[str, str]]:
     Raises:
       UnsupportedError: this jax does not tell the components.
     """
+    private.part("jax._src.cache_key", "logger", use=_EXPLAIN)
+    get_key = private.part("jax._src.compilation_cache", "get_cache_key", use=_EXPLAIN)
     module: Any = importlib.import_module("jax._src.cache_key")
     with _compile_hook_lock:
         if not isinstance(module.logger, _KeyLog):
@@ -157,11 +162,8 @@ def cache_key(request: CompileRequest) -> tuple[str, dict[str, str]]:
     if hasattr(module, "IgnoreCallbacks"):
         kinds = module.IgnoreCallbacks
         ignore = kinds.CUSTOM_PARTITIONING if ignore else kinds.NO
-    compilation_cache = importlib.import_module("jax._src.compilation_cache")
     with module.logger.heard() as hashes:
-        key = compilation_cache.get_cache_key(
-            request.module, request.devices, request.options, request.backend, ignore
-        )
+        key = get_key(request.module, request.devices, request.options, request.backend, ignore)
     if not hashes:
         raise UnsupportedError(
             f"jax {jax.__version__} does not tell the components of its cache keys"
@@ -174,5 +176,5 @@ def flags_outside_key() -> frozenset[str]:
 
     `cache_key.xla_flags_to_exclude_from_cache_key`: seen in 0.7.2, 0.10.2 and 0.12.0.1.
     """
-    module = importlib.import_module("jax._src.cache_key")
-    return frozenset(module.xla_flags_to_exclude_from_cache_key)
+    name = "xla_flags_to_exclude_from_cache_key"
+    return frozenset(private.part("jax._src.cache_key", name, use=_EXPLAIN))

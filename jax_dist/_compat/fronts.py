@@ -13,13 +13,14 @@ through Python: the same results, some 100 us later.
 """
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 
+from jax_dist._compat import private
 from jax_dist._compat.settings import config_value
+from jax_dist._errors import UnsupportedError
 
 Answer: TypeAlias = tuple[Any, Any, bool]  # results, what C++ has to remember, whether it is stale
 Miss: TypeAlias = Callable[..., Answer]
@@ -67,7 +68,7 @@ def can_remember() -> bool:
     try:
         trial = _parts().front("trial", _no_answer, _no_answer, (), ())
         return hasattr(jax.jit(_no_answer), "_cache_miss") and trial(1) == "asked"
-    except (ImportError, AttributeError, TypeError):
+    except (UnsupportedError, TypeError):
         return False
 
 
@@ -77,9 +78,11 @@ def _no_answer(*_: Any) -> Answer:
 
 class _Parts:
     def __init__(self):
-        self._pjit = importlib.import_module("jaxlib._jax").pjit
-        self._registry = importlib.import_module("jax._src.tree_util").dispatch_registry
-        self._shard_arg = importlib.import_module("jax._src.interpreters.pxla").cc_shard_arg
+        use = "have JAX remember calls"
+        self._pjit = private.part("jaxlib._jax", "pjit", use=use)
+        self._registry = private.part("jax._src.tree_util", "dispatch_registry", use=use)
+        pxla = "jax._src.interpreters.pxla"
+        self._shard_arg = private.part(pxla, "cc_shard_arg", use=use)
 
     def front(
         self,

@@ -1,12 +1,13 @@
 """What a jit object was told, and what it remembers."""
 
 import dataclasses
-import importlib
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import jax
+
+from jax_dist._compat import private
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,12 +63,11 @@ def traced_types(fun: Callable) -> list[dict[str, Any]]:
     The keys of `partial_eval.trace_to_jaxpr` in 0.10.2 and 0.12.0.1, those of `_create_pjit_jaxpr`
     in 0.7.2, which know no paths. Empty where a jax has neither.
     """
-    module = importlib.import_module("jax._src.interpreters.partial_eval")
-    cached = getattr(module, "trace_to_jaxpr", None)
+    cached = private.find("jax._src.interpreters.partial_eval", "trace_to_jaxpr")
     if cached is not None and hasattr(cached, "cache_keys"):
         keys = [key for key in cached.cache_keys() if key[0]() is fun]
         return [dict(zip(key[2][1].arg_names, key[2][0].vals, strict=False)) for key in keys]
-    cached = getattr(importlib.import_module("jax._src.pjit"), "_create_pjit_jaxpr", None)
+    cached = private.find("jax._src.pjit", "_create_pjit_jaxpr")
     for cell in getattr(cached, "__closure__", None) or ():
         if isinstance(cell.cell_contents, weakref.WeakKeyDictionary):
             keys = cell.cell_contents.get(fun, {})

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jax_dist._errors import UnsupportedError
+from jax_dist._compat import private
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,12 +56,10 @@ def pmaps_taken_over(run: Callable[[TakenPmap, Sequence[Any]], Any]) -> Iterator
     Raises:
       UnsupportedError: this jax has other ones.
     """
+    for part in _PMAP_PARTS:
+        use = "put jax.pmap right under a trace with several processes (jax_dist.pmap is)"
+        private.part("jax._src.pmap", part, use=use)
     module = importlib.import_module("jax._src.pmap")
-    if not all(hasattr(module, part) for part in _PMAP_PARTS):
-        raise UnsupportedError(
-            f"jax.pmap under trace, with several processes, cannot be put right on jax "
-            f"{jax.__version__}; use jax_dist.pmap in its place"
-        )
     with _takeover_lock:
         _takeover_count[0] += 1
         if _takeover_count[0] == 1:

@@ -2,12 +2,13 @@
 
 import ctypes
 import dataclasses
-import importlib
 import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+
+from jax_dist._compat import private
 
 
 def coordination_client() -> Any:
@@ -17,7 +18,7 @@ def coordination_client() -> Any:
     `key_value_dir_get_bytes`, `key_value_delete` and `wait_at_barrier`, was the same in 0.7.2,
     0.10.2 and 0.12.0.1.
     """
-    state = importlib.import_module("jax._src.distributed").global_state
+    state = _state()
     return state.client
 
 
@@ -37,7 +38,7 @@ def joined_as() -> Joined | None:
     `client`, `process_id`, `num_processes` and `coordinator_address`: seen in 0.7.2, 0.10.2 and
     0.12.0.1.
     """
-    state = importlib.import_module("jax._src.distributed").global_state
+    state = _state()
     if state.client is None:
         return None
     return Joined(state.process_id, state.num_processes, state.coordinator_address)
@@ -49,7 +50,7 @@ def leave_coordination() -> None:
     At its exit, JAX would wait for them. `distributed.global_state` with `client`, `service` and
     `preemption_sync_manager`: seen in 0.7.2, 0.10.2 and 0.12.0.1.
     """
-    state = importlib.import_module("jax._src.distributed").global_state
+    state = _state()
     for name in ("preemption_sync_manager", "client", "service"):
         part = getattr(state, name, None)
         if part is not None:
@@ -63,8 +64,7 @@ def backend_started() -> bool:
     `xla_bridge.backends_are_initialized`: seen in 0.7.2, 0.10.2 and 0.12.0.1. Where it is not, JAX
     itself will say so, later.
     """
-    module = importlib.import_module("jax._src.xla_bridge")
-    started = getattr(module, "backends_are_initialized", None)
+    started = private.find("jax._src.xla_bridge", "backends_are_initialized")
     return started is not None and started()
 
 
@@ -81,11 +81,15 @@ def detect_cluster(
     service starts, which ends the process by a signal where it cannot.
     `ClusterEnv.auto_detect_unset_distributed_params`: seen in 0.7.2, 0.10.2 and 0.12.0.1.
     """
-    clusters = importlib.import_module("jax._src.clusters")
-    detect = getattr(clusters.ClusterEnv, "auto_detect_unset_distributed_params", None)
+    name = "ClusterEnv.auto_detect_unset_distributed_params"
+    detect = private.find("jax._src.clusters", name)
     if detect is None:
         return address, processes, rank, devices
     return detect(address, processes, rank, devices, None, timeout)
+
+
+def _state() -> Any:
+    return private.part("jax._src.distributed", "global_state", use="tell the processes apart")
 
 
 def initialize_options(**options: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from jax_dist.passes.gather_states import (
     Site,
     State,
     Whole,
+    aval_of,
     no_rule,
 )
 from jax_dist.passes.gather_words import is_of_jax, plain_name, why_outside
@@ -339,7 +340,7 @@ def _may_round(eqn: JaxprEqn) -> bool:
     """Whether the last bits of a result may depend on the order or grouping of operations."""
     if eqn.primitive.name in EXACT:
         return False
-    return any(jnp.issubdtype(var.aval.dtype, jnp.inexact) for var in eqn.outvars)
+    return any(jnp.issubdtype(aval_of(var).dtype, jnp.inexact) for var in eqn.outvars)
 
 
 def _sites(states: Sequence[State]) -> tuple[Site, ...]:
