@@ -7,6 +7,8 @@ import sys
 import jax
 import numpy as np
 
+from jax_dist import _compat
+
 
 def mesh(*names, shape=(8,), devices=None):
     devices = np.array(jax.devices() if devices is None else devices)
@@ -55,3 +57,17 @@ def python_calls(call):
     finally:
         sys.setprofile(None)
     return names
+
+
+@contextlib.contextmanager
+def compilations(*names):
+    """Gives a function that says how many programs of these functions were compiled meanwhile."""
+    seen: list[str] = []
+
+    @contextlib.contextmanager
+    def watch(request):
+        seen.append(request.name)
+        yield
+
+    with _compat.compiles_watched(watch):
+        yield lambda: sum(name.endswith(names) for name in seen)
