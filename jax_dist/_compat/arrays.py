@@ -64,7 +64,8 @@ def without_types(array: jax.Array) -> jax.Array:
         return array
     if jax.sharding.AxisType.Explicit not in own.mesh.axis_types:
         return array
-    auto = NamedSharding(auto_mesh(own.mesh.devices, own.mesh.axis_names), own.spec)
+    mesh: Any = own.mesh
+    auto = NamedSharding(auto_mesh(mesh.devices, mesh.axis_names), own.spec)
     shards = [shard.data for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(array.shape, auto, shards)
 

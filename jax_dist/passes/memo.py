@@ -6,6 +6,7 @@ object whose result has no arrays, only a token: whoever has the token finds wha
 """
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,8 +26,16 @@ class Memo:
           trace: takes arguments and keywords, as tracers; what it gives holds none of them.
           options: which arguments are static.
         """
+        self._name, self._trace, self._options = name, trace, options
+
+    @functools.cached_property
+    def _found(self) -> "weakref.WeakKeyDictionary[_Token, Any]":
         # Caches of JAX may keep a token longer than this lives; what it stands for, they do not.
-        found: weakref.WeakKeyDictionary[_Token, Any] = weakref.WeakKeyDictionary()
+        return weakref.WeakKeyDictionary()
+
+    @functools.cached_property
+    def _jitted(self) -> Any:
+        found, trace = self._found, self._trace
 
         def traced(*args: Any, **kwargs: Any) -> "_Result":
             token = _Token()
@@ -34,12 +43,11 @@ class Memo:
             return _Result(token)
 
         # No functools.wraps: jit would read the user's signature.
-        traced.__name__ = traced.__qualname__ = name
-        self._found = found
-        self._jitted: Any = jax.jit(
+        traced.__name__ = traced.__qualname__ = self._name
+        return jax.jit(
             traced,
-            static_argnums=options.static_argnums,
-            static_argnames=options.static_argnames or None,
+            static_argnums=self._options.static_argnums,
+            static_argnames=self._options.static_argnames or None,
         )
 
     def of(self, args: tuple, kwargs: dict) -> Any:

@@ -30,7 +30,6 @@ class Program:
     """One jit object.
 
     Attributes:
-      jitted: takes the captured arrays first, if there are any.
       front: is called like `jitted`.
     """
 
@@ -47,15 +46,9 @@ class Program:
         # No functools.wraps: jit would read the user's signature and donate by keyword too.
         traced.__name__ = traced.__qualname__ = name
         static = tuple(first + number for number in options.static_argnums)
-        self.jitted: Any = jax.jit(
-            traced,
-            static_argnums=static,
-            static_argnames=options.static_argnames or None,
-            donate_argnums=tuple(first + number for number in options.donate_argnums),
-            donate_argnames=options.donate_argnames or None,
-            keep_unused=options.keep_unused,
-            compiler_options=options.compiler_options,
-        )
+        self._traced, self._options = traced, options
+        self._static = static
+        self._donated = tuple(first + number for number in options.donate_argnums)
         self.front = _compat.front(
             name,
             miss,
@@ -63,6 +56,20 @@ class Program:
             without_jit=lambda *args, **kwargs: programs.without_jit(*args[first:], **kwargs),
             static_argnums=static,
             static_argnames=options.static_argnames,
+        )
+
+    @functools.cached_property
+    def jitted(self) -> Any:
+        """Takes the captured arrays first, if there are any. Not made before it is needed."""
+        options = self._options
+        return jax.jit(
+            self._traced,
+            static_argnums=self._static,
+            static_argnames=options.static_argnames or None,
+            donate_argnums=self._donated,
+            donate_argnames=options.donate_argnames or None,
+            keep_unused=options.keep_unused,
+            compiler_options=options.compiler_options,
         )
 
 
@@ -89,9 +96,10 @@ class Programs:
         self.name, self.options = name, options
         self.trace, self.miss, self.without_jit = trace, miss, without_jit
         self._plain: dict[Hashable, Program] = {}
-        self._taking: weakref.WeakKeyDictionary[PlacedCaptures, dict[Hashable, Program]] = (
-            weakref.WeakKeyDictionary()
-        )
+
+    @functools.cached_property
+    def _taking(self) -> weakref.WeakKeyDictionary[PlacedCaptures, dict[Hashable, Program]]:
+        return weakref.WeakKeyDictionary()
 
     def of(self, placed: PlacedCaptures | None, variant: Hashable = None) -> Program:
         """The one that takes these captured arrays.

@@ -50,8 +50,8 @@ def late(x: jax.Array) -> jax.Array:
     return 4 * lax.psum(x.sum(), "i")
 
 
-def scaled(x: jax.Array, factor: float) -> jax.Array:
-    return lax.psum(x.sum() * factor, "i")
+def scaled(offset: float, x: jax.Array, factor: float, again: float) -> jax.Array:
+    return lax.psum(x.sum() * factor * again + offset, "i")
 
 
 def pmap_rows(arrays: str) -> dict[str, object]:
@@ -63,13 +63,15 @@ def pmap_rows(arrays: str) -> dict[str, object]:
         jax_dist.pmap(fun, "i", arrays=arrays)
         for fun in (one, two, of_shapes, of_branches, looked_at, late)
     )
-    static = jax_dist.pmap(scaled, "i", arrays=arrays, static_broadcasted_argnums=1)
+    static = jax_dist.pmap(scaled, "i", arrays=arrays, static_broadcasted_argnums=(0, 2, 3))
     found: dict[str, object] = {
         "another order": _outcome(second if rank else first, x),
         "then in order": [_outcome(first, x), _outcome(first, x), _outcome(second, x)],
         "shapes": _outcome(shaped, np.ones((local, 3 + rank), np.float32)),
         "a branch": _outcome(branched, x),
-        "static": _outcome(static, x, 2.0 + rank),
+        "static": _outcome(static, 0.0, x, 2.0 + rank, 1.0),
+        "the last static": _outcome(static, 0.0, x, 5.0, 7.0 + rank),
+        "same static": _outcome(static, 0.0, x, 2.0, 1.0),
     }
     if rank == 0:
         only = jax_dist.pmap(one, "i", devices=jax.local_devices())
@@ -136,8 +138,11 @@ def test_pmaps_are_agreed_upon(arrays):
     assert f"\n  * {differ}\n" in first["shapes"]
     differ = "collective 1: rank 0 has psum over i: float32[], rank 1 has pmax over i: float32[]"
     assert f"\n  * {differ}\n" in first["a branch"]
-    differ = "static argument 1: rank 0 has float 2.0, rank 1 has float 3.0"
+    differ = "static argument 2: rank 0 has float 2.0, rank 1 has float 3.0"
     assert f"\n  * {differ}\n" in first["static"]
+    differ = "static argument 3: rank 0 has float 7.0, rank 1 has float 8.0"
+    assert f"\n  * {differ}\n" in first["the last static"]
+    assert first["same static"] == [24.0, 24.0]
     assert first["lowered by one"] == [[36.0, 36.0], [36.0, 36.0]]
     assert first["late"].startswith("MissingRanksError: pmap of 'late' (test_agreed_")
     assert "waited 3 s in vain:\n  * rank 0 came\n  * rank 1 did not\n" in first["late"]

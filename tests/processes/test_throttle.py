@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 import jax_dist
+from jax_dist import _compat
 from jax_dist.mapping import throttle
 from jax_dist.testing import run_processes
 
@@ -98,6 +99,13 @@ def test_every_sixteenth_call_waits_where_jax_hangs(monkeypatch):
     results = [mapped(np.zeros(8)) for _ in range(49)]
 
     assert [id(result) for result in waited] == [id(results[n]) for n in (15, 31, 47)]
+
+
+def test_one_call_in_sixteen_waits_and_no_other():
+    """Were it each one, the numbers would be the same, and every loop as slow as its devices."""
+    waits = [next(throttle.turns) for _ in range(16 * 20)].count(True)
+
+    assert waits == (20 if _compat.CPU_HANGS_WHEN_FULL else 0)
 
 
 def test_a_single_device_waits_for_nobody(monkeypatch):
