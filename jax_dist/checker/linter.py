@@ -127,4 +127,4 @@ def _allowed(fix: Fix | None, needs: Version, target: Version | None) -> Fix | N
         return fix
     version = ".".join(map(str, needs))
     title = f"{fix.title} (needs jax {version})"
-    return Fix(title, Safety.DISPLAY, fix.edits, fix.imports, fix.definitions, fix.group)
+    return Fix(title, Safety.DISPLAY, fix.edits, fix.imports, fix.group)

@@ -62,6 +62,11 @@ class Source:
         """The file as it will be read once `code` is in the place of its code."""
         return dataclasses.replace(self, code=code, python=code)
 
+    def new_cell(self, offset: int) -> tuple[int, str] | None:
+        """Where a new cell below that of `offset` begins, and what begins it; None: no notebook."""
+        del offset
+        return None
+
 
 def read(path: str, data: bytes) -> Source:
     """Raises UnreadableError where the bytes are not what they say they are."""
