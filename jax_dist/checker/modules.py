@@ -5,12 +5,15 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from jax_dist.checker import order, parsing, scopes
 from jax_dist.checker.scopes import Binding, Scope
 from jax_dist.checker.sources import Source
 from jax_dist.checker.uses import PARTIAL, Uses
+
+if TYPE_CHECKING:
+    from jax_dist.checker.import_graph import ImportGraph
 
 Made = TypeVar("Made")
 
@@ -40,17 +43,25 @@ class Module:
       source: the text.
       name: the dotted name under which the project imports it; "" where that is not known.
       elsewhere: looks up names of other files of the project.
+      graph: gives the imports of the project; None where the file is judged alone.
 
     Raises:
       ParseError: where Python cannot parse it.
     """
 
-    def __init__(self, source: Source, name: str = "", elsewhere: Elsewhere = lambda _: None):
+    def __init__(
+        self,
+        source: Source,
+        name: str = "",
+        elsewhere: Elsewhere = lambda _: None,
+        graph: "Callable[[], ImportGraph | None]" = lambda: None,
+    ):
         self.source = source
         self.name = name
         self.tree = parsing.parse(source.python)
         self.scopes = scopes.build(self.tree)
         self._elsewhere = elsewhere
+        self._graph = graph
         self._meanings: dict[tuple[Scope, str], Meaning | None] = {}
         self._canonical: dict[str, Meaning] = {}
         self._made: dict[Callable[[Module], Any], Any] = {}
@@ -64,6 +75,11 @@ class Module:
     def drop(self) -> None:
         """Gives its memory back at once; nothing of it can be used any more."""
         self.__dict__.clear()  # what is kept for it holds it
+
+    @property
+    def graph(self) -> "ImportGraph | None":
+        """The imports of the project; None where the file is judged alone."""
+        return self._graph()
 
     # --- text
 

@@ -19,20 +19,23 @@ _RENAMES: tuple[Code, ...] = (
 # `x[0]` of what a mapped function gives; only what is fixed is spoken of.
 _FIRSTS: tuple[Code, ...] = ("JXD202", "JXD203")
 # Not JXD302: what this writes has a mesh of its own, and a mesh of the file may be meant so.
-_FOR_SHARD_MAP: tuple[Code, ...] = ("JXD301",)
+_IDIOMS: tuple[Code, ...] = ("JXD301",)
 
-CODES = frozenset(_RENAMES + _FIRSTS + _FOR_SHARD_MAP)  # all that is asked for
+CODES = frozenset(_RENAMES + _FIRSTS + _IDIOMS)  # all that is asked for
 
 
-def places(module: Module, target: Version | None, *, to_jax: bool) -> list[Place]:
+def places(
+    module: Module, target: Version | None, *, to_library: bool, idiomatic: bool
+) -> list[Place]:
     """The places of a file that rules find and mend.
 
     Args:
       module: the file.
       target: the oldest jax that the code must run on; None: the newest.
-      to_jax: whether pmap becomes shard_map, so that what holds there matters.
+      to_library: whether jax_dist is there, which has `unreplicate`.
+      idiomatic: whether slow idioms go too.
     """
-    unsafe = _FIRSTS + (_FOR_SHARD_MAP if to_jax else ())
+    unsafe = (_FIRSTS if to_library else ()) + (_IDIOMS if idiomatic else ())
     found: list[Place] = []
     for finding in linter.check_module(module, frozenset(_RENAMES + unsafe), target):
         fix = finding.fix if _is_wanted(finding.fix, finding.code, unsafe) else None

@@ -9,8 +9,8 @@ from jax_dist.checker import functions, origins, pmaps, scopes, stacking
 from jax_dist.checker.flow import Flow, Origin
 from jax_dist.checker.modules import Module
 from jax_dist.checker.stacking import Kind
-from jax_dist.migrating import neighbours, onward, privacy
-from jax_dist.migrating.onward import Kept, Lost
+from jax_dist.migrating import escapes
+from jax_dist.migrating.escapes import Kept, Lost
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -227,14 +227,16 @@ def _into(module: Module, call: ast.Call, node: ast.expr) -> Use | None:
     if (
         function is None
         or isinstance(function, ast.Lambda)
-        or not privacy.is_private(module, function)
+        or not escapes.is_private(module, function)
     ):
         return None
-    if not privacy.are_seen(module, function):
+    if not escapes.are_seen(module, function):
         return None
     for parameter in scopes.parameters(function.args):
         if functions.argument_of(module, call, function, parameter) is node:
-            return onward.from_binding(module, module.scopes.of[function], parameter.arg, parameter)
+            return escapes.from_binding(
+                module, module.scopes.of[function], parameter.arg, parameter
+            )
     return None
 
 
@@ -243,11 +245,11 @@ def _assigned(module: Module, flow: Flow, statement: ast.Assign, node: ast.expr)
     for target in statement.targets:
         match target:
             case ast.Name():
-                uses = [onward.from_target(module, target, statement)]
+                uses = [escapes.from_target(module, target, statement)]
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
                 if not _can_unpack(module, flow, node):
                     return Lost(f"line {node.lineno} unpacks it, and it may be an array")
-                uses = [onward.from_target(module, each, each) for each in parts]
+                uses = [escapes.from_target(module, each, each) for each in parts]
             case _:
                 return Lost(f"line {node.lineno} keeps it in {_short(module, target)}")
         for use_ in uses:
@@ -279,7 +281,7 @@ def _in_tuple(module: Module, display: Any, node: ast.expr) -> Use:
             return _returned(module, statement, position, size)
         case ast.Assign(targets=[ast.Tuple(elts=parts)]) if len(parts) == size:
             if not any(isinstance(each, ast.Starred) for each in (*parts, *display.elts)):
-                return onward.from_target(module, parts[position], parts[position])
+                return escapes.from_target(module, parts[position], parts[position])
     return Lost(f"line {node.lineno} puts it into a tuple or list")
 
 
@@ -290,12 +292,12 @@ def _returned(
     function: Any = module.function(statement)
     if function is None or isinstance(function, ast.Lambda):
         return Lost(f"line {statement.lineno} returns it")
-    calls = onward.callers(module, function)
+    calls = escapes.callers(module, function)
     if calls is None:
         return Lost(f"{function.name} returns it, and not all that call it are seen")
     user = (
-        neighbours.uses_result(module, function.name)
-        if privacy.is_known_outside(module, function)
+        escapes.user_of_result(module, function.name)
+        if escapes.is_known_outside(module, function)
         else ""
     )
     if user:
@@ -318,7 +320,7 @@ def _unpacked(module: Module, call: ast.Call, position: int, size: int) -> Kept 
     match module.parent(call):
         case ast.Assign(targets=[ast.Tuple(elts=parts)]) if len(parts) == size:
             if not any(isinstance(each, ast.Starred) for each in parts):
-                return onward.from_target(module, parts[position], parts[position])
+                return escapes.from_target(module, parts[position], parts[position])
         case ast.Expr():
             return Kept()
     return Lost(f"line {call.lineno} gets it in a tuple")

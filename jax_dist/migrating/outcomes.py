@@ -39,6 +39,14 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Helpers:
+    """The helper module that a file imports from."""
+
+    path: str  # absolute
+    names: frozenset[str]  # the functions that it must have
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FileMigration:
     """One file before and after; `after` is `before` where nothing was done."""
 
@@ -47,6 +55,8 @@ class FileMigration:
     after: bytes
     outcomes: tuple[Outcome, ...] = ()
     problem: str = ""  # why the file was left whole: it does not parse, say
+    helpers: Helpers | None = None
+    is_new: bool = False  # a helper module that was not there
 
     @property
     def changed(self) -> bool:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: 0BSD
 """What `jax.pmap` does, by `jax.jit` and `jax.shard_map`.
 
-Written by `jax-dist migrate`, and yours to keep and to change. `mapped` takes
-the arguments of `jax.pmap` and keeps its contract: each device runs the
-function on one slice of the arguments, and each of several processes gives and
-gets the slices of its own devices. It uses public names of JAX 0.8 or newer,
-and asks for devices when a mapped function is first called.
+`mapped` takes the arguments of `jax.pmap` and keeps its contract: each device
+runs the function on one slice of the arguments, and each of several processes
+gives and gets the slices of its own devices. It uses public names of JAX 0.8
+or newer, and asks for devices when a mapped function is first called.
 
 Where devices and layouts are known, plain JAX needs none of this:
 
@@ -21,6 +20,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
@@ -211,7 +211,7 @@ class _Program:
         return leaves, tree, mesh
 
     def checked(self, leaf: Any) -> Any:
-        if isinstance(leaf, jax.core.Tracer):
+        if isinstance(leaf, Tracer):
             raise NotImplementedError(
                 f"{self.name}, mapped over {self.processes} processes, is "
                 "called inside jit, grad or vmap, where a process has only "
@@ -338,7 +338,7 @@ def _sharding(mesh: Mesh, axis: Any) -> NamedSharding:
 
 
 def _is_committed(x: Any) -> bool:
-    is_tracer = isinstance(x, jax.core.Tracer)
+    is_tracer = isinstance(x, Tracer)
     return isinstance(x, jax.Array) and not is_tracer and x.committed
 
 
@@ -403,19 +403,72 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Any]) -> Any:
     if len(shards) != len(devices):
         raise ValueError(f"{len(shards)} shards for {len(devices)} devices")
     mesh = Mesh(list(devices), ("devices",))
+    sharding = NamedSharding(mesh, PartitionSpec("devices"))
 
     def put(*leaves: Any) -> jax.Array:
         rows = [
             jax.device_put(jax.numpy.expand_dims(leaf, 0), device)
             for leaf, device in zip(leaves, devices)
         ]
-        return jax.make_array_from_single_device_arrays(
-            (len(rows), *rows[0].shape[1:]), _sharding(mesh, 0), rows
-        )
+        shape = (len(rows), *rows[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, sharding, rows)
 
     return jax.tree.map(put, *shards)
 
 
-def device_put_replicated(tree: Any, devices: Sequence[Any]) -> Any:
+def device_put_replicated(x: Any, devices: Sequence[Any]) -> Any:
     """Stacks a copy for each device: `[...]` becomes `[devices, ...]`."""
-    return device_put_sharded([tree] * len(devices), devices)
+    return device_put_sharded([x] * len(devices), devices)
+
+
+def per_device(
+    fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0
+) -> Callable[..., Any]:
+    """`fun` for jax.shard_map: its blocks have the mapped axes, of size 1.
+
+    `in_axes` and `out_axes` are those of jax.pmap; None for what all devices
+    share.
+    """
+
+    def change(how: Callable[..., Any], axes: Any, tree: Any) -> Any:
+        def one(axis: int | None, part: Any) -> Any:
+            if axis is None:
+                return part
+            return jax.tree.map(lambda x: how(x, axis), part)
+
+        return jax.tree.map(one, axes, tree, is_leaf=lambda axis: axis is None)
+
+    @functools.wraps(fun)
+    def body(*args: Any) -> Any:
+        args = change(jax.numpy.squeeze, in_axes, args)
+        return change(jax.numpy.expand_dims, out_axes, fun(*args))
+
+    return body
+
+
+def replicated(tree: Any, devices: Sequence[Any] | None = None) -> Any:
+    """A whole copy of each leaf on every device, without an axis over them."""
+    mesh = Mesh(jax.devices() if devices is None else list(devices), ("i",))
+    sharding = NamedSharding(mesh, PartitionSpec())
+
+    def put(x: Any) -> jax.Array:
+        if isinstance(x, jax.Array) and x.is_fully_replicated:
+            x = x.addressable_data(0)  # the first copy counts, if they differ
+        x = jax.numpy.array(x, jax.numpy.result_type(x))  # `tree` is not to
+        return jax.device_put(x, sharding)  # be donated with it
+
+    return jax.tree.map(put, tree)
+
+
+def with_device_axis(tree: Any) -> Any:
+    """The copy of each device as a slice: `[...]` becomes `[devices, ...]`."""
+
+    def put(x: jax.Array) -> jax.Array:
+        shards = x.addressable_shards
+        mesh = Mesh([shard.device for shard in shards], ("devices",))
+        sharding = NamedSharding(mesh, PartitionSpec("devices"))
+        rows = [jax.numpy.expand_dims(shard.data, 0) for shard in shards]
+        shape = (len(rows), *x.shape)
+        return jax.make_array_from_single_device_arrays(shape, sharding, rows)
+
+    return jax.tree.map(put, tree)

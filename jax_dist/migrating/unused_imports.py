@@ -2,6 +2,8 @@
 
 import ast
 import os
+import re
+from collections.abc import Callable
 
 from jax_dist.checker import edits
 from jax_dist.checker.findings import Edit
@@ -16,6 +18,7 @@ def tidied(before: Module, after: Module) -> bytes:
     if os.path.basename(before.source.path) == "__init__.py":
         return after.source.code
     kept = _exported(after)
+    used = _used_elsewhere(before)
     made: list[Edit] = []
     for statement in after.tree.body:
         if not isinstance(statement, ast.Import | ast.ImportFrom):
@@ -24,11 +27,23 @@ def tidied(before: Module, after: Module) -> bytes:
             alias
             for alias in statement.names
             if (name := _bound(alias)) not in kept
+            and name != "jax"  # what a file is about stays
+            and alias.asname != alias.name  # `import a as a` says that it is for others
             and _reads(before, name)
             and not _reads(after, name)
+            and not used(name)
         ]
         made += _removals(after, statement, idle)
     return edits.apply(after.source.code, made)
+
+
+def _used_elsewhere(module: Module) -> Callable[[str], bool]:
+    """Whether another file imports a name from this one, or reads it as an attribute."""
+    graph = module.graph
+    path = os.path.abspath(module.source.path)
+    if graph is None:
+        return lambda name: False
+    return lambda name: not graph.is_whole or any(True for _ in graph.users(path, name))
 
 
 def _bound(alias: ast.alias) -> str:
@@ -43,9 +58,12 @@ def _reads(module: Module, name: str) -> bool:
 
 
 def _in_strings(module: Module, name: str) -> bool:
-    """Annotations may be strings: `x: "jax_utils.T"`."""
-    quoted = (f'"{name}.', f"'{name}.")
-    return any(text.encode() in module.source.code for text in quoted)
+    """Annotations may be strings, and examples in docstrings run: `x: "jax_utils.T"`."""
+    word = re.compile(rf"\b{re.escape(name)}\b")
+    return any(
+        isinstance(node, ast.Constant) and isinstance(node.value, str) and word.search(node.value)
+        for node in ast.walk(module.tree)
+    )
 
 
 def _exported(module: Module) -> set[str]:

@@ -1,0 +1,130 @@
+"""Files that are migrated together, and the helper modules that they need."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from jax_dist.checker import edits, linter
+from jax_dist.checker.examining import load
+from jax_dist.checker.sources import UnreadableError
+from jax_dist.migrating import by_rules, files, helper_text
+from jax_dist.migrating.context import Context
+from jax_dist.migrating.files import Options
+from jax_dist.migrating.outcomes import FileMigration
+
+Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
+
+# A file that holds none of these has no place to migrate, except for renamed functions.
+_WORDS = (b"pmap", b"replicate", b"device_put_")
+
+
+def migrate(
+    paths: Sequence[str],
+    options: Options,
+    *,
+    helpers: str = "",
+    progress: Progress = lambda done, total: None,
+) -> tuple[list[FileMigration], Context]:
+    """Migrates files together; nothing is written.
+
+    Args:
+      paths: the files. A name that one of them defines and another uses is migrated in both.
+      options: what is asked for.
+      helpers: the path of the module for all helpers; "" where each package has its own.
+      progress: is told how far it is.
+
+    Returns:
+      The files with something to migrate, and those that could not be read, in the order given;
+      then the helper modules. And the projects, for what a report says of them.
+    """
+    context = Context.of(paths, helpers)
+    found: dict[str, FileMigration] = {}
+    # Files outside of a package may import the module that those within it have asked for.
+    for number, path in enumerate(
+        sorted(paths, key=lambda each: not _is_in_package(context, each))
+    ):
+        migrated = _of_path(path, context, options)
+        if migrated is not None:
+            found[path] = migrated
+            if migrated.helpers is not None and context.homes.is_in_package(path):
+                context.homes.migrated.add(migrated.helpers.path)
+        progress(number + 1, len(paths))
+    return [
+        *(found[path] for path in paths if path in found),
+        *_modules([*found.values()]),
+    ], context
+
+
+def of_text(path: str, data: bytes, context: Context, options: Options) -> FileMigration | None:
+    """One file; None where there is nothing to do in it, and nothing to say of it.
+
+    A fault of ours stays in its file: the file is left whole, and says so.
+    """
+    if not wanted(data):
+        return None
+    try:
+        found = files.migrate(load(path, data), context, options)
+    except UnreadableError as error:
+        return FileMigration(path, data, data, problem=str(error))
+    except Exception as error:  # noqa: BLE001 - other files must not suffer
+        problem = f"jax-dist failed on it ({type(error).__name__}: {error}); please report this"
+        return FileMigration(path, data, data, problem=problem)
+    return found if found.outcomes or found.problem or found.changed else None
+
+
+def wanted(data: bytes) -> bool:
+    """Whether a file may have something to migrate, by its bytes; False is certain."""
+    if any(word in data for word in _WORDS):
+        return True
+    return linter.wanted(data, by_rules.CODES)
+
+
+def _is_in_package(context: Context, path: str) -> bool:
+    return context.homes.is_in_package(os.path.abspath(path))
+
+
+def _of_path(path: str, context: Context, options: Options) -> FileMigration | None:
+    try:
+        with open(path, "rb") as file:
+            return of_text(path, file.read(), context, options)
+    except OSError as error:
+        return FileMigration(
+            path, b"", b"", problem=f"it cannot be read: {error.strerror or error}"
+        )
+
+
+# --- helper modules
+
+
+def _modules(found: Sequence[FileMigration]) -> Iterator[FileMigration]:
+    """The helper modules: new ones, and those that must have more than they have."""
+    wanted: dict[str, set[str]] = {}
+    indents: dict[str, str] = {}
+    for migrated in found:
+        if migrated.helpers is not None:
+            path = migrated.helpers.path
+            wanted.setdefault(path, set()).update(migrated.helpers.names)
+            text = migrated.after.decode("utf-8", "replace")
+            indents.setdefault(path, edits.indentation_of(text))
+    for path, names in sorted(wanted.items()):
+        yield _module(path, names, indents[path])
+
+
+def _module(path: str, names: set[str], unit: str) -> FileMigration:
+    shown = os.path.relpath(path)
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            present = file.read()
+    except FileNotFoundError:
+        return FileMigration(shown, b"", helper_text.module(names, unit).encode(), is_new=True)
+    except (OSError, ValueError) as error:
+        return FileMigration(shown, b"", b"", problem=f"the helper module cannot be read: {error}")
+    before = present.encode()
+    known = helper_text.present_in(present)
+    if helper_text.is_unchanged(present):
+        return FileMigration(shown, before, helper_text.module(names | known, unit).encode())
+    missing = ", ".join(sorted(names - known))
+    if missing:
+        problem = f"it was changed by hand, and lacks {missing}: delete it, then migrate again"
+        return FileMigration(shown, before, before, problem=problem)
+    return FileMigration(shown, before, before)

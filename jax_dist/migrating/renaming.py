@@ -1,0 +1,186 @@
+"""`jax.pmap` under a new name: `jax_dist.pmap`, or `mapped` of the file's helpers.
+
+Both take what pmap takes and give what it gives, so only the name changes, in whatever form it is
+used. A bare `jax.jit` around it goes, for inside a jit neither could place its arguments.
+"""
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+
+from jax_dist.checker import bare_jits, pmaps
+from jax_dist.checker.findings import Edit, Fix, Safety
+from jax_dist.checker.modules import Module
+from jax_dist.checker.pmaps import Site
+from jax_dist.migrating.names import Namer
+from jax_dist.migrating.outcomes import Left
+
+
+def fix(module: Module, site: Site, namer: Namer) -> Fix | None:
+    """The fix of one reference to `jax.pmap`; None where another place's fix does it.
+
+    Args:
+      module: the file.
+      site: one of `pmaps.sites(module)`.
+      namer: says how the new name is written.
+
+    Raises:
+      Left: the name cannot be changed there.
+    """
+    if is_identity(module, site):
+        raise Left(
+            "pmap is compared, or asked about itself, so another function would answer differently",
+            "Decide by hand which of the two functions is meant.",
+        )
+    imported = _import_of(module, site.reference)
+    if imported is None:
+        return None
+    unjitted = bare_jits.without(module, site)
+    if isinstance(imported, ast.alias) and not _stays(module, imported):
+        # `from jax import pmap`: the name stays, and comes from elsewhere.
+        line = namer.import_as(imported.asname or imported.name)
+        if line is not None:
+            made = (*_import_edits(module, imported, line), *unjitted)
+            return Fix(f"import pmap from {namer.source}", Safety.SAFE, made)
+    name = namer.named(module, "pmap", site.reference)
+    made = (Edit(*module.span(site.reference), name.text), *name.edits, *unjitted)
+    return Fix(f"use {namer.title}", Safety.SAFE, tuple(sorted(made)), name.imports)
+
+
+def handed_on(module: Module) -> Iterator[ast.alias]:
+    """`from jax import pmap` in a file that does not use the name itself."""
+    scope = module.scopes.module
+    for name, bindings in scope.bindings.items():
+        for binding in bindings:
+            is_pmap = binding.kind == "import" and binding.target in pmaps.PMAP
+            if is_pmap and isinstance(binding.node, ast.alias) and not module.reads(scope, name):
+                yield binding.node
+
+
+def fix_of_import(module: Module, alias: ast.alias, namer: Namer) -> Fix:
+    """The fix of `from jax import pmap` itself. Raises Left."""
+    line = namer.import_as(alias.asname or alias.name)
+    if line is None:
+        raise Left(
+            "other files get pmap from this one, which has its helpers inside",
+            "Import pmap in the files that use it, then migrate again.",
+        )
+    edits = tuple(_import_edits(module, alias, line))
+    return Fix(f"import pmap from {namer.source}", Safety.SAFE, edits)
+
+
+def said(module: Module, site: Site) -> str:
+    """What is told of a place beyond that it is migrated."""
+    if not bare_jits.without(module, site):
+        return ""
+    donates = any(name.startswith("donate") for name in site.arguments)
+    return "the jit around it goes" + ("; what it donates is donated now" if donates else "")
+
+
+def is_identity(module: Module, site: Site) -> bool:
+    """Whether what matters is which function this is, and not what it does."""
+    if site.form != "value":
+        return _is_asked_for_its_type(module, site)
+    inner: ast.AST = site.node
+    for around in module.ancestors(site.node):
+        match around:
+            case ast.Compare():
+                return True
+            case ast.Call(func=ast.Name(id="isinstance" | "type" | "hasattr" | "getattr" | "id")):
+                return True
+            case ast.Call(func=function) if module.qualified_name(function) in _ABOUT:
+                return True
+            case ast.Attribute(attr=name) if around.value is inner and name.startswith("__"):
+                return True
+            case ast.stmt():
+                return False
+        inner = around
+    return False
+
+
+def _is_asked_for_its_type(module: Module, site: Site) -> bool:
+    """`type(jax.pmap(f))`: what takes pmap's place gives objects of another type."""
+    call = module.parent(site.node)
+    return (
+        site.form == "call"
+        and isinstance(call, ast.Call)
+        and (module.text(call.func) == "type" and call.args == [site.node])
+    )
+
+
+_ABOUT = {"functools.wraps", "functools.update_wrapper", "inspect.signature", "inspect.getdoc"}
+
+
+def may_be_compared(site: Site) -> bool:
+    """Whether the function itself goes on from there, so that it may meet a comparison."""
+    return site.form in ("value", "alias")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """A place of a project that asks whether a function is `jax.pmap`."""
+
+    path: str
+    line: int
+
+
+def comparisons(module: Module) -> Iterator[int]:
+    """The lines of a file that compare `jax.pmap`, by any name, with something."""
+    for site in pmaps.sites(module):
+        if site.form == "value" and any(
+            isinstance(each, ast.Compare) for each in _within_statement(module, site.node)
+        ):
+            yield site.reference.lineno  # type: ignore[attr-defined] # an expression
+
+
+def _within_statement(module: Module, node: ast.AST) -> Iterator[ast.AST]:
+    for around in module.ancestors(node):
+        if isinstance(around, ast.stmt):
+            return
+        yield around
+
+
+def _import_of(module: Module, reference: ast.expr) -> ast.alias | ast.expr | None:
+    """The alias of `from jax import pmap`; `jax` of `jax.pmap`; None where pmap has an alias."""
+    if isinstance(reference, ast.Attribute):
+        home = module.qualified_name(reference.value) or ""
+        return reference.value if home.partition(".")[0] == "jax" else None
+    if not isinstance(reference, ast.Name):
+        return None
+    found = module.scope(reference).lookup(reference.id)
+    if found is None or len(found[1]) != 1:
+        return None
+    binding = found[1][0]
+    is_direct = binding.kind == "import" and binding.target in pmaps.PMAP
+    return binding.node if is_direct and isinstance(binding.node, ast.alias) else None
+
+
+def _stays(module: Module, alias: ast.alias) -> bool:
+    """Whether some use of the imported name must keep its meaning."""
+    return any(
+        is_identity(module, site)
+        for site in pmaps.sites(module)
+        if _import_of(module, site.reference) is alias
+    )
+
+
+def _import_edits(module: Module, alias: ast.alias, new: str) -> tuple[Edit, ...]:
+    """`from jax import a, pmap` becomes `from jax import a`, and below it the new import."""
+    statement = module.statement(alias)
+    assert isinstance(statement, ast.ImportFrom)
+    start, end = module.span(statement)
+    line = module.source.line_text(start)
+    indent = line[: len(line) - len(line.lstrip())]
+    if len(statement.names) == 1:
+        return (Edit(start, end, new),)
+    return (*_taken_out(module, statement, alias), Edit(end, end, f"\n{indent}{new}"))
+
+
+def _taken_out(module: Module, statement: ast.ImportFrom, alias: ast.alias) -> Iterator[Edit]:
+    """The alias with the comma that belongs to it."""
+    names = statement.names
+    position = names.index(alias)
+    if position + 1 < len(names):
+        yield Edit(module.span(alias)[0], module.span(names[position + 1])[0], "")
+    else:
+        yield Edit(module.span(names[position - 1])[1], module.span(alias)[1], "")
