@@ -9,7 +9,9 @@ import ast
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from jax_dist.checker import discovery, parsing, sources
 from jax_dist.checker.patterns import Patterns
@@ -30,11 +32,21 @@ class Imported:
     is_relative: bool
 
 
+_Import: TypeAlias = tuple[int, str, tuple[str, ...]]  # level, module, names; (): import module
+
+# Also in docstrings, where they do no harm.
+_IMPORT = re.compile(
+    rb"(?:^|[;:])[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import\b[ \t]*"
+    rb"(\([^)]*\)|(?:[^\n\\#;]|\\\r?\n)*)|import[ \t]+((?:[^\n\\#;]|\\\r?\n)*))",
+    re.MULTILINE,
+)
+_COMMENT = re.compile(rb"#[^\n]*")
+
+
 @dataclasses.dataclass(frozen=True)
 class _Facts:
-    """What the text of one file says."""
+    """What else the text of a file says of names."""
 
-    imports: tuple[tuple[int, str, tuple[str, ...]], ...]  # level, module, names; (): import module
     attributes: frozenset[str]  # that are read of anything
     words: frozenset[str]  # in strings
     used_results: frozenset[str]  # names that are called, and something is done with the result
@@ -56,6 +68,7 @@ class ImportGraph:
         self._paths = tuple(map(os.path.abspath, paths))
         self._find = find
         self._facts: dict[str, _Facts | None] = {}
+        self._imports: dict[str, list[_Import]] = {}
 
     @functools.cached_property
     def roots(self) -> tuple[str, ...]:
@@ -153,8 +166,7 @@ class ImportGraph:
 
     def imports_of(self, path: str) -> Iterator[tuple[str, str, bool]]:
         """`(module, path, is_relative)` of each import that leads to a file of the project."""
-        facts = self._facts_of(path)
-        for level, module, names in facts.imports if facts is not None else ():
+        for level, module, names in self._imports_in(path):
             for name in names or ("",):
                 target = self._target(path, level, module, name)
                 if target is not None:
@@ -164,10 +176,9 @@ class ImportGraph:
         return {target for _, target, _ in self.imports_of(path) if target in self.files}
 
     def _taken(self, by: str, path: str) -> Imported | None:
-        facts = self._facts_of(by)
         names: set[str] = set()
         is_star = is_module = is_relative = False
-        for level, module, imported in facts.imports if facts is not None else ():
+        for level, module, imported in self._imports_in(by):
             for name in imported or ("",):
                 target = self._target(by, level, module, name)
                 if target != path:
@@ -198,6 +209,11 @@ class ImportGraph:
             if within is not None:
                 return within
         return self._find(module, folder)
+
+    def _imports_in(self, path: str) -> list[_Import]:
+        if path not in self._imports:
+            self._imports[path] = list(_imports(_code(path, self.files.get(path, b""))))
+        return self._imports[path]
 
     def _facts_of(self, path: str) -> _Facts | None:
         if path not in self._facts:
@@ -236,37 +252,57 @@ def project_root(path: str) -> str:
     return package if folder == package else ""
 
 
-def _source(path: str, data: bytes) -> sources.Source:
-    if path.endswith(".ipynb"):
-        from jax_dist.checker import notebooks  # only here: most projects have none
+def _code(path: str, data: bytes) -> bytes:
+    """The Python of a file; none where it cannot be read."""
+    try:
+        if path.endswith(".ipynb"):
+            from jax_dist.checker import notebooks  # only here: most projects have none
 
-        return notebooks.read_notebook(path, data)
-    return sources.read(path, data)
+            return notebooks.read_notebook(path, data).python
+        return sources.read(path, data).python
+    except UnreadableError:
+        return b""
+
+
+def _imports(code: bytes) -> Iterator[_Import]:
+    """Without parsing: a project has many more files than matter."""
+    for found in _IMPORT.finditer(code):
+        home, names, modules = found.groups()
+        listed = _names(names or modules or b"")
+        if home is not None:
+            name = home.decode().lstrip(".")
+            yield len(home) - len(name.encode()), name, tuple(listed)
+        else:
+            yield from ((0, each, ()) for each in listed)
+
+
+def _names(text: bytes) -> Iterator[str]:
+    text = _COMMENT.sub(b"", text).strip(b"()").replace(b"\\", b" ")
+    for part in text.split(b","):
+        words = part.split()
+        if words:
+            yield words[0].decode("utf-8", "replace")
 
 
 def _read(path: str, data: bytes) -> _Facts | None:
     """None where Python cannot parse it."""
     try:
-        tree = parsing.parse(_source(path, data).python)
-    except (UnreadableError, parsing.ParseError):
+        tree = parsing.parse(_code(path, data))
+    except parsing.ParseError:
         return None
-    imports: list[tuple[int, str, tuple[str, ...]]] = []
     attributes: set[str] = set()
     words: set[str] = set()
     used: set[str] = set()
-    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    alone: set[int] = set()
+    for node in ast.walk(tree):  # what is around comes before what is inside
         match node:
-            case ast.Import():
-                imports += ((0, alias.name, ()) for alias in node.names)
-            case ast.ImportFrom():
-                names = tuple(alias.name for alias in node.names)
-                imports.append((node.level, node.module or "", names))
             case ast.Attribute(attr=name):
                 attributes.add(name)
             case ast.Constant(value=str() as text) if text.isidentifier():
                 words.add(text)
+            case ast.Expr(value=value):
+                alone.add(id(value))
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
                 if id(node) not in alone:
                     used.add(name)
-    return _Facts(tuple(imports), frozenset(attributes), frozenset(words), frozenset(used))
+    return _Facts(frozenset(attributes), frozenset(words), frozenset(used))

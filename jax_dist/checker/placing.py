@@ -68,23 +68,40 @@ def _edited(source: Source, edit: Edit) -> Source:
     return source.edited(edits.apply(source.code, [edit], edits.newline_of(source.code)))
 
 
+def names_above(source: Source) -> set[str]:
+    """What a file has surely bound above the place of `with_block`."""
+    tree = parsing.parse(source.python)
+    head = _run(tree) or _preamble(tree)
+    last = head[-1].lineno if head else 0
+    return {
+        alias.asname or alias.name.partition(".")[0]
+        for statement in tree.body
+        if isinstance(statement, _IMPORTS) and statement.lineno <= last
+        for alias in statement.names
+    }
+
+
 def anchor(tree: ast.Module) -> ast.stmt | None:
     """The statement of the module's level that first binds jax or flax; else the first import *.
 
-    It may be a whole `try` or `if` with such an import in it.
+    It may be a whole `try` with such an import in it; an `if` only where nothing else is.
     """
+    sure: list[ast.stmt] = []
+    maybe: list[ast.stmt] = []
     stars: list[ast.stmt] = []
     for statement in tree.body:
         for node in _imports_in(statement):
             if any(name.partition(".")[0] in _HOSTS for name in _imported(node)):
-                return statement
-            if any(alias.name == "*" for alias in node.names):
+                (maybe if isinstance(statement, ast.If) else sure).append(statement)
+            elif any(alias.name == "*" for alias in node.names):
                 stars.append(statement)
-    return stars[0] if stars else None
+    return next(iter((*sure, *maybe, *stars)), None)
 
 
 def _imports_in(statement: ast.stmt) -> Iterable[ast.Import | ast.ImportFrom]:
-    """Those that run with the module: not those inside functions."""
+    """Those that run with the module: not those inside functions, or for type checkers only."""
+    if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+        return
     waiting: list[ast.AST] = [statement]
     while waiting:
         node = waiting.pop(0)

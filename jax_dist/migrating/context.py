@@ -49,17 +49,22 @@ class Context:
         return process_signs.first_sign(self.graph)
 
     def comparison(self, module: Module) -> tuple[str, int] | None:
-        """A place that may meet a function of this file and ask whether it is jax.pmap."""
+        """A place that may meet a function of this file, and asks whether it is jax.pmap.
+
+        Not those where all that they may meet is migrated together: in files of this run that no
+        other file imports, such as tests.
+        """
         path = os.path.abspath(module.source.path)
-        for line in renaming.comparisons(module):
-            return path, line
-        for other, line in self._comparisons:
-            if other != path and self.graph.are_connected(path, other):
-                return other, line
+        for other, line in (*((path, each) for each in renaming.comparisons(module)), *self._all):
+            if other == path or self.graph.are_connected(path, other):
+                is_here = self.among is not None and {path, other} <= self.among
+                if not is_here or self.graph.importers(other):
+                    return other, line
         return None
 
     @functools.cached_property
-    def _comparisons(self) -> list[tuple[str, int]]:
+    def _all(self) -> list[tuple[str, int]]:
+        """All places of the projects that compare jax.pmap with something."""
         found: list[tuple[str, int]] = []
         for path, data in self.graph.files.items():
             if b"pmap" not in data or not (b" is " in data or b"==" in data or b" in " in data):

@@ -125,8 +125,9 @@ class _File:
 
     def _finished(self, module: Module) -> bytes:
         source = module.source
-        if module is not self._first:
-            source = source.edited(unused_imports.tidied(self._first, module))
+        if module is self._first:
+            return source.written(source.code)
+        source = source.edited(unused_imports.tidied(self._first, module))
         if self._helpers is not None:
             source = self._with_helpers(source, self._helpers)
         self._check_order(source)
@@ -134,18 +135,18 @@ class _File:
 
     def _with_helpers(self, source: Source, helpers: HelperNames) -> Source:
         """The file with the helpers inside, where that is their home."""
-        module = self._context.project.module(source)
         home = helpers.home
         if not home.is_inside:
-            names = home.imported_by(module.tree)
+            names = home.imported_by(parsing.parse(source.python))
             self.helpers = Helpers(home.path, names) if names else None
             return source
+        module = self._context.project.module(source)
         scope = module.scopes.module
         loads = {name for each in module.scopes.all for name in each.loads}
         missing = {name for name in helpers.used if name in loads and name not in scope.bindings}
         if not missing:
             return source
-        text = helper_text.block(missing, self._style.unit, scope.bindings)
+        text = helper_text.block(missing, self._style.unit, placing.names_above(source))
         return placing.with_block(source, text)
 
     def _check_order(self, source: Source) -> None:
@@ -232,12 +233,13 @@ class _File:
 
     def _check_comparisons(self, module: Module, site: pmaps.Site) -> None:
         """What may meet `f is jax.pmap` keeps its identity."""
-        found = self._context.comparison(module) if renaming.may_be_compared(site) else None
+        goes_on = renaming.may_be_compared(module, site)
+        found = self._context.comparison(module) if goes_on else None
         if found is not None:
             path, line = found
             raise Left(
-                "pmap goes on as a value, and the project compares values with jax.pmap",
-                "Rename it in both places by hand.",
+                "pmap goes on as a value, and a comparison with jax.pmap may meet it",
+                "Rename it in all such places by hand.",
                 f"{os.path.relpath(path)}:{line}",
             )
 

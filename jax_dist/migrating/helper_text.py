@@ -15,7 +15,7 @@ from pathlib import Path
 import jax_dist
 
 _SOURCE = Path(__file__).with_name("vendored") / "mapped.py"
-_LICENCE = "# SPDX-License-Identifier: 0BSD"
+LICENCE = "# SPDX-License-Identifier: 0BSD"
 _HEADING = re.compile(r"(?m)^# By jax-dist migrate \S+, ([0-9a-f]{12})\. Yours to keep\.$")
 _WITHOUT_MAPPED = '"""Functions that JAX no longer has, by public names of JAX 0.8 or newer."""'
 
@@ -35,7 +35,7 @@ def module(names: Collection[str], unit: str = "    ") -> str:
     docstring = _docstring() if "mapped" in names else _WITHOUT_MAPPED
     body = f"{docstring}\n\n{_imports(names)}\n\n\n{_definitions(names)}\n"
     body = _indented(body, unit)
-    return f"{_LICENCE}\n{_heading(body)}\n{body}"
+    return f"{LICENCE}\n{_heading(body)}\n{body}"
 
 
 def block(names: Collection[str], unit: str = "    ", bound: Collection[str] = ()) -> str:
@@ -47,7 +47,7 @@ def block(names: Collection[str], unit: str = "    ", bound: Collection[str] = (
       bound: names that the file has already, and by the same meaning.
     """
     body = f"{_imports(names, bound)}\n\n\n{_definitions(names, bound)}"
-    return f"{_LICENCE}\n{_heading(body)}\n{_indented(body.strip(), unit)}"
+    return f"{LICENCE}\n{_heading(body)}\n{_indented(body.strip(), unit)}"
 
 
 def bound_names(names: Collection[str]) -> dict[str, str]:

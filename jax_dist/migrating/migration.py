@@ -38,30 +38,38 @@ def migrate(
       then the helper modules. And the projects, for what a report says of them.
     """
     context = Context.of(paths, helpers)
+    held: dict[str, bytes] = {}
     found: dict[str, FileMigration] = {}
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError as error:
+            problem = f"it cannot be read: {error.strerror or error}"
+            found[path] = FileMigration(path, b"", b"", problem=problem)
+        else:
+            if wanted(data):
+                held[path] = data
+    done = len(paths) - len(held)
     # Files outside of a package may import the module that those within it have asked for.
-    for number, path in enumerate(
-        sorted(paths, key=lambda each: not _is_in_package(context, each))
-    ):
-        migrated = _of_path(path, context, options)
+    inside = {path for path in held if context.homes.is_in_package(path)}
+    for path in sorted(held, key=lambda path: path not in inside):
+        migrated = of_text(path, held[path], context, options)
         if migrated is not None:
             found[path] = migrated
-            if migrated.helpers is not None and context.homes.is_in_package(path):
+            if migrated.helpers is not None and path in inside:
                 context.homes.migrated.add(migrated.helpers.path)
-        progress(number + 1, len(paths))
-    return [
-        *(found[path] for path in paths if path in found),
-        *_modules([*found.values()]),
-    ], context
+        done += 1
+        progress(done, len(paths))
+    in_order = [found[path] for path in paths if path in found]
+    return [*in_order, *_modules(in_order)], context
 
 
 def of_text(path: str, data: bytes, context: Context, options: Options) -> FileMigration | None:
     """One file; None where there is nothing to do in it, and nothing to say of it.
 
-    A fault of ours stays in its file: the file is left whole, and says so.
+    It need not be `wanted`. A fault of ours stays in its file: the file is left whole, and says so.
     """
-    if not wanted(data):
-        return None
     try:
         found = files.migrate(load(path, data), context, options)
     except UnreadableError as error:
@@ -77,20 +85,6 @@ def wanted(data: bytes) -> bool:
     if any(word in data for word in _WORDS):
         return True
     return linter.wanted(data, by_rules.CODES)
-
-
-def _is_in_package(context: Context, path: str) -> bool:
-    return context.homes.is_in_package(os.path.abspath(path))
-
-
-def _of_path(path: str, context: Context, options: Options) -> FileMigration | None:
-    try:
-        with open(path, "rb") as file:
-            return of_text(path, file.read(), context, options)
-    except OSError as error:
-        return FileMigration(
-            path, b"", b"", problem=f"it cannot be read: {error.strerror or error}"
-        )
 
 
 # --- helper modules

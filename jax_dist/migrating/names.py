@@ -81,7 +81,8 @@ class HelperNames:
         return f"from {self.home.module} import mapped{alias}"
 
     def _inside(self, module: Module, function: str, at: ast.AST) -> Name:
-        if placing.anchor(module.tree) is None or import_within(module, at) is not None:
+        anchor = placing.anchor(module.tree)
+        if not isinstance(anchor, ast.Import | ast.ImportFrom):
             raise Left(
                 "the file imports jax inside of a function or block, and has no place for helpers",
                 "Give the path of a module for them: --helpers PATH.",
@@ -181,8 +182,11 @@ def import_within(module: Module, at: ast.AST) -> ast.stmt | None:
     nodes = [binding.node for binding in found[1] if binding.kind == "import"] if found else []
     if not nodes:
         return None
-    statement = min((module.statement(each) for each in nodes), key=lambda each: each.lineno)
-    for around in module.ancestors(statement):
+    statements = sorted(map(module.statement, nodes), key=lambda each: each.lineno)
+    plain = any(module.parent(each) is module.tree for each in statements)
+    if plain:
+        return None
+    for around in module.ancestors(statements[0]):
         if isinstance(around, ast.If) and "TYPE_CHECKING" in module.text(around.test):
             raise Left("jax is imported for type checkers only")
-    return None if module.parent(statement) is module.tree else statement
+    return statements[0]

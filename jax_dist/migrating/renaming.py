@@ -5,7 +5,6 @@ used. A bare `jax.jit` around it goes, for inside a jit neither could place its 
 """
 
 import ast
-import dataclasses
 from collections.abc import Iterator
 
 from jax_dist.checker import bare_jits, pmaps
@@ -27,9 +26,9 @@ def fix(module: Module, site: Site, namer: Namer) -> Fix | None:
     Raises:
       Left: the name cannot be changed there.
     """
-    if is_identity(module, site):
+    if is_asked_about(module, site):
         raise Left(
-            "pmap is compared, or asked about itself, so another function would answer differently",
+            "pmap is asked about itself, and another function would answer differently",
             "Decide by hand which of the two functions is meant.",
         )
     imported = _import_of(module, site.reference)
@@ -77,59 +76,44 @@ def said(module: Module, site: Site) -> str:
     return "the jit around it goes" + ("; what it donates is donated now" if donates else "")
 
 
-def is_identity(module: Module, site: Site) -> bool:
-    """Whether what matters is which function this is, and not what it does."""
+def is_asked_about(module: Module, site: Site) -> bool:
+    """Whether it matters which function this is, beyond that it is equal to itself."""
     if site.form != "value":
-        return _is_asked_for_its_type(module, site)
+        call = module.parent(site.node)  # `type(jax.pmap(f))`: the type of what is given differs
+        is_type = isinstance(call, ast.Call) and module.text(call.func) == "type"
+        return is_type and site.form == "call"
     inner: ast.AST = site.node
-    for around in module.ancestors(site.node):
+    for around in _within_statement(module, site.node):
         match around:
-            case ast.Compare():
-                return True
             case ast.Call(func=ast.Name(id="isinstance" | "type" | "hasattr" | "getattr" | "id")):
                 return True
             case ast.Call(func=function) if module.qualified_name(function) in _ABOUT:
                 return True
             case ast.Attribute(attr=name) if around.value is inner and name.startswith("__"):
                 return True
-            case ast.stmt():
-                return False
         inner = around
     return False
-
-
-def _is_asked_for_its_type(module: Module, site: Site) -> bool:
-    """`type(jax.pmap(f))`: what takes pmap's place gives objects of another type."""
-    call = module.parent(site.node)
-    return (
-        site.form == "call"
-        and isinstance(call, ast.Call)
-        and (module.text(call.func) == "type" and call.args == [site.node])
-    )
 
 
 _ABOUT = {"functools.wraps", "functools.update_wrapper", "inspect.signature", "inspect.getdoc"}
 
 
-def may_be_compared(site: Site) -> bool:
+def is_compared(module: Module, site: Site) -> bool:
+    """`f is jax.pmap`, `f in (jax.jit, jax.pmap)`."""
+    return site.form == "value" and any(
+        isinstance(each, ast.Compare) for each in _within_statement(module, site.node)
+    )
+
+
+def may_be_compared(module: Module, site: Site) -> bool:
     """Whether the function itself goes on from there, so that it may meet a comparison."""
-    return site.form in ("value", "alias")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Comparison:
-    """A place of a project that asks whether a function is `jax.pmap`."""
-
-    path: str
-    line: int
+    return site.form in ("value", "alias") or is_compared(module, site)
 
 
 def comparisons(module: Module) -> Iterator[int]:
     """The lines of a file that compare `jax.pmap`, by any name, with something."""
     for site in pmaps.sites(module):
-        if site.form == "value" and any(
-            isinstance(each, ast.Compare) for each in _within_statement(module, site.node)
-        ):
+        if is_compared(module, site):
             yield site.reference.lineno  # type: ignore[attr-defined] # an expression
 
 
@@ -158,7 +142,7 @@ def _import_of(module: Module, reference: ast.expr) -> ast.alias | ast.expr | No
 def _stays(module: Module, alias: ast.alias) -> bool:
     """Whether some use of the imported name must keep its meaning."""
     return any(
-        is_identity(module, site)
+        is_asked_about(module, site)
         for site in pmaps.sites(module)
         if _import_of(module, site.reference) is alias
     )
