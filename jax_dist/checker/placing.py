@@ -31,17 +31,43 @@ def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
     source = module.source
     made = [edit for fix in fixes for edit in fix.edits]
     source = source.edited(edits.apply(source.code, made, edits.newline_of(source.code)))
-    for line in dict.fromkeys(line for fix in fixes for line in fix.imports):
-        source = with_import(source, line)  # one by one: each may stand beside the one before
+    lines = dict.fromkeys(line for fix in fixes for line in fix.imports)
+    # One by one, for each may stand beside the one before; those of the project last.
+    for line in sorted(lines, key=lambda line: line.split()[1].partition(".")[0] not in KNOWN):
+        source = with_import(source, line)
     return source.code
 
 
 def with_import(source: Source, line: str) -> Source:
     """A file with one import more; the same file where it has it."""
     tree = parsing.parse(source.python)
-    if line in {ast.unparse(node) for node in tree.body if isinstance(node, _IMPORTS)}:
-        return source
+    wanted = ast.parse(line).body[0]
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and isinstance(wanted, ast.ImportFrom):
+            edit = _joined(source, node, wanted)
+            if edit is not None:
+                return _edited(source, edit)
+        elif isinstance(node, _IMPORTS) and ast.unparse(node) == line:
+            return source
     return _edited(source, _import_edit(source.path, source.code, tree, line))
+
+
+def _joined(source: Source, node: ast.ImportFrom, wanted: ast.ImportFrom) -> Edit | None:
+    """`from a import b` takes one name more, where it is a statement of one plain line."""
+    if (node.level, node.module) != (wanted.level, wanted.module) or node.col_offset:
+        return None
+    names = [ast.unparse(each) for each in node.names]
+    new = [name for each in wanted.names if (name := ast.unparse(each)) not in names]
+    line = _line_start(source.code, node.lineno)
+    if not new:
+        return Edit(line, line, "")
+    start, end = line, line + (node.end_col_offset or 0)
+    text = source.code[start:end].decode()
+    home = f"from {'.' * node.level}{node.module or ''} import"
+    is_ours = text == f"{home} {', '.join(names)}" and len(text) < 60
+    if not is_ours or node.end_lineno != node.lineno or (node.module or "").startswith("jax."):
+        return None
+    return Edit(start, end, f"{home} {', '.join(sorted((*names, *new), key=str.lower))}")
 
 
 def with_block(source: Source, text: str) -> Source:

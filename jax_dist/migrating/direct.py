@@ -5,6 +5,7 @@ Whether the two do the same is not asked here: `facts` shows it, or the flow of 
 
 import ast
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from jax_dist.checker.findings import Edit, Fix, Safety
@@ -150,18 +151,40 @@ def _partial_name(module: Module, site: Site) -> str:
     return "functools.partial"
 
 
-def with_axes(module: Module, site: Site, plan: Plan) -> Edit | None:
-    """The edit that gives the axes of a plan to the call of pmap; None where it has no brackets."""
+def with_axes(
+    module: Module, site: Site, plan: Plan, texts: Texts, edits: Sequence[Edit]
+) -> tuple[Edit, ...] | None:
+    """The edits that rename pmap and give it the axes of a plan; None where it has no brackets.
+
+    Args:
+      module: the file.
+      site: a call of pmap, or of a partial of it.
+      plan: with the axes.
+      texts: of the site.
+      edits: those that rename pmap.
+    """
     call = site.node
     if not isinstance(call, ast.Call) or not (call.args or call.keywords):
         return None
     last: Any = max((*call.args, *call.keywords), key=_end)
     start, end = module.span(last)
-    row = module.source.line_text(start)
-    column = module.source.position(start).column - 1
-    is_alone = not row[:column].strip()
-    gap = f",\n{row[:column]}" if is_alone else ", "
-    return Edit(end, end, "".join(f"{gap}{name}={text}" for name, text in _axes(plan)))
+    before = module.source.line_text(start)[: module.source.position(start).column - 1]
+    if "\n" in module.text(call):
+        gap = f",\n{before}" if not before.strip() else ", "
+        new = "".join(f"{gap}{name}={text}" for name, text in _axes(plan))
+        return tuple(sorted((*edits, Edit(end, end, new))))
+    low, high = module.span(call)
+    inside = [each for each in edits if low <= each.start and each.end <= high]
+    renamed = {each.start: each.text for each in inside}  # each is a whole name
+    positional = [_text(module, each, renamed) for each in call.args]
+    keywords = [(each.arg or "", module.text(each.value)) for each in call.keywords]
+    value = Call(_text(module, call.func, renamed), positional, [*keywords, *_axes(plan)])
+    outside = [each for each in edits if each not in inside]
+    return tuple(sorted((*outside, Edit(low, high, texts.written(value, call)))))
+
+
+def _text(module: Module, node: ast.expr, renamed: dict[int, str]) -> str:
+    return renamed.get(module.span(node)[0], module.text(node))
 
 
 def _end(node: Any) -> tuple[int, int]:

@@ -214,7 +214,7 @@ class _File:
                 if fix is None:
                     said = self._by_definition(module, site)
                 else:
-                    said = renaming.said(module, site)
+                    said = renaming.said(module, site) or self._not_direct(site, facts)
         except Left as left:
             return places.left(module, site.reference, "JXD001", left)
         return places.done(module, site.reference, "JXD001", fix, said)
@@ -230,6 +230,12 @@ class _File:
             return direct.written(module, site, direct.plan(module, site, new), new), ""
         except Left:
             return None, ""
+
+    def _not_direct(self, site: pmaps.Site, facts: Facts | None) -> str:
+        """Why it is no `jit(shard_map)`, where the user has promised something for that."""
+        if facts is None or self._options.promises == Promises():
+            return ""
+        return f"not jit(shard_map): {facts.unknown(site)}" if facts.unknown(site) else ""
 
     def _check_comparisons(self, module: Module, site: pmaps.Site) -> None:
         """What may meet `f is jax.pmap` keeps its identity."""

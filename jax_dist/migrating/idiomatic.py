@@ -152,13 +152,12 @@ class _Writer:
     def _mapped(self, site: Site, plan: Plan, group: str, said: str) -> Change:
         """`mapped` in the place of pmap, with None for what has lost its axis."""
         fix = renaming.fix(self._module, site, self._namer)
-        given = direct.with_axes(self._module, site, plan)
-        if fix is None or given is None:
+        texts = self._texts(site.node)
+        edits = fix and direct.with_axes(self._module, site, plan, texts, fix.edits)
+        if fix is None or edits is None:
             raise Left("pmap has no brackets for in_axes there")
-        edits = tuple(sorted((*fix.edits, given)))
-        return Change(
-            site.reference, Fix(fix.title, Safety.UNSAFE, edits, fix.imports, group), said
-        )
+        new = Fix(fix.title, Safety.UNSAFE, edits, fix.imports, group)
+        return Change(site.reference, new, said)
 
     def _freed(self, plan: Plan, arguments: list[Argument], site: Site, texts: Texts) -> Plan:
         """The plan with each slot laid out as it can be."""

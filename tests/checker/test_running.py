@@ -187,7 +187,6 @@ class TestMemory:
             Safety.UNSAFE,
             (Edit(1, 2, "é"), Edit(3, 3, "")),
             ("import jax",),
-            ("def f(): pass",),
             "group",
         )
         start, end = Position(1, 2, 3), Position(4, 5)
