@@ -170,8 +170,12 @@ def with_axes(
     start, end = module.span(last)
     before = module.source.line_text(start)[: module.source.position(start).column - 1]
     if "\n" in module.text(call):
-        gap = f",\n{before}" if not before.strip() else ", "
-        new = "".join(f"{gap}{name}={text}" for name, text in _axes(plan))
+        row = module.source.line_text(end)
+        given = [f"{name}={text}" for name, text in _axes(plan)]
+        is_long = len(row) + sum(len(each) + 2 for each in given) > texts.style.width
+        indent = before[: len(before) - len(before.lstrip())]
+        gap = f",\n{indent}" if is_long or not before.strip() else ", "
+        new = "".join(f"{gap}{each}" for each in given)
         return tuple(sorted((*edits, Edit(end, end, new))))
     low, high = module.span(call)
     inside = [each for each in edits if low <= each.start and each.end <= high]

@@ -118,7 +118,7 @@ def use(module: Module, flow: Flow, node: ast.expr) -> Use:
 def _of_part(module: Module, flow: Flow, node: ast.expr, around: ast.expr) -> Use:
     found = flow.origins(around)
     if all(origin.kind is Kind.ONE for origin in found):
-        return First(around, node)
+        return _first(module, around, node)
     if all(origin.is_stacked for origin in found):
         return use(module, flow, around)
     return Lost(f"line {node.lineno} uses {_short(module, around)}")
@@ -131,11 +131,11 @@ def _in_call(module: Module, flow: Flow, node: ast.expr, call: ast.Call) -> Use:
         return Given(call, next(n for n, each in enumerate(call.args) if each is node))
     done = stacking.stacking(module, call)
     if done is not None and done.kind is Kind.ONE and done.of is node:
-        return First(call, node)
+        return _first(module, call, node)
     if stacking.first_of_leaves(module, call) is node:
         if any(each.attr == "addressable_data" for each in _attributes_of(call)):
             return Lost(f"line {node.lineno} asks for the part that one device holds")
-        return First(call, node)
+        return _first(module, call, node)
     name = module.qualified_name(call.func)
     if name == "jax.block_until_ready" and call.args == [node]:
         return use(module, flow, call)
@@ -148,6 +148,16 @@ def _in_call(module: Module, flow: Flow, node: ast.expr, call: ast.Call) -> Use:
     if name is not None and _is_alone(module, call):
         return Shown(node, _short(module, call.func))
     return Lost(f"line {node.lineno} gives it to {_short(module, call.func)}")
+
+
+def _first(module: Module, whole: ast.expr, of: ast.expr) -> First | Lost:
+    """flax's unreplicate asks where an array lies: of the part it would now take another one."""
+    around = module.parent(whole)
+    if isinstance(around, ast.Call) and (
+        module.qualified_name(around.func) in stacking.UNREPLICATE
+    ):
+        return Lost(f"line {whole.lineno} takes a part of it twice")
+    return First(whole, of)
 
 
 def _is_alone(module: Module, call: ast.Call) -> bool:

@@ -135,10 +135,11 @@ class _Writer:
             raise Left("its calls differ in the number of arguments")
         slots = [*arguments, *self._layouts.results(site)]
         layouts = [self._layouts.component(slot).layout for slot in slots]
+        named = self._layouts.has_named_arguments(site)
         texts = self._texts(site.node)
         plan = self._freed(direct.plan(self._module, site, texts), arguments, site, texts)
         said = _said(self._layouts, site, arguments)
-        if Layout.STACKED not in layouts and not self._facts.unfit_place(site):
+        if Layout.STACKED not in layouts and not named and not self._facts.unfit_place(site):
             return Change(
                 site.reference, direct.written(self._module, site, plan, texts, group), said
             )
@@ -147,7 +148,11 @@ class _Writer:
         ]
         for slot in split:  # only shard_map takes a whole batch
             self._layouts.keep_slot(slot, "another argument or result keeps its axis")
-        return None if split else self._mapped(site, plan, group, said)
+        if split:
+            return None
+        if not named and Layout.STACKED not in layouts[: len(arguments)]:
+            raise Left("no other argument would show how many devices there are")
+        return self._mapped(site, plan, group, said)
 
     def _mapped(self, site: Site, plan: Plan, group: str, said: str) -> Change:
         """`mapped` in the place of pmap, with None for what has lost its axis."""

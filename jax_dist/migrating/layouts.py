@@ -78,6 +78,10 @@ class Layouts:
             return [Result(site, None)]
         return [Result(site, position) for position in range(arity)]
 
+    def has_named_arguments(self, site: Site) -> bool:
+        """Whether a call gives arguments by name, which pmap maps over their first dimension."""
+        return any(call.keywords for call in self._calls[site])
+
     def donating_calls(self, part: Component) -> list[ast.Call]:
         """The calls that donate one of the slots."""
         return [call for site in part.donors for call in self._calls[site]]

@@ -15,8 +15,6 @@ import importlib.util
 import json
 import pathlib
 import re
-import sys
-import types
 import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -92,17 +90,6 @@ def shown(migration: FileMigration) -> str:
     ]
     problem = f"# problem: {migration.problem}\n" if migration.problem else ""
     return "".join((migration.after.decode(), *left, problem))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def helpers() -> Iterator[None]:
-    """The module that migrated programs import from."""
-    module = types.ModuleType("_mapped")
-    text = helper_text.module(helper_text.functions())
-    exec(compile(text, "_mapped.py", "exec"), module.__dict__)
-    sys.modules["_mapped"] = module
-    yield
-    del sys.modules["_mapped"]
 
 
 def result(text: str, name: str) -> list[Leaf]:
