@@ -24,6 +24,12 @@ def of(files: Sequence[FileMigration], context: Context, options: Options) -> It
     places = [outcome for file in files for outcome in file.outcomes if outcome.status == "done"]
     if options.to != "jax" or not any(outcome.code == _PMAP for outcome in places):
         return
+    fake = context.fake()
+    if fake is not None:
+        yield (
+            f"{fake} has jax.pmap replaced while it runs: mapped is not replaced there. In tests, "
+            "give it as many devices as slices."
+        )
     if context.sign is not None and not options.promises.one_process:
         yield (
             f"The program may run in several processes ({context.sign}). There, mapped keeps the "

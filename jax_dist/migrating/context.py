@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Sequence
 
 from jax_dist.checker.examining import load
@@ -14,6 +15,8 @@ from jax_dist.checker.sources import UnreadableError
 from jax_dist.migrating import process_signs, renaming
 from jax_dist.migrating.helper_home import Homes
 from jax_dist.migrating.process_signs import Sign
+
+_FAKE = re.compile(rb"\bfake_pmap|(?:patch|setattr|object)\([^)]*[\"']jax\.pmap[\"']|jax\.pmap = ")
 
 
 @dataclasses.dataclass(eq=False)
@@ -60,6 +63,15 @@ class Context:
                 is_here = self.among is not None and {path, other} <= self.among
                 if not is_here or self.graph.importers(other):
                     return other, line
+        return None
+
+    def fake(self) -> str | None:
+        """A place of the projects that has jax.pmap replaced while it runs."""
+        for path, data in self.graph.files.items():
+            found = _FAKE.search(data)
+            if found is not None:
+                line = data.count(b"\n", 0, found.start()) + 1
+                return f"{os.path.relpath(path)}:{line}"
         return None
 
     @functools.cached_property

@@ -207,10 +207,12 @@ class _File:
     def _of_pmap(self, module: Module, site: pmaps.Site, facts: Facts | None) -> Place:
         try:
             _check_site(module, site)
+            _check_replaced(module, self._options.to)
             fix, said = self._direct(module, site, facts)
             if fix is None:
                 self._check_comparisons(module, site)
-                fix = renaming.fix(module, site, self._namer)
+                stays = lambda other: self._comparison(module, other) is not None
+                fix = renaming.fix(module, site, self._namer, stays)
                 if fix is None:
                     said = self._by_definition(module, site)
                 else:
@@ -239,8 +241,7 @@ class _File:
 
     def _check_comparisons(self, module: Module, site: pmaps.Site) -> None:
         """What may meet `f is jax.pmap` keeps its identity."""
-        goes_on = renaming.may_be_compared(module, site)
-        found = self._context.comparison(module) if goes_on else None
+        found = self._comparison(module, site)
         if found is not None:
             path, line = found
             raise Left(
@@ -248,6 +249,11 @@ class _File:
                 "Rename it in all such places by hand.",
                 f"{os.path.relpath(path)}:{line}",
             )
+
+    def _comparison(self, module: Module, site: pmaps.Site) -> tuple[str, int] | None:
+        if not renaming.may_be_compared(module, site):
+            return None
+        return self._context.comparison(module)
 
     def _by_definition(self, module: Module, site: pmaps.Site) -> str:
         """What is said of a name that changes its meaning where it is defined. Raises Left."""
@@ -289,6 +295,18 @@ def _check_site(module: Module, site: pmaps.Site) -> None:
             "pmap stands inside of an f-string",
             "Take it out of the string, then migrate again.",
         )
+
+
+def _check_replaced(module: Module, to: Target) -> None:
+    """Raises Left where the file has jax.pmap replaced while it runs."""
+    for node in renaming.replaced_by(module):
+        of_chex = (module.qualified_name(node) or "").startswith("chex.")
+        if to == "jax" or not of_chex:  # chex's fakes replace jax_dist.pmap too
+            raise Left(
+                "the file has jax.pmap replaced while it runs, and the new function would not be",
+                "Replace the new function there too.",
+                f"{module.text(node)} in line {node.lineno}",
+            )
 
 
 def _is_covered(span: tuple[int, int], covered: list[tuple[int, int]]) -> bool:

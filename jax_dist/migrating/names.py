@@ -81,6 +81,7 @@ class HelperNames:
         return f"from {self.home.module} import mapped{alias}"
 
     def _inside(self, module: Module, function: str, at: ast.AST) -> Name:
+        import_within(module, at)
         anchor = placing.anchor(module.tree)
         if not isinstance(anchor, ast.Import | ast.ImportFrom):
             raise Left(

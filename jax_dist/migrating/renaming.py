@@ -5,7 +5,7 @@ used. A bare `jax.jit` around it goes, for inside a jit neither could place its 
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from jax_dist.checker import bare_jits, pmaps
 from jax_dist.checker.findings import Edit, Fix, Safety
@@ -15,13 +15,16 @@ from jax_dist.migrating.names import Namer
 from jax_dist.migrating.outcomes import Left
 
 
-def fix(module: Module, site: Site, namer: Namer) -> Fix | None:
+def fix(
+    module: Module, site: Site, namer: Namer, stays: Callable[[Site], bool] = lambda site: False
+) -> Fix | None:
     """The fix of one reference to `jax.pmap`; None where another place's fix does it.
 
     Args:
       module: the file.
       site: one of `pmaps.sites(module)`.
       namer: says how the new name is written.
+      stays: whether a site of the file must keep its meaning.
 
     Raises:
       Left: the name cannot be changed there.
@@ -35,7 +38,7 @@ def fix(module: Module, site: Site, namer: Namer) -> Fix | None:
     if imported is None:
         return None
     unjitted = bare_jits.without(module, site)
-    if isinstance(imported, ast.alias) and not _stays(module, imported):
+    if isinstance(imported, ast.alias) and not _must_stay(module, imported, stays):
         # `from jax import pmap`: the name stays, and comes from elsewhere.
         line = namer.import_as(imported.asname or imported.name)
         if line is not None:
@@ -98,6 +101,34 @@ def is_asked_about(module: Module, site: Site) -> bool:
 _ABOUT = {"functools.wraps", "functools.update_wrapper", "inspect.signature", "inspect.getdoc"}
 
 
+def replaced_by(module: Module) -> list[ast.expr]:
+    """What in a file has `jax.pmap` replaced while it runs: assignments, mocks, chex's fakes."""
+    return module.once(_replaced_by)
+
+
+def _replaced_by(module: Module) -> list[ast.expr]:
+    found = [
+        node
+        for name in module.used_names("chex")
+        for node in module.uses(name)
+        if name.startswith("chex.fake_pmap")
+    ]
+    for node in module.scopes.nodes:
+        match node:
+            case ast.Attribute(attr="pmap", ctx=ast.Store()):
+                if module.qualified_name(node.value) == "jax":
+                    found.append(node)
+            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in _REPLACING:
+                texts = [each.value for each in node.args if isinstance(each, ast.Constant)]
+                owners = [module.qualified_name(each) for each in node.args[:1]]
+                if "jax.pmap" in texts or ("pmap" in texts and "jax" in owners):
+                    found.append(node)
+    return found
+
+
+_REPLACING = ("patch", "object", "setattr", "replace")
+
+
 def is_compared(module: Module, site: Site) -> bool:
     """`f is jax.pmap`, `f in (jax.jit, jax.pmap)`."""
     return site.form == "value" and any(
@@ -139,10 +170,10 @@ def _import_of(module: Module, reference: ast.expr) -> ast.alias | ast.expr | No
     return binding.node if is_direct and isinstance(binding.node, ast.alias) else None
 
 
-def _stays(module: Module, alias: ast.alias) -> bool:
+def _must_stay(module: Module, alias: ast.alias, stays: Callable[[Site], bool]) -> bool:
     """Whether some use of the imported name must keep its meaning."""
     return any(
-        is_asked_about(module, site)
+        is_asked_about(module, site) or stays(site)
         for site in pmaps.sites(module)
         if _import_of(module, site.reference) is alias
     )
