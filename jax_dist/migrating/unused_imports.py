@@ -27,7 +27,6 @@ def tidied(before: Module, after: Module) -> bytes:
             alias
             for alias in statement.names
             if (name := _bound(alias)) not in kept
-            and name != "jax"  # what a file is about stays
             and alias.asname != alias.name  # `import a as a` says that it is for others
             and _reads(before, name)
             and not _reads(after, name)
