@@ -86,7 +86,7 @@ class _Migrate:
         files, context, looked_at = self._migrated()
         proof = self._verify(files) if self._options.verify else None
         if self._options.write and proof is None and self._options.paths != [_STDIN]:
-            files = list(map(self._written, files))
+            files = self._written(files)
         self._show(files, proof)
         found = self._report(files, context, proof)
         self._summarize(found, looked_at, proof)
@@ -178,8 +178,26 @@ class _Migrate:
             text = diffs.diff(file.path, file.before, file.after, encoding, new=file.is_new)
             self._out.write(diffs.coloured(text) if colour else text)
 
-    def _written(self, file: FileMigration) -> FileMigration:
-        """The file as it is now: one that cannot be written does not keep others from it."""
+    def _written(self, files: Sequence[FileMigration]) -> list[FileMigration]:
+        """The files as they are now: one that cannot be written does not keep others from it.
+
+        Only a helper module does: it is written first.
+        """
+        needed = {each.helpers.path for each in files if each.helpers is not None}
+        order = sorted(files, key=lambda file: os.path.abspath(file.path) not in needed)
+        lost: set[str] = set()
+        now: dict[str, FileMigration] = {}
+        for file in order:
+            if file.helpers is not None and file.helpers.path in lost:
+                problem = "the module for its helpers could not be written"
+                now[file.path] = FileMigration(file.path, file.before, file.before, problem=problem)
+                continue
+            now[file.path] = self._written_one(file)
+            if now[file.path].problem:
+                lost.add(os.path.abspath(file.path))
+        return [now[file.path] for file in files]
+
+    def _written_one(self, file: FileMigration) -> FileMigration:
         if not file.changed:
             return file
         try:

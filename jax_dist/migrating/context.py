@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jax_dist.checker.examining import load
 from jax_dist.checker.import_graph import ImportGraph
@@ -16,7 +16,18 @@ from jax_dist.migrating import process_signs, renaming
 from jax_dist.migrating.helper_home import Homes
 from jax_dist.migrating.process_signs import Sign
 
+_VALUE = re.compile(rb"pmap\s*(?:[]),}:]|==|!=|is\b|in\b|not\b|else\b|if\b|$)|(?:==|\bis|\bin)[^\n]*pmap")
 _FAKE = re.compile(rb"\bfake_pmap|(?:patch|setattr|object)\([^)]*[\"']jax\.pmap[\"']|jax\.pmap = ")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Meeting:
+    """A place to which `jax.pmap` goes as a value."""
+
+    path: str  # absolute
+    line: int
+    is_compared: bool
+    is_here: bool  # in a file of this run
 
 
 @dataclasses.dataclass(eq=False)
@@ -51,19 +62,39 @@ class Context:
         """What shows that the program runs in several processes."""
         return process_signs.first_sign(self.graph)
 
-    def comparison(self, module: Module) -> tuple[str, int] | None:
+    def comparison(self, module: Module) -> Meeting | None:
         """A place that may meet a function of this file, and asks whether it is jax.pmap.
 
         Not those where all that they may meet is migrated together: in files of this run that no
         other file imports, such as tests.
         """
+        return next(
+            (
+                found
+                for found in self._near(module)
+                if found.is_compared and not (found.is_here and self._is_last(found.path))
+            ),
+            None,
+        )
+
+    def twin(self, module: Module) -> Meeting | None:
+        """A place to which pmap goes as a value too, in a file that is not migrated now."""
         path = os.path.abspath(module.source.path)
-        for other, line in (*((path, each) for each in renaming.comparisons(module)), *self._all):
-            if other == path or self.graph.are_connected(path, other):
-                is_here = self.among is not None and {path, other} <= self.among
-                if not is_here or self.graph.importers(other):
-                    return other, line
-        return None
+        others = (found for found in self._near(module) if found.path != path)
+        return next((found for found in others if not found.is_here), None)
+
+    def _near(self, module: Module) -> Iterator[Meeting]:
+        """The places that may meet a function of a file."""
+        path = os.path.abspath(module.source.path)
+        is_here = self.among is not None and path in self.among
+        for line, is_compared in renaming.meetings(module):
+            yield Meeting(path, line, is_compared, is_here)
+        for found in self._meetings:
+            if found.path != path and self.graph.are_connected(path, found.path):
+                yield dataclasses.replace(found, is_here=found.is_here and is_here)
+
+    def _is_last(self, path: str) -> bool:
+        return not self.graph.importers(path)
 
     def fake(self) -> str | None:
         """A place of the projects that has jax.pmap replaced while it runs."""
@@ -75,15 +106,16 @@ class Context:
         return None
 
     @functools.cached_property
-    def _all(self) -> list[tuple[str, int]]:
-        """All places of the projects that compare jax.pmap with something."""
-        found: list[tuple[str, int]] = []
+    def _meetings(self) -> list[Meeting]:
+        """All places of the projects to which jax.pmap goes as a value."""
+        found: list[Meeting] = []
         for path, data in self.graph.files.items():
-            if b"pmap" not in data or not (b" is " in data or b"==" in data or b" in " in data):
+            if not _VALUE.search(data):
                 continue
             try:
                 module = self.project.module(load(path, data))
             except (UnreadableError, ParseError):
                 continue
-            found += ((path, line) for line in renaming.comparisons(module))
+            is_here = self.among is not None and path in self.among
+            found += (Meeting(path, *each, is_here) for each in renaming.meetings(module))
         return found

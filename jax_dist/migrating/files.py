@@ -210,8 +210,10 @@ class _File:
             _check_replaced(module, self._options.to)
             fix, said = self._direct(module, site, facts)
             if fix is None:
-                self._check_comparisons(module, site)
-                stays = lambda other: self._comparison(module, other) is not None
+                kept = self._identity(module, site)
+                if kept is not None:
+                    raise kept
+                stays = lambda other: self._identity(module, other) is not None
                 fix = renaming.fix(module, site, self._namer, stays)
                 if fix is None:
                     said = self._by_definition(module, site)
@@ -239,21 +241,27 @@ class _File:
             return ""
         return f"not jit(shard_map): {facts.unknown(site)}" if facts.unknown(site) else ""
 
-    def _check_comparisons(self, module: Module, site: pmaps.Site) -> None:
-        """What may meet `f is jax.pmap` keeps its identity."""
-        found = self._comparison(module, site)
-        if found is not None:
-            path, line = found
-            raise Left(
-                "pmap goes on as a value, and a comparison with jax.pmap may meet it",
-                "Rename it in all such places by hand.",
-                f"{os.path.relpath(path)}:{line}",
-            )
-
-    def _comparison(self, module: Module, site: pmaps.Site) -> tuple[str, int] | None:
+    def _identity(self, module: Module, site: pmaps.Site) -> Left | None:
+        """Why a function keeps its identity: it may meet `f is jax.pmap`."""
         if not renaming.may_be_compared(module, site):
             return None
-        return self._context.comparison(module)
+        found = self._context.comparison(module)
+        if found is not None:
+            return Left(
+                "pmap goes on as a value, and a comparison with jax.pmap may meet it",
+                "Rename it in all such places by hand.",
+                f"{os.path.relpath(found.path)}:{found.line}",
+            )
+        twin = self._context.twin(module) if site.form == "value" else None
+        if twin is not None:
+            path = os.path.relpath(twin.path)
+            return Left(
+                "pmap goes on as a value here and in a file that is not among the paths, so that "
+                "the two may meet",
+                f"Migrate that file too: jax-dist migrate {module.source.path} {path}",
+                f"{path}:{twin.line}",
+            )
+        return None
 
     def _by_definition(self, module: Module, site: pmaps.Site) -> str:
         """What is said of a name that changes its meaning where it is defined. Raises Left."""

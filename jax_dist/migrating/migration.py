@@ -1,7 +1,7 @@
 """Files that are migrated together, and the helper modules that they need."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from jax_dist.checker import edits, linter
@@ -10,7 +10,7 @@ from jax_dist.checker.sources import UnreadableError
 from jax_dist.migrating import by_rules, files, helper_text
 from jax_dist.migrating.context import Context
 from jax_dist.migrating.files import Options
-from jax_dist.migrating.outcomes import FileMigration
+from jax_dist.migrating.outcomes import FileMigration, Left
 
 Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
 
@@ -61,8 +61,7 @@ def migrate(
                 context.homes.migrated.add(migrated.helpers.path)
         done += 1
         progress(done, len(paths))
-    in_order = [found[path] for path in paths if path in found]
-    return [*in_order, *_modules(in_order)], context
+    return _with_modules([found[path] for path in paths if path in found]), context
 
 
 def of_text(path: str, data: bytes, context: Context, options: Options) -> FileMigration | None:
@@ -90,21 +89,33 @@ def wanted(data: bytes) -> bool:
 # --- helper modules
 
 
-def _modules(found: Sequence[FileMigration]) -> Iterator[FileMigration]:
-    """The helper modules: new ones, and those that must have more than they have."""
-    wanted: dict[str, set[str]] = {}
-    indents: dict[str, str] = {}
-    for migrated in found:
+def _with_modules(found: list[FileMigration]) -> list[FileMigration]:
+    """The files and their helper modules: new ones, and those that get more than they have.
+
+    Files whose module cannot have what they need are left.
+    """
+    users: dict[str, list[int]] = {}
+    for position, migrated in enumerate(found):
         if migrated.helpers is not None:
-            path = migrated.helpers.path
-            wanted.setdefault(path, set()).update(migrated.helpers.names)
-            text = migrated.after.decode("utf-8", "replace")
-            indents.setdefault(path, edits.indentation_of(text))
-    for path, names in sorted(wanted.items()):
-        yield _module(path, names, indents[path])
+            users.setdefault(migrated.helpers.path, []).append(position)
+    modules: list[FileMigration] = []
+    for path, positions in sorted(users.items()):
+        names = frozenset[str]().union(*(_helpers(found[each]) for each in positions))
+        first = found[positions[0]].after.decode("utf-8", "replace")
+        try:
+            modules.append(_module(path, names, edits.indentation_of(first)))
+        except Left as left:
+            for each in positions:
+                found[each] = found[each].left_whole(left)
+    return [*found, *modules]
 
 
-def _module(path: str, names: set[str], unit: str) -> FileMigration:
+def _helpers(migrated: FileMigration) -> frozenset[str]:
+    return frozenset() if migrated.helpers is None else migrated.helpers.names
+
+
+def _module(path: str, names: frozenset[str], unit: str) -> FileMigration:
+    """Raises Left."""
     shown = os.path.relpath(path)
     try:
         with open(path, encoding="utf-8", newline="") as file:
@@ -112,13 +123,16 @@ def _module(path: str, names: set[str], unit: str) -> FileMigration:
     except FileNotFoundError:
         return FileMigration(shown, b"", helper_text.module(names, unit).encode(), is_new=True)
     except (OSError, ValueError) as error:
-        return FileMigration(shown, b"", b"", problem=f"the helper module cannot be read: {error}")
+        raise Left("the module for its helpers cannot be read", "", f"{shown}: {error}") from error
     before = present.encode()
     known = helper_text.present_in(present)
     if helper_text.is_unchanged(present):
         return FileMigration(shown, before, helper_text.module(names | known, unit).encode())
     missing = ", ".join(sorted(names - known))
     if missing:
-        problem = f"it was changed by hand, and lacks {missing}: delete it, then migrate again"
-        return FileMigration(shown, before, before, problem=problem)
+        raise Left(
+            "the module for its helpers was changed by hand, and lacks some of them",
+            "Give the path of another module: --helpers PATH.",
+            f"{shown}: {missing}",
+        )
     return FileMigration(shown, before, before)

@@ -62,6 +62,22 @@ class FileMigration:
     def changed(self) -> bool:
         return self.before != self.after
 
+    def left_whole(self, left: "Left") -> "FileMigration":
+        """The same file with nothing done."""
+        outcomes = tuple(
+            dataclasses.replace(
+                outcome,
+                status="left",
+                reason=left.reason,
+                by_hand=left.by_hand,
+                detail=left.detail,
+            )
+            if outcome.status == "done"
+            else outcome
+            for outcome in self.outcomes
+        )
+        return FileMigration(self.path, self.before, self.before, outcomes)
+
 
 class Left(Exception):  # noqa: N818 - not an error: a place that is left as it is
     """Raised where a place cannot be migrated.

@@ -141,11 +141,11 @@ def may_be_compared(module: Module, site: Site) -> bool:
     return site.form in ("value", "alias") or is_compared(module, site)
 
 
-def comparisons(module: Module) -> Iterator[int]:
-    """The lines of a file that compare `jax.pmap`, by any name, with something."""
+def meetings(module: Module) -> Iterator[tuple[int, bool]]:
+    """Where a file hands `jax.pmap` on as a value: `(line, whether it is compared there)`."""
     for site in pmaps.sites(module):
-        if is_compared(module, site):
-            yield site.reference.lineno  # type: ignore[attr-defined] # an expression
+        if site.form == "value":
+            yield site.reference.lineno, is_compared(module, site)  # type: ignore[attr-defined]
 
 
 def _within_statement(module: Module, node: ast.AST) -> Iterator[ast.AST]:

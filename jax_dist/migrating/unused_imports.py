@@ -32,7 +32,7 @@ def tidied(before: Module, after: Module) -> bytes:
             and not _reads(after, name)
             and not used(name)
         ]
-        made += _removals(after, statement, idle)
+        made += _removals(after, statement, idle, made[-1] if made else None)
     return edits.apply(after.source.code, made)
 
 
@@ -76,8 +76,12 @@ def _exported(module: Module) -> set[str]:
 
 
 def _removals(
-    module: Module, statement: ast.Import | ast.ImportFrom, idle: list[ast.alias]
+    module: Module,
+    statement: ast.Import | ast.ImportFrom,
+    idle: list[ast.alias],
+    above: Edit | None,
 ) -> list[Edit]:
+    """The edits that take names out of an import, or all of it; `above` is the edit before it."""
     start, end = module.span(statement)
     line = module.source.line_text(start)
     after = module.source.line_text(end)[module.source.position(end).column - 1 :]
@@ -86,7 +90,12 @@ def _removals(
     if len(idle) == len(statement.names):
         if line.strip() != module.text(statement).split("\n")[0].strip() or after.strip():
             return []  # another statement shares its line
-        return [Edit(start, _next_line(module, end), "")]
+        top = start if above is None or above.end != start else above.start
+        is_under_blank = not module.source.code[:top].removesuffix(b"\n").rpartition(b"\n")[2].strip()
+        below = _next_line(module, end)
+        if is_under_blank and not module.source.line_text(below).strip():
+            below = _next_line(module, below)
+        return [Edit(start, below, "")]
     return [_without(module, statement, alias) for alias in idle[:1]] if len(idle) == 1 else []
 
 
