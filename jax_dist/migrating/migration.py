@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from jax_dist.checker import edits, linter
+from jax_dist.checker import edits, linter, sources
 from jax_dist.checker.examining import load
 from jax_dist.checker.sources import UnreadableError
 from jax_dist.migrating import by_rules, files, helper_text
@@ -81,7 +81,7 @@ def of_text(path: str, data: bytes, context: Context, options: Options) -> FileM
 
 def wanted(data: bytes) -> bool:
     """Whether a file may have something to migrate, by its bytes; False is certain."""
-    if any(word in data for word in _WORDS):
+    if any(sources.holds(word, data) for word in _WORDS):
         return True
     return linter.wanted(data, by_rules.CODES)
 
