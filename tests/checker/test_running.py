@@ -90,10 +90,7 @@ def test_a_fault_of_a_rule_stays_in_its_file(monkeypatch, words):  # noqa: F811
 
     monkeypatch.setattr(linter, "check", check)
 
-    found = {(each.path, each.code, each.message) for each in _run()}
-
-    said = "jax-dist failed on this file (ZeroDivisionError: one); please report it"
-    assert ("a.py", "JXD901", said) in found
+    assert "a.py:JXD901" in _run()
 
 
 class TestMemory:

@@ -380,7 +380,7 @@ class TestMisuse:
         assert [line for line in out.splitlines() if ".py:" in line] == [
             "a.py:1:1: JXD901 jax-dist failed on this file (ZeroDivisionError: a rule is broken); "
             "please report it",
-            "b.py:2:5: JXD001 jax.pmap is in maintenance mode; jax-dist migrate rewrites it",
+            "b.py:2:8: JXD001 jax.pmap is in maintenance mode; jax-dist migrate rewrites it",
         ]
 
     def test_a_folder_that_cannot_be_opened_is_no_clean_run(self, monkeypatch):
