@@ -64,8 +64,12 @@ def _is_bound_inside(module: Module, scope: Scope, name: str) -> bool:
     """Whether a function within sets the name of `scope`, as `nonlocal` or `global`."""
     return any(
         name in inner.outer and name in inner.bindings and _home(inner, name) is scope
-        for inner in module.scopes.all
+        for inner in module.once(_with_outer_names)
     )
+
+
+def _with_outer_names(module: Module) -> list[Scope]:
+    return [scope for scope in module.scopes.all if scope.outer]
 
 
 def _home(scope: Scope, name: str) -> Scope | None:

@@ -7,7 +7,7 @@ written so only where the text shows that there is nothing to find out, or the u
 
 import ast
 import dataclasses
-from collections.abc import Iterator
+import functools
 
 from jax_dist.checker import flow, pmaps, scopes
 from jax_dist.checker.flow import Flow
@@ -130,7 +130,7 @@ class Facts:
         lost = calls.unseen(self._module, found, site)
         if lost:
             return lost
-        made = list(self._calls_of(site))
+        made = self._calls_of(site)
         if not made:
             return "no call of it is seen"
         shared = _shared(site)
@@ -148,10 +148,20 @@ class Facts:
     def _flow(self) -> Flow:
         return flow.of(self._module)
 
-    def _calls_of(self, site: Site) -> Iterator[ast.Call]:
+    def _calls_of(self, site: Site) -> list[ast.Call]:
+        return self._calls.get(site.node, [])
+
+    @functools.cached_property
+    def _of_node(self) -> dict[ast.expr, Site]:
+        return {site.node: site for site in reversed(self._unknown)}
+
+    @functools.cached_property
+    def _calls(self) -> dict[ast.expr, list[ast.Call]]:
+        """By the node that is the mapped function."""
+        found: dict[ast.expr, list[ast.Call]] = {}
         for call, made_by in self._flow.mapped_calls.items():
-            if made_by.node is site.node:
-                yield call
+            found.setdefault(made_by.node, []).append(call)
+        return found
 
     # --- sizes
 
@@ -186,8 +196,8 @@ class Facts:
             case Kind.KEYS:
                 return origin.count is not None and sources.counts_all(self._module, origin.count)
             case Kind.MAPPED:
-                known = [each for each in self._unknown if each.node is origin.site.node]  # type: ignore[union-attr]
-                return bool(known) and not self._unknown[known[0]]
+                site = self._of_node.get(origin.site.node)  # type: ignore[union-attr]
+                return site is not None and not self._unknown[site]
         return False
 
 

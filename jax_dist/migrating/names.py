@@ -82,13 +82,12 @@ class HelperNames:
 
     def _inside(self, module: Module, function: str, at: ast.AST) -> Name:
         import_within(module, at)
-        anchor = placing.anchor(module.tree)
-        if not isinstance(anchor, ast.Import | ast.ImportFrom):
+        if not isinstance(module.once(_anchor), ast.Import | ast.ImportFrom):
             raise Left(
                 "the file imports jax inside of a function or block, and has no place for helpers",
                 "Give the path of a module for them: --helpers PATH.",
             )
-        taken = taken_names(module, helper_text.bound_names(self.used | {function}))
+        taken = _taken(module, frozenset(self.used | {function}))
         if taken:
             raise Left(
                 f"the file has its own {taken[0]}, a name that its helpers need",
@@ -115,13 +114,26 @@ def _within_reach(module: Module, at: ast.AST, text: str, imports: tuple[str, ..
     return Name(text, edits=tuple(Edit(end, end, f"\n{indent}{line}") for line in imports))
 
 
-def taken_names(module: Module, wanted: dict[str, str]) -> list[str]:
-    """The names that mean something else in a file.
+def _anchor(module: Module) -> ast.stmt | None:
+    return placing.anchor(module.tree)
 
-    Args:
-      module: the file.
-      wanted: by name, what an import means by it, or "" for what is defined.
-    """
+
+def _taken(module: Module, functions: frozenset[str]) -> list[str]:
+    """The names of helpers, and of what these need, that mean something else in a file."""
+    known = module.once(_known)
+    if functions not in known:
+        known[functions] = _looked_up(module, helper_text.bound_names(functions))
+    return known[functions]
+
+
+def _known(module: Module) -> dict[frozenset[str], list[str]]:
+    """What `_taken` found already."""
+    del module
+    return {}
+
+
+def _looked_up(module: Module, wanted: dict[str, str]) -> list[str]:
+    """Of names, each with what an import means by it or "" for a definition, those taken."""
     ours = _defined_by_us(module)
     taken: list[str] = []
     for name, target in wanted.items():

@@ -172,11 +172,20 @@ def _import_of(module: Module, reference: ast.expr) -> ast.alias | ast.expr | No
 
 def _must_stay(module: Module, alias: ast.alias, stays: Callable[[Site], bool]) -> bool:
     """Whether some use of the imported name must keep its meaning."""
-    return any(
-        is_asked_about(module, site) or stays(site)
-        for site in pmaps.sites(module)
-        if _import_of(module, site.reference) is alias
-    )
+    known = module.once(_staying)
+    if alias not in known:
+        known[alias] = any(
+            is_asked_about(module, site) or stays(site)
+            for site in pmaps.sites(module)
+            if _import_of(module, site.reference) is alias
+        )
+    return known[alias]
+
+
+def _staying(module: Module) -> dict[ast.alias, bool]:
+    """What `_must_stay` found already."""
+    del module
+    return {}
 
 
 def _import_edits(module: Module, alias: ast.alias, new: str) -> tuple[Edit, ...]:

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import time
 
 import pytest
 
@@ -408,6 +409,20 @@ def test_an_error_of_ours_stays_in_its_file(
     assert a.problem == "jax-dist failed on it (IndexError: ours); please report this"
     assert not a.changed
     assert b.changed
+
+
+@pytest.mark.parametrize("to", ["jax_dist", "jax"])
+def test_three_times_as_many_take_three_times_as_long(package: pathlib.Path, to: str):
+    seconds = []
+    for number in (1000, 3000):
+        lines = (f"f{i} = jax.pmap(lambda x: x + {i})\n" for i in range(number))
+        (package / "a.py").write_text("import jax\n" + "".join(lines))
+        begin = time.process_time()
+        (found,) = _migrate("pkg/a.py", to=to)[:1]
+        seconds.append(time.process_time() - begin)
+        assert sum(place.status == "done" for place in found.outcomes) == number
+
+    assert seconds[1] < 6 * seconds[0]  # 9 where each is compared with each
 
 
 def test_progress_is_told(package: pathlib.Path):
