@@ -58,17 +58,15 @@ def mapped(
     """
     if not callable(fun):
         raise TypeError(f"mapped takes a function, not {fun!r}")
-    if not all(type(a) is int for a in jax.tree.leaves((in_axes, out_axes))):
-        axes = f"in_axes={in_axes!r}, out_axes={out_axes!r}"
-        raise TypeError(f"{axes}: these are int, None, or trees of both")
-    if any(axis < 0 for axis in jax.tree.leaves(out_axes)):
-        raise ValueError(f"out_axes={out_axes!r}: these count from the front")
+    for axis in jax.tree.leaves((in_axes, out_axes)):
+        if type(axis) is not int or axis < 0:
+            raise ValueError(f"{axis!r} among the axes is no int from 0 on")
     if devices is not None and not len(devices):
         raise ValueError("devices is empty; None stands for all of them")
     program = _program(
         fun,
         "mapped" if axis_name is None else axis_name,
-        _axes(tuple(in_axes) if isinstance(in_axes, list) else in_axes),
+        _axes(in_axes),
         _axes(out_axes),
         _positions(static_broadcasted_argnums),
         _positions(donate_argnums),
@@ -268,7 +266,7 @@ class _Program:
 
         The leaves have the slices of so many processes.
         """
-        axes = list(self.broadcast("in_axes", tree))
+        axes = self.broadcast("in_axes", tree)
         numbers = tree.unflatten(range(tree.num_leaves))
         found: dict[str, str] = {}  # what was seen, and where first
         size = 0
@@ -278,8 +276,8 @@ class _Program:
                 continue
             where = ("args", "kwargs")[path[0].idx]
             where += jax.tree_util.keystr(path[1:])
-            if -len(shape) <= axis < len(shape):
-                axes[i], size = axis % len(shape), shape[axis] // processes
+            if axis < len(shape):
+                size = shape[axis] // processes
                 found.setdefault(f"{size} slices", where)
             else:
                 found[f"no dimension {axis}"] = where
