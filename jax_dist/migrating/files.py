@@ -183,12 +183,7 @@ class _File:
             found.append(place or self._of_placement(module, name, node))
         found += freed.values()
         covered = [place.span for place in found]
-        by_rule = by_rules.places(
-            module,
-            self._options.target,
-            to_library=self._options.to == "jax_dist",
-            idiomatic=self._options.idiomatic,
-        )
+        by_rule = by_rules.places(module, self._options.target, idiomatic=self._options.idiomatic)
         return found + [place for place in by_rule if not _is_covered(place.span, covered)]
 
     def _freed(

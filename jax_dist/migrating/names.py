@@ -173,7 +173,7 @@ def _bound_to(module: Module, target: str) -> str:
 def _free_name(module: Module, function: str) -> str:
     """A name that nothing in the file has."""
     bound = {name for scope in module.scopes.all for name in scope.bindings}
-    wanted = (function, f"_{function}", f"{function}_over_devices", f"_{function}_over_devices")
+    wanted = (function, f"{function}_over_devices", f"_{function}_over_devices")
     for name in wanted:
         if name not in bound:
             return name

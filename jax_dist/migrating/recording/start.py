@@ -62,7 +62,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             if frame.f_locals is names and "mapped" in names and "_Program" not in names:
                 file = os.path.realpath(frame.f_code.co_filename)
                 if file in self._files:
-                    self._hook(names, "mapped", names["__name__"])
+                    self._hook(names, "mapped", names["mapped"], names["__name__"])
             return dataclass(*args, **kwargs)
 
         return make
@@ -73,14 +73,15 @@ class _Finder(importlib.abc.MetaPathFinder):
         def exec_module(module: Any) -> None:
             run_module(module)
             for name in _ENTRY_POINTS[fullname]:
-                if hasattr(module, name):
-                    self._hook(vars(module), name, module.__name__)
+                real = getattr(module, name, None)  # some modules make names when asked for them
+                if real is not None:
+                    self._hook(vars(module), name, real, module.__name__)
 
         loader.exec_module = exec_module
 
-    def _hook(self, names: dict[str, Any], name: str, module: str) -> None:
+    def _hook(self, names: dict[str, Any], name: str, real: Callable, module: str) -> None:
         from . import hooks, recorder  # they import jax and numpy, which are there by now
 
         if self._recorder is None:
             self._recorder = recorder.Recorder(**self._wanted)
-        names[name] = hooks.hooked(module, name, names[name], self._recorder)
+        names[name] = hooks.hooked(module, name, real, self._recorder)
