@@ -13,7 +13,6 @@ from jax_dist.checker.page import Page
 from jax_dist.checker.patterns import Patterns
 from jax_dist.checker.requirement import Version
 
-
 _MISSPELT = ("jax_dist", "jaxdist", "jax-dist")  # the last without `tool`
 _OURS = re.compile(rb"jax[-_]?dist")
 

@@ -16,7 +16,9 @@ from jax_dist.migrating import process_signs, renaming
 from jax_dist.migrating.helper_home import Homes
 from jax_dist.migrating.process_signs import Sign
 
-_VALUE = re.compile(rb"pmap\s*(?:[]),}:]|==|!=|is\b|in\b|not\b|else\b|if\b|$)|(?:==|\bis|\bin)[^\n]*pmap")
+_VALUE = re.compile(
+    rb"pmap\s*(?:[]),}:]|==|!=|is\b|in\b|not\b|else\b|if\b|$)|(?:==|\bis|\bin)[^\n]*pmap"
+)
 _FAKE = re.compile(rb"\bfake_pmap|(?:patch|setattr|object)\([^)]*[\"']jax\.pmap[\"']|jax\.pmap = ")
 
 

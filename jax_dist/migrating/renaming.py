@@ -42,8 +42,7 @@ def fix(
         # `from jax import pmap`: the name stays, and comes from elsewhere.
         line = namer.import_as(imported.asname or imported.name)
         if line is not None:
-            made = (*_import_edits(module, imported, line), *unjitted)
-            return Fix(f"import pmap from {namer.source}", Safety.SAFE, made)
+            return _fix_of_import(module, imported, line, namer.source, unjitted)
     name = namer.named(module, "pmap", site.reference)
     made = (Edit(*module.span(site.reference), name.text), *name.edits, *unjitted)
     return Fix(f"use {namer.title}", Safety.SAFE, tuple(sorted(made)), name.imports)
@@ -67,8 +66,7 @@ def fix_of_import(module: Module, alias: ast.alias, namer: Namer) -> Fix:
             "other files get pmap from this one, which has its helpers inside",
             "Import pmap in the files that use it, then migrate again.",
         )
-    edits = tuple(_import_edits(module, alias, line))
-    return Fix(f"import pmap from {namer.source}", Safety.SAFE, edits)
+    return _fix_of_import(module, alias, line, namer.source)
 
 
 def said(module: Module, site: Site) -> str:
@@ -188,16 +186,23 @@ def _staying(module: Module) -> dict[ast.alias, bool]:
     return {}
 
 
-def _import_edits(module: Module, alias: ast.alias, new: str) -> tuple[Edit, ...]:
-    """`from jax import a, pmap` becomes `from jax import a`, and below it the new import."""
+def _fix_of_import(
+    module: Module, alias: ast.alias, new: str, source: str, more: tuple[Edit, ...] = ()
+) -> Fix:
+    """`from jax import a, pmap` becomes `from jax import a`, and the new import joins it."""
     statement = module.statement(alias)
     assert isinstance(statement, ast.ImportFrom)
     start, end = module.span(statement)
-    line = module.source.line_text(start)
-    indent = line[: len(line) - len(line.lstrip())]
+    imports: tuple[str, ...] = ()
     if len(statement.names) == 1:
-        return (Edit(start, end, new),)
-    return (*_taken_out(module, statement, alias), Edit(end, end, f"\n{indent}{new}"))
+        edits = (Edit(start, end, new),)
+    elif module.parent(statement) is module.tree:
+        edits, imports = tuple(_taken_out(module, statement, alias)), (new,)
+    else:
+        line = module.source.line_text(start)
+        indent = line[: len(line) - len(line.lstrip())]
+        edits = (*_taken_out(module, statement, alias), Edit(end, end, f"\n{indent}{new}"))
+    return Fix(f"import pmap from {source}", Safety.SAFE, (*edits, *more), imports)
 
 
 def _taken_out(module: Module, statement: ast.ImportFrom, alias: ast.alias) -> Iterator[Edit]:

@@ -91,7 +91,9 @@ def _removals(
         if line.strip() != module.text(statement).split("\n")[0].strip() or after.strip():
             return []  # another statement shares its line
         top = start if above is None or above.end != start else above.start
-        is_under_blank = not module.source.code[:top].removesuffix(b"\n").rpartition(b"\n")[2].strip()
+        is_under_blank = (
+            not module.source.code[:top].removesuffix(b"\n").rpartition(b"\n")[2].strip()
+        )
         below = _next_line(module, end)
         if is_under_blank and not module.source.line_text(below).strip():
             below = _next_line(module, below)

@@ -300,9 +300,7 @@ def test_a_new_module_is_shown_and_written(folder: pathlib.Path):
         "2 files migrated: 1 place done, 0 left.\n"
     )
     written = {path.name: path.read_text() for path in (folder / "pkg").iterdir()}
-    assert written["a.py"] == (
-        "from . import b\nfrom ._mapped import mapped\n\nf = mapped(b.f)\n"
-    )
+    assert written["a.py"] == ("from . import b\nfrom ._mapped import mapped\n\nf = mapped(b.f)\n")
     assert _run("--to", "jax", "--check", "pkg") == (0, "", "Nothing to migrate in 4 files.\n")
     for path in ("a.py", "_mapped.py"):
         (folder / "pkg" / path).unlink()

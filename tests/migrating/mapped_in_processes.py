@@ -41,9 +41,7 @@ CASES: dict[str, Callable[[Callable], Any]] = {
     "shared": lambda pmap: pmap(
         lambda x, y: (x * y, lax.psum(x, "i")), "i", in_axes=(0, None), out_axes=(0, None)
     )(_own(4, 2), 3.0),
-    "keywords and None": lambda pmap: pmap(lambda x, n, *, y: (x + y, n))(
-        _own(4), None, y=_own(4)
-    ),
+    "keywords and None": lambda pmap: pmap(lambda x, n, *, y: (x + y, n))(_own(4), None, y=_own(4)),
     "static": lambda pmap: pmap(lambda x, n: x * n, static_broadcasted_argnums=1)(_own(4), 3),
     "a size": lambda pmap: pmap(lambda x: lax.psum(x, "i"), "i", axis_size=8)(_own(4)),
     "devices": lambda pmap: pmap(lambda x: lax.psum(x, "i"), "i", devices=jax.devices())(_own(4)),

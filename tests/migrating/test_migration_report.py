@@ -131,9 +131,7 @@ def test_json():
         "changed": False,
         "problem": "Python cannot parse it: line 1: no",
     }
-    assert found["helpers"] == [
-        {"path": "pkg/_mapped.py", "functions": ["mapped"], "is_new": True}
-    ]
+    assert found["helpers"] == [{"path": "pkg/_mapped.py", "functions": ["mapped"], "is_new": True}]
     assert found["cautions"] == [_CAUTION]
     assert found["verification"] == {"verdict": "same"}
 

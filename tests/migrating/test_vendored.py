@@ -136,9 +136,9 @@ _CASES: dict[str, Callable[[Callable], Any]] = {
     ),
     "None": lambda pmap: pmap(lambda x, y: (x, y))(_rows(8), None),
     "lists": lambda pmap: pmap(lambda xs: xs[0] + xs[1])([_rows(8), _rows(8)]),
-    "static": lambda pmap: pmap(
-        lambda x, n, f: f(x) * n, static_broadcasted_argnums=(1, 2)
-    )(_rows(8), 3, jnp.sin),
+    "static": lambda pmap: pmap(lambda x, n, f: f(x) * n, static_broadcasted_argnums=(1, 2))(
+        _rows(8), 3, jnp.sin
+    ),
     "static in the middle": lambda pmap: pmap(
         lambda x, n, y: x * n + y, static_broadcasted_argnums=1, in_axes=(0, None, 0)
     )(_rows(8), 3, _rows(8)),
@@ -159,7 +159,7 @@ _CASES: dict[str, Callable[[Callable], Any]] = {
         jax.random.split(jax.random.PRNGKey(0), 8)
     ),
     "Python numbers in arrays": lambda pmap: pmap(lambda x, y: x + y, in_axes=(0, None))(
-        _rows(8), True
+        _rows(8), 7
     ),
     "what lies on one device": lambda pmap: _placed(
         pmap, jax.device_put(np.ones(3), jax.devices()[5])
@@ -175,9 +175,9 @@ _CASES: dict[str, Callable[[Callable], Any]] = {
         _rows(8, 2)
     ),
     "over jit": lambda pmap: pmap(jax.jit(lambda x: x * 2))(_rows(8)),
-    "over vmap": lambda pmap: pmap(
-        jax.vmap(lambda x: lax.psum(x, ("i", "j")), axis_name="j"), "i"
-    )(_rows(8, 3)),
+    "over vmap": lambda pmap: pmap(jax.vmap(lambda x: lax.psum(x, ("i", "j")), axis_name="j"), "i")(
+        _rows(8, 3)
+    ),
     "in vmap": lambda pmap: jax.vmap(pmap(lambda x: x * 2))(_rows(3, 8)),
     "in scan": lambda pmap: lax.scan(
         lambda x, y: (pmap(lambda x, y: x + y)(x, y), y), jnp.zeros((8, 2)), _rows(3, 8, 2)
@@ -188,7 +188,9 @@ _CASES: dict[str, Callable[[Callable], Any]] = {
     "a partial": lambda pmap: pmap(functools.partial(lambda s, x: x * s, 3.0))(_rows(8)),
     "an object that is called": lambda pmap: pmap(jnp.sin)(_rows(8)),
     "nothing but keywords": lambda pmap: pmap(lambda *, x: x + 1)(x=_rows(8)),
-    "values it closes over": lambda pmap: pmap(lambda x, w=jnp.ones(3): x + w)(_rows(8, 3)),
+    "values it closes over": lambda pmap: pmap(functools.partial(jnp.add, jnp.ones(3)))(
+        _rows(8, 3)
+    ),
 }
 
 

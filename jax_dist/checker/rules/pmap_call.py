@@ -75,7 +75,8 @@ CASES: tuple[Case, ...] = (
     Flag("a value", "import jax\nmap_fn = {'p': jax.pmap}\n", (2,)),
     Flag(
         "those of other libraries",
-        "import jax, equinox as eqx\nfrom flax import nnx\nf = eqx.filter_pmap(g)\nh = nnx.pmap(g)\n",
+        "import jax, equinox as eqx\nfrom flax import nnx\nf = eqx.filter_pmap(g)\n"
+        "h = nnx.pmap(g)\n",
         (3, 4),
     ),
     Flag("called at once", "import jax\ny = jax.pmap(g)(x)\n", (2,)),
