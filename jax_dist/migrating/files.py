@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Literal, TypeAlias
 
 from jax_dist.checker import edits, import_time, parsing, placing, pmaps
@@ -127,7 +127,10 @@ class _File:
         source = module.source
         if module is self._first:
             return source.written(source.code)
-        source = source.edited(unused_imports.tidied(self._first, module))
+        needed: Collection[str] = ()
+        if self._helpers is not None and self._helpers.home.is_inside:
+            needed = helper_text.bound_names(self._helpers.used)
+        source = source.edited(unused_imports.tidied(self._first, module, needed))
         if self._helpers is not None:
             source = self._with_helpers(source, self._helpers)
         self._check_order(source)

@@ -178,7 +178,7 @@ class _Writer:
             plan,
             in_specs=_tuple([specs[each] for each in ins]),
             out_specs=specs[outs[0]] if one_result else _tuple([specs[each] for each in outs]),
-            in_axes=_tuple([axes[each] for each in ins]),
+            in_axes=_tuple([axes[each] for each in ins]) if set(ins) != {Layout.STACKED} else "",
             out_axes=axes[outs[0]] if one_result else _tuple([axes[each] for each in outs]),
             is_bare=True,
         )

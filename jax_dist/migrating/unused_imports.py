@@ -3,21 +3,26 @@
 import ast
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from jax_dist.checker import edits
 from jax_dist.checker.findings import Edit
 from jax_dist.checker.modules import Module
 
 
-def tidied(before: Module, after: Module) -> bytes:
+def tidied(before: Module, after: Module, needed: Collection[str] = ()) -> bytes:
     """The code of `after` without the imports that only `before` used.
 
     What was unused before stays: it may be there for others.
+
+    Args:
+      before: the file as it was.
+      after: the file with all edits made.
+      needed: names that are to stay whatever uses them.
     """
     if os.path.basename(before.source.path) == "__init__.py":
         return after.source.code
-    kept = _exported(after)
+    kept = _exported(after) | set(needed)
     used = _used_elsewhere(before)
     made: list[Edit] = []
     for statement in after.tree.body:
