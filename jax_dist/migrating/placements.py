@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from jax_dist.checker.findings import Code, Edit, Fix, Safety
 from jax_dist.checker.modules import Module
+from jax_dist.migrating import renaming
 from jax_dist.migrating.names import Namer
 from jax_dist.migrating.outcomes import Left
 
@@ -44,7 +45,7 @@ def fix(module: Module, name: str, node: ast.expr, namer: Namer) -> Fix:
     """
     _check(module, node)
     new = namer.named(module, _NEW[name], node)
-    edits = [Edit(*module.span(node), new.text), *new.edits]
+    edits = [Edit(*module.span(node), renaming.renamed(module.text(node), new.text)), *new.edits]
     imports = new.imports
     if name == _REPLICATE:
         call = module.parent(node)

@@ -44,8 +44,21 @@ def fix(
         if line is not None:
             return _fix_of_import(module, imported, line, namer.source, unjitted)
     name = namer.named(module, "pmap", site.reference)
-    made = (Edit(*module.span(site.reference), name.text), *name.edits, *unjitted)
+    new = renamed(module.text(site.reference), name.text)
+    made = (Edit(*module.span(site.reference), new), *name.edits, *unjitted)
     return Fix(f"use {namer.title}", Safety.SAFE, tuple(sorted(made)), name.imports)
+
+
+def renamed(old: str, new: str) -> str:
+    """A dotted name in the place of another, with the comments between the parts of that."""
+    if "#" not in old:
+        return new
+    first, *more = [line.partition("#") for line in old.split("\n")]
+    kept = [f"{new}  #{first[2]}" if first[1] else new]
+    for code, mark, comment in more:
+        indent = code[: len(code) - len(code.lstrip())]
+        kept.append(f"{indent}{mark}{comment}")
+    return "\n".join(kept)
 
 
 def handed_on(module: Module) -> Iterator[ast.alias]:
