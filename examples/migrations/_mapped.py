@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: 0BSD
-# By jax-dist migrate 0.1.0, 875c12e6a384. Yours to keep.
+# By jax-dist migrate 0.1.0, 2164cefefb61. Yours to keep.
 """What `jax.pmap` does, by `jax.jit` and `jax.shard_map`.
 
 `mapped` takes the arguments of `jax.pmap` and keeps its contract: each device
@@ -60,8 +60,8 @@ def mapped(
     if not callable(fun):
         raise TypeError(f"mapped takes a function, not {fun!r}")
     for axis in jax.tree.leaves((in_axes, out_axes)):
-        if type(axis) is not int or axis < 0:
-            raise ValueError(f"{axis!r} among the axes is no int from 0 on")
+        if type(axis) is not int:
+            raise ValueError(f"{axis!r} among the axes is no int")
     if devices is not None and not len(devices):
         raise ValueError("devices is empty; None stands for all of them")
     program = _program(
@@ -300,13 +300,19 @@ class _Program:
             axes = (axes, 0)  # keyword arguments
         numbers = tree.unflatten(range(tree.num_leaves))
         try:
-            return jax.tree.leaves(jax.tree.broadcast(axes, numbers))
+            leaves = jax.tree.leaves(jax.tree.broadcast(axes, numbers))
         except ValueError as error:
             raise ValueError(
                 f"{self.name}: {name} does not fit. Its first part is for the "
                 "arguments by position; each argument passed by keyword is "
                 f"mapped over dimension 0. {error}"
             ) from None
+        for axis in leaves:
+            if axis is not _SHARED and axis < 0:
+                raise ValueError(
+                    f"{self.name}: {axis} in {name}; axes count from the front"
+                )
+        return leaves
 
     def mesh(self, size: int) -> Mesh:
         """A mesh of the first `size` devices of each process."""

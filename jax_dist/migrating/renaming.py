@@ -122,7 +122,7 @@ def _replaced_by(module: Module) -> list[ast.expr]:
         node
         for name in module.used_names("chex")
         for node in module.uses(name)
-        if name.startswith("chex.fake_pmap")
+        if name.rpartition(".")[2].startswith("fake_pmap")  # also within chex
     ]
     for node in module.scopes.nodes:
         match node:

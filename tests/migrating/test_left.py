@@ -73,6 +73,17 @@ _CASES = {
             "chex.fake_pmap_and_jit in line 4",
         ),
     ),
+    "replaced by the module of chex that does it": (
+        ("jax",),
+        "import jax\nfrom chex._src import fake\n\n\ndef test(f):\n"
+        "    with fake.fake_pmap():\n        jax.pmap(f)\n",
+        Said(
+            7,
+            _REPLACED,
+            "Replace the new function there too.",
+            "fake.fake_pmap in line 6",
+        ),
+    ),
     "replaced by a mock": (
         _BOTH,
         "from unittest import mock\nimport jax\nwith mock.patch('jax.pmap'):\n    jax.pmap(abs)\n",

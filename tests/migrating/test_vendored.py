@@ -258,12 +258,12 @@ _REFUSED: dict[str, tuple[Callable[[Callable], Any], type[Exception], str]] = {
     "axes of another kind": (
         lambda pmap: pmap(_f, in_axes="0"),
         ValueError,
-        "'0' among the axes is no int from 0 on",
+        "'0' among the axes is no int",
     ),
     "a dimension from behind": (
         lambda pmap: pmap(_f, in_axes=-1)(_rows(3, 8)),
         ValueError,
-        "-1 among the axes is no int from 0 on",
+        "f: -1 in in_axes; axes count from the front",
     ),
     "no devices": (
         lambda pmap: pmap(_f, devices=[]),
@@ -327,8 +327,16 @@ def test_it_refuses_what_pmap_refuses(name: str):
 
 def test_results_of_a_dimension_from_behind():
     """jax.pmap gives another shape than the one that it was asked for."""
-    with pytest.raises(ValueError, match="^-1 among the axes is no int from 0 on$"):
-        mapped(_f, out_axes=-1)
+    with pytest.raises(ValueError, match="^f: -1 in out_axes; axes count from the front$"):
+        mapped(_f, out_axes=-1)(_rows(8, 3))
+
+
+def test_axes_of_nothing_may_be_any():
+    """equinox.filter_pmap has one tree for each axis there may be, and most are empty."""
+    out_axes = [-1, 0, None]
+    result = mapped(lambda x: [None, x * 2, ()], out_axes=out_axes)(_rows(8))
+
+    assert result[1].tolist() == (_rows(8) * 2).tolist()
 
 
 def test_axes_that_do_not_fit_are_explained():
