@@ -5,16 +5,19 @@
     python benchmarks/corpus.py --only ferminet --to jax --reasons
     python benchmarks/corpus.py --sample 20 --seed 1    # 20 random edits, to be read by hand
     python benchmarks/corpus.py ~/my/project            # a project of your own
+    python benchmarks/corpus.py --suite ~/my/project -- python -m pytest tests
 
-Each repository is taken at one commit, whose uses of `jax.pmap` were counted by a script that
-shares no code with the checker. Nothing in a repository is run. Its Python files and notebooks are
-copied, migrated in the copy, and migrated again there: the second run must find nothing to do.
+Each repository is taken at one commit. Its Python files and notebooks are copied, migrated in the
+copy as `jax-dist migrate` would, and migrated again there: the second run must find nothing to do.
+Nothing in a repository is run, but for `--suite`: that runs a command in a copy before and after
+each migration, on 8 simulated devices and on 1, and compares how it ends.
 
-Columns: `found` are uses of jax.pmap by any name, `+n` of them through a name that another line or
-file made of `partial(jax.pmap, ...)`, which the count has not; `counted` is the count. For each
-target: how many were migrated, and how many of the neighbours (replicate, device_put_replicated,
-removed names); files changed; of them, files that do not parse, that a second run changes again,
-and that do not keep their findings; CPU seconds.
+Columns: `found` are the places that mean jax.pmap, by any name, in files and notebooks; `+n` of
+them through a name for `partial(jax.pmap, ...)`. `counted` is the number of its uses by a script
+that shares no code with the checker, of Python files only. For each target: how many were migrated,
+and how many of the neighbours (device_put_replicated, removed names); files changed; lines added in
+them for each place; helper modules written; files that got helpers inside; files that do not parse,
+that a second run changes again, or that do not keep their findings; CPU seconds.
 """
 
 import argparse
@@ -23,25 +26,28 @@ import contextlib
 import dataclasses
 import difflib
 import json
+import os
 import pathlib
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 
-from jax_dist.checker import catalogue, examining, linter, parsing, pmaps
+from jax_dist.checker import discovery, examining, linter, parsing, pmaps
+from jax_dist.checker.patterns import Patterns
 from jax_dist.checker.project import Project
-from jax_dist.checker.sources import Source, UnreadableError
-from jax_dist.migrating import files as migrating
+from jax_dist.checker.sources import UnreadableError
+from jax_dist.migrating import helper_text, migration
+from jax_dist.migrating.facts import Promises
+from jax_dist.migrating.files import Options
 from jax_dist.migrating.outcomes import FileMigration
 
-CRASH = "the migration crashed"
+_FAULT = "jax-dist failed on it"
 _PMAP = "JXD001"
-_ALL = frozenset(catalogue.RULES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +97,10 @@ REPOSITORIES = (
 )
 
 TARGETS = {
-    "jax_dist": migrating.Options(to="jax_dist"),
-    "jax": migrating.Options(to="jax"),
-    "jax, one process": migrating.Options(to="jax", several_processes=False),
-    "idiomatic": migrating.Options(to="jax", idiomatic=True),
+    "jax_dist": Options(to="jax_dist"),
+    "jax": Options(to="jax"),
+    "promised": Options(to="jax", promises=Promises(one_process=True, all_devices=True)),
+    "idiomatic": Options(to="jax", idiomatic=True, promises=Promises(one_process=True)),
 }
 
 
@@ -118,6 +124,10 @@ class Result:
     target: str
     places: list[Place] = dataclasses.field(default_factory=list)
     changed: list[str] = dataclasses.field(default_factory=list)
+    added: int = 0  # lines, in files that were there, helpers inside not counted
+    modules: list[str] = dataclasses.field(default_factory=list)  # helpers that were written
+    inside: list[str] = dataclasses.field(default_factory=list)  # files that have them inside
+    direct: int = 0  # jax.shard_map calls that were written
     problems: dict[str, str] = dataclasses.field(default_factory=dict)  # files left whole
     broken: list[str] = dataclasses.field(default_factory=list)  # changed, and do not parse
     restless: list[str] = dataclasses.field(default_factory=list)  # a second run changes them
@@ -147,27 +157,25 @@ def checkout(repository: Repository, into: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def sources_in(folder: pathlib.Path) -> dict[str, bytes]:
-    """Its Python files and notebooks, by path within it."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.suffix in (".py", ".ipynb") and path.is_file() and not path.is_symlink()
-    }
+def files_of(folder: pathlib.Path) -> list[str]:
+    """Its Python files and notebooks, as `jax-dist migrate` finds them."""
+    return list(discovery.find([str(folder)], Patterns(discovery.EXCLUDED, str(folder))).files)
 
 
 # --- looking at one
 
 
-def found(folder: pathlib.Path, sources: dict[str, bytes]) -> tuple[int, int]:
-    """Uses of jax.pmap by its own name or another; those through a name for a partial of it."""
-    project = Project([str(folder)])
+def found(folder: pathlib.Path) -> tuple[int, int]:
+    """Places that mean jax.pmap by its own name or another; those through a name for a partial."""
+    paths = files_of(folder)
+    project = Project(paths)
     direct = bound = 0
-    for path, data in sources.items():
+    for path in paths:
+        data = pathlib.Path(path).read_bytes()
         if not linter.wanted(data, frozenset({_PMAP})):
             continue
         with contextlib.suppress(UnreadableError, parsing.ParseError):
-            module = project.module(examining.load(str(folder / path), data))
+            module = project.module(examining.load(path, data))
             for site in pmaps.sites(module):
                 meaning = module.meaning(site.reference)
                 if meaning is not None and meaning.is_partial:
@@ -177,34 +185,9 @@ def found(folder: pathlib.Path, sources: dict[str, bytes]) -> tuple[int, int]:
     return direct, bound
 
 
-def migrated(folder: pathlib.Path, target: str) -> dict[str, FileMigration]:
-    """What `jax-dist migrate` makes of each file that holds anything it knows."""
-    project = Project([str(folder)])
-    made: dict[str, FileMigration] = {}
-    for path, data in sources_in(folder).items():
-        if linter.wanted(data, _ALL):
-            with contextlib.suppress(UnreadableError):
-                source = examining.load(str(folder / path), data)
-                made[path] = _survived(source, data, project, TARGETS[target])
-    return made
-
-
-def _survived(
-    source: Source, data: bytes, project: Project, options: migrating.Options
-) -> FileMigration:
-    """A crash is a result as well, and must not hide what comes after it."""
-    try:
-        return migrating.migrate(source, project, options)
-    except Exception as error:  # noqa: BLE001
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{pathlib.Path(place.filename).name}:{place.lineno}"
-        crash = f"{CRASH} in {where}: {type(error).__name__}: {error}"
-        return FileMigration(source.path, data, data, (), crash)
-
-
-def places_of(path: str, migration: FileMigration) -> Iterator[Place]:
+def places_of(path: str, migrated: FileMigration) -> Iterator[Place]:
     """From what the library says to what is printed here."""
-    for outcome in migration.outcomes:
+    for outcome in migrated.outcomes:
         line = f"{outcome.line}" if outcome.cell is None else f"cell {outcome.cell}:{outcome.line}"
         done = outcome.status == "done"
         # The idiomatic target speaks of the device axis where it takes pmap away.
@@ -217,38 +200,80 @@ def measured(repository: Repository, folder: pathlib.Path, target: str) -> Resul
     """Migrates a copy, and then the copy again."""
     result = Result(repository.folder, target)
     with tempfile.TemporaryDirectory() as name:
-        copy = pathlib.Path(name) / "copy"
-        for path, data in sources_in(folder).items():
-            (copy / path).parent.mkdir(parents=True, exist_ok=True)
-            (copy / path).write_bytes(data)
+        copy = pathlib.Path(name) / folder.name
+        _copied(folder, copy)
+        (copy / ".git").mkdir(exist_ok=True)  # it is a project of its own
         start = time.process_time()
-        first = migrated(copy, target)
+        first = _migrated(copy, target)
         result.seconds = time.process_time() - start
-        for path, migration in first.items():
-            _note(result, path, migration)
-            (copy / path).write_bytes(migration.after)
-        second = migrated(copy, target)
-    result.restless = [path for path, migration in second.items() if migration.changed]
+        for path, migrated in first.items():
+            _note(result, path, migrated)
+            if migrated.changed:
+                (copy / path).write_bytes(migrated.after)
+        second = _migrated(copy, target)
+    result.restless = [path for path, migrated in second.items() if migrated.changed]
     result.unlike = [path for path in first if _left(first[path]) != _left(second.get(path))]
     return result
 
 
-def _note(result: Result, path: str, migration: FileMigration) -> None:
-    result.places += places_of(path, migration)
-    if migration.problem:
-        result.problems[path] = migration.problem
-    if migration.changed:
+def _copied(folder: pathlib.Path, copy: pathlib.Path) -> None:
+    skipped = shutil.ignore_patterns(".git", "*.ckpt", "*.npz", "*.png", "*.gif")
+    shutil.copytree(folder, copy, symlinks=True, ignore=skipped)
+
+
+def _migrated(copy: pathlib.Path, target: str) -> dict[str, FileMigration]:
+    """What becomes of each file that holds anything to migrate, by its path within the copy."""
+    made, _ = migration.migrate(files_of(copy), TARGETS[target])
+    return {os.path.relpath(os.path.abspath(each.path), copy): each for each in made}
+
+
+def _note(result: Result, path: str, migrated: FileMigration) -> None:
+    result.places += places_of(path, migrated)
+    if migrated.problem:
+        result.problems[path] = migrated.problem
+    if migrated.is_new:
+        result.modules.append(path)
+        return
+    if migrated.changed:
         result.changed.append(path)
-        result.hunks += _hunks(f"{result.repository}/{path}", migration)
+        before, after = _code(path, migrated.before), _code(path, migrated.after)
+        if helper_text.LICENCE.encode() in migrated.after:
+            result.inside.append(path)
+        result.added += _added(before, after)
+        result.direct += after.count("shard_map") - before.count("shard_map")
+        result.hunks += _hunks(f"{result.repository}/{path}", before, after)
         try:
-            parsing.parse(examining.load(path, migration.after).python)
+            parsing.parse(examining.load(path, migrated.after).python)
         except (UnreadableError, parsing.ParseError):
             result.broken.append(path)
 
 
-def _left(migration: FileMigration | None) -> list[tuple[str, str]]:
+def _code(path: str, data: bytes) -> str:
+    """The code of a file, or of all cells of a notebook, without helpers that are inside."""
+    try:
+        source = examining.load(path, data)
+    except UnreadableError:
+        return ""
+    text = source.code.decode("utf-8", "replace").replace("\r\n", "\n")
+    python = source.python.decode("utf-8", "replace")
+    names = helper_text.present_in(python) if helper_text.is_ours(text) else ()
+    for unit in ("    ", "  ", "\t"):
+        last = helper_text.block(names, unit).splitlines()[-1] if names else ""
+        if last and f"\n{last}" in text:
+            start, end = text.index(helper_text.LICENCE), text.rindex(f"\n{last}")
+            return text[:start].rstrip("\n") + "\n" + text[end + len(last) + 1 :].lstrip("\n")
+    return text
+
+
+def _added(before: str, after: str) -> int:
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
+    changes = [line[:1] for line in lines if not line.startswith(("---", "+++", "@@"))]
+    return changes.count("+") - changes.count("-")
+
+
+def _left(migrated: FileMigration | None) -> list[tuple[str, str]]:
     """What was left; lines are not compared, for they move."""
-    outcomes = () if migration is None else migration.outcomes
+    outcomes = () if migrated is None else migrated.outcomes
     return sorted((each.code, _alike(each.reason)) for each in outcomes if each.status == "left")
 
 
@@ -257,11 +282,10 @@ def _alike(reason: str) -> str:
     return re.sub(r"\([\w.]+ in line \d+\)|\bline \d+", "...", reason)
 
 
-def _hunks(name: str, migration: FileMigration) -> Iterator[str]:
-    before = migration.before.decode("utf-8", "replace").splitlines()
-    after = migration.after.decode("utf-8", "replace").splitlines()
+def _hunks(name: str, before: str, after: str) -> Iterator[str]:
     lines: list[str] = []
-    for line in difflib.unified_diff(before, after, n=4, lineterm=""):
+    changes = difflib.unified_diff(before.splitlines(), after.splitlines(), n=4, lineterm="")
+    for line in changes:
         if line.startswith(("---", "+++")):
             continue
         if line.startswith("@@") and lines:
@@ -272,21 +296,78 @@ def _hunks(name: str, migration: FileMigration) -> Iterator[str]:
         yield "\n".join((name, *lines))
 
 
+# --- running suites
+
+
+def print_suites(projects: Sequence[str], command: Sequence[str], targets: Sequence[str]) -> bool:
+    """Runs a command before and after each migration; whether it always ended alike."""
+    alike = True
+    for project in map(pathlib.Path, projects):
+        for devices in (8, 1):
+            with tempfile.TemporaryDirectory() as name:
+                before = _ended(_prepared(project, pathlib.Path(name), None), command, devices)
+            print(f"{project.name}, {devices} devices, before: {before}")
+            for target in targets:
+                with tempfile.TemporaryDirectory() as name:
+                    after = _ended(_prepared(project, pathlib.Path(name), target), command, devices)
+                alike = alike and after == before
+                print(f"{'':4}{'same' if after == before else 'NOT THE SAME'}: {target}: {after}")
+    return alike
+
+
+def _prepared(project: pathlib.Path, into: pathlib.Path, target: str | None) -> pathlib.Path:
+    copy = into / project.resolve().name
+    _copied(project.resolve(), copy)
+    (copy / ".git").mkdir(exist_ok=True)
+    for path, migrated in () if target is None else _migrated(copy, target).items():
+        if migrated.changed:
+            (copy / path).write_bytes(migrated.after)
+    return copy
+
+
+def _ended(folder: pathlib.Path, command: Sequence[str], devices: int) -> str:
+    """The exit code, and what pytest or unittest counted."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "PYTHONHASHSEED": "0",
+    }
+    ended = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    counts = re.findall(
+        r"(\d+) (passed|failed|error|errors|skipped|xfailed|xpassed)\b", ended.stdout
+    )
+    counts += [(number, "run") for number in re.findall(r"^Ran (\d+) tests?", ended.stdout, re.M)]
+    counted = ", ".join(f"{number} {word}" for number, word in counts)
+    return f"exit {ended.returncode}, {counted or 'nothing counted'}"
+
+
 # --- printing
 
 
 def print_table(rows: Sequence[tuple[Repository, tuple[int, int], Sequence[Result]]]) -> None:
-    print(f"{'repository':<36}{'counted':>8}{'found':>9}", end="")
+    width = 63
+    print(f"{'repository':<40}{'counted':>8}{'found':>9}", end="")
     for result in rows[0][2]:
-        print(f" |{result.target:^44}", end="")
-    print(f"\n{'':<53}", end="")
+        print(f" |{result.target:^{width}}", end="")
+    print(f"\n{'':<57}", end="")
+    head = f"{'pmap':>9}{'near':>9}{'files':>6}{'lines':>7}{'modules':>8}{'inside':>7}"
     for _ in rows[0][2]:
-        print(f" |{'pmap':>9}{'near':>9}{'files':>6}{'broken':>7}{'again':>6}{'sec':>7}", end="")
+        print(f" |{head}{'broken':>7}{'sec':>10}", end="")
     print()
     for repository, (direct, bound), results in rows:
         counted = "-" if repository.sites is None else str(repository.sites)
         shown = f"{direct}+{bound}" if bound else str(direct)
-        print(f"{repository.folder:<36}{counted:>8}{shown:>9}", end="")
+        print(f"{repository.folder:<40}{counted:>8}{shown:>9}", end="")
         for result in results:
             _print_cells(result)
         print()
@@ -296,9 +377,11 @@ def _print_cells(result: Result) -> None:
     done, near = result.count(pmap=True, done=True), result.count(pmap=False, done=True)
     pmaps_ = done + result.count(pmap=True, done=False)
     nears = near + result.count(pmap=False, done=False)
-    again = len({*result.restless, *result.unlike})
+    harmed = len({*result.broken, *result.restless, *result.unlike})
     cells = f"{f'{done}/{pmaps_}':>9}{f'{near}/{nears}':>9}{len(result.changed):>6}"
-    print(f" |{cells}{len(result.broken):>7}{again:>6}{result.seconds:>7.2f}", end="")
+    cells += f"{result.added / max(1, done + near):>7.1f}{len(result.modules):>8}"
+    cells += f"{len(result.inside):>7}{harmed:>7}{result.seconds:>10.2f}"
+    print(f" |{cells}", end="")
 
 
 def print_summary(rows: Sequence[tuple[Repository, tuple[int, int], Sequence[Result]]]) -> None:
@@ -309,9 +392,15 @@ def print_summary(rows: Sequence[tuple[Repository, tuple[int, int], Sequence[Res
     for number, first in enumerate(rows[0][2]):
         results = [results[number] for _, _, results in rows]
         done = sum(result.count(pmap=True, done=True) for result in results)
+        near = sum(result.count(pmap=False, done=True) for result in results)
         sites = sum(sum(found_) for _, found_, _ in rows)
-        goal = {"jax_dist": "; goal 97%", "jax": "; goal 80%"}.get(first.target, "")
+        goal = {"jax_dist": "; goal 99%", "jax": "; goal 95%"}.get(first.target, "")
         print(f"{first.target}: {done} of {sites} migrated ({done / max(1, sites):.1%}{goal})")
+        added = sum(result.added for result in results)
+        print(f"  lines added: {added}, {added / max(1, done + near):.2f} for each place")
+        modules, inside = (sum(len(getattr(r, k)) for r in results) for k in ("modules", "inside"))
+        print(f"  helper modules written: {modules}; files with helpers inside: {inside}")
+        print(f"  jax.shard_map written: {sum(result.direct for result in results)}")
         mute = sum(not place.done and not place.reason for r in results for place in r.places)
         print(f"  left without a reason: {mute}")
         for what in ("broken", "restless", "unlike", "problems"):
@@ -319,8 +408,7 @@ def print_summary(rows: Sequence[tuple[Repository, tuple[int, int], Sequence[Res
             print(f"  {_WORDS[what]}: {len(paths)}", *paths[:10])
         for result in results:
             for path, problem in result.problems.items():
-                if problem.startswith(CRASH):
-                    print(f"  {result.repository}/{path}: {problem}")
+                print(f"  {result.repository}/{path}: {problem}")
 
 
 _WORDS = {
@@ -361,12 +449,19 @@ def print_sample(results: Sequence[Result], count: int, seed: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
+    command: list[str] = []
+    if "--" in arguments:
+        place = arguments.index("--")
+        arguments, command = arguments[:place], arguments[place + 1 :]
     options = _parser().parse_args(arguments)
+    if options.suite:
+        alike = print_suites(options.projects, command, options.to or ("jax_dist", "jax"))
+        return 0 if alike else 1
     with tempfile.TemporaryDirectory() as name:
         into = pathlib.Path(options.folder or name)
         rows = []
         for repository, folder in _chosen(options, into):
-            counts = found(folder, sources_in(folder))
+            counts = found(folder)
             results = [measured(repository, folder, target) for target in options.to or TARGETS]
             rows.append((repository, counts, results))
             print(f"looked at {repository.folder}", file=sys.stderr)
@@ -380,7 +475,7 @@ def main(arguments: list[str]) -> int:
     if options.json:
         text = json.dumps([dataclasses.asdict(result) for result in results], indent=1)
         pathlib.Path(options.json).write_text(text + "\n")
-    crashed = any(CRASH in text for result in results for text in result.problems.values())
+    crashed = any(_FAULT in text for result in results for text in result.problems.values())
     harmed = any(result.broken or result.restless for result in results)
     return 1 if crashed or harmed else 0
 
@@ -402,6 +497,11 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("projects", nargs="*", help="folders of your own, in place of all that")
+    parser.add_argument(
+        "--suite",
+        action="store_true",
+        help="run the command behind -- in a copy of each folder, before and after",
+    )
     parser.add_argument("--folder", help="where the checkouts are, or are to be made and kept")
     parser.add_argument("--only", action="append", help="a part of a repository's name")
     parser.add_argument(

@@ -10,21 +10,7 @@ import optax
 from flax.training import common_utils, train_state
 from jax.sharding import PartitionSpec as P
 
-
-def replicated(tree, devices=None):
-    """A whole copy of each leaf on every device, without an axis over them."""
-    devices = jax.devices() if devices is None else list(devices)
-    mesh = jax.sharding.Mesh(devices, ("devices",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-
-    def put(x):
-        if isinstance(x, jax.Array) and x.is_fully_replicated:
-            x = x.addressable_data(0)  # the first copy counts, should they differ
-        x = jnp.array(x, jnp.result_type(x))  # a copy: donating it must not hurt `tree`
-        return jax.device_put(x, sharding)
-
-    return jax.tree.map(put, tree)
-
+from _mapped import mapped, replicated
 
 BATCH_SIZE = 64
 CLASSES = 4
@@ -90,15 +76,7 @@ def train_and_evaluate(steps=40, learning_rate=0.02):
         ),
         donate_argnums=(0,),
     )
-    p_eval_step = jax.jit(
-        jax.shard_map(
-            eval_step,
-            mesh=jax.sharding.Mesh(jax.devices(), ("batch",)),
-            in_specs=(P(), P("batch")),
-            out_specs=P(),
-            check_vma=False,
-        ),
-    )
+    p_eval_step = mapped(eval_step, axis_name="batch", in_axes=(None, 0), out_axes=None)
 
     history = []
     for step, batch in enumerate(batches(seed=0, steps=steps)):
@@ -108,7 +86,7 @@ def train_and_evaluate(steps=40, learning_rate=0.02):
 
     accuracy = []
     for batch in batches(seed=1, steps=4):
-        metrics = p_eval_step(state.params, batch)
+        metrics = p_eval_step(state.params, common_utils.shard(batch))
         accuracy.append(metrics["accuracy"])
     params = jax.device_get(state.params)
     return history, np.mean(accuracy), params

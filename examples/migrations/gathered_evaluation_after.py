@@ -5,46 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
-
-def over_devices(fun, axis_name, in_specs, out_specs):
-    """Like jax.shard_map over the first devices, one for each slice of the arguments."""
-
-    @functools.wraps(fun)
-    def mapped(*args):
-        specs = jax.tree.leaves(jax.tree.broadcast(in_specs, args))
-        sizes = (
-            x.shape[list(spec).index(axis_name)]
-            for x, spec in zip(jax.tree.leaves(args), specs, strict=True)
-            if axis_name in list(spec)
-        )
-        mesh = jax.sharding.Mesh(jax.devices()[: next(sizes, None)], (axis_name,))
-        specs = {"in_specs": in_specs, "out_specs": out_specs}
-        return jax.shard_map(fun, mesh=mesh, **specs, check_vma=False)(*args)
-
-    return mapped
-
-
-def per_device_axes(fun, in_axes=0, out_axes=0):
-    """Runs `fun` on the one slice that each device holds: without the mapped axes.
-
-    `in_axes` and `out_axes` are those of jax.pmap; None for what all devices share.
-    """
-
-    def change(how, axes, tree):
-        def one(axis, part):
-            return part if axis is None else jax.tree.map(lambda x: how(x, axis), part)
-
-        return jax.tree.map(one, axes, tree, is_leaf=lambda axis: axis is None)
-
-    @functools.wraps(fun)
-    def body(*args):
-        args = change(jnp.squeeze, in_axes, args)
-        return change(jnp.expand_dims, out_axes, fun(*args))
-
-    return body
-
+from _mapped import mapped
 
 FEATURES, EMBEDDING = 12, 6
 BATCH_SIZE = 32
@@ -73,14 +35,7 @@ def contrastive_loss(params, batch):
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), place[:, None], 1))
 
 
-@jax.jit
-@functools.partial(
-    over_devices,
-    axis_name="batch",
-    in_specs=(P(), P("batch")),
-    out_specs=P(),
-)
-@functools.partial(per_device_axes, in_axes=(None, 0), out_axes=None)
+@functools.partial(mapped, axis_name="batch", in_axes=(None, 0), out_axes=None)
 def train_step(params, batch):
     loss, grads = jax.value_and_grad(contrastive_loss)(params, batch)
     grads = jax.tree.map(lambda g: jax.lax.pmean(g, "batch"), grads)
@@ -88,14 +43,7 @@ def train_step(params, batch):
     return params, jnp.mean(jax.lax.pmean(loss, axis_name="batch"))
 
 
-@jax.jit
-@functools.partial(
-    over_devices,
-    axis_name="batch",
-    in_specs=(P(), P("batch")),
-    out_specs=P("batch"),
-)
-@functools.partial(per_device_axes, in_axes=(None, 0))
+@functools.partial(mapped, axis_name="batch", in_axes=(None, 0))
 def eval_step(params, batch):
     image = embed(params["image"], batch["image"])
     text = embed(params["text"], batch["text"])
@@ -138,9 +86,9 @@ def train_and_evaluate(steps=60):
     hits, count, ranks = 0.0, 0.0, []
     for real in (BATCH_SIZE, BATCH_SIZE, 20):
         metrics, rank = eval_step(params, make_batch(rng, real))
-        hits += metrics["recall_at_5"].addressable_shards[0].data.squeeze(0)
-        count += metrics["count"].addressable_shards[0].data.squeeze(0)
-        ranks.append(np.asarray(rank.addressable_shards[0].data.squeeze(0)).reshape(-1)[:real])
+        hits += metrics["recall_at_5"][0]
+        count += metrics["count"][0]
+        ranks.append(np.asarray(rank[0]).reshape(-1)[:real])
     return np.array(losses), float(hits / count), np.concatenate(ranks)
 
 

@@ -4,7 +4,6 @@ Afterwards the chains are compared by the split R-hat, which is near 1 where all
 same distribution.
 """
 
-import functools
 from collections import namedtuple
 from functools import partial
 
@@ -12,37 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
-from jax.sharding import PartitionSpec as P
 
-
-def over_devices(fun, axis_name, in_specs, out_specs):
-    """Like jax.shard_map over the first devices, one for each slice of the arguments."""
-
-    @functools.wraps(fun)
-    def mapped(*args):
-        specs = jax.tree.leaves(jax.tree.broadcast(in_specs, args))
-        sizes = (
-            x.shape[list(spec).index(axis_name)]
-            for x, spec in zip(jax.tree.leaves(args), specs, strict=True)
-            if axis_name in list(spec)
-        )
-        mesh = jax.sharding.Mesh(jax.devices()[: next(sizes, None)], (axis_name,))
-        specs = {"in_specs": in_specs, "out_specs": out_specs}
-        return jax.shard_map(fun, mesh=mesh, **specs, check_vma=False)(*args)
-
-    return mapped
-
-
-def per_device(fun):
-    """Runs `fun` on the one slice that each device holds: without the mapped axis."""
-
-    @functools.wraps(fun)
-    def body(*args):
-        args = jax.tree.map(lambda x: jnp.squeeze(x, 0), args)
-        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), fun(*args))
-
-    return body
-
+from _mapped import mapped as pmap
 
 HMCState = namedtuple("HMCState", ["z", "step_size", "accept_prob", "rng_key"])
 
@@ -121,14 +91,7 @@ class MCMC:
             num_samples=self.num_samples,
         )
         rng_keys = random.split(rng_key, self.num_chains)
-        states, last_state = jax.jit(
-            over_devices(
-                per_device(partial_map_fn),
-                axis_name="devices",
-                in_specs=P("devices"),
-                out_specs=P("devices"),
-            ),
-        )(rng_keys, init_params)
+        states, last_state = pmap(partial_map_fn)(rng_keys, init_params)
         self._states = states
         return last_state
 

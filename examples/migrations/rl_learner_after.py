@@ -4,26 +4,14 @@ Each device runs several learners side by side, each with environments of its ow
 are averaged over the learners of a device (the axis "batch") and over the devices ("device").
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec as P
 
-
-def per_device(fun):
-    """Runs `fun` on the one slice that each device holds: without the mapped axis."""
-
-    @functools.wraps(fun)
-    def body(*args):
-        args = jax.tree.map(lambda x: jnp.squeeze(x, 0), args)
-        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), fun(*args))
-
-    return body
-
+from _mapped import mapped
 
 SIZE = 5
 LEARNERS = 2  # on each device
@@ -143,15 +131,7 @@ def learner_setup(seed, updates):
     step_keys = jax.random.split(step_key, devices * LEARNERS)
     step_keys = step_keys.reshape((devices, LEARNERS, -1))
     learn_fn = get_learner_fn()
-    learn = jax.jit(
-        jax.shard_map(
-            per_device(lambda state: learn_fn(state, updates)),
-            mesh=jax.sharding.Mesh(jax.devices(), ("device",)),
-            in_specs=P("device"),
-            out_specs=P("device"),
-            check_vma=False,
-        ),
-    )
+    learn = mapped(lambda state: learn_fn(state, updates), axis_name="device")
     state = LearnerState(
         jax.tree.map(copies, params), jax.tree.map(copies, opt_state), step_keys, env_states
     )

@@ -4,25 +4,12 @@ The functions are pure, and the class keeps how to call them, as in haiku's exam
 written out, so that the program needs nothing but jax and optax.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec as P
 
-
-def per_device(fun):
-    """Runs `fun` on the one slice that each device holds: without the mapped axis."""
-
-    @functools.wraps(fun)
-    def body(*args):
-        args = jax.tree.map(lambda x: jnp.squeeze(x, 0), args)
-        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), fun(*args))
-
-    return body
-
+from _mapped import mapped
 
 TEXT = "she sells sea shells by the sea shore. " * 8
 LETTERS = sorted(set(TEXT))
@@ -68,25 +55,8 @@ class Updater:
         self._net_init = net_init
         self._loss_fn = loss_fn
         self._opt = optimizer
-        self.init = jax.jit(
-            jax.shard_map(
-                per_device(self._init),
-                mesh=jax.sharding.Mesh(jax.devices(), ("i",)),
-                in_specs=P("i"),
-                out_specs=P("i"),
-                check_vma=False,
-            ),
-        )
-        self.update = jax.jit(
-            jax.shard_map(
-                per_device(self._update),
-                mesh=jax.sharding.Mesh(jax.devices(), ("i",)),
-                in_specs=P("i"),
-                out_specs=P("i"),
-                check_vma=False,
-            ),
-            donate_argnums=(0,),
-        )
+        self.init = mapped(self._init, axis_name="i")
+        self.update = mapped(self._update, axis_name="i", donate_argnums=(0,))
 
     def _init(self, rng):
         out_rng, init_rng = jax.random.split(rng)

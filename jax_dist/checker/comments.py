@@ -101,7 +101,7 @@ def _spoken_for(row: int, line: Rows) -> Rows:
 def _tokens(source: Source) -> Iterator[tokenize.TokenInfo]:
     try:
         yield from tokenize.generate_tokens(_reader(source))
-    except (tokenize.TokenError, SyntaxError):
+    except (tokenize.TokenError, SyntaxError, SystemError):  # the last: a NUL, on Python 3.13
         return
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ from jax_dist.checker.misuse import MisuseError, hint
 from jax_dist.checker.page import Page
 from jax_dist.checker.patterns import Patterns
 from jax_dist.checker.requirement import Version
+
+_MISSPELT = ("jax_dist", "jaxdist", "jax-dist")  # the last without `tool`
+_OURS = re.compile(rb"jax[-_]?dist")
 
 
 class ConfigError(MisuseError):
@@ -79,7 +83,12 @@ def _read(path: str, *, required: bool) -> Config:
     folder = os.path.dirname(os.path.abspath(path))
     table = _table(path, required=required)
     tool = table.get("tool")
-    ours = tool.get("jax-dist") if isinstance(tool, dict) else None
+    tool = tool if isinstance(tool, dict) else {}
+    ours = tool.get("jax-dist")
+    for name in () if ours is not None else _MISSPELT:
+        if name in tool or name in table:
+            heading = f"tool.{name}" if name in tool else name
+            raise ConfigError(f"{path}: [{heading}] is not read; the table is [tool.jax-dist]")
     if ours is None and not os.path.basename(path).startswith("pyproject"):
         ours = table  # a file of our own needs no heading
     if ours is None:
@@ -97,7 +106,7 @@ def _table(path: str, *, required: bool) -> dict[str, Any]:
             data = file.read()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    if not required and path.endswith("pyproject.toml") and b"jax-dist" not in data:
+    if not required and path.endswith("pyproject.toml") and not _OURS.search(data):
         return {}
     import tomllib  # only here: it is slow to load, and most projects set nothing
 

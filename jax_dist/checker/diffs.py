@@ -1,5 +1,6 @@
-"""What a change does to a file, as a unified diff that `patch -p0` and `git apply -p0` take."""
+"""What a change does to a file, as a unified diff that `git apply` and `patch -p1` take."""
 
+import os
 import re
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
@@ -8,21 +9,36 @@ _COLOURS = {"-": "\x1b[31m", "+": "\x1b[32m", "@": "\x1b[36m"}
 _PLAIN = "\x1b[0m"
 
 
-def diff(path: str, before: bytes, after: bytes, encoding: str = "utf-8") -> str:
+def diff(
+    path: str, before: bytes, after: bytes, encoding: str = "utf-8", *, new: bool = False
+) -> str:
     """The lines that change, with three around them; empty where nothing does.
 
     Args:
-      path: of the file, as the headings name it.
+      path: of the file.
       before: what it holds.
       after: what it would hold.
       encoding: of both.
+      new: it is not there yet.
     """
     import difflib  # only here: it is slow to load
 
+    shown = _shown(path)
     lines = difflib.unified_diff(
-        _lines(before, encoding), _lines(after, encoding), path, path, lineterm="\n"
+        _lines(before, encoding),
+        _lines(after, encoding),
+        "/dev/null" if new else f"a/{shown}",
+        f"b/{shown}",
+        lineterm="\n",
     )
     return "".join(line if line.endswith("\n") else f"{line}\n{_NO_END}" for line in lines)
+
+
+def _shown(path: str) -> str:
+    """As seen from the current folder, where the patch is applied."""
+    inside = os.path.relpath(path) if os.path.isabs(path) else path
+    shown = path if inside.startswith(os.pardir) else inside
+    return shown.replace(os.sep, "/").lstrip("/")
 
 
 def coloured(text: str) -> str:

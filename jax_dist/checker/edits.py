@@ -1,5 +1,6 @@
 """Puts fixes into a file: those of a group together or not at all, and never two over one byte."""
 
+import bisect
 import re
 from collections.abc import Iterable, Sequence
 
@@ -12,15 +13,13 @@ def choose(fixes: Iterable[Fix]) -> tuple[list[Fix], list[Fix]]:
     groups: dict[str, list[Fix]] = {}
     for number, fix in enumerate(fixes):
         groups.setdefault(fix.group or f"alone {number}", []).append(fix)
-    taken: list[Edit] = []
+    taken = _Taken()
     applied: list[Fix] = []
     left: list[Fix] = []
     for group in groups.values():
         wanted = list(dict.fromkeys(edit for fix in group for edit in fix.edits))
-        new = [edit for edit in wanted if edit not in taken]
-        free = not any(_clash(edit, other) for edit in new for other in taken)
-        if free and not _clash_within(wanted):
-            taken += new
+        if all(map(taken.has_room_for, wanted)) and not _clash_within(wanted):
+            taken.add(wanted)
             applied += group
         else:
             left += group
@@ -56,6 +55,25 @@ def newline_of(code: bytes) -> str:
     """How the file ends its lines; the first one decides."""
     match = re.search(rb"\r\n|\r|\n", code)
     return match[0].decode() if match else "\n"
+
+
+class _Taken:
+    """Edits that do not clash, in order."""
+
+    def __init__(self) -> None:
+        self._edits: list[Edit] = []
+
+    def has_room_for(self, edit: Edit) -> bool:
+        """Whether an edit is one of them, or clashes with none."""
+        place = bisect.bisect_left(self._edits, edit)
+        around = self._edits[max(place - 1, 0) : place + 1]
+        return edit in around or not any(_clash(edit, other) for other in around)
+
+    def add(self, edits: Iterable[Edit]) -> None:
+        for edit in edits:
+            place = bisect.bisect_left(self._edits, edit)
+            if self._edits[place : place + 1] != [edit]:
+                self._edits.insert(place, edit)
 
 
 def _clash_within(edits: Sequence[Edit]) -> bool:

@@ -41,10 +41,12 @@ class Examiner:
     @staticmethod
     def passes_over(data: bytes) -> bool:
         """Whether a glance shows that a file has no findings, whatever the rules."""
-        return b"jax" not in data and b"JXD" not in data
+        return not sources.holds(b"jax", data) and b"JXD" not in data
 
     def likely(self, path: str, data: bytes) -> frozenset[Code] | None:
         """The codes that may have findings in a file, by its bytes; None: it can have none."""
+        if b"jax" not in data and sources.holds(b"jax", data):
+            return self.codes_for(path)  # UTF-16, which Python does not read
         ours = speaks_to_us(data)
         if not ours and prefilter.is_internal(data):
             return None

@@ -38,7 +38,6 @@ class Fix:
     safety: Safety
     edits: tuple[Edit, ...]
     imports: tuple[str, ...] = ()  # statements, such as "import jax"
-    definitions: tuple[str, ...] = ()  # functions to put below the imports, as source text
     group: str = ""
 
 

@@ -19,6 +19,8 @@ from jax_dist.checker.stacking import Kind
 from jax_dist.checker.structure import Path
 
 _STEPS = 500  # before a value is given up: files where everything flows everywhere
+_DEEPEST = 60  # steps on the way to a value, for each takes some of Python's stack
+_LONGEST = 8  # of a path: `node = node.next` would make it longer without end
 _SAME = frozenset(("jax.device_put", "jax.block_until_ready"))
 _TO_HOST = frozenset(("jax.device_get", "numpy.asarray", "numpy.array"))
 _NOT_ARRAYS = frozenset(("shape", "dtype", "ndim", "size", "sharding", "aval", "nbytes", "at", "T"))
@@ -88,7 +90,7 @@ class Flow:
         self._steps -= 1
         if (node, path) in self._open:
             return []  # a loop: what else flows in decides
-        if self._steps < 0:
+        if self._steps < 0 or len(self._open) > _DEEPEST or len(path) > _LONGEST:
             return [Origin(Kind.UNKNOWN, node, path)]
         self._open.add((node, path))
         found = list(self._by_type(node, path))
@@ -272,7 +274,7 @@ class Flow:
         key = (node, ("each", *path))
         if key in self._open:
             return []
-        if self._steps < 0:
+        if self._steps < 0 or len(self._open) > _DEEPEST or len(path) > _LONGEST:
             return [Origin(Kind.UNKNOWN, node, path)]
         self._open.add(key)
         found = list(self._each_by_type(node, path))

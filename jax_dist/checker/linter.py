@@ -1,5 +1,6 @@
 """All findings of one file."""
 
+import ast
 import functools
 
 from jax_dist.checker import catalogue, prefilter
@@ -106,7 +107,9 @@ def unparsed(source: Source, error: ParseError) -> Finding:
 
 
 def _finding(module: Module, rule: Rule, found: Found, target: Version | None) -> Finding:
-    start, end = span = module.span(found.node)
+    strings = _strings_around(module, found.node)
+    start, end = span = module.span(strings[-1] if strings else found.node)
+    fix = None if strings else found.fix  # Python 3.11 does not know where in them
     source = module.source
     return Finding(
         path=source.path,
@@ -117,8 +120,15 @@ def _finding(module: Module, rule: Rule, found: Found, target: Version | None) -
         end=source.position(end),
         span=span,
         line_text=source.line_text(start),
-        fix=_allowed(found.fix, max(rule.needs, found.needs), target),
+        fix=_allowed(fix, max(rule.needs, found.needs), target),
     )
+
+
+def _strings_around(module: Module, node: ast.AST) -> list[ast.AST]:
+    """The f-strings that a node is a part of, the innermost first."""
+    if b"{" not in module.source.code:
+        return []
+    return [each for each in module.ancestors(node) if isinstance(each, ast.JoinedStr)]
 
 
 def _allowed(fix: Fix | None, needs: Version, target: Version | None) -> Fix | None:
@@ -127,4 +137,4 @@ def _allowed(fix: Fix | None, needs: Version, target: Version | None) -> Fix | N
         return fix
     version = ".".join(map(str, needs))
     title = f"{fix.title} (needs jax {version})"
-    return Fix(title, Safety.DISPLAY, fix.edits, fix.imports, fix.definitions, fix.group)
+    return Fix(title, Safety.DISPLAY, fix.edits, fix.imports, fix.group)

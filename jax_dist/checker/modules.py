@@ -5,12 +5,15 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from jax_dist.checker import order, parsing, scopes
 from jax_dist.checker.scopes import Binding, Scope
 from jax_dist.checker.sources import Source
 from jax_dist.checker.uses import PARTIAL, Uses
+
+if TYPE_CHECKING:
+    from jax_dist.checker.import_graph import ImportGraph
 
 Made = TypeVar("Made")
 
@@ -40,17 +43,25 @@ class Module:
       source: the text.
       name: the dotted name under which the project imports it; "" where that is not known.
       elsewhere: looks up names of other files of the project.
+      graph: gives the imports of the project; None where the file is judged alone.
 
     Raises:
       ParseError: where Python cannot parse it.
     """
 
-    def __init__(self, source: Source, name: str = "", elsewhere: Elsewhere = lambda _: None):
+    def __init__(
+        self,
+        source: Source,
+        name: str = "",
+        elsewhere: Elsewhere = lambda _: None,
+        graph: "Callable[[], ImportGraph | None]" = lambda: None,
+    ):
         self.source = source
         self.name = name
         self.tree = parsing.parse(source.python)
         self.scopes = scopes.build(self.tree)
         self._elsewhere = elsewhere
+        self._graph = graph
         self._meanings: dict[tuple[Scope, str], Meaning | None] = {}
         self._canonical: dict[str, Meaning] = {}
         self._made: dict[Callable[[Module], Any], Any] = {}
@@ -64,6 +75,11 @@ class Module:
     def drop(self) -> None:
         """Gives its memory back at once; nothing of it can be used any more."""
         self.__dict__.clear()  # what is kept for it holds it
+
+    @property
+    def graph(self) -> "ImportGraph | None":
+        """The imports of the project; None where the file is judged alone."""
+        return self._graph()
 
     # --- text
 
@@ -254,7 +270,7 @@ class Module:
         scope = self.scope(at)
         parts = name.split(".")
         for length in range(len(parts), 0, -1):
-            for short in self._imported_as(".".join(parts[:length])):
+            for short in self.once(_imported_as).get(".".join(parts[:length]), ()):
                 meaning = self.meaning_of_name(scope, short)
                 if meaning == Meaning(".".join(parts[:length])):
                     return ".".join((short, *parts[length:])), ()
@@ -264,15 +280,6 @@ class Module:
         if scope.lookup(root) is None:
             return name, (f"import {root}",)
         return f"_{name}", (f"import {root} as _{root}",)  # the plain name means something else
-
-    def _imported_as(self, name: str) -> list[str]:
-        """The names that the module's own level imports it as."""
-        bindings = self.scopes.module.bindings.items()
-        return [
-            short
-            for short, each in bindings
-            if any(binding.kind == "import" and binding.target == name for binding in each)
-        ]
 
     # --- use
 
@@ -303,23 +310,19 @@ class Module:
                         yield scope, name, binding
 
     @functools.cached_property
-    def _loading(self) -> dict[str, list[Scope]]:
-        """By name: the scopes that read it."""
-        found: dict[str, list[Scope]] = {}
+    def _loads(self) -> dict[tuple[Scope, str], list[ast.Name]]:
+        """By the scope that binds a name, and the name."""
+        found: dict[tuple[Scope, str], list[ast.Name]] = {}
         for scope in self.scopes.all:
-            for name in scope.loads:
-                found.setdefault(name, []).append(scope)
+            for name, loads in scope.loads.items():
+                home = scope.lookup(name)
+                if home is not None:
+                    found.setdefault((home[0], name), []).extend(loads)
         return found
 
     def reads(self, scope: Scope, name: str) -> list[ast.Name]:
         """Every load of what `scope` binds to `name`, from its nested scopes too, in order."""
-        found = [
-            load
-            for inner in self._loading.get(name, ())
-            if (home := inner.lookup(name)) is not None and home[0] is scope
-            for load in inner.loads[name]
-        ]
-        return sorted(found, key=order.place)
+        return sorted(self._loads.get((scope, name), ()), key=order.place)
 
     # --- values
 
@@ -407,3 +410,12 @@ def _is_inside(below: ast.AST, child: ast.AST, around: Any) -> bool:
         return child in around.body or child in getattr(around, "type_params", ())
     first = around.generators[0]  # its iterable is computed outside
     return child is not first or below is not first.iter
+
+
+def _imported_as(module: Module) -> dict[str, list[str]]:
+    """The names that the module's own level imports, by what they are there."""
+    found: dict[str, list[str]] = {}
+    for name, bindings in module.scopes.module.bindings.items():
+        for target in dict.fromkeys(each.target for each in bindings if each.kind == "import"):
+            found.setdefault(target, []).append(name)
+    return found

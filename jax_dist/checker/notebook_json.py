@@ -36,6 +36,7 @@ class Cell:
     end: int = 0
     pieces: tuple[Piece, ...] = ()  # empty where a string of the list is not exactly one line
     is_list: bool = False
+    begin: int = 0  # of the whole cell
 
     def place(self, line: int) -> int:
         """Where a line of the cell, counted from 1, stands in the JSON."""
@@ -49,38 +50,66 @@ def cells_of(raw: str) -> list[Cell]:
       ValueError: this is no notebook.
     """
     top = dict(_members(raw, _skip(raw, 0)))
-    cells: list[tuple[int, dict[str, int]]] = []
+    cells: list[tuple[int, tuple[int, dict[str, int]]]] = []
     if "cells" in top:
         cells += enumerate(_objects(raw, top["cells"]), start=1)
     elif "worksheets" in top:  # format 3
         sheets = _objects(raw, top["worksheets"])
         cells += enumerate(
-            (cell for sheet in sheets for cell in _objects(raw, sheet.get("cells"))), start=1
+            (cell for _, sheet in sheets for cell in _objects(raw, sheet.get("cells"))), start=1
         )
     else:
         raise ValueError("it has neither cells nor worksheets")
     if not _is_python(_value(raw, top.get("metadata"))):
         return []
-    return [cell for number, at in cells if (cell := _cell(raw, number, at)) is not None]
+    return [cell for number, at in cells if (cell := _cell(raw, number, *at)) is not None]
 
 
-def spliced(raw: str, changes: Iterable[tuple[Cell, str]]) -> str:
-    """The JSON with new code in some cells.
+def spliced(
+    raw: str, changes: Iterable[tuple[Cell, str]], cells: Iterable[tuple[Cell, str]] = ()
+) -> str:
+    """The JSON with new code in some cells, and with new cells.
 
     Args:
       raw: the JSON.
       changes: each cell and its new code.
+      cells: the code of each new cell, and the one that it stands below.
     """
     ascii_only = raw.isascii()
-    edits = sorted(
+    edits = [
         edit for cell, text in changes for edit in _edits(raw, cell, text, ascii_only=ascii_only)
-    )
+    ]
+    edits += (_new_cell(raw, above, text) for above, text in cells)
+    edits.sort()
     pieces: list[str] = []
     at = 0
     for start, end, text in edits:
         pieces += (raw[at:start], text)
         at = end
     return "".join((*pieces, raw[at:]))
+
+
+def _new_cell(raw: str, above: Cell, text: str) -> tuple[int, int, str]:
+    """A cell like the one above it: of the same format, and written in the same way."""
+    start, end = above.begin, _decode(raw, above.begin)[1]
+    members = dict(_members(raw, start))
+    is_old = "input" in members  # format 3
+    made: dict[str, Any] = {"cell_type": "code"}
+    if "id" in members:
+        made["id"] = f"jax-dist-migrate-{above.number}"
+    made |= {"language": "python", "prompt_number": None} if is_old else {"execution_count": None}
+    lines = _lines(text)
+    made |= {"metadata": {}, "outputs": []}
+    made["input" if is_old else "source"] = lines if above.is_list else "".join(lines)
+    made = dict(sorted(made.items()))
+    line = raw.rfind("\n", 0, start) + 1
+    indent = _blank_at(raw, line)
+    if line + len(indent) != start:  # not on a line of its own: all in one line
+        return end, end, ", " + json.dumps(made, ensure_ascii=raw.isascii())
+    inner = raw[start + 1 : _skip(raw, start + 1)].rpartition("\n")[2]
+    step = max(len(inner) - len(indent), 1)
+    spelled = json.dumps(made, indent=step, ensure_ascii=raw.isascii()).replace("\n", f"\n{indent}")
+    return end, end, f",\n{indent}{spelled}"
 
 
 def _edits(raw: str, cell: Cell, text: str, *, ascii_only: bool) -> Iterator[tuple[int, int, str]]:
@@ -135,7 +164,7 @@ def _whole(raw: str, cell: Cell, lines: Sequence[str], *, ascii_only: bool) -> s
     return f"[{inner}{body}{outer}]"
 
 
-def _cell(raw: str, number: int, at: dict[str, int]) -> Cell | None:
+def _cell(raw: str, number: int, begin: int, at: dict[str, int]) -> Cell | None:
     start = at.get("source", at.get("input"))  # "input" in format 3
     if start is None or _value(raw, at.get("cell_type")) != "code":
         return None
@@ -148,12 +177,12 @@ def _cell(raw: str, number: int, at: dict[str, int]) -> Cell | None:
     value, end = _decode(raw, start)
     if isinstance(value, str):
         pieces = tuple(_lines_of_string(raw, start + 1, end - 1))
-        return Cell(number, value, start, end, pieces, is_list=False)
+        return Cell(number, value, start, end, pieces, is_list=False, begin=begin)
     if not isinstance(value, list) or not all(isinstance(line, str) for line in value):
         raise ValueError(f"the source of cell {number} is no text")
     text = "".join(value)
     pieces = tuple(_strings_of_list(raw, start)) if value == _lines(text) else ()
-    return Cell(number, text, start, end, pieces, is_list=True)
+    return Cell(number, text, start, end, pieces, is_list=True, begin=begin)
 
 
 def _is_python(metadata: Any) -> bool:
@@ -197,10 +226,11 @@ def _value(raw: str, at: int | None) -> Any:
     return None if at is None else _decode(raw, at)[0]
 
 
-def _objects(raw: str, at: int | None) -> list[dict[str, int]]:
+def _objects(raw: str, at: int | None) -> list[tuple[int, dict[str, int]]]:
+    """Of the list at `at`: where each object begins, and where the values of its members do."""
     if at is None:
         return []
-    return [dict(_members(raw, place)) for place in _elements(raw, at)]
+    return [(place, dict(_members(raw, place))) for place in _elements(raw, at)]
 
 
 def _members(raw: str, at: int) -> Iterator[tuple[str, int]]:

@@ -60,6 +60,14 @@ class Notebook(Source):
             return 1
         return self.raw.count("\n", 0, part.cell.place(self.position(offset).line)) + 1
 
+    def new_cell(self, offset: int) -> tuple[int, str] | None:
+        below = max(bisect.bisect_right(self._starts, offset), 1)
+        end = len(self.code)
+        if below < len(self.parts):
+            mark = _mark(self.marker, self.parts[below].cell, first=False)
+            end = self.parts[below].start - len(mark.encode())
+        return end, f"\n{self.marker} {_NEW}\n"
+
     def written(self, code: bytes) -> bytes:
         """The notebook's bytes once `code` is in the place of its code.
 
@@ -69,12 +77,14 @@ class Notebook(Source):
         texts = self._texts(code)
         if len(texts) != len(self.parts):
             raise ValueError(f"an edit reaches over the end of a cell of {self.path}")
-        changes = [
-            (part.cell, part.hidden + text)
-            for part, text in zip(self.parts, texts, strict=True)
-            if part.hidden + text != part.cell.text
-        ]
-        written = spliced(self.raw, changes).encode("utf-8", "surrogatepass")
+        changes: list[tuple[Cell, str]] = []
+        cells: list[tuple[Cell, str]] = []
+        for part, text in zip(self.parts, texts, strict=True):
+            text, *new = text.split(f"\n{self.marker} {_NEW}\n")
+            cells += ((part.cell, each) for each in new)
+            if part.hidden + text != part.cell.text:
+                changes.append((part.cell, part.hidden + text))
+        written = spliced(self.raw, changes, cells).encode("utf-8", "surrogatepass")
         return codecs.BOM_UTF8 + written if self.bom else written
 
     def edited(self, code: bytes) -> "Notebook":
@@ -100,6 +110,9 @@ class Notebook(Source):
     def _part(self, offset: int) -> _Part | None:
         index = bisect.bisect_right(self._starts, offset) - 1
         return self.parts[max(index, 0)] if self.parts else None
+
+
+_NEW = "+"  # in the place of a number: a cell that the notebook has not yet
 
 
 def read_notebook(path: str, data: bytes) -> Notebook:

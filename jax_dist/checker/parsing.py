@@ -21,5 +21,5 @@ def parse(code: bytes) -> ast.Module:
     except SyntaxError as error:
         line, column = error.lineno or 1, error.offset or 1
         raise ParseError(error.msg or "invalid syntax", line, column) from error
-    except (ValueError, RecursionError, MemoryError) as error:
+    except (ValueError, RecursionError, MemoryError, SystemError) as error:
         raise ParseError(str(error) or type(error).__name__) from error

@@ -1,12 +1,17 @@
 """The other files of a project: what a name that is imported from one of them means there."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from jax_dist.checker import parsing, sources
 from jax_dist.checker.modules import Meaning, Module
 from jax_dist.checker.packages import KNOWN
+
+if TYPE_CHECKING:
+    from jax_dist.checker.import_graph import ImportGraph
 
 # A file that says none of these cannot hand on what the rules speak of.
 _WORTH_READING = (
@@ -38,6 +43,13 @@ class Project:
     def __getstate__(self) -> dict[str, object]:
         return {"paths": self.paths, "_modules": {}, "_files": {}, "_names": {}, "_homes": {}}
 
+    @functools.cached_property
+    def graph(self) -> "ImportGraph":
+        """Who imports whom; made when it is asked for first."""
+        from jax_dist.checker.import_graph import ImportGraph  # only here: linting needs none
+
+        return ImportGraph(self.paths, self.any_file)
+
     def held(self, source: sources.Source) -> Module | None:
         """The module of a file, where an import has led to it already."""
         module = self._modules.get(os.path.abspath(source.path))
@@ -47,7 +59,8 @@ class Project:
         """Parses one file. Raises parsing.ParseError."""
         path = os.path.abspath(source.path)
         folder = os.path.dirname(path)
-        return Module(source, self.dotted_name(path), lambda name: self.meaning(name, folder))
+        name = self.dotted_name(path)
+        return Module(source, name, lambda name: self.meaning(name, folder), lambda: self.graph)
 
     def opened(self, path: str) -> Module | None:
         """The module in a file; None where it cannot be read, or says nothing of interest."""
@@ -93,11 +106,11 @@ class Project:
         root, _, rest = name.partition(".")
         if not rest or root in KNOWN:
             return None
-        if self._home(root, folder) is None:
+        if self.home(root, folder) is None:
             return None
         parts = name.split(".")
         for length in range(len(parts) - 1, 0, -1):
-            path = self._file(".".join(parts[:length]), folder)
+            path = self.any_file(".".join(parts[:length]), folder)
             if path is not None:
                 return self._meaning_in(path, parts[length:])
         return None
@@ -115,16 +128,17 @@ class Project:
 
     def file(self, name: str, folder: str) -> str | None:
         """The file of a module, as a file in `folder` would import it."""
-        return None if name.partition(".")[0] in KNOWN else self._file(name, folder)
+        return None if name.partition(".")[0] in KNOWN else self.any_file(name, folder)
 
-    def _file(self, name: str, folder: str) -> str | None:
+    def any_file(self, name: str, folder: str) -> str | None:
+        """The same, also of packages that are known: flax, in its own repository."""
         key = (name, folder)
         if key not in self._files:
             self._files[key] = self._search(name.split("."), folder)
         return self._files[key]
 
     def _search(self, parts: list[str], folder: str) -> str | None:
-        home = self._home(parts[0], folder)
+        home = self.home(parts[0], folder)
         if home is None:
             return None
         base = os.path.join(home, *parts)
@@ -133,7 +147,7 @@ class Project:
                 return path
         return None
 
-    def _home(self, root: str, folder: str) -> str | None:
+    def home(self, root: str, folder: str) -> str | None:
         """The nearest folder at or above `folder` in which a package or module `root` lies."""
         key = (root, folder)
         if key not in self._homes:

@@ -1,10 +1,11 @@
 """Finds the uses and imports of names that left jax, and puts the new names in their place."""
 
 import ast
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from jax_dist.checker import guards, removing
+from jax_dist.checker import guards, order, removing
 from jax_dist.checker.findings import Edit, Fix, Safety
 from jax_dist.checker.modules import Module
 from jax_dist.checker.registry import Found, Version
@@ -34,14 +35,14 @@ def renamed(module: Module, table: Sequence[Rename], judge: Judge = by_place) ->
     """A finding for each import of a name of the table, and for each `a.b.name` that means it.
 
     A use of an imported name is not reported again. Nor is what is ready for the name to be
-    missing.
+    missing, nor a name that the file itself puts there: `jax.tree_map = jax.tree.map`.
 
     Args:
       module: the file.
       table: the names.
       judge: says how safe each fix is.
     """
-    entries = {entry.old: entry for entry in table}
+    entries = {entry.old: entry for entry in table if not _is_put_there(module, entry.old)}
     yield from _imports(module, entries, judge)
     for name in module.used_names("jax"):
         entry = entry_for(name, entries)
@@ -52,6 +53,31 @@ def renamed(module: Module, table: Sequence[Rename], judge: Judge = by_place) ->
             if spells(module, node, entry.old) and not guards.is_guarded(module, node):
                 fix = _attribute_fix(module, node, entry, judge)
                 yield Found(node, entry.message, fix, entry.needs)
+
+
+def _is_put_there(module: Module, name: str) -> bool:
+    """Whether the file assigns a name of jax, so that the name is there on any version."""
+    home, _, last = name.rpartition(".")
+    return last in module.once(_assigned).get(home, ())
+
+
+def _assigned(module: Module) -> dict[str, set[str]]:
+    """By what is changed, such as "jax": the attributes that the file sets."""
+    found: dict[str, set[str]] = {}
+    for node in module.scopes.nodes:
+        match node:
+            case ast.Attribute(value=owner, attr=name, ctx=ast.Store()):
+                pass
+            case ast.Call(
+                func=ast.Name(id="setattr"), args=[owner, ast.Constant(value=str() as name), _]
+            ):
+                pass
+            case _:
+                continue
+        home = module.qualified_name(owner)
+        if home is not None:
+            found.setdefault(home, set()).add(name)
+    return found
 
 
 def entry_for(name: str, entries: dict[str, Rename]) -> Rename | None:
@@ -240,7 +266,7 @@ def edits_of_from(
     """
     start, end = module.span(statement)
     code = module.source.code
-    new = _statements(statement, moved)
+    new = [each for each in _statements(statement, moved) if not _has(module, statement, each)]
     kept = [number for number in range(len(statement.names)) if number not in moved]
     line = code.rfind(b"\n", 0, start) + 1
     indent = code[line:start].decode()
@@ -249,11 +275,23 @@ def edits_of_from(
     if not kept:
         if b"#" in code[start:end]:
             return None  # a comment would be lost
+        if not new:
+            return (removing.removal(module, statement),)
         return (Edit(start, end, f"\n{indent}".join(new)),)
     removed = _removals(module, statement, kept, moved)
     if any(b"#" in code[edit.start : edit.end] for edit in removed):
         return None
     return (Edit(start, start, "".join(f"{each}\n{indent}" for each in new)), *removed)
+
+
+def _has(module: Module, statement: ast.stmt, line: str) -> bool:
+    """Whether another import beside a statement is that line: above it, or right below."""
+    block = order.block_of(module, statement) or []
+    imports = (ast.Import, ast.ImportFrom)
+    place = next((n for n, each in enumerate(block) if each is statement), 0)
+    below = itertools.takewhile(lambda each: isinstance(each, imports), block[place + 1 :])
+    near = [each for each in (*block[:place], *below) if isinstance(each, imports)]
+    return line in map(ast.unparse, near)
 
 
 def _statements(statement: ast.ImportFrom, moved: dict[int, str]) -> list[str]:

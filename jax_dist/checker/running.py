@@ -51,6 +51,22 @@ def run(
     return [finding for path in files for finding in sifted.found[path]]
 
 
+def examined(
+    path: str, data: bytes, examiner: Examiner, likely: frozenset[Code] | None = None
+) -> list[Finding]:
+    """The findings of one file; a fault of ours is one of them, and stays in it."""
+    try:
+        return examiner.examined(path, data, likely)
+    except Exception as error:  # noqa: BLE001 - other files must not suffer
+        return [failed(path, error)]
+
+
+def failed(path: str, error: Exception) -> Finding:
+    """The finding for a file on which the checker itself fails."""
+    said = f"{type(error).__name__}: {error}"
+    return unreadable(path, f"jax-dist failed on this file ({said}); please report it")
+
+
 def data_of(path: str) -> bytes | Finding:
     """What a file holds, or the finding that says why that is not known."""
     try:
@@ -140,9 +156,5 @@ def _check(files: Sequence[_Pending], examiner: Examiner | None = None) -> _Chec
         if isinstance(data, Finding):
             found.append((path, [data]))
             continue
-        try:
-            found.append((path, examiner.examined(path, data, likely)))
-        except Exception as error:
-            error.add_note(f"while {path} was checked")
-            raise
+        found.append((path, examined(path, data, examiner, likely)))
     return found, examiner.looked_into()[before:]

@@ -11,6 +11,8 @@ import tokenize
 
 from jax_dist.checker.findings import Position
 
+# Plain text means something else in these.
+_OF_NO_FILES = {"idna", "punycode", "raw-unicode-escape", "unicode-escape", "utf-7"}
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
@@ -62,6 +64,11 @@ class Source:
         """The file as it will be read once `code` is in the place of its code."""
         return dataclasses.replace(self, code=code, python=code)
 
+    def new_cell(self, offset: int) -> tuple[int, str] | None:
+        """Where a new cell below that of `offset` begins, and what begins it; None: no notebook."""
+        del offset
+        return None
+
 
 def read(path: str, data: bytes) -> Source:
     """Raises UnreadableError where the bytes are not what they say they are."""
@@ -79,8 +86,16 @@ def read(path: str, data: bytes) -> Source:
     return Source(path, code, code, encoding)
 
 
+def holds(word: bytes, data: bytes) -> bool:
+    """Whether a word is in a file, also in one of UTF-16."""
+    return word in data or b"\0".join(word[i : i + 1] for i in range(len(word))) in data
+
+
 def _check(data: bytes, encoding: str) -> None:
     try:
+        is_of_files = codecs.lookup(encoding).name not in _OF_NO_FILES
         data.decode(encoding)
-    except (UnicodeDecodeError, LookupError) as error:
+    except (UnicodeError, LookupError) as error:
         raise UnreadableError(f"the file is not {encoding}: {error}") from error
+    if not is_of_files:
+        raise UnreadableError(f"the file says that it is {encoding}, which is for short strings")

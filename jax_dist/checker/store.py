@@ -172,12 +172,11 @@ def _finding(path: str, fields: Sequence[Any]) -> Finding:
 
 
 def _fix(fields: Sequence[Any]) -> Fix:
-    title, safety, edits, imports, definitions, group = fields
+    title, safety, edits, imports, group = fields
     return Fix(
         title=title,
         safety=Safety(safety),
         edits=tuple(Edit(*edit) for edit in edits),
         imports=tuple(imports),
-        definitions=tuple(definitions),
         group=group,
     )

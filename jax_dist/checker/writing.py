@@ -1,4 +1,4 @@
-"""Puts new bytes in the place of a file: all of them or none."""
+"""Puts new bytes in the place of a file: all of them or none, and nothing else of it changes."""
 
 import contextlib
 import os
@@ -8,27 +8,37 @@ class ChangedError(OSError):
     """A file is no longer what it was when it was read."""
 
 
-def write(path: str, data: bytes, *, expected: bytes | None = None) -> None:
+class KeptError(OSError):
+    """A file that cannot be replaced without losing something of it."""
+
+
+def write(path: str, data: bytes, *, expected: bytes | None = None, new: bool = False) -> None:
     """Replaces what a file holds; whoever reads it meanwhile sees the old bytes or the new ones.
 
-    A link stays a link, and the permissions of a file stay as they are.
+    A link stays a link; permissions, owner and extended attributes stay as they are.
 
     Args:
       path: the file; it need not exist, but its folder must.
       data: what it shall hold.
       expected: what it must hold now.
+      new: it must not exist.
 
     Raises:
-      ChangedError: it holds something else than `expected`.
+      ChangedError: it holds something else than `expected`, or exists though it is `new`.
+      KeptError: it may not be written to, has other names, or its attributes cannot be kept.
       OSError: it cannot be written.
     """
     real = os.path.realpath(path)
     temporary = f"{real}.{os.getpid()}.tmp"
-    mode = _mode(real)
+    before = _status(real)
+    if before is not None:
+        if new:
+            raise ChangedError("it was made by somebody else meanwhile")
+        _check(real, before)
     try:
         with open(temporary, "xb") as file:
-            if mode is not None:
-                os.chmod(temporary, mode)
+            if before is not None:
+                _keep_attributes(real, temporary, before)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -41,13 +51,36 @@ def write(path: str, data: bytes, *, expected: bytes | None = None) -> None:
         raise
 
 
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _check(path: str, status: os.stat_result) -> None:
+    if not status.st_mode & 0o222 or not os.access(path, os.W_OK):
+        raise KeptError("it may only be read: chmod u+w lets it be changed")
+    if status.st_nlink > 1:
+        raise KeptError(f"it has {status.st_nlink} names (hard links), which a new file would part")
+
+
+def _keep_attributes(old: str, new: str, status: os.stat_result) -> None:
+    made = os.stat(new)
+    if (made.st_uid, made.st_gid) != (status.st_uid, status.st_gid):
+        try:
+            os.chown(new, status.st_uid, status.st_gid)
+        except OSError as error:
+            raise KeptError("it belongs to somebody else, and would not any more") from error
+    os.chmod(new, status.st_mode & 0o7777)  # after chown, which may clear bits of it
+    for name in os.listxattr(old) if hasattr(os, "listxattr") else ():
+        value = os.getxattr(old, name)
+        try:
+            os.setxattr(new, name, value)
+        except OSError as error:
+            raise KeptError(f"its extended attribute {name} cannot be kept") from error
+
+
 def _bytes(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
-
-
-def _mode(path: str) -> int | None:
-    try:
-        return os.stat(path).st_mode & 0o7777
-    except FileNotFoundError:
-        return None

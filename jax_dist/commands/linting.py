@@ -54,7 +54,7 @@ class _Lint:
     def findings(self) -> list[Finding]:
         """What is found in all files, and not switched off."""
         if self._stdin is not None:
-            return self._examiner.examined(self._name, self._stdin)
+            return running.examined(self._name, self._stdin, self._examiner)
         progress = terminal.Progress(self._err, "files checked")
         try:
             return running.run(
@@ -152,7 +152,11 @@ class _Lint:
                 left += group
                 continue
             data = self._read(path)
-            mended = fixing.mended(path, data, self._examiner, frozenset(allowed))
+            try:
+                mended = fixing.mended(path, data, self._examiner, frozenset(allowed))
+            except Exception as error:  # noqa: BLE001 - other files must not suffer
+                left += [*group, running.failed(path, error)]
+                continue
             if mended.refused:
                 print(f"{path}: some fixes were not made: {mended.refused}", file=self._err)
             on_disk = write and self._stdin is None and mended.data != data

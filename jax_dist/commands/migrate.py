@@ -14,7 +14,8 @@ from jax_dist.commands.exits import Exit
 _EPILOG = """\
 the two targets:
   --to jax_dist  jax.pmap becomes jax_dist.pmap, which means the same: the smallest change
-  --to jax       jax.pmap becomes jax.jit(jax.shard_map(...)): plain JAX, nothing to depend on
+  --to jax       jax.pmap becomes mapped, of a small module of plain JAX that your package gets;
+                 jax.jit(jax.shard_map(...)) where the text proves that it does the same
 
 exit codes: 0 all is well, also where something would change,
             1 something is not: --check found something to migrate, a file could not be read or
@@ -23,7 +24,7 @@ exit codes: 0 all is well, also where something would change,
 
 examples:
   jax-dist migrate src                          what would change, as a diff
-  jax-dist migrate src > a.patch                the same, for git apply or patch
+  jax-dist migrate src > a.patch                the same, for git apply
   jax-dist migrate --write src                  change it
   jax-dist migrate --to jax --report left.md .  why places are left, and what to do by hand
   jax-dist migrate --check .                    in continuous integration
@@ -72,8 +73,19 @@ def _add_aims(group: Any) -> None:
     group.add_argument(
         "--one-process",
         action="store_true",
-        help="with --to jax: the program never runs in several processes, so what they see is "
-        "no reason to leave a place",
+        help="with --to jax: a promise that the program never runs in several processes",
+    )
+    group.add_argument(
+        "--all-devices",
+        action="store_true",
+        help="with --to jax: a promise that what is mapped has one slice for each device there is; "
+        "with --one-process, most places can then be jax.jit(jax.shard_map(...))",
+    )
+    group.add_argument(
+        "--helpers",
+        metavar="PATH",
+        help="with --to jax: the module that gets the helpers; else each package gets _mapped.py, "
+        "and a lone script or a notebook has them inside",
     )
     group.add_argument("--target-jax", metavar="VERSION", help="the oldest jax to run on")
     group.add_argument(
@@ -129,13 +141,6 @@ def _add_proof(group: Any) -> None:
 def _add_running(group: Any) -> None:
     group.add_argument("--config", metavar="FILE", help="settings, in place of the nearest file")
     group.add_argument("--stdin-filename", metavar="FILE", help="what the standard input is called")
-    group.add_argument(
-        "-j",
-        "--jobs",
-        type=arguments.count,
-        metavar="N",
-        help="processes (default: as many as pay)",
-    )
     group.add_argument("-q", "--quiet", action="store_true", help="no summary, and no reasons")
     arguments.add_color(group)
 

@@ -12,7 +12,9 @@ from jax_dist.checker.misuse import MisuseError
 from jax_dist.checker.patterns import Patterns
 from jax_dist.commands import terminal
 from jax_dist.commands.exits import Exit
-from jax_dist.migrating import report, trees
+from jax_dist.migrating import cautions, migration, report
+from jax_dist.migrating.context import Context
+from jax_dist.migrating.facts import Promises
 from jax_dist.migrating.files import Options
 from jax_dist.migrating.outcomes import FileMigration
 from jax_dist.migrating.report import Report
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from jax_dist.migrating.verification import Verification
 
 _STDIN = "-"
-_SHOWN = 5  # reasons in the summary
-
 _FORMS: dict[str, Callable[[Report], str]] = {
     ".json": report.as_json,
     ".md": report.as_markdown,
@@ -46,6 +46,11 @@ def _check(options: argparse.Namespace) -> None:
         raise MisuseError("--verify needs files, not the standard input")
     if options.idiomatic and options.to != "jax":
         raise MisuseError("--idiomatic goes with --to jax only")
+    for name in ("one_process", "all_devices", "helpers"):
+        if getattr(options, name) and options.to != "jax":
+            raise MisuseError(f"--{name.replace('_', '-')} goes with --to jax only")
+    if options.helpers is not None and not options.helpers.endswith(".py"):
+        raise MisuseError(f"--helpers {options.helpers}: the name must end with .py")
     if options.idiomatic and options.write and not options.verify:
         raise MisuseError(
             "--idiomatic writes only what is proved: add --verify and, behind --, a command that "
@@ -72,36 +77,38 @@ class _Migrate:
         target = options.target_jax
         self._aim = Options(
             to=options.to,
-            several_processes=not options.one_process,
+            promises=Promises(options.one_process, options.all_devices),
             idiomatic=options.idiomatic,
             target=requirement.version(target) if target else None,
         )
 
     def run(self) -> Exit:
-        files, looked_at = self._migrated()
+        files, context, looked_at = self._migrated()
         proof = self._verify(files) if self._options.verify else None
         if self._options.write and proof is None and self._options.paths != [_STDIN]:
-            files = list(map(self._written, files))
+            files = self._written(files)
         self._show(files, proof)
-        found = self._report(files, proof)
+        found = self._report(files, context, proof)
         self._summarize(found, looked_at, proof)
         return self._exit(found, proof)
 
     # --- reading
 
-    def _migrated(self) -> tuple[list[FileMigration], int]:
-        """What each file becomes, and how many were looked at."""
+    def _migrated(self) -> tuple[list[FileMigration], Context, int]:
+        """What each file becomes, their projects, and how many were looked at."""
+        helpers = self._options.helpers or ""
         if self._options.paths == [_STDIN]:
             data = self._stdin.buffer.read()
-            found = trees.Migrator(self._aim).migrated(self._name, data)
-            return [found or FileMigration(self._name, data, data)], 1
+            context = Context.alone()
+            found = migration.of_text(self._name, data, context, self._aim)
+            return [found or FileMigration(self._name, data, data)], context, 1
         paths = self._files()
         progress = terminal.Progress(self._err, "files migrated")
         try:
-            found = trees.migrate(paths, self._aim, jobs=self._options.jobs, progress=progress)
+            found, context = migration.migrate(paths, self._aim, helpers=helpers, progress=progress)
         finally:
             progress.close()
-        return found, len(paths)
+        return found, context, len(paths)
 
     def _files(self) -> Sequence[str]:
         settings = config.load(self._options.paths, self._options.config)
@@ -118,7 +125,9 @@ class _Migrate:
         """Runs the command before and after; None where there is nothing to prove."""
         from jax_dist.migrating import verifying
 
-        before = {Path(file.path): file.before for file in files if file.changed}
+        before = {
+            Path(file.path): file.before for file in files if file.changed and not file.is_new
+        }
         after = {Path(file.path): file.after for file in files if file.changed}
         if not after:
             return None
@@ -139,7 +148,9 @@ class _Migrate:
 
     def _put_back(self, files: Sequence[FileMigration]) -> None:
         for file in files:
-            if file.changed:
+            if file.is_new:
+                Path(file.path).unlink(missing_ok=True)
+            elif file.changed:
                 try:
                     writing.write(file.path, file.before, expected=file.after)
                 except OSError as error:
@@ -164,22 +175,44 @@ class _Migrate:
         colour = terminal.wants_colour(self._options.color, self._out)
         for file in changed:
             encoding = load(file.path, file.before).encoding
-            text = diffs.diff(file.path, file.before, file.after, encoding)
+            text = diffs.diff(file.path, file.before, file.after, encoding, new=file.is_new)
             self._out.write(diffs.coloured(text) if colour else text)
 
-    def _written(self, file: FileMigration) -> FileMigration:
-        """The file as it is now: one that cannot be written does not keep others from it."""
+    def _written(self, files: Sequence[FileMigration]) -> list[FileMigration]:
+        """The files as they are now: one that cannot be written does not keep others from it.
+
+        Only a helper module does: it is written first.
+        """
+        needed = {each.helpers.path for each in files if each.helpers is not None}
+        order = sorted(files, key=lambda file: os.path.abspath(file.path) not in needed)
+        lost: set[str] = set()
+        now: dict[str, FileMigration] = {}
+        for file in order:
+            if file.helpers is not None and file.helpers.path in lost:
+                problem = "the module for its helpers could not be written"
+                now[file.path] = FileMigration(file.path, file.before, file.before, problem=problem)
+                continue
+            now[file.path] = self._written_one(file)
+            if now[file.path].problem:
+                lost.add(os.path.abspath(file.path))
+        return [now[file.path] for file in files]
+
+    def _written_one(self, file: FileMigration) -> FileMigration:
         if not file.changed:
             return file
         try:
-            writing.write(file.path, file.after, expected=file.before)
+            expected = None if file.is_new else file.before
+            writing.write(file.path, file.after, expected=expected, new=file.is_new)
         except writing.ChangedError as error:
             problem = f"{error}; start again"
+        except writing.KeptError as error:
+            problem = str(error)
         except OSError as error:
             problem = f"it cannot be written: {error.strerror or error}"
         else:
             done = sum(outcome.status == "done" for outcome in file.outcomes)
-            self._say(f"migrated {file.path}: {_count(done, 'place')}")
+            what = "wrote" if file.is_new else "refreshed" if not done else "migrated"
+            self._say(f"{what} {file.path}" + (f": {_count(done, 'place')}" if done else ""))
             return file
         return FileMigration(file.path, file.before, file.before, problem=problem)
 
@@ -195,13 +228,15 @@ class _Migrate:
 
     # --- saying
 
-    def _report(self, files: Sequence[FileMigration], proof: "Verification | None") -> Report:
+    def _report(
+        self, files: Sequence[FileMigration], context: Context, proof: "Verification | None"
+    ) -> Report:
         made = Report(
             self._options.to,
             files,
             None if proof is None else proof.to_dict(),
             "" if proof is None else str(proof),
-            several_processes=not self._options.one_process,
+            tuple(cautions.of(files, context, self._aim)),
         )
         where = self._options.report
         if where == _STDIN:
@@ -227,21 +262,19 @@ class _Migrate:
             f"{_count(len(found.changed), 'file')} {verb}: "
             f"{_count(len(found.done), 'place')} done, {len(found.left)} left."
         )
-        if found.caution:
-            self._say(found.caution)
+        for caution in found.cautions:
+            self._say(caution)
         self._say_left(found)
 
     def _say_left(self, found: Report) -> None:
-        """The most frequent reasons, each with its first place."""
+        """The reasons, the most frequent first, each with its first place."""
         groups = found.by_reason()
         if not groups:
             return
-        for places in groups[:_SHOWN]:
+        for places in groups:
             first, more = places[0], len(places) - 1
             others = f" and {_count(more, 'other place')}" if more else ""
-            self._say(f"  left: {report.where(first)}{others}: {first.reason}")
-        if len(groups) > _SHOWN:
-            self._say(f"  and {_count(len(groups) - _SHOWN, 'other reason')}")
+            self._say(f"  left: {report.where(first)}{others}: {first.why}")
         if self._options.report is None:
             self._say("--report FILE.md lists every place, and what to do by hand.")
 

@@ -1,4 +1,8 @@
-"""What the checker's own fixes do for a migration: removed names, and slow idioms around pmap."""
+"""What the checker's own fixes do for a migration: removed names, and slow idioms around pmap.
+
+`x[0]` of what a mapped function gives stays, for the first shard (JXD202, JXD203) is another place,
+and nothing at all inside a trace.
+"""
 
 from jax_dist.checker import linter
 from jax_dist.checker.findings import Code, Finding, Fix, Safety
@@ -16,28 +20,25 @@ _RENAMES: tuple[Code, ...] = (
     "JXD108",
     "JXD207",
 )
-# `x[0]` of what a mapped function gives; only what is fixed is spoken of.
-_FIRSTS: tuple[Code, ...] = ("JXD202", "JXD203")
 # Not JXD302: what this writes has a mesh of its own, and a mesh of the file may be meant so.
-_FOR_SHARD_MAP: tuple[Code, ...] = ("JXD301",)
+_IDIOMS: tuple[Code, ...] = ("JXD301",)
 
-CODES = frozenset(_RENAMES + _FIRSTS + _FOR_SHARD_MAP)  # all that is asked for
+CODES = frozenset(_RENAMES + _IDIOMS)  # all that is asked for
 
 
-def places(module: Module, target: Version | None, *, to_jax: bool) -> list[Place]:
+def places(module: Module, target: Version | None, *, idiomatic: bool) -> list[Place]:
     """The places of a file that rules find and mend.
 
     Args:
       module: the file.
       target: the oldest jax that the code must run on; None: the newest.
-      to_jax: whether pmap becomes shard_map, so that what holds there matters.
+      idiomatic: whether slow idioms go too.
     """
-    unsafe = _FIRSTS + (_FOR_SHARD_MAP if to_jax else ())
+    unsafe = _IDIOMS if idiomatic else ()
     found: list[Place] = []
     for finding in linter.check_module(module, frozenset(_RENAMES + unsafe), target):
         fix = finding.fix if _is_wanted(finding.fix, finding.code, unsafe) else None
-        if fix is not None or finding.code not in _FIRSTS:
-            found.append(Place(_outcome(finding, fix), finding.span, fix))
+        found.append(Place(_outcome(finding, fix), finding.span, fix))
     return found
 
 

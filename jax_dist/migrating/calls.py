@@ -6,8 +6,8 @@ from jax_dist.checker import pmaps
 from jax_dist.checker.flow import Flow
 from jax_dist.checker.modules import Module
 from jax_dist.checker.pmaps import Site
-from jax_dist.migrating import following, neighbours, onward, tracing
-from jax_dist.migrating.onward import Kept
+from jax_dist.migrating import escapes, following, tracing
+from jax_dist.migrating.escapes import Kept
 
 
 def unseen(module: Module, flow: Flow, site: Site) -> str:
@@ -55,7 +55,7 @@ def _known_elsewhere(module: Module, site: Site) -> str:
             if isinstance(target, ast.Attribute):
                 why = _attribute_elsewhere(module, target)
             elif isinstance(target, ast.Name):
-                found = onward.from_target(module, target, statement)
+                found = escapes.from_target(module, target, statement)
                 why = "" if isinstance(found, Kept) else found.why
             else:
                 why = f"line {target.lineno} keeps the mapped function in {module.text(target)}"
@@ -63,7 +63,7 @@ def _known_elsewhere(module: Module, site: Site) -> str:
                 return why
         names = []
     for name in names:
-        if neighbours.is_said(module, name):
+        if escapes.is_used_elsewhere(module, name):
             return f"other files may call {name}"
     return ""
 
@@ -72,11 +72,11 @@ def _attribute_elsewhere(module: Module, target: ast.Attribute) -> str:
     owner = module.class_of(target)
     if not isinstance(target.value, ast.Name) or owner is None:
         return f"line {target.lineno} keeps the mapped function in {module.text(target)}"
-    for node in onward.attributes(module, target.attr):
+    for node in escapes.attributes(module, target.attr):
         same = isinstance(node.value, ast.Name) and node.value.id == target.value.id
         if not same or module.class_of(node) is not owner:
             return f"line {node.lineno} may mean it by {module.text(node)}"
-    if neighbours.is_said(module, target.attr):
+    if escapes.is_used_elsewhere(module, target.attr):
         return f"other files may call .{target.attr}"
     return ""
 

@@ -1,7 +1,6 @@
 """Which file gives a name its meaning: `pmap` may be an alias that another file defines."""
 
 import ast
-import dataclasses
 import os
 
 from jax_dist.checker.modules import Module
@@ -10,15 +9,7 @@ from jax_dist.checker.project import Project
 _LONGEST = 20  # files that hand a name on; more are a circle
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Home:
-    """The file that gives a name its meaning."""
-
-    path: str
-    only_imports: bool  # from jax, for others, and does not use it itself
-
-
-def definer(module: Module, project: Project, reference: ast.expr) -> Home | None:
+def definer(module: Module, project: Project, reference: ast.expr) -> str | None:
     """The other file of the project that binds a name which is used here.
 
     Files that only import it and hand it on are looked through.
@@ -29,27 +20,20 @@ def definer(module: Module, project: Project, reference: ast.expr) -> Home | Non
       reference: the name, or attribute: `constants.pmap`.
 
     Returns:
-      The file; None where the name is bound in this one, or comes from no file of the project.
+      The path; None where the name is bound in this file, or comes from no file of the project.
     """
     name = _imported(module, reference)
     path = os.path.abspath(module.source.path)
-    home: Home | None = None
+    home: str | None = None
     for _ in range(_LONGEST):
         found = None if name is None else _found(project, name, os.path.dirname(path))
         if found is None:
             return home
         path, rest = found
+        home = path
         other = project.opened(path)
-        home = Home(path, other is not None and _only_imports(other, rest[0]))
         name = None if other is None else _handed_on(other, rest)
     return home
-
-
-def _only_imports(module: Module, name: str) -> bool:
-    scope = module.scopes.module
-    bindings = scope.bindings.get(name, ())
-    imports = [binding for binding in bindings if binding.kind == "import"]
-    return bool(imports) and len(imports) == len(bindings) and not module.reads(scope, name)
 
 
 def _imported(module: Module, reference: ast.expr) -> str | None:

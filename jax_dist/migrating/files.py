@@ -3,31 +3,33 @@
 import ast
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Literal, TypeAlias
 
-from jax_dist.checker import edits, placing, pmaps
+from jax_dist.checker import edits, import_time, parsing, placing, pmaps
 from jax_dist.checker.findings import Fix
 from jax_dist.checker.modules import Module
 from jax_dist.checker.parsing import ParseError
-from jax_dist.checker.project import Project
 from jax_dist.checker.registry import Version
 from jax_dist.checker.sources import Source
 from jax_dist.migrating import (
     by_rules,
     definers,
-    host_local,
+    direct,
+    helper_text,
     idiomatic,
     placements,
     places,
+    renaming,
     texts,
-    tidy,
-    to_jax,
-    to_jax_dist,
+    unused_imports,
 )
-from jax_dist.migrating.layout import Style
-from jax_dist.migrating.outcomes import FileMigration, Left, Outcome
+from jax_dist.migrating.context import Context
+from jax_dist.migrating.facts import Facts, Promises
+from jax_dist.migrating.names import HelperNames, LibraryNames, Namer
+from jax_dist.migrating.outcomes import FileMigration, Helpers, Left, Outcome
 from jax_dist.migrating.places import Place
+from jax_dist.migrating.texts import Texts
 
 Target: TypeAlias = Literal["jax_dist", "jax"]
 
@@ -40,17 +42,20 @@ class Options:
 
     to: Target = "jax_dist"
     idiomatic: bool = False  # with "jax": without the axis over devices, where the flow shows it
-    several_processes: bool = True  # the program may run in several: refuse where that matters
+    promises: Promises = Promises()
     target: Version | None = None  # the oldest jax that the code must run on; None: the newest
-    among: frozenset[str] | None = None  # absolute paths of what is migrated; None: all is
 
 
-def migrate(source: Source, project: Project, options: Options) -> FileMigration:
+class _RefusedError(Exception):
+    """The new text would do harm, so the file is left whole."""
+
+
+def migrate(source: Source, context: Context, options: Options) -> FileMigration:
     """Migrates one file.
 
     Args:
       source: the file.
-      project: looks up what other files define.
+      context: the project that it is judged with.
       options: the target.
 
     Returns:
@@ -58,17 +63,18 @@ def migrate(source: Source, project: Project, options: Options) -> FileMigration
     """
     before = source.written(source.code)
     try:
-        module = project.module(source)
+        module = context.project.module(source)
     except ParseError as error:
         problem = f"Python cannot parse it: line {error.line}: {error.message}"
         return FileMigration(source.path, before, before, (), problem)
-    found = _places(module, project, options)
+    file = _File(module, context, options)
+    found = file.places(module)
     outcomes = (*(place.outcome for place in found), *_unparsed_cells(source))
-    code = _rewritten(module, project, options, found)
-    if code is None:
-        problem = "the new text would not parse, or would not stay as it is; please report this"
-        return FileMigration(source.path, before, before, (), problem)
-    return FileMigration(source.path, before, source.written(code), outcomes)
+    try:
+        after = file.rewritten(found)
+    except _RefusedError as error:
+        return FileMigration(source.path, before, before, (), str(error))
+    return FileMigration(source.path, before, after, outcomes, helpers=file.helpers)
 
 
 def _unparsed_cells(source: Source) -> Iterator[Outcome]:
@@ -83,60 +89,235 @@ def _unparsed_cells(source: Source) -> Iterator[Outcome]:
         )
 
 
-def _rewritten(
-    module: Module, project: Project, options: Options, found: list[Place]
-) -> bytes | None:
-    """The new code; None where it does not come to rest."""
-    first = module
-    for _ in range(_ROUNDS):
-        fixes = list(dict.fromkeys(place.fix for place in found if place.fix is not None))
-        if not fixes:
-            return tidy.tidied(first, module)
-        applied, _left = edits.choose(fixes)
+class _File:
+    """One file while it is migrated, in rounds.
+
+    Args:
+      module: as it was.
+      context: its project.
+      options: the target.
+    """
+
+    def __init__(self, module: Module, context: Context, options: Options):
+        self._first, self._context, self._options = module, context, options
+        self._style = texts.style_of(module.source.code)
+        self._helpers = HelperNames(context.homes.of(module)) if options.to == "jax" else None
+        self._namer: Namer = self._helpers or LibraryNames()
+        self.helpers: Helpers | None = None  # what the new text imports from a helper module
+
+    def rewritten(self, found: list[Place]) -> bytes:
+        """The new bytes of the file. Raises _RefusedError."""
+        module = self._first
         try:
-            code = placing.placed(module, applied)
-            module = project.module(module.source.edited(code))
-        except (ParseError, ValueError):  # a notebook's cells could not be told apart any more
+            for _ in range(_ROUNDS):
+                fixes = list(dict.fromkeys(place.fix for place in found if place.fix is not None))
+                if not fixes:
+                    return self._finished(module)
+                applied, _left = edits.choose(fixes)
+                source = module.source.edited(placing.placed(module, applied))
+                module = self._context.project.module(source)
+                found = self.places(module)
+        except (ParseError, ValueError) as error:  # or cells could not be told apart any more
+            raise _RefusedError(
+                f"the new text would not parse ({error}); please report it"
+            ) from error
+        raise _RefusedError("the new text would change again each time; please report this")
+
+    def _finished(self, module: Module) -> bytes:
+        source = module.source
+        if module is self._first:
+            return source.written(source.code)
+        needed: Collection[str] = ()
+        if self._helpers is not None and self._helpers.home.is_inside:
+            needed = helper_text.bound_names(self._helpers.used)
+        source = source.edited(unused_imports.tidied(self._first, module, needed))
+        if self._helpers is not None:
+            source = self._with_helpers(source, self._helpers)
+        self._check_order(source)
+        return source.written(source.code)
+
+    def _with_helpers(self, source: Source, helpers: HelperNames) -> Source:
+        """The file with the helpers inside, where that is their home."""
+        home = helpers.home
+        if not home.is_inside:
+            names = home.imported_by(parsing.parse(source.python))
+            self.helpers = Helpers(home.path, names) if names else None
+            return source
+        module = self._context.project.module(source)
+        scope = module.scopes.module
+        loads = {name for each in module.scopes.all for name in each.loads}
+        missing = {name for name in helpers.used if name in loads and name not in scope.bindings}
+        if not missing:
+            return source
+        text = helper_text.block(missing, self._style.unit, placing.names_above(source))
+        return placing.with_block(source, text)
+
+    def _check_order(self, source: Source) -> None:
+        """What is read while the file is imported must be bound above, as it was."""
+        before = import_time.read_too_early(self._first.tree)
+        after = import_time.read_too_early(parsing.parse(source.python))
+        for name, line in after.items():
+            if name not in before:
+                raise _RefusedError(
+                    f"its line {line} would read {name} before that is imported, for jax is "
+                    "imported below: move the import of jax up, then migrate again"
+                )
+
+    # --- places
+
+    def places(self, module: Module) -> list[Place]:
+        """What becomes of each place of the file, as it is by now."""
+        facts = None
+        if self._options.to == "jax":
+            facts = Facts(module, self._context, self._options.promises)
+        freed, kept = self._freed(module, facts)
+        found: list[Place] = []
+        for site in pmaps.sites(module):
+            place = freed.pop(site.reference, None) or self._of_pmap(module, site, facts)
+            found.append(_explained(place, kept.get(site.reference, "")))
+        for alias in renaming.handed_on(module):
+            if alias.asname != alias.name and self._is_imported(module, alias):
+                found.append(self._of_import(module, alias))
+        removed = placements.REMOVED
+        codes = removed if self._options.to == "jax" else removed | placements.OF_FLAX
+        for name, node in placements.places(module, codes):
+            call = module.parent(node)
+            place = freed.pop(call, None) if isinstance(call, ast.expr) else None
+            found.append(place or self._of_placement(module, name, node))
+        found += freed.values()
+        covered = [place.span for place in found]
+        by_rule = by_rules.places(module, self._options.target, idiomatic=self._options.idiomatic)
+        return found + [place for place in by_rule if not _is_covered(place.span, covered)]
+
+    def _freed(
+        self, module: Module, facts: Facts | None
+    ) -> tuple[dict[ast.expr, Place], dict[ast.expr, str]]:
+        """By node: the places that lose the axis over devices; and why other sites keep it."""
+        if facts is None or not self._options.idiomatic:
+            return {}, {}
+        found = idiomatic.find(module, self._style, self._namer, facts)
+        freed = {
+            change.node: places.done(module, change.node, "JXD204", change.fix, change.said)
+            for change in found.changes
+        }
+        return freed, found.kept
+
+    def _of_pmap(self, module: Module, site: pmaps.Site, facts: Facts | None) -> Place:
+        try:
+            _check_site(module, site)
+            _check_replaced(module, self._options.to)
+            fix, said = self._direct(module, site, facts)
+            if fix is None:
+                kept = self._identity(module, site)
+                if kept is not None:
+                    raise kept
+                stays = lambda other: self._identity(module, other) is not None
+                fix = renaming.fix(module, site, self._namer, stays)
+                if fix is None:
+                    said = self._by_definition(module, site)
+                else:
+                    said = renaming.said(module, site) or self._not_direct(site, facts)
+        except Left as left:
+            return places.left(module, site.reference, "JXD001", left)
+        return places.done(module, site.reference, "JXD001", fix, said)
+
+    def _direct(
+        self, module: Module, site: pmaps.Site, facts: Facts | None
+    ) -> tuple[Fix | None, str]:
+        """`jit(shard_map)`, where all that it takes is known."""
+        if facts is None or facts.unknown(site):
+            return None, ""
+        new = Texts(module, site.node, self._style, self._namer)
+        try:
+            return direct.written(module, site, direct.plan(module, site, new), new), ""
+        except Left:
+            return None, ""
+
+    def _not_direct(self, site: pmaps.Site, facts: Facts | None) -> str:
+        """Why it is no `jit(shard_map)`, where the user has promised something for that."""
+        if facts is None or self._options.promises == Promises():
+            return ""
+        return f"not jit(shard_map): {facts.unknown(site)}" if facts.unknown(site) else ""
+
+    def _identity(self, module: Module, site: pmaps.Site) -> Left | None:
+        """Why a function keeps its identity: it may meet `f is jax.pmap`."""
+        if not renaming.may_be_compared(module, site):
             return None
-        found = _places(module, project, options)
-    return None
+        found = self._context.comparison(module)
+        if found is not None:
+            return Left(
+                "pmap goes on as a value, and a comparison with jax.pmap may meet it",
+                "Rename it in all such places by hand.",
+                f"{os.path.relpath(found.path)}:{found.line}",
+            )
+        twin = self._context.twin(module) if site.form == "value" else None
+        if twin is not None:
+            path = os.path.relpath(twin.path)
+            return Left(
+                "pmap goes on as a value here and in a file that is not among the paths, so that "
+                "the two may meet",
+                f"Migrate that file too: jax-dist migrate {module.source.path} {path}",
+                f"{path}:{twin.line}",
+            )
+        return None
+
+    def _by_definition(self, module: Module, site: pmaps.Site) -> str:
+        """What is said of a name that changes its meaning where it is defined. Raises Left."""
+        home = definers.definer(module, self._context.project, site.reference)
+        among = self._context.among
+        if home is not None and among is not None and home not in among:
+            path = os.path.relpath(home)
+            raise Left(
+                "pmap gets its meaning in a file that is not among the paths",
+                f"Migrate that file too: jax-dist migrate {module.source.path} {path}",
+                path,
+            )
+        return "the definition of this alias is migrated"
+
+    def _is_imported(self, module: Module, alias: ast.alias) -> bool:
+        graph, path = self._context.graph, os.path.abspath(module.source.path)
+        return any(True for _ in graph.users(path, alias.asname or alias.name))
+
+    def _of_import(self, module: Module, alias: ast.alias) -> Place:
+        try:
+            fix = renaming.fix_of_import(module, alias, self._namer)
+        except Left as left:
+            return places.left(module, alias, "JXD001", left)
+        return places.done(module, alias, "JXD001", fix, "other files import it from here")
+
+    def _of_placement(self, module: Module, name: str, node: ast.expr) -> Place:
+        code = (placements.REMOVED | placements.OF_FLAX)[name]
+        try:
+            fix = placements.fix(module, name, node, self._namer)
+        except Left as left:
+            return places.left(module, node, code, left)
+        return places.done(module, node, code, fix)
 
 
-def _places(module: Module, project: Project, options: Options) -> list[Place]:
-    style = texts.style_of(module.source.code)
-    freed, kept = _freed(module, options, style)
-    found: list[Place] = []
-    for site in pmaps.sites(module):
-        place = freed.pop(site.reference, None)
-        place = place or _pmap_place(module, project, site, options, style)
-        found.append(_explained(place, kept.get(site.reference, "")))
-    for name, node in placements.places(module):
-        call = module.parent(node)
-        place = freed.pop(call, None) if isinstance(call, ast.expr) else None
-        found.append(place or _placement(module, name, node, options, style))
-    found += freed.values()
-    covered = [place.span for place in found]
-    by_rule = by_rules.places(module, options.target, to_jax=options.to == "jax")
-    return found + [place for place in by_rule if not _is_covered(place.span, covered)]
+def _check_site(module: Module, site: pmaps.Site) -> None:
+    """Raises Left where no name can be changed."""
+    if any(isinstance(each, ast.JoinedStr) for each in module.ancestors(site.reference)):
+        raise Left(
+            "pmap stands inside of an f-string",
+            "Take it out of the string, then migrate again.",
+        )
+
+
+def _check_replaced(module: Module, to: Target) -> None:
+    """Raises Left where the file has jax.pmap replaced while it runs."""
+    for node in renaming.replaced_by(module):
+        of_chex = (module.qualified_name(node) or "").startswith("chex.")
+        if to == "jax" or not of_chex:  # chex's fakes replace jax_dist.pmap too
+            raise Left(
+                "the file has jax.pmap replaced while it runs, and the new function would not be",
+                "Replace the new function there too.",
+                f"{module.text(node)} in line {node.lineno}",
+            )
 
 
 def _is_covered(span: tuple[int, int], covered: list[tuple[int, int]]) -> bool:
     """Whether another place begins or lies there: `unreplicate(x)` is found twice."""
     return any(span[0] == start or (start <= span[0] and span[1] <= end) for start, end in covered)
-
-
-def _freed(
-    module: Module, options: Options, style: Style
-) -> tuple[dict[ast.expr, Place], dict[ast.expr, str]]:
-    """By node: the places that lose the axis over devices; and why other sites keep it."""
-    if not options.idiomatic or options.to != "jax":
-        return {}, {}
-    found = idiomatic.find(module, style, several_processes=options.several_processes)
-    freed = {
-        change.node: places.done(module, change.node, "JXD204", change.fix, change.said)
-        for change in found.changes
-    }
-    return freed, found.kept
 
 
 def _explained(place: Place, kept: str) -> Place:
@@ -146,85 +327,3 @@ def _explained(place: Place, kept: str) -> Place:
     said = f"{place.outcome.reason}; " if place.outcome.reason else ""
     outcome = dataclasses.replace(place.outcome, reason=f"{said}the device axis stays: {kept}")
     return dataclasses.replace(place, outcome=outcome)
-
-
-def _pmap_place(
-    module: Module, project: Project, site: pmaps.Site, options: Options, style: Style
-) -> Place:
-    try:
-        if options.to == "jax_dist":
-            fix = to_jax_dist.fix(module, site)
-            if fix is None:
-                done = _by_definition(module, project, site, options)
-            else:
-                done = to_jax_dist.said(module, site)
-        else:
-            fix, done = _to_jax(module, site, options, style), _faked(module)
-    except Left as left:
-        return places.left(module, site.reference, "JXD001", left)
-    return places.done(module, site.reference, "JXD001", fix, done)
-
-
-def _by_definition(module: Module, project: Project, site: pmaps.Site, options: Options) -> str:
-    """What is said of a name that changes its meaning where it is defined. Raises Left."""
-    home = definers.definer(module, project, site.reference)
-    if home is None or options.among is None:
-        return "the definition of this alias is migrated"
-    path = os.path.relpath(home.path)
-    if home.path not in options.among:
-        raise Left(
-            "pmap gets its meaning in a file that is not among the paths",
-            f"Migrate that file too: jax-dist migrate {module.source.path} {path}",
-            path,
-        )
-    if home.only_imports:
-        raise Left(
-            "pmap comes from a file that imports it for others and does not use it",
-            f"Write `from jax_dist import pmap` in {path}.",
-            path,
-        )
-    return "the definition of this alias is migrated"
-
-
-def _to_jax(module: Module, site: pmaps.Site, options: Options, style: Style) -> Fix:
-    if site.form in ("alias", "partial alias"):
-        raise Left(
-            "only the name is given here; what is applied under it is migrated where it stands",
-            "Delete the alias once nothing uses it.",
-        )
-    seen = host_local.evidence(module, site.node) if options.several_processes else None
-    if seen is not None:
-        raise Left(
-            "with several processes pmap takes what each process holds, and jit(shard_map) takes "
-            "global arrays",
-            "Use --to jax_dist, which keeps that view, or --one-process if the program never runs "
-            f"in several; or make the arrays global by hand.\n{_GLOBAL_ARRAYS}",
-            f"{seen[0]} in line {seen[1]}",
-        )
-    return to_jax.fix(module, site, style)
-
-
-def _faked(module: Module) -> str:
-    """What is said where the file has jax.pmap replaced while it runs."""
-    fakes = [name for name in module.used_names("chex") if _FAKE in name]
-    return f"{fakes[0]}, which this file uses, no longer replaces it" if fakes else ""
-
-
-def _placement(module: Module, name: str, node: ast.expr, options: Options, style: Style) -> Place:
-    code = placements.CODES[name]
-    try:
-        if options.to == "jax_dist":
-            fix = placements.to_jax_dist(module, name, node)
-        else:
-            fix = placements.to_jax(module, name, node, style)
-    except Left as left:
-        return places.left(module, node, code, left)
-    return places.done(module, node, code, fix)
-
-
-_FAKE = ".fake_pmap"
-
-_GLOBAL_ARRAYS = """\
-sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
-batch = jax.make_array_from_process_local_data(sharding, local_batch)  # before the call
-own = [shard.data for shard in result.addressable_shards]  # after it"""

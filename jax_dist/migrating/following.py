@@ -9,8 +9,8 @@ from jax_dist.checker import functions, origins, pmaps, scopes, stacking
 from jax_dist.checker.flow import Flow, Origin
 from jax_dist.checker.modules import Module
 from jax_dist.checker.stacking import Kind
-from jax_dist.migrating import neighbours, onward, privacy
-from jax_dist.migrating.onward import Kept, Lost
+from jax_dist.migrating import escapes
+from jax_dist.migrating.escapes import Kept, Lost
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +118,7 @@ def use(module: Module, flow: Flow, node: ast.expr) -> Use:
 def _of_part(module: Module, flow: Flow, node: ast.expr, around: ast.expr) -> Use:
     found = flow.origins(around)
     if all(origin.kind is Kind.ONE for origin in found):
-        return First(around, node)
+        return _first(module, around, node)
     if all(origin.is_stacked for origin in found):
         return use(module, flow, around)
     return Lost(f"line {node.lineno} uses {_short(module, around)}")
@@ -131,11 +131,11 @@ def _in_call(module: Module, flow: Flow, node: ast.expr, call: ast.Call) -> Use:
         return Given(call, next(n for n, each in enumerate(call.args) if each is node))
     done = stacking.stacking(module, call)
     if done is not None and done.kind is Kind.ONE and done.of is node:
-        return First(call, node)
+        return _first(module, call, node)
     if stacking.first_of_leaves(module, call) is node:
         if any(each.attr == "addressable_data" for each in _attributes_of(call)):
             return Lost(f"line {node.lineno} asks for the part that one device holds")
-        return First(call, node)
+        return _first(module, call, node)
     name = module.qualified_name(call.func)
     if name == "jax.block_until_ready" and call.args == [node]:
         return use(module, flow, call)
@@ -148,6 +148,16 @@ def _in_call(module: Module, flow: Flow, node: ast.expr, call: ast.Call) -> Use:
     if name is not None and _is_alone(module, call):
         return Shown(node, _short(module, call.func))
     return Lost(f"line {node.lineno} gives it to {_short(module, call.func)}")
+
+
+def _first(module: Module, whole: ast.expr, of: ast.expr) -> First | Lost:
+    """flax's unreplicate asks where an array lies: of the part it would now take another one."""
+    around = module.parent(whole)
+    if isinstance(around, ast.Call) and (
+        module.qualified_name(around.func) in stacking.UNREPLICATE
+    ):
+        return Lost(f"line {whole.lineno} takes a part of it twice")
+    return First(whole, of)
 
 
 def _is_alone(module: Module, call: ast.Call) -> bool:
@@ -227,14 +237,16 @@ def _into(module: Module, call: ast.Call, node: ast.expr) -> Use | None:
     if (
         function is None
         or isinstance(function, ast.Lambda)
-        or not privacy.is_private(module, function)
+        or not escapes.is_private(module, function)
     ):
         return None
-    if not privacy.are_seen(module, function):
+    if not escapes.are_seen(module, function):
         return None
     for parameter in scopes.parameters(function.args):
         if functions.argument_of(module, call, function, parameter) is node:
-            return onward.from_binding(module, module.scopes.of[function], parameter.arg, parameter)
+            return escapes.from_binding(
+                module, module.scopes.of[function], parameter.arg, parameter
+            )
     return None
 
 
@@ -243,11 +255,11 @@ def _assigned(module: Module, flow: Flow, statement: ast.Assign, node: ast.expr)
     for target in statement.targets:
         match target:
             case ast.Name():
-                uses = [onward.from_target(module, target, statement)]
+                uses = [escapes.from_target(module, target, statement)]
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
                 if not _can_unpack(module, flow, node):
                     return Lost(f"line {node.lineno} unpacks it, and it may be an array")
-                uses = [onward.from_target(module, each, each) for each in parts]
+                uses = [escapes.from_target(module, each, each) for each in parts]
             case _:
                 return Lost(f"line {node.lineno} keeps it in {_short(module, target)}")
         for use_ in uses:
@@ -279,7 +291,7 @@ def _in_tuple(module: Module, display: Any, node: ast.expr) -> Use:
             return _returned(module, statement, position, size)
         case ast.Assign(targets=[ast.Tuple(elts=parts)]) if len(parts) == size:
             if not any(isinstance(each, ast.Starred) for each in (*parts, *display.elts)):
-                return onward.from_target(module, parts[position], parts[position])
+                return escapes.from_target(module, parts[position], parts[position])
     return Lost(f"line {node.lineno} puts it into a tuple or list")
 
 
@@ -290,12 +302,12 @@ def _returned(
     function: Any = module.function(statement)
     if function is None or isinstance(function, ast.Lambda):
         return Lost(f"line {statement.lineno} returns it")
-    calls = onward.callers(module, function)
+    calls = escapes.callers(module, function)
     if calls is None:
         return Lost(f"{function.name} returns it, and not all that call it are seen")
     user = (
-        neighbours.uses_result(module, function.name)
-        if privacy.is_known_outside(module, function)
+        escapes.user_of_result(module, function.name)
+        if escapes.is_known_outside(module, function)
         else ""
     )
     if user:
@@ -318,7 +330,7 @@ def _unpacked(module: Module, call: ast.Call, position: int, size: int) -> Kept 
     match module.parent(call):
         case ast.Assign(targets=[ast.Tuple(elts=parts)]) if len(parts) == size:
             if not any(isinstance(each, ast.Starred) for each in parts):
-                return onward.from_target(module, parts[position], parts[position])
+                return escapes.from_target(module, parts[position], parts[position])
         case ast.Expr():
             return Kept()
     return Lost(f"line {call.lineno} gets it in a tuple")

@@ -1,4 +1,8 @@
-"""Mapped functions without the axis over devices: what an expert would write."""
+"""Mapped functions without the axis over devices: what an expert would write.
+
+Where all arguments and results of a function can do without it, the function is mapped by
+`jax.jit(jax.shard_map(...))`. Where some keep it, it is mapped by `mapped`, with None for others.
+"""
 
 import ast
 import dataclasses
@@ -8,13 +12,15 @@ from jax_dist.checker.findings import Edit, Fix, Safety
 from jax_dist.checker.modules import Module
 from jax_dist.checker.pmaps import Site
 from jax_dist.checker.stacking import Kind
-from jax_dist.migrating import emitted, host_local, lives, plans, to_jax, unwrapping
+from jax_dist.migrating import direct, lives, renaming, unwrapping
+from jax_dist.migrating.direct import Plan
+from jax_dist.migrating.facts import Facts
 from jax_dist.migrating.following import First
 from jax_dist.migrating.layout import Style
 from jax_dist.migrating.layouts import Layouts
+from jax_dist.migrating.names import Namer
 from jax_dist.migrating.outcomes import Left
-from jax_dist.migrating.plans import Plan
-from jax_dist.migrating.slots import Argument, Component, Layout, Slot
+from jax_dist.migrating.slots import Argument, Component, Layout, Slot, Source
 from jax_dist.migrating.texts import Texts
 
 
@@ -34,27 +40,33 @@ class Idiomatic:
     changes: tuple[Change, ...]
     kept: dict[ast.expr, str]  # by the node of the site
 
-    def by_node(self) -> dict[ast.expr, Change]:
-        return {change.node: change for change in self.changes}
 
-
-def find(module: Module, style: Style, *, several_processes: bool) -> Idiomatic:
+def find(module: Module, style: Style, namer: Namer, facts: Facts) -> Idiomatic:
     """The places of a file that can do without the axis over devices.
 
     Args:
       module: the file.
       style: how it is written.
-      several_processes: whether the program may run in several.
+      namer: says how the helpers are called there.
+      facts: what is known of its places.
     """
-    sites = [site for site in pmaps.sites(module) if _may_change(module, site, several_processes)]
+    sites = [site for site in pmaps.sites(module) if _may_change(site, facts)]
     if not sites:
         return Idiomatic((), {})
     layouts = Layouts(module, sites)
+    write = _Writer(module, layouts, facts, style, namer)
     groups = _groups(layouts, sites)
-    while (changes := _site_changes(module, layouts, sites, groups, style)) is None:
+    while (changes := write.sites(sites, groups)) is None:
         groups = _groups(layouts, sites)
     kept = {site.reference: _why_kept(layouts, site) for site in sites}
-    return Idiomatic(_with_places(module, layouts, sites, changes, groups, style), kept)
+    return Idiomatic((*changes, *write.places(sites, groups)), kept)
+
+
+def _may_change(site: Site, facts: Facts) -> bool:
+    if site.form not in ("call", "decorator", "partial decorator") or site.fun is None:
+        return False
+    given = site.arguments.keys() - {"axis_name", "donate_argnums"}
+    return not site.unknown and not given and not facts.several_processes
 
 
 def _why_kept(layouts: Layouts, site: Site) -> str:
@@ -74,34 +86,8 @@ def _groups(layouts: Layouts, sites: list[Site]) -> dict[int, str]:
     return groups
 
 
-def _site_changes(
-    module: Module, layouts: Layouts, sites: list[Site], groups: dict[int, str], style: Style
-) -> list[Change] | None:
-    """The changes of the mapped functions; None where one had to be left: all is asked anew."""
-    changes: list[Change] = []
-    for site in sites:
-        free = _free(layouts, site)
-        if not free:
-            continue
-        try:
-            changes.append(_site_change(module, site, layouts, style, groups[id(free[0])]))
-        except Left as left:
-            layouts.keep_site(site, left.reason)
-            return None
-    return changes
-
-
 def _free(layouts: Layouts, site: Site) -> list[Component]:
     return [part for part in _parts(layouts, site) if part.layout is not Layout.STACKED]
-
-
-def _may_change(module: Module, site: Site, several_processes: bool) -> bool:  # noqa: FBT001
-    if site.form not in ("call", "decorator", "partial decorator"):
-        return False
-    if several_processes and host_local.evidence(module, site.node) is not None:
-        return False
-    given = site.arguments.keys() - {"axis_name", "donate_argnums"}
-    return not site.unknown and not given
 
 
 def _parts(layouts: Layouts, site: Site) -> list[Component]:
@@ -114,44 +100,160 @@ def _parts(layouts: Layouts, site: Site) -> list[Component]:
     return parts
 
 
-def _site_change(module: Module, site: Site, layouts: Layouts, style: Style, group: str) -> Change:
-    to_jax.check_form(module, site)
-    arguments = layouts.arguments(site)
-    if arguments is None:
-        raise Left("its calls differ in the number of arguments")
-    texts = Texts(module, site.node, style)
-    plan = plans.plan(module, site, texts)
-    plan = _freed(plan, layouts, arguments, site, texts)
-    fix = to_jax.written(module, site, plan, texts, group)
-    return Change(site.reference, fix, _said(layouts, site, arguments))
+class _Writer:
+    """Writes the changes of one file."""
 
+    def __init__(self, module: Module, layouts: Layouts, facts: Facts, style: Style, namer: Namer):
+        self._module, self._layouts, self._facts = module, layouts, facts
+        self._style, self._namer = style, namer
 
-def _freed(
-    plan: Plan, layouts: Layouts, arguments: list[Argument], site: Site, texts: Texts
-) -> Plan:
-    """The plan with each slot laid out as it can be."""
-    ins = [layouts.component(slot).layout for slot in arguments]
-    results = layouts.results(site)
-    outs = [layouts.component(slot).layout for slot in results]
-    one_result = results[0].position is None
-    spec = texts.named("jax.sharding.PartitionSpec")
-    specs = {
-        Layout.SHARED: f"{spec}()",
-        Layout.SPLIT: f"{spec}({plan.axis})",
-        Layout.STACKED: f"{spec}({plan.axis})",
-    }
-    axes = {Layout.SHARED: "None", Layout.SPLIT: "None", Layout.STACKED: "0"}
-    in_specs, in_axes = _tuple([specs[each] for each in ins]), _tuple([axes[each] for each in ins])
-    if plan.keywords:  # named arguments keep their axis
-        in_specs, in_axes = f"({in_specs}, {specs[Layout.STACKED]})", f"({in_axes}, 0)"
-    return dataclasses.replace(
-        plan,
-        in_specs=in_specs,
-        out_specs=specs[outs[0]] if one_result else _tuple([specs[each] for each in outs]),
-        in_axes=in_axes,
-        out_axes=axes[outs[0]] if one_result else _tuple([axes[each] for each in outs]),
-        bare=not plan.keywords and Layout.STACKED not in (*ins, *outs),
-    )
+    def _texts(self, node: ast.expr) -> Texts:
+        return Texts(self._module, node, self._style, self._namer)
+
+    # --- mapped functions
+
+    def sites(self, sites: list[Site], groups: dict[int, str]) -> list[Change] | None:
+        """Their changes; None where a slot had to be kept: then all is asked again."""
+        changes: list[Change] = []
+        for site in sites:
+            free = _free(self._layouts, site)
+            if not free:
+                continue
+            try:
+                change = self._site(site, groups[id(free[0])])
+            except Left as left:
+                self._layouts.keep_site(site, left.reason)
+                return None
+            if change is None:
+                return None
+            changes.append(change)
+        return changes
+
+    def _site(self, site: Site, group: str) -> Change | None:
+        arguments = self._layouts.arguments(site)
+        if arguments is None:
+            raise Left("its calls differ in the number of arguments")
+        slots = [*arguments, *self._layouts.results(site)]
+        layouts = [self._layouts.component(slot).layout for slot in slots]
+        named = self._layouts.has_named_arguments(site)
+        texts = self._texts(site.node)
+        plan = self._freed(direct.plan(self._module, site, texts), arguments, site, texts)
+        said = _said(self._layouts, site, arguments)
+        if Layout.STACKED not in layouts and not named and not self._facts.unfit_place(site):
+            return Change(
+                site.reference, direct.written(self._module, site, plan, texts, group), said
+            )
+        split = [
+            slot for slot, layout in zip(slots, layouts, strict=True) if layout is Layout.SPLIT
+        ]
+        for slot in split:  # only shard_map takes a whole batch
+            self._layouts.keep_slot(slot, "another argument or result keeps its axis")
+        if split:
+            return None
+        if not named and Layout.STACKED not in layouts[: len(arguments)]:
+            raise Left("no other argument would show how many devices there are")
+        return self._mapped(site, plan, group, said)
+
+    def _mapped(self, site: Site, plan: Plan, group: str, said: str) -> Change:
+        """`mapped` in the place of pmap, with None for what has lost its axis."""
+        fix = renaming.fix(self._module, site, self._namer)
+        texts = self._texts(site.node)
+        edits = fix and direct.with_axes(self._module, site, plan, texts, fix.edits)
+        if fix is None or edits is None:
+            raise Left("pmap has no brackets for in_axes there")
+        new = Fix(fix.title, Safety.UNSAFE, edits, fix.imports, group)
+        return Change(site.reference, new, said)
+
+    def _freed(self, plan: Plan, arguments: list[Argument], site: Site, texts: Texts) -> Plan:
+        """The plan with each slot laid out as it can be."""
+        ins = [self._layouts.component(slot).layout for slot in arguments]
+        results = self._layouts.results(site)
+        outs = [self._layouts.component(slot).layout for slot in results]
+        one_result = results[0].position is None
+        spec = texts.named("jax.sharding.PartitionSpec")
+        cut = f"{spec}({plan.axis})"
+        specs = {Layout.SHARED: f"{spec}()", Layout.SPLIT: cut, Layout.STACKED: cut}
+        axes = {Layout.SHARED: "None", Layout.SPLIT: "None", Layout.STACKED: "0"}
+        return dataclasses.replace(
+            plan,
+            in_specs=_tuple([specs[each] for each in ins]),
+            out_specs=specs[outs[0]] if one_result else _tuple([specs[each] for each in outs]),
+            in_axes=_tuple([axes[each] for each in ins]) if set(ins) != {Layout.STACKED} else "",
+            out_axes=axes[outs[0]] if one_result else _tuple([axes[each] for each in outs]),
+            is_bare=True,
+        )
+
+    # --- copies, splits and first parts
+
+    def places(self, sites: list[Site], groups: dict[int, str]) -> list[Change]:
+        """The changes of those that belong to the freed slots."""
+        found: list[Change] = []
+        seen: list[Component] = []
+        for site in sites:
+            for part in _parts(self._layouts, site):
+                if id(part) in groups and not any(part is each for each in seen):
+                    seen.append(part)
+                    found += self._places_of(part, groups[id(part)])
+        return found
+
+    def _places_of(self, part: Component, group: str) -> list[Change]:
+        donated = self._layouts.donating_calls(part)
+        places = [self._source(source, group) for source in part.sources]
+        for first in part.firsts:
+            copied = lives.outlives(self._module, first.node, donated)
+            places.append(self._first(first, group, copied=copied))
+        places += [self._shown(node, group) for node in part.shown]
+        return places + [self._forest(call, group) for call in part.forests]
+
+    def _source(self, source: Source, group: str) -> Change:
+        texts = self._texts(source.node)
+        if source.kind is Kind.REPLICATED:
+            start, end = f"{texts.helper('replicated')}(", ")"
+            if source.devices is not None:
+                end = f", {self._module.text(source.devices)})"
+            said = "a whole copy on each device, without the axis"
+        else:
+            start = unwrapping.around(self._module, source.node, source.of)
+            end = unwrapping.around(self._module, source.node, source.of, end=True)
+            said = "one global array"
+        edits = unwrapping.shell(texts, source.node, source.of, start, end)
+        fix = Fix(said, Safety.UNSAFE, edits, texts.imports, group)
+        return Change(source.node, fix, said)
+
+    def _first(self, first: First, group: str, *, copied: bool) -> Change:
+        """The value itself; a copy of it where a later call donates that."""
+        texts = self._texts(first.node)
+        start = unwrapping.around(self._module, first.node, first.of)
+        end = unwrapping.around(self._module, first.node, first.of, end=True)
+        said = "the value has no device axis any more"
+        if copied:
+            start = f"{texts.named('jax.tree.map')}({texts.named('jax.numpy.copy')}, "
+            end, said = ")", f"{said}; it is copied, for the value is donated later"
+        edits = unwrapping.shell(texts, first.node, first.of, start, end)
+        fix = Fix(said, Safety.UNSAFE, edits, texts.imports, group)
+        return Change(first.node, fix, said)
+
+    def _shown(self, node: ast.expr, group: str) -> Change:
+        """A function of another file gets what it got before."""
+        texts = self._texts(node)
+        start, end = self._module.span(node)
+        edits = (
+            Edit(start, start, f"{texts.helper('with_device_axis')}("),
+            Edit(end, end, ")"),
+        )
+        said = "a function of another file still gets one slice for each device"
+        fix = Fix(said, Safety.UNSAFE, edits, texts.imports, group)
+        return Change(node, fix, said)
+
+    def _forest(self, call: ast.Call, group: str) -> Change:
+        """flax's `get_metrics` takes the first slice of each leaf, and stacks; now it stacks."""
+        texts = self._texts(call)
+        stack = texts.named("flax.training.common_utils.stack_forest")
+        get = texts.named("jax.device_get")
+        edits = unwrapping.shell(texts, call, call.args[0], f"{stack}({get}(", "))")
+        said = "the metrics have no device axis any more"
+        fix = Fix(said, Safety.UNSAFE, edits, texts.imports, group)
+        return Change(call, fix, said)
 
 
 def _tuple(parts: list[str]) -> str:
@@ -176,91 +278,3 @@ def _said(layouts: Layouts, site: Site, arguments: list[Argument]) -> str:
         *dict.fromkeys(cautions),
     ]
     return "; ".join(words)
-
-
-def _with_places(
-    module: Module,
-    layouts: Layouts,
-    sites: list[Site],
-    changes: list[Change],
-    done: dict[int, str],
-    style: Style,
-) -> tuple[Change, ...]:
-    """The copies, splits and first parts that belong to the freed slots."""
-    found = list(changes)
-    seen: list[Component] = []
-    for site in sites:
-        for part in _parts(layouts, site):
-            if id(part) not in done or any(part is each for each in seen):
-                continue
-            seen.append(part)
-            found += _places_of(module, layouts, part, done[id(part)], style)
-    return tuple(found)
-
-
-def _places_of(
-    module: Module, layouts: Layouts, part: Component, group: str, style: Style
-) -> list[Change]:
-    places: list[Change] = []
-    donated = layouts.donating_calls(part)
-    for source in part.sources:
-        texts = Texts(module, source.node, style)
-        if source.kind is Kind.REPLICATED:
-            start, end = f"{texts.helper(emitted.REPLICATED)}(", ")"
-            if source.devices is not None:
-                end = f", {module.text(source.devices)})"
-            said = "a whole copy on each device, without the axis"
-        else:
-            start, end, said = (
-                unwrapping.around(source.of),
-                unwrapping.around(source.of, end=True),
-                "one global array",
-            )
-        edits = unwrapping.shell(texts, source.node, source.of, start, end)
-        fix = Fix(said, Safety.UNSAFE, edits, texts.imports, texts.definitions, group)
-        places.append(Change(source.node, fix, said))
-    for first in part.firsts:
-        places.append(
-            _first(module, first, group, style, copied=lives.outlives(module, first.node, donated))
-        )
-    places += [_shown(module, node, group, style) for node in part.shown]
-    return places + [_forest(module, call, group, style) for call in part.forests]
-
-
-def _first(module: Module, first: First, group: str, style: Style, *, copied: bool) -> Change:
-    """The value itself; a copy of it where a later call donates that."""
-    texts = Texts(module, first.node, style)
-    start, end = unwrapping.around(first.of), unwrapping.around(first.of, end=True)
-    said = "the value has no device axis any more"
-    if copied:
-        start = f"{texts.named('jax.tree.map')}({texts.named('jax.numpy.copy')}, "
-        end, said = ")", f"{said}; it is copied, for the value is donated later"
-    edits = unwrapping.shell(texts, first.node, first.of, start, end)
-    fix = Fix(said, Safety.UNSAFE, edits, texts.imports, texts.definitions, group)
-    return Change(first.node, fix, said)
-
-
-def _shown(module: Module, node: ast.expr, group: str, style: Style) -> Change:
-    """A function of another file gets what it got before."""
-    texts = Texts(module, node, style)
-    start, end = module.span(node)
-    edits = (
-        Edit(start, start, f"{texts.helper(emitted.WITH_DEVICE_AXIS)}("),
-        Edit(end, end, ")"),
-    )
-    said = "a function of another file still gets one slice for each device"
-    fix = Fix(said, Safety.UNSAFE, edits, texts.imports, texts.definitions, group)
-    return Change(node, fix, said)
-
-
-def _forest(module: Module, call: ast.Call, group: str, style: Style) -> Change:
-    """flax's `get_metrics` takes the first slice of each leaf, and stacks; what is left stacks."""
-    texts = Texts(module, call, style)
-    stack, get = (
-        texts.named("flax.training.common_utils.stack_forest"),
-        texts.named("jax.device_get"),
-    )
-    edits = unwrapping.shell(texts, call, call.args[0], f"{stack}({get}(", "))")
-    said = "the metrics have no device axis any more"
-    fix = Fix(said, Safety.UNSAFE, edits, texts.imports, texts.definitions, group)
-    return Change(call, fix, said)

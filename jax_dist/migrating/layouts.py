@@ -13,7 +13,7 @@ from jax_dist.checker.flow import Flow, Origin
 from jax_dist.checker.modules import Module
 from jax_dist.checker.pmaps import Site
 from jax_dist.checker.stacking import Kind
-from jax_dist.migrating import calls, following, onward, privacy, sameness, sources, specs
+from jax_dist.migrating import axes, calls, escapes, following, sameness, sources
 from jax_dist.migrating.following import Collected, First, Given, Kept, Lost, Shown
 from jax_dist.migrating.outcomes import Left
 from jax_dist.migrating.slots import Argument, Component, Layout, Result, Slot, Source
@@ -41,7 +41,7 @@ class Layouts:
         self._parts: dict[Slot, Component] = {}
         self._seen: set[ast.expr] = set()  # sources
         self._due: list[tuple[Slot, ast.expr]] = []  # each read must turn out to be of the slot
-        told = onward.by_text(module)
+        told = escapes.by_text(module)
         for site in sites:
             self._see_site(site)
             if told:
@@ -78,6 +78,10 @@ class Layouts:
             return [Result(site, None)]
         return [Result(site, position) for position in range(arity)]
 
+    def has_named_arguments(self, site: Site) -> bool:
+        """Whether a call gives arguments by name, which pmap maps over their first dimension."""
+        return any(call.keywords for call in self._calls[site])
+
     def donating_calls(self, part: Component) -> list[ast.Call]:
         """The calls that donate one of the slots."""
         return [call for site in part.donors for call in self._calls[site]]
@@ -104,6 +108,10 @@ class Layouts:
         for slot in (*self.results(site), *(Argument(site, each) for each in sorted(given))):
             self._keep(slot, why)
 
+    def keep_slot(self, slot: Slot, why: str) -> None:
+        """A slot keeps the axis, and what is laid out like it."""
+        self._keep(slot, why)
+
     def _flows_in(self, origin: Origin, slot: Slot, argument: ast.expr) -> None:
         source = self._slot_of(origin)
         if source is None:
@@ -125,7 +133,7 @@ class Layouts:
             self._tie(known[0], slot)
         if len(known) < len(slots):
             self._keep(known[0], f"line {node.lineno} mixes it with values that are not followed")
-        if privacy.may_be_given(self._module, node):
+        if escapes.may_be_given(self._module, node):
             text = self._module.text(node)
             self._keep(known[0], f"other files may give {text} of line {node.lineno}")
         part = self._part(known[0])
@@ -175,12 +183,12 @@ class Layouts:
             case _:
                 targets: Any = self._module.parent(call)
                 for slot, target in zip(self.results(site), targets.targets[0].elts, strict=True):
-                    found = onward.from_target(self._module, target, target)
+                    found = escapes.from_target(self._module, target, target)
                     reads = found.reads if isinstance(found, Kept) else ()
                     self._due += ((slot, read) for read in reads)
 
     def _slot_of(self, origin: Origin) -> Slot | None:
-        if origin.on_host or not privacy.stays_inside(self._module, origin):
+        if origin.on_host or not escapes.stays_inside(self._module, origin):
             return None
         if origin.site is not None:
             site = self._sites.get(origin.site.node)
@@ -219,7 +227,7 @@ class Layouts:
         """A split copies its batch; without it, the batch itself would be donated."""
         given = site.arguments.get("donate_argnums")
         try:
-            donated = specs.integers(given, "donate_argnums")
+            donated = axes.integers(given, "donate_argnums")
         except Left as left:
             self.keep_site(site, left.reason)
             return

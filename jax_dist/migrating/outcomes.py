@@ -39,6 +39,14 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Helpers:
+    """The helper module that a file imports from."""
+
+    path: str  # absolute
+    names: frozenset[str]  # the functions that it must have
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FileMigration:
     """One file before and after; `after` is `before` where nothing was done."""
 
@@ -47,10 +55,28 @@ class FileMigration:
     after: bytes
     outcomes: tuple[Outcome, ...] = ()
     problem: str = ""  # why the file was left whole: it does not parse, say
+    helpers: Helpers | None = None
+    is_new: bool = False  # a helper module that was not there
 
     @property
     def changed(self) -> bool:
         return self.before != self.after
+
+    def left_whole(self, left: "Left") -> "FileMigration":
+        """The same file with nothing done."""
+        outcomes = tuple(
+            dataclasses.replace(
+                outcome,
+                status="left",
+                reason=left.reason,
+                by_hand=left.by_hand,
+                detail=left.detail,
+            )
+            if outcome.status == "done"
+            else outcome
+            for outcome in self.outcomes
+        )
+        return FileMigration(self.path, self.before, self.before, outcomes)
 
 
 class Left(Exception):  # noqa: N818 - not an error: a place that is left as it is

@@ -1,57 +1,52 @@
-"""The functions that put values on devices and take them off again, which pmap code lives with."""
+"""The functions that stack values on devices, which pmap code lives with and JAX has removed."""
 
 import ast
 from collections.abc import Iterator
 
 from jax_dist.checker.findings import Code, Edit, Fix, Safety
 from jax_dist.checker.modules import Module
-from jax_dist.migrating import emitted
-from jax_dist.migrating.layout import Style
+from jax_dist.migrating import renaming
+from jax_dist.migrating.names import Namer
 from jax_dist.migrating.outcomes import Left
-from jax_dist.migrating.texts import Texts
 
 _REPLICATE = "flax.jax_utils.replicate"
-CODES: dict[str, Code] = {
+REMOVED: dict[str, Code] = {
     "jax.device_put_replicated": "JXD101",
     "jax.device_put_sharded": "JXD102",
-    _REPLICATE: "JXD201",
-    "flax.jax_utils.unreplicate": "JXD202",
 }
-_OURS = {
-    "jax.device_put_replicated": "jax_dist.device_put_replicated",
-    "jax.device_put_sharded": "jax_dist.device_put_sharded",
-    _REPLICATE: "jax_dist.device_put_replicated",
-    "flax.jax_utils.unreplicate": "jax_dist.unreplicate",
-}
-_PLAIN = {
-    "jax.device_put_replicated": emitted.PUT_REPLICATED,
-    "jax.device_put_sharded": emitted.PUT_SHARDED,
-    _REPLICATE: emitted.PUT_REPLICATED,
-    "flax.jax_utils.unreplicate": emitted.FIRST_SLICE,
+OF_FLAX: dict[str, Code] = {_REPLICATE: "JXD201", "flax.jax_utils.unreplicate": "JXD202"}
+_NEW = {
+    "jax.device_put_replicated": "device_put_replicated",
+    "jax.device_put_sharded": "device_put_sharded",
+    _REPLICATE: "device_put_replicated",
+    "flax.jax_utils.unreplicate": "unreplicate",
 }
 _FIRST = {"x": 0, "shards": 0, "tree": 0}
 
 
-def places(module: Module) -> Iterator[tuple[str, ast.expr]]:
-    """`(name, reference)` of each use of one of them."""
-    for name in CODES:
+def places(module: Module, codes: dict[str, Code]) -> Iterator[tuple[str, ast.expr]]:
+    """`(name, reference)` of each use of one of these functions."""
+    for name in codes:
         for node in module.uses(name):
             yield name, node
 
 
-def to_jax(module: Module, name: str, node: ast.expr, style: Style) -> Fix:
-    """The fix that calls a function which the file gets. Raises Left."""
-    _check(module, node)
-    texts = Texts(module, node, style)
-    edit = Edit(*module.span(node), texts.helper(_PLAIN[name]))
-    return Fix(f"replace {name}", Safety.UNSAFE, (edit,), texts.imports, texts.definitions)
+def fix(module: Module, name: str, node: ast.expr, namer: Namer) -> Fix:
+    """The fix that calls what takes its place.
 
+    Args:
+      module: the file.
+      name: of the function.
+      node: where it is named.
+      namer: says how the new name is written.
 
-def to_jax_dist(module: Module, name: str, node: ast.expr) -> Fix:
-    """The fix that calls ours. Raises Left."""
+    Raises:
+      Left: it is not called, or in another way.
+    """
     _check(module, node)
-    text, imports = module.name_for(_OURS[name], node)
-    edits = [Edit(*module.span(node), text)]
+    new = namer.named(module, _NEW[name], node)
+    edits = [Edit(*module.span(node), renaming.renamed(module.text(node), new.text)), *new.edits]
+    imports = new.imports
     if name == _REPLICATE:
         call = module.parent(node)
         if not (isinstance(call, ast.Call) and call.func is node):
@@ -64,7 +59,7 @@ def to_jax_dist(module: Module, name: str, node: ast.expr) -> Fix:
             end = module.span(call.args[0])[1]
             edits.append(Edit(end, end, f", {devices}()"))
             imports += more
-    return Fix(f"replace {name}", Safety.UNSAFE, tuple(edits), imports)
+    return Fix(f"replace {name}", Safety.UNSAFE, tuple(sorted(edits)), imports)
 
 
 def _check(module: Module, node: ast.expr) -> None:

@@ -1,7 +1,7 @@
 """What a migration did and left, for people (Markdown) and for machines (JSON).
 
 The JSON is one object:
-  schema: 1; grows when a field changes its meaning, not when one is added
+  schema: 2; grows when a field changes its meaning, not when one is added
   to: "jax_dist" or "jax"
   summary: files (with places or problems), changed, done, left (places), problems
   rules: [{code, name, done, left}]
@@ -10,12 +10,14 @@ The JSON is one object:
   places: [{path, line, cell, code, name, status, what, reason, detail, by_hand, sketch}], in order
     of file and place; status is "done" or "left"; line is of the file as it was (in a notebook: of
     the cell, which is counted from 1); sketch is Python, or ""
-  caution: what a reader has to know of what was done, or ""
+  helpers: [{path, functions, is_new}] of the modules that the files import helpers from
+  cautions: what a reader has to know of what was done
   verification: what --verify found, or null
 """
 
 import dataclasses
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,12 +27,7 @@ from jax_dist.checker.findings import Code
 from jax_dist.migrating.files import Target
 from jax_dist.migrating.outcomes import FileMigration, Outcome
 
-_SCHEMA = 1
-_PMAP = "JXD001"
-_GLOBAL = (
-    "With several processes, jax.pmap takes what one process holds, and jit(shard_map) takes "
-    "global arrays: --to jax_dist keeps the first; --one-process says that there is only one."
-)
+_SCHEMA = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Report:
     files: Sequence[FileMigration]
     verification: Mapping[str, Any] | None = None  # as `Verification.to_dict` gives it
     proof: str = ""  # the same, for people
-    several_processes: bool = True  # whether the program may run in several
+    cautions: tuple[str, ...] = ()  # what a reader has to know of what was done
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -62,14 +59,6 @@ class Report:
     @property
     def problems(self) -> list[FileMigration]:
         return [file for file in self.files if file.problem]
-
-    @property
-    def caution(self) -> str:
-        """What a reader has to know of what was done; "" where nothing."""
-        mapped = any(outcome.code == _PMAP for outcome in self.done)
-        if self.to != "jax" or not self.several_processes or not mapped:
-            return ""
-        return _GLOBAL
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -100,9 +89,23 @@ class Report:
                 for file in self.files
             ],
             "places": [_place(outcome) for outcome in self.outcomes],
-            "caution": self.caution,
+            "helpers": self.helpers(),
+            "cautions": list(self.cautions),
             "verification": self.verification,
         }
+
+    def helpers(self) -> list[dict[str, Any]]:
+        """The modules that the files import helpers from."""
+        names: dict[str, set[str]] = {}
+        for file in self.files:
+            if file.helpers is not None:
+                shown = os.path.relpath(file.helpers.path)
+                names.setdefault(shown, set()).update(file.helpers.names)
+        new = {file.path for file in self.files if file.is_new}
+        return [
+            {"path": path, "functions": sorted(each), "is_new": path in new}
+            for path, each in sorted(names.items())
+        ]
 
     def by_rule(self) -> list[tuple[Code, int, int]]:
         """`(code, places done, places left)` of each rule that had a place."""
@@ -161,15 +164,20 @@ def _lines(report: Report) -> Iterator[str]:
         f"{_count(len(report.changed), 'file')} changed, {_count(len(report.done), 'place')} done, "
         f"{len(report.left)} left."
     )
-    if report.caution:
+    for caution in report.cautions:
         yield ""
-        yield report.caution
+        yield caution
     if report.outcomes:
         yield ""
         yield "| rule | done | left |"
         yield "|---|---:|---:|"
         for code, done, left in report.by_rule():
             yield f"| {code} {_name(code)} | {done} | {left} |"
+    if report.helpers():
+        yield from _heading("Helper modules")
+        for each in report.helpers():
+            functions = ", ".join(f"`{name}`" for name in each["functions"])
+            yield f"* `{each['path']}`{' (new)' if each['is_new'] else ''}: {functions}"
     if report.problems:
         yield from _heading("Files left whole")
         for file in report.problems:

@@ -48,7 +48,7 @@ def _is_copy(module: Module, call: ast.Call) -> bool:
         is_first = (
             axis.arg == "axis" and isinstance(axis.value, ast.Constant) and axis.value.value == 0
         )
-        return is_first and _counts(module, call.args[1])
+        return is_first and counts_all(module, call.args[1])
     return False
 
 
@@ -97,7 +97,7 @@ def _lists_all(module: Module, node: ast.expr) -> bool:
     return True
 
 
-def _counts(module: Module, node: ast.expr) -> bool:
+def counts_all(module: Module, node: ast.expr) -> bool:
     """Whether an expression surely is the number of all devices: not a name that only says so."""
     if not counts_devices(module, node, by_name=False):
         return False
@@ -105,7 +105,7 @@ def _counts(module: Module, node: ast.expr) -> bool:
         values = (
             module.values(node) if isinstance(node, ast.Name) else module.attribute_values(node)
         )
-        return bool(values) and all(_counts(module, value) for value in values or ())
+        return bool(values) and all(counts_all(module, value) for value in values or ())
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len":
         return _lists_all(module, node.args[0])
     return isinstance(node, ast.Call) and not node.args and not node.keywords
@@ -114,9 +114,9 @@ def _counts(module: Module, node: ast.expr) -> bool:
 def _equal_copies(module: Module, node: ast.expr) -> bool:
     match node:
         case ast.BinOp(left=ast.List(elts=[_]), op=ast.Mult(), right=count):
-            return _counts(module, count)
+            return counts_all(module, count)
         case ast.BinOp(left=count, op=ast.Mult(), right=ast.List(elts=[_])):
-            return _counts(module, count)
+            return counts_all(module, count)
         case ast.ListComp(elt=one, generators=[ast.comprehension(iter=over)]):
             return _is_plain(one) and (_in_range(module, over) or _lists_all(module, over))
     return False
@@ -125,7 +125,7 @@ def _equal_copies(module: Module, node: ast.expr) -> bool:
 def _in_range(module: Module, over: ast.expr) -> bool:
     match over:
         case ast.Call(func=ast.Name(id="range"), args=[count], keywords=[]):
-            return _counts(module, count)
+            return counts_all(module, count)
     return False
 
 
@@ -153,7 +153,7 @@ def _is_broadcast(module: Module, array: ast.expr, shape: ast.expr) -> bool:
             return False
     if not (isinstance(rest, ast.Attribute) and rest.attr == "shape"):
         return False
-    return _same_name(rest.value, inner) and _counts(module, count)
+    return _same_name(rest.value, inner) and counts_all(module, count)
 
 
 def _is_split(module: Module, call: ast.Call) -> bool:
@@ -193,7 +193,7 @@ def _keeps_rows(module: Module, array: ast.expr, shape: ast.expr) -> bool:
             value=ast.Attribute(value=of, attr="shape"),
             slice=ast.Slice(lower=ast.Constant(value=1), upper=None, step=None),
         ):
-            return _same_name(of, array) and _counts(module, count)
+            return _same_name(of, array) and counts_all(module, count)
     return False
 
 

@@ -1,7 +1,6 @@
 """Puts migrated files in place for as long as it takes to try them."""
 
 import contextlib
-import os
 import shutil
 import signal
 import tempfile
@@ -9,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from jax_dist.checker import writing
 from jax_dist.checker.misuse import MisuseError
 
 
@@ -24,7 +24,7 @@ class Swap:
         """Writes the new files."""
         for path, data in self._after.items():
             if self._before.get(path) != data:
-                write(path, data)
+                writing.write(str(path), data)
 
     def keep(self) -> None:
         """Leaves the new files where they are."""
@@ -34,7 +34,7 @@ class Swap:
         """Restores the old files, byte by byte."""
         for path, data in self._before.items():
             if not path.exists() or path.read_bytes() != data:
-                write(path, data)
+                writing.write(str(path), data)
         for path in self._after:
             if path not in self._before:
                 path.unlink(missing_ok=True)
@@ -80,21 +80,6 @@ def check_unchanged(before: Mapping[Path, bytes]) -> None:
     for path, data in before.items():
         if path.read_bytes() != data:
             raise MisuseError(f"{path} has changed since it was read; start again")
-
-
-def write(path: Path, data: bytes) -> None:
-    """Replaces a file in one step, so that nobody sees half of it; mode and links stay."""
-    path = path.resolve()  # a link stays one
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        if path.exists():
-            shutil.copymode(path, name)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 def _backed_up(before: Mapping[Path, bytes]) -> Path:

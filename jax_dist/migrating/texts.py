@@ -1,16 +1,16 @@
-"""The text around one place: names that can be used there, indentation, comments, helpers."""
+"""The text around one place: names that can be used there, indentation, comments."""
 
 import ast
 import io
-import re
 import tokenize
 from collections.abc import Iterable
 from typing import Any
 
 from jax_dist.checker import edits
 from jax_dist.checker.modules import Module
-from jax_dist.migrating import emitted, layout
+from jax_dist.migrating import layout
 from jax_dist.migrating.layout import Style, Value
+from jax_dist.migrating.names import Namer
 from jax_dist.migrating.outcomes import Left
 
 _SHORT = {"jax.sharding.PartitionSpec": "P"}  # as the field writes it
@@ -19,18 +19,14 @@ _SHORT = {"jax.sharding.PartitionSpec": "P"}  # as the field writes it
 class Texts:
     """Writes new text for one place of a file, and notes what it needs at the top."""
 
-    def __init__(self, module: Module, at: ast.AST, style: Style):
+    def __init__(self, module: Module, at: ast.AST, style: Style, namer: Namer):
         self.module, self.at, self.style = module, at, style
+        self._namer = namer
         self._imports: dict[str, None] = {}
-        self._definitions: dict[str, None] = {}
 
     @property
     def imports(self) -> tuple[str, ...]:
         return tuple(self._imports)
-
-    @property
-    def definitions(self) -> tuple[str, ...]:
-        return tuple(self._definitions)
 
     def named(self, name: str) -> str:
         """How to write a dotted name here."""
@@ -46,49 +42,13 @@ class Texts:
             self._imports[line] = None
         return text
 
-    def helper(self, definition: str) -> str:
-        """The name of an emitted function, which the file then gets."""
-        name = emitted.name_of(definition)
-        styled = re.sub(
-            r"(?m)^( +)",
-            lambda m: self.style.unit * (len(m[1]) // 4) + " " * (len(m[1]) % 4),
-            definition,
-        )
-        present = self.module.scopes.module.bindings.get(name)
-        if present is not None and not self._is_ours(present[0].node, styled):
-            raise Left(
-                f"the file has its own {name}, the name of a function that would be added",
-                f"Rename {name}, then migrate again.",
-            )
-        found = self.module.scope(self.at).lookup(name)
-        if found is not None and found[0] is not self.module.scopes.module:
-            raise Left(
-                f"{name} is a local name here, and also that of a function to be added",
-                f"Rename {name}, then migrate again.",
-            )
-        if present is None:
-            for line in emitted.imports_of(definition):
-                self._import(line)
-            self._definitions[styled] = None
-        return name
-
-    def _import(self, line: str) -> None:
-        """Definitions stand at the module's level and use plain names."""
-        bound = line.split(" as ")[-1] if " as " in line else line.split()[-1]
-        target = line.split()[1]
-        meaning = self.module.meaning_of_name(self.module.scopes.module, bound)
-        if self.module.scopes.module.lookup(bound) is None:
-            self._imports[line] = None
-        elif meaning is None or meaning.name != target:
-            raise Left(
-                f"the name {bound} means something else in this file than {target}",
-                f"Import {target} as {bound}, then migrate again.",
-            )
-
-    def _is_ours(self, node: Any, definition: str) -> bool:
-        if not isinstance(node, ast.FunctionDef):
-            return False
-        return ast.dump(ast.parse(definition).body[0]) == ast.dump(node)
+    def helper(self, function: str) -> str:
+        """The name of a function of the helpers; the file then gets it. Raises Left."""
+        name = self._namer.named(self.module, function, self.at)
+        if name.edits:
+            raise Left("jax is imported inside of a function")
+        self._imports |= dict.fromkeys(name.imports)
+        return name.text
 
     # --- layout
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from jax_dist.checker import stacking
 from jax_dist.checker.modules import PARTIAL, Module
-from jax_dist.migrating import onward
+from jax_dist.migrating import escapes
 
 _TRANSFORM = ("jax.", "flax.linen.", "equinox.", "haiku.")
 _RUN = (*stacking.TREE_MAPS, "jax.pure_callback", "jax.debug.callback")
@@ -44,7 +44,7 @@ def _reads(module: Module, function: Any) -> Iterator[ast.expr]:
             if isinstance(target, ast.Name):
                 yield from module.reads(module.scope(target), target.id)
     elif isinstance(module.parent(function), ast.ClassDef):
-        yield from onward.attributes(module, function.name)
+        yield from escapes.attributes(module, function.name)
     else:
         yield from module.reads(module.scope(function), function.name)
 

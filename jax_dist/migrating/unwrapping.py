@@ -76,15 +76,25 @@ def _without_line(module: Module, statement: ast.stmt) -> Edit:
     return Edit(start, end, "")
 
 
-def around(inner: ast.expr, *, end: bool = False) -> str:
+def around(module: Module, whole: ast.expr, inner: ast.expr, *, end: bool = False) -> str:
     """Parentheses, where the inner expression would fall apart without them.
 
     Args:
+      module: the file.
+      whole: what it takes the place of.
       inner: what they would stand around.
       end: whether the closing one is asked for.
     """
     tight = ast.Name | ast.Attribute | ast.Subscript | ast.Call | ast.Constant
     closed = ast.Dict | ast.List | ast.Set | ast.ListComp | ast.SetComp | ast.DictComp
-    if isinstance(inner, tight | closed):
+    if isinstance(inner, tight | closed) or _has_brackets(module, inner):
+        return ""
+    if isinstance(module.parent(whole), ast.Return) and isinstance(inner, ast.Tuple):
         return ""
     return ")" if end else "("
+
+
+def _has_brackets(module: Module, inner: ast.expr) -> bool:
+    """Whether its own text begins and ends with brackets: `ast` counts those of a tuple to it."""
+    text = module.text(inner)
+    return isinstance(inner, ast.Tuple | ast.GeneratorExp) and text[:1] == "(" and text[-1:] == ")"

@@ -74,6 +74,26 @@ def test_the_file_above_all_paths_counts(project):
 
 
 @pytest.mark.parametrize(
+    ("heading", "said"),
+    [
+        ("tool.jax_dist", "tool.jax_dist"),
+        ("tool.jaxdist", "tool.jaxdist"),
+        ("tool.jax_dist.lint", "tool.jax_dist"),
+        ("jax-dist", "jax-dist"),
+    ],
+)
+def test_a_table_of_another_name_is_named(project, heading: str, said: str):
+    _pyproject(project, f'[{heading}]\nignore = ["JXD1"]\n')
+
+    with pytest.raises(ConfigError) as caught:
+        config.load(["src"])
+
+    assert str(caught.value).endswith(
+        f"pyproject.toml: [{said}] is not read; the table is [tool.jax-dist]"
+    )
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         (

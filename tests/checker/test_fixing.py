@@ -128,9 +128,19 @@ class TestWrite:
 class TestDiff:
     def test_text(self):
         assert diffs.diff("a.py", b"1\n2\nold\n4\n", b"1\n2\nnew\n4\n") == (
-            "--- a.py\n+++ a.py\n@@ -1,4 +1,4 @@\n 1\n 2\n-old\n+new\n 4\n"
+            "--- a/a.py\n+++ b/a.py\n@@ -1,4 +1,4 @@\n 1\n 2\n-old\n+new\n 4\n"
         )
         assert diffs.diff("a.py", b"x", b"x") == ""
+
+    def test_a_new_file(self):
+        assert diffs.diff("b/a.py", b"", b"1\n", new=True) == (
+            "--- /dev/null\n+++ b/b/a.py\n@@ -0,0 +1 @@\n+1\n"
+        )
+
+    def test_a_file_is_named_as_seen_from_here(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+
+        assert diffs.diff(str(tmp_path / "a.py"), b"", b"1").startswith("--- a/a.py\n")
 
     def test_colours(self):
         assert diffs.coloured("--- a\n@@ -1 +1 @@\n-old\n+new\n x\n") == (
@@ -138,7 +148,7 @@ class TestDiff:
             "\x1b[31m-old\x1b[0m\n\x1b[32m+new\x1b[0m\n x\n"
         )
 
-    @pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch")
+    @pytest.mark.parametrize("tool", ["patch -p1 --binary -s", "git apply"])
     @pytest.mark.parametrize(
         ("before", "after"),
         [
@@ -148,12 +158,13 @@ class TestDiff:
             (b"a\x0cb\n\xc2\x85old\n", b"a\x0cb\n\xc2\x85new\n"),
         ],
     )
-    def test_patch_takes_it(self, tmp_path: pathlib.Path, before, after):
+    def test_tools_take_it(self, tmp_path: pathlib.Path, before, after, tool):
+        if shutil.which(tool.split()[0]) is None:
+            pytest.skip(f"needs {tool}")
         (tmp_path / "a.py").write_bytes(before)
-        text = diffs.diff("a.py", before, after)
+        text = diffs.diff("a.py", before, after) + diffs.diff("n/b.py", b"", after, new=True)
 
-        subprocess.run(
-            ["patch", "-p0", "--binary", "-s"], cwd=tmp_path, input=text.encode(), check=True
-        )
+        subprocess.run(tool.split(), cwd=tmp_path, input=text.encode(), check=True)
 
         assert (tmp_path / "a.py").read_bytes() == after
+        assert (tmp_path / "n" / "b.py").read_bytes() == after

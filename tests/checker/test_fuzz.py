@@ -20,6 +20,9 @@ from jax_dist.checker.parsing import ParseError
 from jax_dist.checker.project import Project
 from jax_dist.checker.sources import Source, UnreadableError
 from jax_dist.migrating import files as migrating
+from jax_dist.migrating.context import Context
+from jax_dist.migrating.facts import Promises
+from jax_dist.migrating.helper_home import Homes
 
 ALL = frozenset(catalogue.RULES)
 SYNTAX_ERROR = "JXD901"
@@ -28,7 +31,8 @@ _PATH = "/nowhere/at/all/fuzzed.py"
 TARGETS = (
     migrating.Options(to="jax_dist"),
     migrating.Options(to="jax"),
-    migrating.Options(to="jax", several_processes=False),
+    migrating.Options(to="jax", promises=Promises(one_process=True, all_devices=True)),
+    migrating.Options(to="jax", idiomatic=True),
 )
 _SETTINGS = {
     "deadline": None,
@@ -88,9 +92,13 @@ def _assert_fixes_settle(source: Source, allowed: frozenset[Safety]) -> None:
     assert second.data == first.data, second.data.decode("utf-8", "replace")
 
 
-def _assert_migration_settles(source: Source, options: migrating.Options) -> None:
+def _assert_migration_settles(
+    source: Source, options: migrating.Options, helpers: str = "/nowhere/helpers.py"
+) -> None:
     """What is migrated parses and keeps its comments, and a second run does nothing."""
-    first = migrating.migrate(source, Project(()), options)
+    project = Project(())
+    context = Context(project, project.graph, Homes(project, helpers))
+    first = migrating.migrate(source, context, options)
     assert "report" not in first.problem, first.problem
     if not first.changed:
         return
@@ -99,14 +107,16 @@ def _assert_migration_settles(source: Source, options: migrating.Options) -> Non
     if not any(each.code == "JXD104" for each in first.outcomes):  # a statement goes as a whole
         lost = _comments(source) - _comments(after)
         assert not lost, f"{lost} of\n{source.code.decode()}"
-    second = migrating.migrate(after, Project(()), options)
+    second = migrating.migrate(after, context, options)
     assert second.after == first.after, second.after.decode()
 
 
 def _comments(source: Source) -> collections.Counter[str]:
+    """Not those that mark the cells of a notebook, which may get a new one."""
     code = source.python.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     tokens = tokenize.tokenize(io.BytesIO(code).readline)
-    return collections.Counter(each.string for each in tokens if each.type == tokenize.COMMENT)
+    found = (each.string for each in tokens if each.type == tokenize.COMMENT)
+    return collections.Counter(each for each in found if not each.startswith("# cell "))
 
 
 def _parses(source: Source) -> bool:
@@ -145,6 +155,14 @@ def test_a_notebook_is_a_file_in_pieces(code: str, seed: int):
     data = generating.notebook(code, random.Random(seed))
 
     assert codes(data, _PATH.replace(".py", ".ipynb")) == codes(code.encode())
+
+
+@hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))
+@hypothesis.settings(max_examples=10, derandomize=True, **_SETTINGS)
+def test_a_file_with_its_helpers_inside_settles(code: str, seed: int):
+    notebook = generating.notebook(code, random.Random(seed))
+    for data, path in ((code.encode(), _PATH), (notebook, _PATH.replace(".py", ".ipynb"))):
+        _assert_migration_settles(examining.load(path, data), migrating.Options(to="jax"), "")
 
 
 @hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))

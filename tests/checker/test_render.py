@@ -239,7 +239,6 @@ class TestJson:
                         }
                     ],
                     "imports": ["import jax"],
-                    "definitions": [],
                 },
             }
         ]

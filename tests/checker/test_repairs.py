@@ -33,15 +33,6 @@ def test_an_import_that_comes_behind_an_edit_has_its_place_in_the_old_text():
     ]
 
 
-def test_a_definition_comes_along():
-    module = _module("import jax\n\nn = psum(1)\n")
-    fix = _fix(Edit(16, 20, "size"), definitions=("def size(n):\n    return n\n",))
-
-    code = edits.apply(module.source.code, changes([fix], module))
-
-    assert code == b"import jax\n\n\ndef size(n):\n    return n\n\n\nn = size(1)\n"
-
-
 def test_of_two_that_clash_the_first_is_made():
     module = _module("n = psum(1)\n")
 

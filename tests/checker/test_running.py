@@ -84,15 +84,13 @@ def test_files_that_cannot_be_read_are_findings():
     ]
 
 
-def test_a_fault_of_a_rule_names_the_file(monkeypatch, words):  # noqa: F811
+def test_a_fault_of_a_rule_stays_in_its_file(monkeypatch, words):  # noqa: F811
     def check(*arguments):
         raise ZeroDivisionError("one")
 
     monkeypatch.setattr(linter, "check", check)
-    with pytest.raises(ZeroDivisionError) as caught:
-        _run()
 
-    assert caught.value.__notes__ == ["while a.py was checked"]
+    assert "a.py:JXD901" in _run()
 
 
 class TestMemory:
@@ -187,7 +185,6 @@ class TestMemory:
             Safety.UNSAFE,
             (Edit(1, 2, "é"), Edit(3, 3, "")),
             ("import jax",),
-            ("def f(): pass",),
             "group",
         )
         start, end = Position(1, 2, 3), Position(4, 5)

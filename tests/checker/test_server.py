@@ -209,7 +209,7 @@ def test_a_fix_brings_its_import(editor, tmp_path):
     action = editor.actions(uri, 1)[0]
 
     assert _mended(text, action, uri) == (
-        "import jax\nfrom jax.lax import psum\nn = jax.lax.axis_size('i') + psum(x, 'i')\n"
+        "from jax.lax import psum\nimport jax\nn = jax.lax.axis_size('i') + psum(x, 'i')\n"
     )
 
 

@@ -22,6 +22,8 @@ _TOP = "import jax\nimport jax.numpy as jnp\nfrom flax import jax_utils\n"
         ("JXD301", "g = jax.lax.all_gather(x, 'i')\ny = g.mean(0)\n"),
         ("JXD301", "y = (jax.lax.all_gather(x, 'i')).mean(0)\n"),
         ("JXD406", "set = lambda d: jax.config.update('jax_compilation_cache_dir', d)\n"),
+        ("JXD306", "print(f'{jax.lax.psum(1, \"i\")} devices')\n"),
+        ("JXD306", "print(f'{f\"{jax.lax.psum(1, chr(105))}\"} devices')\n"),
         ("JXD406", "if d: jax.config.update('jax_compilation_cache_dir', d)\n"),
     ],
 )

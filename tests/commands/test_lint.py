@@ -227,7 +227,7 @@ class TestFixes:
 
         assert _lint("--diff") == (
             1,
-            "--- a.py\n+++ a.py\n@@ -1,2 +1,2 @@\n from jax import lax\n"
+            "--- a/a.py\n+++ b/a.py\n@@ -1,2 +1,2 @@\n from jax import lax\n"
             "-n = lax.psum(1, 'i')  # devices\n+n = lax.axis_size('i')  # devices\n",
             "Would mend 1 finding in 1 file.\n",
         )
@@ -363,20 +363,25 @@ class TestMisuse:
             "jax-dist lint: $JAX_DIST_OUTPUT_FORMAT is 'jsn'. Did you mean json?\n",
         )
 
-    def test_a_fault_of_ours_is_not_a_finding(self, monkeypatch):
-        def check(*arguments):
-            raise ZeroDivisionError("a rule is broken")
+    def test_a_fault_of_ours_stays_in_its_file(self, monkeypatch):
+        check = linter.check
 
-        monkeypatch.setattr(linter, "check", check)
+        def broken(source, *arguments):
+            if source.path == "a.py":
+                raise ZeroDivisionError("a rule is broken")
+            return check(source, *arguments)
+
+        monkeypatch.setattr(linter, "check", broken)
         _write(_PMAP)
+        _write(_PMAP, "b.py")
 
-        code, out, err = _lint()
-        assert (code, out) == (2, "")
-        assert err.endswith(
-            "ZeroDivisionError: a rule is broken\nwhile a.py was checked\n"
-            "jax-dist lint: this is a fault of jax-dist, not of your code. "
-            "Please report it with the lines above.\n"
-        )
+        code, out, _ = _lint(".")
+        assert code == 1
+        assert [line for line in out.splitlines() if ".py:" in line] == [
+            "a.py:1:1: JXD901 jax-dist failed on this file (ZeroDivisionError: a rule is broken); "
+            "please report it",
+            "b.py:2:8: JXD001 jax.pmap is in maintenance mode; jax-dist migrate rewrites it",
+        ]
 
     def test_a_folder_that_cannot_be_opened_is_no_clean_run(self, monkeypatch):
         def scandir(folder, real=os.scandir):

@@ -1,5 +1,6 @@
 """The programs of examples/migrations: each after is what the migration makes of its before.
 
+Their helpers are in one module, `_mapped.py`, by `--helpers`.
 `python tests/examples/test_migrations.py` writes the afters anew; read the difference.
 """
 
@@ -20,28 +21,29 @@ import jax
 import pytest
 
 from jax_dist import CapturedArrayWarning
-from jax_dist.checker import sources
-from jax_dist.checker.project import Project
-from jax_dist.migrating import files
+from jax_dist.migrating import helper_text, migration
+from jax_dist.migrating.context import Context
+from jax_dist.migrating.facts import Promises
 from jax_dist.migrating.files import Options
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FOLDER = _ROOT / "examples" / "migrations"
-_IDIOMATIC = Options(to="jax", idiomatic=True)
+_IDIOMATIC = Options(to="jax", idiomatic=True, promises=Promises(one_process=True))
+_HELPERS = _FOLDER / "_mapped.py"
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
     run: Callable[[ModuleType], Any]  # as its `main` does, but shorter
     mapped: int  # how many pmaps it has
-    free: bool = False  # whether no array has an axis over the devices afterwards
+    direct: int = 0  # how many become jax.jit(jax.shard_map(...))
     captured: str | None = None  # what `jax_dist.pmap` warns of, for the before has it so
     needs: str = "optax"
 
 
 _PROGRAMS = {
     "flax_train_step": Program(
-        lambda program: program.train_and_evaluate(steps=20), mapped=2, free=True, needs="flax"
+        lambda program: program.train_and_evaluate(steps=20), mapped=2, direct=1, needs="flax"
     ),
     "updater_class": Program(lambda program: program.train(steps=20), mapped=2),
     "gathered_evaluation": Program(
@@ -64,9 +66,16 @@ def text(name: str) -> str:
     return (_FOLDER / f"{name}.py").read_text()
 
 
-def migrated(before: str, options: Options) -> str:
-    source = sources.read("program.py", before.encode())
-    return files.migrate(source, Project(), options).after.decode()
+def migrated(name: str, options: Options) -> str:
+    path = str(_FOLDER / f"{name}_before.py")
+    context = Context.of([path], str(_HELPERS))
+    found = migration.of_text(path, text(f"{name}_before").encode(), context, options)
+    assert found is not None
+    return found.after.decode()
+
+
+def helpers() -> str:
+    return helper_text.module({"mapped", "replicated"})
 
 
 def run(path: pathlib.Path, name: str) -> Any:
@@ -74,7 +83,9 @@ def run(path: pathlib.Path, name: str) -> Any:
     pytest.importorskip(_PROGRAMS[name].needs)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(_FOLDER)  # as if it were started there
+        spec.loader.exec_module(module)
     return jax.device_get(_PROGRAMS[name].run(module))
 
 
@@ -84,28 +95,30 @@ def numbers_before(name: str) -> Any:
 
 
 def test_no_program_is_forgotten():
-    names = sorted(path.name for path in _FOLDER.glob("*.py"))
+    names = {path.name for path in _FOLDER.glob("*.py")} - {_HELPERS.name}
 
-    assert names == sorted(
-        f"{name}_{when}.py" for name in _PROGRAMS for when in ("before", "after")
-    )
+    assert names == {f"{name}_{when}.py" for name in _PROGRAMS for when in ("before", "after")}
 
 
 @_each
 def test_the_after_is_what_the_migration_makes_of_the_before(name):
-    assert migrated(text(f"{name}_before"), _IDIOMATIC) == text(f"{name}_after")
+    assert migrated(name, _IDIOMATIC) == text(f"{name}_after")
+
+
+def test_the_helpers_are_those_that_the_migration_writes():
+    assert _HELPERS.read_text() == helpers()
 
 
 @_each
-def test_the_before_is_pmap_and_the_after_is_shard_map(name):
+def test_the_before_is_pmap_and_the_after_is_plain_jax(name):
     before, after = text(f"{name}_before"), text(f"{name}_after")
     program = _PROGRAMS[name]
 
     assert before.count("pmap(") + before.count("jax.pmap,") == program.mapped
-    assert "pmap(" not in after
+    assert "jax.pmap" not in after
+    assert "from jax import lax, pmap" not in after
     assert "jax_dist" not in after
-    assert "jax.shard_map(" in after
-    assert ("per_device" not in after) is program.free
+    assert after.count("jax.shard_map(") == program.direct
 
 
 @_each
@@ -137,7 +150,7 @@ def test_the_numbers_are_the_same(name):
 @_each
 def test_the_smallest_change_gives_the_same_numbers_too(name, tmp_path):
     path = tmp_path / f"{name}_smallest.py"
-    path.write_text(migrated(text(f"{name}_before"), Options(to="jax_dist")))
+    path.write_text(migrated(name, Options(to="jax_dist")))
     assert "jax_dist" in path.read_text()
 
     with _warning_of(_PROGRAMS[name].captured):
@@ -157,10 +170,10 @@ def test_the_command_proves_the_migration_by_running_the_program(name, tmp_path)
     pytest.importorskip(_PROGRAMS[name].needs)
     path = tmp_path / f"{name}.py"
     path.write_text(text(f"{name}_before"))
-    migrate = [*(sys.executable, "-m", "jax_dist", "migrate"), *("--to", "jax", "--idiomatic")]
+    migrate = [sys.executable, "-m", "jax_dist", "migrate", "--to", "jax"]
 
     ran = subprocess.run(
-        [*migrate, "--write", "--verify", path.name, "--", sys.executable, path.name],
+        [*migrate, *_WRITE, path.name, "--", sys.executable, path.name],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(_ROOT)},
         capture_output=True,
@@ -173,6 +186,13 @@ def test_the_command_proves_the_migration_by_running_the_program(name, tmp_path)
     assert path.read_text() == text(f"{name}_after")
 
 
+_WRITE = (
+    *("--idiomatic", "--one-process", "--helpers", "_mapped.py"),
+    *("--write", "--verify"),
+)
+
+
 if __name__ == "__main__":
     for each in _PROGRAMS:
-        (_FOLDER / f"{each}_after.py").write_text(migrated(text(f"{each}_before"), _IDIOMATIC))
+        (_FOLDER / f"{each}_after.py").write_text(migrated(each, _IDIOMATIC))
+    _HELPERS.write_text(helpers())

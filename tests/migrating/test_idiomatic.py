@@ -52,14 +52,14 @@ def shown(migration: FileMigration) -> str:
 def test_the_changed_lines_are_as_written(name: str):
     program = read(name)
 
-    assert shown(small.migrated(program.before)) == program.after
+    assert shown(golden.migrated(program.before, "idiomatic")) == program.after
 
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_a_second_run_changes_nothing(name: str):
-    once = small.migrated(read(name).before)
+    once = golden.migrated(read(name).before, "idiomatic")
 
-    again = small.migrated(once.after.decode())
+    again = golden.migrated(once.after.decode(), "idiomatic")
 
     assert again.after == once.after
 
@@ -68,23 +68,24 @@ def test_a_second_run_changes_nothing(name: str):
 def test_the_numbers_are_the_same(name: str):
     pytest.importorskip("flax")
     before = read(name).before
-    after = small.migrated(before).after.decode()
+    after = golden.migrated(before, "idiomatic").after.decode()
 
     assert small.numbers(after) == small.numbers(before)
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_no_copy_for_each_device_is_left(name: str):
-    after = small.migrated(read(name).before).after.decode()
+def test_no_copy_for_each_device_is_left_without_a_reason(name: str):
+    migration = golden.migrated(read(name).before, "idiomatic")
 
-    assert re.findall(r"\breplicate\(|\bunreplicate\(|first_slice\(", after) == []
+    left = re.findall(r"\breplicate\(|\bunreplicate\(", migration.after.decode())
+    assert left == [] or any("the device axis stays" in each.why for each in migration.outcomes)
 
 
 def write() -> None:
     """Writes what each program becomes."""
     for name in _NAMES:
         before = read(name).before
-        text = before + _MARK + shown(small.migrated(before))
+        text = before + _MARK + shown(golden.migrated(before, "idiomatic"))
         (_FOLDER / f"{name}.txt").write_text(text, encoding="utf-8")
 
 

@@ -19,11 +19,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
+import test_golden as golden
 
-from jax_dist.checker import sources
-from jax_dist.checker.project import Project
-from jax_dist.migrating import files
-from jax_dist.migrating.files import Options
+from jax_dist.migrating.facts import Facts
 from jax_dist.migrating.outcomes import FileMigration
 
 _FOLDER = pathlib.Path(__file__).parent / "idiomatic_programs" / "refused"
@@ -78,8 +76,10 @@ _ALL = [program for path in sorted(_FOLDER.glob("*.txt")) for program in read(pa
 
 
 def migrated(text: str) -> FileMigration:
-    options = Options(to="jax", idiomatic=True)
-    return files.migrate(sources.read(str(_FOLDER / "case.py"), text.encode()), Project(), options)
+    """As if each place were one where a mesh may be made: what flows is asked here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Facts, "unfit_place", lambda facts, site: "")
+        return golden.migrated(text, "idiomatic")
 
 
 def said(program: Program, migration: FileMigration) -> list[str]:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from jax_dist.checker import sources
-from jax_dist.checker.project import Project
 from jax_dist.migrating import files
+from jax_dist.migrating.context import Context
 
 _TRAPS = {
     "a module that is called pmap": """\
@@ -151,7 +151,7 @@ name = jax.pmap.__name__
 
 def _after(text: str, to: Any) -> str:
     source = sources.read("a.py", text.encode())
-    return files.migrate(source, Project(), files.Options(to=to)).after.decode()
+    return files.migrate(source, Context.alone(), files.Options(to=to)).after.decode()
 
 
 @pytest.mark.parametrize("to", ["jax_dist", "jax"])
@@ -171,7 +171,7 @@ def test_a_file_that_compares_and_applies_gets_both():
     text = "from jax import pmap\n\nf = pmap(abs)\nis_it = f is pmap\n"
 
     assert _after(text, "jax_dist") == (
-        "import jax_dist\nfrom jax import pmap\n\nf = jax_dist.pmap(abs)\nis_it = f is pmap\n"
+        "from jax import pmap\nimport jax_dist\n\nf = jax_dist.pmap(abs)\nis_it = f is pmap\n"
     )
 
 
@@ -187,6 +187,6 @@ def test_a_file_that_compares_and_applies_gets_both():
     ],
 )
 def test_bytes_of_files_without_a_place_stay(before: bytes, to: Any):
-    found = files.migrate(sources.read("a.py", before), Project(), files.Options(to=to))
+    found = files.migrate(sources.read("a.py", before), Context.alone(), files.Options(to=to))
 
     assert (found.after, found.outcomes, found.problem) == (before, (), "")

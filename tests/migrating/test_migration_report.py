@@ -1,9 +1,10 @@
 """What the report says, for people and for machines."""
 
 import json
+import os
 
 from jax_dist.migrating import report
-from jax_dist.migrating.outcomes import FileMigration, Outcome
+from jax_dist.migrating.outcomes import FileMigration, Helpers, Outcome
 from jax_dist.migrating.report import Report
 
 _DONE = Outcome("a.py", 12, None, "JXD001", "done", "a | jax.pmap", "a | b")
@@ -17,6 +18,7 @@ _FILES = (
             Outcome("a.py", 30, None, "JXD001", "left", "jax.pmap", _LOCAL, "Use X.", "line 3"),
             _DONE,
         ),
+        helpers=Helpers(os.path.abspath("pkg/_mapped.py"), frozenset({"mapped"})),
     ),
     FileMigration("b.py", b"(", b"(", problem="Python cannot parse it: line 1: no"),
     FileMigration(
@@ -31,20 +33,25 @@ _FILES = (
             ),
         ),
     ),
+    FileMigration("pkg/_mapped.py", b"", b"3", is_new=True),
 )
+_CAUTION = "The program may run in several processes (a.py:3)."
 
 _MARKDOWN = """\
 # Migration to jax
 
-1 file changed, 1 place done, 3 left.
+2 files changed, 1 place done, 3 left.
 
-With several processes, jax.pmap takes what one process holds, and jit(shard_map) takes global \
-arrays: --to jax_dist keeps the first; --one-process says that there is only one.
+The program may run in several processes (a.py:3).
 
 | rule | done | left |
 |---|---:|---:|
 | JXD001 pmap-call | 1 | 2 |
 | JXD108 removed-name | 0 | 1 |
+
+## Helper modules
+
+* `pkg/_mapped.py` (new): `mapped`
 
 ## Files left whole
 
@@ -90,19 +97,22 @@ The same.
 
 
 def test_markdown():
-    assert report.as_markdown(Report("jax", _FILES, proof="The same.")) == _MARKDOWN
+    found = Report("jax", _FILES, proof="The same.", cautions=(_CAUTION,))
+
+    assert report.as_markdown(found) == _MARKDOWN
 
 
 def test_json():
-    found = json.loads(report.as_json(Report("jax", _FILES, {"verdict": "same"})))
+    made = Report("jax", _FILES, {"verdict": "same"}, cautions=(_CAUTION,))
+    found = json.loads(report.as_json(made))
 
     assert list(found) == [
         *("schema", "to", "summary", "rules", "reasons", "files", "places"),
-        *("caution", "verification"),
+        *("helpers", "cautions", "verification"),
     ]
-    assert found["schema"] == 1
+    assert found["schema"] == 2
     assert found["to"] == "jax"
-    assert found["summary"] == {"files": 3, "changed": 1, "done": 1, "left": 3, "problems": 1}
+    assert found["summary"] == {"files": 4, "changed": 2, "done": 1, "left": 3, "problems": 1}
     assert found["rules"] == [
         {"code": "JXD001", "name": "pmap-call", "done": 1, "left": 2},
         {"code": "JXD108", "name": "removed-name", "done": 0, "left": 1},
@@ -121,6 +131,8 @@ def test_json():
         "changed": False,
         "problem": "Python cannot parse it: line 1: no",
     }
+    assert found["helpers"] == [{"path": "pkg/_mapped.py", "functions": ["mapped"], "is_new": True}]
+    assert found["cautions"] == [_CAUTION]
     assert found["verification"] == {"verdict": "same"}
 
 
@@ -146,14 +158,6 @@ def test_places_are_in_order_and_have_all_fields():
         "by_hand": "Use X.",
         "sketch": "",
     }
-
-
-def test_a_caution_where_the_view_of_one_process_is_lost():
-    assert Report("jax", _FILES).caution.startswith("With several processes, jax.pmap takes")
-    assert Report("jax", _FILES, several_processes=False).caution == ""
-    assert Report("jax", _FILES[1:]).caution == ""  # nothing was done
-    assert Report("jax_dist", _FILES).caution == ""
-    assert "With several" not in report.as_markdown(Report("jax_dist", _FILES))
 
 
 def test_without_a_proof_there_is_none():

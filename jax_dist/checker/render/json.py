@@ -50,5 +50,4 @@ def _fix(fix: Fix, path: str, context: Context) -> dict[str, Any]:
         "group": fix.group or None,
         "edits": edits,
         "imports": list(fix.imports),
-        "definitions": list(fix.definitions),
     }

@@ -138,7 +138,7 @@ CASES: tuple[Case, ...] = (
         "by its module, as a decorator",
         "import functools\nfrom jax.experimental import pjit\n\n"
         "@functools.partial(pjit.pjit, static_argnums=0)\ndef f(n): ...\n",
-        "import functools\nimport jax\nfrom jax.experimental import pjit\n\n"
+        "import functools\nfrom jax.experimental import pjit\nimport jax\n\n"
         "@functools.partial(jax.jit, static_argnums=0)\ndef f(n): ...\n",
     ),
     Mend(

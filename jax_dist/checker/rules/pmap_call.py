@@ -11,14 +11,16 @@ PAGE = Page(
     code="JXD001",
     name="pmap-call",
     what="Finds every use of `jax.pmap`: calls, decorators, partials, aliases, aliases of other "
-    "files, and pmap passed on as a value.",
+    "files, and pmap passed on as a value; and `equinox.filter_pmap` and `flax.nnx.pmap`, which "
+    "call it.",
     why="pmap is in maintenance mode since jax 0.8: it is `jit(shard_map)` behind an old door. "
     "With several processes `jit`, `scan` and `grad` around it reduce over local devices only, "
     "without an error: 6 and 22 where the sum is 28 (2 processes of 4 devices, jax 0.10.2).",
     example="step = jax.pmap(train_step, axis_name='batch', donate_argnums=0)\n",
     instead="step = jax_dist.pmap(train_step, axis_name='batch', donate_argnums=0)\n",
     fix="None here: `jax-dist migrate` rewrites pmap together with all that belongs to it, to "
-    "`jax_dist.pmap` or to `jax.jit(jax.shard_map(...))`.",
+    "`jax_dist.pmap` or to plain JAX. For those of other libraries, write "
+    "`equinox.filter_shard_map` or `flax.nnx.shard_map` by hand.",
     since="jax 0.8.0: maintenance mode; 0.10.0: the old engine is removed.",
     source="https://docs.jax.dev/en/latest/migrate_pmap.html",
 )
@@ -31,11 +33,21 @@ _MESSAGES = {
 }
 
 
+_OF_OTHERS = {
+    "equinox.filter_pmap": "equinox.filter_shard_map",
+    "flax.nnx.pmap": "flax.nnx.shard_map",
+    "flax.experimental.nnx.pmap": "flax.nnx.shard_map",
+}
+
+
 @rule(PAGE, triggers=(b"*pmap*",))
 def check(module: Module) -> Iterator[Found]:
     for site in pmaps.sites(module):
         message = _MESSAGES.get(site.form, "jax.pmap is in maintenance mode")
         yield Found(site.reference, f"{message}; jax-dist migrate rewrites it")
+    for name, instead in _OF_OTHERS.items():
+        for reference in module.uses(name):
+            yield Found(reference, f"{name} is jax.pmap underneath; {instead} takes its place")
 
 
 CASES: tuple[Case, ...] = (
@@ -61,5 +73,11 @@ CASES: tuple[Case, ...] = (
         (2, 3),
     ),
     Flag("a value", "import jax\nmap_fn = {'p': jax.pmap}\n", (2,)),
+    Flag(
+        "those of other libraries",
+        "import jax, equinox as eqx\nfrom flax import nnx\nf = eqx.filter_pmap(g)\n"
+        "h = nnx.pmap(g)\n",
+        (3, 4),
+    ),
     Flag("called at once", "import jax\ny = jax.pmap(g)(x)\n", (2,)),
 )

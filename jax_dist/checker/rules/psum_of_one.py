@@ -89,6 +89,6 @@ CASES: tuple[Case, ...] = (
     Mend(
         "the function itself was imported",
         "from jax.lax import psum\nn = psum(1, 'i') + psum(x, 'i')\n",
-        "import jax\nfrom jax.lax import psum\nn = jax.lax.axis_size('i') + psum(x, 'i')\n",
+        "from jax.lax import psum\nimport jax\nn = jax.lax.axis_size('i') + psum(x, 'i')\n",
     ),
 )

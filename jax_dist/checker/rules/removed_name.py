@@ -109,6 +109,7 @@ global_device_array
 jax.api
 jax.util
 import jax as
+, jax as
 """
 _CORE = tuple(entry.old.encode() for entry in renames.NAMES if entry.old.startswith("jax.core."))
 _NARROW = {
@@ -204,18 +205,18 @@ CASES: tuple[Case, ...] = (
     Mend(
         "partial needs its own import",
         "import jax\n\n@jax.partial(jax.jit, static_argnums=0)\ndef f(n): return n\n",
-        "import functools\n\nimport jax\n\n@functools.partial(jax.jit, static_argnums=0)\n"
+        "import jax\nimport functools\n\n@functools.partial(jax.jit, static_argnums=0)\n"
         "def f(n): return n\n",
     ),
     Mend(
         "a type in an annotation",
         "import jax.numpy as jnp\ndef f(x: jnp.DeviceArray | None): ...\n",
-        "import jax\nimport jax.numpy as jnp\ndef f(x: jax.Array | None): ...\n",
+        "import jax.numpy as jnp\nimport jax\ndef f(x: jax.Array | None): ...\n",
     ),
     Mend(
         "a module that the new name needs",
         "from jax import core\nadd_p = core.Primitive('add')\n",
-        "import jax\nimport jax.extend.core\nfrom jax import core\n"
+        "from jax import core\nimport jax\nimport jax.extend.core\n"
         "add_p = jax.extend.core.Primitive('add')\n",
     ),
     Mend(

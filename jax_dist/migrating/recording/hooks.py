@@ -1,4 +1,4 @@
-"""Stands in for `jax.pmap`, `jax.shard_map` and `jax.jit`, so that their results are recorded."""
+"""Stands in for what maps functions, and for `jax.jit`, so that their results are recorded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def hooked(module: str, name: str, real: Callable, recorder: Recorder) -> Callab
 
     Args:
       module: where it will be found, also by pickle.
-      name: "pmap", "shard_map" or "jit".
+      name: "pmap", "mapped" (of a helper in migrated code), "shard_map" or "jit".
       real: what it is without us.
       recorder: writes the calls.
     """
@@ -37,8 +37,9 @@ def hooked(module: str, name: str, real: Callable, recorder: Recorder) -> Callab
     def make(*args: Any, **kwargs: Any) -> Any:
         frame: Any = sys._getframe(1)
         given = bool(args) and callable(args[0])
-        if frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARIES:
-            return real(*args, **kwargs)
+        is_library = frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARIES
+        if is_library or type(frame.f_locals.get("self")).__name__ == "_Program":
+            return real(*args, **kwargs)  # a part of what is recorded
         if not given and callable(kwargs.get("fun")):  # pmap takes it by name too
             args, kwargs = (kwargs["fun"], *args), {k: v for k, v in kwargs.items() if k != "fun"}
         elif not given and not args:  # a decorator with options

@@ -40,7 +40,7 @@ class Site:
     """Where a function is mapped, and how often what was made there has been called."""
 
     number: int
-    kind: str  # "pmap", "shard_map" or "jit"
+    kind: str  # "pmap", "mapped", "shard_map" or "jit"
     calls: int = 0
 
 

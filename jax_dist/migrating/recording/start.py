@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib.abc
+import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 # Where the names live that make mapped functions.
@@ -20,7 +24,9 @@ def start(**wanted: Any) -> None:
     Args:
       **wanted: `folder`, `calls` and `files`, as `Recorder` takes them.
     """
-    sys.meta_path.insert(0, _Finder(wanted))
+    finder = _Finder(wanted)
+    sys.meta_path.insert(0, finder)
+    dataclasses.dataclass = finder.hooking_helpers(dataclasses.dataclass)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -28,6 +34,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def __init__(self, wanted: dict[str, Any]):
         self._wanted = wanted
+        self._files = frozenset(os.path.realpath(file) for file in wanted["files"])
         self._recorder: Any = None
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
@@ -41,21 +48,40 @@ class _Finder(importlib.abc.MetaPathFinder):
                 return spec
         return None
 
+    def hooking_helpers(self, dataclass: Callable) -> Callable:
+        """`dataclass`, at whose call the helpers of migrated code are found.
+
+        They may lie inside a script, which is nobody's import; below their `mapped`, they define
+        a dataclass.
+        """
+
+        @functools.wraps(dataclass)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            frame = sys._getframe(1)
+            names = frame.f_globals
+            if frame.f_locals is names and "mapped" in names and "_Program" not in names:
+                file = os.path.realpath(frame.f_code.co_filename)
+                if file in self._files:
+                    self._hook(names, "mapped", names["mapped"], names["__name__"])
+            return dataclass(*args, **kwargs)
+
+        return make
+
     def _hook_when_loaded(self, fullname: str, loader: Any) -> None:
         run_module = loader.exec_module
 
         def exec_module(module: Any) -> None:
             run_module(module)
             for name in _ENTRY_POINTS[fullname]:
-                if hasattr(module, name):
-                    self._hook(module, name)
+                real = getattr(module, name, None)  # some modules make names when asked for them
+                if real is not None:
+                    self._hook(vars(module), name, real, module.__name__)
 
         loader.exec_module = exec_module
 
-    def _hook(self, module: Any, name: str) -> None:
+    def _hook(self, names: dict[str, Any], name: str, real: Callable, module: str) -> None:
         from . import hooks, recorder  # they import jax and numpy, which are there by now
 
         if self._recorder is None:
             self._recorder = recorder.Recorder(**self._wanted)
-        real = getattr(module, name)
-        setattr(module, name, hooks.hooked(module.__name__, name, real, self._recorder))
+        names[name] = hooks.hooked(module, name, real, self._recorder)

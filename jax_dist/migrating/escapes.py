@@ -1,12 +1,13 @@
-"""Where a value is read again once a name, a parameter or a caller has it."""
+"""Where a value escapes to: names, callers, other files; and where it is read again."""
 
 import ast
 import dataclasses
+import os
 from typing import Any
 
 from jax_dist.checker.modules import Module
+from jax_dist.checker.origins import Origin
 from jax_dist.checker.scopes import Scope
-from jax_dist.migrating import neighbours
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ def from_target(module: Module, target: ast.expr, binding: ast.AST) -> Kept | Lo
         text = " ".join(module.text(target).split())
         return Lost(f"line {target.lineno} keeps it in {text}")
     scope = module.scope(target)
-    if scope is module.scopes.module and neighbours.is_said(module, target.id):
+    if scope is module.scopes.module and is_used_elsewhere(module, target.id):
         return Lost(f"other files may use {target.id}, which line {target.lineno} sets")
     return from_binding(module, scope, target.id, binding)
 
@@ -63,8 +64,12 @@ def _is_bound_inside(module: Module, scope: Scope, name: str) -> bool:
     """Whether a function within sets the name of `scope`, as `nonlocal` or `global`."""
     return any(
         name in inner.outer and name in inner.bindings and _home(inner, name) is scope
-        for inner in module.scopes.all
+        for inner in module.once(_with_outer_names)
     )
+
+
+def _with_outer_names(module: Module) -> list[Scope]:
+    return [scope for scope in module.scopes.all if scope.outer]
 
 
 def _home(scope: Scope, name: str) -> Scope | None:
@@ -166,3 +171,75 @@ def by_text(module: Module) -> str:
         for node in attributes(module, name):
             return f"line {node.lineno} reads {name}"
     return ""
+
+
+def is_known_outside(module: Module, function: Any) -> bool:
+    """Whether other files can name a function, as a name of this file or as a method."""
+    return module.function(function) is None
+
+
+def stays_inside(module: Module, origin: Origin) -> bool:
+    """Whether the functions it came through are called from this file only, in plain words."""
+    return all(
+        isinstance(function, ast.Lambda)
+        or (is_private(module, function) and are_seen(module, function))
+        for function in origin.through
+    )
+
+
+def may_be_given(module: Module, node: ast.expr) -> bool:
+    """Whether a name may hold what another file gives to a parameter."""
+    waiting, seen = [node], set()
+    while waiting:
+        name = waiting.pop()
+        if not isinstance(name, ast.Name) or name in seen:
+            continue
+        seen.add(name)
+        for binding in module.reaching(name) or ():
+            if binding.kind == "parameter":
+                function: Any = module.parent(module.parent(binding.node))
+                if not isinstance(function, ast.Lambda) and not (
+                    is_private(module, function) and are_seen(module, function)
+                ):
+                    return True
+            elif binding.kind == "assign" and binding.value is not None:
+                waiting.append(binding.value)
+    return False
+
+
+def are_seen(module: Module, function: Any) -> bool:
+    """Whether all calls of a function are seen, with all that they give it."""
+    calls = callers(module, function)
+    return calls is not None and not any(
+        isinstance(each, ast.Starred) or (isinstance(each, ast.keyword) and each.arg is None)
+        for call in calls
+        for each in (*call.args, *call.keywords)
+    )
+
+
+def is_private(module: Module, function: Any) -> bool:
+    """Whether no other file calls a function."""
+    return not is_known_outside(module, function) or not is_used_elsewhere(module, function.name)
+
+
+# --- other files
+
+
+def is_used_elsewhere(module: Module, name: str) -> bool:
+    """Whether another file may mean a name of this one, or an attribute of its objects."""
+    graph = module.graph
+    if graph is None:
+        return False
+    path = os.path.abspath(module.source.path)
+    if name in module.scopes.module.bindings:
+        return any(True for _ in graph.users(path, name))
+    return any(True for _ in graph.readers(path, name))
+
+
+def user_of_result(module: Module, name: str) -> str:
+    """The file that calls a function of this one and uses what it returns; "" where none does."""
+    graph = module.graph
+    found = (
+        () if graph is None else graph.users_of_result(os.path.abspath(module.source.path), name)
+    )
+    return next(map(os.path.basename, found), "")

@@ -2,20 +2,28 @@
 
 import ast
 import os
+import re
+from collections.abc import Callable, Collection
 
 from jax_dist.checker import edits
 from jax_dist.checker.findings import Edit
 from jax_dist.checker.modules import Module
 
 
-def tidied(before: Module, after: Module) -> bytes:
+def tidied(before: Module, after: Module, needed: Collection[str] = ()) -> bytes:
     """The code of `after` without the imports that only `before` used.
 
     What was unused before stays: it may be there for others.
+
+    Args:
+      before: the file as it was.
+      after: the file with all edits made.
+      needed: names that are to stay whatever uses them.
     """
     if os.path.basename(before.source.path) == "__init__.py":
         return after.source.code
-    kept = _exported(after)
+    kept = _exported(after) | set(needed)
+    used = _used_elsewhere(before)
     made: list[Edit] = []
     for statement in after.tree.body:
         if not isinstance(statement, ast.Import | ast.ImportFrom):
@@ -24,11 +32,22 @@ def tidied(before: Module, after: Module) -> bytes:
             alias
             for alias in statement.names
             if (name := _bound(alias)) not in kept
+            and alias.asname != alias.name  # `import a as a` says that it is for others
             and _reads(before, name)
             and not _reads(after, name)
+            and not used(name)
         ]
-        made += _removals(after, statement, idle)
+        made += _removals(after, statement, idle, made[-1] if made else None)
     return edits.apply(after.source.code, made)
+
+
+def _used_elsewhere(module: Module) -> Callable[[str], bool]:
+    """Whether another file imports a name from this one, or reads it as an attribute."""
+    graph = module.graph
+    path = os.path.abspath(module.source.path)
+    if graph is None:
+        return lambda name: False
+    return lambda name: not graph.is_whole or any(True for _ in graph.users(path, name))
 
 
 def _bound(alias: ast.alias) -> str:
@@ -43,9 +62,12 @@ def _reads(module: Module, name: str) -> bool:
 
 
 def _in_strings(module: Module, name: str) -> bool:
-    """Annotations may be strings: `x: "jax_utils.T"`."""
-    quoted = (f'"{name}.', f"'{name}.")
-    return any(text.encode() in module.source.code for text in quoted)
+    """Annotations may be strings, and examples in docstrings run: `x: "jax_utils.T"`."""
+    word = re.compile(rf"\b{re.escape(name)}\b")
+    return any(
+        isinstance(node, ast.Constant) and isinstance(node.value, str) and word.search(node.value)
+        for node in ast.walk(module.tree)
+    )
 
 
 def _exported(module: Module) -> set[str]:
@@ -59,8 +81,12 @@ def _exported(module: Module) -> set[str]:
 
 
 def _removals(
-    module: Module, statement: ast.Import | ast.ImportFrom, idle: list[ast.alias]
+    module: Module,
+    statement: ast.Import | ast.ImportFrom,
+    idle: list[ast.alias],
+    above: Edit | None,
 ) -> list[Edit]:
+    """The edits that take names out of an import, or all of it; `above` is the edit before it."""
     start, end = module.span(statement)
     line = module.source.line_text(start)
     after = module.source.line_text(end)[module.source.position(end).column - 1 :]
@@ -69,7 +95,14 @@ def _removals(
     if len(idle) == len(statement.names):
         if line.strip() != module.text(statement).split("\n")[0].strip() or after.strip():
             return []  # another statement shares its line
-        return [Edit(start, _next_line(module, end), "")]
+        top = start if above is None or above.end != start else above.start
+        is_under_blank = (
+            not module.source.code[:top].removesuffix(b"\n").rpartition(b"\n")[2].strip()
+        )
+        below = _next_line(module, end)
+        if is_under_blank and not module.source.line_text(below).strip():
+            below = _next_line(module, below)
+        return [Edit(start, below, "")]
     return [_without(module, statement, alias) for alias in idle[:1]] if len(idle) == 1 else []
 
 

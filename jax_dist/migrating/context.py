@@ -1,0 +1,123 @@
+"""What a file is judged with: the names, the imports and the habits of its project."""
+
+import dataclasses
+import functools
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+from jax_dist.checker.examining import load
+from jax_dist.checker.import_graph import ImportGraph
+from jax_dist.checker.modules import Module
+from jax_dist.checker.parsing import ParseError
+from jax_dist.checker.project import Project
+from jax_dist.checker.sources import UnreadableError
+from jax_dist.migrating import process_signs, renaming
+from jax_dist.migrating.helper_home import Homes
+from jax_dist.migrating.process_signs import Sign
+
+_VALUE = re.compile(
+    rb"pmap\s*(?:[]),}:]|==|!=|is\b|in\b|not\b|else\b|if\b|$)|(?:==|\bis|\bin)[^\n]*pmap"
+)
+_FAKE = re.compile(rb"\bfake_pmap|(?:patch|setattr|object)\([^)]*[\"']jax\.pmap[\"']|jax\.pmap = ")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Meeting:
+    """A place to which `jax.pmap` goes as a value."""
+
+    path: str  # absolute
+    line: int
+    is_compared: bool
+    is_here: bool  # in a file of this run
+
+
+@dataclasses.dataclass(eq=False)
+class Context:
+    """One run: the files that are migrated together, and the projects around them."""
+
+    project: Project
+    graph: ImportGraph
+    homes: Homes
+    among: frozenset[str] | None = None  # absolute paths of what is migrated; None: all is
+
+    @classmethod
+    def of(cls, paths: Sequence[str], helpers: str = "") -> "Context":
+        """Of files that are migrated together.
+
+        Args:
+          paths: the files.
+          helpers: the path of the module for all helpers; "" where each package has its own.
+        """
+        project = Project(tuple(paths))
+        among = frozenset(map(os.path.abspath, paths))
+        return cls(project, project.graph, Homes(project, helpers), among)
+
+    @classmethod
+    def alone(cls) -> "Context":
+        """Of a file that is judged by itself."""
+        project = Project()
+        return cls(project, project.graph, Homes(project))
+
+    @functools.cached_property
+    def sign(self) -> Sign | None:
+        """What shows that the program runs in several processes."""
+        return process_signs.first_sign(self.graph)
+
+    def comparison(self, module: Module) -> Meeting | None:
+        """A place that may meet a function of this file, and asks whether it is jax.pmap.
+
+        Not those where all that they may meet is migrated together: in files of this run that no
+        other file imports, such as tests.
+        """
+        return next(
+            (
+                found
+                for found in self._near(module)
+                if found.is_compared and not (found.is_here and self._is_last(found.path))
+            ),
+            None,
+        )
+
+    def twin(self, module: Module) -> Meeting | None:
+        """A place to which pmap goes as a value too, in a file that is not migrated now."""
+        path = os.path.abspath(module.source.path)
+        others = (found for found in self._near(module) if found.path != path)
+        return next((found for found in others if not found.is_here), None)
+
+    def _near(self, module: Module) -> Iterator[Meeting]:
+        """The places that may meet a function of a file."""
+        path = os.path.abspath(module.source.path)
+        is_here = self.among is not None and path in self.among
+        for line, is_compared in renaming.meetings(module):
+            yield Meeting(path, line, is_compared, is_here)
+        for found in self._meetings:
+            if found.path != path and self.graph.are_connected(path, found.path):
+                yield dataclasses.replace(found, is_here=found.is_here and is_here)
+
+    def _is_last(self, path: str) -> bool:
+        return not self.graph.importers(path)
+
+    def fake(self) -> str | None:
+        """A place of the projects that has jax.pmap replaced while it runs."""
+        for path, data in self.graph.files.items():
+            found = _FAKE.search(data)
+            if found is not None:
+                line = data.count(b"\n", 0, found.start()) + 1
+                return f"{os.path.relpath(path)}:{line}"
+        return None
+
+    @functools.cached_property
+    def _meetings(self) -> list[Meeting]:
+        """All places of the projects to which jax.pmap goes as a value."""
+        found: list[Meeting] = []
+        for path, data in self.graph.files.items():
+            if not _VALUE.search(data):
+                continue
+            try:
+                module = self.project.module(load(path, data))
+            except (UnreadableError, ParseError):
+                continue
+            is_here = self.among is not None and path in self.among
+            found += (Meeting(path, *each, is_here) for each in renaming.meetings(module))
+        return found
