@@ -23,7 +23,7 @@ from jax_dist.passes.lifting import Lifted
 from jax_dist.passes.memo import Memo
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Body:
     """The function of one slice, for one signature.
 

@@ -35,7 +35,7 @@ from jax_dist.mapping import (
     region,
     throttle,
 )
-from jax_dist.mapping.body import BodyTracer, type_of
+from jax_dist.mapping.body import Body, BodyTracer, type_of
 from jax_dist.mapping.calls import Call, Options, any_tracer, bind
 from jax_dist.mapping.collectives import AxisPlace
 from jax_dist.mapping.emission import Found
@@ -74,6 +74,7 @@ class Dispatcher:
         self._processes: ProcessCalls | None = None
         self._is_chosen = False  # whether there are several processes
         self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._donating: weakref.WeakSet[Body] = weakref.WeakSet()  # looked at
         self._used: tuple[Program, PlacedCaptures | None] = (self._plain, None)
         self._is_full = False  # whether calls wait, so that not too many are under way
         self._front: Callable = self._plain.front
@@ -172,7 +173,9 @@ class Dispatcher:
             self._layouts[call.size] = found.layout
             leaves, _ = self._on_mesh(call, found.layout)
         own, placed = self._program_for(found)
-        donation.warn_of_unusable(self._options, call, found)
+        if self._options.donated and found.body not in self._donating:
+            self._donating.add(found.body)
+            donation.warn_of_unusable(self._options, call, found)
         self._watch.warn_of(found.body.lifted.captures, lifted=True)
         if self._processes is not None:
             self._processes.agree(call, found.body, found.layout)
