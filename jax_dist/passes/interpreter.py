@@ -144,8 +144,8 @@ def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
     """The equation with each of its bodies changed to one of the same types."""
 
     def changed(value: Any) -> Any:
-        if isinstance(value, (tuple, list)):
-            return type(value)(map(changed, value)) if any(map(_is_body, value)) else value
+        if isinstance(value, (tuple, list)) and any(map(_is_body, value)):
+            return jax.tree.map(changed, value)  # a named tuple stays one
         return change(value) if _is_body(value) else value
 
     return eqn.replace(params={name: changed(value) for name, value in eqn.params.items()})

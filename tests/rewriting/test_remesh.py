@@ -390,6 +390,34 @@ def test_a_pmap_in_a_pmap_is_explained_too():
     assert report.compare.rows[-1] == ("automatic jit", "not tried for a pmap in a pmap")
 
 
+_SQUARE = np.eye(3, dtype=np.float32) * 2 + numbers(4, 3, 3, seed=6) / 9
+
+_HARD_FOR_VMAP = {
+    "inv": (lambda a: lax.psum(jnp.linalg.inv(a), "i"), _SQUARE),
+    "solve": (lambda a: jnp.linalg.solve(a, lax.pmean(a, "i")), _SQUARE),
+    "cg": (lambda a: jax.scipy.sparse.linalg.cg(lambda v: v * 3, lax.pmean(a, "i"))[0], _X),
+    "partial ppermute": (lambda v: lax.ppermute(v, "i", [(0, 1), (1, 0)]), _X),
+    "all_to_all of a shared value": (
+        lambda v: lax.all_to_all(lax.psum(jnp.outer(v, jnp.ones(4)), "i"), "i", 1, 0),
+        _X,
+    ),
+    "psum_scatter": (lambda v: lax.psum_scatter(jnp.outer(jnp.ones(4), v), "i"), _X),
+}
+
+
+@pytest.mark.parametrize("name", _HARD_FOR_VMAP)
+def test_explain_reports_whatever_runs(name):
+    """Also where the row of XLA's own choice can only say what failed."""
+    body, x = _HARD_FOR_VMAP[name]
+    mapped = jax.pmap(body, axis_name="i")
+    mapped(x)
+
+    rows = dict(explain(mapped, x, mesh=_WIDE).compare.rows)
+
+    assert not isinstance(rows["shard_map"], str)
+    assert rows["automatic jit"]
+
+
 def test_without_a_mesh_it_is_noted():
     fun = jax.pmap(lambda x: lax.psum(x, "i"), "i")
 
