@@ -52,7 +52,7 @@ def observed(title: str, pmap: Callable) -> str:
         with contextlib.redirect_stdout(printed):
             try:
                 seen = _OBSERVABLES[title](pmap)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # whatever it is, is compared
                 seen = _name_of(error)
             jax.effects_barrier()
         # JAX itself prints the user's line with some errors
@@ -87,7 +87,7 @@ def _message(call: Callable[[], Any]) -> str:
     """The first line of the error's message, as far as it fits."""
     try:
         call()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # whatever it is, is compared
         first = re.sub(r" to <function .*", " to ...", str(error).splitlines()[0])
         return f"`{first if len(first) < 78 else first[:75] + '...'}`"
     return "no error"
@@ -97,7 +97,7 @@ def _says(call: Callable[[], Any], **words: str) -> str:
     """Which of these the error's message has."""
     try:
         call()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # whatever it is, is compared
         said = [what for what, word in words.items() if re.search(word, str(error))]
         return f"{_name_of(error)}, names {' and '.join(said) or 'neither'}"
     return "no error"
@@ -233,7 +233,7 @@ def _(pmap):
 def _(pmap):
     double = pmap(lambda x: x * 2)
     found = [str(double(np.arange(8.0)).dtype)]
-    with jax.enable_x64(True):
+    with jax.enable_x64(True):  # noqa: FBT003
         found.append(str(double(np.arange(8.0)).dtype))
     return [*found, str(double(np.arange(8.0)).dtype)]
 
@@ -547,7 +547,7 @@ def _(pmap):
 
 @observable("`debug_nans`")
 def _(pmap):
-    with jax.debug_nans(True):
+    with jax.debug_nans(True):  # noqa: FBT003
         return pmap(lambda x: jnp.log(x - 1.0))(EIGHT)
 
 
@@ -555,7 +555,7 @@ def _(pmap):
 def _(pmap):
     mapped = pmap(jnp.log)
     mapped(EIGHT + 1)
-    with jax.debug_nans(True):
+    with jax.debug_nans(True):  # noqa: FBT003
         return mapped(EIGHT - 1)
 
 
@@ -597,8 +597,7 @@ def _(pmap):
     mapped = pmap(lambda x: x + 1)
     array = mapped(mapped(EIGHT))
     with jax.transfer_guard("disallow"):
-        found = mapped(array)
-    return found
+        return mapped(array)
 
 
 @observable("`checking_leaks`")
@@ -672,7 +671,7 @@ def _(pmap):
 
 @observable("keys that are used twice, under `debug_key_reuse`")
 def _(pmap):
-    with jax.debug_key_reuse(True):
+    with jax.debug_key_reuse(True):  # noqa: FBT003
         keys = jax.random.split(jax.random.key(0), 8)
         return pmap(lambda key: jax.random.bits(key) + jax.random.bits(key))(keys)
 
@@ -738,4 +737,4 @@ if __name__ == "__main__":
     simulated_devices(8)
     import jax_dist
 
-    print("\n".join(table(jax_dist.pmap)))
+    print("\n".join(table(jax_dist.pmap)))  # noqa: T201

@@ -1,4 +1,4 @@
-"""What is seen of a mapped function is what is seen of jax.pmap's, but for the rows of docs/pmap.md."""
+"""What is seen of a mapped function is as with jax.pmap, but for the rows of docs/pmap.md."""
 
 import pathlib
 import re
