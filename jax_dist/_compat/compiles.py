@@ -113,6 +113,16 @@ def compile_request(lowered: jax.stages.Lowered) -> CompileRequest:
     return found[0]
 
 
+def describe_arguments(lowered: jax.stages.Lowered, types: Sequence[jax.ShapeDtypeStruct]) -> None:
+    """Takes the mesh out of what `lowered.args_info` tells of its last arguments, the user's."""
+    infos, structure = jax.tree.flatten(lowered.args_info)
+    hidden = len(infos) - len(types)
+    for at, kind in enumerate(types, start=hidden):
+        aval = jax.core.ShapedArray(kind.shape, kind.dtype, weak_type=kind.weak_type)
+        infos[at] = jax.stages.ArgInfo(aval, infos[at].donated)
+    lowered.args_info = jax.tree.unflatten(structure, infos)
+
+
 class _KeyLog:
     """In place of the logger of JAX's `cache_key`: hands on all it gets, and hears the hashes."""
 

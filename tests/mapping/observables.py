@@ -508,8 +508,16 @@ def _(pmap):
 
 @observable("`args_info` of what is lowered")
 def _(pmap):
-    ((info,), _) = pmap(lambda x: x, donate_argnums=0).lower(EIGHT).args_info
-    return info.shape, str(info.dtype), info.donated
+    table = jnp.arange(1000.0)
+    mapped = pmap(lambda x, *, n, w: x * n + w + table.sum(), donate_argnums=0)
+    with warnings.catch_warnings(action="ignore"):
+        (args, kwargs) = mapped.lower(EIGHT, w=np.ones(8, np.int32), n=EIGHT).args_info
+    float_, int_ = (jax.core.ShapedArray((8,), kind) for kind in (np.float32, np.int32))
+    expected = {
+        "n": jax.stages.ArgInfo(float_, donated=False),
+        "w": jax.stages.ArgInfo(int_, donated=False),
+    }
+    return args == (jax.stages.ArgInfo(float_, donated=True),), kwargs == expected
 
 
 @observable("a compiled program, called")
