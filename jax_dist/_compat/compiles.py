@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax import core
 
 from jax_dist._compat import private
 from jax_dist._compat.settings import config_value
@@ -118,7 +119,7 @@ def describe_arguments(lowered: jax.stages.Lowered, types: Sequence[jax.ShapeDty
     infos, structure = jax.tree.flatten(lowered.args_info)
     hidden = len(infos) - len(types)
     for at, kind in enumerate(types, start=hidden):
-        aval = jax.core.ShapedArray(kind.shape, kind.dtype, weak_type=kind.weak_type)
+        aval = core.ShapedArray(kind.shape, kind.dtype, weak_type=kind.weak_type)
         infos[at] = jax.stages.ArgInfo(aval, infos[at].donated)
     lowered.args_info = jax.tree.unflatten(structure, infos)
 
