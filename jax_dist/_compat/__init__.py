@@ -28,6 +28,7 @@ from jax_dist._compat.compiles import (
     cache_key,
     compile_request,
     compiles_watched,
+    describe_arguments,
     flags_outside_key,
 )
 from jax_dist._compat.fronts import Answer, can_remember, front, run_jit
@@ -87,6 +88,7 @@ __all__ = [
     "can_rewrap",
     "compile_request",
     "compiles_watched",
+    "describe_arguments",
     "config_value",
     "coordination_client",
     "custom_call_targets",

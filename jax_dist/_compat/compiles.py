@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax import core
 
 from jax_dist._compat import private
 from jax_dist._compat.settings import config_value
@@ -111,6 +112,16 @@ def compile_request(lowered: jax.stages.Lowered) -> CompileRequest:
         # With an option of its own: JAX remembers what it compiled, and would ask for nothing.
         lowered.compile({_OUTSIDE_KEY: ""})
     return found[0]
+
+
+def describe_arguments(lowered: jax.stages.Lowered, types: Sequence[jax.ShapeDtypeStruct]) -> None:
+    """Takes the mesh out of what `lowered.args_info` tells of its last arguments, the user's."""
+    infos, structure = jax.tree.flatten(lowered.args_info)
+    hidden = len(infos) - len(types)
+    for at, kind in enumerate(types, start=hidden):
+        aval = core.ShapedArray(kind.shape, kind.dtype, weak_type=kind.weak_type)
+        infos[at] = jax.stages.ArgInfo(aval, infos[at].donated)
+    lowered.args_info = jax.tree.unflatten(structure, infos)
 
 
 class _KeyLog:

@@ -105,9 +105,11 @@ class Dispatcher:
             with programs.under_way(self, found):
                 return self._plain.jitted.lower(*args, **kwargs)
         program, placed = self._program_for(found)
-        args, kwargs = call.rebuild(_described(call, found.layout))
+        described = _described(call, found.layout)
+        args, kwargs = call.rebuild(described)
         with programs.under_way(self, found):
             lowered = programs.with_captures(program.jitted.lower, placed)(*args, **kwargs)
+        _compat.describe_arguments(lowered, described)
         return lowered if placed is None else stages.lowered_without(lowered, placed.values)
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:

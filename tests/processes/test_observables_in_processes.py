@@ -1,0 +1,80 @@
+"""What is seen of a mapped function in several processes, beside jax.pmap: a table in docs/pmap.md.
+
+    python tests/processes/test_observables_in_processes.py
+
+prints the table. The first process passes 0 to 3, the other 4 to 7.
+"""
+
+import functools
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+import jax_dist
+from jax_dist.testing import run_processes
+
+pytestmark = pytest.mark.mapping
+
+_PAGE = pathlib.Path(__file__).parents[2] / "docs" / "pmap.md"
+_HEAD = "| first number in each process | `jax.pmap` | `jax_dist.pmap` |"
+
+
+def seen(whose: str) -> dict[str, Any]:
+    """Runs in both processes."""
+    pmap: Any = {"jax": jax.pmap, "jax_dist": jax_dist.pmap}[whose]
+    x = np.arange(4.0, dtype=np.float32) + 4 * jax.process_index()
+    total = pmap(lambda x: lax.psum(x, "i"), "i")
+    square = pmap(lambda x: lax.psum(x, "i") ** 2, "i")
+    calls = {
+        "a sum": lambda: total(x),
+        "a sum under `jit`": lambda: jax.jit(total)(x),
+        "a sum under `scan`": lambda: lax.scan(lambda c, _: (total(c), None), x, length=1)[0],
+        "`grad` of the square of a sum": lambda: jax.grad(lambda x: square(x).sum())(x),
+        "a pmap inside that names both axes": lambda: pmap(
+            pmap(lambda y: lax.psum(y, ("i", "j")), "j"), "i"
+        )(x.reshape(2, 2)),
+    }
+    return {title: _first(call) for title, call in calls.items()}
+
+
+def _first(call: Any) -> float | str:
+    try:
+        return float(np.ravel(call().addressable_shards[0].data)[0])
+    except Exception as error:  # noqa: BLE001  # whatever it is, is compared
+        return type(error).__name__
+
+
+@functools.cache
+def _cells(whose: str) -> dict[str, str]:
+    first, second = run_processes(seen, whose, processes=2, cpu_devices=4, timeout=240)
+    assert [first.error, second.error] == [None, None]
+    return {title: f"{first.value[title]}, {second.value[title]}" for title in first.value}
+
+
+def table() -> list[str]:
+    ours = _cells("jax_dist")
+    return [f"| {t} | {theirs} | {ours[t]} |" for t, theirs in _cells("jax").items()]
+
+
+def _in_docs() -> list[str]:
+    lines = _PAGE.read_text().split(_HEAD)[1].strip().splitlines()[1:]
+    return lines[: lines.index("")]
+
+
+def test_ours_is_that_of_the_docs():
+    assert [row.rsplit("|", 2)[1].strip() for row in _in_docs()] == list(
+        _cells("jax_dist").values()
+    )
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="jax.pmap was another one")
+def test_the_table_of_the_docs_is_what_is_seen():
+    assert _in_docs() == table()
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))  # noqa: T201
