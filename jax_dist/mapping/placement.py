@@ -90,7 +90,7 @@ def unreplicate(tree: Any) -> Any:
       PlacementError: an array has no leading axis, or this process does not hold the whole slice.
 
     >>> import jax
-    >>> unreplicate(device_put_replicated(3.0, jax.devices()))
+    >>> unreplicate(device_put_replicated(np.float32(3), jax.devices()))
     Array(3., dtype=float32)
     """
     leaves, structure = jax.tree.flatten_with_path(tree)
@@ -140,7 +140,7 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[jax.Device]) -> 
       PlacementError: as many shards as devices are wanted, alike in structure, shape and dtype.
 
     >>> import jax
-    >>> device_put_sharded([1.0, 2.0], jax.devices()[:2])
+    >>> device_put_sharded([np.float32(1), np.float32(2)], jax.devices()[:2])
     Array([1., 2.], dtype=float32)
     """
     shards, devices = list(shards), tuple(devices)

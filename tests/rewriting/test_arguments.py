@@ -30,7 +30,7 @@ def test_a_choice_that_is_none():
     ("options", "named", "remedy"),
     [
         ({"fun": 3}, "fun is 3", "Give a function."),
-        ({"gathers": None}, "gathers is None", "Choose one of 'reduce', 'keep'."),
+        ({"gathers": None}, "gathers is None", "Choose one of 'reduce', 'exact', 'keep'."),
         ({"loops": "scan"}, "loops is 'scan'", "Choose one of 'roll', 'keep'."),
         ({"partitioning": "on"}, "partitioning is 'on'", "Choose one of 'route', 'keep'."),
         ({"mesh": ("i",)}, "mesh is ('i',)", "Give a jax.sharding.Mesh."),
