@@ -288,12 +288,12 @@ _REFUSED: dict[str, tuple[Callable[[Callable], Any], type[Exception], str]] = {
     "a number": (
         lambda pmap: pmap(_f)(_rows(8), 3.0),
         ValueError,
-        _NO_DIMENSION.format("8 slices in args[0], no dimension 0 in args[1]"),
+        _NO_DIMENSION.format("8 slices in args[0], no slices in args[1]"),
     ),
     "a number by keyword": (
         lambda pmap: pmap(_f)(_rows(8), y=3.0),
         ValueError,
-        _NO_DIMENSION.format("8 slices in args[0], no dimension 0 in kwargs['y']"),
+        _NO_DIMENSION.format("8 slices in args[0], no slices in kwargs['y']"),
     ),
     "nothing that is mapped": (
         lambda pmap: pmap(_f, in_axes=None)(_rows(8)),
@@ -308,7 +308,7 @@ _REFUSED: dict[str, tuple[Callable[[Callable], Any], type[Exception], str]] = {
     "another size": (
         lambda pmap: pmap(_f, axis_size=4)(_rows(8)),
         ValueError,
-        "f has axis_size=4, and got 8 slices",
+        "f got 8 slices; axis_size=4",
     ),
 }
 
@@ -507,7 +507,7 @@ def test_several_processes():
             "in jit": message,
             "in grad": message,
             "too many slices": "f got 5 slices, one for each of 4 devices",
-            "another size": "f has axis_size=4, and got 8 slices",
+            "another size": "f got 8 slices; axis_size=4",
         }
 
 
