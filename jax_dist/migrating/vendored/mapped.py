@@ -78,6 +78,16 @@ def mapped(
 
     @functools.wraps(fun)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if program.processes == 1 and not program.has_strays:
+            try:
+                return program.jitted(*args, **kwargs)
+            except ValueError:
+                # jit takes no arrays that lie on other devices, and pmap takes
+                # some. Every other error is the caller's.
+                with contextlib.suppress(ValueError):
+                    program.placed(args, kwargs)
+                if not program.has_strays:
+                    raise
         return program.run(fun, args, kwargs)
 
     call.lower = functools.partial(program.lower, fun)  # type: ignore
@@ -148,16 +158,6 @@ class _Program:
 
     def run(self, fun: Any, args: Any, kwargs: Any) -> Any:
         del fun  # the reference of the caller keeps it alive
-        if self.processes == 1 and not self.has_strays:
-            try:
-                return self.jitted(*args, **kwargs)
-            except ValueError:
-                # jit takes no arrays that lie on other devices, and pmap takes
-                # some. Every other error is the caller's.
-                with contextlib.suppress(ValueError):
-                    self.placed(args, kwargs)
-                if not self.has_strays:
-                    raise
         args, kwargs, mesh = self.placed(args, kwargs)
         results = self.jitted(*args, **kwargs)
         if self.processes == 1:
@@ -329,13 +329,14 @@ def _is_stray(x: Any, place: NamedSharding) -> bool:
 def _whole(x: Any, mesh: Mesh, axis: Any) -> jax.Array:
     """The array of all processes of which `x` is the part of this one."""
     place, here = _sharding(mesh, axis), _sharding(mesh.local_mesh, axis)
-    whole = _wholes.get(x)
-    if whole is None or whole.sharding != place:
-        if not isinstance(x, jax.Array) and jax.numpy.ndim(x):
-            x = jax.make_array_from_callback(x.shape, here, x.__getitem__)
-        else:
-            x = jax.device_put(x, here)
-        whole = _over(x, place, axis)
+    whole, is_array = _wholes.get(x), isinstance(x, jax.Array)
+    if whole is not None and whole.sharding == place:
+        return whole
+    if not is_array and jax.numpy.ndim(x):
+        x = jax.make_array_from_callback(x.shape, here, x.__getitem__)
+    elif not is_array or not x.sharding.is_equivalent_to(here, x.ndim):
+        x = jax.device_put(x, here)
+    whole = _wholes[x] = _over(x, place, axis)
     return whole
 
 
