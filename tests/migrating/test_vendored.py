@@ -227,9 +227,13 @@ def _calls(draw: Any) -> tuple[dict[str, Any], list[Any]]:
     return options, [tree(x) for tree, x in zip(trees, args, strict=True)]
 
 
-@hypothesis.given(_calls())
-@hypothesis.settings(max_examples=60, deadline=None)
-def test_it_does_what_pmap_does_with_any_arguments(call: tuple[dict[str, Any], list[Any]]):
+@pytest.mark.parametrize("examples", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_it_does_what_pmap_does_with_any_arguments(examples: int):
+    check = hypothesis.given(_calls())(_compare)
+    hypothesis.settings(max_examples=examples, deadline=None)(check)()
+
+
+def _compare(call: tuple[dict[str, Any], list[Any]]) -> None:
     options, args = call
 
     def fun(*args: Any) -> Any:
