@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: 0BSD
-# By jax-dist migrate 0.1.0, 42f9ead6fd11. Yours to keep.
+# By jax-dist migrate 0.1.0, 0009c0ed1441. Yours to keep.
 """What `jax.pmap` does, by `jax.jit` and `jax.shard_map`.
 
 `mapped` takes the arguments of `jax.pmap` and keeps its contract: each device
@@ -212,8 +212,8 @@ class _Program:
             own, by_name = self.unflatten(tree, slices, args)
             results, out_tree = jax.tree.flatten(self.fun()(*own, **by_name))
             out_axes = self.broadcast("out_axes", out_tree)
-            blocks = _each(jax.numpy.expand_dims, results, out_axes)
-            return out_tree.unflatten(blocks)
+            stacked = _each(jax.numpy.expand_dims, results, out_axes)
+            return out_tree.unflatten(stacked)
 
         spec = lambda axis: _sharding(mesh, axis).spec  # noqa: E731
         return jax.shard_map(

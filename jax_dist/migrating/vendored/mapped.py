@@ -211,8 +211,8 @@ class _Program:
             own, by_name = self.unflatten(tree, slices, args)
             results, out_tree = jax.tree.flatten(self.fun()(*own, **by_name))
             out_axes = self.broadcast("out_axes", out_tree)
-            blocks = _each(jax.numpy.expand_dims, results, out_axes)
-            return out_tree.unflatten(blocks)
+            stacked = _each(jax.numpy.expand_dims, results, out_axes)
+            return out_tree.unflatten(stacked)
 
         spec = lambda axis: _sharding(mesh, axis).spec  # noqa: E731
         return jax.shard_map(
