@@ -1,5 +1,7 @@
 """What a call costs: jax_dist.pmap beside the bare jit(shard_map) object and jax.pmap.
 
+Beside them, in the rows where all take the same arguments, `mapped` of `jax-dist migrate --to jax`.
+
     python benchmarks/dispatch.py                  # 1 device, 8 devices, 2 processes; some minutes
     python benchmarks/dispatch.py --only one       # only the rows on one device
     python benchmarks/dispatch.py --rounds 100
@@ -26,6 +28,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
+from jax_dist.migrating.vendored.mapped import mapped as vendored
 from jax_dist.testing import run_processes, simulated_devices
 
 Calls = dict[str, Callable[[], object]]
@@ -69,16 +72,18 @@ def hand_written(body: Callable, in_specs: object, devices: int, **options: obje
 
 
 def variants(body: Callable, blocks: Callable, args: tuple, devices: int, *, in_axes=0) -> Calls:
-    """The same call four times. `blocks` is `body` for the hand-written program."""
+    """The same call by each of them. `blocks` is `body` for the hand-written program."""
     specs = jax.tree.map(lambda axis: P() if axis is None else P("i"), in_axes, is_leaf=_is_none)
     bare = hand_written(blocks, specs, devices)
     ours = jax_dist.pmap(body, "i", in_axes=in_axes)
     theirs = jax.pmap(body, "i", in_axes=in_axes)
+    written = vendored(body, "i", in_axes=in_axes)
     return {
         "bare jit": lambda: bare(*args),
         "bare again": lambda: bare(*args),
         "jax_dist": lambda: ours(*args),
         "jax.pmap": lambda: theirs(*args),
+        "mapped": lambda: written(*args),
     }
 
 
@@ -222,7 +227,7 @@ ROWS = {
 
 def print_rows(devices: int, rounds: int) -> None:
     print(f"\n{devices} device{'s' * (devices > 1)}: time of a call, against the bare jit object")
-    print(f"{'':22}{'bare, us':>9}  {'bare again':20}{'jax_dist':20}{'jax.pmap':20}")
+    print(f"{'':22}{'bare, us':>9}  {'bare again':20}{'jax_dist':20}{'jax.pmap':20}mapped")
     for number, (name, row) in enumerate(ROWS.items()):
         _progress(f"{number + 1}/{len(ROWS)} {name}")
         slow = "1000" in name or "MB" in name or "misplaced" in name

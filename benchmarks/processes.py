@@ -1,5 +1,7 @@
 """What a call costs in several processes: jax_dist.pmap against jax.pmap.
 
+Beside it, `mapped` of `jax-dist migrate --to jax`.
+
     python benchmarks/processes.py [--rounds 200]
 
 Two processes of two simulated devices each, over the loopback interface. Ratios to `jax.pmap`,
@@ -17,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
+from jax_dist.migrating.vendored.mapped import mapped as vendored
 from jax_dist.testing import run_processes
 
 
@@ -39,6 +42,7 @@ def leaves(count: int) -> Calls:
         "jax.pmap again": loop(jax.pmap(body, "i")),
         "local": loop(jax_dist.pmap(body, "i")),
         "global": loop(jax_dist.pmap(body, "i", arrays="global")),
+        "mapped": loop(vendored(body, "i")),
     }
 
 
@@ -60,6 +64,7 @@ def shared(count: int) -> Calls:
         "jax.pmap again": placed(jax.pmap(body, "i", **options), here),
         "local": placed(jax_dist.pmap(body, "i", **options), here),
         "global": placed(jax_dist.pmap(body, "i", arrays="global", **options), jax.devices()),
+        "mapped": placed(vendored(body, "i", **options), here),
     }
 
 
@@ -73,12 +78,13 @@ def numpy_input(megabytes: int) -> Calls:
         jax.shard_map(lambda x: x[:, :4] + 1, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
     )
     theirs, local = jax.pmap(body, "i"), jax_dist.pmap(body, "i")
-    kept = jax_dist.pmap(body, "i", arrays="global")
+    kept, written = jax_dist.pmap(body, "i", arrays="global"), vendored(body, "i")
     return {
         "jax.pmap": lambda: theirs(batch),
         "jax.pmap again": lambda: theirs(batch),
         "local": lambda: local(batch),
         "global": lambda: kept(batch),
+        "mapped": lambda: written(batch),
         "from_process_local_data": lambda: bare(
             jax.make_array_from_process_local_data(whole, batch)
         ),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: 0BSD
-# By jax-dist migrate 0.1.0, 2164cefefb61. Yours to keep.
+# By jax-dist migrate 0.1.0, 0009c0ed1441. Yours to keep.
 """What `jax.pmap` does, by `jax.jit` and `jax.shard_map`.
 
 `mapped` takes the arguments of `jax.pmap` and keeps its contract: each device
@@ -12,6 +12,7 @@ Where devices and layouts are known, plain JAX needs none of this:
     jax.jit(jax.shard_map(fun, mesh=..., in_specs=..., out_specs=...))
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -67,7 +68,7 @@ def mapped(
     program = _program(
         fun,
         "mapped" if axis_name is None else axis_name,
-        _axes(in_axes),
+        _axes(tuple(in_axes) if isinstance(in_axes, list) else in_axes),
         _axes(out_axes),
         _positions(static_broadcasted_argnums),
         _positions(donate_argnums),
@@ -78,6 +79,16 @@ def mapped(
 
     @functools.wraps(fun)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if program.processes == 1 and not program.has_strays:
+            try:
+                return program.jitted(*args, **kwargs)
+            except ValueError:
+                # jit takes no arrays that lie on other devices, and pmap takes
+                # some. Every other error is the caller's.
+                with contextlib.suppress(ValueError):
+                    program.placed(args, kwargs)
+                if not program.has_strays:
+                    raise
         return program.run(fun, args, kwargs)
 
     call.lower = functools.partial(program.lower, fun)  # type: ignore
@@ -88,9 +99,10 @@ _SHARED = "shared"  # for None among axes, which would be no leaf of a tree
 
 
 def _axes(tree: Any) -> Any:
-    is_none = lambda axis: axis is None  # noqa: E731
     return jax.tree.map(
-        lambda axis: _SHARED if axis is None else axis, tree, is_leaf=is_none
+        lambda axis: _SHARED if axis is None else axis,
+        tree,
+        is_leaf=lambda axis: axis is None,
     )
 
 
@@ -120,29 +132,25 @@ class _Program:
     has_strays: bool = False  # some arguments of the last call lay elsewhere
 
     def __post_init__(self) -> None:
-        # With several processes, each call asks for these.
-        self.layout = functools.cache(self.layout)  # type: ignore
-        self.broadcast = functools.cache(self.broadcast)  # type: ignore
-
-    @functools.cached_property
-    def jitted(self) -> Any:
         # Not functools.wraps: by the signature of the function, jit would
         # donate and hold static what is given by keyword; pmap does not.
         def traced(*args: Any, **kwargs: Any) -> Any:
             return self.trace(args, kwargs)
 
         traced.__name__ = traced.__qualname__ = self.name
-        return jax.jit(
+        self.jitted = jax.jit(
             traced, static_argnums=self.static, donate_argnums=self.donated
         )
+        # With several processes, each call asks for these.
+        self.layout = functools.cache(self.layout)  # type: ignore
+        self.broadcast = functools.cache(self.broadcast)  # type: ignore
 
     @functools.cached_property
     def devices(self) -> Sequence[Any]:
         """Those that may be used; asked for by the first call."""
-        if self.chosen is not None:
-            return self.chosen
-        devices = jax.devices(self.backend)
-        return sorted(devices, key=lambda device: device.process_index)
+        return self.chosen or sorted(
+            jax.devices(self.backend), key=lambda device: device.process_index
+        )
 
     @functools.cached_property
     def processes(self) -> int:
@@ -151,63 +159,29 @@ class _Program:
 
     def run(self, fun: Any, args: Any, kwargs: Any) -> Any:
         del fun  # the reference of the caller keeps it alive
-        if self.processes > 1 or self.has_strays:
-            return self.run_placed(args, kwargs)
-        try:
-            return self.jitted(*args, **kwargs)
-        except ValueError as error:
-            # jit takes no arrays that lie on other devices, and pmap takes
-            # some. Every other error is the caller's.
-            try:
-                self.placed(args, kwargs)
-            except ValueError:
-                raise error from None
-            if not self.has_strays:
-                raise
-        return self.run_placed(args, kwargs)
-
-    def run_placed(self, args: Any, kwargs: Any) -> Any:
-        leaves, tree, mesh = self.placed(args, kwargs)
-        results = self.apply(self.jitted, args, tree, leaves)
+        args, kwargs, mesh = self.placed(args, kwargs)
+        results = self.jitted(*args, **kwargs)
         if self.processes == 1:
             return results
         leaves, tree = jax.tree.flatten(results)
-        local = mesh.local_mesh
-        for i, axis in enumerate(self.broadcast("out_axes", tree)):
-            whole = self.checked(leaves[i])
-            leaves[i] = _shared(whole, _sharding(local, axis), axis)
-            _wholes[leaves[i]] = whole  # for a state that is fed back
-        return tree.unflatten(leaves)
+        axes = self.broadcast("out_axes", tree)
+        parts = [_part(self.checked(x), mesh, a) for x, a in zip(leaves, axes)]
+        return tree.unflatten(parts)
 
-    def lower(self, fun: Any, *args: Any, **kwargs: Any) -> Any:
-        """As jit's; with several processes, for the arguments of all."""
-        del fun
-        if self.processes == 1:
-            return self.jitted.lower(*args, **kwargs)
-        leaves, tree, _ = self.placed(args, kwargs)
-        return self.apply(self.jitted.lower, args, tree, leaves)
-
-    def placed(self, args: Any, kwargs: Any) -> tuple[list[Any], Any, Mesh]:
-        """The leaves where they belong, as arrays of all processes."""
+    def placed(self, args: Any, kwargs: Any) -> tuple[Any, Any, Mesh]:
+        """The arguments where they belong, as arrays of all processes."""
         leaves, tree = self.flatten(args, kwargs)
         if self.processes > 1:
             leaves = list(map(self.checked, leaves))
         axes, mesh = self.layout(tree, tuple(map(jax.numpy.shape, leaves)))
         self.has_strays = False
-        local = mesh.local_mesh
         for i, axis in enumerate(axes):
-            leaf, place = leaves[i], _sharding(mesh, axis)
-            whole = _wholes.get(leaf) if self.processes > 1 else None
-            if whole is None or whole.sharding != place:
-                here = _sharding(local, axis)
-                is_put = self.processes > 1 or _is_committed(leaf)
-                if is_put and not _is_at(leaf, here):
-                    leaf, self.has_strays = jax.device_put(leaf, here), True
-                whole = leaf
-                if self.processes > 1:
-                    whole = _shared(leaf, place, axis)
-            leaves[i] = whole
-        return leaves, tree, mesh
+            if self.processes > 1:
+                leaves[i] = _whole(leaves[i], mesh, axis)
+            elif _is_stray(leaves[i], _sharding(mesh, axis)):
+                leaves[i] = jax.device_put(leaves[i], _sharding(mesh, axis))
+                self.has_strays = True
+        return *self.unflatten(tree, leaves, args), mesh
 
     def checked(self, leaf: Any) -> Any:
         if isinstance(leaf, Tracer):
@@ -220,6 +194,13 @@ class _Program:
             return jax.numpy.zeros(leaf.shape, bool)  # no device holds float0
         return leaf
 
+    def lower(self, fun: Any, *args: Any, **kwargs: Any) -> Any:
+        """As jit's; with several processes, for the arguments of all."""
+        del fun
+        if self.processes > 1:
+            args, kwargs, _ = self.placed(args, kwargs)
+        return self.jitted.lower(*args, **kwargs)
+
     def trace(self, args: Any, kwargs: Any) -> Any:
         """The shard_map for these arguments, which are those of all."""
         leaves, tree = self.flatten(args, kwargs)
@@ -227,17 +208,12 @@ class _Program:
         axes, mesh = self.layout(tree, shapes, self.processes)
 
         def body(*blocks: Any) -> Any:
-            slices = [
-                block if axis is _SHARED else jax.numpy.squeeze(block, axis)
-                for block, axis in zip(blocks, axes)
-            ]
-            results = self.apply(self.fun(), args, tree, slices)
-            leaves, out_tree = jax.tree.flatten(results)
+            slices = _each(jax.numpy.squeeze, blocks, axes)
+            own, by_name = self.unflatten(tree, slices, args)
+            results, out_tree = jax.tree.flatten(self.fun()(*own, **by_name))
             out_axes = self.broadcast("out_axes", out_tree)
-            return out_tree.unflatten(
-                leaf if axis is _SHARED else jax.numpy.expand_dims(leaf, axis)
-                for leaf, axis in zip(leaves, out_axes)
-            )
+            stacked = _each(jax.numpy.expand_dims, results, out_axes)
+            return out_tree.unflatten(stacked)
 
         spec = lambda axis: _sharding(mesh, axis).spec  # noqa: E731
         return jax.shard_map(
@@ -249,16 +225,16 @@ class _Program:
         )(*leaves)
 
     def flatten(self, args: Any, kwargs: Any) -> tuple[list[Any], Any]:
-        """The leaves of the arguments that are not static, and their tree."""
-        dynamic = [x for i, x in enumerate(args) if i not in self.static]
-        return jax.tree.flatten((dynamic, kwargs))
+        """The leaves of the arguments that are not static, and the tree."""
+        args = [None if i in self.static else x for i, x in enumerate(args)]
+        return jax.tree.flatten((tuple(args), kwargs))
 
-    def apply(self, fun: Any, args: Any, tree: Any, leaves: Any) -> Any:
-        """Calls a function with new leaves, and the static ones of `args`."""
-        arguments, kwargs = tree.unflatten(leaves)
-        for i in sorted(self.static):
-            arguments[i:i] = args[i : i + 1]
-        return fun(*arguments, **kwargs)
+    def unflatten(self, tree: Any, leaves: Any, args: Any) -> tuple[Any, Any]:
+        """Arguments of new leaves, and of what is static in `args`."""
+        new, kwargs = tree.unflatten(leaves)
+        static = self.static
+        args = [x if i in static else new[i] for i, x in enumerate(args)]
+        return args, kwargs
 
     def layout(
         self, tree: Any, shapes: tuple[Any, ...], processes: int = 1
@@ -269,35 +245,28 @@ class _Program:
         """
         axes = self.broadcast("in_axes", tree)
         numbers = tree.unflatten(range(tree.num_leaves))
-        found: dict[str, str] = {}  # what was seen, and where first
-        size = 0
+        found: dict[Any, str] = {}  # by size: where it was seen first
         for path, i in jax.tree.leaves_with_path(numbers):
-            axis, shape = axes[i], shapes[i]
-            if axis is _SHARED:
-                continue
-            where = ("args", "kwargs")[path[0].idx]
-            where += jax.tree_util.keystr(path[1:])
-            if axis < len(shape):
-                size = shape[axis] // processes
-                found.setdefault(f"{size} slices", where)
-            else:
-                found[f"no dimension {axis}"] = where
-        if len(found) != 1 or not size:
-            seen = ", ".join(f"{n} in {where}" for n, where in found.items())
+            if axes[i] is not _SHARED:
+                size = shapes[i][axes[i] : axes[i] + 1]  # () where it has none
+                where = ("args", "kwargs")[path[0].idx]
+                found.setdefault(size, where + jax.tree_util.keystr(path[1:]))
+        if len(found) != 1 or not any(*found):
+            seen = ", ".join(
+                f"{n[0] // processes if n else 'no'} slices in {where}"
+                for n, where in found.items()
+            )
             raise ValueError(
                 f"{self.name} maps over as many devices as its arguments have "
                 "slices, all the same; None in in_axes marks those that all "
                 f"devices share. Found {seen or 'no argument that is mapped'}."
             )
-        return axes, self.mesh(size)
+        ((total,),) = found
+        return axes, self.mesh(total // processes)
 
     def broadcast(self, name: str, tree: Any) -> list[Any]:
         """in_axes or out_axes: one for each leaf of a tree."""
-        axes = getattr(self, name)
-        if name == "in_axes":
-            if isinstance(axes, tuple):
-                axes = [x for i, x in enumerate(axes) if i not in self.static]
-            axes = (axes, 0)  # keyword arguments
+        axes = self.out_axes if name == "out_axes" else (self.in_axes, 0)
         numbers = tree.unflatten(range(tree.num_leaves))
         try:
             leaves = jax.tree.leaves(jax.tree.broadcast(axes, numbers))
@@ -318,17 +287,18 @@ class _Program:
         """A mesh of the first `size` devices of each process."""
         total = size * self.processes
         if self.axis_size not in (None, total):
-            stated = f"axis_size={self.axis_size}"
             raise ValueError(
-                f"{self.name} has {stated}, and got {total} slices"
+                f"{self.name} got {total} slices; axis_size={self.axis_size}"
             )
         own = defaultdict(list)
         for device in self.devices:
             own[device.process_index].append(device)
         fewest = min(map(len, own.values()))
         if size > fewest:
-            slices = f"{size} slices, one for each of {fewest} devices"
-            raise ValueError(f"{self.name} got {slices}")
+            raise ValueError(
+                f"{self.name} got {size} slices, one for each of {fewest} "
+                "devices"
+            )
         chosen = [d for d in self.devices if d in own[d.process_index][:size]]
         return Mesh(chosen, (self.axis_name,))
 
@@ -342,17 +312,43 @@ def _sharding(mesh: Mesh, axis: Any) -> NamedSharding:
     return NamedSharding(mesh, spec)
 
 
-def _is_committed(x: Any) -> bool:
-    is_tracer = isinstance(x, Tracer)
-    return isinstance(x, jax.Array) and not is_tracer and x.committed
+def _each(change: Any, leaves: Iterable[Any], axes: list[Any]) -> list[Any]:
+    """Changes the mapped dimension of each leaf."""
+    return [
+        leaf if axis is _SHARED else change(leaf, axis)
+        for leaf, axis in zip(leaves, axes)
+    ]
 
 
-def _is_at(x: Any, place: NamedSharding) -> bool:
-    is_array = isinstance(x, jax.Array)
-    return is_array and x.sharding.is_equivalent_to(place, x.ndim)
+def _is_stray(x: Any, place: NamedSharding) -> bool:
+    """Whether jit would refuse an array for where it lies."""
+    if not isinstance(x, jax.Array) or isinstance(x, Tracer):
+        return False
+    return x.committed and not x.sharding.is_equivalent_to(place, x.ndim)
 
 
-def _shared(array: jax.Array, place: NamedSharding, axis: Any) -> jax.Array:
+def _whole(x: Any, mesh: Mesh, axis: Any) -> jax.Array:
+    """The array of all processes of which `x` is the part of this one."""
+    place, here = _sharding(mesh, axis), _sharding(mesh.local_mesh, axis)
+    whole, is_array = _wholes.get(x), isinstance(x, jax.Array)
+    if whole is not None and whole.sharding == place:
+        return whole
+    if not is_array and jax.numpy.ndim(x):
+        x = jax.make_array_from_callback(x.shape, here, x.__getitem__)
+    elif not is_array or not x.sharding.is_equivalent_to(here, x.ndim):
+        x = jax.device_put(x, here)
+    whole = _wholes[x] = _over(x, place, axis)
+    return whole
+
+
+def _part(whole: jax.Array, mesh: Mesh, axis: Any) -> jax.Array:
+    """The slices of this process, in an array of its own."""
+    part = _over(whole, _sharding(mesh.local_mesh, axis), axis)
+    _wholes[part] = whole  # for a state that is fed back
+    return part
+
+
+def _over(array: jax.Array, place: NamedSharding, axis: Any) -> jax.Array:
     """The same slices as an array over another mesh; nothing is copied."""
     shape = list(array.shape)
     if axis is not _SHARED:

@@ -8,7 +8,9 @@ and is imported by nothing, gets the helpers inside.
 import ast
 import dataclasses
 import os
+from collections.abc import Iterable
 
+from jax_dist.checker.import_graph import Imported
 from jax_dist.checker.modules import Module
 from jax_dist.checker.project import Project
 from jax_dist.migrating import helper_text
@@ -93,14 +95,25 @@ class Homes:
             home = self._root_folder(root, folder)
             if home and _is_below(path, home) and _is_below(target, home):
                 return _Package(home, has_name=True, is_relative=False)
-        if by_files is None:
-            return None
         importers = self._graph.importers(path)
+        if by_files is None:
+            return self._named_by(importers, path)
         name = os.path.basename(by_files)
         for imported in importers:
             if imported.is_relative or self._names_package(imported.by, name):
                 is_relative = all(each.is_relative for each in importers)
                 return _Package(by_files, has_name=True, is_relative=is_relative)
+        return None
+
+    def _named_by(self, importers: Iterable[Imported], path: str) -> "_Package | None":
+        """The package without `__init__.py` by whose name its other files import this one."""
+        for importer in importers:
+            folder = os.path.dirname(importer.by)
+            for name, target, is_relative in self._graph.imports_of(importer.by):
+                is_it = target == path and not is_relative
+                home = self._root_folder(name.partition(".")[0], folder) if is_it else ""
+                if home and _is_below(path, home) and _is_below(importer.by, home):
+                    return _Package(home, has_name=True, is_relative=False)
         return None
 
     def _names_package(self, path: str, name: str) -> bool:

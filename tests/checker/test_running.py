@@ -56,6 +56,15 @@ def test_files_in_order_and_a_glance_passes_over_what_says_nothing_of_jax(checke
     assert checked == ["a.py", "c.py"]
 
 
+def test_the_pmaps_of_libraries_are_found_where_nothing_says_jax(tmp_path):
+    text = "import equinox as eqx\nfrom flax import nnx\nf = eqx.filter_pmap(g)\nh = nnx.pmap(g)\n"
+    path = tmp_path / "a.py"
+    path.write_text(text)
+    found = running.run([str(path)], Examiner(frozenset({"JXD001"})))
+
+    assert [(each.code, each.start.line) for each in found] == [("JXD001", 3), ("JXD001", 4)]
+
+
 def test_progress_counts_all_files(checked):
     told = []
     _run(progress=lambda done, total: told.append((done, total)))

@@ -244,6 +244,21 @@ def test_files_that_import_each_other_as_scripts_get_one_module_beside_them(
     assert found["pkg/model.py"] == "from _mapped import mapped\n\nf = mapped(abs)\n"
 
 
+def test_a_file_is_in_the_package_by_whose_name_others_import_it(
+    tmp_path: pathlib.Path, package: pathlib.Path
+):
+    (package / "__init__.py").unlink()
+    (package / "inner").mkdir()
+    (package / "sync.py").write_text(_FLAT)
+    (package / "inner" / "train.py").write_text("from pkg import sync\n\nsync.f(1)\n")
+    (tmp_path / "main.py").write_text("from pkg.inner import train\n")
+
+    found = _written(_migrate("pkg/sync.py", "pkg/inner/train.py", "main.py", to="jax"))
+
+    assert list(found) == ["pkg/sync.py", "pkg/_mapped.py"]
+    assert found["pkg/sync.py"] == "from pkg._mapped import mapped\n\nf = mapped(abs)\n"
+
+
 def test_a_lone_script_has_its_helpers_inside(tmp_path: pathlib.Path, package: pathlib.Path):
     (tmp_path / "lone.py").write_text(_FLAT)
 
@@ -355,7 +370,7 @@ def test_the_module_has_the_indentation_of_its_project(package: pathlib.Path):
 
     _, module = _migrate("pkg/a.py", to="jax")
 
-    assert b"\n  def jitted(self)" in module.after
+    assert b"\n  def devices(self)" in module.after
     compile(module.after, "_mapped.py", "exec")
 
 
