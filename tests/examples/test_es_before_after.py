@@ -72,7 +72,8 @@ def programs(tmp_path_factory) -> dict[str, ModuleType]:
     tool("lint", "--fix", "--unsafe-fixes", "--quiet", to_jax_dist)
     tool("migrate", "--write", "--quiet", to_jax_dist)
     tool("migrate", "--write", "--quiet", only)
-    tool("migrate", "--to", "jax", "--idiomatic", "--write", "--quiet", to_jax)
+    tool("lint", "--fix", "--unsafe-fixes", "--select", "JXD301", "--quiet", to_jax)
+    tool("migrate", "--to", "jax", "--write", "--quiet", to_jax)
     return {
         "before": load(_BEFORE, "before"),
         "by_hand": load(_AFTER, "by_hand"),
