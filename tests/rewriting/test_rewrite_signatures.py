@@ -183,6 +183,7 @@ def test_a_random_key_is_lifted_whatever_its_size():
 @_QUIET
 @pytest.mark.parametrize("of_numpy", [False, True], ids=["jax", "numpy"])
 def test_a_lifted_array_is_placed_on_the_mesh_once(of_numpy):
+    jax.clear_caches()  # of what tests before it have traced, with arrays
     gc.collect()
     w = np.linspace(0.0, 1.0, 400, dtype=np.float32).reshape(4, 100)
     w = w if of_numpy else jnp.asarray(w)
@@ -434,6 +435,7 @@ def test_a_lifted_array_of_a_pmap_inside():
 
 @_QUIET
 def test_a_rewritten_function_dies_with_its_captures():
+    jax.clear_caches()  # of what tests before it have traced, with arrays
     w = jnp.linspace(0.0, 1.0, 400).reshape(4, 100)
     rewritten = rewrite(lambda x: _mean(x * w), mesh=_MESH)
     rewritten(_X)
