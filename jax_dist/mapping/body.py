@@ -17,7 +17,7 @@ from jax_dist.mapping import axes, meshes, nesting, refusals
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.calls import Call, Options, bind
 from jax_dist.mapping.meshes import InnerAxis
-from jax_dist.passes import interpreter, lifting
+from jax_dist.passes import baked, interpreter, lifting
 from jax_dist.passes.capture_policy import Policy
 from jax_dist.passes.lifting import Lifted
 from jax_dist.passes.memo import Memo
@@ -38,6 +38,7 @@ class Body:
     out_axes: tuple[Axis, ...]
     inner: tuple[InnerAxis, ...]  # what pmaps inside want, by depth
     regions: frozenset[str]  # the abstract axes of their shard_maps
+    names_meshes: bool  # in types, as captured arrays that lie on several devices have them
 
     @property
     def jaxpr(self) -> ClosedJaxpr:
@@ -122,6 +123,9 @@ def traced(options: Options, call: Call) -> Body:
             refusal = refusals.unbound_axis(options.choice.fun_name, found["axis"], known)
             raise refusal.with_traceback(error.__traceback__) from None
     _check_groups(jaxpr, name, call)
+    names_meshes = any(
+        baked.lies_on_many(each.value) for each in baked.baked_arrays(jaxpr).values()
+    )
     structure, out_axes = output_of[-1]
     lifted = lifting.lift(jaxpr, call.fun, options.choice.fun_name, policy, axis_env=environment)
     return Body(
@@ -132,6 +136,7 @@ def traced(options: Options, call: Call) -> Body:
         out_axes,
         tuple(frame.inner),
         frozenset(frame.regions),
+        names_meshes,
     )
 
 

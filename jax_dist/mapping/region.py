@@ -55,7 +55,7 @@ def run_body(
     """
     in_dims = [None if a is None else a % jnp.ndim(x) for x, a in zip(leaves, in_axes, strict=True)]
 
-    walk = _Walk(body.name, body.regions, inner, {outer.name: outer})
+    walk = _Walk(body.name, body.regions, inner, {outer.name: outer}, body.names_meshes)
     # What the body reads of a trace outside has another mesh in its type, so it comes in, too.
     given_consts = body.jaxpr.consts
     outside = [place for place, value in enumerate(given_consts) if isinstance(value, Tracer)]
@@ -84,9 +84,11 @@ class _Walk:
     regions: frozenset[str]  # the abstract axes of pmaps inside
     inner: tuple[InnerAxis, ...]  # the mesh axes that are left for them, by depth
     places: Mapping[Any, AxisPlace]  # by name, of the axes around
+    names_meshes: bool  # in types, which are others on the mesh of now
 
     def evaluate(self, jaxpr: Any, values: Sequence[Any]) -> Values:
-        if not self.regions and all(place.is_plain for place in self.places.values()):
+        is_plain = all(place.is_plain for place in self.places.values())
+        if is_plain and not self.regions and not self.names_meshes:
             return interpreter.run(jaxpr, values, {})
         axis_env = [(place.name, place.size) for place in self.places.values()]
         return rebind.evaluate(jaxpr, values, self._handler_of, axis_env)

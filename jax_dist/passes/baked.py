@@ -9,6 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
@@ -116,6 +117,27 @@ class _Search:
 def own_copy(value: Any) -> Any:
     """A NumPy array that nobody else can write to; a jax array as it is."""
     return np.array(value) if isinstance(value, np.ndarray) else value
+
+
+def on_host(value: Any) -> Any:
+    """A copy that shares no buffer with a jax array, which its owner may donate or delete.
+
+    Weak types, and arrays that other processes hold too, stay as they are.
+    """
+    if not isinstance(value, jax.Array) or not value.is_fully_addressable:
+        return value
+    if jax.typeof(value).weak_type:
+        return value
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data = np.array(jax.device_get(jax.random.key_data(value)))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+    return np.array(jax.device_get(value))
+
+
+def lies_on_many(value: Any) -> bool:
+    """Whether it is an array on several devices; its type then names their mesh."""
+    is_array = isinstance(value, jax.Array) and not isinstance(value, Tracer)
+    return is_array and len(value.sharding.device_set) > 1
 
 
 def frozen(jaxpr: ClosedJaxpr) -> ClosedJaxpr:

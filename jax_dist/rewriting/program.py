@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -23,6 +22,7 @@ from jax_dist.mapping.tracebacks import hide_own_frames
 from jax_dist.multihost.fingerprints import Fingerprint, containers, describe
 from jax_dist.passes import interpreter, lifting, pipeline, programs, stages
 from jax_dist.passes.asking import mesh_of
+from jax_dist.passes.baked import on_host
 from jax_dist.passes.capture_policy import Watch
 from jax_dist.passes.captures import Capture
 from jax_dist.passes.findings import Finding, Plan
@@ -373,7 +373,9 @@ def _placed(value: Any, mesh: Mesh | None) -> Any:
     """A captured array on every device of the program, once."""
     if isinstance(value, jax.Array) and len(value.sharding.device_set) > 1:
         return value  # the user has said where it lies
+    copy = on_host(value)
     if mesh is not None:
-        return jax.device_put(value, NamedSharding(mesh, P()))
-    # NumPy arrays once, and not in each call; they are not tied to a device then.
-    return value if isinstance(value, jax.Array) else jax.device_put(np.asarray(value))
+        return jax.device_put(copy, NamedSharding(mesh, P()))
+    # Once, and not in each call; tied to a device as before.
+    is_tied = isinstance(value, jax.Array) and value.committed
+    return jax.device_put(copy, value.sharding if is_tied else None)

@@ -434,6 +434,16 @@ def test_a_lifted_array_of_a_pmap_inside():
 
 
 @_QUIET
+def test_a_lifted_array_may_be_donated_elsewhere():
+    for mesh in (None, _MESH):
+        w = jnp.linspace(0.0, 1.0, 400).reshape(4, 100)
+        rewritten = rewrite(lambda x, w=w: _mean(x * w), mesh=mesh)
+        expected = np.asarray(rewritten(_X))
+        w.delete()
+        np.testing.assert_array_equal(rewritten(_X), expected)
+
+
+@_QUIET
 def test_a_rewritten_function_dies_with_its_captures():
     jax.clear_caches()  # of what tests before it have traced, with arrays
     w = jnp.linspace(0.0, 1.0, 400).reshape(4, 100)
