@@ -129,7 +129,7 @@ def on_host(value: Any) -> Any:
     if jax.typeof(value).weak_type:
         return value
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        data = np.array(jax.device_get(jax.random.key_data(value)))
+        data = jnp.array(jax.device_get(jax.random.key_data(value)))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
     return np.array(jax.device_get(value))
 
