@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from watching import compiles_so_far
 
 EIGHT = np.arange(8.0, dtype=np.float32)
 _OBSERVABLES: dict[str, Callable[[Callable], Any]] = {}
@@ -103,28 +104,15 @@ def _says(call: Callable[[], Any], **words: str) -> str:
     return "no error"
 
 
-_compiled: list[str] = []
-
-
-@functools.cache
-def _listen() -> None:
-    def heard(event: str, _: float, **__: object) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            _compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(heard)
-
-
 def _compilations(pmap: Callable, step: Callable) -> int:
     """Of a loop, whose first state lies on one device; those that only move it are left out."""
-    _listen()
     batch = np.ones((8, 2), np.float32)
     pmap(lambda x: x)(jnp.zeros(8))
     state = jnp.zeros(8)
-    before = len(_compiled)
+    before = compiles_so_far()
     for _ in range(3):
         state = step(state, batch)
-    return len(_compiled) - before
+    return compiles_so_far() - before
 
 
 # ---- calls and where things lie
