@@ -129,7 +129,8 @@ def on_host(value: Any) -> Any:
     if jax.typeof(value).weak_type:
         return value
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        data = jnp.array(jax.device_get(jax.random.key_data(value)))
+        # device_put: jnp.array would compile a program that copies.
+        data = jax.device_put(np.array(jax.random.key_data(value)))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
     return np.array(jax.device_get(value))
 
