@@ -176,7 +176,6 @@ def pair(generations: int, rounds: int) -> None:
             "migrated to jax_dist": folder / "to_jax_dist.py",
             "migrated to jax": folder / "to_jax.py",
             "by rewrite": folder / "rewritten.py",
-            "by rewrite, loops rolled": folder / "rolled.py",
             "by hand, es_after.py": examples / "es_after.py",
         }
         for path in (programs["migrated to jax_dist"], programs["migrated to jax"]):
@@ -184,9 +183,7 @@ def pair(generations: int, rounds: int) -> None:
         _tool("lint", "--fix", "--unsafe-fixes", "--quiet", str(folder / "to_jax_dist.py"))
         _tool("migrate", "--write", "--quiet", str(folder / "to_jax_dist.py"))
         _tool("migrate", "--to", "jax", "--write", "--quiet", str(folder / "to_jax.py"))
-        programs["by rewrite"].write_text(before + _REWRITTEN.format(more=""))
-        rolled = _REWRITTEN.format(more=", loops='roll'")
-        programs["by rewrite, loops rolled"].write_text(before + rolled)
+        programs["by rewrite"].write_text(before + _REWRITTEN)
         results: dict[str, list[dict]] = {name: [] for name in programs}
         for number in range(rounds):
             for name, path in programs.items():
@@ -213,7 +210,7 @@ from jax.sharding import Mesh
 
 _mesh = lambda: Mesh(np.array(jax.devices()), ("i",))
 _make_update = make_update
-make_update = lambda seed: jax_dist.rewrite(_make_update(seed), mesh=_mesh(){more})
+make_update = lambda seed: jax_dist.rewrite(_make_update(seed), mesh=_mesh())
 """
 
 

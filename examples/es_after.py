@@ -3,9 +3,8 @@
     python examples/es_after.py --generations 30
 
 The numbers are the same. The table is an argument that lies on every device, so the program holds
-none of it; the pairs are mapped, so their program stands there once and not 8 times; the gradient
-is reduced, not gathered; and the state is whole, not stacked, and lies where the program wants it
-from the first step on, so it compiles once.
+none of it; the gradient is reduced, not gathered; and the state is whole, not stacked, and lies
+where the program wants it from the first step on, so it compiles once.
 
 Shapes: `N` parameters, `P` mirrored pairs on each of `D` devices.
 """

@@ -25,16 +25,15 @@ def make_update(seed):
     noise_table = jnp.asarray(np.random.default_rng(seed).standard_normal(TABLE_SIZE, np.float32))
 
     def update(theta, opt_state, key):
-        noises, returns = [], []
-        for pair_key in jax.random.split(key, PAIRS):
+        def play_pair(pair_key):
             offset_key, start_key = jax.random.split(pair_key)
             offset = jax.random.randint(offset_key, (), 0, TABLE_SIZE - PARAMETERS)
             noise = lax.dynamic_slice(noise_table, (offset,), (PARAMETERS,))
             plus = episode_return(theta + SIGMA * noise, start_key)
             minus = episode_return(theta - SIGMA * noise, start_key)
-            noises.append(noise)
-            returns.append(jnp.stack([plus, minus]))
-        noises, returns = jnp.stack(noises), jnp.stack(returns)
+            return noise, jnp.stack([plus, minus])
+
+        noises, returns = jax.vmap(play_pair)(jax.random.split(key, PAIRS))
 
         all_returns = lax.all_gather(returns, "i")  # [devices, pairs, 2]
         ranks = es_common.centred_ranks(all_returns.ravel()).reshape(all_returns.shape)

@@ -36,7 +36,6 @@ from jax_dist.checker.rules import (
     shard_map_no_jit,
     spec_tuple_compare,
     syntax_error,
-    unrolled_loop,
     unstable_trace_value,
     unused_suppression,
 )
@@ -73,7 +72,6 @@ _MODULES = (
     set_order_in_trace,
     callback_not_cached,
     cache_config,
-    unrolled_loop,
     unused_suppression,
     syntax_error,
     bad_suppression_code,

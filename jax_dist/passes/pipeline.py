@@ -14,7 +14,7 @@ from jax_dist.passes.interpreter import Values
 class Pass(NamedTuple):
     """One pass, and without which primitives it has nothing to do."""
 
-    needs: Collection[str] | None  # one of these; None: it looks at every program
+    needs: Collection[str]  # one of these
     plan: Callable[[ClosedJaxpr], Plan]
 
 
@@ -41,7 +41,7 @@ def evaluate_through(
         evaluate = lambda *args: interpreter.run(source, args, {})
     findings: list[Finding] = []
     for each in passes:
-        if each.needs is not None and primitives.isdisjoint(each.needs):
+        if primitives.isdisjoint(each.needs):
             continue
         if jaxpr is None:
             # A function of its own each time, for JAX remembers what it has traced.

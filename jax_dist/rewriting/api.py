@@ -13,7 +13,7 @@ from jax_dist._errors import UnsupportedError
 from jax_dist.passes.capture_policy import Captures
 from jax_dist.passes.gathers import Gathers
 from jax_dist.rewriting import arguments, reporting
-from jax_dist.rewriting.arguments import Loops, Partitioning, Specs
+from jax_dist.rewriting.arguments import Partitioning, Specs
 from jax_dist.rewriting.program import RewrittenProgram
 from jax_dist.rewriting.report import Report
 
@@ -42,7 +42,6 @@ def rewrite(
     mesh: Mesh | None = None,
     captures: Captures = "lift",
     gathers: Gathers = "reduce",
-    loops: Loops = "keep",
     partitioning: Partitioning = "route",
     specs: Specs | None = None,
     live_captures: bool = False,
@@ -55,9 +54,8 @@ def rewrite(
     was said to that jit: donation, shardings, static arguments. The passes, in this order: arrays
     that the function captures become arguments (JXD401); pmaps inside are moved onto the mesh, and
     loops around them into the mapped region (JXD002); custom_partitioning operations are routed
-    through shard_map (JXD402); gathers that are only reduced become reductions (JXD301); and, if
-    asked for, loops of Python become scans (JXD407). What cannot be shown to be sound is left as it
-    is; `explain` says so, and why.
+    through shard_map (JXD402); and gathers that are only reduced become reductions (JXD301). What
+    cannot be shown to be sound is left as it is; `explain` says so, and why.
 
     It is traced once per signature, as under jit; after that, a call is one C++ dispatch. A state
     that is donated, and that nobody has put anywhere, is cut before the first call as the program
@@ -70,8 +68,6 @@ def rewrite(
       captures: what to do with captured arrays: "lift" them to arguments, and warn; "warn" only;
         "allow" them; or raise an "error".
       gathers: "reduce" them; only where the result is "exact", to the bit; or "keep" them.
-      loops: "roll" loops of Python, which a trace writes out copy by copy, up to scans, which
-        compile faster (JXD407); or "keep" the copies, which can run side by side.
       partitioning: "route" custom_partitioning operations through shard_map, or "keep" them.
       specs: how to cut such an operation, where the compiler's choice is not wanted: `{name:
         (in_specs, out_specs)}`, in the words of `jax.shard_map`.
@@ -104,7 +100,6 @@ def rewrite(
         mesh=mesh,
         captures=captures,
         gathers=gathers,
-        loops=loops,
         partitioning=partitioning,
         specs=specs,
         live_captures=live_captures,
@@ -122,7 +117,6 @@ def explain(
     mesh: Mesh | None = None,
     captures: Captures = "lift",
     gathers: Gathers = "reduce",
-    loops: Loops = "keep",
     partitioning: Partitioning = "route",
     specs: Specs | None = None,
     **kwargs: Any,
@@ -135,7 +129,6 @@ def explain(
       mesh: see `rewrite`.
       captures: see `rewrite`.
       gathers: see `rewrite`.
-      loops: see `rewrite`.
       partitioning: see `rewrite`.
       specs: see `rewrite`.
       **kwargs: as in a call of `fun`.
@@ -160,7 +153,6 @@ def explain(
         mesh=mesh,
         captures=captures,
         gathers=gathers,
-        loops=loops,
         partitioning=partitioning,
         specs=specs,
     )

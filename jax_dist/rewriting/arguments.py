@@ -11,7 +11,6 @@ from jax_dist._errors import RewriteError
 from jax_dist.passes.capture_policy import Captures, Policy
 from jax_dist.passes.gathers import Gathers
 
-Loops: TypeAlias = Literal["roll", "keep"]
 Partitioning: TypeAlias = Literal["route", "keep"]
 Specs: TypeAlias = Mapping[str, tuple[Any, Any]]
 
@@ -23,7 +22,6 @@ class Wishes:
     mesh: Mesh | None
     policy: Policy
     gathers: Gathers
-    loops: Loops
     partitioning: Partitioning
     specs: Specs | None
 
@@ -34,7 +32,6 @@ def checked(
     mesh: Mesh | None,
     captures: Captures,
     gathers: Gathers,
-    loops: Loops,
     partitioning: Partitioning,
     specs: Specs | None,
     live_captures: bool,
@@ -48,7 +45,6 @@ def checked(
         raise _wrong("mesh", mesh, "pmaps are moved onto its devices", "Give a jax.sharding.Mesh.")
     _check_one_of("captures", captures, get_args(Captures))
     _check_one_of("gathers", gathers, get_args(Gathers))
-    _check_one_of("loops", loops, get_args(Loops))
     _check_one_of("partitioning", partitioning, get_args(Partitioning))
     for name, count in (("warn_bytes", warn_bytes), ("lift_bytes", lift_bytes)):
         if not isinstance(count, int) or count < 0:
@@ -68,7 +64,7 @@ def checked(
             "Say captures='lift' too, or leave live_captures out.",
         )
     policy = Policy(captures, warn_bytes, lift_bytes, live_captures)
-    return Wishes(mesh, policy, gathers, loops, partitioning, specs)
+    return Wishes(mesh, policy, gathers, partitioning, specs)
 
 
 def _check_one_of(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -33,7 +33,6 @@ from jax_dist.passes.partitioning import plan_partitioning
 from jax_dist.passes.pipeline import Pass
 from jax_dist.passes.primitives import GATHERS
 from jax_dist.passes.programs import Program, Programs
-from jax_dist.passes.rolling import plan_rolling
 from jax_dist.rewriting import first_places, misplaced
 from jax_dist.rewriting.arguments import Wishes
 from jax_dist.rewriting.process_pmaps import check_none_local, pmaps_over_all_processes
@@ -311,8 +310,6 @@ class RewrittenProgram:
         if wishes.gathers != "keep":
             plan = functools.partial(plan_gathers, exact=wishes.gathers == "exact")
             passes.append(Pass(GATHERS, plan))
-        if wishes.loops == "roll":  # last: what the others change may stand in the copies
-            passes.append(Pass(None, plan_rolling))
         return passes
 
     def _agree(self, found: Found) -> None:

@@ -5,13 +5,11 @@ import warnings
 from collections.abc import Sequence
 
 import jax
-from jax.extend.core import ClosedJaxpr
 
 from jax_dist import _compat
 from jax_dist._errors import CapturedArrayWarning
 from jax_dist.passes.captures import Capture, find_captures
 from jax_dist.passes.findings import Finding
-from jax_dist.passes.rolling import note_loops
 from jax_dist.rewriting import gradients, ways
 from jax_dist.rewriting.arguments import Wishes
 from jax_dist.rewriting.comparison import Comparison
@@ -40,16 +38,14 @@ def report_of(rewriting: RewrittenProgram, args: tuple, kwargs: dict) -> Report:
         after=program_after,
         cache_before=_verdict_before(before, _large(captured, wishes)),
         cache_after=verdict_of(after, _large(kept, wishes)),
-        findings=(*rewriting.findings, *_seen(traced.jaxpr, wishes), *before.failure),
+        findings=(
+            *rewriting.findings,
+            *gradients.find_doubled_sums(traced.jaxpr),  # left to the user
+            *before.failure,
+        ),
         captured=tuple(_row(capture, lifted) for capture in captured),
         compare=_comparison(traced, name, before, program_after),
     )
-
-
-def _seen(jaxpr: ClosedJaxpr, wishes: Wishes) -> tuple[Finding, ...]:
-    """What the rewriting leaves to the user."""
-    loops = note_loops(jaxpr) if wishes.loops == "keep" else ()
-    return (*gradients.find_doubled_sums(jaxpr), *loops)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ def test_a_choice_that_is_none():
     [
         ({"fun": 3}, "fun is 3", "Give a function."),
         ({"gathers": None}, "gathers is None", "Choose one of 'reduce', 'exact', 'keep'."),
-        ({"loops": "scan"}, "loops is 'scan'", "Choose one of 'roll', 'keep'."),
         ({"partitioning": "on"}, "partitioning is 'on'", "Choose one of 'route', 'keep'."),
         ({"mesh": ("i",)}, "mesh is ('i',)", "Give a jax.sharding.Mesh."),
         ({"warn_bytes": -1}, "warn_bytes is -1", "Give an integer, 0 or more."),
