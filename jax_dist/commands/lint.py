@@ -12,7 +12,7 @@ from jax_dist.commands import arguments
 from jax_dist.commands.exits import Exit
 from jax_dist.commands.help import Help
 
-_FORMATS = ("text", "json", "sarif", "github", "gitlab", "junit")
+_FORMATS = ("text", "json", "sarif", "github")
 
 _EPILOG = """\
 exit codes: 0 nothing was found, 1 something was (with --diff: something would change),

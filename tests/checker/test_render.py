@@ -2,7 +2,6 @@
 
 import json
 import textwrap
-from xml.etree import ElementTree
 
 import pytest
 
@@ -287,71 +286,6 @@ class TestGithub:
         )
 
 
-class TestGitlab:
-    def test_an_issue(self):
-        shown = FORMATS["gitlab"]([_finding(b"x\nn = psum(1)\n", b"psum(1)")], Context(_PAGES))
-
-        assert json.loads(shown) == [
-            {
-                "check_name": "JXD306",
-                "description": "JXD306 psum(1, axis) is axis_size(axis)",
-                "severity": "minor",
-                "fingerprint": "c3cce3e4c205cf4ab03a4e988a95eab7",
-                "location": {
-                    "path": "train.py",
-                    "positions": {
-                        "begin": {"line": 2, "column": 5},
-                        "end": {"line": 2, "column": 12},
-                    },
-                },
-            }
-        ]
-
-    def test_a_fingerprint_outlives_a_move_and_is_the_only_one_of_its_kind(self):
-        here = _finding(b"n = psum(1)\n", b"psum(1)")
-        moved = _finding(b"x\n\n    n = psum(1)\n", b"psum(1)")
-        other = _finding(b"n = psum(1)\n", b"psum(1)", path="other.py")
-
-        marks = [
-            [issue["fingerprint"] for issue in json.loads(FORMATS["gitlab"](found, Context({})))]
-            for found in ([here], [moved], [here, here, other])
-        ]
-
-        assert marks[0] == marks[1]
-        assert marks[2][0] == marks[0][0]
-        assert len(set(marks[2])) == 3
-
-
-class TestJunit:
-    def test_a_suite_for_each_file(self):
-        findings = [
-            _finding(b"psum(1)", b"psum"),
-            _finding(b"psum(1)", b"psum", path="<b>.py", message='"1" < 2 & \x00'),
-        ]
-
-        assert FORMATS["junit"](findings, Context({})) == textwrap.dedent("""\
-            <?xml version="1.0" encoding="utf-8"?>
-            <testsuites name="jax-dist lint" tests="2" failures="2">
-              <testsuite name="train.py" tests="1" failures="1">
-                <testcase name="JXD306 psum-of-one at 1:1" classname="train.py" file="train.py" line="1">
-                  <failure type="JXD306" message="psum(1, axis) is axis_size(axis)">train.py:1:1: JXD306 psum(1, axis) is axis_size(axis)</failure>
-                </testcase>
-              </testsuite>
-              <testsuite name="&lt;b&gt;.py" tests="1" failures="1">
-                <testcase name="JXD306 psum-of-one at 1:1" classname="&lt;b&gt;.py" file="&lt;b&gt;.py" line="1">
-                  <failure type="JXD306" message="&quot;1&quot; &lt; 2 &amp; �">&lt;b&gt;.py:1:1: JXD306 "1" &lt; 2 &amp; �</failure>
-                </testcase>
-              </testsuite>
-            </testsuites>
-            """)  # noqa: E501 # as it is written
-
-    def test_without_findings_one_test_has_passed(self):
-        root = ElementTree.fromstring(FORMATS["junit"]([], Context({})).encode())
-
-        assert (root.get("tests"), root.get("failures")) == ("1", "0")
-        assert [case.get("name") for case in root.iter("testcase")] == ["no findings"]
-
-
 class TestSarif:
     def _run(self, *findings: Finding, code: bytes = b"n = psum(1, 'i')\n") -> dict:
         context = Context(_PAGES, lambda path: sources.read(path, code))
@@ -359,6 +293,20 @@ class TestSarif:
         assert document["version"] == "2.1.0"
         (run,) = document["runs"]
         return run
+
+    def test_a_fingerprint_outlives_a_move_and_is_the_only_one_of_its_kind(self):
+        here = _finding(b"n = psum(1)\n", b"psum(1)")
+        moved = _finding(b"x\n\n    n = psum(1)\n", b"psum(1)")
+        other = _finding(b"n = psum(1)\n", b"psum(1)", path="other.py")
+
+        marks = [
+            [result["partialFingerprints"]["jaxDistFinding/v1"] for result in run["results"]]
+            for run in (self._run(here), self._run(moved), self._run(here, here, other))
+        ]
+
+        assert marks[0] == marks[1]
+        assert marks[2][0] == marks[0][0]
+        assert len(set(marks[2])) == 3
 
     def test_a_result_with_its_fix(self):
         code = b"n = psum(1, 'i')\n"

@@ -20,6 +20,5 @@ def _render(name: str, findings: Sequence[Finding], context: Context) -> str:
 
 
 FORMATS: dict[str, Render] = {
-    name: functools.partial(_render, name)
-    for name in ("text", "json", "sarif", "github", "gitlab", "junit")
+    name: functools.partial(_render, name) for name in ("text", "json", "sarif", "github")
 }
