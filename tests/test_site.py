@@ -13,7 +13,7 @@ import pytest
 import jax_dist
 from jax_dist.checker.catalogue import PAGES
 from jax_dist.commands import cache, cli
-from jax_dist.doctor.versions import CHANGES
+from jax_dist.doctor.checks import CHANGES
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _DOCS = _ROOT / "docs"

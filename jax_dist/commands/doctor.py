@@ -15,7 +15,7 @@ from jax_dist.commands.help import Help
 
 if TYPE_CHECKING:
     from jax_dist.doctor.diagnosis import Diagnosis
-    from jax_dist.doctor.findings import Finding
+    from jax_dist.doctor.facts import Finding
 
 _EPILOG = """\
 exit codes: 0 nothing here does harm, 1 something does, 2 an option cannot be followed

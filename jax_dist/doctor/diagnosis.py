@@ -1,23 +1,30 @@
-"""Looks at a machine, and says what it is and what is wrong with it."""
+"""Looks at a machine, and says what it is and what is wrong with it.
+
+JAX starts in a process of its own, so that one that hangs, or ends its process, is a finding too.
+"""
 
 import dataclasses
+import json
 import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax_dist
-from jax_dist.doctor import caching, flags, hardware, launchers, starting, versions
-from jax_dist.doctor.facts import Facts
-from jax_dist.doctor.findings import Finding, Weight
-from jax_dist.doctor.probing import run_probe
+from jax_dist.doctor import checks, probe
+from jax_dist.doctor.facts import Facts, Finding, Probed, Weight
 
-_CHECKS = (starting, versions, flags, hardware, launchers, caching)  # in the order of the report
 _PREFIXES = ("JAX_", "XLA_", "CUDA_VISIBLE", "NCCL_", "TPU_", "LIBTPU_", "OMPI_COMM_WORLD_")
 _NAMES = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *("SLURM_JOB_ID", "SLURM_NODELIST", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
 )
 _SECRET = ("JAX_DIST_TOKEN",)  # for what is printed is pasted into issues
+_FATAL = re.compile(r"F\d{4} \S+ +\d+ \S+\] (.*)")  # as C++ logs before it ends the process
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,19 +58,14 @@ def diagnose(environment: Mapping[str, str] | None = None, *, timeout: float = 6
     environment = dict(os.environ if environment is None else environment)
     facts = Facts(
         environment=environment,
-        probed=run_probe(environment, timeout),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _all_cores(),
-        accelerators=hardware.accelerators(),
+        probed=_run_probe(environment, timeout),
+        accelerators=checks.accelerators(),
     )
     return Diagnosis(dict(_in_words(facts)), _variables(environment), _findings(facts))
 
 
-def _all_cores() -> int:
-    return os.cpu_count() or 1
-
-
 def _findings(facts: Facts) -> tuple[Finding, ...]:
-    found = [finding for module in _CHECKS for finding in module.check(facts)]
+    found = [finding for check in checks.CHECKS for finding in check(facts)]
     return tuple(sorted(found, key=lambda finding: finding.weight is not Weight.HARM))
 
 
@@ -83,7 +85,7 @@ def _in_words(facts: Facts) -> Iterator[tuple[str, str]]:
     yield from found.items()
     yield from _of_devices(facts)
     yield from facts.stage("ways").items()
-    yield "launcher", launchers.in_words(facts.environment) or "none"
+    yield "launcher", checks.launcher(facts.environment) or "none"
     cache = facts.stage("cache")
     if cache:
         yield "cache", _of_cache(cache)
@@ -111,3 +113,55 @@ def _of_cache(cache: Mapping[str, Any]) -> str:
         return f"{cache['path']} (not looked at: no folder)"
     noun = "entry" if cache["entries"] == 1 else "entries"
     return f"{cache['path']}: {cache['entries']} {noun}, {cache['bytes'] / 1e6:.1f} MB"
+
+
+def _run_probe(environment: Mapping[str, str], timeout: float) -> Probed:
+    """Runs all stages in a fresh process.
+
+    Args:
+      environment: of the process.
+      timeout: in seconds, for all stages together.
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-m", probe.__name__],
+        env={**environment, "PYTHONPATH": _path(environment)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # so that what it starts can be stopped with it
+    )
+    try:
+        out, err = child.communicate(timeout=timeout)
+        hung = False
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        out, err = child.communicate()
+        hung = True
+    except BaseException:  # an interrupt: nothing is left behind
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        raise
+    return _read(out, err, hung=hung)
+
+
+def _path(environment: Mapping[str, str]) -> str:
+    """The probe imports the same jax_dist, installed or not."""
+    ours = str(pathlib.Path(__file__).parents[2])
+    before = environment.get("PYTHONPATH")
+    return os.pathsep.join([before, ours]) if before else ours
+
+
+def _read(out: str, err: str, *, hung: bool) -> Probed:
+    lines = (line.removeprefix(probe.MARK) for line in out.splitlines() if probe.MARK in line)
+    stages = {line["stage"]: line["found"] for line in map(json.loads, lines)}
+    failed = next((name for name in probe.STAGES if name not in stages), None)
+    words = "" if hung or failed is None else _last_words(err)
+    return Probed(stages, failed, hung, words)
+
+
+def _last_words(text: str) -> str:
+    """What a person needs: the line of C++ that ended it, or else the end of the traceback."""
+    fatal = [match[1] for line in text.splitlines() if (match := _FATAL.match(line))]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (fatal or lines or [""])[-1]
