@@ -119,6 +119,11 @@ def named_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
     return tuple(name for name in named if name is not None and not isinstance(name, int))
 
 
+def _dimensions(eqn: JaxprEqn) -> tuple[int, ...]:
+    """The dimensions that a sum goes over, too: the axes of vmaps in the body became them."""
+    return tuple(dim for dim in eqn.params["axes"] if isinstance(dim, int))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Over:
     """What one collective goes over: its axes, and groups of slices along them."""
@@ -193,6 +198,7 @@ def _axis_index(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) 
 @_rule("psum")
 def _psum(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
     over = _Over.of(places, eqn)
+    values = [lax.reduce_sum(x, _dimensions(eqn)) for x in values]
     if not over.whole:
         return [lax.reduce_sum(over.of_group(x), (0,)) for x in values]
     for name in reversed(over.names()):
@@ -204,10 +210,11 @@ def _psum(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Val
 def _extreme(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
     """With NaN, as a vmap has it; pmax on CPU loses it."""
     over, kind = _Over.of(places, eqn), "max" if eqn.primitive.name == "pmax" else "min"
+    dims = _dimensions(eqn)
     if over.names() and over.whole and all(has_extremes(x.dtype) for x in values):
-        return [extreme(kind, x, (), over.names()) for x in values]
+        return [extreme(kind, x, dims, over.names()) for x in values]
     reduce = jnp.max if kind == "max" else jnp.min
-    return [reduce(over.of_group(x), 0) for x in values]
+    return [reduce(over.of_group(reduce(x, dims)), 0) for x in values]
 
 
 @_rule("all_gather")
@@ -237,9 +244,13 @@ def _all_to_all(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) 
 @_rule("ppermute")
 def _ppermute(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
     """What nobody sends to gets zeros."""
-    over = _Over.of(places, eqn)
-    sender = np.full(len(over.own), -1, np.int32)
-    for source, target in eqn.params["perm"]:
+    over, pairs = _Over.of(places, eqn), eqn.params["perm"]
+    sides = [set(side) for side in zip(*pairs, strict=True)]
+    slices = range(len(over.own))
+    if any(len(side) < len(pairs) or not side.issubset(slices) for side in sides):
+        raise refusals.no_permutation(len(slices), pairs, interpreter.source_line(eqn))
+    sender = np.full(len(slices), -1, np.int32)
+    for source, target in pairs:
         sender[target] = source
     mine = jnp.asarray(sender)[over.index()]
     return [jnp.where(mine < 0, jnp.zeros_like(x), over.all(x)[mine]) for x in values]

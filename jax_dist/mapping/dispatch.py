@@ -43,7 +43,7 @@ from jax_dist.mapping.meshes import InnerAxis, Layout
 from jax_dist.mapping.process_calls import ProcessCalls
 from jax_dist.mapping.tracebacks import hide_own_frames
 from jax_dist.passes import lifting, programs, stages
-from jax_dist.passes.baked import on_host
+from jax_dist.passes.baked import put_copy
 from jax_dist.passes.capture_policy import Policy, Watch
 from jax_dist.passes.lifting import PlacedCaptures, Placements
 from jax_dist.passes.programs import Program, Programs
@@ -259,7 +259,7 @@ class Dispatcher:
         mesh = found.layout.mesh
         everywhere = NamedSharding(mesh, P())
         placed = self._placements.of(
-            found.body.lifted, mesh, lambda value: jax.device_put(on_host(value), everywhere)
+            found.body.lifted, mesh, lambda value: put_copy(value, everywhere)
         )
         return self._programs.of(placed), placed
 

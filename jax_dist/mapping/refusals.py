@@ -353,6 +353,17 @@ def no_virtual_size(fun_name: str, size: int, devices: int) -> DeviceCountError:
     )
 
 
+def no_permutation(size: int, pairs: Sequence[tuple[int, int]], where: str) -> AxesError:
+    return AxesError(
+        message(
+            what="ppermute sources and destinations must be unique, and slices of its axes",
+            which=[f"{[tuple(pair) for pair in pairs]} at {where or 'an unknown line'}"],
+            why=f"its axes have {size} slices, numbered from 0, and each gets one value",
+            do=f"Give pairs of indices from 0 to {size - 1}, each of them at most once a side.",
+        )
+    )
+
+
 def collective_on_slices(fun_name: str, primitive: str, where: str) -> UnsupportedError:
     return UnsupportedError(
         message(

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.sharding import Sharding
 
 from jax_dist.passes.interpreter import (
     bodies,
@@ -119,20 +120,26 @@ def own_copy(value: Any) -> Any:
     return np.array(value) if isinstance(value, np.ndarray) else value
 
 
-def on_host(value: Any) -> Any:
+def put_copy(value: Any, where: Sharding | None) -> Any:
     """A copy that shares no buffer with a jax array, which its owner may donate or delete.
 
-    Weak types, and arrays that other processes hold too, stay as they are.
+    By way of the host, from where all processes may put it on their devices. What has no type
+    there, or is held by other processes too, is copied where it lies.
+
+    Args:
+      value: a NumPy array, or a jax array.
+      where: the copy lies; None for the default device.
     """
-    if not isinstance(value, jax.Array) or not value.is_fully_addressable:
-        return value
-    if jax.typeof(value).weak_type:
-        return value
+    if not isinstance(value, jax.Array):
+        return jax.device_put(value, where)
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        # device_put: jnp.array would compile a program that copies.
-        data = jax.device_put(np.array(jax.random.key_data(value)))
+        # JAX puts no keys on devices of other processes.
+        data = put_copy(jax.random.key_data(value), where)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
-    return np.array(jax.device_get(value))
+    if jax.typeof(value).weak_type or not value.is_fully_addressable:
+        now = value.sharding if value.committed else None
+        return jax.device_put(jax.device_put(value, now, may_alias=False), where)
+    return jax.device_put(np.array(jax.device_get(value)), where)
 
 
 def lies_on_many(value: Any) -> bool:

@@ -31,6 +31,8 @@ from jax_dist.passes.gather_states import (
 from jax_dist.passes.interpreter import Values, replay
 from jax_dist.passes.invariance import AxisName
 
+_NOT_REDUCED = (jnp.dtype("int2"), jnp.dtype("uint2"))
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Over:
@@ -113,6 +115,8 @@ def _over(eqn: JaxprEqn, gone: Sequence[Spread]) -> Over | None:
         return None
     if aval_of(eqn.outvars[0]).weak_type:
         raise Refuse("the result has a weak type, and a reduction over devices gives none")
+    if (dtype := aval_of(eqn.outvars[0]).dtype) in _NOT_REDUCED:
+        raise Refuse(f"XLA has no reduction over devices for {dtype.name}")
     if len(gone) > 1 and any(spread.groups is not None for spread in gone):
         raise Refuse(f"{eqn.primitive.name} over two gathered dimensions, one of them in groups")
     names = tuple(name for spread in gone for name in spread.names)

@@ -22,7 +22,7 @@ from jax_dist.mapping.tracebacks import hide_own_frames
 from jax_dist.multihost.fingerprints import Fingerprint, containers, describe
 from jax_dist.passes import interpreter, lifting, pipeline, programs, stages
 from jax_dist.passes.asking import mesh_of
-from jax_dist.passes.baked import lies_on_many, on_host
+from jax_dist.passes.baked import lies_on_many, put_copy
 from jax_dist.passes.capture_policy import Watch
 from jax_dist.passes.captures import Capture
 from jax_dist.passes.findings import Finding, Plan
@@ -369,10 +369,9 @@ def _named_sharding(leaf: Any) -> NamedSharding | None:
 def _placed(value: Any, mesh: Mesh | None) -> Any:
     """A captured array on every device of the program, once."""
     if lies_on_many(value):
-        return value  # the user has said where it lies
-    copy = on_host(value)
+        return put_copy(value, value.sharding)  # the user has said where
     if mesh is not None:
-        return jax.device_put(copy, NamedSharding(mesh, P()))
+        return put_copy(value, NamedSharding(mesh, P()))
     # Once, and not in each call; tied to a device as before.
     is_tied = isinstance(value, jax.Array) and value.committed
-    return jax.device_put(copy, value.sharding if is_tied else None)
+    return put_copy(value, value.sharding if is_tied else None)

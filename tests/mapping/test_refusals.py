@@ -61,6 +61,7 @@ _EXAMPLES = {
     "bad_argument_numbers": ("donate_argnums", -1),
     "no_virtual_size": ("f", 7, 2),
     "under_another_mesh": ("f", 3, 8),
+    "no_permutation": (8, ((0, 1), (0, 2)), "train.py:12"),
     "collective_on_slices": ("f", "ragged_all_to_all", "train.py:12"),
     "neither_local_nor_global": ("f", "x", 3, 4, 8),
     "local_array_under_trace": ("f",),

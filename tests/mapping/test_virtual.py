@@ -101,6 +101,42 @@ def _both(body, x, **options):
     return jax_dist.pmap(body, "i", **options)(x), few(x)
 
 
+_OVER_BOTH = {  # with a vmap in the body, whose axis j is named beside the mapped one
+    "psum": lambda x: lax.psum(x, ("i", "j")),
+    "psum, the other way round": lambda x: lax.psum(x, ("j", "i")),
+    "psum of a number": lambda x: x + lax.psum(1, ("i", "j")),
+    "pmax": lambda x: lax.pmax(x, ("i", "j")),
+    "pmin": lambda x: lax.pmin(x, ("j", "i")),
+    "pmax of integers": lambda x: lax.pmax(x.astype(jnp.int32), ("i", "j")),
+    "one inside the other": lambda x: lax.psum(lax.psum(x, "j") - x, ("i", "j")),
+    "index": lambda x: x + lax.axis_index(("i", "j")),
+    "all_to_all": lambda x: lax.all_to_all(jnp.stack([x] * 64), ("i", "j"), 0, 0),
+}
+
+
+@pytest.mark.parametrize("name", _OVER_BOTH)
+def test_over_the_axis_of_a_vmap_in_the_body_too(name):
+    x = np.arange(8 * 8 * 16, dtype=np.float32).reshape(8, 8, 16)
+
+    def body(x):
+        return jax.vmap(_OVER_BOTH[name], in_axes=1, out_axes=1, axis_name="j")(x.T)
+
+    many, few = _both(body, x)
+
+    np.testing.assert_array_equal(many, jax.pmap(body, "i")(x))
+    np.testing.assert_array_equal(few, many)
+
+
+@pytest.mark.parametrize("pairs", [[(0, 1), (0, 2)], [(0, 1), (2, 1)], [(0, 8)], [(8, 0)]])
+def test_pairs_that_are_no_permutation_are_refused(pairs):
+    mapped = jax_dist.pmap(
+        lambda x: lax.ppermute(x, "i", pairs), "i", virtual=True, devices=jax.devices()[:2]
+    )
+
+    with pytest.raises(_errors.AxesError, match=r"must be unique[^@]*test_virtual.py:\d+"):
+        mapped(np.arange(8.0))
+
+
 @pytest.mark.parametrize("name", _EXACT)
 def test_the_same_as_on_as_many_devices(name):
     x = np.arange(8 * 8 * 16, dtype=np.float32).reshape(8, 8, 16)  # whose sums are exact

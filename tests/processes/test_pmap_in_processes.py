@@ -6,6 +6,7 @@ devices; for some rows the numbers stand here as they are known.
 """
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,9 @@ def rows() -> dict[str, list]:
     step = jax_dist.pmap(_step, "i")
     square = jax_dist.pmap(lambda x: lax.psum(x, "i") ** 2, "i")
     weighted = jax_dist.pmap(lambda x: x * lax.psum(x, "i"), "i")
-    x = _own()
+    warnings.filterwarnings("ignore", "JXD401")
+    x, key = _own(), jax.random.key(3)
+    weak = jnp.full((300,), 2.5)
     calls: dict[str, Callable[[], jax.Array]] = {
         "alone": lambda: total(x),
         "jit": lambda: jax.jit(total)(x),
@@ -93,6 +96,10 @@ def rows() -> dict[str, list]:
         "keys": lambda: jax_dist.pmap(
             lambda key: jax.random.uniform(jax.random.fold_in(key, lax.axis_index("i"))), "i"
         )(jax.random.split(jax.random.key(0), len(x))),
+        "a captured key": lambda: jax_dist.pmap(
+            lambda x: x + jax.random.uniform(jax.random.fold_in(key, lax.axis_index("i"))), "i"
+        )(x),
+        "captured, of weak type": lambda: jax_dist.pmap(lambda x: x + weak.sum(), "i")(x),
         "virtual": lambda: jax_dist.pmap(
             lambda x: lax.psum(x, "i") + lax.axis_index("i"), "i", virtual=True
         )(_own(2).reshape(-1)),

@@ -61,6 +61,7 @@ def _programs(pmap: Callable) -> dict[str, Callable]:
     gathered = pmap(lambda x: jnp.mean(lax.all_gather(x, "i")) + x, "i")
     table = jnp.arange(800.0).reshape(8, 100)
     captured = pmap(lambda x: lax.psum(x, "i") * table[lax.axis_index("i"), 1], "i")
+    key = jax.random.key(3)
     return {
         "jit": jax.jit(lambda x: total(x)),
         "jit of a pmap": jax.jit(total),
@@ -77,6 +78,9 @@ def _programs(pmap: Callable) -> dict[str, Callable]:
         "in a class": _Trainer(pmap).train,
         "gathered": lambda x: gathered(x),
         "captured": lambda x: captured(x),
+        "a captured key": lambda x: pmap(
+            lambda x: x + jax.random.uniform(jax.random.fold_in(key, lax.axis_index("i"))), "i"
+        )(x),
         "index": lambda x: pmap(lambda x: x + 10 * lax.axis_index("i"), "i")(x),
         "jit inside": lambda x: jax.jit(lambda x: jax.jit(total)(x) * 2)(x),
     }

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from observing import compiles, mesh_of, numbers
 
@@ -463,3 +463,25 @@ def test_a_capture_of_a_pmap_inside_is_told_of_once():
 
     (heard,) = _heard(lambda: rewrite(lambda x: inner(x))(_X))
     assert "They are arguments of the program now." in heard
+
+
+@pytest.mark.filterwarnings("ignore::jax_dist.CapturedArrayWarning")
+@pytest.mark.parametrize("kind", ["of weak type", "cut", "copies", "a key"])
+def test_a_captured_array_may_be_deleted_elsewhere(kind):
+    mesh = Mesh(np.array(jax.devices()), ("q",))
+    array = {
+        "of weak type": lambda: jnp.full((3000,), 2.5),
+        "cut": lambda: jax.device_put(np.ones(3000), NamedSharding(mesh, P("q"))),
+        "copies": lambda: jax.device_put(np.ones(3000), NamedSharding(mesh, P())),
+        "a key": lambda: jax.random.key(0),
+    }[kind]()
+
+    def draw(x):
+        return x + (jax.random.uniform(array) if kind == "a key" else array.sum())
+
+    rewritten, x = rewrite(draw), np.arange(8.0, dtype=np.float32)
+    expected = jax.block_until_ready(rewritten(x))
+    array.delete()
+
+    np.testing.assert_array_equal(rewritten(x), expected)
+    np.testing.assert_allclose(rewritten(x + 1), expected + 1, rtol=1e-6)
