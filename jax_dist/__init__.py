@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist._errors import MemoryGrowthError as MemoryGrowthError
     from jax_dist._errors import RecompileError as RecompileError
     from jax_dist._errors import TransferError as TransferError
+    from jax_dist.global_views.view import global_view as global_view
     from jax_dist.guards.memory import memory_guard as memory_guard
     from jax_dist.guards.strict import allow_recompiles as allow_recompiles
     from jax_dist.guards.strict import allow_transfers as allow_transfers
@@ -38,6 +39,7 @@ _HOMES = {  # what Python sees: imported on first use, so that source tools neve
     "device_put_replicated": "jax_dist.mapping.placement",
     "device_put_sharded": "jax_dist.mapping.placement",
     "explain": "jax_dist.rewriting.api",
+    "global_view": "jax_dist.global_views.view",
     "memory_guard": "jax_dist.guards.memory",
     "multihost": "jax_dist.multihost",
     "pmap": "jax_dist.mapping.pmap",
@@ -60,6 +62,7 @@ __all__ = (
     "device_put_replicated",
     "device_put_sharded",
     "explain",
+    "global_view",
     "memory_guard",
     "multihost",
     "pmap",

@@ -75,6 +75,10 @@ class RecordError(ValueError):
     """A file is not a record of what was compiled."""
 
 
+class GlobalViewError(ValueError):
+    """A step, or an argument of `global_view`, is not what its state in parts needs."""
+
+
 class TransferError(RuntimeError):
     """An array would move between host and device, or between devices, without being asked to."""
 

@@ -1,0 +1,246 @@
+"""Putting a state and batches on the mesh.
+
+Shapes: `N` devices along the mapped axis, `L` of them of this process; `*s` is what one device
+sees; `B` are the rows of this process.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_dist.global_views import refusals
+from jax_dist.mapping.body import type_of
+from jax_dist.mapping.keys import is_key, with_data
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Known:
+    """The structure of a state, and the types of its leaves on one device."""
+
+    structure: Any
+    types: tuple[jax.ShapeDtypeStruct, ...]
+
+    def fits(self, structure: Any, shapes: Sequence[tuple[int, ...]], size: int) -> bool:
+        """Whether leaves of these shapes, each `[*s]` or `[N, *s]`, are such a state."""
+        return structure == self.structure and all(
+            shape in (kind.shape, (size, *kind.shape))
+            for shape, kind in zip(shapes, self.types, strict=True)
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Given:
+    """A state as the user has it."""
+
+    known: Known
+    leaves: tuple[Any, ...]
+    paths: tuple[str, ...]
+    short_paths: tuple[str, ...]
+    stacked: bool
+    mesh: Mesh
+    name: Any
+
+    @property
+    def types(self) -> Any:
+        """The state of one device, as types."""
+        return jax.tree.unflatten(self.known.structure, self.known.types)
+
+    def put(self, place: int, sharding: NamedSharding, *, varies: bool | None) -> Any:
+        """A leaf on the mesh.
+
+        Args:
+          place: of the leaf.
+          sharding: where it is kept.
+          varies: whether each device has its own; None if that is not known yet. It then stays
+            `[N, *s]` where the slices differ.
+        """
+        leaf = self.leaves[place]
+        own = NamedSharding(self.mesh, P(self.name))
+        if not self.stacked:
+            placed = _put(leaf, NamedSharding(self.mesh, P()) if varies else sharding)
+            return for_each_device(placed, self.mesh.shape[self.name], own) if varies else placed
+        stacked = _put_slices(leaf, own)
+        if varies:
+            return stacked
+        if not _all_equal(stacked):
+            if varies is None:
+                return stacked
+            raise refusals.slices_differ(self.paths[place])
+        return _first_slice(stacked, sharding)
+
+
+def read_state(state: Any, name: str, mesh: Mesh, axis: Any, *, stacked: bool | None) -> Given:
+    """A state, with whether it has a dimension for devices.
+
+    Args:
+      state: a tree of arrays.
+      name: of the argument, for messages.
+      mesh: where it goes.
+      axis: the mapped one.
+      stacked: as the user said; None if he said nothing.
+    """
+    with_paths, structure = jax.tree.flatten_with_path(state)
+    paths = tuple(name + jax.tree_util.keystr(path) for path, _ in with_paths)
+    short = tuple(jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in with_paths)
+    leaves = tuple(leaf for _, leaf in with_paths)
+    size = mesh.shape[axis]
+    here = _local_count(mesh, axis)
+    if stacked is None:
+        stacked = _is_stacked(leaves, paths, {size, here})
+    types = []
+    for path, leaf in zip(paths, leaves, strict=True):
+        kind = type_of(leaf)
+        shape = kind.shape
+        if stacked:
+            if not shape or shape[0] not in (size, here):
+                raise refusals.not_stacked(path, shape, here)
+            shape = shape[1:]
+        types.append(jax.ShapeDtypeStruct(shape, kind.dtype))
+    return Given(Known(structure, tuple(types)), leaves, paths, short, stacked, mesh, axis)
+
+
+def _is_stacked(leaves: Sequence[Any], paths: Sequence[str], sizes: set[int]) -> bool:
+    """Whether all leaves have a dimension for devices, as pmap gives them."""
+    shapes = [jnp.shape(leaf) for leaf in leaves]
+    if not shapes or not all(shape and shape[0] in sizes for shape in shapes):
+        return False
+    if all(_lies_by_device(leaf) for leaf in leaves):
+        return True
+    raise refusals.stacked_or_not(min(sizes), paths[0], shapes[0])
+
+
+def _lies_by_device(leaf: Any) -> bool:
+    """Whether each device has one slice of the first dimension."""
+    if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) != leaf.shape[0]:
+        return False
+    return leaf.sharding.shard_shape(leaf.shape)[0] == 1
+
+
+def _local_count(mesh: Mesh, axis: Any) -> int:
+    local: Any = mesh.local_mesh
+    return local.shape[axis]
+
+
+# ---- arrays
+
+
+def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    """An array of which each process has the whole."""
+    if is_key(leaf):
+        return with_data(leaf, lambda data: _put(data, sharding))
+    if isinstance(leaf, jax.Array) and leaf.is_fully_addressable and sharding.is_fully_addressable:
+        return _copied(jax.device_put(leaf, sharding), leaf)
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return _moved(sharding)(leaf)
+    host = np.asarray(leaf, dtype=type_of(leaf).dtype)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def _copied(placed: jax.Array, leaf: jax.Array) -> jax.Array:
+    """A copy, if it would be the very array: the step may take over its memory."""
+    return jnp.copy(placed) if placed is leaf else placed
+
+
+def _put_slices(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    """`[N, *s]`, or the `[L, *s]` of this process, with a slice on each device."""
+    if is_key(leaf):
+        return with_data(leaf, lambda data: _put_slices(data, sharding))
+    size = sharding.mesh.shape[sharding.spec[0]]
+    if isinstance(leaf, jax.Array) and (
+        sharding.is_fully_addressable or not leaf.is_fully_addressable
+    ):
+        return _put(leaf, sharding)
+    host = np.asarray(leaf)
+    if sharding.is_fully_addressable:
+        return jax.device_put(host, sharding)
+    return jax.make_array_from_process_local_data(sharding, host, (size, *host.shape[1:]))
+
+
+def for_each_device(value: Any, size: int, sharding: NamedSharding) -> Any:
+    """`[*s] -> [N, *s]`: each device its own copy."""
+    return _stack(size, sharding)(value)
+
+
+@functools.lru_cache(maxsize=256)
+def _stack(size: int, sharding: NamedSharding) -> Any:
+    def stack(value: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(value, (size, *value.shape))
+
+    return jax.jit(stack, out_shardings=sharding)
+
+
+@functools.lru_cache(maxsize=256)
+def _moved(sharding: NamedSharding) -> Any:
+    return jax.jit(lambda value: value, out_shardings=sharding)
+
+
+def _all_equal(stacked: jax.Array) -> bool:
+    """Whether all slices have the same bits; compared on the devices."""
+    data = jax.random.key_data(stacked) if is_key(stacked) else stacked
+    sharding: Any = data.sharding
+    return bool(_compare(NamedSharding(sharding.mesh, P()))(data))
+
+
+@functools.lru_cache(maxsize=64)
+def _compare(whole: NamedSharding) -> Any:
+    def compare(stacked: jax.Array) -> jax.Array:
+        bits = _bits(stacked)
+        return jnp.all(bits == bits[:1])
+
+    return jax.jit(compare, out_shardings=whole)
+
+
+def _bits(array: jax.Array) -> jax.Array:
+    """The same bits as integers, so that NaN equals NaN, and -0 is not 0."""
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        return jnp.stack([_bits(array.real), _bits(array.imag)], -1)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    width = array.dtype.itemsize * 8
+    return jax.lax.bitcast_convert_type(array, jnp.dtype(f"uint{width}"))
+
+
+@functools.lru_cache(maxsize=256)
+def _taken(sharding: NamedSharding) -> Any:
+    return jax.jit(lambda stacked: stacked[0], out_shardings=sharding)
+
+
+def _first_slice(stacked: jax.Array, sharding: NamedSharding) -> jax.Array:
+    return _taken(sharding)(stacked)
+
+
+# ---- batches
+
+
+def place_batch(batch: Any, mesh: Mesh, axis: Any, *, rows: bool | None) -> Any:
+    """`[L, b, ...]`, or `[B, ...]`, of each process as `[N, b, ...]` of all."""
+    sharding = NamedSharding(mesh, P(axis))
+    here = _local_count(mesh, axis)
+
+    def place(path: Any, leaf: Any) -> Any:
+        name = "batch" + jax.tree_util.keystr(path)
+        shape = jnp.shape(leaf)
+        if not shape:
+            raise refusals.no_rows(name, shape)
+        if rows or (rows is None and shape[0] != here):
+            if shape[0] % here:
+                raise refusals.rows_not_divisible(name, shape[0], here)
+            leaf = _in_slices(leaf, here)
+        elif shape[0] != here:
+            raise refusals.rows_not_divisible(name, shape[0], here)
+        return _put_slices(leaf, sharding)
+
+    return jax.tree.map_with_path(place, batch)
+
+
+def _in_slices(leaf: Any, count: int) -> Any:
+    if not isinstance(leaf, jax.Array):
+        leaf = np.asarray(leaf)
+    return leaf.reshape((count, leaf.shape[0] // count, *leaf.shape[1:]))

@@ -1,0 +1,304 @@
+"""Which equations of a body run in the global view, and which in islands between.
+
+What is shared runs outside, on global arrays; what varies, and every collective over the axis, in a
+`shard_map`. Equations are put by what they need, not by where they stand: an island takes all that
+can run when its stage has come, so a step of one all-reduce has one island, however many leaves its
+gradients have. Loops, and branches on something shared, are entered where they make something
+shared: their bodies have stages of their own.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+from jax_dist import _compat
+from jax_dist.global_views import refusals
+from jax_dist.global_views.flattening import flattened
+from jax_dist.global_views.scattering import Cuts, wanted_cuts, wanted_in_bodies
+from jax_dist.global_views.sharing import Axis
+from jax_dist.passes import interpreter
+from jax_dist.passes.interpreter import Atom
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """An equation that runs outside; one that is entered has a plan for each of its bodies."""
+
+    eqn: JaxprEqn
+    inner: "tuple[BodyPlan, ...]" = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Island:
+    """Equations that run on each device, and what goes in and out."""
+
+    eqns: tuple[JaxprEqn, ...]
+    reads: tuple[Var, ...]
+    makes: tuple[Var, ...]
+    scatters: Mapping[Var, int]  # results of a psum that are wanted cut, along which dimension
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """What runs outside, and then the island after it, if any."""
+
+    outside: tuple[Step, ...]
+    island: Island | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class BodyPlan:
+    """A body in stages."""
+
+    body: Jaxpr
+    consts: tuple[Any, ...]
+    ins: tuple[bool, ...]  # of each input, whether it is shared
+    shared: Mapping[Var, bool]
+    cuts: Cuts  # how shared values are wanted to lie, where that is known
+    stages: tuple[Stage, ...]
+
+    @property
+    def outs(self) -> list[bool]:
+        return [self.is_shared(atom) for atom in self.body.outvars]
+
+    def is_shared(self, atom: Atom) -> bool:
+        return isinstance(atom, Literal) or self.shared[atom]
+
+    def islands(self) -> Iterator[tuple["BodyPlan", Island]]:
+        """All of them, with the plans that they stand in; those of entered bodies first."""
+        for stage in self.stages:
+            for step in stage.outside:
+                for inner in step.inner:
+                    yield from inner.islands()
+            if stage.island is not None:
+                yield self, stage.island
+
+    def reads_in_islands(self) -> set[Var]:
+        """What islands read whole, those of entered bodies by the operands of their equations."""
+        found: set[Var] = set()
+        for stage in self.stages:
+            if stage.island is not None:
+                found.update(stage.island.reads)
+        return found
+
+
+def plan(
+    axis: Axis, jaxpr: Any, ins: Sequence[bool], wanted: Sequence[Any], *, scatters: bool
+) -> BodyPlan:
+    """The stages of a body.
+
+    Args:
+      axis: the mapped one.
+      jaxpr: open or closed.
+      ins: of each input, whether it is shared.
+      wanted: how each result is wanted to lie: a PartitionSpec, or None.
+      scatters: whether a sum may become a reduce-scatter.
+    """
+    body, consts = _written_out(axis, jaxpr, ins)
+    shared = axis.shared_in(body, ins)
+    cuts = wanted_cuts(body, wanted, shared)
+    planner = _Planner(axis, body, shared, cuts, scatters=scatters)
+    return BodyPlan(body, tuple(consts), tuple(ins), shared, cuts, planner.stages())
+
+
+def _written_out(axis: Axis, jaxpr: Any, ins: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
+    """The body without those calls that would have to go to two places at once."""
+    facts: dict[Var, bool] = dict(axis.shared_in(jaxpr, ins))
+
+    def is_inlined(eqn: JaxprEqn) -> bool:
+        # Of a call in another that is written out, nothing is known yet; so it is, too.
+        outs = {facts.get(var) for var in eqn.outvars}
+        return None in outs or len(outs) > 1 or axis.is_used_by(eqn)
+
+    return flattened(jaxpr, is_inlined)
+
+
+class _Planner:
+    """Puts each equation of one body into a stage.
+
+    Stage k is what runs outside when the islands before k have run, and then island k. So what an
+    island makes can be read in it, and outside from the next stage on.
+    """
+
+    def __init__(
+        self, axis: Axis, body: Jaxpr, shared: Mapping[Var, bool], cuts: Cuts, *, scatters: bool
+    ):
+        self._axis = axis
+        self._body = body
+        self._shared = shared
+        self._cuts = cuts
+        self._scatters = scatters
+        self._stage: dict[Var, int] = {}  # where a value is made
+        self._inside: set[Var] = set()  # what is made in islands
+        self._outside: list[list[Step]] = []
+        self._islands: list[list[JaxprEqn]] = []
+        self._cheap: dict[Var, JaxprEqn] = {}  # what an island can make itself
+
+    def stages(self) -> tuple[Stage, ...]:
+        last_effect = (0, False)  # the stage of the last one, and whether it was outside
+        for eqn in self._body.eqns:
+            operands = [atom for atom in eqn.invars if isinstance(atom, Var)]
+            entered = self._is_entered(eqn)
+            inside = not entered and self._runs_inside(eqn)
+            stage = max((self._readable_from(var, inside=inside) for var in operands), default=0)
+            if _compat.has_side_effects(eqn):
+                before, was_outside = last_effect
+                stage = max(stage, before if inside or was_outside else before + 1)
+                last_effect = stage, not inside
+            self._put(eqn, stage, inside=inside, entered=entered)
+        return tuple(self._made_of(number) for number in range(len(self._outside)))
+
+    def _readable_from(self, var: Var, *, inside: bool) -> int:
+        made = self._stage.get(var, 0)
+        return made + 1 if var in self._inside and not inside else made
+
+    def _put(self, eqn: JaxprEqn, stage: int, *, inside: bool, entered: bool) -> None:
+        while len(self._outside) <= stage:
+            self._outside.append([])
+            self._islands.append([])
+        self._stage.update((var, stage) for var in eqn.outvars)
+        if inside:
+            self._inside.update(eqn.outvars)
+            self._islands[stage].append(eqn)
+            return
+        if _is_cheap(eqn, self._cheap):
+            self._cheap.update((var, eqn) for var in eqn.outvars)
+        inner = tuple(self._plans_of(eqn)) if entered else ()
+        self._outside[stage].append(Step(eqn, inner))
+
+    # ---- where an equation runs
+
+    def _is_shared(self, atom: Atom) -> bool:
+        return isinstance(atom, Literal) or self._shared[atom]
+
+    def _runs_inside(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation is one of each device's own."""
+        return (
+            not all(map(self._is_shared, [*eqn.invars, *eqn.outvars]))
+            or _compat.has_side_effects(eqn)
+            or self._axis.is_used_by(eqn)
+        )
+
+    def _is_entered(self, eqn: JaxprEqn) -> bool:
+        name = eqn.primitive.name
+        if name not in ("scan", "while", "cond") or not self._axis.is_made_alike_by(eqn):
+            return False
+        if not any(map(self._is_shared, eqn.outvars)):
+            return False
+        if name == "cond":
+            return self._is_shared(eqn.invars[0])
+        if name == "while":
+            condition = interpreter.open_jaxpr(eqn.params["cond_jaxpr"])
+            ins = self._axis.shared_in_bodies(eqn, self._ins_of(eqn))
+            of_condition = ins[_place_of(eqn, "cond_jaxpr")]
+            (again,) = self._axis.shared_out(condition, of_condition)
+            # Under vmap a condition has many elements, and lax.while_loop takes one.
+            kind: Any = condition.out_avals[0]
+            return again and kind.shape == ()
+        return True
+
+    def _ins_of(self, eqn: JaxprEqn) -> list[bool]:
+        return [self._is_shared(atom) for atom in eqn.invars]
+
+    def _plans_of(self, eqn: JaxprEqn) -> Iterator[BodyPlan]:
+        bodies = interpreter.bodies(eqn)
+        ins = self._axis.shared_in_bodies(eqn, self._ins_of(eqn))
+        wanted = wanted_in_bodies(eqn, [self._cuts.get(var) for var in eqn.outvars])
+        for body, of_body, results in zip(bodies, ins, wanted, strict=True):
+            yield plan(self._axis, body, of_body, results, scatters=self._scatters)
+
+    # ---- what an island takes and gives
+
+    def _made_of(self, number: int) -> Stage:
+        outside, eqns = tuple(self._outside[number]), self._islands[number]
+        if not eqns:
+            return Stage(outside, None)
+        own = {var for eqn in eqns for var in eqn.outvars}
+        read = [atom for eqn in eqns for atom in eqn.invars if isinstance(atom, Var)]
+        helped = self._helped(var for var in read if var not in own)
+        eqns = [*helped, *eqns]
+        inner = {var for eqn in eqns for var in eqn.outvars}
+        reads = dict.fromkeys(
+            atom
+            for eqn in eqns
+            for atom in eqn.invars
+            if isinstance(atom, Var) and atom not in inner
+        )
+        makes = tuple(var for var in own if var in self._read_elsewhere(number))
+        for var in [*reads, *makes]:
+            if _is_reference(var):
+                raise refusals.reference_between_islands(interpreter.source_line(eqns[0]))
+        return Stage(
+            outside, Island(tuple(eqns), tuple(reads), makes, self._scattered(eqns, makes))
+        )
+
+    def _helped(self, reads: Iterator[Var]) -> list[JaxprEqn]:
+        """The cheap equations that make some variables, in program order."""
+        needed: dict[int, JaxprEqn] = {}
+        queue = [var for var in reads if var in self._cheap]
+        while queue:
+            eqn = self._cheap[queue.pop()]
+            needed[id(eqn)] = eqn
+            queue += [atom for atom in eqn.invars if isinstance(atom, Var)]
+        return [eqn for eqn in self._body.eqns if id(eqn) in needed]
+
+    def _read_elsewhere(self, number: int) -> set[Var]:
+        """What is read outside, in other islands, or given as a result."""
+        read = {atom for atom in self._body.outvars if isinstance(atom, Var)}
+        for steps in self._outside:
+            read.update(a for step in steps for a in step.eqn.invars if isinstance(a, Var))
+        for other, eqns in enumerate(self._islands):
+            if other != number:
+                read.update(a for eqn in eqns for a in eqn.invars if isinstance(a, Var))
+        return read
+
+    def _scattered(self, eqns: Sequence[JaxprEqn], makes: Sequence[Var]) -> dict[Var, int]:
+        """The sums that nobody reads on the devices, and that are wanted cut outside."""
+        if not self._scatters:
+            return {}
+        read = {a for steps in self._islands for eqn in steps for a in eqn.invars if _is_var(a)}
+        found: dict[Var, int] = {}
+        for eqn in eqns:
+            if eqn.primitive.name != "psum" or tuple(eqn.params["axes"]) != (self._axis.name,):
+                continue
+            if eqn.params.get("axis_index_groups") is not None:
+                continue
+            for var in eqn.outvars:
+                dim = self._cut_along(var)
+                if var in makes and var not in read and dim is not None:
+                    found[var] = dim
+        return found
+
+    def _cut_along(self, var: Var) -> int | None:
+        """The dimension that is wanted cut over the mapped axis, and over no other."""
+        aval: Any = var.aval
+        for dim, part in enumerate(self._cuts.get(var) or ()):
+            if part == self._axis.name and aval.shape[dim] % self._axis.size == 0:
+                return dim
+        return None
+
+
+def _place_of(eqn: JaxprEqn, name: str) -> int:
+    """Of the body in this parameter, its number among all bodies."""
+    names = [key for key in eqn.params if key in ("cond_jaxpr", "body_jaxpr")]
+    return names.index(name)
+
+
+def _is_var(atom: Atom) -> bool:
+    return isinstance(atom, Var)
+
+
+def _is_cheap(eqn: JaxprEqn, cheap: Mapping[Var, JaxprEqn]) -> bool:
+    """Whether it is easier made than sent: zeros, numbers in a row."""
+    return eqn.primitive.name in _CHEAP and all(
+        isinstance(atom, Literal) or atom in cheap for atom in eqn.invars
+    )
+
+
+_CHEAP = ("broadcast_in_dim", "convert_element_type", "iota", "reshape", "squeeze")
+
+
+def _is_reference(var: Var) -> bool:
+    return type(var.aval).__name__ == "AbstractRef"

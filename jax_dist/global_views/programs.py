@@ -1,0 +1,375 @@
+"""A step in the global view, for arguments of given types: settled, planned, and jitted."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.extend.core import Jaxpr, Var
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_dist.global_views import layouts, refusals
+from jax_dist.global_views.emission import Emitter
+from jax_dist.global_views.layouts import Shardings
+from jax_dist.global_views.planning import BodyPlan, plan
+from jax_dist.global_views.sharing import Axis as SharedAxis
+from jax_dist.global_views.sharing import Origin, origin, settled_state
+from jax_dist.mapping import axes, body, meshes
+from jax_dist.mapping.body import Body
+from jax_dist.mapping.calls import Call, Options
+from jax_dist.passes import interpreter
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leaf:
+    """What was found of one leaf of the state."""
+
+    argument: int  # its position
+    path: str  # "state.params['w']"
+    type: jax.ShapeDtypeStruct  # of one device, `[*s]`
+    shared: bool
+    sharding: NamedSharding  # of `[*s]`, or of `[N, *s]` where it varies
+    size: int  # N
+    origin: Origin | None  # where it began to vary
+    inputs: tuple[str, ...]  # the paths of the arguments that vary and reach it
+
+    @property
+    def whole(self) -> jax.ShapeDtypeStruct:
+        """Its type as it is kept."""
+        shape = self.type.shape if self.shared else (self.size, *self.type.shape)
+        return jax.ShapeDtypeStruct(shape, self.type.dtype, sharding=self.sharding)
+
+    @property
+    def bytes_per_device(self) -> int:
+        return layouts.bytes_per_device(self.whole, self.sharding)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """What was said to `global_view`, checked."""
+
+    options: Options  # as for pmap
+    state: tuple[int, ...]  # positions
+    mesh: Mesh
+    shardings: Shardings
+    scatters: bool
+
+    @property
+    def name(self) -> Any:
+        return self.options.choice.axis_name
+
+    @property
+    def size(self) -> int:
+        return self.mesh.shape[self.name]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """For one signature: what is found of its state, and the jit object."""
+
+    setting: Setting
+    body: Body
+    plan: BodyPlan
+    leaves: dict[int, Leaf]  # by the place of the argument leaf
+    results: dict[int, int]  # the place of each result leaf that is of the state -> of its argument
+    in_axes: tuple[Any, ...]  # of each argument leaf; of the state, None where it is shared
+    in_shardings: tuple[NamedSharding, ...]
+    structure: Any  # of the arguments that are not static
+    donated: tuple[int, ...]  # positions among these
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether it holds nothing of a trace outside."""
+        return not any(isinstance(value, Tracer) for value in self.plan.consts)
+
+    @functools.cached_property
+    def emitter(self) -> Emitter:
+        cuts = any(layouts.is_cut(leaf.sharding.spec) for leaf in self.leaves.values())
+        return Emitter(
+            self.setting.mesh,
+            self.setting.name,
+            cuts_state=cuts,
+            reorders=self.setting.scatters,
+            anew=_names_meshes(self.plan.body),
+        )
+
+    @functools.cached_property
+    def out_shardings(self) -> tuple[NamedSharding, ...]:
+        found = []
+        for place, axis in enumerate(self.body.out_axes):
+            if place in self.results:
+                found.append(self.leaves[self.results[place]].sharding)
+            else:
+                rank = self.body.jaxpr.out_avals[place].ndim + 1
+                spec = axes.spec_of_axis(axis, rank, self.setting.name)
+                found.append(NamedSharding(self.setting.mesh, spec))
+        return tuple(found)
+
+    @functools.cached_property
+    def jitted(self) -> Any:
+        """Takes the arguments that are not static, as they are kept; and keywords as a dict."""
+
+        def step(*args: Any) -> Any:
+            return jax.tree.unflatten(self.body.out_tree, self._run(jax.tree.leaves(args)))
+
+        step.__name__ = step.__qualname__ = self.setting.options.choice.fun_name
+        return jax.jit(
+            step,
+            in_shardings=self.arguments(self.in_shardings),
+            out_shardings=jax.tree.unflatten(self.body.out_tree, self.out_shardings),
+            donate_argnums=self.donated,
+        )
+
+    def arguments(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """Leaves as arguments of the jit object."""
+        args, kwargs = jax.tree.unflatten(self.structure, leaves)
+        return (*args, kwargs) if kwargs else args
+
+    def _run(self, leaves: Sequence[jax.Array]) -> list[Any]:
+        run = self.emitter
+        given = [
+            run.laid(leaf if axis is None else jnp.moveaxis(leaf, axis, 0), spec)
+            for leaf, axis, spec in zip(leaves, self.in_axes, self._specs_inside(), strict=True)
+        ]
+        outs = run.run(self.plan, given)
+        results = []
+        for place, (out, is_shared) in enumerate(zip(outs, self.plan.outs, strict=True)):
+            axis = self.body.out_axes[place]
+            if place in self.results:
+                axis = None if self.leaves[self.results[place]].shared else 0
+            if axis is not None:
+                out = jnp.moveaxis(run.as_varying(out, is_shared=is_shared), 0, axis)
+            results.append(out)
+        return results
+
+    def _specs_inside(self) -> list[P]:
+        """How arguments lie when their mapped dimension is the first."""
+        found = []
+        for place, axis in enumerate(self.in_axes):
+            shared = self.leaves[place].sharding.spec if place in self.leaves else P()
+            found.append(shared if axis is None else P(self.setting.name))
+        return found
+
+
+def build(setting: Setting, call: Call, state: Sequence[int]) -> Program:
+    """Traces and settles a step.
+
+    Args:
+      setting: what was said.
+      call: of types; leaves of the state as under pmap, `[N, *s]` and mapped over the first.
+      state: the places of the leaves of the state.
+    """
+    found = body.traced(setting.options, call)
+    if found.regions:
+        raise refusals.nested_map(call.fun_name, [str(each) for each in found.regions])
+    for eqn in interpreter.equations(found.jaxpr):
+        if eqn.primitive.name == "sharding_constraint" and _cuts(eqn.params["sharding"]):
+            where = interpreter.source_line(eqn)
+            raise refusals.constrained_inside(where, eqn.params["sharding"])
+    axis = SharedAxis(found.axis, setting.size)
+    results = _results_of_state(setting, call, found, state)
+    ins = [place in state or of_leaf is None for place, of_leaf in enumerate(call.axes)]
+    pairs = [(place, result) for result, place in results.items()]
+    ins = settled_state(axis, found.jaxpr, ins, pairs)
+    leaves = _leaves(setting, call, found, axis, ins, state, results)
+    wanted = [
+        leaves[results[place]].sharding.spec
+        if place in results and leaves[results[place]].shared
+        else None
+        for place in range(len(found.out_axes))
+    ]
+    wanted = [spec if spec is not None and layouts.is_cut(spec) else None for spec in wanted]
+    planned = plan(axis, found.jaxpr, ins, wanted, scatters=setting.scatters)
+    _check_results(call, found, axis, planned, results)
+    in_axes = tuple(
+        (None if ins[place] else 0) if place in state else of_leaf
+        for place, of_leaf in enumerate(call.axes)
+    )
+    return Program(
+        setting,
+        found,
+        planned,
+        leaves,
+        results,
+        in_axes,
+        tuple(
+            leaves[place].sharding
+            if place in leaves
+            else NamedSharding(setting.mesh, axes.spec_of_axis(of, len(leaf.shape), setting.name))
+            for place, (leaf, of) in enumerate(zip(call.leaves, in_axes, strict=True))
+        ),
+        call.structure,
+        _donated(setting.options),
+    )
+
+
+def _donated(options: Options) -> tuple[int, ...]:
+    """Positions among the arguments that are not static."""
+    return tuple(
+        number - sum(static < number for static in options.static)
+        for number in options.donated
+        if number not in options.static
+    )
+
+
+def slice_type(leaf: Any, axis: Any) -> jax.ShapeDtypeStruct:
+    """The type of what one device sees."""
+    kind = body.type_of(leaf)
+    shape = list(kind.shape)
+    if axis is not None:
+        del shape[axis]
+    return jax.ShapeDtypeStruct(shape, kind.dtype)
+
+
+# ---- the state among the results
+
+
+def _results_of_state(
+    setting: Setting, call: Call, found: Body, state: Sequence[int]
+) -> dict[int, int]:
+    """Which result leaf is the new value of which argument leaf."""
+    numbers = jax.tree.unflatten(found.out_tree, range(len(found.out_axes)))
+    parts = [numbers] if not isinstance(numbers, tuple | list) else [numbers, *numbers]
+    taken: set[int] = set()
+    pairs: dict[int, int] = {}
+    for argument in setting.state:
+        own = [place for place in state if call.owners[place] == argument]
+        args, _ = call.rebuild(list(range(len(call.leaves))))
+        structure = jax.tree.structure(args[argument])
+        for part in parts:
+            outs = jax.tree.leaves(part)
+            if taken & set(outs) or jax.tree.structure(part) != structure:
+                continue
+            if all(_same_type(call, found, *pair) for pair in zip(own, outs, strict=True)):
+                pairs.update(zip(outs, own, strict=True))
+                taken |= set(outs)
+                break
+        else:
+            name = axes.argument_name(call.fun, argument)
+            raise refusals.no_state_result(call.fun_name, name)
+    return pairs
+
+
+def _same_type(call: Call, found: Body, place: int, result: int) -> bool:
+    own, new = slice_type(call.leaves[place], call.axes[place]), found.jaxpr.out_avals[result]
+    return own.shape == new.shape and own.dtype == new.dtype
+
+
+# ---- the leaves of the state
+
+
+def _leaves(
+    setting: Setting,
+    call: Call,
+    found: Body,
+    axis: SharedAxis,
+    ins: Sequence[bool],
+    state: Sequence[int],
+    results: dict[int, int],
+) -> dict[int, Leaf]:
+    paths, short = call.paths(), _short_paths(call)
+    types = [slice_type(call.leaves[place], call.axes[place]) for place in state]
+    specs = layouts.specs_of(
+        setting.shardings, setting.mesh, setting.name, [short[place] for place in state], types
+    )
+    result_of = {place: result for result, place in results.items()}
+    leaves: dict[int, Leaf] = {}
+    for place, type_, spec in zip(state, types, specs, strict=True):
+        why, through = None, ()
+        if not ins[place]:
+            why = _origin(found, axis, ins, place, result_of[place])
+            through = tuple(paths[n] for n in why.inputs if n != place)
+            if callable(setting.shardings) and layouts.is_cut(spec):
+                raise refusals.varies_but_cut(paths[place], spec, str(why), through)
+            spec = P(setting.name)
+        leaves[place] = Leaf(
+            cast(int, call.owners[place]),
+            paths[place],
+            type_,
+            ins[place],
+            NamedSharding(setting.mesh, spec),
+            setting.size,
+            why,
+            through,
+        )
+    _check_something_cut(setting, call, specs, leaves)
+    return leaves
+
+
+def _origin(found: Body, axis: SharedAxis, ins: Sequence[bool], place: int, result: int) -> Origin:
+    """Where one leaf began to vary, if it came in shared, and all others as they have settled."""
+    supposed = [True if n == place else shared for n, shared in enumerate(ins)]
+    if axis.shared_out(found.jaxpr, supposed)[result]:
+        supposed = list(ins)  # it varies by way of the others
+    jaxpr = interpreter.open_jaxpr(found.jaxpr)
+    shared = axis.shared_in(jaxpr, supposed)
+    return origin(jaxpr, shared, jaxpr.outvars[result], jaxpr.invars[place])
+
+
+def _check_something_cut(
+    setting: Setting, call: Call, specs: Sequence[P], leaves: dict[int, Leaf]
+) -> None:
+    wanted = [
+        leaf for leaf, spec in zip(leaves.values(), specs, strict=True) if layouts.is_cut(spec)
+    ]
+    if setting.shardings == "fsdp" and wanted and not any(leaf.shared for leaf in wanted):
+        which = [f"{leaf.path} begins to vary at {leaf.origin}" for leaf in wanted[:8]]
+        raise refusals.nothing_to_cut(call.fun_name, which)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """Stands for a leaf; static arguments have leaves of their own."""
+
+    number: int
+
+
+def _short_paths(call: Call) -> list[str]:
+    """As in "params/dense/kernel", from the argument on."""
+    args, kwargs = call.rebuild([_Place(number) for number in range(len(call.leaves))])
+    found = [""] * len(call.leaves)
+    for tree in (*args, *kwargs.values()):
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            if isinstance(leaf, _Place):
+                found[leaf.number] = jax.tree_util.keystr(path, simple=True, separator="/")
+    return found
+
+
+# ---- what cannot be
+
+
+def _check_results(
+    call: Call, found: Body, axis: SharedAxis, planned: BodyPlan, results: dict[int, int]
+) -> None:
+    for place, (of_result, is_shared) in enumerate(zip(found.out_axes, planned.outs, strict=True)):
+        if of_result is None and not is_shared and place not in results:
+            jaxpr = interpreter.open_jaxpr(found.jaxpr)
+            shared = axis.shared_in(jaxpr, planned.ins)
+            result: Any = jaxpr.outvars[place]
+            why = origin(jaxpr, shared, result, Var(result.aval))
+            paths = call.paths()
+            tree = jax.tree.unflatten(found.out_tree, range(len(found.out_axes)))
+            named = {n: jax.tree_util.keystr(path) for path, n in jax.tree.leaves_with_path(tree)}
+            through = [paths[n] for n in why.inputs]
+            raise refusals.result_varies(
+                call.fun_name, f"the result{named[place]}", str(why), through
+            )
+
+
+def _cuts(sharding: Any) -> bool:
+    return layouts.is_cut(getattr(sharding, "spec", P()))
+
+
+def _names_meshes(jaxpr: Jaxpr) -> bool:
+    """Whether types in a body name a mesh; they then hold for that mesh alone."""
+    with meshes.outside_of_meshes():
+        for eqn in interpreter.equations(jaxpr):
+            for atom in (*eqn.invars, *eqn.outvars):
+                sharding = getattr(atom.aval, "sharding", None)
+                if sharding is not None and not sharding.mesh.empty:
+                    return True
+    return False

@@ -1,0 +1,99 @@
+"""What was found of a step in the global view, as a table."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jax_dist.global_views import layouts
+from jax_dist.global_views.programs import Leaf, Program
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report:
+    """What was found of each leaf of the state, and how the step runs."""
+
+    function: str
+    devices: int
+    leaves: tuple[Leaf, ...]
+    islands: int  # shard_maps in the program
+    scattered: int  # sums over devices of which each device gets the part that it keeps
+
+    @property
+    def bytes_per_device(self) -> int:
+        """What one device holds of the state between two calls."""
+        return sum(leaf.bytes_per_device for leaf in self.leaves)
+
+    @property
+    def bytes_under_pmap(self) -> int:
+        """What one device holds of it under pmap: the whole of each leaf."""
+        return sum(_whole_bytes(leaf) for leaf in self.leaves)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as numbers and texts."""
+        return {
+            "function": self.function,
+            "devices": self.devices,
+            "islands": self.islands,
+            "scattered": self.scattered,
+            "bytes_per_device": self.bytes_per_device,
+            "bytes_under_pmap": self.bytes_under_pmap,
+            "leaves": [
+                {
+                    "path": leaf.path,
+                    "shape": list(leaf.type.shape),
+                    "dtype": str(leaf.type.dtype),
+                    "shared": leaf.shared,
+                    "varies_from": None if leaf.origin is None else str(leaf.origin),
+                    "spec": str(leaf.sharding.spec),
+                    "bytes_per_device": leaf.bytes_per_device,
+                }
+                for leaf in self.leaves
+            ],
+        }
+
+    def __str__(self) -> str:
+        rows = [("leaf", "one device sees", "found", "lies as", "bytes per device")]
+        for leaf in self.leaves:
+            kind = f"{leaf.type.dtype}{list(leaf.type.shape)}"
+            spec = str(leaf.sharding.spec).replace("PartitionSpec", "P")
+            rows.append((leaf.path, kind, _found(leaf), spec, f"{leaf.bytes_per_device:,}"))
+        head = (
+            f"{self.function} on {self.devices} devices: {self.islands} shard_maps, "
+            f"{self.scattered} sums scattered"
+        )
+        total = (
+            f"state: {self.bytes_per_device:,} bytes per device; under pmap "
+            f"{self.bytes_under_pmap:,}"
+        )
+        return "\n".join([head, *_table(rows), total])
+
+
+def report(program: Program) -> Report:
+    """Of one program."""
+    islands = [island for _, island in program.plan.islands()]
+    scattered = sum(len(island.scatters) for island in islands)
+    return Report(
+        program.setting.options.choice.fun_name,
+        program.setting.size,
+        tuple(program.leaves.values()),
+        len(islands),
+        scattered if program.emitter.cuts_state else 0,
+    )
+
+
+def _found(leaf: Leaf) -> str:
+    return "shared" if leaf.origin is None else f"varies from {leaf.origin}"
+
+
+def _whole_bytes(leaf: Leaf) -> int:
+    return layouts.item_size(leaf.type.dtype) * leaf.type.size
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """In columns; the last one to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for *texts, number in rows:
+        cells = [text.ljust(width) for text, width in zip(texts, widths, strict=False)]
+        lines.append("  ".join([*cells, number.rjust(widths[-1])]))
+    return lines

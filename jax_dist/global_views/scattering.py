@@ -1,0 +1,86 @@
+"""How shared values are wanted to lie, as far as the layout of the state says so.
+
+A new parameter is the old one less a part of the gradient, element by element; if it is cut, so may
+all be that it is made of. So the sum of a gradient over devices can be scattered, each device
+getting the part that it keeps. Said of the results, this goes backwards through equations that work
+element by element, and into loops by their carries.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from jax_dist import _compat
+from jax_dist.passes import interpreter
+from jax_dist.passes.primitives import CALLS, ELEMENTWISE
+
+Cuts: TypeAlias = dict[Var, Any]  # a PartitionSpec for each value that is wanted cut
+
+
+def wanted_cuts(body: Jaxpr, results: Sequence[Any], shared: Mapping[Var, bool]) -> Cuts:
+    """How the values of a body are wanted.
+
+    Args:
+      body: of a step, or of a loop in it.
+      results: how each of its results is wanted, or None.
+      shared: of each variable; what varies lies over the mapped axis already.
+    """
+    cuts: Cuts = {}
+    _want(cuts, body.outvars, results, shared)
+    for eqn in reversed(body.eqns):
+        wanted = [cuts.get(var) for var in eqn.outvars]
+        if any(spec is not None for spec in wanted):
+            _want(cuts, eqn.invars, _operands(eqn, wanted, shared), shared)
+    return cuts
+
+
+def wanted_in_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[list[Any]]:
+    """For each body of a loop or a branch, how its results are wanted."""
+    bodies = interpreter.bodies(eqn)
+    if eqn.primitive.name == "cond":
+        return [list(wanted) for _ in bodies]
+    if eqn.primitive.name == "while":
+        found = {"cond_jaxpr": [None], "body_jaxpr": list(wanted)}
+        return [found[name] for name in eqn.params if name in found]
+    layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
+    carried = set(layout.carries_out)
+    return [[spec if place in carried else None for place, spec in enumerate(wanted)]]
+
+
+def _want(
+    cuts: Cuts, atoms: Sequence[Any], specs: Sequence[Any], shared: Mapping[Var, bool]
+) -> None:
+    for atom, spec in zip(atoms, specs, strict=True):
+        if spec is not None and isinstance(atom, Var) and shared.get(atom, True):
+            cuts.setdefault(atom, spec)
+
+
+def _operands(eqn: JaxprEqn, wanted: Sequence[Any], shared: Mapping[Var, bool]) -> list[Any]:
+    """How the operands of an equation are wanted, if its results are wanted so."""
+    name = eqn.primitive.name
+    if name in ELEMENTWISE:
+        (spec,) = wanted
+        kinds: list[Any] = [var.aval for var in (*eqn.outvars, *eqn.invars)]
+        return [spec if kind.shape == kinds[0].shape else None for kind in kinds[1:]]
+    if name in CALLS:
+        body = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])
+        return _inputs_of(body, wanted)
+    if name == "cond":
+        return [None, *_inputs_of(interpreter.bodies(eqn)[0], wanted)]
+    if name == "while":
+        constants = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
+        return [*[None] * constants, *wanted]
+    if name == "scan":
+        layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
+        specs: list[Any] = [None] * len(eqn.invars)
+        for into, out in zip(layout.carries_in, layout.carries_out, strict=True):
+            specs[into] = wanted[out]
+        return specs
+    return [None] * len(eqn.invars)
+
+
+def _inputs_of(jaxpr: Any, wanted: Sequence[Any]) -> list[Any]:
+    body = interpreter.open_jaxpr(jaxpr)
+    inside = wanted_cuts(body, wanted, {})
+    return [inside.get(var) for var in body.invars]

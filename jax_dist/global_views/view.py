@@ -1,0 +1,437 @@
+"""A step that was written for pmap, on global arrays."""
+
+import contextlib
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding
+
+from jax_dist import _compat
+from jax_dist.global_views import layouts, placing, programs, refusals, reporting
+from jax_dist.global_views.layouts import Shardings
+from jax_dist.global_views.programs import Leaf, Program, Setting
+from jax_dist.global_views.reporting import Report
+from jax_dist.mapping import axes, calls, meshes, placement
+from jax_dist.mapping import refusals as mapping_refusals
+from jax_dist.mapping.axes import AxisPrefix
+from jax_dist.mapping.body import type_of
+from jax_dist.mapping.calls import Call, Options
+from jax_dist.mapping.meshes import DeviceChoice
+
+Gradients = Literal["scatter", "reduce"]
+
+
+def global_view(
+    fun: Callable,
+    axis_name: Hashable,
+    *,
+    in_axes: AxisPrefix = 0,
+    out_axes: AxisPrefix = 0,
+    state: int | Sequence[int] | None = 0,
+    mesh: Mesh | None = None,
+    shardings: Shardings = "replicated",
+    static_broadcasted_argnums: int | Iterable[int] = (),
+    donate_argnums: int | Iterable[int] = (),
+    gradients: Gradients = "scatter",
+) -> "GlobalView":
+    """Takes a step as it was given to pmap, and lets its state lie in parts.
+
+    The function is not edited. What is the same on all devices runs on global arrays, what varies
+    in `shard_map`; so shardings alone say where the state lies. Which leaves are the same is found
+    in the traced step: one that varies, such as unsynchronised statistics, keeps one value for each
+    device, as under pmap.
+
+    Args:
+      fun: the step of one device, with its collectives.
+      axis_name: the mapped axis, and an axis of the mesh.
+      in_axes: as for pmap. Of the state it says nothing: a leaf of it is `[*s]`, or `[N, *s]` where
+        it varies.
+      out_axes: as for pmap; 0 gives `[N, *s]`, None the one value that all devices have. Of the
+        state it says nothing.
+      state: the position of the argument that is carried from call to call, or several; the
+        results of the same structure are its new value. None, if nothing is carried.
+      mesh: with `axis_name` among its axes; by default all devices in a row. Along further axes the
+        same is computed, and leaves of the state may be cut.
+      shardings: "replicated"; "fsdp", which cuts the longest dimension that the devices divide, of
+        leaves from 1024 elements on; or a function of the path of a leaf, as in "params/w", and its
+        type, that gives a `PartitionSpec`.
+      static_broadcasted_argnums: positions of arguments that are compile-time constants.
+      donate_argnums: positions of arguments whose memory the results may take over; give the state.
+      gradients: "scatter" lets a sum over devices be scattered where its result is kept in parts,
+        and sums over such parts, as in the norm of all gradients, be taken in another order.
+        "reduce" gathers instead, and gives the bits of pmap. Without parts there is no difference.
+
+    Returns:
+      An object that is called like the step.
+
+    Raises:
+      ArgumentTypeError: an argument is none of its choices.
+      DeviceCountError: the mesh has no such axis.
+      UnsupportedError: jax is older than 0.10. When called: the step maps inside, or cuts over the
+        mapped axis itself.
+      GlobalViewError: when called, a leaf that varies was to be cut; the message has its path, and
+        the line where it began to vary.
+
+    >>> import jax, jax.numpy as jnp
+    >>> def step(w, x):
+    ...     gradient = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+    ...     return w - 0.1 * jax.lax.pmean(gradient, "batch")
+    >>> view = global_view(step, "batch", shardings="fsdp")
+    >>> w = view.place(jnp.ones((256, 8)))
+    >>> w = view(w, view.place_batch(jnp.ones((64, 256))))
+    >>> w.shape, w.addressable_shards[0].data.shape
+    ((256, 8), (32, 8))
+    """
+    if not _compat.CAN_REWRITE:
+        raise refusals.needs_newer_jax(jax.__version__)
+    if not callable(fun):
+        raise mapping_refusals.not_callable(fun)
+    if gradients not in get_args(Gradients):
+        raise refusals.unknown_choice("gradients", gradients, "'scatter' or 'reduce'")
+    layouts.check_shardings(shardings)
+    axes.check_axes("in_axes", in_axes)
+    axes.check_axes("out_axes", out_axes)
+    if mesh is not None and axis_name not in mesh.axis_names:
+        raise refusals.not_in_mesh(axis_name, mesh.axis_names)
+    asked = _Asked(
+        axis_name=axis_name,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        state=_positions("state", () if state is None else state),
+        mesh=mesh,
+        shardings=shardings,
+        static=_positions("static_broadcasted_argnums", static_broadcasted_argnums),
+        donated=_positions("donate_argnums", donate_argnums),
+        scatters=gradients == "scatter",
+    )
+    return GlobalView(fun, asked)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What was said, checked, before there are devices."""
+
+    axis_name: Any
+    in_axes: AxisPrefix
+    out_axes: AxisPrefix
+    state: tuple[int, ...]
+    mesh: Mesh | None
+    shardings: Shardings
+    static: tuple[int, ...]
+    donated: tuple[int, ...]
+    scatters: bool
+
+
+class GlobalView:
+    """A step on global arrays; made by `jax_dist.global_view`."""
+
+    def __init__(self, fun: Callable, asked: _Asked):
+        self._fun, self._asked = fun, asked
+        self._ready: dict[Any, _Ready] = {}
+        self._programs: dict[Any, Program] = {}
+        self._known: dict[int, placing.Known] = {}  # of each state argument
+        self._last: Program | None = None
+        functools.update_wrapper(self, fun, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the step.
+
+        Args:
+          *args: the state as `place` or the last call gave it, and the others as pmap takes them.
+          **kwargs: mapped over their first dimension, as under pmap.
+
+        Returns:
+          The results of the step; the new state as it lies, others by out_axes.
+        """
+        call = self._bound(args, kwargs)
+        ready = self._ready_for(call)
+        leaves = ready.given(call.leaves)
+        with self._context(traced=calls.any_tracer(leaves)):
+            return ready.program.jitted(*ready.program.arguments(leaves))
+
+    def place(self, state: Any, *rest: Any, stacked: bool | None = None) -> Any:
+        """Puts a state on the devices as the step keeps it.
+
+        Args:
+          state: arrays `[*s]`; or `[N, *s]`, as pmap has them, of which all slices must then be
+            equal to the bit, unless the leaf varies. With several state arguments, a tuple of them.
+            With several processes, each gives the same, or its slices.
+          *rest: the other arguments of a call, or their types. Then it is known which leaves vary;
+            else these are placed as if they were shared, and the first call makes one for each
+            device of them.
+          stacked: whether the state is `[N, *s]`; by default that is found, where it can be.
+
+        Returns:
+          The state, on the mesh.
+
+        Raises:
+          PlacementError: slices differ, or it cannot be told whether the state is stacked.
+        """
+        several = len(self._asked.state) > 1
+        parts = tuple(state) if several else (state,)
+        if len(parts) != len(self._asked.state):
+            raise refusals.no_state_argument(self._name, len(self._asked.state), len(parts))
+        named = [axes.argument_name(self._fun, number) for number in self._asked.state]
+        own = {
+            number: placing.read_state(
+                part, name, self._mesh, self._asked.axis_name, stacked=stacked
+            )
+            for number, part, name in zip(self._asked.state, parts, named, strict=True)
+        }
+        self._known.update({number: given.known for number, given in own.items()})
+        program = None
+        if rest:
+            others = iter(rest)
+            count = len(parts) + len(rest)
+            args = [own[n].types if n in own else next(others) for n in range(count)]
+            program = self._ready_for(self._bound(tuple(args), {})).program
+        placed = tuple(self._placed(number, given, program) for number, given in own.items())
+        return placed if several else placed[0]
+
+    def place_batch(self, batch: Any, *, rows: bool | None = None) -> Any:
+        """Cuts a batch over the devices.
+
+        Args:
+          batch: arrays `[L, b, ...]` for the L devices of this process, as pmap takes them, or the
+            rows of this process, `[B, ...]`.
+          rows: whether these are rows; by default, if the first dimension is not L.
+
+        Returns:
+          Global arrays `[N, b, ...]`.
+
+        Raises:
+          PlacementError: an array has no rows, or the devices do not divide them.
+        """
+        return placing.place_batch(batch, self._mesh, self._asked.axis_name, rows=rows)
+
+    @property
+    def shardings(self) -> Any:
+        """How the state lies: a tree of `NamedSharding` for the state, or a tuple of trees."""
+        return self._tree_of_state(lambda leaf: leaf.sharding, "shardings")
+
+    @property
+    def types(self) -> Any:
+        """The types of the state as it is kept, with shardings: what a checkpoint is read into."""
+        return self._tree_of_state(lambda leaf: leaf.whole, "types")
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """The program for arguments, or their types, as `jax.jit(...).lower` gives it."""
+        call = self._bound(args, kwargs)
+        ready = self._ready_for(call)
+        with self._context(traced=calls.any_tracer(call.leaves)):
+            types = ready.types(call.leaves)
+            return ready.program.jitted.lower(*ready.program.arguments(types))
+
+    def report(self) -> Report:
+        """What was found of each leaf of the state, and how the step runs."""
+        if self._last is None:
+            raise refusals.not_known_yet("report")
+        return reporting.report(self._last)
+
+    # ---- behind the scenes
+
+    @property
+    def _name(self) -> str:
+        return self._setting.options.choice.fun_name
+
+    @property
+    def _mesh(self) -> Mesh:
+        return self._setting.mesh
+
+    @functools.cached_property
+    def _setting(self) -> Setting:
+        asked = self._asked
+        mesh = _mesh_of(asked)
+        along = mesh.axis_names.index(asked.axis_name)
+        devices = tuple(np.moveaxis(mesh.devices, along, 0).reshape(mesh.devices.shape[along], -1))
+        options = Options(
+            axis_name=asked.axis_name,
+            in_axes=asked.in_axes,
+            out_axes=asked.out_axes,
+            static=asked.static,
+            donated=asked.donated,
+            choice=DeviceChoice(
+                fun_name=_name_of(self._fun),
+                axis_name=asked.axis_name,
+                devices=tuple(row[0] for row in devices),
+                backend=None,
+                axis_size=None,
+                virtual=False,
+            ),
+            arrays="global",
+            captures="allow",
+            gathers="keep",
+        )
+        return Setting(options, asked.state, mesh, asked.shardings, asked.scatters)
+
+    def _bound(self, args: tuple, kwargs: dict) -> Call:
+        call = calls.bind(self._setting.options, self._fun, args, kwargs)
+        for number in self._asked.state:
+            if number >= len(args):
+                raise refusals.no_state_argument(self._name, number, len(args))
+        return call
+
+    def _context(self, *, traced: bool) -> Any:
+        """Steps out of a mesh that the user has set."""
+        if jax.sharding.get_abstract_mesh().empty:
+            return contextlib.nullcontext()
+        return meshes.context_of(self._mesh) if traced else meshes.no_mesh()
+
+    def _ready_for(self, call: Call) -> "_Ready":
+        types = [type_of(leaf) for leaf in call.leaves]
+        key = (call.structure, call.static, *map(_key_of, types))
+        ready = self._ready.get(key)
+        if ready is None:
+            ready = self._settled(call, types)
+            if ready.program.cacheable:
+                self._ready[key] = ready
+        self._last = ready.program
+        return ready
+
+    def _settled(self, call: Call, types: list[Any]) -> "_Ready":
+        """What a call needs whose types were not seen before."""
+        state = [n for n, owner in enumerate(call.owners) if owner in self._asked.state]
+        kinds = self._kinds_of_state(call, types, state)
+        size, leaf_axes = self._setting.size, list(call.axes)
+        for place, kind in kinds.items():
+            types[place] = jax.ShapeDtypeStruct((size, *kind.shape), kind.dtype)
+            leaf_axes[place] = 0
+        for place, (kind, axis) in enumerate(zip(types, leaf_axes, strict=True)):
+            self._check_size(call, place, kind.shape, axis)
+        told = dataclasses.replace(call, leaves=types, axes=tuple(leaf_axes))
+        key = (call.structure, call.static, *map(_key_of, types))
+        program = self._programs.get(key)
+        if program is None:
+            with meshes.outside_of_meshes():
+                program = programs.build(self._setting, told, state)
+            if program.cacheable:
+                self._programs[key] = program
+        lifted = []
+        for place, leaf in program.leaves.items():
+            is_whole = jnp.shape(call.leaves[place]) == leaf.type.shape
+            if leaf.shared and not is_whole:
+                raise refusals.slices_differ(leaf.path)
+            if not leaf.shared and is_whole:
+                lifted.append(place)
+        return _Ready(program, tuple(lifted))
+
+    def _kinds_of_state(
+        self, call: Call, types: Sequence[Any], state: Sequence[int]
+    ) -> dict[int, jax.ShapeDtypeStruct]:
+        """The type of each leaf of the state on one device, `[*s]`."""
+        args, _ = call.rebuild(call.leaves)
+        kinds: dict[int, jax.ShapeDtypeStruct] = {}
+        for number in self._asked.state:
+            places = [place for place in state if call.owners[place] == number]
+            known = self._known.get(number)
+            structure = jax.tree.structure(args[number])
+            shapes = [types[place].shape for place in places]
+            if known is None or not known.fits(structure, shapes, self._setting.size):
+                own = [jax.ShapeDtypeStruct(types[n].shape, types[n].dtype) for n in places]
+                known = self._known[number] = placing.Known(structure, tuple(own))
+            kinds.update(zip(places, known.types, strict=True))
+        return kinds
+
+    def _check_size(self, call: Call, place: int, shape: tuple[int, ...], axis: Any) -> None:
+        if axis is None:
+            return
+        if not -len(shape) <= axis < len(shape) or shape[axis] != self._setting.size:
+            path = call.paths()[place]
+            raise refusals.size_is_not_mesh(self._name, path, shape, axis, self._setting.size)
+
+    def _placed(self, number: int, given: placing.Given, program: Program | None) -> Any:
+        """One argument of the state on the mesh."""
+        leaves: list[Leaf | None] = [None] * len(given.leaves)
+        if program is not None:
+            leaves = [leaf for leaf in program.leaves.values() if leaf.argument == number]
+        specs = layouts.specs_of(
+            self._asked.shardings,
+            self._mesh,
+            self._asked.axis_name,
+            given.short_paths,
+            given.known.types,
+        )
+        values = []
+        for place, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
+            shared = NamedSharding(self._mesh, spec) if leaf is None else leaf.sharding
+            varies = None if leaf is None else not leaf.shared
+            values.append(given.put(place, shared, varies=varies))
+        return jax.tree.unflatten(given.known.structure, values)
+
+    def _tree_of_state(self, of_leaf: Callable[[Leaf], Any], what: str) -> Any:
+        if self._last is None:
+            raise refusals.not_known_yet(what)
+        trees = []
+        for number in self._asked.state:
+            own = [leaf for leaf in self._last.leaves.values() if leaf.argument == number]
+            trees.append(jax.tree.unflatten(self._known[number].structure, map(of_leaf, own)))
+        return trees[0] if len(trees) == 1 else tuple(trees)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Ready:
+    """What to do with calls of the same types."""
+
+    program: Program
+    lifted: tuple[int, ...]  # leaves of the state that vary, and come as if they were shared
+
+    def given(self, leaves: Sequence[Any]) -> list[Any]:
+        """The leaves where the program wants them."""
+        placed = list(leaves)
+        for place in self.lifted:
+            leaf = self.program.leaves[place]
+            placed[place] = placing.for_each_device(placed[place], leaf.size, leaf.sharding)
+        for place, target in enumerate(self.program.in_shardings):
+            leaf = placed[place]
+            if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+                continue
+            if leaf.sharding == target or not leaf.committed:
+                continue
+            if place in self.program.leaves:
+                self._check_place(place, leaf, target)
+            placed[place] = placement.put_as_jit_would(leaf, target)
+        return placed
+
+    def _check_place(self, place: int, leaf: jax.Array, target: NamedSharding) -> None:
+        if not leaf.sharding.is_equivalent_to(target, leaf.ndim):
+            path = self.program.leaves[place].path
+            raise refusals.lies_elsewhere(path, leaf.sharding, target.spec)
+
+    def types(self, leaves: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+        """The types of the leaves as the program takes them."""
+        own = self.program.leaves
+        return [own[n].whole if n in own else type_of(leaf) for n, leaf in enumerate(leaves)]
+
+
+def _mesh_of(asked: _Asked) -> Mesh:
+    """The mesh, with Auto axes: on others, shardings are types, and a step has none."""
+    if asked.mesh is None:
+        return _compat.auto_mesh(np.array(jax.devices()), (asked.axis_name,))
+    return _compat.auto_mesh(asked.mesh.devices, asked.mesh.axis_names)
+
+
+def _key_of(kind: Any) -> tuple:
+    return kind.shape, kind.dtype, kind.weak_type
+
+
+def _positions(argument: str, value: int | Iterable[int]) -> tuple[int, ...]:
+    try:
+        numbers = [operator.index(n) for n in (value if isinstance(value, Iterable) else (value,))]
+    except TypeError:
+        raise mapping_refusals.bad_argument_numbers(argument, value) from None
+    if any(number < 0 for number in numbers) or len(set(numbers)) < len(numbers):
+        raise mapping_refusals.bad_argument_numbers(argument, value)
+    return tuple(sorted(numbers))
+
+
+def _name_of(fun: Callable) -> str:
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    return getattr(fun, "__name__", type(fun).__name__)
