@@ -1,4 +1,4 @@
-"""From `jax.pmap` to `jit(shard_map)`: the same numbers, right and fast, also across processes."""
+"""Move JAX code from `jax.pmap` to `jit(shard_map)`: the same numbers, on one machine or many."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

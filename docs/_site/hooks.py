@@ -44,12 +44,12 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
     pages = [Page(None, files.src_uris[f"rules/{code}.md"], config) for code in sorted(PAGES)]
     for page in pages:
         page.title = f"{page.file.name} {PAGES[page.file.name].name}"
-    checking = next(item for item in nav.items if item.title == "Checking")
+    lint = next(item for item in nav.items if item.title == "Lint")
     section = Section("Each rule", pages)
-    section.parent = checking
+    section.parent = lint
     for page in pages:
         page.parent = section
-    checking.children.append(section)
+    lint.children.append(section)
     nav.pages.extend(pages)
     _chain(nav.pages)
     return nav

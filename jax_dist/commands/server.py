@@ -11,11 +11,11 @@ from typing import Any, TextIO
 from jax_dist.commands.exits import Exit
 
 _EPILOG = """\
-exit codes: 0 the editor has ended it, 1 without a word before,
-            2 what it needs is not installed
+exit codes: 0 ended by the editor, 1 ended without a shutdown request,
+            2 a package that it needs is not installed
 
 examples:
-  pip install "jax-dist[lsp]"      what it needs
+  pip install "pygls>=2.0"         the package that it needs
   jax-dist server                  the command to give to the editor, for Python files
 
 in Neovim:
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
         if error.name is None or error.name.partition(".")[0] not in ("pygls", "lsprotocol"):
             raise
         print(
-            f'jax-dist server: {error.name} is not installed. Run: pip install "jax-dist[lsp]"',
+            f'jax-dist server: {error.name} is not installed. Run: pip install "pygls>=2.0"',
             file=err,
         )
         return Exit.USAGE

@@ -279,7 +279,7 @@ def _no_orbax() -> MissingPackageError:
             what="Checkpoints needs a package that is not installed",
             which=["orbax-checkpoint"],
             why="Orbax writes the checkpoints",
-            do='Run: pip install "jax-dist[checkpoints]"',
+            do='Run: pip install "orbax-checkpoint>=0.11"',
         ),
         name="orbax",
     )

@@ -18,5 +18,5 @@ def test_without_pygls_it_says_what_to_install(monkeypatch):
     assert code == 2
     assert out.getvalue() == ""
     assert err.getvalue() == (
-        'jax-dist server: lsprotocol is not installed. Run: pip install "jax-dist[lsp]"\n'
+        'jax-dist server: lsprotocol is not installed. Run: pip install "pygls>=2.0"\n'
     )

@@ -228,7 +228,7 @@ def test_without_orbax_the_remedy_is_told(tmp_path):
         Checkpoints needs a package that is not installed:
           * orbax-checkpoint
         Because Orbax writes the checkpoints.
-        Run: pip install "jax-dist[checkpoints]"
+        Run: pip install "orbax-checkpoint>=0.11"
         """)
 
 
