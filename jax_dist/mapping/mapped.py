@@ -4,12 +4,16 @@ import functools
 import sys
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
 from jax_dist.mapping.dispatch import Dispatcher
 from jax_dist.passes.functions import definition
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
 
 
 class _DocOfFunction:
@@ -22,12 +26,15 @@ class _DocOfFunction:
         return self._of_class if mapped is None else mapped.__wrapped__.__doc__
 
 
-class Mapped:
+_CALL = ("__call__",)  # apart: a type checker takes a slot of that name for no method
+
+
+class Mapped(Generic[P, R]):
     # The call stands in a slot of the object. Python looks `__call__` up in the class, where it
     # finds the slot, and calls what is in it: in the steady state a callable in C++, with no Python
     # in between. A method would cost as much again as all the rest.
     __slots__ = (
-        "__call__",
+        *_CALL,
         "__dict__",
         "__name__",
         "__qualname__",
@@ -48,9 +55,9 @@ class Mapped:
     )
     if TYPE_CHECKING:  # an annotation would be taken for one of the function
 
-        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
-    def __init__(self, fun: Callable, dispatcher: Dispatcher, decorator: Callable):
+    def __init__(self, fun: Callable[P, R], dispatcher: Dispatcher, decorator: Callable):
         """
         Args:
           fun: the function.
@@ -89,10 +96,16 @@ class Mapped:
         return self.trace(*args, **kwargs).out_info
 
     @property
-    def jitted(self) -> Callable[..., Any]:
+    def jitted(self) -> Callable[P, R]:
         """The bare jit object, which moves no arguments, and says nothing of those it refuses."""
         return _keeping(self, self._dispatcher.jitted)
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> "Mapped[P, R]": ...
+    @overload
+    def __get__(
+        self: "Mapped[Concatenate[Any, Q], R]", instance: object, owner: type | None = None
+    ) -> Callable[Q, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
@@ -100,13 +113,13 @@ class Mapped:
         where = definition(self.__wrapped__)
         return f"<jax_dist.pmap of {self.__qualname__}{f' at {where}' if where else ''}>"
 
-    def __copy__(self) -> "Mapped":
+    def __copy__(self) -> "Mapped[P, R]":
         return self
 
-    def __deepcopy__(self, memo: dict) -> "Mapped":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Mapped[P, R]":
         return self
 
-    def __reduce__(self) -> str | tuple[Callable, tuple]:
+    def __reduce__(self) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:
         """By name where a name leads here, as functions are pickled; else what it was made of."""
         found: Any = sys.modules.get(self.__dict__["__module__"] or "")
         for part in self.__qualname__.split("."):

@@ -3,7 +3,7 @@
 import functools
 import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, get_args, overload
 
 import jax
 
@@ -18,6 +18,31 @@ from jax_dist.passes.capture_policy import Captures
 from jax_dist.passes.gathers import Gathers
 
 Arrays = Literal["local", "global"]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Decorator(Protocol):
+    """What `pmap` gives where it is called without a function."""
+
+    def __call__(self, fun: Callable[P, R], /) -> Mapped[P, R]: ...
+
+
+class PmapOptions(TypedDict, total=False):
+    """The keyword arguments of `pmap`, to type checkers."""
+
+    in_axes: AxisPrefix
+    out_axes: AxisPrefix
+    static_broadcasted_argnums: int | Iterable[int]
+    devices: Sequence[jax.Device] | None
+    backend: str | None
+    axis_size: int | None
+    donate_argnums: int | Iterable[int]
+    virtual: bool
+    captures: Captures
+    gathers: Gathers
+    arrays: Arrays
+
 
 _OF_JAX = (  # the options that jax.pmap has, too
     "axis_name",
@@ -31,8 +56,14 @@ _OF_JAX = (  # the options that jax.pmap has, too
 )
 
 
+@overload
 def pmap(
-    fun: Callable | None = None,
+    fun: Callable[P, R], axis_name: Hashable | None = None, **options: Unpack[PmapOptions]
+) -> Mapped[P, R]: ...
+@overload
+def pmap(*, axis_name: Hashable | None = None, **options: Unpack[PmapOptions]) -> Decorator: ...
+def pmap(
+    fun: Callable[..., Any] | None = None,
     axis_name: Hashable | None = None,
     *,
     in_axes: AxisPrefix = 0,

@@ -166,9 +166,8 @@ def test_lint_finds_what_the_demo_shows():
     assert tool("lint", _AFTER).strip() == "No findings."
 
 
-@pytest.mark.parametrize(
-    "path", [pytest.param(_BEFORE, id="before", marks=pytest.mark.slow), _AFTER]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [_BEFORE, _AFTER], ids=["before", "after"])
 def test_the_script_stops_and_goes_on(path, tmp_path):
     """A run in two parts has the curve of one without a break."""
     pytest.importorskip("orbax.checkpoint")

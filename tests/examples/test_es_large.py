@@ -176,6 +176,7 @@ def test_low_rank_and_table_exclude_each_other():
         es_large.Plan(_SIZE, "table", rank=1)
 
 
+@pytest.mark.slow
 def test_the_script_prints_what_it_costs_and_goes_on_where_it_stopped(tmp_path):
     def run(folder: str, *options: str) -> tuple[str, str]:
         command = [sys.executable, _EXAMPLE, "--parameters=800", "--devices=2", "--comm=slice"]

@@ -87,6 +87,7 @@ def interrupted(tmp_path_factory) -> tuple[pathlib.Path, list[str], list[str]]:
     return out, first, finish(start(out, "--bytes"))
 
 
+@pytest.mark.slow
 def test_sigterm_ends_all_ranks_after_the_same_generation(interrupted):
     out, outputs, _ = interrupted
     left = int(re.search(r"told to leave after generation (\d+); start it again", outputs[0])[1])

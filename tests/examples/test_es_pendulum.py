@@ -148,6 +148,7 @@ def wait_for_generations(curve: pathlib.Path, count: int, running: subprocess.Po
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_the_script_goes_on_where_it_was_killed(trained, tmp_path):
     pytest.importorskip("orbax.checkpoint")
     out = tmp_path / "out"
