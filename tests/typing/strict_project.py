@@ -1,4 +1,4 @@
-# pyright: strict, reportUnknownMemberType=false
+# pyright: strict, reportUnknownMemberType=false, reportUnnecessaryTypeIgnoreComment=true
 """A user's project under strict checking: what is mapped keeps the types that it had.
 
 pyright reads this file, and nothing runs it.
