@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist._errors import MemoryGrowthError as MemoryGrowthError
     from jax_dist._errors import RecompileError as RecompileError
     from jax_dist._errors import TransferError as TransferError
+    from jax_dist.consistency.api import check as check
     from jax_dist.global_views.view import global_view as global_view
     from jax_dist.guards.memory import memory_guard as memory_guard
     from jax_dist.guards.strict import allow_recompiles as allow_recompiles
@@ -36,6 +37,7 @@ _HOMES = {  # what Python sees: imported on first use, so that source tools neve
     "allow_recompiles": "jax_dist.guards.strict",
     "allow_transfers": "jax_dist.guards.strict",
     "cache": "jax_dist.cache",
+    "check": "jax_dist.consistency.api",
     "device_put_replicated": "jax_dist.mapping.placement",
     "device_put_sharded": "jax_dist.mapping.placement",
     "explain": "jax_dist.rewriting.api",
@@ -59,6 +61,7 @@ __all__ = (
     "allow_recompiles",
     "allow_transfers",
     "cache",
+    "check",
     "device_put_replicated",
     "device_put_sharded",
     "explain",

@@ -59,6 +59,10 @@ class RewriteError(ValueError):
     """An argument of `rewrite` or `explain` is not what it should be."""
 
 
+class ConsistencyError(ValueError):
+    """What is given to `check` cannot be checked on several numbers of devices."""
+
+
 class CacheDirectoryError(ValueError):
     """A folder that must not hold a compilation cache: others could put code into it."""
 

@@ -1,4 +1,4 @@
-"""For tests: simulated devices, the comparison with `jax.pmap`, and several processes."""
+"""For tests: simulated devices, comparisons with `jax.pmap` and of device counts, processes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +11,13 @@ import jax_dist
 from jax_dist._errors import message
 from jax_dist._test_processes import Outcome, run_processes
 
-__all__ = ("Outcome", "assert_same_as_pmap", "run_processes", "simulated_devices")
+__all__ = (
+    "Outcome",
+    "assert_same_as_pmap",
+    "assert_same_on",
+    "run_processes",
+    "simulated_devices",
+)
 
 
 def simulated_devices(count: int = 8) -> None:
@@ -83,6 +89,34 @@ def assert_same_as_pmap(
     if differences:
         raise _not_the_same(fun, differences) from error
     return result
+
+
+def assert_same_on(
+    fun: Callable, *args: Any, devices: Sequence[int] = (1, 2, 4, 8), **options: Any
+) -> Any:
+    """Asserts that a function computes the same on any number of devices.
+
+    Args:
+      fun: the function; see `jax_dist.check`.
+      *args: its arguments.
+      devices: the numbers of devices to compare with one.
+      **options: what else `jax_dist.check` takes, such as `axis_name` and `in_axes`.
+
+    Returns:
+      The report of the check.
+
+    Raises:
+      AssertionError: a result differs, or cannot be told from rounding, or a number of devices had
+        to be left out. The message is the report.
+
+    >>> total = lambda x: jax.lax.psum(jnp.sum(x), "i")
+    >>> assert_same_on(total, jnp.arange(8.0), axis_name="i", devices=(1, 2)).ok
+    True
+    """
+    report = jax_dist.check(fun, *args, devices=devices, **options)
+    if not report.ok or report.skipped:
+        raise AssertionError(str(report))
+    return report
 
 
 def _jax_runs() -> bool:

@@ -1,0 +1,253 @@
+"""Evaluates a program for any number of devices on one of them, and keeps what it computes.
+
+A shard_map becomes a vmap over the devices with the same axis names, in which each value has one
+row a device. Draws of random numbers can be given: the rows that one device draws, for devices that
+have keys of their own. And each result can be moved by as much as rounding may move it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import JaxprEqn, Var
+
+from jax_dist import _compat
+from jax_dist.consistency import rounding
+from jax_dist.consistency.graph import Path, is_draw, is_entered
+from jax_dist.passes import interpreter
+from jax_dist.passes.interpreter import Values
+
+Records: TypeAlias = dict[Path, list[Any]]  # results of equations: [devices, *rounds, *shape]
+Draws: TypeAlias = Mapping[Path, Sequence[Any]]  # in the same form
+
+_IDENTITIES = ("pvary", "pcast", "pbroadcast", "sharding_constraint", "mesh_cast", "reshard")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Walk:
+    """What holds for all equations of one evaluation."""
+
+    wanted: Callable[[Path], bool]  # whose results are kept
+    noise: rounding.Noise | None
+    given: Any  # whether draws are; a number of the program, so that both ways are one program
+    axes: tuple[Any, ...] = ()  # of the shard_maps around
+
+
+def evaluate(
+    jaxpr: Any,
+    args: Sequence[Any],
+    *,
+    wanted: Callable[[Path], bool],
+    draws: Draws | None = None,
+    given: Any = True,
+    noise: rounding.Noise | None = None,
+) -> tuple[Values, Records]:
+    """The results of a closed jaxpr, and those of its equations; to be called under jit.
+
+    Args:
+      jaxpr: the program, with its constants.
+      args: one for each input.
+      wanted: whose results are kept.
+      draws: by the path of an equation that draws, what devices with own keys get instead.
+      given: False leaves these devices what they draw.
+      noise: how far every rounded result is moved.
+    """
+    walk = _Walk(wanted, noise, given)
+    body = interpreter.open_jaxpr(jaxpr)
+    return _run(body, interpreter.constants(jaxpr), args, (), draws or {}, walk)
+
+
+def _run(
+    body: Any, consts: Sequence[Any], args: Sequence[Any], prefix: Path, draws: Draws, walk: _Walk
+) -> tuple[Values, Records]:
+    known: dict[Var, Any] = dict(zip(body.constvars, consts, strict=True))
+    known.update(zip(body.invars, args, strict=True))
+    records: Records = {}
+    for place, eqn in enumerate(body.eqns):
+        path = (*prefix, place)
+        values = interpreter.read_all(eqn.invars, known)
+        if is_entered(eqn):
+            outs, inner = _ENTERED.get(eqn.primitive.name, _call)(eqn, values, path, draws, walk)
+            records.update(inner)
+        else:
+            outs = _apply(eqn, values, draws.get(path), walk)
+            if walk.wanted(path):
+                # Devices come first; inside of a shard_map, its vmap puts them there.
+                records[path] = outs if walk.axes else [out[None] for out in outs]
+        known.update(zip(eqn.outvars, outs, strict=True))
+    return interpreter.read_all(body.outvars, known), records
+
+
+def _apply(eqn: JaxprEqn, values: Values, drawn: Sequence[Any] | None, walk: _Walk) -> Values:
+    name = eqn.primitive.name
+    if name in _IDENTITIES:
+        return list(values)
+    if name == "psum_invariant":  # as vma types know it; a vmap has none
+        outs = [lax.psum(value, eqn.params["axes"]) for value in values]
+    elif name == "all_gather_invariant":
+        outs = [_gathered(eqn, values[0])]
+    else:
+        outs = interpreter.replay(eqn, values)
+    if drawn is not None and is_draw(eqn):
+        own = _differ(values, walk.axes) & walk.given
+        outs = [
+            out if _is_key(out) else jnp.where(own, instead, out)
+            for out, instead in zip(outs, drawn, strict=True)
+        ]
+    if walk.noise is not None:
+        outs = rounding.moved(eqn, values, outs, walk.noise)
+    return outs
+
+
+def _gathered(eqn: JaxprEqn, value: Any) -> Any:
+    params = eqn.params
+    along = params["all_gather_dimension"]
+    return lax.all_gather(value, params["axis_name"], axis=along, tiled=params["tiled"])
+
+
+def _differ(values: Values, axes: tuple[Any, ...]) -> Any:
+    """Whether the keys among the operands of a draw are not the same on all devices."""
+    different = jnp.zeros((), bool)
+    for value in values:
+        if _is_key(value) or jax.typeof(value).dtype == jnp.uint32:
+            data = jax.random.key_data(value) if _is_key(value) else value
+            different |= jnp.any(lax.pmax(data, axes) != lax.pmin(data, axes))
+    return different
+
+
+def _is_key(value: Any) -> bool:
+    return jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.prng_key)
+
+
+def _call(
+    eqn: JaxprEqn, values: Values, path: Path, draws: Draws, walk: _Walk
+) -> tuple[Values, Records]:
+    body = interpreter.bodies(eqn)[0]
+    consts = interpreter.constants(body)
+    return _run(interpreter.open_jaxpr(body), consts, values, path, draws, walk)
+
+
+def _scan(
+    eqn: JaxprEqn, values: Values, path: Path, draws: Draws, walk: _Walk
+) -> tuple[Values, Records]:
+    """Again a scan; what its rounds record is stacked behind the devices."""
+    body, params = eqn.params["jaxpr"], eqn.params
+    layout = _compat.scan_layout(params, len(values), len(eqn.outvars))
+    sliced = [n for n in range(len(values)) if n not in {*layout.constants, *layout.carries_in}]
+    behind = 0 if walk.axes else 1  # where the rounds are in what is drawn for this loop
+    of_loop = {
+        at: [jnp.moveaxis(each, behind, 0) for each in given]
+        for at, given in draws.items()
+        if at[: len(path)] == path
+    }
+
+    def step(carry: Values, xs: tuple[Values, dict]) -> tuple[Values, tuple[Values, Records]]:
+        row, drawn = xs
+        inputs: Values = list(values)
+        for numbers, parts in ((layout.carries_in, carry), (sliced, row)):
+            for number, part in zip(numbers, parts, strict=True):
+                inputs[number] = part
+        opened = interpreter.open_jaxpr(body)
+        outs, kept = _run(opened, interpreter.constants(body), inputs, path, drawn, walk)
+        stacked = [out for n, out in enumerate(outs) if n not in layout.carries_out]
+        return [outs[n] for n in layout.carries_out], (stacked, kept)
+
+    carry, (stacked, kept) = lax.scan(
+        step,
+        [values[n] for n in layout.carries_in],
+        ([values[n] for n in sliced], of_loop),
+        length=params["length"],
+        reverse=params["reverse"],
+    )
+    carries, rest = iter(carry), iter(stacked)
+    outs = [
+        next(carries) if n in layout.carries_out else next(rest) for n in range(len(eqn.outvars))
+    ]
+    records = {
+        at: [jnp.moveaxis(each, 0, behind) for each in of_eqn] for at, of_eqn in kept.items()
+    }
+    return outs, records
+
+
+def _shard_map(
+    eqn: JaxprEqn, values: Values, path: Path, draws: Draws, walk: _Walk
+) -> tuple[Values, Records]:
+    """Its body on all devices at once, which come first in every value."""
+    params, axes = eqn.params, manual_axes(eqn)
+    body = interpreter.open_jaxpr(params["jaxpr"])
+    inner = dataclasses.replace(walk, axes=(*walk.axes, *axes))
+    blocks = [
+        _cut(value, spec, axes) for value, spec in zip(values, params["in_specs"], strict=True)
+    ]
+    of_body = {at: given for at, given in draws.items() if at[: len(path)] == path}
+
+    def on_device(blocks: Values, drawn: Draws) -> tuple[Values, Records]:
+        return _run(body, (), blocks, path, drawn, inner)
+
+    mapped: Callable = on_device
+    for name in reversed(list(axes)):  # of several axes, one after the other
+        mapped = jax.vmap(mapped, axis_name=name, axis_size=axes[name])
+    sizes = tuple(axes.values())
+    spread = jax.tree.map(lambda each: each.reshape(*sizes, *each.shape[1:]), of_body)
+    outs, kept = mapped(blocks, spread)
+    merged = jax.tree.map(lambda each: each.reshape(-1, *each.shape[len(sizes) :]), kept)
+    results = [
+        _joined(out, spec, axes) for out, spec in zip(outs, params["out_specs"], strict=True)
+    ]
+    return results, merged
+
+
+def manual_axes(eqn: JaxprEqn) -> dict[Any, int]:
+    """The axes of a shard_map with their sizes, in the order of its mesh."""
+    new, sizes = _compat.newly_manual_axes(eqn), dict(eqn.params["mesh"].shape)
+    return {name: size for name, size in sizes.items() if name in new}
+
+
+def _cut(value: Any, spec: Any, axes: Mapping[Any, int]) -> Any:
+    """`[*s]` -> one block for each device, `[*axes, *block]`."""
+    names = list(axes)
+    shape: list[int] = []
+    at: dict[Any, int] = {}  # where each axis lies in the split shape
+    for size, part in zip(value.shape, _parts(spec, value.ndim), strict=True):
+        for name in part:
+            at[name] = len(shape)
+            shape.append(axes[name])
+            size //= axes[name]
+        shape.append(size)
+    split = value.reshape(shape)
+    front = [at[name] for name in names if name in at]
+    split = jnp.moveaxis(split, front, range(len(front)))
+    whole = [number for number, name in enumerate(names) if name not in at]
+    split = jnp.expand_dims(split, whole)
+    return jnp.broadcast_to(split, (*axes.values(), *split.shape[len(names) :]))
+
+
+def _joined(value: Any, spec: Any, axes: Mapping[Any, int]) -> Any:
+    """The opposite; along axes that cut nothing, what the first device has."""
+    names = list(axes)
+    rank = value.ndim - len(names)
+    parts = _parts(spec, rank)
+    cut = [name for part in parts for name in part]
+    value = value[tuple(slice(None) if name in cut else 0 for name in names)]
+    left = [name for name in names if name in cut]
+    order, shape = [], []
+    for number, part in enumerate(parts):
+        order += [left.index(name) for name in part] + [len(left) + number]
+        size = value.shape[len(left) + number]
+        for name in part:
+            size *= axes[name]
+        shape.append(size)
+    return value.transpose(order).reshape(shape)
+
+
+def _parts(spec: Any, rank: int) -> list[tuple[Any, ...]]:
+    """The names that cut each dimension."""
+    parts = [part if isinstance(part, tuple) else (part,) for part in spec]
+    named = [tuple(name for name in part if name is not None) for part in parts]
+    return [*named, *[()] * (rank - len(named))]
+
+
+_ENTERED = {"scan": _scan, "shard_map": _shard_map}

@@ -1,0 +1,177 @@
+"""How the values of several devices relate to the value that one device computes.
+
+A right program goes through few relations: all devices have the value (same), each has its rows of
+it (rows), or each has a part, and their sum, mean, maximum or minimum is the value (parts). What is
+in none of them is lost, as a rule: no collective brings it back.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+Kind: TypeAlias = Literal["same", "rows", "parts", "own", "lost"]
+Part: TypeAlias = Literal["sum", "mean", "max", "min"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Relation:
+    """Of one value, in every round of the loops around it."""
+
+    kind: Kind
+    good: np.ndarray  # by round
+    part: Part | None = None  # by which the parts make the value
+    factor: float = 1.0  # all devices have this many times the value (lost), or each row has
+    alike: bool = True  # whether all devices have the same
+    before: "Relation | None" = None  # of a value that is lost in a later round of a loop
+
+    @property
+    def is_good(self) -> bool:
+        return bool(self.good.all())
+
+    @property
+    def early(self) -> "Relation":
+        """What it is before it is lost."""
+        return self if self.before is None else self.before
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Expected:
+    """What one device computes, and how far rounding may move it."""
+
+    value: np.ndarray  # [rounds, *shape]
+    tolerance: float  # of each element, as the most sensitive one needs it
+    average: float  # of the mean distance of all elements
+    unit: float  # the distance from 1 to the next number of its type; 0: it does not round
+
+
+def relation_of(values: np.ndarray, expected: Expected, *, extremes: bool = True) -> Relation:
+    """The relation of `[devices, rounds, *shape]` to what one device has.
+
+    Of several that hold, the one that is named first in the module's text.
+
+    Args:
+      values: what the devices have.
+      expected: what one device has.
+      extremes: whether parts may make the value by their maximum; a first row may by chance.
+    """
+    whole, devices = expected.value, len(values)
+    alike = are_alike(values, expected.tolerance)
+    held = [
+        Relation("same", good & alike, alike=bool(alike.all())) for good in _same(values, expected)
+    ]
+    held += [_rows(values, expected, alike, factor) for factor in (1, devices)]
+    if values.shape[1:] == whole.shape:
+        held += list(_sums(values, expected, alike))
+        if extremes and not np.iscomplexobj(values):
+            held += list(_extremes(values, expected, alike))
+    held = [relation for relation in held if relation.good.any()]
+    best = max(held, key=lambda relation: relation.good.sum(), default=None)
+    if best is not None and best.is_good:
+        return best
+    good = np.any([relation.good for relation in held], axis=0) if held else np.zeros(1, bool)
+    good = np.broadcast_to(good, (values.shape[1],)).copy()
+    factor = 1.0
+    if alike.all() and values.shape[1:] == whole.shape:
+        factor = _factor(values[0], expected, devices)
+    start = int(np.argmin(good))  # the first round in which no relation holds
+    before = next((each for each in held if start and each.good[:start].all()), None)
+    return Relation("lost", good, factor=factor, alike=bool(alike.all()), before=before)
+
+
+def rows_along(shape: tuple[int, ...], whole: tuple[int, ...], devices: int) -> int | None:
+    """The dimension of which each device has its share; None if there is not just one."""
+    if len(shape) != len(whole):
+        return None
+    cut = [at for at, (part, full) in enumerate(zip(shape, whole, strict=True)) if part != full]
+    if len(cut) != 1 or shape[cut[0]] * devices != whole[cut[0]]:
+        return None
+    return cut[0]
+
+
+def put_together(values: np.ndarray, along: int) -> np.ndarray:
+    """`[devices, *shape]` -> one array, the devices' shares one after the other."""
+    return np.concatenate(list(values), axis=along)
+
+
+def distance(values: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """By how much elements differ; infinite where one is no number and the other is."""
+    if values.dtype == bool or not np.issubdtype(values.dtype, np.number):
+        return (values != whole).astype(np.float64)
+    kind = np.complex128 if np.iscomplexobj(values) else np.float64
+    wide, wide_whole = values.astype(kind), whole.astype(kind)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(wide - wide_whole)
+    equal = (values == whole) | (np.isnan(wide) & np.isnan(wide_whole))
+    return np.where(equal, 0.0, np.where(np.isnan(apart), np.inf, apart))
+
+
+def _same(values: np.ndarray, expected: Expected) -> Iterator[np.ndarray]:
+    whole = expected.value
+    if values.shape[1:] == whole.shape:
+        yield _rounds_equal(values[0], whole, expected.tolerance)
+    elif values[0].size == whole.size:  # gathered, in another shape
+        yield _rounds_equal(values[0].reshape(whole.shape), whole, expected.tolerance)
+
+
+def _rows(values: np.ndarray, expected: Expected, alike: np.ndarray, factor: int) -> Relation:
+    """`factor` is the number of devices in the gradient of a mean over the rows of each."""
+    whole = expected.value
+    none = Relation("rows", np.zeros(values.shape[1], bool))
+    along = rows_along(values.shape[2:], whole.shape[1:], len(values))
+    if along is None:
+        return none
+    if factor != 1 and not expected.unit:
+        return none
+    scaled = whole * factor if factor != 1 else whole
+    good = _rounds_equal(put_together(values, along + 1), scaled, expected.tolerance * factor)
+    return Relation("rows", good, factor=float(factor), alike=bool(alike.all()))
+
+
+def _sums(values: np.ndarray, expected: Expected, alike: np.ndarray) -> Iterator[Relation]:
+    """Where the devices differ: equal values times a number are no parts of anything."""
+    if values.dtype == bool:
+        return
+    devices, whole = len(values), expected.value
+    with np.errstate(invalid="ignore"):  # inf - inf
+        added = values.astype(_wide(values)).sum(0)
+    sizes = np.abs(np.nan_to_num(values.astype(_wide(values)), posinf=0.0, neginf=0.0)).sum(0)
+    slack = expected.tolerance + 4 * expected.unit * float(sizes.max(initial=0.0))
+    factors: tuple[tuple[Part, int], ...] = (("sum", 1), ("mean", devices))
+    for part, factor in factors if expected.unit else factors[:1]:
+        good = _rounds_equal(added / factor, whole, slack / factor + expected.tolerance)
+        yield Relation("parts", good & ~alike, part, alike=False)
+
+
+def _extremes(values: np.ndarray, expected: Expected, alike: np.ndarray) -> Iterator[Relation]:
+    merged: tuple[tuple[Part, np.ndarray], ...] = (("max", values.max(0)), ("min", values.min(0)))
+    for part, value in merged:
+        good = _rounds_equal(value, expected.value, expected.tolerance)
+        yield Relation("parts", good & ~alike, part, alike=False)
+
+
+def _factor(value: np.ndarray, expected: Expected, devices: int) -> float:
+    if not np.issubdtype(value.dtype, np.number) or not np.abs(expected.value).max(initial=0) > 0:
+        return 1.0
+    for factor in (devices, 1 / devices, devices**2, 1 / devices**2):
+        scaled = expected.value.astype(_wide(value)) * factor
+        if distance(value, scaled).max(initial=0.0) <= expected.tolerance * max(factor, 1):
+            return float(factor)
+    return 1.0
+
+
+def are_alike(values: np.ndarray, tolerance: float) -> np.ndarray:
+    """Of each round, whether all devices have the same."""
+    apart = distance(values, np.broadcast_to(values[:1], values.shape)).max(axis=0)
+    return apart.reshape(len(apart), -1).max(axis=1, initial=0.0) <= tolerance
+
+
+def _rounds_equal(values: np.ndarray, whole: np.ndarray, tolerance: float) -> np.ndarray:
+    """Of each round, whether no element is farther off than rounding explains."""
+    apart = distance(values, whole)
+    return apart.reshape(len(apart), -1).max(axis=1, initial=0.0) <= tolerance
+
+
+def _wide(values: np.ndarray) -> type:
+    return np.complex128 if np.iscomplexobj(values) else np.float64
