@@ -344,7 +344,7 @@ def _restore() -> None:
 def _row(
     program: Program, target: str, python: Path, options: argparse.Namespace, work: Path
 ) -> Row:
-    from jax_dist.migrating.verifying import verified
+    from jax_dist.migrating.verify.verifying import compared
 
     folder = work / f"{program.name}-{target}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -357,7 +357,7 @@ def _row(
     own = ["-P", str(HERE), "--run", program.name, *(["--restored"] * options.restored)]
     command = [str(python), *(program.command or own)]
     with _in(folder / "before"):
-        found = verified(
+        found = compared(
             command,
             {path: before[path] for path in changed},
             {path: after[path] for path in changed},

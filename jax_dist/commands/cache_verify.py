@@ -90,7 +90,7 @@ def _new_folder(name: str) -> Path:
 def _verify(options: argparse.Namespace, folder: Path, err: TextIO) -> "Verification":
     from jax_dist.cache import verifying  # it loads jax, which `--help` need not wait for
     from jax_dist.checker.misuse import MisuseError
-    from jax_dist.migrating import recording
+    from jax_dist.migrating.verify import recording
 
     progress = terminal.Progress(err, "runs done")
     try:

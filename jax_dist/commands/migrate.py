@@ -19,7 +19,7 @@ the two targets:
 
 exit codes: 0 all is well, also where something would change,
             1 something is not: --check found something to migrate, a file could not be read or
-              written, --verify found a difference,
+              written, --verify found a place that is not as sure as --require asks,
             2 a path, an option or a setting cannot be followed
 
 examples:
@@ -29,8 +29,8 @@ examples:
   jax-dist migrate --to jax --report left.md .  why places are left, and what to do by hand
   jax-dist migrate --check .                    in continuous integration
   jax-dist migrate --to jax --write --verify src -- python train.py --steps 3
-                                                run a program before and after on 8 simulated
-                                                devices, and keep the change if all is the same
+                                                run a program on 8 simulated devices, compare old
+                                                and new, and keep the places that are the same
   jax-dist migrate - < a.py                     what an editor does
 """
 
@@ -113,8 +113,15 @@ def _add_proof(group: Any) -> None:
     group.add_argument(
         "--verify",
         action="store_true",
-        help="run the command behind -- before and after, and compare what its mapped functions "
-        "take and give; files that differ get their old text back",
+        help="run the command behind --, apart from the project, and compare old and new at each "
+        "place that is edited; what is not as sure as --require asks stays as it was",
+    )
+    group.add_argument(
+        "--require",
+        choices=("proved", "replayed", "ran"),
+        default="replayed",
+        help="how sure a place must be: its program is the same, all its calls gave the same, or "
+        "it ran (default: replayed)",
     )
     group.add_argument(
         "--devices",
@@ -124,17 +131,10 @@ def _add_proof(group: Any) -> None:
         help="CPU devices to simulate (8)",
     )
     group.add_argument(
-        "--verify-calls",
-        type=arguments.count,
-        default=3,
-        metavar="N",
-        help="calls of each function to compare (3)",
-    )
-    group.add_argument(
         "--timeout", type=arguments.seconds, metavar="SECONDS", help="for each run of the command"
     )
     group.add_argument(
-        "--keep", action="store_true", help="with --write: keep the change whatever differs"
+        "--keep", action="store_true", help="with --write: keep every place, however sure it is"
     )
 
 

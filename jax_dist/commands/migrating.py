@@ -1,9 +1,9 @@
 """What `jax-dist migrate` does with its options."""
 
 import argparse
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from jax_dist.checker import config, diffs, discovery, requirement, writing
@@ -20,7 +20,7 @@ from jax_dist.migrating.outcomes import FileMigration
 from jax_dist.migrating.report import Report
 
 if TYPE_CHECKING:
-    from jax_dist.migrating.verification import Verification
+    from jax_dist.migrating.verify.ledger import Entry, Ledger, Rung
 
 _STDIN = "-"
 _FORMS: dict[str, Callable[[Report], str]] = {
@@ -84,8 +84,10 @@ class _Migrate:
 
     def run(self) -> Exit:
         files, context, looked_at = self._migrated()
-        proof = self._verify(files) if self._options.verify else None
-        if self._options.write and proof is None and self._options.paths != [_STDIN]:
+        proof = None
+        if self._options.verify:
+            files, proof = self._verified(files)
+        if self._options.write and self._options.paths != [_STDIN]:
             files = self._written(files)
         self._show(files, proof)
         found = self._report(files, context, proof)
@@ -121,44 +123,46 @@ class _Migrate:
 
     # --- proof
 
-    def _verify(self, files: Sequence[FileMigration]) -> "Verification | None":
-        """Runs the command before and after; None where there is nothing to prove."""
-        from jax_dist.migrating import verifying
+    def _verified(
+        self, files: Sequence[FileMigration]
+    ) -> "tuple[Sequence[FileMigration], Ledger | None]":
+        """What is left of a migration when its places have been tried, and how sure they are.
 
-        before = {
-            Path(file.path): file.before for file in files if file.changed and not file.is_new
-        }
-        after = {Path(file.path): file.after for file in files if file.changed}
-        if not after:
-            return None
-        proof = verifying.verified(
+        None where there is nothing to try.
+        """
+        if not any(file.changed for file in files):
+            return files, None
+        required = self._required()
+        proof = self._tried(files, merge=not self._aim.idiomatic)
+        if self._options.keep or not proof.below(required):
+            return files, proof
+        if self._aim.idiomatic:
+            self._say(f"{proof.headline} Trying the plainer form, with the device axis.")
+            self._aim = dataclasses.replace(self._aim, idiomatic=False)
+            files, _, _ = self._migrated()
+            proof = self._tried(files, merge=True)
+        lacking = proof.below(required)
+        if not lacking:
+            return files, proof
+        self._aim = dataclasses.replace(self._aim, without=_without(lacking, files))
+        files, _, _ = self._migrated()
+        return files, proof.put_back(lacking)
+
+    def _tried(self, files: Sequence[FileMigration], *, merge: bool) -> "Ledger":
+        from jax_dist.migrating.verify import verifying
+
+        return verifying.verified(
             self._options.program,
-            before,
-            after,
+            files,
             devices=self._options.devices,
-            calls=self._options.verify_calls,
-            keep=self._options.keep,
-            only_proven=self._options.idiomatic,
+            merge=merge,
             timeout=self._options.timeout,
             progress=self._say,
         )
-        if not self._options.write and not proof.rolled_back:
-            self._put_back(files)
-        return proof
-
-    def _put_back(self, files: Sequence[FileMigration]) -> None:
-        for file in files:
-            if file.is_new:
-                Path(file.path).unlink(missing_ok=True)
-            elif file.changed:
-                try:
-                    writing.write(file.path, file.before, expected=file.after)
-                except OSError as error:
-                    self._complain(f"{file.path} did not get its old text back: {error}")
 
     # --- showing
 
-    def _show(self, files: Sequence[FileMigration], proof: "Verification | None") -> None:
+    def _show(self, files: Sequence[FileMigration], proof: "Ledger | None") -> None:
         changed = [file for file in files if file.changed]
         if self._options.write:
             if self._options.paths == [_STDIN]:
@@ -229,7 +233,7 @@ class _Migrate:
     # --- saying
 
     def _report(
-        self, files: Sequence[FileMigration], context: Context, proof: "Verification | None"
+        self, files: Sequence[FileMigration], context: Context, proof: "Ledger | None"
     ) -> Report:
         made = Report(
             self._options.to,
@@ -250,14 +254,13 @@ class _Migrate:
                 raise MisuseError(f"--report {where} cannot be written: {reason}") from error
         return made
 
-    def _summarize(self, found: Report, looked_at: int, proof: "Verification | None") -> None:
+    def _summarize(self, found: Report, looked_at: int, proof: "Ledger | None") -> None:
         for file in found.problems:
             self._complain(f"{file.path} is left as it is: {file.problem}")
         if not found.outcomes and not found.problems:
             self._say(f"Nothing to migrate in {_count(looked_at, 'file')}.")
             return
-        written = self._options.write and not (proof is not None and proof.rolled_back)
-        verb = "migrated" if written else "would change"
+        verb = "migrated" if self._options.write else "would change"
         self._say(
             f"{_count(len(found.changed), 'file')} {verb}: "
             f"{_count(len(found.done), 'place')} done, {len(found.left)} left."
@@ -286,10 +289,22 @@ class _Migrate:
         self._failed = True
         print(f"jax-dist migrate: {text}", file=self._err)
 
-    def _exit(self, found: Report, proof: "Verification | None") -> Exit:
-        differs = proof is not None and (proof.rolled_back or proof.differs)
+    def _required(self) -> "Rung":
+        from jax_dist.migrating.verify.ledger import REQUIREMENTS
+
+        return REQUIREMENTS[self._options.require]
+
+    def _exit(self, found: Report, proof: "Ledger | None") -> Exit:
+        differs = proof is not None and bool(proof.below(self._required()) or proof.problems)
         would = self._options.check and bool(found.changed)
         return Exit.FINDINGS if self._failed or differs or would else Exit.OK
+
+
+def _without(lacking: "Sequence[Entry]", files: Sequence[FileMigration]) -> frozenset:
+    """The places that stay, by path and line; what no place stands for keeps its whole file."""
+    known = {(place.path, place.line) for file in files for place in file.outcomes}
+    wanted = ((each.path, each.line) for each in lacking)
+    return frozenset(each if each in known else (each[0], 0) for each in wanted)
 
 
 def _suffix(path: str) -> str:

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import difflib
 import os
 from collections.abc import Collection, Iterator
 from typing import Literal, TypeAlias
@@ -44,6 +45,8 @@ class Options:
     idiomatic: bool = False  # with "jax": without the axis over devices, where the flow shows it
     promises: Promises = Promises()
     target: Version | None = None  # the oldest jax that the code must run on; None: the newest
+    # Places that stay, by path and line; line 0: the whole file.
+    without: frozenset[tuple[str, int]] = frozenset()
 
 
 class _RefusedError(Exception):
@@ -104,6 +107,8 @@ class _File:
         self._helpers = HelperNames(context.homes.of(module)) if options.to == "jax" else None
         self._namer: Namer = self._helpers or LibraryNames()
         self.helpers: Helpers | None = None  # what the new text imports from a helper module
+        own = module.source.path
+        self._without = {line for path, line in options.without if path == own}
 
     def rewritten(self, found: list[Place]) -> bytes:
         """The new bytes of the file. Raises _RefusedError."""
@@ -115,6 +120,7 @@ class _File:
                     return self._finished(module)
                 applied, _left = edits.choose(fixes)
                 source = module.source.edited(placing.placed(module, applied))
+                self._without = _moved(self._without, module.source, source)
                 module = self._context.project.module(source)
                 found = self.places(module)
         except (ParseError, ValueError) as error:  # or cells could not be told apart any more
@@ -187,7 +193,14 @@ class _File:
         found += freed.values()
         covered = [place.span for place in found]
         by_rule = by_rules.places(module, self._options.target, idiomatic=self._options.idiomatic)
-        return found + [place for place in by_rule if not _is_covered(place.span, covered)]
+        found += [place for place in by_rule if not _is_covered(place.span, covered)]
+        return [_unproved(each) if self._stays(each) else each for each in found]
+
+    def _stays(self, place: Place) -> bool:
+        """Whether it was not proved, so that it is not to change."""
+        lines = range(place.outcome.line, place.outcome.line + place.outcome.what.count("\n") + 1)
+        is_named = not self._without.isdisjoint(lines) or 0 in self._without
+        return is_named and place.outcome.cell is None and place.outcome.status == "done"
 
     def _freed(
         self, module: Module, facts: Facts | None
@@ -292,6 +305,30 @@ class _File:
         except Left as left:
             return places.left(module, node, code, left)
         return places.done(module, node, code, fix)
+
+
+def _unproved(place: Place) -> Place:
+    outcome = dataclasses.replace(
+        place.outcome,
+        status="left",
+        reason="--verify did not find that it computes the same",
+        by_hand="Run a command that reaches it, or --keep it and compare by hand.",
+    )
+    return Place(outcome, place.span)
+
+
+def _moved(lines: set[int], before: Source, after: Source) -> set[int]:
+    """Where lines are in a new text. Raises _RefusedError where one of them has changed."""
+    if not lines:
+        return lines
+    ones, others = (each.code.split(b"\n") for each in (before, after))
+    matcher = difflib.SequenceMatcher(None, ones, others, autojunk=False)
+    found = {0: 0}
+    for one, other, size in matcher.get_matching_blocks():
+        found |= {one + i + 1: other + i + 1 for i in range(size)}
+    if not lines <= set(found):
+        raise _RefusedError("a place that stays shares a line with one that is migrated")
+    return {found[line] for line in lines}
 
 
 def _check_site(module: Module, site: pmaps.Site) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from jax_dist.checker import writing
 from jax_dist.commands.cli import main
-from jax_dist.migrating import migration, verifying
-from jax_dist.migrating.verification import Ending, Verdict, Verification
+from jax_dist.migrating import migration
+from jax_dist.migrating.verify import verifying
+from jax_dist.migrating.verify.ledger import Entry, Ledger, Rung
 
 _ROOT = str(pathlib.Path(__file__).parents[2])
 
@@ -488,57 +489,86 @@ def test_verify_runs_the_command_before_and_after(folder: pathlib.Path):
     code, out, err = _run("--to", "jax", "--verify", "a.py", "--", sys.executable, "a.py")
 
     assert code == 0, err
-    assert "The same before and after the migration.\n" in out
-    assert "8 -> 8" in out
+    assert "0 of 1 place proved, 1 replayed 1 of 1 calls." in out
     assert "+step = mapped(" in out
     assert (folder / "a.py").read_text() == _PROGRAM  # --write was not given
 
 
 class _Trial:
-    """Stands for `verified`: does to the files what it would do, and notes what it was given."""
+    """Stands for `verified`: says how sure the places of each line are."""
 
-    def __init__(self, verdict: Verdict, *, rolled_back: bool) -> None:
-        self.verdict, self.rolled_back = verdict, rolled_back
+    def __init__(self, **rungs: Rung) -> None:
+        self.rungs = rungs
         self.given: dict[str, object] = {}
 
-    def __call__(self, command, before, after, **options) -> Verification:
+    def __call__(self, command, files, **options) -> Ledger:
         self.given = {"command": command, **options}
-        for path, data in (before if self.rolled_back else after).items():
-            path.write_bytes(data)
-        end = Ending(0, 1, 1, 8, "")
-        return Verification(tuple(command), self.verdict, self.rolled_back, end, end, ())
+        entries = [
+            Entry(each.path, each.line, each.what, self.rungs.get(f"line_{each.line}", Rung.RAN))
+            for file in files
+            for each in file.outcomes
+        ]
+        return Ledger(tuple(command), tuple(entries), "copy", merged=True)
 
 
 @pytest.mark.parametrize(
-    ("verdict", "rolled_back", "code"),
+    ("rung", "options", "code"),
     [
-        (Verdict.SAME, False, 0),
-        (Verdict.UNPROVEN, False, 0),
-        (Verdict.UNPROVEN, True, 1),
-        (Verdict.DIFFERENT, True, 1),
-        (Verdict.DIFFERENT, False, 1),  # with --keep
+        (Rung.SAME_PROGRAM, ("--require", "proved"), 0),
+        (Rung.REPLAYED, (), 0),
+        (Rung.REPLAYED, ("--require", "proved"), 1),
+        (Rung.RAN, (), 1),
+        (Rung.RAN, ("--require", "ran"), 0),
+        (Rung.NEVER_RAN, ("--require", "ran"), 1),
+        (Rung.DIFFERENT, (), 1),
+        (Rung.DIFFERENT, ("--keep",), 1),
     ],
 )
-def test_the_exit_code_is_that_of_the_proof(
-    verdict: Verdict, *, rolled_back: bool, code: int, folder: pathlib.Path, monkeypatch
+def test_what_is_less_sure_than_asked_for_is_put_back(
+    rung: Rung, options: tuple[str, ...], code: int, folder: pathlib.Path, monkeypatch
 ):
-    (folder / "a.py").write_text(_BEFORE)
-    monkeypatch.setattr(verifying, "verified", _Trial(verdict, rolled_back=rolled_back))
+    (folder / "a.py").write_text(_TWO)
+    sure = _Trial(line_2=rung, line_3=Rung.SAME_PROGRAM)
+    monkeypatch.setattr(verifying, "verified", sure)
 
-    found, _, err = _run("--write", "--verify", "a.py", "--", "python")
+    found, out, _ = _run("--write", *options, "--verify", "a.py", "--", "python")
 
+    kept = code == 0 or "--keep" in options
+    first = "jax_dist.pmap(f)" if kept else "jax.pmap(f)"
     assert found == code
-    assert (folder / "a.py").read_text() == (_BEFORE if rolled_back else _AFTER)
-    assert ("1 file migrated" in err) is not rolled_back
+    assert (folder / "a.py").read_text().splitlines()[-2:] == [
+        f"a = {first}",
+        "b = jax_dist.pmap(g)",
+    ]
+    assert ("put back" in out) is not kept
+
+
+_TWO = "import jax\na = jax.pmap(f)\nb = jax.pmap(g)\n"
+
+
+def test_an_edit_made_meanwhile_survives_and_is_named(folder: pathlib.Path, monkeypatch):
+    (folder / "a.py").write_text(_TWO)
+    sure = _Trial(line_2=Rung.REPLAYED, line_3=Rung.REPLAYED)
+
+    def verified(*args, **options) -> Ledger:
+        (folder / "a.py").write_text(_TWO + "# mine\n")
+        return sure(*args, **options)
+
+    monkeypatch.setattr(verifying, "verified", verified)
+    code, _, err = _run("--write", "--verify", "a.py", "--", "python")
+
+    assert code == 1
+    assert (folder / "a.py").read_text() == _TWO + "# mine\n"
+    assert "a.py is left as it is: it was changed by somebody else meanwhile" in err
 
 
 def test_verify_hands_its_options_on(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     (folder / "a.py").write_text(_BEFORE)
-    trial = _Trial(Verdict.SAME, rolled_back=False)
+    trial = _Trial()
     monkeypatch.setattr(verifying, "verified", trial)
 
     _run(
-        *("--verify", "--devices", "4", "--verify-calls", "5", "--timeout", "60", "--keep"),
+        *("--verify", "--devices", "4", "--timeout", "60", "--keep"),
         *("--write", "a.py", "--", "python", "train.py", "--", "--write"),
     )
 
@@ -547,24 +577,9 @@ def test_verify_hands_its_options_on(folder: pathlib.Path, monkeypatch: pytest.M
     assert given == {
         "command": ("python", "train.py", "--", "--write"),
         "devices": 4,
-        "calls": 5,
-        "keep": True,
-        "only_proven": False,
+        "merge": True,
         "timeout": 60.0,
     }
-
-
-def test_verify_without_write_puts_the_files_back(
-    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    (folder / "a.py").write_text(_BEFORE)
-    monkeypatch.setattr(verifying, "verified", _Trial(Verdict.SAME, rolled_back=False))
-
-    code, out, err = _run("--verify", "a.py", "--", "python")
-
-    assert (code, err) == (0, "1 file would change: 1 place done, 0 left.\n")
-    assert out.startswith(_DIFF)
-    assert (folder / "a.py").read_text() == _BEFORE
 
 
 def test_where_nothing_changes_there_is_nothing_to_prove(

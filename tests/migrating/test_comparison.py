@@ -5,8 +5,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from jax_dist.migrating.comparison import Unlike, compare, difference
-from jax_dist.migrating.records import Array, Call, Site
+from jax_dist.migrating.verify.comparison import Unlike, compare, difference
+from jax_dist.migrating.verify.records import Array, Call, Site
 
 
 @pytest.fixture

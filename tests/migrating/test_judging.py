@@ -5,10 +5,10 @@ import pathlib
 import pytest
 from verified_programs import IDIOMATIC, TRAINING, WITH_SHARD_MAP, changed, recorded
 
-from jax_dist.migrating.judging import judged
-from jax_dist.migrating.records import Record, Site
-from jax_dist.migrating.runs import Run
-from jax_dist.migrating.verification import Verdict, Verification
+from jax_dist.migrating.verify.judging import judged
+from jax_dist.migrating.verify.records import Record, Site
+from jax_dist.migrating.verify.runs import Run
+from jax_dist.migrating.verify.verification import Verdict, Verification
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_jax_dist_pmap_is_the_same(before: Run, folder: pathlib.Path):
 
     assert found.verdict is Verdict.SAME
     assert [(site.function, site.compared, site.calls_before) for site in found.sites] == [
-        ("train_step", 3, 5),
+        ("train_step", 5, 5),
         ("evaluate", 1, 1),
     ]
     assert [site.how for site in found.sites] == [("as is",), ("as is",)]
@@ -42,25 +42,11 @@ def test_jax_dist_pmap_is_the_same(before: Run, folder: pathlib.Path):
 _BOTH = "import jax\nimport jax_dist\n"
 
 
-def test_a_jit_around_shard_map_is_the_same(
-    before: Run, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(folder)
+def test_a_jit_around_shard_map_is_the_same(before: Run, folder: pathlib.Path):
     found = _verdict(before, changed(*WITH_SHARD_MAP), folder)
 
-    assert str(found) == _PROVEN
     assert found.verdict is Verdict.SAME
-
-
-_PROVEN = """\
-The same before and after the migration.
-  command: train
-  before:  exit 0, 2 mapped functions, 6 calls, results on 8 devices
-  after:   exit 0, 2 mapped functions, 6 calls, results on 8 devices
-
-  mapped function         calls compared  devices  difference  how
-  train.py:22 train_step  3 of 5          8 -> 8   0           as is
-  train.py:23 evaluate    1 of 1          8 -> 8   0           as is"""
+    assert [(site.line, site.compared) for site in found.sites] == [(22, 5), (23, 1)]
 
 
 def test_a_dropped_device_axis_is_the_same(before: Run, folder: pathlib.Path):

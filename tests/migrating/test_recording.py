@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from verified_programs import recorded
 
-from jax_dist.migrating.records import Site
-from jax_dist.migrating.runs import Run
+from jax_dist.migrating.verify.records import Site
+from jax_dist.migrating.verify.runs import Run
 
 # Asserts within itself that mapped functions behave as ever.
 _HABITS = """\
@@ -151,8 +151,8 @@ def test_what_is_only_traced_and_what_is_never_called(habits: Run):
 def test_what_is_mapped_in_a_loop_is_one_site(habits: Run):
     site = _of_line(habits, "x + i")
 
-    assert (len(site.calls), site.count) == (3, 5)
-    assert [call.returned[0].values().tolist()[0] for call in site.calls] == [1, 2, 3]
+    assert (len(site.calls), site.count) == (5, 5)
+    assert [call.returned[0].values().tolist()[0] for call in site.calls] == [1, 2, 3, 4, 5]
 
 
 def test_a_program_that_is_killed_leaves_what_it_did(tmp_path: pathlib.Path):
@@ -161,7 +161,7 @@ def test_a_program_that_is_killed_leaves_what_it_did(tmp_path: pathlib.Path):
     run = recorded(killed, tmp_path)
 
     assert run.exit_code == -9
-    assert [len(site.calls) for site in run.record.called] == [3]
+    assert [len(site.calls) for site in run.record.called] == [6]
 
 
 def test_another_sitecustomize_still_runs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):

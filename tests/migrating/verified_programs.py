@@ -7,8 +7,8 @@ import sys
 import pytest
 
 import jax_dist
-from jax_dist.migrating import runs
-from jax_dist.migrating.runs import Run
+from jax_dist.migrating.verify import runs, sandbox
+from jax_dist.migrating.verify.runs import Run
 
 # Shapes: 8 devices, 4 examples each, 3 features.
 TRAINING = """\
@@ -131,10 +131,13 @@ def recorded(source: str, folder: pathlib.Path, *, timeout: float | None = 120.0
     folder.mkdir(exist_ok=True)
     file = folder / "train.py"
     file.write_text(source)
-    work = folder / f"run-{len(list(folder.iterdir()))}"
-    work.mkdir()
     command = [sys.executable, str(file)]
     with pytest.MonkeyPatch.context() as patch:
         found = [os.environ.get("RECORDED_PATH", ""), pathlib.Path(jax_dist.__file__).parents[1]]
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, found)))
-        return runs.run(command, work, files=[file], devices=8, calls=3, timeout=timeout)
+        patch.chdir(folder)
+        work = folder.with_name(f"{folder.name}-records-{len(list(folder.parent.iterdir()))}")
+        work.mkdir()
+        roots = sandbox.roots([file])
+        way = sandbox.way(work, roots)
+        return runs.Stage(command, work, roots, way, 8, timeout).recorded({}, [file])

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from . import journal, seeding
+
 # Where the names live that make mapped functions.
 _ENTRY_POINTS = {
     "jax": ("pmap", "shard_map", "jit"),
@@ -18,12 +20,17 @@ _ENTRY_POINTS = {
 }
 
 
-def start(**wanted: Any) -> None:
+def start(*, merged: bool = False, **wanted: Any) -> None:
     """Has the program recorded.
 
     Args:
-      **wanted: `folder`, `calls` and `files`, as `Recorder` takes them.
+      merged: the program records itself: it calls `pairs`.
+      **wanted: `folder` and `files`, as `Recorder` takes them.
     """
+    seeding.seed()
+    journal.open_in(wanted["folder"])
+    if merged:
+        return
     finder = _Finder(wanted)
     sys.meta_path.insert(0, finder)
     dataclasses.dataclass = finder.hooking_helpers(dataclasses.dataclass)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from jax_dist.migrating.records import Array, Call, Site
-from jax_dist.migrating.verification import How, SiteComparison
+from jax_dist.migrating.verify.records import Array, Call, Site
+from jax_dist.migrating.verify.verification import How, SiteComparison
 
 _SHOWN = 3  # problems of one mapped function
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable
 
-from jax_dist.migrating.records import Record, Site
+from jax_dist.migrating.verify.records import Record, Site
 
 _Key = Callable[[Site], Hashable]
 

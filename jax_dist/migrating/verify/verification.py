@@ -1,4 +1,4 @@
-"""What `--verify` found: data, and the table that people read. Imports nothing heavy.
+"""What two runs of a command, before and after a migration, computed. Imports nothing heavy.
 
 Shapes: `N` is the size of the device axis, which `jax.pmap` puts first and a migration may drop;
 `*s` is the rest.
@@ -6,8 +6,6 @@ Shapes: `N` is the size of the device axis, which `jax.pmap` puts first and a mi
 
 import enum
 import math
-import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -96,7 +94,6 @@ class Verification:
 
     command: tuple[str, ...]
     verdict: Verdict
-    rolled_back: bool  # the files are as they were
     before: Ending
     after: Ending
     sites: tuple[SiteComparison, ...]
@@ -119,7 +116,6 @@ class Verification:
         return {
             "command": list(self.command),
             "verdict": str(self.verdict),
-            "rolled_back": self.rolled_back,
             "before": self.before.to_dict(),
             "after": self.after.to_dict(),
             "sites": [site.to_dict() for site in self.sites],
@@ -128,76 +124,9 @@ class Verification:
             "notes": list(self.notes),
         }
 
-    def __str__(self) -> str:
-        return "\n".join(_lines(self))
-
-
-_SENTENCES = {
-    Verdict.SAME: "The same before and after the migration.",
-    Verdict.DIFFERENT: "Not the same before and after the migration.",
-    Verdict.UNPROVEN: "Nothing differs, but not all could be compared.",
-}
-
-
-def _lines(verification: Verification) -> Iterator[str]:
-    yield _SENTENCES[verification.verdict] + _what_became_of_the_files(verification)
-    yield f"  command: {shlex.join(verification.command)}"
-    for name, ending in (("before", verification.before), ("after", verification.after)):
-        called = f"{_count(ending.functions, 'mapped function')}, {_count(ending.calls, 'call')}"
-        where = f", results on {_count(ending.devices, 'device')}" if ending.devices else ""
-        yield f"  {name + ':':<8} {ending}, {called}{where}"
-    if verification.sites:
-        yield ""
-        yield from _table(verification.sites)
-    for title, texts in (
-        ("Different:", verification.problems),
-        ("Not proven:", verification.unproven),
-        ("Also:", verification.notes),
-    ):
-        if texts:
-            yield ""
-            yield title
-            yield from (f"  * {text}" for text in texts)
-    if verification.after.exit_code != 0:
-        yield ""
-        yield "The output after the migration ended with:"
-        yield from (f"    {line}" for line in verification.after.output.splitlines())
-
-
-def _what_became_of_the_files(verification: Verification) -> str:
-    if verification.rolled_back:
-        return " The files are as they were."
-    return "" if verification.proven else " The files are migrated."
-
-
-def _table(sites: tuple[SiteComparison, ...]) -> Iterator[str]:
-    rows = [("mapped function", "calls compared", "devices", "difference", "how")]
-    rows += [_row(site) for site in sites]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row, site in zip(rows, (None, *sites), strict=True):
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield ("  " + "  ".join(cells)).rstrip()
-        if site is not None:
-            yield from (f"      different: {problem}" for problem in site.problems)
-            yield from (f"      {note}" for note in site.notes)
-
-
-def _row(site: SiteComparison) -> tuple[str, ...]:
-    return (
-        f"{site.file}:{site.line} {site.function}",
-        f"{site.compared} of {site.calls_before}",
-        f"{site.devices_before} -> {site.devices_after}",
-        f"{site.absolute:.3g}" if site.compared else "-",
-        ", ".join(site.how) or "-",
-    )
-
 
 def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def tail(output: str) -> str:

@@ -6,10 +6,16 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from jax_dist.migrating import comparison, matching
-from jax_dist.migrating.records import Site
-from jax_dist.migrating.runs import Run
-from jax_dist.migrating.verification import Ending, SiteComparison, Verdict, Verification, tail
+from jax_dist.migrating.verify import comparison, matching
+from jax_dist.migrating.verify.records import Site
+from jax_dist.migrating.verify.runs import Run
+from jax_dist.migrating.verify.verification import (
+    Ending,
+    SiteComparison,
+    Verdict,
+    Verification,
+    tail,
+)
 
 _ERROR = re.compile(r"[\w.]+(Error|Exception|Exit): ")
 
@@ -32,7 +38,7 @@ def judged(
       tolerance: how far a float may differ, relative to the largest value of its array.
 
     Returns:
-      The verdict, with its reasons; the files are taken as kept.
+      The verdict, with its reasons.
     """
     before, after = first.record, second.record
     pairs, new = matching.pairs(before, after)
@@ -46,7 +52,6 @@ def judged(
     return Verification(
         command=tuple(command),
         verdict=verdict,
-        rolled_back=False,
         before=_ending(first),
         after=_ending(second),
         sites=sites,

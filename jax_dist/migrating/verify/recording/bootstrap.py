@@ -3,7 +3,6 @@
 The variable JAX_DIST_RECORD holds a JSON object:
   package: the folder of this file.
   folder: where the records are written.
-  calls: of how many calls of each mapped function the arrays are kept.
   files: the files that are being migrated.
 """
 

@@ -49,14 +49,12 @@ class Recorder:
 
     Args:
       folder: where the folders of the processes are made.
-      calls: of how many calls of each mapped function the arrays are kept.
       files: the files that are being migrated.
     """
 
-    def __init__(self, *, folder: str, calls: int, files: list[str]):
+    def __init__(self, *, folder: str, files: list[str]):
         self.files = frozenset(os.path.realpath(file) for file in files)
         self._folder = _own_folder(folder)
-        self._kept = calls
         self._sites: dict[Any, Site] = {}
         self._left = _ENOUGH
         self._lock = threading.RLock()
@@ -88,15 +86,11 @@ class Recorder:
             return None
         with self._lock:
             number = site.calls
-            if number < self._kept and _traced(arguments):
+            if _traced(arguments):
                 self.found_inside(site)
                 return None
             site.calls += 1
-        if number < self._kept:
-            return Call(self, site, number)
-        if number & (number - 1) == 0:  # now and then, for the process may be killed
-            self._write(event="total", site=site.number, calls=number)
-        return None
+        return Call(self, site, number)
 
     def found_inside(self, site: Site) -> None:
         """The function is being traced, as a part of the jit that runs."""

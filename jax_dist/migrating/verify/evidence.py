@@ -1,0 +1,127 @@
+"""Reads what a merged run has written down about its places, and judges each spot by it."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jax_dist.migrating.verify.ledger import Rung
+from jax_dist.migrating.verify.merging import Spot
+
+_SHOWN = 3  # problems of one place
+
+
+@dataclass
+class Evidence:
+    """What happened at one spot."""
+
+    ran: bool = False
+    calls: int = 0  # or values
+    equal: int = 0
+    problems: list[tuple[str, str]] = field(default_factory=list)  # kind, and what is said
+    sides: Counter[str] = field(default_factory=Counter)  # "old", "new", "": inside of a trace
+    outer: set[int] = field(default_factory=set)  # the spots whose programs it is part of
+    texts: list[Mapping[str, Any]] = field(default_factory=list)  # one for each signature
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How sure a spot is, and why."""
+
+    rung: Rung
+    calls: int = 0
+    equal: int = 0
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read(folder: Path) -> dict[int, Evidence]:
+    """What all processes of one run wrote, by the numbers of the spots."""
+    found: dict[int, Evidence] = {}
+    for path in sorted(folder.glob("places-*.jsonl")):
+        for event in _events(path):
+            _take(found.setdefault(event["place"], Evidence()), event)
+    return found
+
+
+def _take(evidence: Evidence, event: Mapping[str, Any]) -> None:
+    match event["event"]:
+        case "ran":
+            evidence.ran = True
+        case "call" | "value":
+            evidence.calls += 1
+            evidence.equal += not event["problems"]
+            number = f"{event['event']} {evidence.calls}"
+            evidence.problems += [(k, f"{number}: {said}") for k, said in event["problems"]]
+        case "inside":
+            evidence.sides[event["side"]] += 1
+            if event["of"] is not None:
+                evidence.outer.add(event["of"])
+        case "text":
+            evidence.texts.append(event)
+
+
+def judged(
+    spot: Spot, found: Mapping[int, Evidence], *, lenient: bool, spots: Mapping[int, Spot]
+) -> Judgement:
+    """How sure a spot is.
+
+    Args:
+      spot: the place.
+      found: what happened at all of them.
+      lenient: whether its results may lie elsewhere than before: what puts them on devices.
+      spots: all, by number.
+    """
+    evidence = found.get(spot.number)
+    if evidence is None or not evidence.ran:
+        return Judgement(Rung.NEVER_RAN)
+    allowed = ("placement",) if lenient else ()
+    problems = [said for kind, said in evidence.problems if kind not in allowed]
+    notes = [said for kind, said in evidence.problems if kind in allowed]
+    equal = evidence.calls - len({said.partition(":")[0] for said in problems})
+    if problems:
+        return Judgement(Rung.DIFFERENT, evidence.calls, equal, _first(problems), _first(notes))
+    inside = _inside(evidence, found, spots)
+    if not evidence.calls:
+        return inside or Judgement(Rung.NEVER_RAN, notes=("it was made, and never called",))
+    if inside is not None and inside.rung < Rung.REPLAYED:
+        return Judgement(inside.rung, evidence.calls, equal, notes=inside.notes)
+    return Judgement(Rung.REPLAYED, evidence.calls, equal, notes=_first(notes))
+
+
+def _inside(
+    evidence: Evidence, found: Mapping[int, Evidence], spots: Mapping[int, Spot]
+) -> Judgement | None:
+    """What is known of a place inside of traced programs; None where it is not inside of any."""
+    if not evidence.sides:
+        return None
+    if evidence.sides[""]:
+        return Judgement(Rung.RAN, notes=("it ran only inside a larger traced function",))
+    if not (evidence.sides["old"] and evidence.sides["new"]):
+        said = "JAX used one trace for both forms, so that they could not be told apart"
+        return Judgement(Rung.RAN, notes=(said,))
+    lines = sorted({spots[number].line for number in evidence.outer})
+    where = ", ".join(map(str, lines))
+    outer = [found[number] for number in evidence.outer]
+    notes = (f"checked as part of line {where}",)
+    if all(each.calls and each.calls == each.equal for each in outer):
+        calls = sum(each.calls for each in outer)
+        return Judgement(Rung.REPLAYED, calls, calls, notes=notes)
+    return Judgement(Rung.RAN, notes=notes)
+
+
+def _first(texts: Sequence[str]) -> tuple[str, ...]:
+    different = list(dict.fromkeys(texts))
+    more = len(different) - _SHOWN
+    return tuple(different[:_SHOWN]) + ((f"and {more} more",) if more > 0 else ())
+
+
+def _events(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Up to the line at which the process may have been killed."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            return

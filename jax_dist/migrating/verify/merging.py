@@ -1,0 +1,417 @@
+"""Writes one program of two: the old one, with the new form beside each edited expression.
+
+`jax.pmap(f)` becomes `__jd__.both(3, lambda: (jax.pmap(f)), lambda: mapped(f))`, which evaluates
+both, compares, and gives the old value (`recording/pairs.py`). All else stays, line by line.
+"""
+
+import ast
+import dataclasses
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+_IMPORT = "import _jax_dist_recording.places as __jd__"
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_BODIES = ("body", "orelse", "finalbody")
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_DEFINED = (*_FUNCTIONS, ast.ClassDef)
+_NOT_TWICE = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
+_ONLY_INSIDE = (ast.Starred, ast.Slice)
+_PARTS = (ast.keyword, ast.comprehension, ast.withitem, ast.arguments, ast.arg)
+
+_Edit: TypeAlias = tuple[int, int, str]  # from, to, in bytes; the new text
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spot:
+    """An expression that has two forms."""
+
+    number: int
+    path: str
+    line: int  # before, from 1
+    end_line: int
+    old: str
+    new: str
+    name: str = ""  # that an import binds, whose uses are the places
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Merged:
+    """The merged text of one file."""
+
+    text: str
+    spots: tuple[Spot, ...]
+    unmerged: tuple[tuple[int, str], ...]  # the line before, and what stands there
+
+
+class _UnmergeableError(Exception):
+    """Two pieces of syntax that do not correspond."""
+
+
+def merged(path: str, before: str, after: str, first: int) -> Merged:
+    """Merges one file.
+
+    Args:
+      path: its name, for the spots.
+      before: what it held, with `\\n` at the ends of lines.
+      after: what it holds when migrated.
+      first: the number of its first spot.
+    """
+    merge = _Merge(path, before, after, first)
+    merge.module()
+    return Merged(merge.text(), tuple(merge.spots), tuple(merge.unmerged))
+
+
+def marked(path: str, before: str, lines: Sequence[int], first: int) -> Merged:
+    """The old program, which tells of the statements at these lines that they ran."""
+    merge = _Merge(path, before, before, first)
+    for line in lines:
+        merge.mark(line)
+    merge.import_pairs()
+    return Merged(merge.text(), tuple(merge.spots), ())
+
+
+class _Merge:
+    def __init__(self, path: str, before: str, after: str, first: int):
+        self._path, self._first = path, first
+        self._old, self._new = ast.parse(before), ast.parse(after)
+        self._bytes = before.encode()
+        self._starts = [0]
+        for line in self._bytes.split(b"\n"):
+            self._starts.append(self._starts[-1] + len(line) + 1)
+        self.spots: list[Spot] = []
+        self.unmerged: list[tuple[int, str]] = []
+        self._edits: list[_Edit] = []
+        self._in_class: list[frozenset[str]] = []  # names of the class whose body this is
+        self._bound = {name for name, _ in _bound(self._old)}
+
+    def text(self) -> str:
+        data, end = self._bytes, len(self._bytes)
+        for start, stop, new in sorted(self._edits, key=lambda edit: edit[:2], reverse=True):
+            assert stop <= end  # edits lie side by side
+            data, end = data[:start] + new.encode() + data[stop:], start
+        return data.decode()
+
+    def module(self) -> None:
+        self._block(self._old.body, self._new.body)
+        self.import_pairs()
+
+    def import_pairs(self) -> None:
+        """Above all that may use it, and below what must come first."""
+        body = self._old.body
+        index = 0
+        while index < len(body) and (_is_text(body[index]) or _is_future(body[index])):
+            index += 1
+        if index < len(body):
+            start = self._line_of(body[index])
+            self._edits.append((start, start, f"{_IMPORT}\n"))
+
+    def mark(self, line: int) -> None:
+        """Has the innermost statement at a line tell that it ran."""
+        found = [
+            each
+            for each in ast.walk(self._old)
+            if isinstance(each, ast.stmt) and _first_line(each) <= line <= (each.end_lineno or 0)
+        ]
+        if not found or _is_future(found[-1]) or _is_text(found[-1]):
+            return
+        statement = max(found, key=lambda each: (_first_line(each), -(each.end_lineno or 0)))
+        start = self._line_of(statement)
+        head = self._bytes[start : start + statement.col_offset]
+        if head.strip():  # something stands before it: `if x: f()`
+            return
+        spot = Spot(self._first + len(self.spots), self._path, line, line, "", "")
+        self.spots.append(spot)
+        self._edits.append((start, start, f"{head.decode()}__jd__.ran({spot.number})\n"))
+
+    # --- statements
+
+    def _block(self, old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> None:
+        matcher = difflib.SequenceMatcher(None, _keys(old), _keys(new), autojunk=False)
+        for tag, i, j, k, m in matcher.get_opcodes():
+            if tag == "equal":
+                for one, other in zip(old[i:j], new[k:m], strict=True):
+                    self._statement(one, other)
+                continue
+            for gone in old[i:j]:
+                if not isinstance(gone, _IMPORTS):
+                    self._leave(gone)
+            gone = [each for each in old if isinstance(each, _IMPORTS) and not _among(each, new)]
+            self._added(old, i, j, new[k:m], gone)
+
+    def _added(
+        self,
+        old: Sequence[ast.stmt],
+        i: int,
+        j: int,
+        added: Sequence[ast.stmt],
+        gone: Sequence[ast.stmt],
+    ) -> None:
+        """What only the new text has: it goes where it stands there, if it binds new names."""
+        lines: list[str] = []
+        for each in added:
+            lines += self._addition(each, gone)
+        if not lines or not old:
+            return
+        if j < len(old) and j == i:
+            at, near = self._line_of(old[j]), old[j]
+        else:
+            near = old[j - 1]
+            at = self._starts[near.end_lineno or near.lineno]
+        indent = " " * near.col_offset
+        text = "".join(indent + line + "\n" for line in lines)
+        if at > len(self._bytes):  # the file does not end with a newline
+            at, text = len(self._bytes), "\n" + text
+        self._edits.append((at, at, text))
+
+    def _addition(self, added: ast.stmt, gone: Sequence[ast.stmt]) -> Iterator[str]:
+        names = [name for name, _ in _bound(ast.Module([added], []), deep=False)]
+        if isinstance(added, _IMPORTS):
+            for alias in added.names:
+                name = alias.asname or alias.name.partition(".")[0]
+                alone = ast.unparse(_only(added, alias))
+                if name not in self._bound or isinstance(added, ast.Import):
+                    yield alone
+                elif any(name in _names_of(each) for each in gone):
+                    former = next(each for each in gone if name in _names_of(each))
+                    self._rebound(added, alias, name, former)
+                elif not any(alone == text for _, text in _bound(self._old)):
+                    self._leave(added)
+        elif isinstance(added, (*_DEFINED, ast.Assign)) and not self._bound & set(names):
+            yield from ast.unparse(added).split("\n")
+        elif not _is_text(added):
+            self._leave(added)
+
+    def _rebound(
+        self, added: ast.Import | ast.ImportFrom, alias: ast.alias, name: str, former: ast.stmt
+    ) -> None:
+        """`from jax import pmap` that became `from jax_dist import pmap`."""
+        number = len(self.spots) + self._first
+        new, old = f"__jd_new_{number}", f"__jd_old_{number}"
+        last = former.end_lineno or former.lineno
+        text, imported = ast.unparse(former), ast.unparse(_only(added, alias))
+        self.spots.append(Spot(number, self._path, former.lineno, last, text, imported, name))
+        lines = (
+            ast.unparse(_only(added, ast.alias(alias.name, new))),
+            f"{old} = {name}",
+            f"{name} = __jd__.both({number}, lambda: {old}, lambda: {new})",
+        )
+        at = self._offset(last, former.end_col_offset)
+        self._edits.append((at, at, "".join(f"; {line}" for line in lines)))
+
+    def _statement(self, old: ast.stmt, new: ast.stmt) -> None:
+        if _same(old, new):
+            return
+        undo = len(self.spots), len(self._edits), len(self.unmerged)
+        try:
+            if isinstance(old, _DEFINED):
+                self._decorated(old, new)
+            skipped = (*_BODIES, "handlers", "cases", "decorator_list")
+            self._fields(old, new, skipped)
+        except _UnmergeableError:
+            del self.spots[undo[0] :], self._edits[undo[1] :], self.unmerged[undo[2] :]
+            self._leave(old)
+            return
+        if isinstance(old, ast.ClassDef):
+            self._in_class.append(frozenset(name for name, _ in _bound(old, deep=False)))
+        elif isinstance(old, _FUNCTIONS):
+            self._in_class.append(frozenset())
+        for name in _BODIES:
+            ones, others = getattr(old, name, None), getattr(new, name, None)
+            if isinstance(ones, list) and isinstance(others, list):
+                self._block(ones, others)
+        for name in ("handlers", "cases"):
+            for one, other in zip(getattr(old, name, ()), getattr(new, name, ()), strict=False):
+                self._block(one.body, other.body)
+        if isinstance(old, _DEFINED):
+            self._in_class.pop()
+
+    def _decorated(self, old: Any, new: Any) -> None:
+        ones, others = old.decorator_list, new.decorator_list
+        if [ast.dump(each) for each in ones] == [ast.dump(each) for each in others]:
+            return
+        if not ones:
+            raise _UnmergeableError
+        name = "__jd_function__"
+        before = "".join(f"({ast.unparse(each)})(" for each in ones) + name + ")" * len(ones)
+        after = "".join(f"({ast.unparse(each)})(" for each in others) + name + ")" * len(others)
+        last = ones[-1]
+        start = self._bytes.rindex(b"@", 0, self._offset(ones[0].lineno, ones[0].col_offset))
+        stop = self._offset(last.end_lineno, last.end_col_offset)
+        spot = self._spot(ones[0], before, after, end=last)
+        lines = ("\n" * (last.end_lineno - ones[0].lineno))[:-1]
+        own = self._own_names(before, after)
+        both = f"@lambda {name}{own}: __jd__.both({spot.number}, lambda: {before}, lambda: {after})"
+        self._edits.append((start, stop, both + lines))
+
+    def _leave(self, statement: ast.stmt) -> None:
+        self.unmerged.append((statement.lineno, ast.unparse(statement).partition("\n")[0]))
+
+    # --- expressions
+
+    def _node(self, old: Any, new: Any) -> None:
+        if isinstance(old, list):
+            if not isinstance(new, list) or len(old) != len(new):
+                raise _UnmergeableError
+            for one, other in zip(old, new, strict=True):
+                self._node(one, other)
+        elif isinstance(old, ast.expr) and isinstance(new, ast.expr):
+            self._expression(old, new)
+        elif isinstance(old, _PARTS) and type(old) is type(new):
+            self._fields(old, new)
+        elif isinstance(old, ast.AST) and isinstance(new, ast.AST):
+            if not _same(old, new):
+                raise _UnmergeableError
+        elif old != new:
+            raise _UnmergeableError
+
+    def _fields(self, old: ast.AST, new: ast.AST, skipped: Sequence[str] = ()) -> None:
+        if type(old) is not type(new):
+            raise _UnmergeableError
+        for name in old._fields:
+            if name not in skipped and name != "type_comment":
+                self._node(getattr(old, name, None), getattr(new, name, None))
+
+    def _expression(self, old: ast.expr, new: ast.expr) -> None:
+        """Both forms of the smallest expression that holds the change, evaluated once each."""
+        if _same(old, new):
+            return
+        undo = len(self.spots), len(self._edits)
+        if type(old) is type(new) and self._goes_inside(old, new):
+            try:
+                self._fields(old, new)
+                return
+            except _UnmergeableError:
+                del self.spots[undo[0] :], self._edits[undo[1] :]
+        if isinstance(old, _ONLY_INSIDE) or isinstance(getattr(old, "ctx", None), ast.Store):
+            raise _UnmergeableError
+        if _cannot_be_moved(old) or _cannot_be_moved(new):
+            raise _UnmergeableError
+        start = self._offset(old.lineno, old.col_offset)
+        stop = self._offset(old.end_lineno, old.end_col_offset)
+        one, other = self._bytes[start:stop].decode(), ast.unparse(new)
+        spot = self._spot(old, one, other)
+        own = self._own_names(one, other).removeprefix(", ")
+        first, second = (f"lambda{' ' if own else ''}{own}: {each}" for each in (f"({one})", other))
+        self._edits.append((start, stop, f"__jd__.both({spot.number}, {first}, {second})"))
+
+    def _goes_inside(self, old: ast.expr, new: ast.expr) -> bool:
+        """Whether a part of the expression may be the place; else it is the whole."""
+        if isinstance(old, ast.Call) and isinstance(new, ast.Call):
+            names = [word.arg for word in old.keywords] == [word.arg for word in new.keywords]
+            given = names and len(old.args) == len(new.args)
+            # What is mapped is part of the place: `pmap(f)` is one thing, `pmap(f)(x)` is two.
+            alike = [_same(x, y) for x, y in zip(_given(old), _given(new), strict=False)]
+            return given and (_same(old.func, new.func) or all(alike))
+        if isinstance(old, ast.Attribute) and isinstance(new, ast.Attribute):
+            return old.attr == new.attr and not isinstance(old.value, ast.Name)
+        if isinstance(old, ast.Lambda) and isinstance(new, ast.Lambda):
+            return _same(old.args, new.args)
+        return not isinstance(old, ast.Name | ast.Constant | ast.JoinedStr | ast.FormattedValue)
+
+    def _spot(self, node: Any, old: str, new: str, end: Any = None) -> Spot:
+        last = (end or node).end_lineno
+        spot = Spot(self._first + len(self.spots), self._path, node.lineno, last, old, new)
+        self.spots.append(spot)
+        return spot
+
+    def _own_names(self, *texts: str) -> str:
+        """What a lambda in the body of a class cannot see, as defaults."""
+        names = self._in_class[-1] if self._in_class else frozenset()
+        if not names:
+            return ""
+        nodes = ast.walk(ast.parse(f"({', '.join(texts)})"))
+        used = {each.id for each in nodes if isinstance(each, ast.Name)}
+        return "".join(f", {name}={name}" for name in sorted(names & used))
+
+    # --- places
+
+    def _offset(self, line: int | None, column: int | None) -> int:
+        return self._starts[(line or 1) - 1] + (column or 0)
+
+    def _line_of(self, statement: ast.stmt) -> int:
+        return self._starts[_first_line(statement) - 1]
+
+
+def _first_line(statement: ast.stmt) -> int:
+    decorators = getattr(statement, "decorator_list", ())
+    return min((each.lineno for each in decorators), default=statement.lineno)
+
+
+def _keys(statements: Sequence[ast.stmt]) -> list[tuple[str, str]]:
+    """What two statements share that correspond."""
+    found = []
+    for each in statements:
+        if isinstance(each, _DEFINED):
+            found.append((type(each).__name__, each.name))
+        elif isinstance(each, _IMPORTS):
+            found.append(("import", ast.dump(each)))
+        else:
+            found.append((type(each).__name__, ""))
+    return found
+
+
+def _same(old: ast.AST, new: ast.AST) -> bool:
+    return ast.dump(old) == ast.dump(new)
+
+
+def _given(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(word.value for word in call.keywords)]
+
+
+def _cannot_be_moved(expression: ast.expr) -> bool:
+    """Whether it means something else, or happens twice, inside a lambda."""
+    return any(isinstance(each, _NOT_TWICE) or _asks_frame(each) for each in ast.walk(expression))
+
+
+def _asks_frame(node: ast.AST) -> bool:
+    """`super()`, which looks at the function that it stands in."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
+        return False
+    return node.func.id in ("super", "locals")
+
+
+def _among(statement: ast.stmt, others: Sequence[ast.stmt]) -> bool:
+    return any(_same(statement, other) for other in others)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _is_future(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+
+
+def _only(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> ast.stmt:
+    if isinstance(statement, ast.Import):
+        return ast.Import([alias])
+    return ast.ImportFrom(statement.module, [alias], statement.level)
+
+
+def _names_of(statement: ast.stmt) -> set[str]:
+    if not isinstance(statement, _IMPORTS):
+        return set()
+    return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
+
+
+def _bound(node: Any, *, deep: bool = True) -> Iterator[tuple[str, str]]:
+    """`(name, text of the import)` of what statements bind; at any depth, or in this body alone."""
+    inner = ast.walk(node) if deep else iter(node.body)
+    for each in inner:
+        if isinstance(each, _DEFINED):
+            yield each.name, ""
+        elif isinstance(each, _IMPORTS):
+            for alias in each.names:
+                name = alias.asname or alias.name.partition(".")[0]
+                yield name, ast.unparse(_only(each, alias))
+        elif not deep and isinstance(each, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            yield from _stored(ast.walk(each))
+        elif deep:
+            yield from _stored([each])
+
+
+def _stored(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
+    for node in nodes:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, ""
