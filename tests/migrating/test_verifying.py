@@ -67,7 +67,7 @@ def one_device(fun):
 
 
 def wrong_in_the_end(fun):
-    return lambda x: jax.pmap(fun)(x) + (x[0] == 2)
+    return jax.pmap(lambda x: fun(x) + (x == 2))
 
 
 def never(x):
