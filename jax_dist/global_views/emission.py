@@ -32,7 +32,8 @@ class Emitter:
     name: Any  # of the mapped axis, and of its mesh axis
     cuts_state: bool  # whether any shared value may be cut
     reorders: bool  # whether sums may be taken over cut values, in another order
-    anew: bool  # whether the equations say something of the mesh that they were traced under
+    anew: bool  # whether the equations name a mesh in their types, so that they are bound again
+    anew_inside: bool  # whether that is another one than islands have
 
     @property
     def size(self) -> int:
@@ -40,8 +41,7 @@ class Emitter:
 
     def run(self, plan: BodyPlan, args: Sequence[Any]) -> Values:
         """The results of a body: shared `[*s]`, others `[N, *s]`, as `plan.outs` says."""
-        known: dict[Var, Any] = dict(zip(plan.body.constvars, plan.consts, strict=True))
-        known.update(zip(plan.body.invars, args, strict=True))
+        known: dict[Var, Any] = dict(zip(plan.body.invars, [*plan.consts, *args], strict=True))
         values = _Values(self, known)
         for stage in plan.stages:
             for step in stage.outside:
@@ -89,8 +89,9 @@ class Emitter:
                 outs = entering.run_entered(self, plan, step, operands)
         else:
             read = values.whole if self.cuts_state and self._needs_whole(eqn) else values.plain
-            operands = [atom for atom in eqn.invars if isinstance(atom, Var)]
-            outs = self._evaluate([eqn], operands, eqn.outvars, [read(var) for var in operands])
+            operands = list(dict.fromkeys(a for a in eqn.invars if isinstance(a, Var)))
+            given = [read(var) for var in operands]
+            outs = _evaluate([eqn], operands, eqn.outvars, given, anew=self.anew)
         values.known.update(zip(eqn.outvars, outs, strict=True))
 
     def _needs_whole(self, eqn: JaxprEqn) -> bool:
@@ -103,17 +104,6 @@ class Emitter:
             inside = [inner for body in bodies for inner in interpreter.open_jaxpr(body).eqns]
             return any(map(self._needs_whole, inside))
         return True
-
-    def _evaluate(
-        self, eqns: Sequence[JaxprEqn], reads: Sequence[Var], makes: Sequence[Var], values: Values
-    ) -> Values:
-        """Some equations, as they were traced, or bound again in the context of now."""
-        reads_of: dict[Var, Any] = dict(zip(reads, values, strict=True))
-        effects = frozenset().union(*[eqn.effects for eqn in eqns])
-        stretch = Jaxpr((), list(reads_of), list(makes), eqns, effects, interpreter.unnamed())
-        if self.anew:
-            return rebind.evaluate(stretch, list(reads_of.values()), _without_constraint)
-        return eval_jaxpr(stretch, (), *reads_of.values())
 
     # ---- islands
 
@@ -151,7 +141,7 @@ class Emitter:
 
     def _on_device(self, island: Island, slices: Values) -> Values:
         if not island.scatters:
-            return self._evaluate(island.eqns, island.reads, island.makes, slices)
+            return _evaluate(island.eqns, island.reads, island.makes, slices, anew=self.anew_inside)
         known: dict[Var, Any] = dict(zip(island.reads, slices, strict=True))
         start = 0
         for place, eqn in [*enumerate(island.eqns), (len(island.eqns), None)]:
@@ -175,7 +165,8 @@ class Emitter:
         own = {var for eqn in eqns for var in eqn.outvars}
         reads = [a for eqn in eqns for a in eqn.invars if isinstance(a, Var) and a not in own]
         reads = list(dict.fromkeys(reads))
-        outs = self._evaluate(eqns, reads, makes, [known[var] for var in reads])
+        given = [known[var] for var in reads]
+        outs = _evaluate(eqns, reads, makes, given, anew=self.anew_inside)
         known.update(zip(makes, outs, strict=True))
 
     def _summed(self, island: Island, eqn: JaxprEqn, operands: Values) -> Values:
@@ -206,6 +197,22 @@ class _Values:
         if var not in self.gathered:
             self.gathered[var] = self.emitter.whole(self.known[var])
         return self.gathered[var]
+
+
+def _evaluate(
+    eqns: Sequence[JaxprEqn],
+    reads: Sequence[Var],
+    makes: Sequence[Var],
+    values: Values,
+    *,
+    anew: bool,
+) -> Values:
+    """Some equations, as they were traced, or bound again in the context of now."""
+    effects = frozenset().union(*[eqn.effects for eqn in eqns])
+    stretch = Jaxpr((), list(reads), list(makes), eqns, effects, interpreter.unnamed())
+    if anew:
+        return rebind.evaluate(stretch, values, _without_constraint)
+    return eval_jaxpr(stretch, (), *values)
 
 
 def _without_constraint(eqn: JaxprEqn) -> Any:

@@ -13,7 +13,6 @@ from jax.extend.core import JaxprEqn
 
 from jax_dist import _compat
 from jax_dist.global_views.planning import BodyPlan, Step
-from jax_dist.passes import interpreter
 from jax_dist.passes.interpreter import Values
 
 
@@ -155,6 +154,6 @@ def reads_whole(step: Step) -> set[int]:
     for number, places in offsets.items():
         inner = step.inner[number]
         read = inner.reads_in_islands()
-        inputs = interpreter.open_jaxpr(inner.body).invars
+        inputs = inner.body.invars[len(inner.consts) :]
         found.update(place for at, place in enumerate(places) if inputs[at] in read)
     return found

@@ -17,7 +17,10 @@ Wanted: TypeAlias = Callable[[JaxprEqn, Mapping[Var, Any]], bool]
 
 
 def flattened(jaxpr: Any, is_inlined: Callable[[JaxprEqn], bool]) -> tuple[Jaxpr, list[Any]]:
-    """A body without the calls that are to be written out, and its constants.
+    """A body without the calls that are to be written out, and the values of its first inputs.
+
+    These are the constants. An open jaxpr of jax 0.12 has none of its own, so that here they are
+    inputs on all versions.
 
     Args:
       jaxpr: open or closed.
@@ -31,8 +34,8 @@ def flattened(jaxpr: Any, is_inlined: Callable[[JaxprEqn], bool]) -> tuple[Jaxpr
     outvars = [flat.renamed(atom, known) for atom in body.outvars]
     values = [*interpreter.constants(jaxpr), *flat.const_values]
     made = Jaxpr(
-        [*constvars, *flat.constvars],
-        list(body.invars),
+        (),
+        [*constvars, *flat.constvars, *body.invars],
         outvars,
         flat.eqns,
         body.effects,

@@ -53,8 +53,8 @@ class BodyPlan:
     """A body in stages."""
 
     body: Jaxpr
-    consts: tuple[Any, ...]
-    ins: tuple[bool, ...]  # of each input, whether it is shared
+    consts: tuple[Any, ...]  # the values of its first inputs
+    ins: tuple[bool, ...]  # of each other input, whether it is shared
     shared: Mapping[Var, bool]
     cuts: Cuts  # how shared values are wanted to lie, where that is known
     stages: tuple[Stage, ...]
@@ -85,7 +85,13 @@ class BodyPlan:
 
 
 def plan(
-    axis: Axis, jaxpr: Any, ins: Sequence[bool], wanted: Sequence[Any], *, scatters: bool
+    axis: Axis,
+    jaxpr: Any,
+    ins: Sequence[bool],
+    wanted: Sequence[Any],
+    *,
+    scatters: bool,
+    tied: bool,
 ) -> BodyPlan:
     """The stages of a body.
 
@@ -95,11 +101,13 @@ def plan(
       ins: of each input, whether it is shared.
       wanted: how each result is wanted to lie: a PartitionSpec, or None.
       scatters: whether a sum may become a reduce-scatter.
+      tied: whether types name the mesh of an island. Outside, each equation is then bound again,
+        and those that cannot be run inside.
     """
     body, consts = _written_out(axis, jaxpr, ins)
-    shared = axis.shared_in(body, ins)
+    shared = axis.shared_in(body, [*[True] * len(consts), *ins])
     cuts = wanted_cuts(body, wanted, shared)
-    planner = _Planner(axis, body, shared, cuts, scatters=scatters)
+    planner = _Planner(axis, body, shared, cuts, scatters=scatters, tied=tied)
     return BodyPlan(body, tuple(consts), tuple(ins), shared, cuts, planner.stages())
 
 
@@ -123,13 +131,21 @@ class _Planner:
     """
 
     def __init__(
-        self, axis: Axis, body: Jaxpr, shared: Mapping[Var, bool], cuts: Cuts, *, scatters: bool
+        self,
+        axis: Axis,
+        body: Jaxpr,
+        shared: Mapping[Var, bool],
+        cuts: Cuts,
+        *,
+        scatters: bool,
+        tied: bool,
     ):
         self._axis = axis
         self._body = body
         self._shared = shared
         self._cuts = cuts
         self._scatters = scatters
+        self._tied = tied
         self._stage: dict[Var, int] = {}  # where a value is made
         self._inside: set[Var] = set()  # what is made in islands
         self._outside: list[list[Step]] = []
@@ -179,6 +195,7 @@ class _Planner:
             not all(map(self._is_shared, [*eqn.invars, *eqn.outvars]))
             or _compat.has_side_effects(eqn)
             or self._axis.is_used_by(eqn)
+            or (self._tied and _holds(eqn, _NOT_BOUND_AGAIN))
         )
 
     def _is_entered(self, eqn: JaxprEqn) -> bool:
@@ -207,7 +224,8 @@ class _Planner:
         ins = self._axis.shared_in_bodies(eqn, self._ins_of(eqn))
         wanted = wanted_in_bodies(eqn, [self._cuts.get(var) for var in eqn.outvars])
         for body, of_body, results in zip(bodies, ins, wanted, strict=True):
-            yield plan(self._axis, body, of_body, results, scatters=self._scatters)
+            limits: Any = {"scatters": self._scatters, "tied": self._tied}
+            yield plan(self._axis, body, of_body, results, **limits)
 
     # ---- what an island takes and gives
 
@@ -278,6 +296,17 @@ class _Planner:
             if part == self._axis.name and aval.shape[dim] % self._axis.size == 0:
                 return dim
         return None
+
+
+_NOT_BOUND_AGAIN = ("custom_linear_solve", "pallas_call")
+
+
+def _holds(eqn: JaxprEqn, names: Sequence[str]) -> bool:
+    """Whether an equation, or one in it, is one of these."""
+    return eqn.primitive.name in names or any(
+        interpreter.contains(body, lambda inner: inner.primitive.name in names)
+        for body in interpreter.bodies(eqn)
+    )
 
 
 def _place_of(eqn: JaxprEqn, name: str) -> int:

@@ -8,8 +8,8 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.extend.core import Jaxpr, Var
-from jax.sharding import Mesh, NamedSharding
+from jax.extend.core import Var
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist.global_views import layouts, refusals
@@ -18,7 +18,7 @@ from jax_dist.global_views.layouts import Shardings
 from jax_dist.global_views.planning import BodyPlan, plan
 from jax_dist.global_views.sharing import Axis as SharedAxis
 from jax_dist.global_views.sharing import Origin, origin, settled_state
-from jax_dist.mapping import axes, body, meshes
+from jax_dist.mapping import axes, body
 from jax_dist.mapping.body import Body
 from jax_dist.mapping.calls import Call, Options
 from jax_dist.passes import interpreter
@@ -80,6 +80,7 @@ class Program:
     in_shardings: tuple[NamedSharding, ...]
     structure: Any  # of the arguments that are not static
     donated: tuple[int, ...]  # positions among these
+    meshes: set[AbstractMesh]  # that the types in the body name
 
     @property
     def cacheable(self) -> bool:
@@ -94,7 +95,8 @@ class Program:
             self.setting.name,
             cuts_state=cuts,
             reorders=self.setting.scatters,
-            anew=_names_meshes(self.plan.body),
+            anew=bool(self.meshes),
+            anew_inside=bool(self.meshes - {_inside(self.setting.mesh)}),
         )
 
     @functools.cached_property
@@ -183,7 +185,8 @@ def build(setting: Setting, call: Call, state: Sequence[int]) -> Program:
         for place in range(len(found.out_axes))
     ]
     wanted = [spec if spec is not None and layouts.is_cut(spec) else None for spec in wanted]
-    planned = plan(axis, found.jaxpr, ins, wanted, scatters=setting.scatters)
+    named = _named_meshes(found.jaxpr)
+    planned = plan(axis, found.jaxpr, ins, wanted, scatters=setting.scatters, tied=bool(named))
     _check_results(call, found, axis, planned, results)
     in_axes = tuple(
         (None if ins[place] else 0) if place in state else of_leaf
@@ -204,6 +207,7 @@ def build(setting: Setting, call: Call, state: Sequence[int]) -> Program:
         ),
         call.structure,
         _donated(setting.options),
+        named,
     )
 
 
@@ -364,12 +368,18 @@ def _cuts(sharding: Any) -> bool:
     return layouts.is_cut(getattr(sharding, "spec", P()))
 
 
-def _names_meshes(jaxpr: Jaxpr) -> bool:
-    """Whether types in a body name a mesh; they then hold for that mesh alone."""
-    with meshes.outside_of_meshes():
-        for eqn in interpreter.equations(jaxpr):
-            for atom in (*eqn.invars, *eqn.outvars):
-                sharding = getattr(atom.aval, "sharding", None)
-                if sharding is not None and not sharding.mesh.empty:
-                    return True
-    return False
+def _named_meshes(jaxpr: Any) -> set[AbstractMesh]:
+    """The meshes that the types in a body name; they then hold for these alone."""
+    found: set[AbstractMesh] = set()
+    for eqn in interpreter.equations(jaxpr):
+        for atom in (*eqn.invars, *eqn.outvars):
+            sharding = getattr(atom.aval, "sharding", None)
+            if sharding is not None and not sharding.mesh.empty:
+                found.add(sharding.mesh)
+    return found
+
+
+def _inside(mesh: Mesh) -> AbstractMesh:
+    """The mesh as a shard_map over all of its axes shows it."""
+    abstract = mesh.abstract_mesh
+    return abstract.update_axis_types(dict.fromkeys(abstract.axis_names, AxisType.Manual))

@@ -58,8 +58,8 @@ class Report:
             spec = str(leaf.sharding.spec).replace("PartitionSpec", "P")
             rows.append((leaf.path, kind, _found(leaf), spec, f"{leaf.bytes_per_device:,}"))
         head = (
-            f"{self.function} on {self.devices} devices: {self.islands} shard_maps, "
-            f"{self.scattered} sums scattered"
+            f"{self.function} on {self.devices} devices: {_counted(self.islands, 'shard_map')}, "
+            f"{_counted(self.scattered, 'sum')} scattered"
         )
         total = (
             f"state: {self.bytes_per_device:,} bytes per device; under pmap "
@@ -79,6 +79,10 @@ def report(program: Program) -> Report:
         len(islands),
         scattered if program.emitter.cuts_state else 0,
     )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")
 
 
 def _found(leaf: Leaf) -> str:

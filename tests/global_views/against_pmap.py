@@ -56,7 +56,7 @@ def compare(
     program = jax.jit(jax.pmap(step, axis_name=axis_name)).lower(reference, *batch)
     pmapped = program.compile(compiler_options=PLAIN)
     view = global_view(step, axis_name, **options)
-    held = view.place(state, *batch)
+    held = view.place(state, *batch, stacked=False)
     seen = view.lower(held, *batch).compile(compiler_options=PLAIN)
     others = [
         jax.device_put(leaf, sharding)

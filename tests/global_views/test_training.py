@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from against_pmap import compare
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from jax_dist import global_view
 
@@ -55,9 +56,9 @@ def _adam(state: dict, x: jax.Array, y: jax.Array) -> tuple[dict, dict]:
 def test_a_state_in_parts_has_the_numbers_of_pmap(gradients):
     view, state = compare(_adam, _state(), *_batch(), shardings="fsdp", gradients=gradients)
 
-    assert state["params"]["w1"].sharding.spec == jax.P(None, "i")
-    assert state["params"]["w2"].sharding.spec == jax.P("i")
-    assert state["params"]["b"].sharding.spec == jax.P()  # too small to be cut
+    assert state["params"]["w1"].sharding.spec == P(None, "i")
+    assert state["params"]["w2"].sharding.spec == P("i")
+    assert state["params"]["b"].sharding.spec == P()  # too small to be cut
     assert all(leaf.shared for leaf in view.report().leaves)
 
 
@@ -142,7 +143,7 @@ def test_two_carried_arguments_and_a_static_one():
         wanted = jax.tree.map(lambda leaf: np.asarray(leaf[0]), pmapped(*wanted, x, rate))
     for mine, other in zip(held, wanted, strict=True):
         assert np.array_equal(mine, other)
-        assert mine.sharding.spec == jax.P(None, "i")
+        assert mine.sharding.spec == P(None, "i")
 
 
 def test_a_rule_cuts_over_other_axes_of_the_mesh_too():
@@ -151,12 +152,12 @@ def test_a_rule_cuts_over_other_axes_of_the_mesh_too():
     x, y = _batch()
 
     def rule(path, leaf):
-        return jax.P("model", "i") if path == "params/w1" else jax.P()
+        return P("model", "i") if path == "params/w1" else P()
 
     view = global_view(_adam, "i", mesh=mesh, shardings=rule)
     state, _ = view(view.place(_state()), x[:4], y[:4])
 
-    assert state["params"]["w1"].sharding.spec == jax.P("model", "i")
+    assert state["params"]["w1"].sharding.spec == P("model", "i")
     assert state["params"]["w1"].addressable_shards[0].data.shape == (_WIDE // 2, _DEEP // 4)
     wanted, _ = jax.pmap(_adam, "i", in_axes=(None, 0, 0), devices=jax.devices()[:4])(
         _state(), x[:4], y[:4]

@@ -1,0 +1,144 @@
+"""What of a state is shared is found; what varies stays, one for each device, and says where."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from against_pmap import PLAIN, assert_same, compare, stacked
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jax_dist import global_view
+from jax_dist._errors import GlobalViewError
+
+pytestmark = pytest.mark.rewriting
+
+_X = np.random.default_rng(0).normal(size=(8, 4, 16)).astype(np.float32)
+_W = np.random.default_rng(1).normal(size=(16, 128)).astype(np.float32)
+
+
+def _line(function, text: str) -> str:
+    """Where a line with this text stands in a function: "12 (", as messages have it."""
+    lines, first = inspect.getsourcelines(function)
+    (place,) = [number for number, line in enumerate(lines) if text in line]
+    return f"{first + place} ("
+
+
+def _unsynchronised(state, x):
+    gradient = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w - state["mean"]) ** 2))(state["w"])
+    mean = 0.5 * state["mean"] + 0.5 * jnp.mean(x @ state["w"], 0)  # never averaged
+    return {"w": state["w"] - 0.5 * lax.pmean(gradient, "i"), "mean": mean}
+
+
+def test_statistics_that_are_not_synchronised_stay_one_for_each_device():
+    state = {"w": _W, "mean": np.zeros(128, np.float32)}
+
+    view, kept = compare(_unsynchronised, state, _X, times=3, shardings="fsdp", gradients="reduce")
+
+    mean, w = view.report().leaves
+    assert (mean.path, mean.shared, kept["mean"].shape) == ("state['mean']", False, (8, 128))
+    assert (w.path, w.shared, kept["w"].shape) == ("state['w']", True, (16, 128))
+    assert _line(_unsynchronised, "never averaged") in str(mean.origin)
+    assert mean.inputs == ("x",)
+
+
+def test_a_state_placed_alone_is_completed_by_the_first_call():
+    state = {"w": _W, "mean": np.zeros(128, np.float32)}
+    view = global_view(_unsynchronised, "i", shardings="fsdp", donate_argnums=0)
+
+    placed = view.place(state)
+    assert placed["mean"].shape == (128,)
+    for _ in range(3):
+        placed = view(placed, _X)
+
+    assert placed["mean"].shape == (8, 128)
+    assert view._last.jitted._cache_size() == 1
+    assert view.shardings["w"].spec == P(None, "i")
+    assert view.types["mean"].shape == (8, 128)
+
+
+def test_what_varies_makes_others_vary_in_the_next_round():
+    """`a` varies by the batch, `b` by `a`, `c` by `b`; `d` is averaged, and stays."""
+
+    def step(state, x):
+        a, b, c, d = (state[name] for name in "abcd")
+        return {"a": a + jnp.mean(x), "b": b + a, "c": c + b, "d": d + lax.pmean(c, "i")}
+
+    view, _ = compare(step, dict.fromkeys("abcd", np.float32(0)), _X, times=4)
+
+    assert [leaf.shared for leaf in view.report().leaves] == [False, False, False, True]
+
+
+def test_a_key_for_each_device_varies_and_a_shared_one_does_not():
+    def step(state, x):
+        own = jax.random.fold_in(state["own"], lax.axis_index("i"))
+        noise = jax.random.key_data(own)[0] % 7 + jax.random.key_data(state["all"])[1] % 5
+        w = state["w"] + lax.pmean(jnp.mean(x) * noise, "i")
+        return {"own": own, "all": jax.random.split(state["all"])[0], "w": w}
+
+    state = {"own": jax.random.key(0), "all": jax.random.key(1, impl="rbg"), "w": np.float32(0)}
+    view, kept = compare(step, state, _X)
+
+    found = {leaf.path: leaf.shared for leaf in view.report().leaves}
+    assert found == {"state['own']": False, "state['all']": True, "state['w']": True}
+    assert kept["own"].shape == (8,)
+
+
+def test_a_step_that_one_device_may_skip_makes_its_state_vary():
+    """The finiteness is a device's own here, and so is the decision."""
+
+    def step(w, x):
+        gradient = lax.pmean(jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w), "i")
+        new = w - 0.5 * gradient
+        return jnp.where(jnp.isfinite(x).all(), new, w)  # decided alone
+
+    view = global_view(step, "i", shardings="fsdp")
+    with pytest.raises(GlobalViewError, match=r"no leaf of the state of 'step' can be cut") as told:
+        view(_W, _X)
+
+    assert _line(step, "decided alone") in str(told.value)
+    assert "pmean" in str(told.value)
+
+
+def test_a_leaf_that_varies_and_is_to_be_cut_is_refused_with_path_and_line():
+    state = {"w": _W, "mean": np.zeros(128, np.float32)}
+    view = global_view(
+        _unsynchronised, "i", shardings=lambda path, leaf: P(*[None] * (leaf.ndim - 1), "i")
+    )
+
+    with pytest.raises(GlobalViewError, match="each device has another one") as told:
+        view(state, _X)
+
+    assert "state['mean']" in str(told.value)
+    assert _line(_unsynchronised, "never averaged") in str(told.value)
+    assert "through x" in str(told.value)
+
+
+def test_a_result_said_to_be_shared_that_varies_is_refused():
+    view = global_view(_unsynchronised_with_loss, "i", out_axes=(0, None))
+
+    with pytest.raises(GlobalViewError, match=r"out_axes=None") as told:
+        view(_W, _X)
+
+    assert _line(_unsynchronised_with_loss, "own loss") in str(told.value)
+
+
+def _unsynchronised_with_loss(w, x):
+    loss = jnp.mean((x @ w) ** 2)  # own loss
+    return w - lax.pmean(jnp.mean(x), "i"), loss
+
+
+def test_the_state_of_pmap_comes_in_if_its_copies_are_equal():
+    state = {"w": _W, "mean": np.zeros(128, np.float32)}
+    pmapped = jax.jit(jax.pmap(_unsynchronised, axis_name="i")).lower(stacked(state), _X)
+    program = pmapped.compile(compiler_options=PLAIN)
+    reference = program(stacked(state), _X)
+
+    view = global_view(_unsynchronised, "i", shardings="fsdp", gradients="reduce")
+    kept = view.place(reference, _X)  # its means differ, and it goes on from there
+    seen = view.lower(kept, _X).compile(compiler_options=PLAIN)
+    x = jax.device_put(_X, view._last.in_shardings[-1])
+
+    assert_same(seen(kept, x), program(reference, _X))

@@ -1,0 +1,68 @@
+"""Two processes of four devices have the state and the numbers of one process of eight."""
+
+import hashlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jax_dist import global_view
+from jax_dist._errors import PlacementError
+from jax_dist.testing import run_processes
+
+pytestmark = pytest.mark.rewriting
+
+# Processes sum in another order than devices; of such numbers, any order gives the same.
+_ROWS = np.random.default_rng(0).integers(-1, 2, (32, 16)).astype(np.float32)
+_W = np.random.default_rng(1).integers(-1, 2, (16, 64)).astype(np.float32)
+
+
+def _step(state, x):
+    gradient = jax.grad(lambda w: jnp.mean((x @ w - state["mean"]) ** 2))(state["w"])
+    mean = 0.5 * state["mean"] + jnp.mean(x @ state["w"], 0)
+    return {"w": state["w"] - 0.25 * lax.pmean(gradient, "i"), "mean": mean}, lax.pmean(
+        jnp.sum(x), "i"
+    )
+
+
+def _train() -> list:
+    """What each device of this process holds in the end, and what went wrong on the way."""
+    view = global_view(_step, "i", shardings="fsdp", donate_argnums=0, out_axes=(0, None))
+    count, index = jax.process_count(), jax.process_index()
+    rows = np.split(_ROWS, count)[index]
+    batch = view.place_batch(rows)
+    state = view.place({"w": _W, "mean": np.zeros(64, np.float32)}, batch)
+    for _ in range(2):
+        state, _ = view(state, batch)
+    held = []
+    for leaf in jax.tree.leaves(state):
+        for shard in sorted(leaf.addressable_shards, key=lambda shard: shard.device.id):
+            held.append(hashlib.sha256(np.asarray(shard.data).tobytes()).hexdigest())
+    local = jax.local_device_count()
+    own = np.stack([_W] * local)  # as pmap has it: the slices of this process
+    again = view.place({"w": own, "mean": np.zeros((local, 64), np.float32)}, batch, stacked=True)
+    drifted = own + (index if count > 1 else 1) * np.arange(local, dtype=np.float32)[:, None, None]
+    try:
+        view.place({"w": drifted, "mean": np.zeros((local, 64), np.float32)}, batch, stacked=True)
+    except PlacementError as error:
+        refused = "state['w']" in str(error)
+    else:
+        refused = False
+    return [held, again["w"].sharding.spec == jax.sharding.PartitionSpec(None, "i"), refused]
+
+
+def test_two_processes_have_the_numbers_of_one():
+    whole, *_ = _train()
+
+    reports = run_processes(_train, processes=2, cpu_devices=4)
+
+    mean, w = whole[:8], whole[8:]
+    reports = [outcome.value for outcome in reports]
+    joined = [report[0] for report in reports]
+    assert [leaf for held in joined for leaf in held[4:]] == w
+    assert [leaf for held in joined for leaf in held[:4]] == mean
+    for _, placed, refused in reports:
+        assert placed
+        assert refused
