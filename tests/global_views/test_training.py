@@ -62,6 +62,7 @@ def test_a_state_in_parts_has_the_numbers_of_pmap(gradients):
     assert all(leaf.shared for leaf in view.report().leaves)
 
 
+@pytest.mark.slow
 def test_a_whole_state_has_the_numbers_of_pmap():
     compare(_adam, _state(), *_batch())
 
