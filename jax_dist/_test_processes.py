@@ -50,7 +50,7 @@ class Outcome:
 def run_processes(
     fun: Callable, *args: Any, processes: int = 2, cpu_devices: int = 2, timeout: float = 120.0
 ) -> list[Outcome]:
-    """Runs a function in several processes at once, joined by `jax.distributed`.
+    """Runs a function in several processes at the same time, joined by `jax.distributed`.
 
     Each process is a fresh Python with simulated CPU devices of its own. They talk over the
     loopback interface, with gloo collectives. No process outlives the call: when one fails, the

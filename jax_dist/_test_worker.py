@@ -204,7 +204,7 @@ def _not_findable(name: str, why_not: str) -> TypeError:
         message(
             what=f"run_processes cannot send {name!r} to another process",
             which=[why_not],
-            why="each process imports the module anew, and finds the function by its name",
+            why="each process imports the module again, and finds the function by its name",
             do="Define it at the top of a module, and pass what it needs as arguments.",
         )
     )

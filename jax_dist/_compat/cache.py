@@ -40,7 +40,7 @@ class CompiledProgram:
 
 
 def custom_call_targets(platform: str) -> frozenset[str] | None:
-    """The functions that are registered for custom calls by now; None where nobody can tell.
+    """The functions registered for custom calls so far; None if that cannot be known.
 
     `jax.ffi.register_ffi_target` has no counterpart that lists. `jaxlib.xla_client`'s
     `custom_call_targets`: seen in 0.7.2, 0.10.2 and 0.12.0.1. It knows those of CPUs; plugins, as
@@ -115,7 +115,7 @@ def watch_cache(watcher: CacheWatcher) -> None:
             (compiler, "_compile_and_write_cache", _watched_compile),
         ):
             original = getattr(module, part)
-            # Asked anew each time: someone who stepped in between may have put back what was there.
+            # Asked each time: someone who stepped in between may have put back what was there.
             if getattr(original, "watcher", None) is not watcher:
                 ours = watched(getattr(original, "original", original), watcher)
                 ours.watcher, ours.original = watcher, getattr(original, "original", original)

@@ -115,7 +115,7 @@ def compile_request(lowered: jax.stages.Lowered) -> CompileRequest:
 
 
 def describe_arguments(lowered: jax.stages.Lowered, types: Sequence[jax.ShapeDtypeStruct]) -> None:
-    """Takes the mesh out of what `lowered.args_info` tells of its last arguments, the user's."""
+    """Removes the mesh from `lowered.args_info` for its last arguments, the user's."""
     infos, structure = jax.tree.flatten(lowered.args_info)
     hidden = len(infos) - len(types)
     for at, kind in enumerate(types, start=hidden):

@@ -49,7 +49,7 @@ def pmaps_taken_over(run: Callable[[TakenPmap, Sequence[Any]], Any]) -> Iterator
 
     `run(taken, leaves)` gives the output. With several processes, a traced `jax.pmap` takes the
     devices of its own process for all; the jaxpr then has their number in it, in each pmean, and
-    cannot be put right any more. There is no public place to step in. The four functions of
+    can no longer be corrected. There is no public hook. The four functions of
     `jax._src.pmap` that stand between the call and its shard_map: seen in 0.10.2 and 0.12.0.1, in
     one file that is the same in both.
 

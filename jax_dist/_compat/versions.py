@@ -21,7 +21,7 @@ version in between was tried.
 CACHES_HOST_CALLBACKS = jax.__version_info__ >= (0, 12)
 """Whether a program with a host callback is written to the persistent cache.
 
-Compiled anew in every process on 0.10.2; written, and found again, on 0.12.0.1. Not a name to ask
+Compiled again in every process on 0.10.2; written, and found again, on 0.12.0.1. Not a name to ask
 for, so the version is compared.
 """
 

@@ -32,7 +32,7 @@ _ALL = (
     ),
     Cause(
         "traced-value",
-        "A number inside the program differs: it is computed anew while tracing, from random "
+        "A number inside the program differs: it is computed again while tracing, from random "
         "numbers, the time, or a static argument.",
         "Pass it as an array argument.",
         "JXD403",
@@ -46,12 +46,12 @@ _ALL = (
     ),
     Cause(
         "function-name",
-        "A function has another name: one that is made up anew in each process.",
+        "A function has another name: each process makes up a new one.",
         "Give it a fixed __name__.",
     ),
     Cause(
         "axis-name",
-        "An axis of the mesh has another name, which is made up anew in each process.",
+        "An axis of the mesh has another name: each process makes up a new one.",
         "Give it a fixed name.",
     ),
     Cause(
@@ -61,7 +61,7 @@ _ALL = (
     ),
     Cause(
         "result-name",
-        "A key of a dict that the function returns is made up anew in each process.",
+        "Each process makes up a new key of a dict that the function returns.",
         "Return fixed keys.",
     ),
     Cause(

@@ -215,7 +215,7 @@ def _litter(kind: str, path: pathlib.Path, what: str) -> Finding:
 
 
 def repetition(found: Sequence[Entry]) -> Iterator[Finding]:
-    """Functions that several runs wrote anew each, and that none found again."""
+    """Functions that several runs each wrote again, and that none found."""
     for function, group in _by_function(found).items():
         runs = {seal.run for seal in map(entries.seal, group) if seal is not None}
         if len(runs) >= _RUNS and not any(entry.repeated for entry in group):

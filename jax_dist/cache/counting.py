@@ -56,7 +56,7 @@ class Stats:
     def misses(self) -> int:
         """How often it was not: requests minus hits.
 
-        The event `cache_misses` of JAX is another thing: it tells of the writing of entries.
+        The event `cache_misses` of JAX is different: it counts writes of entries.
         """
         return self.total.misses
 

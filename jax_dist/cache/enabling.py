@@ -36,7 +36,7 @@ def enable(
     """Keeps compiled programs in a folder, for this run and all that follow.
 
     Call it once, at the start of the program and in each of its processes. Every program is kept,
-    however quickly it compiles. Files appear whole or not at all; a damaged one is compiled anew
+    however quickly it compiles. Files appear whole or not at all; a damaged one is compiled again
     and replaced. What cannot be used is told in a warning, and the program goes on without.
 
     Args:

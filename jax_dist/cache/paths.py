@@ -1,6 +1,6 @@
 """Where the cache lies, and whether it is safe to trust what lies there.
 
-Whoever can write into the folder decides what code this process runs: a cache holds machine code.
+A cache holds machine code: anyone who can write into the folder decides what this process runs.
 """
 
 import hashlib

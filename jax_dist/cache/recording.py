@@ -180,7 +180,7 @@ def _entry(directory: str, key: Key) -> _Entry:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-# --- what JAX tells of this thread's compilation
+# --- what JAX reports about this thread's compilation
 
 
 _events = threading.local()

@@ -59,7 +59,7 @@ def _line(compiled: Compile) -> str:
 
 
 def save(record: Record, path: Path) -> None:
-    """Writes a record in one step: whoever reads at the same time sees all of it, or none."""
+    """Writes a record in one step: a reader sees all of it, or none."""
     replace(path, json.dumps(record.to_dict(), separators=(",", ":")).encode())
 
 

@@ -60,7 +60,7 @@ class Store:
         found = seals.opened(data)
         fault = found.fault(key)
         if fault is not None:
-            _log.warning("%s: it is %s, so its program is compiled anew", path, fault)
+            _log.warning("%s: it is %s, so its program is compiled again", path, fault)
         if fault is not None or not found.content:  # empty: a writer died, or its disk was full
             self.unusable(key)
             return None

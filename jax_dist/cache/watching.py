@@ -73,7 +73,7 @@ class Watcher:
     def unreadable(self, name: str, key: str, error: Exception) -> None:
         if self._store is not None:
             self._store.unusable(key)
-        _log.warning("%s: its cache entry is damaged, so it is compiled anew (%s)", name, error)
+        _log.warning("%s: its cache entry is damaged, so it is compiled again (%s)", name, error)
 
     def compiling(self, name: str, key: str, program: _compat.CompiledProgram) -> None:
         del name

@@ -108,7 +108,7 @@ def _read(file: str) -> Counter[Known]:
         return _entries(table)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise MisuseError(
-            f"{file} is no baseline of this version; --write-baseline makes it anew"
+            f"{file} is not a baseline of this version; --write-baseline writes a new one"
         ) from error
 
 

@@ -69,7 +69,7 @@ def _round(
     able: Sequence[Finding],
     examiner: Examiner,
 ) -> Mended:
-    """All fixes at once; where that does harm, those that do none by themselves."""
+    """All fixes together; if that does harm, those that do none by themselves."""
     source = load(path, data)
     try:
         return _made(source, findings, able, examiner)

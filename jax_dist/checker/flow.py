@@ -2,7 +2,7 @@
 
 An expression is followed back through names, unpacked tuples, `self.` attributes, loops, and the
 functions of the file, until something is met that is known (`stacking`) or that is not followed.
-What is not followed is an origin too, of the kind UNKNOWN: whoever needs to be sure looks for it.
+What is not followed is an origin too, of the kind UNKNOWN: code that needs to be sure looks for it.
 """
 
 import ast

@@ -73,7 +73,7 @@ class Module:
         return self._made[make]
 
     def drop(self) -> None:
-        """Gives its memory back at once; nothing of it can be used any more."""
+        """Frees its memory now; it cannot be used any more."""
         self.__dict__.clear()  # what is kept for it holds it
 
     @property

@@ -1,7 +1,7 @@
 """A Jupyter notebook as one Python text, and back with only the edited lines changed.
 
 The text is that of all code cells in Python, each behind a comment that marks where it begins, so
-that the cells can be told apart once it was edited. The notebook's JSON is never written anew:
+that the cells can be told apart once it was edited. The notebook's JSON is never rewritten:
 the lines that changed are put into its bytes, and all other bytes stay.
 """
 

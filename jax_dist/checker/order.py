@@ -60,7 +60,7 @@ def _assigns_from(module: "Module", binding: Binding, around: set[int]) -> bool:
 def _since_target(
     node: ast.AST, bindings: list[Binding], loops: list[Any]
 ) -> tuple[list[Binding], list[Any], list[Binding]]:
-    """`for x in xs:` binds anew in each round: only what its body does to `x` comes after."""
+    """`for x in xs:` binds again in each iteration: only what its body does to `x` comes after."""
     for number, loop in enumerate(loops):
         if not isinstance(loop, ast.For) or not any(holds(each, node) for each in loop.body):
             continue

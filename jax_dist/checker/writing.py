@@ -13,7 +13,7 @@ class KeptError(OSError):
 
 
 def write(path: str, data: bytes, *, expected: bytes | None = None, new: bool = False) -> None:
-    """Replaces what a file holds; whoever reads it meanwhile sees the old bytes or the new ones.
+    """Replaces what a file holds; a reader sees the old bytes or the new ones.
 
     A link stays a link; permissions, owner and extended attributes stay as they are.
 

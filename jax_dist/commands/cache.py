@@ -1,6 +1,6 @@
-"""Works on JAX's persistent compilation cache: proves that it hits, shows it, mends it, fills it.
+"""Checks, lists, repairs and fills JAX's persistent compilation cache.
 
-Where no folder is named, it is that of `jax_dist.cache.enable()`: $JAX_DIST_CACHE_DIR, or else
+The default folder is that of `jax_dist.cache.enable()`: $JAX_DIST_CACHE_DIR, or else
 $JAX_COMPILATION_CACHE_DIR, or else a folder of this user.
 """
 
@@ -16,22 +16,22 @@ from jax_dist.commands.help import Help
 _SUBCOMMANDS = ("verify", "ls", "show", "diff", "doctor", "prune", "warm", "failures")
 
 _EPILOG = """\
-exit codes: 0 all is well, 1 something was found, 2 the command was not understood
+exit codes: 0 all is well, 1 something was found, 2 the command was invalid
 
 examples:
-  jax-dist cache verify -- python train.py      is every program found again, and if not, why?
-  jax-dist cache ls                             what is there, and when it was last used
-  jax-dist cache doctor --fix                   find what is broken, and remove it
-  jax-dist cache prune --max-size 20GB          keep what was used last
+  jax-dist cache verify -- python train.py      does every program hit the cache, and if not, why?
+  jax-dist cache ls                             list the programs, and when each was last used
+  jax-dist cache doctor --fix                   find broken entries, and remove them
+  jax-dist cache prune --max-size 20GB          remove the least recently used
   jax-dist cache warm programs.py:programs      compile ahead of time, from shapes
-  jax-dist cache failures                       what did not compile, and is not tried again
+  jax-dist cache failures                       list programs that failed to compile
 """
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "cache",
-        help="prove, show, mend and fill the compilation cache",
+        help="check, list, repair and fill the compilation cache",
         description=__doc__,
         epilog=_EPILOG,
         formatter_class=Help,

@@ -1,4 +1,4 @@
-"""Says which programs of two recorded runs have other keys, what differs, and why."""
+"""Lists the programs whose keys differ between two recorded runs, what differs, and why."""
 
 import argparse
 import json
@@ -6,9 +6,9 @@ from typing import TextIO
 
 from jax_dist.commands.exits import Exit
 
-HELP = "why two recorded runs have other keys"
+HELP = "explain why the keys of two recorded runs differ"
 EPILOG = """\
-A record is what jax_dist.cache.record(PATH) or jax-dist cache verify --keep writes.
+jax_dist.cache.record(PATH) and jax-dist cache verify --keep write such records.
 
 exit codes: 0 all keys are the same, 1 some differ, 2 a record cannot be read
 """

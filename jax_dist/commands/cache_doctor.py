@@ -1,7 +1,7 @@
-"""Looks a cache over: broken entries, litter, unsafe folders, a full disk, keys that never repeat.
+"""Checks a cache: broken entries, stray files, unsafe folders, a full disk, keys that never repeat.
 
-With --fix it removes what is of no use, and takes the folder from those who must not change it.
-What is healthy stays. enable() replaces damaged entries by itself, when their program is next run.
+With --fix it removes useless files, and write permission from users who must not change the folder.
+Healthy entries stay. enable() replaces a damaged entry by itself when its program is next run.
 """
 
 import argparse
@@ -11,10 +11,10 @@ from typing import TextIO
 from jax_dist.commands import cache
 from jax_dist.commands.exits import Exit
 
-HELP = "find what is broken in a cache, and mend it"
+HELP = "find broken entries in a cache, and repair it"
 EPILOG = """\
-exit codes: 0 all is well, or was mended, 1 something is left to do,
-            2 an option cannot be followed
+exit codes: 0 all is well, or was repaired, 1 something is left to do,
+            2 an option is invalid
 
 examples:
   jax-dist cache doctor
@@ -25,7 +25,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `doctor` takes."""
     cache.add_folder(parser)
-    parser.add_argument("--fix", action="store_true", help="mend what can be mended")
+    parser.add_argument("--fix", action="store_true", help="repair what can be repaired")
 
 
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:

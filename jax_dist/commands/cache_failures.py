@@ -1,6 +1,6 @@
-"""Lists the programs that did not compile in earlier runs and are not tried again; or forgets them.
+"""Lists programs that failed to compile earlier and are not tried again, or clears the list.
 
-JAX_DIST_RETRY_FAILED=1 and enable(retry=True) try them again without forgetting.
+JAX_DIST_RETRY_FAILED=1 and enable(retry=True) try them again without clearing the list.
 """
 
 import argparse
@@ -10,9 +10,9 @@ from typing import TextIO
 from jax_dist.commands import cache
 from jax_dist.commands.exits import Exit
 
-HELP = "what did not compile, and is not tried again"
+HELP = "list programs that failed to compile and are not tried again"
 EPILOG = """\
-exit codes: 0 all is well, 2 an option cannot be followed
+exit codes: 0 all is well, 2 an option is invalid
 
 examples:
   jax-dist cache failures                       the same as `failures ls`

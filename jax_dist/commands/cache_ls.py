@@ -1,4 +1,4 @@
-"""Lists the programs of a cache, the largest first, and says when each was last used."""
+"""Lists the programs of a cache, largest first, and when each was last used."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 HELP = "list the programs of a cache"
 EPILOG = """\
-exit codes: 0 all is well, 2 an option cannot be followed
+exit codes: 0 all is well, 2 an option is invalid
 """
 _DAY = 86400
 

@@ -1,4 +1,4 @@
-"""Makes a cache smaller; what was used last stays."""
+"""Makes a cache smaller; keeps the most recently used programs."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from jax_dist.commands.exits import Exit
 
 HELP = "make a cache smaller"
 EPILOG = """\
-exit codes: 0 all is well, 2 an option cannot be followed
+exit codes: 0 all is well, 2 an option is invalid
 
 examples:
   jax-dist cache prune --max-size 20GB
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--older-than", type=_read("seconds_of"), metavar="AGE", help="as in 36h, 30d, 2w"
     )
-    parser.add_argument("--dry-run", action="store_true", help="only say what would go")
+    parser.add_argument("--dry-run", action="store_true", help="only list what would be removed")
 
 
 def _read(name: str) -> Callable[[str], int]:

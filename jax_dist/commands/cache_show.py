@@ -1,4 +1,4 @@
-"""Shows a recorded run: each program that was compiled, its key, and what became of it."""
+"""Shows a recorded run: each compiled program, its key, and whether it hit the cache."""
 
 import argparse
 import json
@@ -10,9 +10,9 @@ from jax_dist.commands.exits import Exit
 if TYPE_CHECKING:
     from jax_dist.cache.records import Compile, Record
 
-HELP = "what a recorded run compiled"
+HELP = "show what a recorded run compiled"
 EPILOG = """\
-A record is what jax_dist.cache.record(PATH) or jax-dist cache verify --keep writes.
+jax_dist.cache.record(PATH) and jax-dist cache verify --keep write such records.
 
 exit codes: 0 all is well, 2 the record cannot be read
 """

@@ -1,8 +1,8 @@
-"""Proves that the persistent cache works for a program, or says why not.
+"""Checks that the persistent cache works for a program, or says why not.
 
 Runs the program in fresh interpreters, with a private, empty cache and another hash seed each time.
-The first run fills the cache; each later one should find there all that it compiles. For what is
-not found, the cause is named, with the place in the program and what to do.
+The first run fills the cache; each later run should find everything that it compiles there. For
+each miss, prints the cause, the place in the program, and what to do.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from jax_dist.commands.exits import Exit
 if TYPE_CHECKING:
     from jax_dist.cache.verifying import Run, Verification, Verified
 
-HELP = "prove that a program is found in the cache, or say why not"
+HELP = "check that a program hits the cache, or say why not"
 USAGE = "jax-dist cache verify [options] -- COMMAND ..."
 EPILOG = """\
 exit codes: 0 all programs were stable, written and found again,
             1 one was not, or the command failed,
-            2 the command or an option cannot be followed
+            2 the command or an option is invalid
 
 examples:
   jax-dist cache verify -- python train.py --steps 2
@@ -39,9 +39,11 @@ _GREEN, _RED, _CYAN, _PLAIN = "\x1b[32m", "\x1b[1;31m", "\x1b[36m", "\x1b[0m"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `verify` takes in front of the command."""
     parser.add_argument(
-        "--runs", type=_runs, default=3, metavar="N", help="how often to run it (3; at least 2)"
+        "--runs", type=_runs, default=3, metavar="N", help="number of runs (3; at least 2)"
     )
-    parser.add_argument("--timeout", type=arguments.seconds, metavar="SECONDS", help="for each run")
+    parser.add_argument(
+        "--timeout", type=arguments.seconds, metavar="SECONDS", help="time limit of each run"
+    )
     parser.add_argument("--keep", metavar="FOLDER", help="keep cache, records and output there")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments.add_color(parser)

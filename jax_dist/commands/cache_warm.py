@@ -1,4 +1,4 @@
-"""Compiles programs ahead of time, from the shapes of their arguments, and keeps them in the cache.
+"""Compiles programs ahead of time, from the shapes of their arguments, into the cache.
 
 PROGRAMS names a function without arguments, in a file or a module, that yields what to compile:
 
@@ -6,8 +6,8 @@ PROGRAMS names a function without arguments, in a file or a module, that yields 
       x = jax.ShapeDtypeStruct((8, 128), jax.numpy.float32)
       yield train_step, x              # what jax_dist.cache.warm(train_step, x) takes
 
-The function that is compiled must be the one that the program will call, with the same name and
-options, on the same kind and number of devices.
+Compile the function that the program will call, with the same name and options, on the same kind
+and number of devices.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from jax_dist.commands.exits import Exit
 HELP = "compile ahead of time, from shapes"
 EPILOG = """\
 exit codes: 0 all is in the cache, 1 something is not,
-            2 an option cannot be followed
+            2 an option is invalid
 
 examples:
   jax-dist cache warm programs.py:programs
@@ -41,7 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache", metavar="FOLDER", help="(default: that of enable())")
     parser.add_argument("--devices", type=int, metavar="N", help="simulated CPU devices")
     parser.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="as many, joined, on this machine"
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of processes, joined, on this machine",
     )
     parser.add_argument(
         "--mock-gpu-topology", metavar="AxBxC", help="slices x hosts x GPUs of the real machine"

@@ -18,16 +18,16 @@ _COMMANDS = ("cache", "doctor", "launch", "lint", "migrate", "rule", "server")
 _WITH_PROGRAM = (["cache", "verify"], ["launch"], ["migrate"])
 
 _EPILOG = """\
-exit codes: 0 all is well, 1 something was found, 2 the command was not understood
+exit codes: 0 all is well, 1 something was found, 2 the command was invalid
 
 examples:
-  jax-dist lint .                               what pmap-era code does, in files and notebooks
-  jax-dist lint --fix .                         mends what is safe to mend
-  jax-dist migrate src                          how to move it from pmap, as a diff
+  jax-dist lint .                               find pmap-era code in files and notebooks
+  jax-dist lint --fix .                         apply the safe fixes
+  jax-dist migrate src                          show the migration as a diff
   jax-dist migrate --write src                  moves it
-  jax-dist cache verify -- python train.py      is what it compiles found again next time?
-  jax-dist launch -n 2 -- python train.py       in two processes, joined as one JAX job
-  jax-dist doctor                               what this machine runs, and what may go wrong
+  jax-dist cache verify -- python train.py      check that the next run hits the cache
+  jax-dist launch -n 2 -- python train.py       two processes, joined as one JAX job
+  jax-dist doctor                               check this machine
   JAX_NUM_CPU_DEVICES=8 jax-dist doctor         with 8 simulated devices
 """
 
@@ -63,7 +63,7 @@ def program() -> int:
     """`main` in a process of its own: the script `jax-dist`, and `python -m jax_dist`."""
     code = main()
     if "jax" not in sys.modules:  # whose backends must be taken down in order
-        gc.freeze()  # the trees of a large project go with the process, at once
+        gc.freeze()  # the trees of a large project go with the process
     return code
 
 

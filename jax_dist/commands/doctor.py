@@ -1,7 +1,7 @@
-"""Looks at this machine: versions, devices, flags, launcher, cache; and says what is wrong.
+"""Checks this machine: versions, devices, flags, launcher and cache.
 
-JAX starts in a process of its own, which is stopped after --timeout: devices that hang do not hang
-the doctor. Put the output into a bug report.
+JAX starts in a separate process, which is stopped after --timeout, so devices that hang do not hang
+the doctor. Attach the output to a bug report.
 """
 
 import argparse
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from jax_dist.doctor.facts import Finding
 
 _EPILOG = """\
-exit codes: 0 nothing here does harm, 1 something does, 2 an option cannot be followed
+exit codes: 0 no harmful findings, 1 harmful findings, 2 an option is invalid
 
 examples:
   jax-dist doctor
-  jax-dist doctor --quiet                       only what does harm
+  jax-dist doctor --quiet                       only harmful findings
   jax-dist doctor --json
   JAX_NUM_CPU_DEVICES=8 jax-dist doctor         with 8 simulated devices
   srun jax-dist doctor --quiet                  in every process of a job
@@ -34,19 +34,19 @@ _CYAN, _PLAIN = "\x1b[36m", "\x1b[0m"
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="what is wrong on this machine, and what its jax changed for pmap",
+        help="check this machine, and list what its jax changed for pmap",
         description=__doc__,
         epilog=_EPILOG,
         formatter_class=Help,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quiet", action="store_true", help="only what does harm")
+    parser.add_argument("--quiet", action="store_true", help="only harmful findings")
     parser.add_argument(
         "--timeout",
         type=arguments.seconds,
         default=60.0,
         metavar="SECONDS",
-        help="for JAX to start (60)",
+        help="time limit for JAX to start (60)",
     )
     arguments.add_color(parser)
     parser.set_defaults(run=run)
@@ -98,7 +98,7 @@ def _painted(finding: "Finding", *, colour: bool) -> Iterator[str]:
 def _summary(found: "Diagnosis") -> str:
     harms = sum(each.weight == "harm" for each in found.findings)
     notes = len(found.findings) - harms
-    head = "All is well here" if harms == 0 else f"{harms} {_plural('thing', harms)} to put right"
+    head = "All is well here" if harms == 0 else f"{harms} {_plural('thing', harms)} to fix"
     return f"{head}; {notes} {_plural('note', notes)}."
 
 

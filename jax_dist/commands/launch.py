@@ -2,14 +2,14 @@
 
 Each process, or rank, gets its number and the address of rank 0 in its environment, so that
 `jax.distributed.initialize()` and `jax_dist.multihost.initialize()` need no arguments. What the
-ranks write is shown line by line, behind the rank and the time.
+ranks write is shown line by line, after the rank and the time.
 
-When one rank fails, the others, which may wait for it for ever, have some seconds to end by
-themselves. Then they get SIGTERM, and last SIGKILL. The rank that failed first is named, with the
-end of its output. No process outlives the launcher, not even when it is killed itself.
+When one rank fails, the others may wait for it for ever. They have a few seconds to end by
+themselves, then get SIGTERM, then SIGKILL. The launcher names the rank that failed first, and shows
+the end of its output. No process outlives the launcher, even if the launcher is killed.
 
-With --restarts, the whole job starts again after a failure, and goes on from its last checkpoint if
-it uses jax_dist.multihost.Checkpoints. Its compiled programs are kept in the cache of
+With --restarts, the whole job restarts after a failure, and continues from its last checkpoint if
+it uses jax_dist.multihost.Checkpoints. Compiled programs are kept in the cache of
 jax_dist.cache.enable, so that the next start is quick.
 """
 
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 _USAGE = "jax-dist launch -n N [options] -- COMMAND ..."
 
 _EPILOG = """\
-exit codes: 0 all ranks ended with 0; else that of the rank that failed first,
+exit codes: 0 all ranks ended with 0; else the code of the rank that failed first,
             or 128 plus the number of the signal that ended or stopped it;
-            2 the command was not understood, 124 the time was up, 130 Ctrl-C
+            2 the command was invalid, 124 the time limit was reached, 130 Ctrl-C
 
 signals:    SIGTERM and Ctrl-C are passed on. Ranks that run JAX's preemption service, as they do
-            by default, live on after SIGTERM, to save what they have; a second SIGTERM ends
-            them after --grace seconds, a second Ctrl-C at once.
+            by default, keep running after SIGTERM to save their state; a second SIGTERM ends
+            them after --grace seconds, a second Ctrl-C immediately.
 
 examples:
   jax-dist launch -n 2 --cpu-devices 4 -- python train.py    8 simulated devices
   jax-dist launch -n 4 -- python train.py                    rank k has GPU k
   jax-dist launch -n 2 --gpus 4 -- python train.py           rank 0 has GPUs 0 to 3
-  jax-dist launch -n 2 --restarts 3 -- python train.py       go on after a failure
+  jax-dist launch -n 2 --restarts 3 -- python train.py       restart after a failure
   jax-dist launch -n 4 --only-rank 0 --log-dir logs -- python train.py
   jax-dist launch -n 2 --cpu-devices 1 --timeout 60 -- python -m pytest tests/multihost
 
-On several machines, the cluster starts the processes: docs/launch.md has the same program on
+On several machines, the cluster starts the processes: docs/launch.md shows the same program on
 SLURM, Kubernetes, Kubeflow Trainer, Ray, TPU pods, MPI and torchrun.
 """
 
@@ -64,25 +64,25 @@ def add_parser(commands: Any) -> None:
         formatter_class=Help,
     )
     parser.add_argument(
-        "-n", "--processes", type=_count, required=True, metavar="N", help="how many processes"
+        "-n", "--processes", type=_count, required=True, metavar="N", help="number of processes"
     )
     devices = parser.add_mutually_exclusive_group()
     devices.add_argument(
         "--cpu-devices",
         type=_count,
         metavar="N",
-        help="simulate so many CPU devices in each process, and use no others",
+        help="simulate N CPU devices in each process, and use no other devices",
     )
-    devices.add_argument("--gpus", type=_count, metavar="N", help="GPUs of each process (1)")
+    devices.add_argument("--gpus", type=_count, metavar="N", help="GPUs for each process (1)")
     parser.add_argument(
-        "--timeout", type=_positive, metavar="SECONDS", help="stop the job after that time"
+        "--timeout", type=_positive, metavar="SECONDS", help="stop the job after this time"
     )
     parser.add_argument(
         "--grace",
         type=_seconds,
         default=5.0,
         metavar="SECONDS",
-        help="how long the others may take to end after a failure (5)",
+        help="time for the others to end after a failure (5)",
     )
     parser.add_argument(
         "--restarts",
@@ -105,9 +105,9 @@ def add_parser(commands: Any) -> None:
         "--only-rank",
         type=_ranks,
         metavar="K[,K]",
-        help="show the output of these ranks only; logs and failures know all",
+        help="show only the output of these ranks; logs and failure reports cover all",
     )
-    parser.add_argument("--quiet", action="store_true", help="no summary when all is well")
+    parser.add_argument("--quiet", action="store_true", help="no summary if all is well")
     arguments.add_color(parser)
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)

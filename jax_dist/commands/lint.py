@@ -1,4 +1,4 @@
-"""Finds what pmap-era code does, in Python files and notebooks, without running or importing them.
+"""Finds pmap-era code in Python files and notebooks, without running or importing them.
 
 Every finding has a code; `jax-dist rule CODE` says why it matters and what to write instead.
 """
@@ -16,27 +16,27 @@ _FORMATS = ("text", "json", "sarif", "github")
 
 _EPILOG = """\
 exit codes: 0 nothing was found, 1 something was (with --diff: something would change),
-            2 a path, an option or a setting cannot be followed
+            2 a path, an option or a setting is invalid
 
-switched off in a file:
+suppress findings in a file:
   step = jax.pmap(f)  # noqa: JXD001            on this statement
   step = jax.pmap(f)  # jax-dist: ignore[JXD001]
-  # jax-dist: ignore-file[JXD0]                 in this file, all codes that begin so
+  # jax-dist: ignore-file[JXD0]                 in this file, all codes with this prefix
 
 settings, in pyproject.toml or without the first line in jax-dist.toml:
   [tool.jax-dist]
   extend-select = ["JXD304"]
   extend-exclude = ["third_party"]
   per-file-ignores = { "tests/*" = ["JXD001"] }
-  target-jax = "0.7.2"                          if not set: what the project requires
+  target-jax = "0.7.2"                          default: what the project requires
 
 examples:
-  jax-dist lint                                 all below this folder
+  jax-dist lint                                 everything below this folder
   jax-dist lint --diff src                      what --fix would change
-  jax-dist lint --fix --unsafe-fixes src        also what a person should look at
-  jax-dist lint --statistics .                  how often each rule speaks
-  jax-dist lint --write-baseline known.json .   begin with what is there ...
-  jax-dist lint --baseline known.json .         ... and see only what is new
+  jax-dist lint --fix --unsafe-fixes src        also fixes to review
+  jax-dist lint --statistics .                  number of findings by rule
+  jax-dist lint --write-baseline known.json .   record the current findings ...
+  jax-dist lint --baseline known.json .         ... and report only new ones
   jax-dist lint - --stdin-filename a.py < a.py  what an editor does
 """
 
@@ -54,40 +54,40 @@ def add_parser(commands: Any) -> None:
         nargs="*",
         default=["."],
         metavar="PATH",
-        help="files and folders (default: this folder); - reads the standard input",
+        help="files and folders (default: this folder); - reads standard input",
     )
-    _add_rules(parser.add_argument_group("which rules"))
-    _add_fixes(parser.add_argument_group("what is done about findings"))
-    _add_output(parser.add_argument_group("what is shown"))
-    _add_running(parser.add_argument_group("how it runs"))
+    _add_rules(parser.add_argument_group("rules"))
+    _add_fixes(parser.add_argument_group("findings"))
+    _add_output(parser.add_argument_group("output"))
+    _add_running(parser.add_argument_group("execution"))
     parser.set_defaults(run=run)
 
 
 def _add_rules(group: Any) -> None:
     codes = {"action": "append", "default": [], "metavar": "CODES"}
     group.add_argument(
-        "--select", **codes, help="only these: codes, beginnings of codes, names, or ALL"
+        "--select", **codes, help="only these rules: codes, prefixes of codes, names, or ALL"
     )
-    group.add_argument("--extend-select", **codes, help="these too")
-    group.add_argument("--ignore", **codes, help="not these; the more precise option wins")
+    group.add_argument("--extend-select", **codes, help="also these rules")
+    group.add_argument("--ignore", **codes, help="not these rules; the more specific option wins")
     group.add_argument("--target-jax", metavar="VERSION", help="the oldest jax to run on")
-    group.add_argument("--config", metavar="FILE", help="settings, in place of the nearest file")
+    group.add_argument(
+        "--config", metavar="FILE", help="settings file to use instead of the nearest one"
+    )
 
 
 def _add_fixes(group: Any) -> None:
-    group.add_argument("--fix", action="store_true", help="make the safe fixes")
+    group.add_argument("--fix", action="store_true", help="apply the safe fixes")
     group.add_argument(
         "--unsafe-fixes",
         action="store_true",
-        help="with --fix or --diff: also those that a person should look at",
+        help="with --fix or --diff: also fixes that a person should review",
     )
     group.add_argument("--diff", action="store_true", help="show what --fix would change")
     group.add_argument(
-        "--add-noqa", action="store_true", help="switch every finding off by a comment"
+        "--add-noqa", action="store_true", help="suppress every finding with a comment"
     )
-    group.add_argument(
-        "--baseline", metavar="FILE", help="hide the findings that are listed in the file"
-    )
+    group.add_argument("--baseline", metavar="FILE", help="hide the findings listed in the file")
     group.add_argument("--write-baseline", metavar="FILE", help="list all findings in the file")
 
 
@@ -99,27 +99,27 @@ def _add_output(group: Any) -> None:
         help="%(choices)s (default: text, or $JAX_DIST_OUTPUT_FORMAT)",
         metavar="FORMAT",
     )
-    group.add_argument("-o", "--output-file", metavar="FILE", help="write it there")
-    group.add_argument("--statistics", action="store_true", help="count by rule")
+    group.add_argument("-o", "--output-file", metavar="FILE", help="write to this file")
+    group.add_argument("--statistics", action="store_true", help="count findings by rule")
     group.add_argument("-q", "--quiet", action="store_true", help="findings only, no summary")
     arguments.add_color(group)
     group.add_argument(
-        "--exit-zero", action="store_true", help="exit with 0 also where something is found"
+        "--exit-zero", action="store_true", help="exit with 0 even if something is found"
     )
 
 
 def _add_running(group: Any) -> None:
-    group.add_argument("--stdin-filename", metavar="FILE", help="what the standard input is called")
+    group.add_argument("--stdin-filename", metavar="FILE", help="name to use for standard input")
     group.add_argument(
         "-j",
         "--jobs",
         type=arguments.count,
         metavar="N",
-        help="processes (default: as many as pay)",
+        help="number of processes (default: chosen by the size of the input)",
     )
-    group.add_argument("--no-cache", action="store_true", help="check every file anew")
+    group.add_argument("--no-cache", action="store_true", help="check every file again")
     group.add_argument(
-        "--cache-dir", metavar="FOLDER", help="in place of .jax_dist_cache by the settings"
+        "--cache-dir", metavar="FOLDER", help="instead of .jax_dist_cache next to the settings"
     )
 
 

@@ -1,7 +1,7 @@
-"""Moves programs from jax.pmap to jit(shard_map): shows what would change, or changes it.
+"""Moves programs from jax.pmap to jit(shard_map): prints a diff, or writes the changes.
 
-Comments and formatting outside the changes stay as they are. What cannot be shown to do the same
-afterwards is left alone, and --report says why, and what to do by hand.
+Comments and formatting outside the changes stay as they are. Code that cannot be shown to do the
+same afterwards is left alone; --report says why, and what to do by hand.
 """
 
 import argparse
@@ -17,16 +17,16 @@ the two targets:
   --to jax       jax.pmap becomes mapped, of a small module of plain JAX that your package gets;
                  jax.jit(jax.shard_map(...)) where the text proves that it does the same
 
-exit codes: 0 all is well, also where something would change,
-            1 something is not: --check found something to migrate, a file could not be read or
+exit codes: 0 all is well, even if something would change,
+            1 a problem: --check found something to migrate, a file could not be read or
               written, --verify found a place that is not as sure as --require asks,
-            2 a path, an option or a setting cannot be followed
+            2 a path, an option or a setting is invalid
 
 examples:
-  jax-dist migrate src                          what would change, as a diff
+  jax-dist migrate src                          print the changes as a diff
   jax-dist migrate src > a.patch                the same, for git apply
   jax-dist migrate --write src                  change it
-  jax-dist migrate --to jax --report left.md .  why places are left, and what to do by hand
+  jax-dist migrate --to jax --report left.md .  why code is left, and what to do by hand
   jax-dist migrate --check .                    in continuous integration
   jax-dist migrate --to jax --write --verify src -- python train.py --steps 3
                                                 run a program on 8 simulated devices, compare old
@@ -48,12 +48,12 @@ def add_parser(commands: Any) -> None:
         "paths",
         nargs="+",
         metavar="PATH",
-        help="files, notebooks and folders; - reads the standard input",
+        help="files, notebooks and folders; - reads standard input",
     )
-    _add_aims(parser.add_argument_group("what is migrated, to what"))
-    _add_effects(parser.add_argument_group("what is done"))
-    _add_proof(parser.add_argument_group("proof"))
-    _add_running(parser.add_argument_group("how it runs"))
+    _add_aims(parser.add_argument_group("target"))
+    _add_effects(parser.add_argument_group("actions"))
+    _add_proof(parser.add_argument_group("verification"))
+    _add_running(parser.add_argument_group("execution"))
     parser.set_defaults(run=run)
 
 
@@ -62,7 +62,7 @@ def _add_aims(group: Any) -> None:
         "--to",
         choices=("jax_dist", "jax"),
         default="jax_dist",
-        help="what the code shall use (default: jax_dist)",
+        help="what the code should use (default: jax_dist)",
     )
     group.add_argument(
         "--idiomatic",
@@ -93,13 +93,13 @@ def _add_aims(group: Any) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="pass over names or paths like this inside folders",
+        help="skip names or paths that match, inside folders",
     )
 
 
 def _add_effects(group: Any) -> None:
     what = group.add_mutually_exclusive_group()
-    what.add_argument("--write", action="store_true", help="change the files; else show a diff")
+    what.add_argument("--write", action="store_true", help="write the changes; else print a diff")
     what.add_argument("--check", action="store_true", help="only name the files that would change")
     group.add_argument(
         "--report",
@@ -139,9 +139,11 @@ def _add_proof(group: Any) -> None:
 
 
 def _add_running(group: Any) -> None:
-    group.add_argument("--config", metavar="FILE", help="settings, in place of the nearest file")
-    group.add_argument("--stdin-filename", metavar="FILE", help="what the standard input is called")
-    group.add_argument("-q", "--quiet", action="store_true", help="no summary, and no reasons")
+    group.add_argument(
+        "--config", metavar="FILE", help="settings file to use instead of the nearest one"
+    )
+    group.add_argument("--stdin-filename", metavar="FILE", help="name to use for standard input")
+    group.add_argument("-q", "--quiet", action="store_true", help="no summary and no reasons")
     arguments.add_color(group)
 
 

@@ -1,4 +1,4 @@
-"""Prints what a rule of the checker finds, why it matters, and what to write instead."""
+"""Prints what a lint rule finds, why it matters, and what to write instead."""
 
 import argparse
 import dataclasses
@@ -18,14 +18,14 @@ exit codes: 0 all is well, 2 there is no such rule
 examples:
   jax-dist rule JXD306             the page of one rule
   jax-dist rule psum-of-one        the same, by name
-  jax-dist rule --all              a line for each rule
+  jax-dist rule --all              one line for each rule
 """
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "rule",
-        help="the page of a rule of the checker",
+        help="print the page of a lint rule",
         description=__doc__,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
         "--output-format",
         choices=("text", "json", "markdown"),
         default="text",
-        help="text (the default; with --all a line for each rule), json or markdown: whole pages",
+        help="text (the default; with --all one line for each rule), json or markdown: whole pages",
     )
     parser.set_defaults(run=run)
 

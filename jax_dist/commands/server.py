@@ -26,7 +26,7 @@ in Neovim:
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "server",
-        help="language server, for editors",
+        help="language server for editors",
         description=__doc__,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -175,7 +175,7 @@ def _scan(
 def _shard_map(
     eqn: JaxprEqn, values: Values, path: Path, draws: Draws, walk: _Walk
 ) -> tuple[Values, Records]:
-    """Its body on all devices at once, which come first in every value."""
+    """Its body on all devices together, which come first in every value."""
     params, axes = eqn.params, manual_axes(eqn)
     body = interpreter.open_jaxpr(params["jaxpr"])
     inner = dataclasses.replace(walk, axes=(*walk.axes, *axes))

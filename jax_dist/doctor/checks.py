@@ -13,7 +13,7 @@ from jax_dist.doctor.facts import Facts, Finding, Version, harm, note
 
 _HELP = {
     "versions": "Look at the lines above; python -m jax_dist.doctor.probe shows them whole.",
-    "options": "Put right what the line names, or install jax anew.",
+    "options": "Fix what the line names, or reinstall jax.",
     "cache": "jax-dist cache doctor looks at the folder alone.",
     "devices": "JAX_PLATFORMS=cpu starts without accelerators.",
     "ways": "Report it, with the output of jax-dist doctor --json.",
@@ -146,7 +146,7 @@ CHANGES = (
     ),
     Change(
         (0, 4, 31),
-        "a program with debug.print or a callback is compiled anew in every run",
+        "a program with debug.print or a callback is compiled again in every run",
         "take the callback out of the step, or take jax 0.11",
         "JXD405",
         until=(0, 11, 0),
@@ -387,7 +387,7 @@ def _of_cache_kind(kind: str, found: list[Mapping[str, Any]]) -> Finding:
         return note("no-cache", f"nothing is cached in {first['where']} yet", do)
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     what = f"cache, {kind}: {first['where']}{more}: {first['what']}"
-    do = first["do"] if not more else "jax-dist cache doctor tells of each, and what to do"
+    do = first["do"] if not more else "jax-dist cache doctor lists each, and what to do"
     says = harm if kind in _HARM and not first["harmless"] else note
     return says("cache", what, do)
 

@@ -112,7 +112,7 @@ def plan(
 
 
 def _written_out(axis: Axis, jaxpr: Any, ins: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
-    """The body without those calls that would have to go to two places at once."""
+    """The body without those calls that would have to go to two places."""
     facts: dict[Var, bool] = dict(axis.shared_in(jaxpr, ins))
 
     def is_inlined(eqn: JaxprEqn) -> bool:

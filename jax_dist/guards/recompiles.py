@@ -64,7 +64,7 @@ def refusal(name: str) -> RecompileError:
 
 
 def source_of(fun: Any) -> tuple[str, int, str]:
-    """Names a function by its source, so that a lambda made anew is the same."""
+    """Names a function by its source, so that a lambda that is made again is the same."""
     while isinstance(fun, functools.partial):
         fun = fun.func
     fun = inspect.unwrap(fun)
@@ -142,7 +142,9 @@ def _error(name: str, where: str, changes: list[Change]) -> RecompileError:
 
 
 def _weakly(fun: Callable) -> Callable[[], Callable | None]:
-    if inspect.ismethod(fun):  # made anew by each look-up; equal, as long as its object is the same
+    if inspect.ismethod(
+        fun
+    ):  # made again by each look-up; equal, as long as its object is the same
         return weakref.WeakMethod(fun)
     try:
         return weakref.ref(fun)

@@ -84,7 +84,7 @@ def refused_by_jax(error: BaseException) -> TransferError:
 
 
 def _moved(values: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
-    """JAX places all arguments of one kind at once, also those that lie right."""
+    """JAX places all arguments of one kind together, also those already in place."""
     moved = []
     for value, wanted in zip(values, shardings, strict=True):
         if isinstance(value, jax.Array):
@@ -109,7 +109,7 @@ def _misplaced(moved: Sequence[Any]) -> TransferError:
         message(
             what=f"The call of {fun} would move arrays {onto}, at {places.line_of(frame)}",
             which=which,
-            why="it moves them anew in each call, and strict wants that to be said",
+            why="it moves them again in each call, and strict wants explicit transfers",
             do=f"Place them with {placed}, once if they stay the same, "
             f"or use `with jax_dist.allow_transfers():`.",
         )

@@ -48,7 +48,7 @@ def run(
     listener: Listener,
     environment: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Runs a command several times at once, as the ranks of one job.
+    """Runs a command several times in parallel, as the ranks of one job.
 
     None of them, and nothing that they start in their process groups, is left when it returns, when
     it raises, or when this process is killed. A Ctrl-C or SIGTERM is passed on to them, if this is
@@ -209,7 +209,7 @@ class _Job:
                 self._send(number)
 
     def _interrupt(self) -> None:
-        if self._is_stopping():  # a second Ctrl-C: at once
+        if self._is_stopping():  # a second Ctrl-C: immediately
             self._steps = collections.deque([(0.0, signal.SIGKILL)])
             return
         steps = [
@@ -286,6 +286,6 @@ class _Job:
 
 
 def _culprit(failed: Sequence[Rank]) -> Rank:
-    """Of those that were seen to end at once. JAX aborts a process when it loses another one."""
+    """Of those that were seen to end together. JAX aborts a process when it loses another one."""
     others = [rank for rank in failed if rank.exit_code() != -signal.SIGABRT]
     return (others or failed)[0]

@@ -289,7 +289,7 @@ def _runs_alone(eqn: JaxprEqn) -> bool:
 
 
 def _draws_by_count(aval: Any) -> bool:
-    """Whether these are keys whose bits depend on how many of them are used at once."""
+    """Whether these are keys whose bits depend on how many of them are used together."""
     is_key = jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
     return is_key and "fry" not in str(aval.dtype)
 

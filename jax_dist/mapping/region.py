@@ -3,7 +3,7 @@
 A mapped axis lies over a mesh axis, one slice a device; or several slices on each device, as a vmap
 inside the shard_map; or, inside another map and without a mesh axis of its size, as a vmap alone.
 Where there is a vmap, or the mesh axis has another name than the collectives use, these are said
-anew (see `collectives`).
+again (see `collectives`).
 
 Shapes: a block is what one device holds, `[1, *s]` or `[k, *s]`; the body sees `[*s]`.
 """

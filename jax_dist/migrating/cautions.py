@@ -1,4 +1,4 @@
-"""What whoever reads a migration has to know of it, besides its places."""
+"""What a reader of a migration has to know about it, besides its places."""
 
 import os
 from collections.abc import Iterator, Sequence

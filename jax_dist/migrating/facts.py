@@ -53,7 +53,7 @@ class Facts:
         return not self._promises.one_process and self._context.sign is not None
 
     def unfit_place(self, site: Site) -> str:
-        """Why a mesh cannot be made, or a function not be mapped anew, where a place is."""
+        """Why a mesh cannot be made, or a function cannot be mapped again, where a place is."""
         return self._of_place(site)
 
     def unknown(self, site: Site) -> str:

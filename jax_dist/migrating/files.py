@@ -172,7 +172,7 @@ class _File:
     # --- places
 
     def places(self, module: Module) -> list[Place]:
-        """What becomes of each place of the file, as it is by now."""
+        """What becomes of each place of the file, as it is now."""
         facts = None
         if self._options.to == "jax":
             facts = Facts(module, self._context, self._options.promises)

@@ -29,7 +29,7 @@ def agree(tag: str, tree: Any = None, values: bool = False, timeout: float = 60.
     over it. After an error the job can go on.
 
     It takes a few milliseconds: use it at the start, and not in each step. In one process it
-    returns at once.
+    returns immediately.
 
     Args:
       tag: names this place in the program.

@@ -1,11 +1,11 @@
 """A connection between two processes of a job, which carries small messages.
 
-Both sides show that they know the token of the job, without telling it: each gives a random number,
-and answers that of the other with a hash of both, keyed by the token. So nobody else gets in, also
-who has listened to an earlier greeting. What is said afterwards is neither secret nor signed.
+Both sides prove that they know the token of the job without sending it: each sends a random number
+and answers the other's with a hash of both, keyed by the token. So nobody else gets in, not
+even after listening to an earlier greeting. Later messages are neither secret nor signed.
 
-When a process ends, however it ends, its kernel closes the connection: the other side learns it at
-once, where a heartbeat takes its time.
+When a process ends, for whatever reason, its kernel closes the connection: the other side learns
+this immediately, where a heartbeat would take a while.
 """
 
 import contextlib

@@ -323,7 +323,7 @@ def _newer_ones(folder: pathlib.Path, step: int, newer: Sequence[int]) -> Checkp
         message(
             what=f"step {step} is not saved: {folder} holds newer checkpoints",
             which=[f"step {each}" for each in sorted(newer)],
-            why="only the newest are kept, so this one would be removed at once",
+            why="only the newest are kept, so this one would be removed immediately",
             do="Call `restore` first, or use another folder.",
         )
     )

@@ -156,6 +156,6 @@ def _no_number(name: str, value: str) -> JoinError:
             what=f"{name} must be a number",
             which=[f"it is {value!r}"],
             why="it says how many processes there are, or which one this is",
-            do="Set it anew.",
+            do="Set it again.",
         )
     )

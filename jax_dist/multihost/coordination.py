@@ -102,7 +102,7 @@ class Meeting:
         self._client.key_value_set_bytes(f"{self._key}/came/{self._here.rank}", own)
         if not self._wait("came", self._timeout):
             raise self._missing()
-        # Whoever came here has read all of the meetings before.
+        # A process that came here has read all earlier meetings.
         if self._here.rank == self._here.ranks[0]:
             for key in self._round.to_delete:
                 self._client.key_value_delete(key)

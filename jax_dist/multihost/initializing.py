@@ -85,7 +85,7 @@ def initialize(
         processes to come to the same program, before it first runs.
       shutdown_timeout: the seconds that a process which has finished waits for the others.
       token: what only the processes of this job know, 16 random characters or more; by default
-        JAX_DIST_TOKEN, which `jax-dist launch` sets. Whoever does not know it is not let in. The
+        JAX_DIST_TOKEN, which `jax-dist launch` sets. Peers that do not know it are rejected. The
         service of JAX itself asks for none.
 
     Raises:
@@ -129,7 +129,7 @@ def initialize(
         shutdown_timeout=shutdown_timeout,
     )
     _joined.stalls = Stalls(job)
-    job.start()  # before JAX joins them: a process that ends meanwhile is named at once
+    job.start()  # before JAX joins them: a process that ends meanwhile is named immediately
     if fail_fast:
         failing.install(job)
     if found is not None:
@@ -236,7 +236,7 @@ def _guessable() -> ValueError:
         message(
             what="the token of the job can be guessed",
             which=[f"it has fewer than {_SHORTEST_TOKEN} characters"],
-            why="whoever connects once learns enough to try tokens at home",
+            why="anyone who connects once learns enough to try tokens offline",
             do="Take 32 random characters, as `openssl rand -hex 16` prints them.",
         )
     )
@@ -244,7 +244,7 @@ def _guessable() -> ValueError:
 
 def _open_port(plan: Plan) -> str:
     return message(
-        what="rank 0 lets in whoever can reach its port",
+        what="rank 0 accepts anyone who can reach its port",
         which=[f"it listens at {plan.bind}, without a token"],
         why="a stranger who says that it is one of the ranks would take its place",
         do="Set JAX_DIST_TOKEN to the same 32 random characters in all processes; docs/launch.md "

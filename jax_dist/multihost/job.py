@@ -266,7 +266,7 @@ class Job:
             self._look_who_is_stopped(now)
 
     def _look_who_is_stopped(self, now: float) -> None:
-        """JAX would end all others, and whoever ends first would take the blame."""
+        """JAX would end all others, and the first to end would take the blame."""
         for rank, peer in list(self._peers.items()):
             if self.rank == 0:
                 self.tell(rank, Ping())
@@ -316,7 +316,7 @@ class Job:
         return silent, time.monotonic() - self._heard[silent]
 
     def _lose(self, rank: int, text: str) -> None:
-        """Ends the job, for want of that rank."""
+        """Ends the job, because that rank is missing."""
         if self.rank == 0:
             self.end_all(rank, text, FAILED)
         else:
@@ -405,7 +405,7 @@ def _gone(rank: int) -> str:
 
 def _is_stopped(rank: int, seconds: float) -> str:
     return (
-        f"rank {rank} is stopped, for {seconds:.0f} s by now: by SIGSTOP, Ctrl-Z or a debugger. "
+        f"rank {rank} has been stopped for {seconds:.0f} s: by SIGSTOP, Ctrl-Z or a debugger. "
         "The others cannot go on without it."
     )
 

@@ -127,6 +127,6 @@ def _not_storable(leaves: Sequence[Leaf]) -> CheckpointError:
             what="a checkpoint cannot hold all of the state",
             which=[f"{leaf.path} is a {type(leaf.given).__name__}" for leaf in leaves],
             why="only arrays of JAX and NumPy, numbers of 64 bits, and random keys are written",
-            do="Leave these out of the state, and make them anew when the program starts.",
+            do="Leave these out of the state, and make them again when the program starts.",
         )
     )

@@ -1,8 +1,9 @@
 """The processes of a job meet at the coordinator's address, before JAX meets there.
 
-JAX's service ends the process by a signal where the port is taken, a process does not come or comes
-twice. Here the same is an error, with the same text in each process that came. Whoever does not
-know the token of the job, or talks of something else, is cut off and named, and the others go on.
+JAX's service ends the process by a signal if the port is taken, or a process does not come or comes
+twice. Here that is an error, with the same text in each process that came. A peer that does
+not know the token of the job, or speaks another protocol, is disconnected and named, and the others
+continue.
 """
 
 import contextlib
@@ -27,8 +28,8 @@ _RETRY = 0.1  # seconds between two attempts to connect
 _LINGER = 1.0  # seconds in which those that come late still hear why it failed
 _PATIENCE = 5.0  # the same where one has ended early; and seconds for a port to become free
 _SPARE = 5.0  # seconds that the verdict of rank 0 may take
-_GREETING = 10.0  # seconds in which whoever connects has to say who it is
-_SPARE_GUESTS = 64  # that may be greeting at once, beside two connections of each rank
+_GREETING = 10.0  # seconds in which a peer has to say who it is
+_SPARE_GUESTS = 64  # that may be greeting at the same time, beside two connections of each rank
 _NAMED = 5  # strangers that are told one by one
 
 

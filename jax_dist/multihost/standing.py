@@ -32,8 +32,8 @@ def waits_in_jax() -> bool:
 
     JAX waits in Python functions of its own, or, for an array or in the call of a compiled program,
     in native code right below the user's function. Then only the kernel knows that the thread
-    waits, and not what for: whoever sleeps, reads or writes waits otherwise (a futex is what native
-    code waits on for other threads); Python's own locks are taken in its library.
+    waits, and not what for: a thread that sleeps, reads or writes waits otherwise (a futex is what
+    native code waits on for other threads); Python's own locks are taken in its library.
     """
     frame = _main_frame()
     if frame is None:

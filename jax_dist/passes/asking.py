@@ -130,7 +130,7 @@ def _of_no_size(constant: Any) -> Any:
     """A constant of the same type, which takes no time to write into the program.
 
     How values lie does not depend on what they are. But it must be a constant, and no argument:
-    the compiler cuts a constant anew for each of its uses.
+    the compiler cuts a constant again for each of its uses.
     """
     aval = jax.typeof(constant)
     if not isinstance(aval.dtype, np.dtype) or aval.ndim == 0:

@@ -39,7 +39,7 @@ class Baked:
 def array_identity(value: Any) -> Identity | None:
     """Equal for two constants that are one array; None for what is no array.
 
-    JAX wraps a NumPy array anew at each use, so it is known by its memory. It must be kept alive
+    JAX wraps a NumPy array again at each use, so it is known by its memory. It must be kept alive
     for as long as the identity is in use.
     """
     if isinstance(value, Tracer):  # of a trace around this one, so it is no constant

@@ -1,4 +1,4 @@
-"""Gathers of values that are reduced at once: one reduction over devices in their place.
+"""Gathers whose result is only reduced become one reduction over devices.
 
 Inside every shard_map, at any depth, an all_gather is left out if all that is made of it can be
 made of the blocks that the devices hold. First all is decided, in Python; then the program is

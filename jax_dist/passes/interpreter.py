@@ -1,9 +1,9 @@
 """Walks a jaxpr again, equation by equation, and lets a pass put something else in its place.
 
 An untouched equation is replayed with its context, source line, name stack and effects. A body (of
-scan, cond, jit, ...) is swapped for one that was traced anew, of identical types, so that nothing
+scan, cond, jit, ...) is replaced by one that was traced again, with identical types, so nothing
 needs to be known of the primitive around it. shard_map is called again through the public
-`jax.shard_map`, so JAX types it anew.
+`jax.shard_map`, so JAX types it.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 A signature is all that a trace depends on: types, static values, settings such as x64. JAX keeps
 its traces by it, and forgets them with `jax.clear_caches()`. So a function is traced by a jit
-object whose result has no arrays, only a token: whoever has the token finds what belongs to it.
+object whose result has no arrays, only a token: the token leads to what belongs to it.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class Memo:
     def __init__(self, name: str, trace: Callable[[tuple, dict], Any], options: JitOptions):
         """
         Args:
-          name: of the function, as JAX tells of it.
+          name: of the function, as JAX reports it.
           trace: takes arguments and keywords, as tracers; what it gives holds none of them.
           options: which arguments are static.
         """

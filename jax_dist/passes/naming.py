@@ -2,7 +2,7 @@
 
 Searched breadth first, so that the shortest path wins: what a function closes over, its defaults
 and the globals that it reads, the function that it wraps, and inside containers and objects. A path
-begins anew at each function, for there the user sees the name.
+starts again at each function, because the user sees the name there.
 """
 
 import collections

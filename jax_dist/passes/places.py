@@ -1,4 +1,4 @@
-"""Equations at any depth of a jaxpr, each named by the way to it, and put anew at that place."""
+"""Equations at any depth of a jaxpr, each named by the path to it, and replaced there."""
 
 import dataclasses
 import functools
@@ -61,7 +61,7 @@ def run(jaxpr: Any, args: Sequence[Any], handlers: Mapping[Path, Handler]) -> Va
 def run_bodies(
     bodies: Mapping[int, Callable[..., Values]], eqn: JaxprEqn, values: Values
 ) -> Values:
-    """Binds an equation with some of its bodies traced anew.
+    """Binds an equation with some of its bodies traced again.
 
     Args:
       bodies: by number, what to evaluate on the inputs of the body; the others stay.

@@ -48,7 +48,7 @@ def rewrite(
     warn_bytes: int = 1024,
     lift_bytes: int = 1024,
 ) -> Rewritten:
-    """The same function, with what makes its program wrong, slow or never cached put right.
+    """The same function, without what makes its program wrong, slow or impossible to cache.
 
     Put it outermost, around your `jax.jit` if there is one; it compiles by itself, and keeps what
     was said to that jit: donation, shardings, static arguments. The passes, in this order: arrays

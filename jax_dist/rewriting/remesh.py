@@ -166,7 +166,7 @@ def _named(move: _Move, spec: P) -> P:
 def _loops_inside(
     jaxpr: Any, moves: dict[int, _Move], findings: list[Finding], around: str = ""
 ) -> dict[int, tuple[_Move, loops.LoopInside]]:
-    """The outermost loops that can run inside; tells of the others why not."""
+    """The outermost loops that can run inside; for the others, why not."""
     found = {}
     for eqn in interpreter.open_jaxpr(jaxpr).eqns:
         where = interpreter.source_line(eqn) or around

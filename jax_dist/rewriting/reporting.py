@@ -27,7 +27,7 @@ def report_of(rewriting: RewrittenProgram, args: tuple, kwargs: dict) -> Report:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CapturedArrayWarning)  # the report says it
         after = rewriting.lower(args, kwargs)
-    # Of one trace: what is derived anew in each, as in `table * 2`, is another array then.
+    # Of one trace: what each derives again, as in `table * 2`, is another array then.
     captured = rewriting.found or find_captures(traced.jaxpr, fun)
     lifted = {capture.key for capture in rewriting.lifted}
     kept = [capture for capture in captured if capture.key not in lifted]

@@ -29,7 +29,7 @@ def test_damaged_entries_are_compiled_once_and_replaced(tmp_path):
     assert [
         line for line in after["said"] if "damaged, so" in line and "jit_truncated" in line
     ] == [
-        "WARNING: jit_truncated: its cache entry is damaged, so it is compiled anew "
+        "WARNING: jit_truncated: its cache entry is damaged, so it is compiled again "
         "(Error -5 while decompressing data: incomplete or truncated stream)"
     ]
 

@@ -345,7 +345,7 @@ def test_it_prints_what_differs_and_what_to_do():
         0 with the same key, 1 with another
 
         jit_step: computation differ
-          JXD403 traced-value: A number inside the program differs: it is computed anew while \
+          JXD403 traced-value: A number inside the program differs: it is computed again while \
 tracing, from random numbers, the time, or a static argument.
           {line.strip()}
             Pass it as an array argument.""").replace(f"  {line.strip()}", f"    {line.strip()}")

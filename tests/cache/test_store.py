@@ -48,8 +48,8 @@ def test_a_program_is_its_own_only(tmp_path, caplog):
 
     assert (store.get(KEY), store.get(OTHER)) == (None, None)
     assert [record.getMessage() for record in caplog.records] == [
-        f"{one}: it is that of {OTHER}, under another name, so its program is compiled anew",
-        f"{other}: it is that of {KEY}, under another name, so its program is compiled anew",
+        f"{one}: it is that of {OTHER}, under another name, so its program is compiled again",
+        f"{other}: it is that of {KEY}, under another name, so its program is compiled again",
     ]
     store.put(KEY, b"one")
     assert (store.get(KEY), store.get(OTHER)) == (b"one", None)

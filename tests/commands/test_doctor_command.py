@@ -58,7 +58,7 @@ def test_harm_is_exit_code_1_and_one_line_of_advice(monkeypatch):
         harm: JAX_COORDINATOR_ADDRESS is set, and nothing says which process this is of many
           help: pass num_processes and process_id, or start with jax-dist launch -n N
         """)
-        + out[out.rindex("2 things to put right") :]
+        + out[out.rindex("2 things to fix") :]
     )
 
 

@@ -201,7 +201,7 @@ def test_the_cache():
     assert str(first) == "harm: cache, damaged: /c/x: Broken.\n  help: Mend."
     assert str(second) == (
         "note: cache, never repeats: /c/x (and 2 more): Three keys.\n"
-        "  help: jax-dist cache doctor tells of each, and what to do"
+        "  help: jax-dist cache doctor lists each, and what to do"
     )
 
 

@@ -41,7 +41,7 @@ def only_transfers():
 _FROM_HOST = """
     The call of '{fun}' would move arrays from the host to the devices, at HERE:
       * {which}
-    Because it moves them anew in each call, and strict wants that to be said.
+    Because it moves them again in each call, and strict wants explicit transfers.
     Place them with jax.device_put, once if they stay the same, or use `with \
 jax_dist.allow_transfers():`.
 """
@@ -134,7 +134,7 @@ def test_arrays_between_devices_are_named():
     assert said_by(error, act) == text("""
         The call of '<lambda>' would move arrays between devices, at HERE:
           * x is float32[4] on device 0
-        Because it moves them anew in each call, and strict wants that to be said.
+        Because it moves them again in each call, and strict wants explicit transfers.
         Place them with jax.device_put(x, sharding), once if they stay the same, or use `with \
 jax_dist.allow_transfers():`.
     """)

@@ -170,7 +170,7 @@ def test_what_cannot_be_stored_is_named(tmp_path):
           * ['big'] is a int
           * ['name'] is a str
         Because only arrays of JAX and NumPy, numbers of 64 bits, and random keys are written.
-        Leave these out of the state, and make them anew when the program starts.""")
+        Leave these out of the state, and make them again when the program starts.""")
 
 
 def test_newer_checkpoints_are_not_overwritten_in_passing(tmp_path):
@@ -185,7 +185,7 @@ def test_newer_checkpoints_are_not_overwritten_in_passing(tmp_path):
         step 1 is not saved: {tmp_path} holds newer checkpoints:
           * step 5
           * step 10
-        Because only the newest are kept, so this one would be removed at once.
+        Because only the newest are kept, so this one would be removed immediately.
         Call `restore` first, or use another folder.""")
 
 

@@ -208,8 +208,8 @@ def _job(
 @pytest.mark.parametrize(
     ("rank", "told"),
     [
-        (0, "1: rank 1 is stopped, for 4 s"),
-        (1, "rank 1: stopping because rank 0 is stopped, for 4 s"),
+        (0, "1: rank 1 has been stopped for 4 s"),
+        (1, "rank 1: stopping because rank 0 has been stopped for 4 s"),
     ],
 )
 def test_a_stopped_process_is_named_before_jax_ends_the_others(monkeypatch, rank, told):
@@ -234,7 +234,7 @@ def test_a_stopped_process_is_named_before_jax_ends_the_others(monkeypatch, rank
             found._look_who_is_stopped(now)
         sleeper.kill()
 
-    assert [each.partition(" by now")[0] for each in ends] == [told]
+    assert [each.partition(": by ")[0] for each in ends] == [told]
     assert silent == nothing == []
 
 
@@ -264,7 +264,7 @@ def test_a_stopped_rank_is_named(rank):
     assert ended[rank].code == -signal.SIGALRM  # it stands there to the end
     assert ended[1 - rank].code == 1
     assert ended[1 - rank].seconds < _SECONDS
-    assert f"stopping because rank {rank} is stopped, for" in ended[1 - rank].output
+    assert f"stopping because rank {rank} has been stopped for" in ended[1 - rank].output
 
 
 @pytest.mark.parametrize(

@@ -346,7 +346,7 @@ def test_a_function_that_another_process_cannot_find_is_refused(fun, name, why):
     assert str(caught.value) == textwrap.dedent(f"""\
         run_processes cannot send {name} to another process:
           * {why}
-        Because each process imports the module anew, and finds the function by its name.
+        Because each process imports the module again, and finds the function by its name.
         Define it at the top of a module, and pass what it needs as arguments.""")
 
 

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from jax_dist.checker.page import Page
 
 _HEAD = """\
-# The rules
+# Lint rules
 
-What `jax-dist lint` looks for. `jax-dist rule CODE` prints one of these pages; all of them are
-written by
+These are the rules of `jax-dist lint`. `jax-dist rule CODE` prints one of these pages; this command
+writes all of them:
 
 ```text
 jax-dist rule --all --output-format markdown > docs/rules.md
 ```
 
-A finding is switched off on its line by `# noqa: CODE` or `# jax-dist: ignore[CODE]`. A *safe* fix
-gives the same values and shapes, in one process and in many, and `--fix` makes it; an *unsafe* one
-is meant to be right, but a person should look, and `--unsafe-fixes` makes it; a *display* fix is a
+Suppress a finding with `# noqa: CODE` or `# jax-dist: ignore[CODE]` on its line. A *safe* fix gives
+the same values and shapes, in one process and in many; `--fix` applies it. An *unsafe* fix should
+be right, but a person should review it; `--unsafe-fixes` applies it. A *display* fix is only a
 sketch. The pages are data:
 
 ```pycon

@@ -11,12 +11,12 @@ from jax_dist.checker.registry import Case, Found, Keep, Mend, rule
 PAGE = Page(
     code="JXD301",
     name="all-gather-then-reduce",
-    what="Finds `jax.lax.all_gather(x, axis)` whose result is only reduced over its new leading "
-    "dimension or over all, by mean, sum, max or min.",
-    why="Every device receives and keeps the blocks of all others, to add them up: 2 MiB of "
-    "temporary memory a device where the reduction needs none (f32[1,256,256] blocks, 8 simulated "
-    "devices, jax 0.10.2). With `check_vma=True` the gathered mean also counts as different on "
-    "each device, and `out_specs=P()` is refused.",
+    what="Finds `jax.lax.all_gather(x, axis)` whose result is only reduced, over its new leading "
+    "dimension or over all dimensions, by mean, sum, max or min.",
+    why="Every device receives and keeps the blocks of all others, only to add them up: 2 MiB of "
+    "temporary memory on each device where the reduction needs none (f32[1,256,256] blocks, 8 "
+    "simulated devices, jax 0.10.2). With `check_vma=True` the gathered mean also counts as "
+    "different on each device, and `out_specs=P()` is refused.",
     example="mean = jax.lax.all_gather(x, 'i').mean(axis=0)\n",
     instead="mean = jax.lax.pmean(x, 'i')\n",
     fix="Unsafe: the order of summation may change the last digits, and small integers are summed "

@@ -11,10 +11,10 @@ PAGE = Page(
     name="bad-suppression-code",
     what="Reports `# noqa: JXD...`, `# jax-dist: ignore[...]` and `# jax-dist: ignore-file[...]` "
     "with a code or name that no rule has, and `# jax-dist:` before any other word.",
-    why="It was meant to switch a rule off, and does not.",
+    why="The comment was meant to suppress a rule, but has no effect.",
     example="step = jax.pmap(update)  # jax-dist: ignore[pmap-cal]\n",
     instead="step = jax.pmap(update)  # jax-dist: ignore[pmap-call]\n",
-    fix="None: what was meant is not known; the message names the nearest rule.",
+    fix="None: the linter cannot know which rule was meant; the message names the closest one.",
     since="Any jax.",
     source="The list of rules, `jax-dist rule --all`.",
 )

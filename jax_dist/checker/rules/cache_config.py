@@ -11,16 +11,16 @@ from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
 PAGE = Page(
     code="JXD406",
     name="cache-config",
-    what="Finds settings of the persistent compilation cache's folder in a file that leaves the "
-    "shortest compile time to be kept at its default, and folders that anyone can write.",
+    what="Finds code that sets the folder of the persistent compilation cache but leaves the "
+    "minimum compile time at its default, and folders that anyone can write to.",
     why="By default only programs that took 1 second to compile are kept: 0 of 3 programs of a "
-    "small training step were (jax 0.10.2). And the cache is trusted: what others write into the "
-    "folder is run as your program.",
+    "small training step were (jax 0.10.2). And JAX trusts the cache: it runs whatever others "
+    "write into the folder.",
     example="jax.config.update('jax_compilation_cache_dir', '/tmp/jax_cache')\n",
     instead="jax.config.update('jax_compilation_cache_dir', os.path.expanduser('~/.cache/jax'))\n"
     "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)\n",
     fix="Unsafe: more programs are kept, so the folder grows.",
-    since="jax 0.4.26: the setting for the shortest compile time.",
+    since="jax 0.4.26: the setting for the minimum compile time.",
     source="https://docs.jax.dev/en/latest/persistent_compilation_cache.html; measured.",
 )
 

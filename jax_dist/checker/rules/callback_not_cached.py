@@ -11,11 +11,11 @@ PAGE = Page(
     name="callback-not-cached",
     what="Finds `jax.pure_callback`, `jax.experimental.io_callback`, `jax.debug.callback` and "
     "`jax.debug.print`.",
-    why="Through jax 0.10.2 a program with a callback is never put into the persistent cache: it "
-    "is compiled anew in each process (0 entries on jax 0.10.2, 1 on 0.12.0.1).",
+    why="Through jax 0.10.2 a program with a callback is never written to the persistent cache, "
+    "so every process compiles it again (0 entries on jax 0.10.2, 1 on 0.12.0.1).",
     example="@jax.jit\ndef step(x):\n    jax.debug.print('x {}', x)\n    return x + 1\n",
     instead="@jax.jit\ndef step(x):\n    return x + 1  # print the result outside\n",
-    fix="None: whether the callback is wanted is not in the text.",
+    fix="None: the text does not show whether the callback is needed.",
     since="Up to jax 0.10.2; jax 0.11.0 keeps such programs.",
     source="https://github.com/jax-ml/jax/pull/38405; measured on jax 0.10.2 and 0.12.0.1.",
     default=False,

@@ -13,19 +13,19 @@ from jax_dist.checker.scopes import Scope
 PAGE = Page(
     code="JXD401",
     name="captured-array",
-    what="Finds arrays that a function given to pmap, shard_map or jit takes from around it and "
-    "not from its arguments: names of the module or of an enclosing function, and `self.` "
+    what="Finds arrays that a function given to pmap, shard_map or jit captures instead of taking "
+    "them as arguments: names of the module or of an enclosing function, and `self.` "
     "attributes, that are assigned from calls of jax.numpy, NumPy, jax.random or device_put. "
-    "Arrays that are seen to have fewer than 1024 numbers are left out. jit is looked at in files "
-    "that also say pmap or shard_map.",
-    why="Its values become part of the program: the program is as large as the array, compiles "
-    "slowly, and has another key in the persistent cache whenever a value differs (measured in a "
-    "second process, jax 0.10.2: the same values hit the cache, others missed it).",
+    "Arrays that clearly have fewer than 1024 numbers are ignored. jit is checked only in "
+    "files that also mention pmap or shard_map.",
+    why="The values become part of the program: it is as large as the array, compiles slowly, and "
+    "has another key in the persistent cache whenever a value differs (measured in a second "
+    "process, jax 0.10.2: the same values hit the cache, others missed it).",
     example="table = jnp.ones((4096, 4096))\nstep = jax.pmap(lambda x: x @ table)\n",
     instead="table = jnp.ones((4096, 4096))\n"
     "step = jax.pmap(lambda x, table: x @ table, in_axes=(0, None))\n",
-    fix="None: all callers must pass it then. `jax_dist.rewrite` and `jax_dist.pmap` lift it to "
-    "an argument by themselves, and place it once.",
+    fix="None: all callers would have to pass the array. `jax_dist.rewrite` and `jax_dist.pmap` "
+    "turn it into an argument automatically, and place it once.",
     since="Any jax; 0.6.1 warns from 2 GB on.",
     source="Measured on jax 0.10.2.",
 )

@@ -11,17 +11,17 @@ from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
 PAGE = Page(
     code="JXD402",
     name="custom-partitioning-outside-shard-map",
-    what="Finds calls of a function made by `custom_partitioning`, in a function that the file "
-    "gives to jit and not to shard_map.",
-    why="The program holds the address of a Python object, so its key in the persistent cache "
-    "differs in each process and nothing is reused: one new entry a run, and none when the call "
-    "stands in a shard_map (jax 0.10.2).",
+    what="Finds calls of a function made by `custom_partitioning`, inside a function that the file "
+    "passes to jit and not to shard_map.",
+    why="The program contains the address of a Python object, so its key in the persistent cache "
+    "differs in each process and nothing is reused: one new entry in each run, and none if "
+    "the call is inside a shard_map (jax 0.10.2).",
     example="@jax.experimental.custom_partitioning.custom_partitioning\n"
     "def norm(x):\n    return x / x.sum()\n\n\nstep = jax.jit(lambda x: norm(x) + 1)\n",
     instead="step = jax.jit(jax.shard_map(lambda x: norm(x) + 1, mesh=mesh, in_specs=P('i'), "
     "out_specs=P('i')))\n",
-    fix="None: the specs are known to the `partition` callback only. `jax_dist.rewrite` puts a "
-    "shard_map there, with the specs that the compiler would choose.",
+    fix="None: only the `partition` callback knows the specs. `jax_dist.rewrite` inserts a "
+    "shard_map with the specs that the compiler would choose.",
     since="Any jax with custom_partitioning.",
     source="https://docs.jax.dev/en/latest/persistent_compilation_cache.html; measured.",
 )

@@ -13,19 +13,20 @@ from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
 PAGE = Page(
     code="JXD105",
     name="experimental-shard-map",
-    what="Finds `jax.experimental.shard_map.shard_map`, and `check_rep=` or `auto=` given to "
+    what="Finds `jax.experimental.shard_map.shard_map`, and `check_rep=` or `auto=` passed to "
     "`jax.shard_map`.",
-    why="The experimental function is deprecated. `jax.shard_map` takes the mesh and the specs by "
-    "keyword only, and calls `check_rep` now `check_vma`: the old keyword is a TypeError. "
-    "`auto=` was removed in jax 0.8.0; `axis_names=` names the other axes of the mesh.",
+    why="The experimental function is deprecated. `jax.shard_map` takes the mesh and the specs "
+    "only by keyword, and has renamed `check_rep` to `check_vma`: the old keyword is a "
+    "TypeError. `auto=` was removed in jax 0.8.0; `axis_names=` names the other axes of the "
+    "mesh.",
     example="from jax.experimental.shard_map import shard_map\n\n"
     "f = shard_map(g, mesh, in_specs, out_specs, check_rep=False)\n",
     instead="from jax import shard_map\n\n"
     "f = shard_map(g, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)\n",
-    fix="Safe where every use in the file is a call or a decorator whose arguments are all seen: "
-    "since jax 0.6.1 both names are one function. Display-only with `auto=`. None where it is "
-    "passed on, or imported for other files. Code that ran before jax 0.6 with "
-    "`check_rep=True` has other gradients since, under either name: see JXD303.",
+    fix="Safe if every use in the file is a call or a decorator whose arguments can all be seen: "
+    "since jax 0.6.1 both names are one function. Display-only with `auto=`. None if the "
+    "function is passed on, or imported by other files. Code that ran before jax 0.6 with "
+    "`check_rep=True` has different gradients since then, under either name: see JXD303.",
     since="jax 0.6.1: `jax.shard_map`; 0.8.0: the experimental one is deprecated.",
     source="https://docs.jax.dev/en/latest/changelog.html#jax-0-8-0-october-15-2025",
 )

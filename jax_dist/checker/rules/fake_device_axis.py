@@ -13,17 +13,17 @@ from jax_dist.checker.stacking import Kind
 PAGE = Page(
     code="JXD204",
     name="fake-device-axis",
-    what="Finds arrays that get a leading dimension over devices for pmap: `x.reshape((n, -1))` "
-    "and `jax.random.split(key, n)` with the number of devices as `n`, stacks of `n` copies, "
-    "flax's `shard`, `shard_prng_key`, `prefetch_to_device` and `pad_shard_unpad`.",
-    why="Under `jit(shard_map)` a batch is one global array, whose spec says how it is spread. An "
-    "array that is cut by hand has one dimension too many, and one whose cut disagrees with the "
-    "spec is moved between devices at each call, or refused.",
+    what="Finds arrays that get a leading device dimension for pmap: `x.reshape((n, -1))` and "
+    "`jax.random.split(key, n)` with the number of devices as `n`, stacks of `n` copies, and "
+    "Flax's `shard`, `shard_prng_key`, `prefetch_to_device` and `pad_shard_unpad`.",
+    why="Under `jit(shard_map)` a batch is one global array, and its spec says how it is sharded. "
+    "An array that is cut by hand has one dimension too many. If the cut disagrees with the "
+    "spec, the array is moved between devices at each call, or refused.",
     example="batch = batch.reshape((jax.local_device_count(), -1) + batch.shape[1:])\n",
     instead="batch = jax.make_array_from_process_local_data(NamedSharding(mesh, P('i')), batch)\n",
-    fix="None by itself: the mapped functions that take the array must change with it. "
-    "`jax-dist migrate --to jax --idiomatic` changes them together.",
-    since="jax 0.8.0: pmap is in maintenance mode. Before, pmap wanted the dimension.",
+    fix="None by itself: the mapped functions that take the array must change too. `jax-dist "
+    "migrate --to jax --idiomatic` changes them together.",
+    since="jax 0.8.0: pmap is in maintenance mode. Before, pmap needed the dimension.",
     source="https://docs.jax.dev/en/latest/migrate_pmap.html",
 )
 

@@ -11,14 +11,15 @@ PAGE = Page(
     code="JXD201",
     name="flax-replicate",
     what="Finds every use of `flax.jax_utils.replicate`.",
-    why="It puts one copy for each device behind a new leading dimension, because pmap takes its "
-    "arguments apart along one. A replicated array needs no such dimension; with it every shape "
-    "that is saved, logged or compared is one too long, and it must be taken off again (JXD202).",
+    why="It adds a leading dimension with one copy for each device, because pmap splits its "
+    "arguments along one. A replicated array needs no such dimension. With it, every shape "
+    "that is saved, logged or compared has one dimension too many, which must be removed "
+    "again (JXD202).",
     example="state = flax.jax_utils.replicate(state)\n",
     instead="state = jax.device_put(state, jax.sharding.NamedSharding(mesh, jax.P()))\n",
-    fix="None by itself: the mapped functions that take the copies and the places that take them "
-    "apart must change with it. `jax-dist migrate --to jax --idiomatic` changes them together.",
-    since="jax 0.8.0: pmap is in maintenance mode. Before, pmap wanted the copies.",
+    fix="None by itself: the mapped functions that take the copies, and the code that unpacks "
+    "them, must change too. `jax-dist migrate --to jax --idiomatic` changes them together.",
+    since="jax 0.8.0: pmap is in maintenance mode. Before, pmap needed the copies.",
     source="https://docs.jax.dev/en/latest/migrate_pmap.html; measured on jax 0.10.2: the copies "
     "are one array with the spec P('_device_put_sharded').",
 )

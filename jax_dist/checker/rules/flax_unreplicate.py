@@ -13,15 +13,15 @@ from jax_dist.checker.stacking import Kind
 PAGE = Page(
     code="JXD202",
     name="flax-unreplicate",
-    what="Finds `flax.jax_utils.unreplicate`, and `tree_map(lambda x: x[0], tree)` where the file "
+    what="Finds `flax.jax_utils.unreplicate`, and `tree_map(lambda x: x[0], tree)` if the file "
     "shows that the arrays come from a mapped call or were replicated.",
-    why="Indexing a sharded array is a computation over the whole mesh: 1.9 ms against 26 us for "
-    "reading the first shard (f32[8,256,256], jax 0.10.2, 8 simulated devices). Its result lives "
-    "on all devices, and with several processes it can fail.",
+    why="Indexing a sharded array is a computation over the whole mesh: 1.9 ms, against 26 us to "
+    "read the first shard (f32[8,256,256], jax 0.10.2, 8 simulated devices). The result is on "
+    "all devices, and with several processes it can fail.",
     example="saved = flax.jax_utils.unreplicate(state)\n",
     instead="saved = jax.tree.map(lambda x: x.addressable_shards[0].data.squeeze(0), state)\n",
-    fix="Unsafe: the values are the same, but they live on the first device only, where `x[0]` "
-    "puts them on all. Offered only where the file shows that every leaf is a jax.Array with one "
+    fix="Unsafe: the values are the same, but they are on the first device only, while `x[0]` "
+    "puts them on all. Offered only if the file shows that every leaf is a jax.Array with one "
     "slice for each device.",
     since="jax 0.8.0: before, `x[0]` of a result of pmap was as cheap as reading the shard "
     "(66 us and 15 us on jax 0.7.2).",

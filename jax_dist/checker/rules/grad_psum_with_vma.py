@@ -13,17 +13,18 @@ from jax_dist.checker.stacking import TREE_MAPS
 PAGE = Page(
     code="JXD303",
     name="grad-psum-with-vma",
-    what="Finds, in a `shard_map` with `check_vma=True`, the default: a gradient by a parameter "
-    "whose spec is `P()`, then `psum` or `pmean` of it.",
-    why="There the gradient is already summed over the devices. A psum multiplies it by their "
-    "number, and a pmean leaves the sum: both 8 times what the same text gives under pmap or "
-    "with `check_vma=False` (8 simulated devices, jax 0.10.2), without an error.",
+    what="Finds, in a `shard_map` with `check_vma=True` (the default), a gradient with respect to "
+    "a parameter whose spec is `P()`, followed by a `psum` or `pmean` of it.",
+    why="The gradient is already summed over the devices. A psum multiplies it by their number, "
+    "and a pmean leaves the sum: both are 8 times what the same code gives under pmap or with "
+    "`check_vma=False` (8 simulated devices, jax 0.10.2), without an error.",
     example="def step(w, x):\n    return jax.lax.pmean(jax.grad(loss)(w, x), 'i')\n\n\n"
     "f = jax.shard_map(step, mesh=mesh, in_specs=(P(), P('i')), out_specs=P())\n",
     instead="f = jax.shard_map(step, mesh=mesh, in_specs=(P(), P('i')), out_specs=P(), "
     "check_vma=False)\n",
-    fix="None: the two programs look alike, and only you know which was meant. Or mark the "
-    "parameter as different on each device first: `w = jax.lax.pcast(w, 'i', to='varying')`.",
+    fix="None: the two programs look alike, and only you know which one you meant. You can also "
+    "mark the parameter as different on each device first: `w = jax.lax.pcast(w, 'i', "
+    "to='varying')`.",
     since="jax 0.6.1: `jax.shard_map` with `check_vma`.",
     source="Measured on jax 0.10.2.",
 )

@@ -11,11 +11,11 @@ from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
 PAGE = Page(
     code="JXD206",
     name="host-local-input",
-    what="Finds `jax.process_index()` and `jax.process_count()` where the file shows that what "
-    "they give goes into an argument of a mapped function.",
+    what="Finds `jax.process_index()` and `jax.process_count()` if the file shows that their "
+    "results reach an argument of a mapped function.",
     why="pmap takes each process's own part of the data and joins the parts by itself. A "
-    "`jit(shard_map)` in its place takes one global array, and refuses a part, or computes with "
-    "the part as if it were the whole.",
+    "`jit(shard_map)` takes one global array instead: it refuses a part, or computes as if "
+    "the part were the whole.",
     example="mine = data[jax.process_index() :: jax.process_count()]\ny = jax.pmap(f)(mine)\n",
     instead="Keep pmap's view with `jax_dist.pmap`, or make global arrays with "
     "`jax.make_array_from_process_local_data`.",

@@ -15,16 +15,16 @@ from jax_dist.checker.stacking import Kind
 PAGE = Page(
     code="JXD203",
     name="index-zero-of-sharded",
-    what="Finds `y[0]` where the file shows that `y` is an array that a mapped function returned, "
-    "with one slice for each device. Where `y` may be a tuple, nothing is said.",
-    why="Indexing a sharded array is a computation over the whole mesh: 1.9 ms against 26 us for "
-    "reading the first shard (f32[8,256,256], jax 0.10.2, 8 simulated devices). In a training "
-    "loop that logs each step this is time that the devices wait.",
+    what="Finds `y[0]` if the file shows that `y` is an array that a mapped function returned, "
+    "with one slice for each device. It says nothing if `y` may be a tuple.",
+    why="Indexing a sharded array is a computation over the whole mesh: 1.9 ms, against 26 us to "
+    "read the first shard (f32[8,256,256], jax 0.10.2, 8 simulated devices). In a training "
+    "loop that logs each step, the devices wait during this time.",
     example="step = jax.pmap(lambda x: jnp.sum(x))\nloss = step(batch)[0]\n",
     instead="step = jax.pmap(lambda x: jnp.sum(x))\n"
     "loss = step(batch).addressable_shards[0].data.squeeze(0)\n",
-    fix="Unsafe: the value is the same, but it lives on the first device only, where `y[0]` puts "
-    "it on all.",
+    fix="Unsafe: the value is the same, but it is on the first device only, while `y[0]` puts it "
+    "on all.",
     since="jax 0.8.0: before, `y[0]` of a result of pmap was cheap (66 us on jax 0.7.2).",
     source="https://docs.jax.dev/en/latest/migrate_pmap.html; measured.",
 )

@@ -14,16 +14,17 @@ PAGE = Page(
     code="JXD002",
     name="jit-of-pmap",
     what="Finds `jax.jit`, `lax.scan`, `lax.while_loop`, `lax.cond` or `jax.grad` around a "
-    "`jax.pmap`: right around it, as decorators, and around a function that calls it.",
-    why="With several processes, a traced `jax.pmap` sees the devices of its own process only: "
-    "its collectives reduce over these, with no error. 2 processes of 4 devices that hold 0 to 7 "
-    "get the sums 6 and 22 in the place of 28 (jax 0.10.2). In one process the values are right.",
+    "`jax.pmap`: directly, as decorators, or around a function that calls it.",
+    why="With several processes, a traced `jax.pmap` sees only the devices of its own process: "
+    "its collectives reduce over these, without an error. 2 processes of 4 devices that hold "
+    "0 to 7 get the sums 6 and 22 instead of 28 (jax 0.10.2). In one process the values are "
+    "right.",
     example="import jax\n\nstep = jax.jit(jax.pmap(train_step, axis_name='batch'))\n",
     instead="import jax_dist\n\nstep = jax_dist.pmap(train_step, axis_name='batch')\n",
-    fix="Unsafe: a jit with no arguments of its own right around a pmap goes, for pmap compiles "
-    "by itself; what the pmap donates is then really donated. None elsewhere: `jax_dist.pmap` may "
-    "stand inside of what is traced, and `jax_dist.rewrite` around the whole function moves each "
-    "pmap onto one mesh over all processes.",
+    fix="Unsafe: the fix removes a jit without arguments of its own directly around a pmap, "
+    "because pmap compiles by itself; what the pmap donates is then really donated. None "
+    "elsewhere: `jax_dist.pmap` may be traced, and `jax_dist.rewrite` around the whole "
+    "function moves each pmap onto one mesh over all processes.",
     since="Any jax with pmap.",
     source="https://docs.jax.dev/en/latest/migrate_pmap.html",
 )

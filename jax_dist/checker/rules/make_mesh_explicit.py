@@ -11,19 +11,20 @@ from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
 PAGE = Page(
     code="JXD302",
     name="make-mesh-explicit",
-    what="Finds `jax.make_mesh` without `axis_types`, and with its first argument by keyword.",
-    why="The default of `axis_types` became Explicit in jax 0.9.0, where it was Auto. On an "
-    "Explicit mesh, the sharding is part of an array's type: a `shard_map` whose `in_specs` are "
-    "not those of its argument raises a ValueError (jax 0.10.2), where it resharded before. The "
-    "keyword of the first argument changes after jax 0.11.0: `axis_shapes` is a TypeError on "
-    "0.12.0.1, and its new name `axis_sizes` is one before.",
+    what="Finds `jax.make_mesh` without `axis_types`, or with its first argument passed by "
+    "keyword.",
+    why="The default of `axis_types` changed from Auto to Explicit in jax 0.9.0. On an Explicit "
+    "mesh, the sharding is part of an array's type: a `shard_map` whose `in_specs` differ "
+    "from the sharding of its argument raises a ValueError (jax 0.10.2), where it resharded "
+    "before. The keyword of the first argument changes after jax 0.11.0: `axis_shapes` is a "
+    "TypeError on 0.12.0.1, and its new name `axis_sizes` is one before.",
     example="import jax\n\nmesh = jax.make_mesh((8,), ('i',))\n",
     instead="import jax\n\n"
     "mesh = jax.make_mesh((8,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))\n",
-    fix="Unsafe: Auto is what the code was written for before 0.9.0; code that was written for "
-    "Explicit wants `AxisType.Explicit`. None where `jax.set_mesh` takes the mesh: that is how "
-    "Explicit is used. Where only the keyword goes, it is safe.",
-    since="jax 0.9.0: Explicit by default; `axis_types` is there since 0.5.0.",
+    fix="Unsafe: code written before 0.9.0 expects Auto; code written for Explicit needs "
+    "`AxisType.Explicit`. None if the mesh is passed to `jax.set_mesh`, because that is how "
+    "Explicit is used. Safe if only the keyword is removed.",
+    since="jax 0.9.0: Explicit by default; `axis_types` exists since 0.5.0.",
     source="https://docs.jax.dev/en/latest/changelog.html#jax-0-9-0-january-20-2026",
 )
 
@@ -64,7 +65,7 @@ def _types_fix(module: Module, call: ast.Call, first: ast.keyword | None) -> Fix
     if names is None or shape is None:
         return None
     if module.qualified_name(getattr(module.parent(call), "func", call)) == "jax.set_mesh":
-        return None  # whoever sets the mesh may well mean Explicit
+        return None  # code that sets the mesh may well mean Explicit
     count = _count(module, names, shape)
     times = "" if count == "1" else f" * {count}"
     auto, imports = module.name_for("jax.sharding.AxisType", call)

@@ -12,15 +12,15 @@ from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
 PAGE = Page(
     code="JXD003",
     name="nested-pmap",
-    what="Finds a `jax.pmap` of a `jax.pmap`: directly, as decorators, and where a mapped function "
+    what="Finds a `jax.pmap` of a `jax.pmap`: directly, as decorators, or where a mapped function "
     "calls another one.",
-    why="It raises a ValueError since pmap is `jit(shard_map)`: the mesh of the inner one is not "
-    "the mesh of the context (jax 0.10.2). The pmap of jax 0.7.2 could do it.",
+    why="It raises a ValueError now that pmap is `jit(shard_map)`: the mesh of the inner one is "
+    "not the mesh of the context (jax 0.10.2). The pmap of jax 0.7.2 supported it.",
     example="import jax\n\nf = jax.pmap(jax.pmap(g, axis_name='j'), axis_name='i')\n",
     instead="import jax_dist\n\n"
     "f = jax_dist.pmap(jax_dist.pmap(g, axis_name='j'), axis_name='i')\n",
-    fix="None: `jax_dist.pmap` nests; in plain JAX it is one `jax.shard_map` over a mesh with two "
-    "axes, `in_specs=P('i', 'j')`.",
+    fix="None: `jax_dist.pmap` supports nesting; in plain JAX it is one `jax.shard_map` over a "
+    "mesh with two axes, `in_specs=P('i', 'j')`.",
     since="jax 0.8.0: not supported.",
     source="https://docs.jax.dev/en/latest/migrate_pmap.html",
 )

@@ -14,17 +14,17 @@ from jax_dist.checker.renames import Rename
 PAGE = Page(
     code="JXD106",
     name="pjit-to-jit",
-    what="Finds `pjit` and `with_sharding_constraint` of `jax.experimental.pjit`.",
-    why="`pjit` is deprecated since jax 0.8.0, and is `jax.jit` with one difference: a "
-    "`PartitionSpec` in its shardings is read with the mesh of `with mesh:`. `jax.jit` wants "
-    "`with jax.set_mesh(mesh):` there, and raises a RuntimeError otherwise (jax 0.10.2). "
-    "`with_sharding_constraint` is gone from this module.",
+    what="Finds `pjit` and `with_sharding_constraint` from `jax.experimental.pjit`.",
+    why="`pjit` is deprecated since jax 0.8.0, and is `jax.jit` with one difference: it reads a "
+    "`PartitionSpec` in its shardings with the mesh of `with mesh:`. `jax.jit` needs `with "
+    "jax.set_mesh(mesh):` for that, and raises a RuntimeError otherwise (jax 0.10.2). "
+    "`with_sharding_constraint` was removed from this module.",
     example="from jax.experimental.pjit import pjit\n\nf = pjit(g, donate_argnums=0)\n",
     instead="from jax import jit as pjit\n\nf = pjit(g, donate_argnums=0)\n",
-    fix="Safe without shardings, with shardings that are seen to be `NamedSharding`, and for "
-    "`with_sharding_constraint`. Display-only with shardings that are made elsewhere: they may be "
-    "specs. None with a `PartitionSpec`: the mesh has to be set in another way. None for old "
-    "arguments and for uses as a value.",
+    fix="Safe without shardings, with shardings that are clearly a `NamedSharding`, and for "
+    "`with_sharding_constraint`. Display-only with shardings that are made elsewhere, because "
+    "they may be specs. None with a `PartitionSpec`: the mesh has to be set in another way. "
+    "None for old arguments and for uses as a value.",
     since="jax 0.8.0: deprecated.",
     source="https://docs.jax.dev/en/latest/changelog.html#jax-0-8-0-october-15-2025",
 )

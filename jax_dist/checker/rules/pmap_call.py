@@ -13,8 +13,8 @@ PAGE = Page(
     what="Finds every use of `jax.pmap`: calls, decorators, partials, aliases, aliases of other "
     "files, and pmap passed on as a value; and `equinox.filter_pmap` and `flax.nnx.pmap`, which "
     "call it.",
-    why="pmap is in maintenance mode since jax 0.8: it is `jit(shard_map)` behind an old door. "
-    "With several processes `jit`, `scan` and `grad` around it reduce over local devices only, "
+    why="pmap is in maintenance mode since jax 0.8; underneath it is `jit(shard_map)`. With "
+    "several processes, `jit`, `scan` and `grad` around it reduce over local devices only, "
     "without an error: 6 and 22 where the sum is 28 (2 processes of 4 devices, jax 0.10.2).",
     example="step = jax.pmap(train_step, axis_name='batch', donate_argnums=0)\n",
     instead="step = jax_dist.pmap(train_step, axis_name='batch', donate_argnums=0)\n",

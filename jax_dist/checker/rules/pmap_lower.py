@@ -11,14 +11,15 @@ from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
 PAGE = Page(
     code="JXD004",
     name="pmap-lower",
-    what="Finds `.lower`, `.__wrapped__` and `.trace` of what `jax.pmap` made.",
-    why="What `.lower` gives is the inner `jit(shard_map)`: called, it takes and gives global "
-    "arrays, and does not make them of the slices of one process as pmap does. `.__wrapped__` is "
-    "missing on jax 0.8.0, and there again on 0.10.2. `.trace` raises an AttributeError (0.10.2).",
+    what="Finds `.lower`, `.__wrapped__` and `.trace` of a function made by `jax.pmap`.",
+    why="`.lower` gives the inner `jit(shard_map)`: when called, it takes and returns global "
+    "arrays, and does not build them from the slices of one process as pmap does. "
+    "`.__wrapped__` is missing on jax 0.8.0, and back on 0.10.2. `.trace` raises an "
+    "AttributeError (0.10.2).",
     example="import jax\n\ntext = jax.pmap(step).lower(state).as_text()\n",
     instead="import jax_dist\n\ntext = jax_dist.pmap(step).lower(state).as_text()\n",
-    fix="None: `jax_dist.pmap` has `lower`, `trace`, `jitted` and `__wrapped__`; which one is "
-    "meant, only you know.",
+    fix="None: `jax_dist.pmap` has `lower`, `trace`, `jitted` and `__wrapped__`; only you know "
+    "which one you need.",
     since="jax 0.8.0: pmap is jit(shard_map).",
     source="https://github.com/jax-ml/jax/issues/32701",
 )

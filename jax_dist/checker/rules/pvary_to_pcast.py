@@ -16,9 +16,9 @@ PAGE = Page(
     why="It was removed: jax 0.10.2 raises an AttributeError.",
     example="import jax\n\nx = jax.lax.pvary(x, 'i')\n",
     instead="import jax\n\nx = jax.lax.pcast(x, 'i', to='varying')\n",
-    fix="Safe for calls and for an import all of whose uses are calls: the same operation under "
-    "its new name. None where the function is passed on.",
-    since="jax 0.8.2: deprecated, and `pcast` is there; 0.10.0: removed.",
+    fix="Safe for calls, and for an import if all of its uses are calls: the same operation under "
+    "its new name. None if the function is passed on.",
+    since="jax 0.8.2: deprecated in favour of `pcast`; 0.10.0: removed.",
     source="https://docs.jax.dev/en/latest/changelog.html",
 )
 

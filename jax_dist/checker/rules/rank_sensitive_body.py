@@ -12,17 +12,17 @@ from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
 PAGE = Page(
     code="JXD304",
     name="rank-sensitive-body",
-    what="Finds, in functions given to `shard_map`, reductions without an axis, `reshape`, `dot`, "
-    "`len` and `shape[0]` of a parameter as it came.",
-    why="pmap takes the mapped dimension off before the function sees its argument; `shard_map` "
-    "keeps it, with the size of the block. A body moved from one to the other by name then counts "
-    "or sums over one dimension more, without an error: `x.shape[0]` is 2 under pmap and 1 under "
-    "`shard_map` (f32[8,2] on 8 simulated devices, jax 0.10.2).",
+    what="Finds, in functions passed to `shard_map`, reductions without an axis, `reshape`, `dot`, "
+    "`len` and `shape[0]` of an unmodified parameter.",
+    why="pmap removes the mapped dimension before the function sees its argument; `shard_map` "
+    "keeps it, with the size of the block. A body that moves from pmap to `shard_map` "
+    "unchanged then counts or sums over one more dimension, without an error: `x.shape[0]` is "
+    "2 under pmap and 1 under `shard_map` (f32[8,2] on 8 simulated devices, jax 0.10.2).",
     example="step = jax.shard_map(lambda x: x - jnp.mean(x), mesh=mesh, in_specs=P('i'), "
     "out_specs=P('i'))\n",
     instead="step = jax.shard_map(lambda x: x - jnp.mean(x, axis=1, keepdims=True), mesh=mesh, "
     "in_specs=P('i'), out_specs=P('i'))\n",
-    fix="None: whether the whole block was meant is not in the text.",
+    fix="None: the text does not show whether the whole block was meant.",
     since="Any jax with shard_map.",
     source="https://docs.jax.dev/en/latest/migrate_pmap.html; measured on jax 0.10.2.",
     default=False,

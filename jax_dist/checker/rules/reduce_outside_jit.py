@@ -12,16 +12,16 @@ from jax_dist.checker.stacking import Kind
 PAGE = Page(
     code="JXD205",
     name="reduce-outside-jit",
-    what="Finds `jnp.sum`, `mean`, `max` and their like of what a mapped function returned, where "
-    "they are not in a function that is traced.",
-    why="Each is a program over the whole mesh, compiled and sent off by itself, and with several "
-    "processes it may fail or mean another thing than it did: the array is global now. JAX's guide "
-    "says that such reductions may be silently wrong; in one process we could not make it "
-    "happen (496.0 both ways, jax 0.10.2).",
+    what="Finds `jnp.sum`, `mean`, `max` and similar reductions of the result of a mapped "
+    "function, outside any traced function.",
+    why="Each is a program over the whole mesh, compiled and dispatched separately. With several "
+    "processes it may fail, or change its meaning, because the array is now global. JAX's "
+    "guide says that such reductions may be silently wrong; in one process we could not "
+    "reproduce it (496.0 both ways, jax 0.10.2).",
     example="losses = jax.pmap(step)(batch)\nloss = jnp.mean(losses)\n",
     instead="losses = jax.pmap(step)(batch)\nloss = np.mean(jax.device_get(losses))\n",
-    fix="None: whether the mean of this process or of all is wanted is not in the text.",
-    since="jax 0.8.0: what a mapped function returns is one global array.",
+    fix="None: the text does not show whether the mean of this process or of all is wanted.",
+    since="jax 0.8.0: the result of a mapped function is one global array.",
     source="https://docs.jax.dev/en/latest/migrate_pmap.html; not reproduced in one process.",
     default=False,
 )

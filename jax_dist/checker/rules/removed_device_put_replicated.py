@@ -18,8 +18,8 @@ PAGE = Page(
     "state = jax_dist.device_put_replicated(state, jax.local_devices())\n",
     fix="Safe: `jax_dist.device_put_replicated` gives the same shapes and values on the same "
     "devices, without a copy on the host for each device. In plain JAX, "
-    "`jax.device_put(state, NamedSharding(mesh, P()))` has no leading dimension of devices, so "
-    "it needs the mapped function to change too: `jax-dist migrate` does that.",
+    "`jax.device_put(state, NamedSharding(mesh, P()))` has no leading device dimension, so "
+    "the mapped function has to change too: `jax-dist migrate` does that.",
     since="jax 0.8.1: deprecated; 0.10.0: removed.",
     source="https://docs.jax.dev/en/latest/migrate_pmap.html#drop-in-replacements",
 )

@@ -15,8 +15,9 @@ PAGE = Page(
     example="import jax\n\nbatch = jax.device_put_sharded(shards, jax.local_devices())\n",
     instead="import jax\nimport jax_dist\n\n"
     "batch = jax_dist.device_put_sharded(shards, jax.local_devices())\n",
-    fix="Safe: `jax_dist.device_put_sharded` gives the same shapes and values on the same devices. "
-    "In plain JAX, `jax.device_put(np.stack(shards), NamedSharding(mesh, P('i')))` is near it.",
+    fix="Safe: `jax_dist.device_put_sharded` gives the same shapes and values on the same "
+    "devices. In plain JAX, `jax.device_put(np.stack(shards), NamedSharding(mesh, P('i')))` "
+    "is similar.",
     since="jax 0.8.1: deprecated; 0.10.0: removed.",
     source="https://docs.jax.dev/en/latest/migrate_pmap.html#drop-in-replacements",
 )

@@ -11,19 +11,20 @@ from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
 PAGE = Page(
     code="JXD108",
     name="removed-name",
-    what="Finds imports and uses of names and modules that were removed from jax or renamed: "
+    what="Finds imports and uses of names and modules that jax has removed or renamed: "
     "`jax.tree_map` and its family, `jax.host_id`, `jax.lib.xla_bridge`, "
-    "`jax.experimental.host_callback`, `jax.core.Primitive`, `jax.random.KeyArray` and others.",
-    why="The program stops with an AttributeError or an ImportError. Of the names in the table, "
-    "only `host_id`, `host_count`, `host_ids` and `thread_resources` are still there in jax "
-    "0.12.0.1, with a warning.",
+    "`jax.experimental.host_callback`, `jax.core.Primitive`, `jax.random.KeyArray` and "
+    "others.",
+    why="The program fails with an AttributeError or an ImportError. Of the names in the table, "
+    "jax 0.12.0.1 still has only `host_id`, `host_count`, `host_ids` and `thread_resources`, "
+    "with a warning.",
     example="import jax\n\ny = jax.tree_map(lambda x: 2 * x, {'w': 1.0})\n",
     instead="import jax\n\ny = jax.tree.map(lambda x: 2 * x, {'w': 1.0})\n",
-    fix="Safe where a name has a successor of the same meaning. Unsafe for types of arrays "
-    "outside annotations, since `isinstance(x, jax.Array)` is true of more than before, and for "
-    "`use_mesh` outside a `with`, since `jax.set_mesh` then sets the mesh for good. Display-only "
-    "for `jax.ops.index_update` and its like, and for the buffers of arrays. None for the others: "
-    "the message says what is there now.",
+    fix="Safe if the name has a successor with the same meaning. Unsafe for array types outside "
+    "annotations, since `isinstance(x, jax.Array)` is true of more than before, and for "
+    "`use_mesh` outside a `with`, since `jax.set_mesh` then sets the mesh permanently. "
+    "Display-only for `jax.ops.index_update` and similar functions, and for the buffers of "
+    "arrays. None for the others: the message names the replacement.",
     since="Any jax; the message names the version that removed it.",
     source="https://docs.jax.dev/en/latest/changelog.html",
 )

@@ -12,15 +12,16 @@ from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
 PAGE = Page(
     code="JXD104",
     name="removed-pmap-config",
-    what="Finds `jax_pmap_shmap_merge`, `jax_pmap_no_rank_reduction` and other removed flags of "
-    "pmap and of sharding, as options of `jax.config` and as environment variables.",
+    what="Finds `jax_pmap_shmap_merge`, `jax_pmap_no_rank_reduction` and other removed flags for "
+    "pmap and sharding, as options of `jax.config` and as environment variables.",
     why="Setting or reading the option raises `AttributeError: Unrecognized config option` (jax "
-    "0.10.2). The environment variable is ignored without a word. pmap is `jit(shard_map)` now, "
-    "whatever the flags said.",
+    "0.10.2). The environment variable is silently ignored. pmap is now `jit(shard_map)`, "
+    "whatever the flags say.",
     example="import jax\n\njax.config.update('jax_pmap_shmap_merge', True)\n",
     instead="Nothing: leave the statement out.",
-    fix="Safe for a statement that only sets the flag: it goes. None where the flag is read, or "
-    "stands in a larger expression: the branch that depends on it needs a decision.",
+    fix="Safe for a statement that only sets the flag: the fix removes it. None if the flag is "
+    "read, or is part of a larger expression: you have to decide about the branch that "
+    "depends on it.",
     since="jax 0.6.0: jax_eager_pmap removed; 0.8.0: jax_cpu_enable_gloo_collectives; 0.9.0: "
     "jax_pmap_no_rank_reduction and jax_collectives_common_channel_id; 0.10.0: "
     "jax_pmap_shmap_merge.",

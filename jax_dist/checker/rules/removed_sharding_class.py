@@ -10,16 +10,17 @@ from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
 PAGE = Page(
     code="JXD103",
     name="removed-sharding-class",
-    what="Finds `PmapSharding`, `PositionalSharding`, `GSPMDSharding` and older classes of "
-    "`jax.sharding` that are gone.",
-    why="Naming one raises an AttributeError or ImportError, also where it only stands in an "
-    "`isinstance`. There, the answer had changed before: on jax 0.9.2, results of pmap carry a "
+    what="Finds `PmapSharding`, `PositionalSharding`, `GSPMDSharding` and other removed classes of "
+    "`jax.sharding`.",
+    why="Using the name raises an AttributeError or ImportError, even in an `isinstance`. The "
+    "answer of such a test had changed earlier: on jax 0.9.2, results of pmap have a "
     "`NamedSharding`, so a test for `PmapSharding` was False.",
     example="import jax\n\nmapped = isinstance(x.sharding, jax.sharding.PmapSharding)\n",
     instead="import jax\n\nmapped = isinstance(x.sharding, jax.sharding.NamedSharding)\n",
     fix="Safe for `MeshPspecSharding` and `XLACompatibleSharding`, which were renamed. None for "
-    "the others: a `NamedSharding` needs a mesh and a spec, or a test another question.",
-    since="jax 0.7.1: PositionalSharding removed; 0.10.0: PmapSharding and GSPMDSharding are gone.",
+    "the others: a `NamedSharding` needs a mesh and a spec, and a test has to check something "
+    "else.",
+    since="jax 0.7.1: PositionalSharding removed; 0.10.0: PmapSharding and GSPMDSharding removed.",
     source="https://docs.jax.dev/en/latest/changelog.html",
 )
 

@@ -16,15 +16,15 @@ _FOR = re.compile(rb"\bfor\b")
 PAGE = Page(
     code="JXD404",
     name="set-order-in-trace",
-    what="Finds loops over a set in functions given to pmap, shard_map or jit. jit is looked at in "
-    "files that also say pmap or shard_map.",
-    why="The order of a set of strings differs in each process (PYTHONHASHSEED), and with it the "
-    "order of the operations: the persistent cache misses in every run (measured, jax 0.10.2), "
-    "and processes that must run one program run different ones.",
+    what="Finds loops over a set in functions passed to pmap, shard_map or jit. jit is checked "
+    "only in files that also mention pmap or shard_map.",
+    why="The order of a set of strings differs in each process (PYTHONHASHSEED), and so does the "
+    "order of the operations: the persistent cache misses in every run (measured, jax "
+    "0.10.2), and processes that must run the same program run different ones.",
     example="step = jax.pmap(lambda x: sum(x[name] for name in {'a', 'b'}))\n",
     instead="step = jax.pmap(lambda x: sum(x[name] for name in sorted({'a', 'b'})))\n",
-    fix="Unsafe: what cannot be compared cannot be sorted, and the order of a sum may change its "
-    "last digits.",
+    fix="Unsafe: elements that cannot be compared cannot be sorted, and the order of a sum may "
+    "change its last digits.",
     since="Any jax.",
     source="Measured on jax 0.10.2.",
 )

@@ -13,16 +13,17 @@ from jax_dist.checker.traced import Application
 PAGE = Page(
     code="JXD305",
     name="shard-map-no-jit",
-    what="Finds a `jax.shard_map` whose result is called where nothing traces it: at the level of "
-    "the module, in `main`, or in a function that is only called from there.",
-    why="Outside of `jit`, each operation of its body is compiled and dispatched by itself. A body "
-    "of one psum took 132 ms a call, and 0.36 ms with jit (jax 0.10.2, 8 simulated devices).",
+    what="Finds a `jax.shard_map` whose result is called outside any traced code: at module level, "
+    "in `main`, or in a function that is only called from there.",
+    why="Outside `jit`, each operation of the body is compiled and dispatched separately. A body "
+    "with one psum took 132 ms for each call, and 0.36 ms with jit (jax 0.10.2, 8 simulated "
+    "devices).",
     example="import jax\n\nf = jax.shard_map(g, mesh=mesh, in_specs=spec, out_specs=spec)\n"
     "y = f(x)\n",
     instead="import jax\n\n"
     "f = jax.jit(jax.shard_map(g, mesh=mesh, in_specs=spec, out_specs=spec))\ny = f(x)\n",
-    fix="Unsafe: jit around it gives the same values to the order of operations, but traces the "
-    "body once, so that prints and other effects in it run once.",
+    fix="Unsafe: jit around it gives the same values up to the order of operations, but traces "
+    "the body once, so prints and other effects in it run once.",
     since="Any jax with shard_map.",
     source="https://docs.jax.dev/en/latest/notebooks/shard_map.html",
 )

@@ -15,11 +15,11 @@ PAGE = Page(
     name="spec-tuple-compare",
     what="Finds `==`, `!=` and `in` between a `PartitionSpec` and tuples.",
     why="A PartitionSpec is not equal to a tuple since jax 0.10.0: `P('i') == ('i',)` is True on "
-    "0.7.2 and False on 0.10.2, without a word. The branch that depends on it is the other one.",
+    "0.7.2 and silently False on 0.10.2, so the program takes the other branch.",
     example="replicated = x.sharding.spec == ()\n",
     instead="replicated = x.sharding.spec == jax.sharding.PartitionSpec()\n",
-    fix="Unsafe: the tuples become specs. Equal specs may still be spelled in two ways: "
-    "`P('i')` is not `P('i', None)`.",
+    fix="Unsafe: the tuples become specs. Equal specs may still be written in two ways: `P('i')` "
+    "is not `P('i', None)`.",
     since="jax 0.10.0: no longer equal.",
     source="https://docs.jax.dev/en/latest/changelog.html#jax-0-10-0-april-16-2026",
 )

@@ -11,10 +11,11 @@ PAGE = Page(
     code="JXD901",
     name="syntax-error",
     what="Reports a file that the running Python cannot parse, or whose bytes are not text.",
-    why="Nothing in it was looked at. Syntax newer than the running Python is one cause.",
+    why="Nothing in the file was checked. One cause is syntax that is newer than the running "
+    "Python.",
     example="def f(:\n    pass\n",
     instead="Correct the file, or run the checker with the Python that the file is written for.",
-    fix="None: what was meant is not known.",
+    fix="None: the linter cannot know what was meant.",
     since="Any jax.",
     source="The parser of the running Python.",
 )

@@ -11,15 +11,15 @@ PAGE = Page(
     code="JXD403",
     name="unstable-trace-value",
     what="Finds Python's and NumPy's random numbers, times, `uuid`, `os.getpid`, `id` and `hash` "
-    "in functions given to pmap, shard_map or jit. jit is looked at in files that also say pmap or "
-    "shard_map.",
-    why="The value is computed once, while tracing, and becomes a constant: each call sees the "
-    "same number, and each process has another program. The persistent cache misses in every run, "
-    "and processes that must run one program run different ones (measured for a random float and "
-    "for a process id, jax 0.10.2).",
+    "in functions passed to pmap, shard_map or jit. jit is checked only in files that also "
+    "mention pmap or shard_map.",
+    why="The value is computed once, while tracing, and becomes a constant: every call uses the "
+    "same number, and every process has a different program. The persistent cache misses in "
+    "every run, and processes that must run the same program run different ones (measured for "
+    "a random float and for a process id, jax 0.10.2).",
     example="step = jax.pmap(lambda x: x + np.random.normal())\n",
     instead="step = jax.pmap(lambda x, key: x + jax.random.normal(key))\n",
-    fix="None: the value must come in as an argument, and all callers must pass it.",
+    fix="None: the value must become an argument, and all callers must pass it.",
     since="Any jax.",
     source="Measured on jax 0.10.2.",
 )

@@ -9,10 +9,10 @@ from jax_dist.checker.registry import Case, Found, Keep, rule
 PAGE = Page(
     code="JXD900",
     name="unused-suppression",
-    what="Reports codes in `# noqa: JXD...`, `# jax-dist: ignore[...]` and "
-    "`# jax-dist: ignore-file[...]` that switch nothing off. Codes of other tools are left alone, "
-    "and so is a `# noqa` without codes.",
-    why="It hides the next finding on that line, which nobody has looked at yet.",
+    what="Reports codes in `# noqa: JXD...`, `# jax-dist: ignore[...]` and `# jax-dist: "
+    "ignore-file[...]` that suppress nothing. Codes of other tools are ignored, and so is a "
+    "`# noqa` without codes.",
+    why="It would hide a new finding on that line.",
     example="step = jax.jit(update)  # noqa: JXD001\n",
     instead="step = jax.jit(update)\n",
     fix="Safe: only the comment changes; other codes and words in it stay.",

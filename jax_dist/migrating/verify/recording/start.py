@@ -87,7 +87,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         loader.exec_module = exec_module
 
     def _hook(self, names: dict[str, Any], name: str, real: Callable, module: str) -> None:
-        from . import hooks, recorder  # they import jax and numpy, which are there by now
+        from . import hooks, recorder  # they import jax and numpy, which are imported already
 
         if self._recorder is None:
             self._recorder = recorder.Recorder(**self._wanted)
