@@ -84,19 +84,19 @@ class GlobalViewError(ValueError):
 
 
 class TransferError(RuntimeError):
-    """An array would move between host and device, or between devices, without being asked to."""
+    """An array would move between host and device, or between devices, implicitly."""
 
 
 class RecompileError(RuntimeError):
-    """A function would be compiled where everything should be compiled already."""
+    """A function would be compiled after the warm-up."""
 
 
 class DonationError(RuntimeError):
-    """The memory of an argument was not given up to the results of its function."""
+    """The memory of a donated argument was not reused for the results of its function."""
 
 
 class MemoryGrowthError(RuntimeError):
-    """There is more in the memory of a device at the end of a step than at its start."""
+    """A device holds more memory at the end of a step than at its start."""
 
 
 class DisagreementError(RuntimeError):
@@ -104,19 +104,19 @@ class DisagreementError(RuntimeError):
 
 
 class MissingRanksError(DisagreementError, TimeoutError):
-    """Some processes of a job did not come in time to where all have to meet."""
+    """Some processes of a job did not reach a meeting point in time."""
 
 
 class UnequalError(DisagreementError, AssertionError):
-    """What should be equal in all processes of a job is not."""
+    """Values that should be equal in all processes of a job are not."""
 
 
 class JoinError(RuntimeError):
-    """The processes of a job could not be brought together."""
+    """The processes of a job could not join."""
 
 
 class OpenPortWarning(UserWarning):
-    """Anybody who can reach the port where the processes of a job meet is let in."""
+    """Anyone who can reach the port at which the processes of a job meet can join."""
 
 
 class CheckpointError(ValueError):

@@ -23,14 +23,14 @@ __all__ = (
 def simulated_devices(count: int = 8) -> None:
     """Makes this process see simulated CPU devices, and no others.
 
-    Call it at the top of conftest.py, before anything computes with JAX. Where JAX runs already, it
-    only checks that the devices are as asked.
+    Call it at the top of conftest.py, before anything computes with JAX. If JAX is already running,
+    it only checks the devices.
 
     Args:
       count: how many devices to simulate.
 
     Raises:
-      RuntimeError: JAX runs already, with other devices.
+      RuntimeError: JAX is already running with other devices.
 
     >>> simulated_devices(8)
     >>> jax.device_count()
@@ -55,22 +55,22 @@ def assert_same_as_pmap(
 ) -> Any:
     """Calls a function mapped by `jax.pmap` and by `jax_dist.pmap`, and compares the results.
 
-    Compared are the structure, and of each array the shape, dtype, weak type, values, and which
-    device holds which slice of it. Where `jax.pmap` raises, so must the other: an error of the same
+    It compares the structure, and for each array the shape, dtype, weak type, values, and which
+    device holds which slice. If `jax.pmap` raises, the other must raise too: an error of the same
     class or of a subclass, or any ValueError for a ValueError.
 
     Args:
       fun: the function to map.
       *args: its arguments. Donated ones are copied, and stay usable.
       axis_name: names the mapped axis, as in `pmap`.
-      kwargs: its arguments by keyword.
+      kwargs: its keyword arguments.
       pmap: what to compare with `jax.pmap`; `jax_dist.pmap` if not given.
       rtol: how far values may differ, relative to what `jax.pmap` computes.
       atol: how far they may differ besides. With both 0, they must be equal; NaN equals NaN.
-      **pmap_options: what else both are given, such as `in_axes` and `donate_argnums`.
+      **pmap_options: further options for both, such as `in_axes` and `donate_argnums`.
 
     Returns:
-      The result of the other pmap; None where both raised.
+      The result of the other pmap; None if both raised.
 
     Raises:
       AssertionError: they differ. The message lists all differences.

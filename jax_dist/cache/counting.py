@@ -93,11 +93,11 @@ class Stats:
 
 
 def stats() -> Stats:
-    """The counts of the persistent cache: of a block, or of the process.
+    """Counts hits and misses of the persistent cache, in a block or in the process.
 
     Returns:
-      Used with `with`, the counts of the block. As it is, those of the process since
-      `jax_dist.cache` was first told to count: by `enable`, or by this.
+      With `with`, the counts of the block. Otherwise those of the process since counting began:
+      with `enable`, or with the first call of this function.
 
     >>> import jax
     >>> def step():

@@ -42,19 +42,19 @@ class Health:
 
 
 def doctor(path: str | os.PathLike[str] | None = None, *, fix: bool = False) -> Health:
-    """Looks a cache over, and mends it if asked.
+    """Checks a cache, and repairs it if asked.
 
-    Looked for: damaged and empty entries; what writers left that died; files without their entry;
-    folders that others can change; a full or read-only disk; entries for another CPU; keys that
-    differ between processes; keys that no later run ever asked for again.
+    It looks for damaged and empty entries; leftovers of writers that died; files without their
+    entry; folders that others can change; a full or read-only disk; entries for another CPU; keys
+    that differ between processes; keys that no later run ever asked for again.
 
     Args:
-      path: the folder of the cache; not given, that which `enable()` would take.
-      fix: remove what is of no use, and take the folder from those who must not change it. What is
-        healthy stays.
+      path: the folder of the cache; by default the one that `enable()` would use.
+      fix: remove useless files, and write permission from users who must not change the folder.
+        Healthy entries stay.
 
     Returns:
-      The findings. Where one was mended, it says how.
+      The findings; a repaired one says how.
 
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())

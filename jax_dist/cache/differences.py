@@ -46,14 +46,14 @@ class Comparison:
 
 
 def diff(a: Recorded, b: Recorded) -> Comparison:
-    """Says which programs of two runs have other keys, which component differs, and why.
+    """Reports the programs whose keys differ between two runs, which component differs, and why.
 
     Args:
       a: the record of the first run, or the path of one.
       b: that of the second.
 
     Returns:
-      For each program that has another key: the components, the causes, and the lines.
+      For each program with a different key: the components, the causes, and the lines.
 
     Raises:
       RecordError: a file is not a record.

@@ -36,14 +36,14 @@ def enable(
     """Keeps compiled programs in a folder, for this run and all that follow.
 
     Call it once, at the start of the program and in each of its processes. Every program is kept,
-    however quickly it compiles. Files appear whole or not at all; a damaged one is compiled again
-    and replaced. What cannot be used is told in a warning, and the program goes on without.
+    however quickly it compiles. Files are complete or absent; a damaged one is compiled again and
+    replaced. If something cannot be used, a warning says so, and the program continues without it.
 
     Args:
       path: a folder, or a URL such as `gs://bucket/cache` (needs etils[epath] and fsspec, and is
         left to JAX). Not given: $JAX_DIST_CACHE_DIR, or else $JAX_COMPILATION_CACHE_DIR, or else a
         folder of this user, such as ~/.cache/jax_dist. None: no cache.
-      max_size: the bytes that it may hold, also as "20GB"; those not used for longest go first.
+      max_size: the bytes that it may hold, also as "20GB"; the least recently used are removed.
       min_compile_seconds: programs that compile in less are not kept.
       writers: "every" process writes what it compiled and did not find; "first": only the first
         one, which on CPUs leaves the others without, since their keys differ.
@@ -55,8 +55,8 @@ def enable(
       share. None: there is no cache.
 
     Raises:
-      CacheDirectoryError: anybody could change what lies in the folder.
-      ValueError: `max_size` is no size.
+      CacheDirectoryError: anybody could change the contents of the folder.
+      ValueError: `max_size` is not a size.
 
     >>> import tempfile
     >>> from jax_dist import cache

@@ -58,7 +58,7 @@ def key(lowered: jax.stages.Lowered) -> Key:
       The key, equal to the name of the file that JAX writes, and the hash of each component.
 
     Raises:
-      UnsupportedError: this jax does not tell the components of its keys.
+      UnsupportedError: this jax does not expose the components of its keys.
 
     >>> import jax, jax.numpy as jnp
     >>> def double(x):

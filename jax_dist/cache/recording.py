@@ -35,7 +35,7 @@ _Entry: TypeAlias = tuple[int, int, int] | None  # the file, as far as it can te
 
 
 def record(path: str | os.PathLike[str] | None = None) -> "Recorder":
-    """Writes down what JAX compiles, from now on or within a `with` block.
+    """Records what JAX compiles, from now on or within a `with` block.
 
     Args:
       path: where it is saved. A name that ends in ".json" is written at the end, in one step; any

@@ -31,7 +31,7 @@ class Warmed:
 
 
 def warm(fun: Callable, /, *specs: Any, **named_specs: Any) -> Warmed:
-    """Puts a program into the cache without running it, so that its first call finds it there.
+    """Compiles a program into the cache without running it, so that its first call hits.
 
     Nothing is computed and no arguments are made, so one process can do it, on another day or
     another machine with the same CPU type and jaxlib: with JAX_NUM_CPU_DEVICES as many simulated
@@ -45,7 +45,7 @@ def warm(fun: Callable, /, *specs: Any, **named_specs: Any) -> Warmed:
       **named_specs: those by keyword.
 
     Returns:
-      Whether it was there, and whether it is now.
+      Whether it was in the cache before, and whether it is now.
 
     >>> import tempfile
     >>> from jax_dist import cache

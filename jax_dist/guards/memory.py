@@ -29,16 +29,15 @@ class Memory:
 
 
 class memory_guard:  # in small letters, for it is used as a function
-    """Raises if a step leaves more in the memory of a device than there was at its start.
+    """Raises if a device holds more memory at the end of a step than at its start.
 
     As a context it guards a block; as a decorator, each call of a function but the first, which
-    compiles. What is used comes from the statistics of the device; where a backend has none, as on
-    the CPU, the arrays that are alive are counted. Arrays that only wait for Python's garbage
-    collector do not count.
+    compiles. Usage comes from the statistics of the device; where a backend has none, as on the
+    CPU, live arrays are counted. Arrays that only wait for Python's garbage collector do not count.
 
     Args:
       slack: how many bytes more may be used on each device.
-      warmup: how many first steps are not looked at; one by default for a function, none for a
+      warmup: how many first steps are not checked; one by default for a function, none for a
         block.
 
     Raises:

@@ -20,12 +20,12 @@ _SAMPLE = 1000
 
 
 class strict:  # in small letters, for it is used as a function
-    """Raises where a steady program would copy, compile or lose memory in silence.
+    """Raises where a steady program would silently copy, compile or lose memory.
 
-    As a context it guards a block; as a decorator, each call of a function. In one block the guard
-    costs nothing in the steady state. Entering it costs about as much as a few small calls, so put
-    it around the loop where steps are short. Each thread has its own guard. A refusal that some
-    `except` catches on its way, as NumPy does in `np.array_equal`, is raised again: by the next
+    As a context manager it guards a block; as a decorator, each call of a function. Inside a block
+    the guard costs nothing in the steady state. Entering it costs about as much as a few small
+    calls, so put it around the loop if steps are short. Each thread has its own guard. If an
+    `except` catches the error, as NumPy does in `np.array_equal`, it is raised again: by the next
     call or step, at the latest at the end of the block.
 
     Args:
@@ -34,14 +34,14 @@ class strict:  # in small letters, for it is used as a function
         an index.
       recompiles: raise `RecompileError` before XLA compiles.
       donation: raise `DonationError` when the memory of a donated argument is not given up, or when
-        a function is fed its own results and donates nothing. "first" looks at the first calls of
-        each function, and at one step in 1000; "always" at all calls, which is slow.
+        a function is fed its own results and donates nothing. "first" checks the first calls of
+        each function, and one step in 1000; "always" checks all calls, which is slow.
       warmup: how many first steps may compile and transfer. A step is an item of `steps`, a call of
         a decorated function, or one entering of the block. By default one, and none for a block
-        without `steps`: then the warm-up is what came before it.
+        without `steps`: then the warm-up is whatever ran before it.
 
     Raises:
-      ValueError: `donation` or `warmup` is not one of these.
+      ValueError: `donation` or `warmup` has an unknown value.
 
     >>> import jax, jax.numpy as jnp
     >>> step = jax.jit(lambda state, batch: state + batch.sum(), donate_argnums=0)

@@ -49,7 +49,7 @@ def shard(tree: Any, mesh: Mesh, spec: P | Any) -> Any:
       tree: arrays, NumPy or jax. With several processes, NumPy arrays hold the slices of this
         process, and the result is the whole array of all of them.
       mesh: the mesh.
-      spec: how each array lies on it; one for all, or a tree of specs that is a prefix of `tree`.
+      spec: how each array is sharded; one for all, or a tree of specs that is a prefix of `tree`.
 
     Returns:
       The tree with jax arrays on the mesh.
@@ -76,9 +76,9 @@ def shard(tree: Any, mesh: Mesh, spec: P | Any) -> Any:
 def unreplicate(tree: Any) -> Any:
     """Takes the first slice of each array along its leading axis, without communication.
 
-    `x[0]` of a pmapped result runs a program on all devices that sends the slice to each of them;
-    this reads the shard that the first device of this process holds anyway. Only where another
-    dimension is cut, by `out_axes` or by a pmap inside, its parts are fetched from the others.
+    `x[0]` of a pmapped result runs a program on all devices that sends the slice to each of them.
+    This reads the shard that the first device of this process already holds. Only if another
+    dimension is cut, by `out_axes` or by a nested pmap, it fetches parts from the other devices.
 
     Args:
       tree: arrays `[N, *s]`, as `pmap` or `device_put_replicated` return them.

@@ -78,32 +78,33 @@ def pmap(
     gathers: Gathers = "reduce",
     arrays: Arrays = "local",
 ) -> Any:
-    """Maps a function over devices, one slice of each argument on each, by `jit(shard_map)`.
+    """Maps a function over devices by `jit(shard_map)`, one slice of each argument on each device.
 
-    Takes all that `jax.pmap` takes, with the same meaning and the same numbers, and is right where
-    `jax.pmap` fails: inside jit, scan and grad with several processes, nested, under another mesh
-    set by `jax.set_mesh`, and with arrays that lie elsewhere. In the steady state, a call is one
-    C++ dispatch.
+    Takes the arguments of `jax.pmap`, with the same meaning and the same numbers. It also works
+    where `jax.pmap` fails: inside jit, scan and grad with several processes, nested, under another
+    mesh set with `jax.set_mesh`, and with arrays on other devices. In the steady state, a call is
+    one C++ dispatch.
 
     Args:
       fun: the function of one slice. It may use collectives over `axis_name`. Without it, `pmap`
         returns a decorator.
       axis_name: names the mapped axis for collectives.
-      in_axes: which dimension of each positional argument is mapped: an integer, None for what all
-        devices share, or a tree of these that is a prefix of the arguments. A negative integer
-        counts from the end. Arguments passed by keyword are mapped over their leading dimension.
-      out_axes: where the mapped dimension goes in each result; None gives the value that the first
-        device has, and promises that all have the same.
+      in_axes: which dimension of each positional argument is mapped: an integer, None for values
+        that all devices share, or a tree of these that is a prefix of the arguments. A negative
+        integer counts from the end. Arguments passed by keyword are mapped over their leading
+        dimension.
+      out_axes: where the mapped dimension goes in each result; None returns the value of the first
+        device, and promises that all devices have the same value.
       static_broadcasted_argnums: positions of arguments that are compile-time constants; these must
         be hashable.
-      devices: the devices to use, one slice each, in this order; the same in every process.
-      backend: "cpu", "gpu" or "tpu"; whose devices to use where `devices` are not given.
-      axis_size: the size of the mapped axis over all processes; it is checked.
+      devices: the devices to use, one slice on each, in this order; the same in every process.
+      backend: "cpu", "gpu" or "tpu"; the platform whose devices to use if `devices` is not given.
+      axis_size: the size of the mapped axis over all processes; it is only checked.
       donate_argnums: positions of arguments whose memory the results may take over; give the state
         of a training loop.
-      virtual: lets an axis be a multiple of the number of devices, with that many slices on each
-        and collectives over all of them. For trying a program of 64 devices on a laptop.
-      captures: what to do with arrays that `fun` takes from around it, of 1 kB or more: "lift" them
+      virtual: allows an axis that is a multiple of the number of devices, with several slices on
+        each and collectives over all of them, to try a program for 64 devices on a laptop.
+      captures: what to do with arrays of 1 kB or more that `fun` captures: "lift" them
         to arguments, placed on the devices once, with a warning; "warn" only; "allow" them; or
         raise an "error". As under jit, they keep the values that they have when `fun` is traced.
       gathers: "reduce" a `lax.all_gather` that is only reduced to one reduction, equal up to the
@@ -117,9 +118,9 @@ def pmap(
 
     Raises:
       TypeError: `fun` cannot be called, or in_axes or out_axes hold something else than integers.
-      ValueError: `devices` is empty, or `captures`, `gathers` or `arrays` none of its choices. When
-        called: the sizes of the arguments differ, none is mapped, in_axes or out_axes does not fit,
-        the axis does not fit the devices, or a static argument cannot be hashed.
+      ValueError: `devices` is empty, or `captures`, `gathers` or `arrays` has an unknown value.
+        When called: the sizes of the arguments differ, none is mapped, in_axes or out_axes does not
+        fit, the axis does not fit the devices, or a static argument cannot be hashed.
 
     >>> import functools, jax, jax.numpy as jnp
     >>> @functools.partial(pmap, axis_name="i")

@@ -13,16 +13,16 @@ from jax_dist.multihost.fingerprints import fingerprint
 
 
 def assert_equal(tree: Any, fail_message: str = "") -> None:
-    """Makes sure that all processes have the same tree, with the same values.
+    """Checks that all processes have the same tree, with the same values.
 
     Unlike the function of this name in `jax.experimental.multihost_utils`, a NaN equals a NaN,
-    any leaves will do, and those that differ are named; where shapes differ, it says so and does
-    not crash. After an error the job can go on.
+    leaves may be of any type, and those that differ are named; if shapes differ, it says so and
+    does not crash. After an error the job can continue.
 
     Args:
       tree: of arrays, or of anything else that has a repr. Of an array that is cut over processes,
         only shape and dtype are compared.
-      fail_message: stands in front of the error.
+      fail_message: is put in front of the error.
 
     Raises:
       UnequalError: an AssertionError, in every process, with the same text.

@@ -23,8 +23,8 @@ def preempted(step: int) -> bool:
     each larger than the one before.
 
     With `jax.distributed`, JAX's preemption service catches the signal, and the process no longer
-    ends by SIGTERM. Without it, the first call puts a handler in place, which remembers the signal
-    and then calls the Python handler that was there; only a second SIGTERM ends the process.
+    ends by SIGTERM. Without it, the first call installs a handler, which records the signal and
+    then calls the previous Python handler; only a second SIGTERM ends the process.
 
     Args:
       step: the number of this step.
@@ -33,8 +33,8 @@ def preempted(step: int) -> bool:
       Whether this is the step to leave at. It stays so for the steps after it.
 
     Raises:
-      RuntimeError: JAX's preemption service is switched off, or, in one process, the first call is
-        not made by the main thread, so that no handler can be put in place.
+      RuntimeError: JAX's preemption service is turned off, or, in one process, the first call is
+        not made by the main thread, so that no handler can be installed.
 
     >>> preempted(step=1)
     False

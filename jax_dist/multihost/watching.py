@@ -22,13 +22,14 @@ class watchdog:  # in small letters, for it is used as a function
     """Ends the job when a step takes too long, and names the process that holds it up.
 
     A process that sleeps, reads from a disk that hangs or waits for a lock is alive: its heartbeats
-    go on, and the others wait for it in their next collective, for ever. As a context it watches
-    from its start to its end; within, each `step` gives it `seconds` again. When they are over in
-    one process, all say where they stand. Named is the one that is behind the others, or is not
-    waiting in JAX while they are, or does not answer. All show the stacks of their threads and
-    leave with exit code 87, after `jax_dist.multihost.initialize` all of them together.
+    go on, and the others wait for it in their next collective, for ever. As a context manager it
+    watches from its start to its end; inside, each `step` starts a new period of `seconds`. When
+    the time is up in one process, all report where they are. The watchdog names the process that is
+    behind the others, or is not waiting in JAX while they are, or does not answer. All processes
+    print the stacks of their threads and exit with code 87, after `jax_dist.multihost.initialize`
+    all together.
 
-    It costs nothing to speak of: a step sets a number, and a thread looks at it.
+    It costs next to nothing: a step sets a number, and a thread reads it.
 
     Args:
       seconds: how long a step may take. The first one compiles.

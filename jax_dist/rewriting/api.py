@@ -50,16 +50,16 @@ def rewrite(
 ) -> Rewritten:
     """The same function, without what makes its program wrong, slow or impossible to cache.
 
-    Put it outermost, around your `jax.jit` if there is one; it compiles by itself, and keeps what
-    was said to that jit: donation, shardings, static arguments. The passes, in this order: arrays
+    Put it outermost, around your `jax.jit` if there is one; it compiles by itself, and keeps the
+    options of that jit: donation, shardings, static arguments. The passes, in this order: arrays
     that the function captures become arguments (JXD401); pmaps inside are moved onto the mesh, and
     loops around them into the mapped region (JXD002); custom_partitioning operations are routed
-    through shard_map (JXD402); and gathers that are only reduced become reductions (JXD301). What
-    cannot be shown to be sound is left as it is; `explain` says so, and why.
+    through shard_map (JXD402); and gathers that are only reduced become reductions (JXD301). Code
+    that cannot be shown to be sound is left unchanged; `explain` says which, and why.
 
-    It is traced once per signature, as under jit; after that, a call is one C++ dispatch. A state
-    that is donated, and that nobody has put anywhere, is cut before the first call as the program
-    will return it; so a training loop compiles once.
+    It is traced once per signature, as under jit; after that, a call is one C++ dispatch. A donated
+    state that has no explicit placement is sharded before the first call as the program will
+    return it, so a training loop compiles once.
 
     Args:
       fun: a function, or a jit object. Its arguments are traced, but for the static ones of a jit.
@@ -69,8 +69,8 @@ def rewrite(
         "allow" them; or raise an "error".
       gathers: "reduce" them; only where the result is "exact", to the bit; or "keep" them.
       partitioning: "route" custom_partitioning operations through shard_map, or "keep" them.
-      specs: how to cut such an operation, where the compiler's choice is not wanted: `{name:
-        (in_specs, out_specs)}`, in the words of `jax.shard_map`.
+      specs: how to shard such an operation, instead of the compiler's choice: `{name:
+        (in_specs, out_specs)}`, as in `jax.shard_map`.
       live_captures: follow the objects that are captured, instead of keeping the values that they
         had when traced, as jit does.
       warn_bytes: warn of captured arrays from this size on, in bytes.
@@ -81,7 +81,7 @@ def rewrite(
       takes arguments and says what was done, and `__wrapped__`, which is `fun`.
 
     Raises:
-      RewriteError: an argument is none of its choices. When called: `specs` does not fit.
+      RewriteError: an argument has an unknown value. When called: `specs` does not fit.
       CapturedArrayError: when called, there are captured arrays, and `captures` is "error".
       UnsupportedError: this jax is older than 0.10.
 
@@ -121,11 +121,11 @@ def explain(
     specs: Specs | None = None,
     **kwargs: Any,
 ) -> Report:
-    """What `rewrite` would do with a function, what not, and why; nothing is run.
+    """Reports what `rewrite` would do with a function, what not, and why; runs nothing.
 
     Args:
       fun: the function; see `rewrite`, also for the other keyword arguments.
-      *args: as in a call of `fun`; `jax.ShapeDtypeStruct` will do for arrays.
+      *args: as in a call of `fun`; `jax.ShapeDtypeStruct` may stand in for arrays.
       mesh: see `rewrite`.
       captures: see `rewrite`.
       gathers: see `rewrite`.
