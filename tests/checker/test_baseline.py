@@ -127,8 +127,8 @@ def test_paths_are_seen_from_the_file_not_from_where_one_stands(folder):
         ),
         ("{", "the baseline b.json is not JSON: Expecting property name enclosed in double "),
         ("[]", "b.json is not a baseline of this version; --write-baseline writes a new one"),
-        ('{"version": 2, "findings": {}}', "b.json is no baseline of this version; --write-"),
-        ('{"version": 1, "findings": {"a": [{}]}}', "b.json is no baseline of this version; --"),
+        ('{"version": 2, "findings": {}}', "b.json is not a baseline of this version; --write-"),
+        ('{"version": 1, "findings": {"a": [{}]}}', "b.json is not a baseline of this version; --"),
     ],
 )
 def test_what_is_no_baseline_is_misuse(text, message):
