@@ -8,6 +8,13 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _PAGES = [*_ROOT.glob("*.md"), *(_ROOT / "docs").rglob("*.md")]
+_FRONT = (
+    "README.md",
+    "docs/index.md",
+    "docs/start.md",
+    "docs/migration-guide.md",
+    "docs/errors.md",
+)
 _MODULES = sorted((_ROOT / "jax_dist").rglob("*.py"))
 _WORST = {  # what not to write, and what to write in its place
     "anew(?!:)": "again",  # a parameter has that name
@@ -39,11 +46,18 @@ def _docstrings(source: str) -> str:
     return "\n\n".join(text for text in found if text)
 
 
+@pytest.mark.parametrize("page", _FRONT)
+def test_a_front_page_has_none_of_the_worst_words(page):
+    assert _found((_ROOT / page).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.relative_to(_ROOT).as_posix())
 def test_a_page_has_none_of_the_worst_words(page):
     assert _found(page.read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.slow
 def test_docstrings_have_none_of_the_worst_words():
     found = {path: _found(_docstrings(path.read_text(encoding="utf-8"))) for path in _MODULES}
 

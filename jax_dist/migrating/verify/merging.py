@@ -63,7 +63,7 @@ def merged(path: str, before: str, after: str, first: int) -> Merged:
 
 
 def marked(path: str, before: str, lines: Sequence[int], first: int) -> Merged:
-    """The old program, which tells of the statements at these lines that they ran."""
+    """The old program, which reports that the statements at these lines ran."""
     merge = _Merge(path, before, before, first)
     for line in lines:
         merge.mark(line)

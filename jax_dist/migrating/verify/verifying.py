@@ -1,6 +1,6 @@
 """Proves a migration place by place: runs the program in a sandbox, and never writes to its files.
 
-First one run of both texts at once, in which old and new are compared at each edited expression.
+First one run of both texts together, in which old and new are compared at each edited expression.
 What cannot be merged is judged by two runs, before and after.
 """
 
@@ -181,7 +181,7 @@ class _Trial:
         return {}, None
 
     def _by_spots(self, found: dict[int, Evidence]) -> tuple[list[Entry], list[Outcome]]:
-        """The entries that the merged run can tell of, and the outcomes that it cannot."""
+        """The entries that the merged run can judge, and the outcomes of those that it cannot."""
         entries, spots = [], self._plan.spots
         taken: set[int] = set()
         left: list[Outcome] = []
