@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.guards.strict import allow_recompiles as allow_recompiles
     from jax_dist.guards.strict import allow_transfers as allow_transfers
     from jax_dist.guards.strict import strict as strict
+    from jax_dist.mapping.filter_pmap import filter_pmap as filter_pmap
     from jax_dist.mapping.placement import device_put_replicated as device_put_replicated
     from jax_dist.mapping.placement import device_put_sharded as device_put_sharded
     from jax_dist.mapping.placement import replicate as replicate
@@ -42,6 +43,7 @@ _HOMES = {  # what Python sees: imported on first use, so that source tools neve
     "device_put_sharded": "jax_dist.mapping.placement",
     "explain": "jax_dist.rewriting.api",
     "global_view": "jax_dist.global_views.view",
+    "filter_pmap": "jax_dist.mapping.filter_pmap",
     "memory_guard": "jax_dist.guards.memory",
     "multihost": "jax_dist.multihost",
     "pmap": "jax_dist.mapping.pmap",
@@ -66,6 +68,7 @@ __all__ = (
     "device_put_sharded",
     "explain",
     "global_view",
+    "filter_pmap",
     "memory_guard",
     "multihost",
     "pmap",

@@ -19,6 +19,7 @@ from jax_dist.migrating import (
     direct,
     helper_text,
     idiomatic,
+    other_libraries,
     placements,
     places,
     renaming,
@@ -191,6 +192,7 @@ class _File:
             place = freed.pop(call, None) if isinstance(call, ast.expr) else None
             found.append(place or self._of_placement(module, name, node))
         found += freed.values()
+        found += other_libraries.of(module, to_library=self._options.to == "jax_dist")
         covered = [place.span for place in found]
         by_rule = by_rules.places(module, self._options.target, idiomatic=self._options.idiomatic)
         found += [place for place in by_rule if not _is_covered(place.span, covered)]

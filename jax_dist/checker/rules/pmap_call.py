@@ -19,8 +19,8 @@ PAGE = Page(
     example="step = jax.pmap(train_step, axis_name='batch', donate_argnums=0)\n",
     instead="step = jax_dist.pmap(train_step, axis_name='batch', donate_argnums=0)\n",
     fix="None here: `jax-dist migrate` rewrites pmap together with all that belongs to it, to "
-    "`jax_dist.pmap` or to plain JAX. For those of other libraries, write "
-    "`equinox.filter_shard_map` or `flax.nnx.shard_map` by hand.",
+    "`jax_dist.pmap` or to plain JAX. `equinox.filter_pmap` becomes "
+    "`jax_dist.filter_pmap`; for `flax.nnx.pmap`, write `flax.nnx.shard_map` by hand.",
     since="jax 0.8.0: maintenance mode; 0.10.0: the old engine is removed.",
     source="https://docs.jax.dev/en/latest/migrate_pmap.html",
 )
@@ -34,7 +34,7 @@ _MESSAGES = {
 
 
 _OF_OTHERS = {
-    "equinox.filter_pmap": "equinox.filter_shard_map",
+    "equinox.filter_pmap": "jax_dist.filter_pmap",
     "flax.nnx.pmap": "flax.nnx.shard_map",
     "flax.experimental.nnx.pmap": "flax.nnx.shard_map",
 }

@@ -1,0 +1,353 @@
+"""`equinox.filter_pmap` on `jax_dist.pmap`: arguments and results may hold anything.
+
+A call is split in two: arrays, which the mapped function takes, and the rest, which decides which
+mapped function that is. One is made for each kind of call, and kept.
+"""
+
+import functools
+import inspect
+import types
+import warnings
+from collections.abc import Callable, Hashable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from jax_dist._errors import ArgumentTypeError, AxesError, AxesTypeError, message
+from jax_dist.mapping.pmap import pmap
+
+_AXIS = "<filter_pmap>"  # of a function that names none
+
+
+class _FirstOfArrays:
+    """The default: arrays are mapped over their leading dimension, and nothing else is."""
+
+    def __call__(self, leaf: Any) -> int | None:
+        return 0 if _is_array(leaf) else None
+
+    def __repr__(self) -> str:
+        return "if_array(0)"
+
+
+_FIRST = _FirstOfArrays()
+
+
+def filter_pmap(
+    fun: Callable[..., Any] | None = None,
+    *,
+    in_axes: Any = _FIRST,
+    out_axes: Any = _FIRST,
+    axis_name: Hashable | None = None,
+    axis_size: int | None = None,
+    donate: Literal["all", "warn", "none"] = "none",
+    **options: Any,
+) -> Any:
+    """Maps a function of Equinox modules and other trees over devices.
+
+    Takes the place of `equinox.filter_pmap`, with its arguments and its numbers, on
+    `jax_dist.pmap`: it is right inside jit, scan and grad with several processes. Arrays are
+    mapped, and everything else, such as activation functions and strings, is a constant: another
+    value compiles again. Arrays that `fun` itself holds, where it is a module, go to all devices.
+
+    Args:
+      fun: called with positional arguments only. Without it, `filter_pmap` returns a decorator.
+      in_axes: an integer, None, a function of a leaf that gives one of these, such as
+        `equinox.if_array(0)`, or a tree of these that is a prefix of the arguments; or a dictionary
+        from names of parameters to these. By default, arrays are mapped over their leading
+        dimension.
+      out_axes: the same for the results, as a prefix of their tree. None for an array gives the
+        value that the first device has.
+      axis_name: names the mapped axis for collectives.
+      axis_size: needed where no argument is mapped.
+      donate: "all" donates the memory of every array; "warn" too, and warns where that is of no
+        use; "none" donates nothing.
+      **options: those of `jax_dist.pmap`, but for static and donated positions.
+
+    Returns:
+      The mapped function, with `lower` as jit objects have it, and `__wrapped__`, which is `fun`.
+
+    Raises:
+      TypeError: in_axes or out_axes hold something else than integers, None and functions; `fun`
+        or what is no array in an argument cannot be hashed.
+      ValueError: `donate` is none of its choices; in_axes names no parameter; see also `pmap`.
+
+    >>> import equinox as eqx, jax, jax.numpy as jnp
+    >>> make = filter_pmap(lambda key: eqx.nn.Linear(2, 3, key=key))
+    >>> models = make(jax.random.split(jax.random.key(0), 4))
+    >>> filter_pmap(lambda model, x: model(x))(models, jnp.ones((4, 2))).shape
+    (4, 3)
+
+    See the documentation of Equinox on `filter_pmap` and `filter_shard_map`.
+    """
+    if fun is None:
+        return functools.partial(
+            filter_pmap,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            axis_name=axis_name,
+            axis_size=axis_size,
+            donate=donate,
+            **options,
+        )
+    if donate not in ("all", "warn", "none"):
+        raise ValueError(
+            message(
+                what="'donate' argument to filter_pmap is none of its choices",
+                which=[f"donate={donate!r}"],
+                why="it says whether the memory of all arrays may be taken over",
+                do="Choose one of 'all', 'warn', 'none'.",
+            )
+        )
+    for name in ("static_broadcasted_argnums", "donate_argnums"):
+        if name in options:
+            raise ArgumentTypeError(
+                message(
+                    what=f"filter_pmap takes no {name}",
+                    which=[f"{name}={options[name]!r}"],
+                    why="it finds out by itself what is an array; the rest is static",
+                    do="Leave it out; donate='all' donates all arrays.",
+                )
+            )
+    axes = _Axes(in_axes, out_axes, axis_name, axis_size)
+    return functools.update_wrapper(_Filtered(fun, axes, donate, options), fun, updated=())
+
+
+class _Axes(NamedTuple):
+    """What was said of axes."""
+
+    inputs: Any
+    outputs: Any
+    name: Hashable | None
+    size: int | None
+
+
+class _Call(NamedTuple):
+    """One call, in two parts. What `kind` holds decides what is compiled."""
+
+    arrays: list[Any]
+    kind: Hashable
+    tree: Any  # of the function and the arguments
+    rest: tuple[Any, ...]  # the leaves, with _HOLE where an array was
+    axes: tuple[int | None, ...]  # of the arrays
+
+
+class _Hole:
+    def __repr__(self) -> str:
+        return "an array"
+
+
+_HOLE = _Hole()
+
+
+class _Filtered:
+    """What the user calls."""
+
+    def __init__(self, fun: Callable[..., Any], axes: _Axes, donate: str, options: dict[str, Any]):
+        self._fun, self._axes, self._donate, self._options = fun, axes, donate, options
+        self._kinds: dict[Hashable, _Kind] = {}
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        call = self._split(args, kwargs)
+        kind = self._kind(call)
+        if self._donate != "all":
+            return kind.joined(kind.mapped(*call.arrays))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+            return kind.joined(kind.mapped(*call.arrays))
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """The program for these arguments; compiled, it takes and gives their arrays alone."""
+        call = self._split(args, kwargs)
+        return self._kind(call).mapped.lower(*call.arrays)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+        if kwargs:
+            raise ArgumentTypeError(
+                message(
+                    what="a function of filter_pmap takes no keyword arguments",
+                    which=[f"{name} is one" for name in kwargs],
+                    why="in_axes are given by position",
+                    do="Pass them by position; in_axes may be a dictionary of names.",
+                )
+            )
+        of_args = _resolved("in_axes", self._named_axes(args), args)
+        leaves, tree = jax.tree.flatten((self._fun, args))
+        of_fun = len(leaves) - len(of_args)
+        axes: list[int | None] = [*[None] * of_fun, *of_args]
+        where = [number for number, leaf in enumerate(leaves) if _is_array(leaf)]
+        rest = tuple(_HOLE if _is_array(leaf) else leaf for leaf in leaves)
+        arrays, chosen = [leaves[n] for n in where], tuple(axes[n] for n in where)
+        if self._axes.size is not None:  # carries the size where nothing is mapped
+            arrays.append(np.broadcast_to(np.int32(0), self._axes.size))
+            chosen = (*chosen, 0)
+        signature = tuple((leaf.shape, leaf.dtype) for leaf in arrays)
+        return _Call(arrays, (tree, rest, chosen, signature), tree, rest, chosen)
+
+    def _named_axes(self, args: tuple[Any, ...]) -> Any:
+        axes = self._axes.inputs
+        if not isinstance(axes, dict):
+            return axes
+        names = list(inspect.signature(self._fun).parameters)
+        unknown = [name for name in axes if name not in names[: len(args)]]
+        if unknown:
+            raise AxesError(
+                message(
+                    what="in_axes of filter_pmap name arguments that the call does not have",
+                    which=[f"{name!r}: {axes[name]!r}" for name in unknown],
+                    why=f"it was called with {', '.join(names[: len(args)]) or 'nothing'}",
+                    do="Name parameters of the function, and pass them by position.",
+                )
+            )
+        return tuple(axes.get(name, _FIRST) for name, _ in zip(names, args, strict=False))
+
+    def _kind(self, call: _Call) -> "_Kind":
+        try:
+            found = self._kinds.get(call.kind)
+        except TypeError as error:
+            raise _not_hashable(call) from error
+        if found is None:
+            found = self._kinds[call.kind] = _Kind(self._axes, call, self._donate, self._options)
+        return found
+
+
+class _Kind:
+    """The mapped function of one kind of call.
+
+    Attributes:
+      mapped: takes the arrays of a call, and gives those of the results.
+    """
+
+    def __init__(self, axes: _Axes, call: _Call, donate: str, options: dict[str, Any]):
+        self._axes, self._call = axes, call._replace(arrays=[])
+        self._result: tuple[Any, list[Any]] | None = None  # its tree, and leaves that are no array
+        sizes = [leaf.shape[axis] for leaf, axis in _mapped_arrays(call)]
+        self._name = _AXIS if axes.name is None else axes.name
+        abstract = [
+            _one_slice(leaf, axis) for leaf, axis in zip(call.arrays, call.axes, strict=True)
+        ]
+        self._out_axes: tuple[int | None, ...] = ()
+        if sizes:  # else pmap says what is missing
+            self._look_at_results(abstract, sizes[0])
+        numbers = tuple(range(len(call.arrays)))
+        self.mapped = pmap(
+            self._named(call),
+            axis_name=axes.name,
+            in_axes=call.axes,
+            out_axes=self._out_axes,
+            axis_size=axes.size,
+            donate_argnums=() if donate == "none" else numbers,
+            **options,
+        )
+
+    def joined(self, arrays: tuple[Any, ...]) -> Any:
+        """The results as the function gives them."""
+        assert self._result is not None
+        tree, rest = self._result
+        remaining = iter(arrays)
+        leaves = [next(remaining) if leaf is _HOLE else leaf for leaf in rest]
+        return jax.tree.unflatten(tree, leaves)
+
+    def _look_at_results(self, abstract: list[Any], size: int) -> None:
+        """Traces the function once, for the tree of its results and where their axes go."""
+        axes = tuple(0 for _ in abstract)
+        whole = [jax.ShapeDtypeStruct((size, *each.shape), each.dtype) for each in abstract]
+        by_vmap = jax.vmap(self._body, in_axes=axes, axis_name=self._name, axis_size=size)
+        jax.eval_shape(by_vmap, *whole)
+
+    def _named(self, call: _Call) -> Callable[..., Any]:
+        fun = self._function(call.arrays)[0]
+
+        def body(*arrays: Any) -> tuple[Any, ...]:
+            return self._body(*arrays)
+
+        body.__name__ = getattr(fun, "__name__", type(fun).__name__)
+        body.__qualname__ = getattr(fun, "__qualname__", body.__name__)
+        return body
+
+    def _body(self, *arrays: Any) -> tuple[Any, ...]:
+        fun, args = self._function(arrays)
+        result = fun(*args)
+        leaves, tree = jax.tree.flatten(result)
+        axes = _resolved("out_axes", self._axes.outputs, result)
+        is_result = [
+            _is_array(leaf) or axis is not None for leaf, axis in zip(leaves, axes, strict=True)
+        ]
+        self._out_axes = tuple(axis for axis, kept in zip(axes, is_result, strict=True) if kept)
+        rest = [_HOLE if kept else leaf for leaf, kept in zip(leaves, is_result, strict=True)]
+        self._result = tree, rest
+        return tuple(leaf for leaf, kept in zip(leaves, is_result, strict=True) if kept)
+
+    def _function(self, arrays: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        remaining = iter(arrays)
+        leaves = [next(remaining) if leaf is _HOLE else leaf for leaf in self._call.rest]
+        return jax.tree.unflatten(self._call.tree, leaves)
+
+
+def _is_array(leaf: Any) -> bool:
+    """What Equinox takes for an array: that of JAX or of NumPy, also a scalar of NumPy."""
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def _mapped_arrays(call: _Call) -> list[tuple[Any, int]]:
+    pairs = zip(call.arrays, call.axes, strict=True)
+    return [(leaf, axis) for leaf, axis in pairs if axis is not None and leaf.ndim > 0]
+
+
+def _one_slice(leaf: Any, axis: int | None) -> jax.ShapeDtypeStruct:
+    shape = list(leaf.shape)
+    if axis is not None and -len(shape) <= axis < len(shape):  # else pmap refuses it
+        del shape[axis]
+    return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
+
+
+def _resolved(argument: str, axes: Any, tree: Any) -> list[int | None]:
+    """An axis for each leaf, from a prefix of the tree."""
+    found: list[int | None] = []
+
+    def resolve(spec: Any, part: Any) -> None:
+        for path, leaf in jax.tree.leaves_with_path(part):
+            axis = spec(leaf) if callable(spec) else spec
+            if axis is not None and not isinstance(axis, int):
+                raise AxesTypeError(
+                    message(
+                        what=f"{argument} of filter_pmap hold something else than axes",
+                        which=[f"{axis!r} for {jax.tree_util.keystr(path) or 'a leaf'}"],
+                        why="an axis is an integer, or None for what is not mapped",
+                        do="Give integers, None, or functions of a leaf, as equinox.if_array(0).",
+                    )
+                )
+            found.append(axis)
+
+    try:
+        jax.tree.map(resolve, axes, tree, is_leaf=lambda each: each is None)
+    except ValueError as error:
+        raise AxesError(
+            message(
+                what=f"{argument} of filter_pmap do not fit",
+                which=[f"{argument}={axes!r}", f"for the tree {jax.tree.structure(tree)}"],
+                why="they are a prefix of that tree",
+                do="Give one axis for all, or a tree that is a prefix.",
+            )
+        ) from error
+    return found
+
+
+def _not_hashable(call: _Call) -> ArgumentTypeError:
+    which = []
+    for leaf in call.rest:
+        try:
+            hash(leaf)
+        except TypeError:
+            which.append(f"{leaf!r}, a {type(leaf).__name__}")
+    return ArgumentTypeError(
+        message(
+            what="filter_pmap keeps what is no array as a constant, and cannot hash it",
+            which=which or [f"the tree {call.tree}"],
+            why="another value compiles another program, which is looked up by it",
+            do="Make it an array, or give the object __hash__ and __eq__.",
+        )
+    )
