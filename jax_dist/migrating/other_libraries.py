@@ -1,4 +1,4 @@
-"""The pmaps of other libraries, which call `jax.pmap`: `equinox.filter_pmap` and `flax.nnx.pmap`."""
+"""The pmaps of other libraries: `equinox.filter_pmap` and `flax.nnx.pmap` call `jax.pmap`."""
 
 import ast
 from collections.abc import Iterator
@@ -23,7 +23,9 @@ def of(module: Module, *, to_library: bool) -> Iterator[Place]:
     """
     for node in module.uses(_EQUINOX):
         try:
-            yield places.done(module, node, "JXD001", _filter_pmap(module, node, to_library))
+            yield places.done(
+                module, node, "JXD001", _filter_pmap(module, node, to_library=to_library)
+            )
         except Left as left:
             yield places.left(module, node, "JXD001", left)
     for name in _NNX:
@@ -35,16 +37,16 @@ def of(module: Module, *, to_library: bool) -> Iterator[Place]:
                 Left(
                     f"{name} maps modules, which pmap does not take",
                     "Give jax_dist.pmap a function of the state: nnx.split before the call, "
-                    "nnx.merge in the function; or take flax.nnx.shard_map.",
+                    "nnx.merge in the function; or use flax.nnx.shard_map.",
                 ),
             )
 
 
-def _filter_pmap(module: Module, node: ast.expr, to_library: bool) -> Fix:
+def _filter_pmap(module: Module, node: ast.expr, *, to_library: bool) -> Fix:
     if not to_library:
         raise Left(
-            f"{_EQUINOX} maps what is no array, too, and plain JAX has no such function",
-            "Take equinox.filter_shard_map, or migrate it --to jax_dist.",
+            f"{_EQUINOX} maps functions of modules, and plain JAX has no such function",
+            "Use equinox.filter_shard_map, or migrate with --to jax_dist.",
         )
     name = LibraryNames().named(module, "filter_pmap", node)
     edits = (Edit(*module.span(node), name.text), *name.edits)

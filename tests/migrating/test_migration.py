@@ -458,3 +458,43 @@ def test_the_order_of_the_files_is_that_of_the_paths(package: pathlib.Path):
     paths = [f"pkg/{name}.py" for name in ("zeta", "constants", "alpha", "mid")]
 
     assert [file.path for file in _migrate(*paths)] == paths
+
+
+# --- pmaps of other libraries
+
+_EQUINOX = """\
+import equinox as eqx
+from equinox import filter_pmap
+
+
+@eqx.filter_pmap(in_axes=(None, 0))
+def step(model, x):
+    return model(x)
+
+
+run = filter_pmap(step)
+"""
+
+
+def test_filter_pmap_of_equinox(package: pathlib.Path):
+    (package / "train.py").write_text(_EQUINOX)
+
+    (found,) = _migrate("pkg/train.py")
+
+    assert found.after.decode() == _EQUINOX.replace(
+        "import equinox as eqx\nfrom equinox import filter_pmap\n", "import jax_dist\n"
+    ).replace("eqx.filter_pmap", "filter_pmap").replace("filter_pmap", "jax_dist.filter_pmap")
+    (left,) = _migrate("pkg/train.py", to="jax")
+    assert [place.status for place in left.outcomes] == ["left", "left"]
+
+
+def test_pmap_of_nnx_is_left_with_what_to_do(package: pathlib.Path):
+    text = "from flax import nnx\n\nstep = nnx.pmap(lambda model, x: model(x))\n"
+    (package / "train.py").write_text(text)
+
+    (found,) = _migrate("pkg/train.py")
+
+    assert not found.changed
+    (place,) = found.outcomes
+    assert (place.status, place.what) == ("left", "nnx.pmap")
+    assert "nnx.split" in place.by_hand
