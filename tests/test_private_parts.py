@@ -122,6 +122,17 @@ def test_without_all_private_parts(tmp_path: pathlib.Path):
     assert said["missed"] == said["guarded"] == "refused"
 
 
+def test_without_a_module():
+    """What JAX has imported itself by then is out of the reach of others."""
+    program = """
+import sys, jax, jax.export, jax.extend, numpy as np
+sys.modules["jax._src.interpreters.pxla"] = None
+import jax_dist
+np.testing.assert_array_equal(jax_dist.pmap(lambda x: x + 1)(np.zeros(1)), [1.0])
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", _parts())
 def test_without_one(part: str, tmp_path: pathlib.Path):

@@ -164,6 +164,58 @@ def test_a_donated_batch_that_looks_like_a_result_compiles_once():
     assert carried.tolist() == [48.0] * 8
 
 
+_LARGE = np.ones(900)
+
+
+def _elsewhere():
+    return jax.device_put(_EIGHT, jax.devices()[3])
+
+
+def _fed_back(step):
+    state = jnp.zeros(8)
+    for _ in range(3):
+        state = step(state, np.ones((8, 4), np.float32))
+    return state / 3
+
+
+_ONCE = {  # calls of a function that counts how often it is traced
+    "a donated batch": lambda count: _fed_back(
+        jax_dist.pmap(lambda s, b: count() + s + b.sum() * 0, donate_argnums=(0, 1))
+    ),
+    "state": lambda count: jax_dist.pmap(lambda s: count() + s)(_EIGHT),
+    "a pmap inside": lambda count: jax_dist.pmap(
+        lambda x: count() + jax_dist.pmap(lambda y: y + 1, "j")(x), "i"
+    )(np.zeros((2, 4))),
+    "a pmap inside of a pmap inside": lambda count: jax_dist.pmap(
+        lambda x: count() + jax_dist.pmap(lambda y: jax_dist.pmap(lambda z: z + 1)(y))(x)
+    )(np.zeros((2, 2, 2))),
+    "an argument elsewhere": lambda count: jax_dist.pmap(lambda x: count() + x)(_elsewhere()),
+    "a captured array": lambda count: jax_dist.pmap(lambda x: count() + x + _LARGE[0])(_EIGHT),
+    "a gather": lambda count: jax_dist.pmap(lambda x: count() + lax.all_gather(x, "i").sum(), "i")(
+        _EIGHT
+    ),
+    "virtual": lambda count: jax_dist.pmap(lambda x: count() + x, virtual=True)(np.zeros(16)),
+    "under jit": lambda count: jax.jit(jax_dist.pmap(lambda x: count() + x))(_EIGHT),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+@pytest.mark.filterwarnings("ignore::jax_dist.CapturedArrayWarning")
+@pytest.mark.parametrize("case", _ONCE)
+def test_python_runs_once_for_a_signature(case):
+    """So that a body which counts, say for random numbers, counts as under jax.pmap."""
+    counts = []
+
+    def count():
+        counts.append(len(counts) + 1)
+        return 100.0 * counts[-1]
+
+    result = _ONCE[case](count)
+
+    assert counts == [1]
+    assert 100 <= np.asarray(result).min() <= np.asarray(result).max() < 200
+
+
 _STEADY = {  # not NumPy, which JAX itself puts on the devices in Python
     "one argument": (jax_dist.pmap(_double), lambda f, x: f(x)),
     "keyword": (jax_dist.pmap(_double), lambda f, x: f(x=x)),

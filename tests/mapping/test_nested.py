@@ -52,6 +52,43 @@ def test_either_axis_may_have_no_name(outer_name, inner_name):
     _lies_in_order(result, 2)
 
 
+_CLOSED_OVER = {  # what the inner body reads of the outer one's slice `[4]`
+    "a slice": (lambda row: row, [[0, 2, 4, 6], [8, 10, 12, 14]]),
+    "a sum of it": (lambda row: row.sum(), [[6, 7, 8, 9], [26, 27, 28, 29]]),
+    "a sum over the outer axis": (
+        lambda row: lax.psum(row.sum(), "i"),
+        [[28, 29, 30, 31], [32, 33, 34, 35]],
+    ),
+    "the index": (lambda row: lax.axis_index("i"), [[0, 1, 2, 3], [5, 6, 7, 8]]),
+    "a key": (lambda row: jax.random.bits(jax.random.key(3)) * 0, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+}
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+@pytest.mark.parametrize("name", _CLOSED_OVER)
+def test_an_inner_body_may_close_over_values_of_the_outer(name, virtual):
+    outside, expected = _CLOSED_OVER[name]
+
+    def outer(row):
+        value = outside(row)
+        part = (lambda v: v[lax.axis_index("j")]) if jnp.ndim(value) else (lambda v: v)
+        return jax_dist.pmap(lambda x: x + part(value), "j")(row)
+
+    result = jax_dist.pmap(outer, "i", virtual=virtual)(_X)
+
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_gradients_of_what_an_inner_body_closes_over():
+    def outer(row, weight):
+        return jax_dist.pmap(lambda x: x * weight * lax.psum(weight, "i"), "j")(row)
+
+    mapped = jax_dist.pmap(outer, "i", in_axes=(0, None))
+
+    # weight * 2 * weight * x summed: 56 * weight ** 2
+    assert jax.grad(lambda weight: mapped(_X, weight).sum())(3.0) == 2 * 56 * 3.0
+
+
 def test_indices_and_permutations():
     def body(y):
         turned = lax.ppermute(y, "j", [(0, 1), (1, 2), (2, 3), (3, 0)])

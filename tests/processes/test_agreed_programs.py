@@ -72,6 +72,7 @@ def pmap_rows(arrays: str) -> dict[str, object]:
         "static": _outcome(static, 0.0, x, 2.0 + rank, 1.0),
         "the last static": _outcome(static, 0.0, x, 5.0, 7.0 + rank),
         "same static": _outcome(static, 0.0, x, 2.0, 1.0),
+        "static, after all agreed": _outcome(static, 0.0, x, 2.0, 3.0 + rank),
     }
     if rank == 0:
         only = jax_dist.pmap(one, "i", devices=jax.local_devices())
@@ -143,6 +144,8 @@ def test_pmaps_are_agreed_upon(arrays):
     differ = "static argument 3: rank 0 has float 7.0, rank 1 has float 8.0"
     assert f"\n  * {differ}\n" in first["the last static"]
     assert first["same static"] == [24.0, 24.0]
+    differ = "static argument 3: rank 0 has float 3.0, rank 1 has float 4.0"
+    assert f"\n  * {differ}\n" in first["static, after all agreed"]
     assert first["lowered by one"] == [[36.0, 36.0], [36.0, 36.0]]
     assert first["late"].startswith("MissingRanksError: pmap of 'late' (test_agreed_")
     assert "waited 3 s in vain:\n  * rank 0 came\n  * rank 1 did not\n" in first["late"]

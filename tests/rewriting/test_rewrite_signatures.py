@@ -485,3 +485,18 @@ def test_a_captured_array_may_be_deleted_elsewhere(kind):
 
     np.testing.assert_array_equal(rewritten(x), expected)
     np.testing.assert_allclose(rewritten(x + 1), expected + 1, rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::jax_dist.CapturedArrayWarning")
+@pytest.mark.parametrize("kind", ["NumPy", "jax", "a key"])
+def test_ahead_of_time_it_takes_what_the_function_takes(kind):
+    array = jnp.arange(3000.0) if kind == "jax" else np.arange(3000.0, dtype=np.float32)
+    key = jax.random.key(0)
+
+    def draw(x):
+        return x + (jax.random.uniform(key) if kind == "a key" else array.sum())
+
+    mapped, x = jax.pmap(draw, "i"), np.arange(8.0, dtype=np.float32)
+
+    for function in (draw, lambda x: mapped(x)):
+        np.testing.assert_array_equal(rewrite(function).lower(x).compile()(x), draw(x))
