@@ -233,7 +233,7 @@ def _shard_map_inputs(
     del invariance
     new = scope.inside(eqn).axes - scope.axes
     specs = eqn.params["in_specs"]
-    return [[same | (new - _cut_along(spec)) for same, spec in zip(ins, specs, strict=True)]]
+    return [[same | (new - cut_along(spec)) for same, spec in zip(ins, specs, strict=True)]]
 
 
 def _shard_map_results(
@@ -244,7 +244,7 @@ def _shard_map_results(
     return [same & scope.axes for same in outs]
 
 
-def _cut_along(spec: Any) -> Same:
+def cut_along(spec: Any) -> Same:
     parts = [part if isinstance(part, tuple) else (part,) for part in spec]
     return frozenset(name for part in parts for name in part if name is not None)
 

@@ -10,6 +10,7 @@ from jax_dist import _compat
 from jax_dist._errors import CapturedArrayWarning
 from jax_dist.passes.captures import Capture, find_captures
 from jax_dist.passes.findings import Finding
+from jax_dist.passes.randomness import find_noise
 from jax_dist.rewriting import gradients, ways
 from jax_dist.rewriting.arguments import Wishes
 from jax_dist.rewriting.comparison import Comparison
@@ -41,6 +42,7 @@ def report_of(rewriting: RewrittenProgram, args: tuple, kwargs: dict) -> Report:
         findings=(
             *rewriting.findings,
             *gradients.find_doubled_sums(traced.jaxpr),  # left to the user
+            *find_noise(traced.jaxpr),
             *before.failure,
         ),
         captured=tuple(_row(capture, lifted) for capture in captured),

@@ -53,7 +53,7 @@ def test_the_page_of_a_rule(rule):
     [
         ("JXD30", "Did you mean JXD306?"),
         ("psum-one", "Did you mean psum-of-one?"),
-        ("E501", "`jax-dist rule --all` lists the rules."),
+        ("PLR0913", "`jax-dist rule --all` lists the rules."),
     ],
 )
 def test_a_rule_that_is_not_there_is_misuse(rule, remedy):

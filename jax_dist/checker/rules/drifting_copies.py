@@ -1,0 +1,87 @@
+"""JXD502: noise of each device's own in a result that is said to be the same everywhere."""
+
+import ast
+from collections.abc import Iterator
+
+from jax_dist.checker import functions, structure, traced
+from jax_dist.checker.modules import Module
+from jax_dist.checker.page import Page
+from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
+
+PAGE = Page(
+    code="JXD502",
+    name="drifting-copies",
+    what="Finds, in a `shard_map` with `check_vma=False` and `out_specs=P()`, a function without "
+    "any collective that folds `axis_index` into a key.",
+    why="`out_specs=P()` says that all devices have the same result, and with `check_vma=False` "
+    "nobody looks. With keys of their own they have not: one device's result is taken for all, and "
+    "copies of a state drift apart.",
+    example="def step(key, w):\n    key = jax.random.fold_in(key, jax.lax.axis_index('i'))\n"
+    "    return w + jax.random.normal(key, w.shape)\n\n\n"
+    "f = jax.shard_map(step, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)\n",
+    instead="def step(key, w):\n    return w + jax.random.normal(key, w.shape)\n",
+    fix="None: a shared key and a mean over the devices are both possible.",
+    since="jax 0.6.1: `jax.shard_map` with `check_vma`.",
+    source="https://docs.jax.dev/en/latest/notebooks/shard_map.html",
+)
+
+
+@rule(PAGE, triggers=(b"*shard_map*",), since=(0, 6, 1), also=(b"*fold_in*", b"*axis_index*"))
+def check(module: Module) -> Iterator[Found]:
+    for site in traced.applications(module, "shard_map"):
+        function = structure.innermost(module, site.fun)
+        if function is None or not site.is_known or not _promises(module, site.keywords):
+            continue
+        nodes = list(functions.all_nodes(function))
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        if not all(_is_known(module, call) for call in calls):
+            continue  # another function may reduce
+        for call in calls:
+            if module.qualified_name(call.func) == "jax.random.fold_in" and any(
+                module.qualified_name(inner.func) == "jax.lax.axis_index"
+                for argument in call.args[1:]
+                for inner in ast.walk(argument)
+                if isinstance(inner, ast.Call)
+            ):
+                yield Found(call, "keys of their own make results differ that out_specs=P() shares")
+
+
+def _promises(module: Module, keywords: dict[str, ast.expr]) -> bool:
+    unchecked = [keywords[name] for name in ("check_vma", "check_rep") if name in keywords]
+    spec = keywords.get("out_specs")
+    return (
+        bool(unchecked)
+        and all(module.text(value) == "False" for value in unchecked)
+        and isinstance(spec, ast.Call)
+        and not spec.args
+        and (module.qualified_name(spec.func) or "").endswith((".P", ".PartitionSpec"))
+    )
+
+
+def _is_known(module: Module, call: ast.Call) -> bool:
+    """Whether it is a call of JAX that reduces over no axis."""
+    name = module.qualified_name(call.func) or ""
+    if name == "jax.lax.axis_index":
+        return True
+    return name.startswith(("jax.random.", "jax.numpy.", "jax.nn."))
+
+
+_TOP = "import jax\nfrom jax.sharding import PartitionSpec as P\n"
+_BODY = (
+    "def f(key, w):\n    key = jax.random.fold_in(key, jax.lax.axis_index('i'))\n"
+    "    return w + jax.random.normal(key, w.shape)\n"
+)
+_MAPPED = "g = jax.shard_map(f, mesh=m, in_specs=P(), out_specs=P(), check_vma=False)\n"
+
+CASES: tuple[Case, ...] = (
+    Keep(
+        "results are put together", _TOP + _BODY + _MAPPED.replace("out_specs=P()", "out_specs=s")
+    ),
+    Keep("JAX looks itself", _TOP + _BODY + _MAPPED.replace(", check_vma=False", "")),
+    Keep(
+        "a mean over the devices",
+        _TOP + _BODY.replace("return w", "return jax.lax.pmean(w, 'i')") + _MAPPED,
+    ),
+    Keep("another function may reduce", _TOP + _BODY.replace("return w", "return h(w)") + _MAPPED),
+    Flag("copies drift", _TOP + _BODY + _MAPPED, (4,)),
+)

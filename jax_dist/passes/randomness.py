@@ -1,0 +1,244 @@
+"""Random numbers that repeat on every device, or differ where they should not (JXD501, JXD502).
+
+A draw with a key that all devices share gives all of them the same numbers. That is right for a
+mask of the weights, or a population of which each device takes its share. It is wrong where the
+numbers meet, element by element, data that differ between the devices: then each device adds the
+same noise to rows of its own. So a draw is followed for as long as it is only scaled and shaped.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import JaxprEqn, Literal, Var
+
+from jax_dist import _compat
+from jax_dist.passes import interpreter
+from jax_dist.passes.findings import Finding
+from jax_dist.passes.invariance import OUTSIDE, Invariance, Same, Scope, cut_along, same_of
+from jax_dist.passes.primitives import CALLS, ELEMENTWISE
+
+REPEATED, DRIFTING = "JXD501", "JXD502"
+_DRAWS = ("random_bits", "random_gamma")
+_SHAPED_ALIKE = {*ELEMENTWISE, "bitcast_convert_type", "pcast", "pvary"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Noise:
+    """A value that is a draw, scaled and shaped at most."""
+
+    line: str  # of the draw
+    alike: Same  # the axes along which all devices draw the same
+    dims: frozenset[int]  # along which its elements were drawn one by one
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of one value."""
+
+    noise: _Noise | None = None
+    flat: frozenset[int] = frozenset()  # dimensions along which all elements are equal
+    drawn: str = ""  # the line of a draw with a key of the device's own, that it depends on
+
+
+_NOTHING = _Known()
+
+
+def find_noise(jaxpr: Any) -> tuple[Finding, ...]:
+    """What the draws of a program say about its devices; of a closed jaxpr."""
+    walk = _Walk()
+    body = interpreter.open_jaxpr(jaxpr)
+    walk.body(body, [OUTSIDE.axes] * len(body.invars), [_NOTHING] * len(body.invars), OUTSIDE, "")
+    return tuple(dict.fromkeys(walk.findings))
+
+
+class _Walk:
+    """Goes through the bodies of a program once, and notes what it finds."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self._invariance = Invariance()
+
+    def body(
+        self, body: Any, ins: Sequence[Same], known: Sequence[_Known], scope: Scope, around: str
+    ) -> list[_Known]:
+        """What is known of the results of a body.
+
+        Args:
+          body: an open jaxpr.
+          ins: of each input, along which axes it is the same.
+          known: of each input.
+          scope: the axes around the body.
+          around: the line of the call, for equations that have none of the user's.
+        """
+        facts = self._invariance.facts(body, ins, scope)
+        values: dict[Var, _Known] = dict(zip(body.invars, known, strict=True))
+        for eqn in body.eqns:
+            line = interpreter.source_line(eqn) or around
+            same = [same_of(atom, facts, scope) for atom in eqn.invars]
+            given = [_of(atom, values) for atom in eqn.invars]
+            outs = self._results(eqn, same, given, scope, line)
+            values.update(zip(eqn.outvars, outs, strict=True))
+        return [_of(atom, values) for atom in body.outvars]
+
+    def _results(
+        self, eqn: JaxprEqn, same: list[Same], given: list[_Known], scope: Scope, line: str
+    ) -> list[_Known]:
+        name = eqn.primitive.name
+        drawn = next((each.drawn for each in given if each.drawn), "")
+        if name in _DRAWS:
+            return [self._draw(eqn, same, scope, line, drawn)] * len(eqn.outvars)
+        if interpreter.bodies(eqn):
+            return self._inside(eqn, same, given, scope, line)
+        if name in _SHAPED_ALIKE:
+            given = _spread(eqn, given)
+            self._meet(eqn, same, given)
+        noise, flat = _followed(eqn, same, given)
+        return [_Known(noise, flat, drawn)] * len(eqn.outvars)
+
+    def _draw(self, eqn: JaxprEqn, same: list[Same], scope: Scope, line: str, drawn: str) -> _Known:
+        alike = scope.axes.intersection(*same)
+        dims = frozenset(range(len(_shape(eqn.outvars[0]))))
+        own = line if alike != scope.axes else drawn
+        return _Known(_Noise(line, alike, dims) if alike and dims else None, drawn=own)
+
+    def _inside(
+        self, eqn: JaxprEqn, same: list[Same], given: list[_Known], scope: Scope, line: str
+    ) -> list[_Known]:
+        name, bodies = eqn.primitive.name, interpreter.bodies(eqn)
+        inputs = self._invariance.of_body_inputs(eqn, same, scope)
+        inner = scope.inside(eqn) if name == "shard_map" else scope
+        followed = name in CALLS or name == "shard_map"
+        drawn = next((each.drawn for each in given if each.drawn), "")
+        for body, ins in zip(bodies, inputs, strict=True):
+            opened = interpreter.open_jaxpr(body)
+            known = [
+                each if followed else _Known(drawn=each.drawn)
+                for each in (given if followed else [_Known(drawn=drawn)] * len(ins))
+            ]
+            outs = self.body(opened, ins, known, inner, line)
+            if name == "shard_map":
+                self._leave(eqn, opened, ins, outs, inner)
+            if followed and len(outs) == len(eqn.outvars):
+                return outs if name in CALLS else [_NOTHING] * len(outs)
+            drawn = drawn or next((each.drawn for each in outs if each.drawn), "")
+        return [_Known(drawn=drawn)] * len(eqn.outvars)
+
+    def _meet(self, eqn: JaxprEqn, same: list[Same], given: list[_Known]) -> None:
+        """Notes noise that all devices share with data that differ, element by element."""
+        draws = [(each.noise, each.flat) for each in given if each.noise is not None]
+        for noise, flat in draws:
+            for atom, alike, other in zip(eqn.invars, same, given, strict=True):
+                apart = noise.alike - alike
+                own = {dim for dim in range(len(_shape(atom))) if _is_long(atom, dim)} - other.flat
+                # One mask for all rows of a device is one for all rows: that is meant.
+                if apart and own & noise.dims and not own & flat and other.noise is None:
+                    self.findings.append(_repeated(noise, apart))
+
+    def _leave(
+        self, eqn: JaxprEqn, body: Any, ins: Sequence[Same], outs: list[_Known], scope: Scope
+    ) -> None:
+        """Notes noise of the device's own in results that are said to be the same everywhere."""
+        facts = self._invariance.facts(body, ins, scope)
+        new = _compat.newly_manual_axes(eqn)
+        for atom, spec, out in zip(body.outvars, eqn.params["out_specs"], outs, strict=True):
+            apart = new - cut_along(spec) - same_of(atom, facts, scope)
+            if apart and out.drawn:
+                self.findings.append(_drifting(out.drawn, apart))
+
+
+def _of(atom: Any, values: dict[Var, _Known]) -> _Known:
+    if isinstance(atom, Literal):
+        return _Known(flat=frozenset(range(len(_shape(atom)))))
+    return values.get(atom, _NOTHING)
+
+
+def _spread(eqn: JaxprEqn, given: list[_Known]) -> list[_Known]:
+    """A number beside an array counts for all of its elements."""
+    every = frozenset(range(len(_shape(eqn.outvars[0]))))
+    return [
+        each if _shape(atom) else dataclasses.replace(each, flat=every)
+        for atom, each in zip(eqn.invars, given, strict=True)
+    ]
+
+
+def _followed(
+    eqn: JaxprEqn, same: list[Same], given: list[_Known]
+) -> tuple[_Noise | None, frozenset[int]]:
+    """The noise that a result still is, and the dimensions along which it is constant."""
+    name = eqn.primitive.name
+    if name in _SHAPED_ALIKE:
+        flat = frozenset.intersection(*[each.flat for each in given]) if given else frozenset()
+        return _scaled(same, given), flat
+    if name == "broadcast_in_dim" and len(given) == 1:
+        kept = eqn.params["broadcast_dimensions"]
+        shape, before = _shape(eqn.outvars[0]), _shape(eqn.invars[0])
+        stretched = {new for old, new in enumerate(kept) if before[old] != shape[new]}
+        flat = frozenset(range(len(shape))) - set(kept) | stretched
+        flat |= {kept[old] for old in given[0].flat}
+        return _moved(given[0].noise, {old: new for old, new in enumerate(kept)}, stretched), flat
+    if name == "transpose":
+        places = {old: new for new, old in enumerate(eqn.params["permutation"])}
+        return _moved(given[0].noise, places, set()), frozenset(places[o] for o in given[0].flat)
+    if name in ("reshape", "squeeze", "expand_dims") and given[0].noise is not None:
+        noise, before = given[0].noise, _shape(eqn.invars[0])
+        if all(dim in noise.dims for dim, size in enumerate(before) if size > 1):
+            dims = frozenset(range(len(_shape(eqn.outvars[0]))))
+            return dataclasses.replace(noise, dims=dims), frozenset()
+    return None, frozenset()
+
+
+def _scaled(same: list[Same], given: list[_Known]) -> _Noise | None:
+    """Noise stays noise along the dimensions in which all that it meets is constant."""
+    noises = [each.noise for each in given if each.noise is not None]
+    if not noises:
+        return None
+    dims, alike = noises[0].dims, noises[0].alike
+    for axes, each in zip(same, given, strict=True):
+        alike &= axes
+        dims &= each.flat if each.noise is None else each.noise.dims
+    return dataclasses.replace(noises[0], dims=dims, alike=alike) if dims and alike else None
+
+
+def _moved(noise: _Noise | None, places: dict[int, int], gone: set[int]) -> _Noise | None:
+    if noise is None:
+        return None
+    dims = frozenset(places[dim] for dim in noise.dims if dim in places) - gone
+    return dataclasses.replace(noise, dims=dims) if dims else None
+
+
+def _is_long(atom: Any, dim: int) -> bool:
+    shape = _shape(atom)
+    return dim < len(shape) and shape[dim] > 1
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return tuple(getattr(atom.aval, "shape", ()))
+
+
+def _repeated(noise: _Noise, axes: Same) -> Finding:
+    over = _named(axes)
+    return Finding(
+        REPEATED,
+        "noted",
+        f"all devices along {over} draw the same numbers, and each meets data of its own",
+        f"the key is the same on all of them; random.fold_in(key, lax.axis_index({over})) gives "
+        "each its own, unless equal noise is meant",
+        noise.line,
+    )
+
+
+def _drifting(line: str, axes: Same) -> Finding:
+    over = _named(axes)
+    return Finding(
+        DRIFTING,
+        "noted",
+        f"a result that is said to be the same along {over} has noise of each device's own",
+        "out_specs does not name the axis, so what one device has is taken for all; draw with a "
+        "key that all devices share, or reduce over the axis",
+        line,
+    )
+
+
+def _named(axes: Same) -> str:
+    return ", ".join(sorted(map(repr, axes)))

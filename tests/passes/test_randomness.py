@@ -1,0 +1,159 @@
+"""Draws that repeat on every device, or make copies drift; and draws that are meant to be equal."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax, random
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import jax_dist
+from jax_dist.passes.randomness import find_noise
+
+pytestmark = pytest.mark.rewriting
+
+_KEY = random.key(0)
+_W = jnp.ones(3)
+_ROWS = P("i")
+_X = jnp.arange(24.0).reshape(8, 3)
+
+
+def _codes(body, *args, specs, out_specs=_ROWS, check_vma=False):
+    mesh = Mesh(np.array(jax.devices()[:4]), ("i",))
+    mapped = jax.shard_map(
+        body, mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=check_vma
+    )
+    return [finding.code for finding in find_noise(jax.make_jaxpr(mapped)(*args))]
+
+
+def _added(key, x):
+    return x + random.normal(key, x.shape)
+
+
+def _scaled(key, x):
+    return x * 2 + 0.1 * jnp.exp(random.normal(key, x.shape)) - 1
+
+
+def _by_feature(key, x):
+    """Scaled along the features, by what all devices share."""
+    return x + jnp.arange(3.0) * random.normal(key, x.shape)
+
+
+def _dropped(key, x):
+    return jnp.where(random.bernoulli(key, 0.5, x.shape), x, 0.0)
+
+
+def _reshaped(key, x):
+    return x + random.normal(key, (x.size,)).reshape(x.shape)
+
+
+def _in_a_jit(key, x):
+    return jax.jit(_added)(key, x)
+
+
+def _in_a_scan(key, x):
+    def step(at, number):
+        return at + random.normal(random.fold_in(key, number), at.shape), None
+
+    return lax.scan(step, x, jnp.arange(3))[0]
+
+
+def _key_of_the_body(key, x):
+    del key
+    return x + random.uniform(random.key(7), x.shape)
+
+
+def _gamma(key, x):
+    return x * random.gamma(key, 2.0, x.shape)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [_added, _scaled, _by_feature, _dropped, _reshaped, _in_a_jit, _in_a_scan, _key_of_the_body,
+     _gamma],
+)  # fmt: skip
+@pytest.mark.parametrize("vma", [False, True])
+def test_noise_that_repeats(body, vma):
+    if body is _gamma and vma:
+        pytest.skip("JAX wants the key cast there")
+    assert _codes(body, _KEY, _X, specs=(P(), P("i")), check_vma=vma) == ["JXD501"]
+
+
+def _folded(key, x):
+    return _added(random.fold_in(key, lax.axis_index("i")), x)
+
+
+def _split(key, x):
+    return _added(random.split(key, 4)[lax.axis_index("i")], x)
+
+
+def _mask_of_features(key, x):
+    """Shared on purpose: one mask for all rows, on every device."""
+    return jnp.where(random.bernoulli(key, 0.5, x.shape[1:]), x, 0.0) * 2
+
+
+def _weights(key, x):
+    w = jnp.ones((3, 2))
+    return x @ (w + random.normal(key, w.shape))
+
+
+def _common_seeds(key, x):
+    """Every device draws the population and takes its share."""
+    population = random.normal(key, (8, 3))
+    own = lax.dynamic_slice_in_dim(population, lax.axis_index("i") * 2, 2)
+    return x + own
+
+
+def _mirrored(key, x):
+    """The same direction everywhere, forwards and backwards."""
+    sign = 1.0 - 2.0 * (lax.axis_index("i") % 2)
+    noise = sign * random.normal(key, (3,))
+    return x * jnp.sum(noise)
+
+
+def _of_all_rows(key, x):
+    """Of gathered rows, which all devices have."""
+    everything = lax.all_gather(x, "i", tiled=True)
+    everything = everything + random.normal(key, everything.shape)
+    return lax.dynamic_slice_in_dim(everything, lax.axis_index("i") * 2, 2)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [_folded, _split, _mask_of_features, _weights, _common_seeds, _mirrored, _of_all_rows],
+)
+def test_noise_that_is_meant(body):
+    assert _codes(body, _KEY, _X, specs=(P(), P("i"))) == []
+
+
+def test_one_key_a_device_is_no_repetition():
+    def body(keys, x):
+        return _added(keys[0], x)
+
+    assert _codes(body, random.split(_KEY, 4), _X, specs=(P("i"), P("i"))) == []
+
+
+def test_copies_that_drift():
+    def drifting(key, w):
+        return w + random.normal(random.fold_in(key, lax.axis_index("i")), w.shape)
+
+    def averaged(key, w):
+        return lax.pmean(drifting(key, w), "i")
+
+    specs = (P(), P())
+    assert _codes(drifting, _KEY, _W, specs=specs, out_specs=P()) == ["JXD502"]
+    assert _codes(averaged, _KEY, _W, specs=specs, out_specs=P()) == []
+    assert _codes(drifting, _KEY, _W, specs=specs, out_specs=P("i")) == []
+
+
+@pytest.mark.parametrize("pmap", [jax.pmap, jax_dist.pmap])
+def test_explain_says_it_with_the_line(pmap):
+    noisy = pmap(_added, axis_name="i", in_axes=(None, 0))
+    report = jax_dist.explain(lambda key, x: noisy(key, x), _KEY, _X)
+
+    found = [finding for finding in report.findings if finding.code == "JXD501"]
+    assert [finding.outcome for finding in found] == ["noted"]
+    line = _added.__code__.co_firstlineno + 1
+    assert found[0].where.endswith(f"test_randomness.py:{line}")
+    assert "JXD501" in str(report)
