@@ -257,3 +257,16 @@ def test_a_pmap_inside():
     result = jax_dist.pmap(lambda x: inner(x), "i", virtual=True)(x)
 
     assert np.unique(result).tolist() == [496.0]
+
+
+def test_places_along_both_axes_of_a_pmap_inside():
+    x = np.arange(32.0, dtype=np.float32).reshape(16, 2)
+    turn = [(k, (k + 1) % 32) for k in range(32)]
+    inner = jax_dist.pmap(
+        lambda y: (lax.axis_index(("i", "j")), lax.ppermute(y, ("i", "j"), turn)), "j"
+    )
+
+    index, turned = jax_dist.pmap(lambda x: inner(x), "i", virtual=True)(x)
+
+    np.testing.assert_array_equal(np.ravel(index), np.arange(32))
+    np.testing.assert_array_equal(np.ravel(turned), np.roll(np.arange(32.0), 1))
