@@ -51,13 +51,11 @@ def test_a_front_page_has_none_of_the_worst_words(page):
     assert _found((_ROOT / page).read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.relative_to(_ROOT).as_posix())
 def test_a_page_has_none_of_the_worst_words(page):
     assert _found(page.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.slow
 def test_docstrings_have_none_of_the_worst_words():
     found = {path: _found(_docstrings(path.read_text(encoding="utf-8"))) for path in _MODULES}
 

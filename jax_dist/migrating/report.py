@@ -1,7 +1,7 @@
 """What a migration did and left, for people (Markdown) and for machines (JSON).
 
 The JSON is one object:
-  schema: 2; grows when a field changes its meaning, not when one is added
+  schema: 3; grows when a field changes its meaning, not when one is added
   to: "jax_dist" or "jax"
   summary: files (with places or problems), changed, done, left (places), problems
   rules: [{code, name, done, left}]
@@ -27,7 +27,7 @@ from jax_dist.checker.findings import Code
 from jax_dist.migrating.files import Target
 from jax_dist.migrating.outcomes import FileMigration, Outcome
 
-_SCHEMA = 2
+_SCHEMA = 3
 
 
 @dataclasses.dataclass(frozen=True)

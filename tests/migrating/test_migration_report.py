@@ -110,7 +110,7 @@ def test_json():
         *("schema", "to", "summary", "rules", "reasons", "files", "places"),
         *("helpers", "cautions", "verification"),
     ]
-    assert found["schema"] == 2
+    assert found["schema"] == 3
     assert found["to"] == "jax"
     assert found["summary"] == {"files": 4, "changed": 2, "done": 1, "left": 3, "problems": 1}
     assert found["rules"] == [

@@ -18,7 +18,8 @@ from verified_programs import IDIOMATIC, TRAINING, changed
 from jax_dist.checker.misuse import MisuseError
 from jax_dist.migrating.outcomes import FileMigration
 from jax_dist.migrating.verify import merging, sandbox
-from jax_dist.migrating.verify.ledger import Entry, Ledger, Rung
+from jax_dist.migrating.verify.ledger import REQUIREMENTS, Entry, Ledger, Rung
+from jax_dist.migrating.verify.verification import Ending, Verdict, Verification
 from jax_dist.migrating.verify.verifying import verified
 
 _GOOD = b"# \xc3\xa9t\xc3\xa9\r\nprint('same')"  # no final newline
@@ -341,6 +342,18 @@ def test_what_would_happen_twice_or_not_at_all_stays_apart(before: str, after: s
 
 
 # --- the ledger
+
+
+def test_two_equal_runs_are_not_called_replayed():
+    entries = (Entry("train.py", 3, "jax.pmap", Rung.SAME_RUNS),)
+    end = Ending(exit_code=0, functions=1, calls=44, devices=8, output="")
+    runs = Verification(("python", "train.py"), Verdict.SAME, end, end, ())
+    found = Ledger(runs.command, entries, "copy", merged=False, runs=runs)
+
+    assert found.headline == "0 of 1 place proved, 1 the same in two runs of 44 calls."
+    assert "same in two runs" in str(found)
+    assert found.below(REQUIREMENTS["replayed"]) == ()
+    assert found.below(REQUIREMENTS["proved"]) == entries
 
 
 def test_the_headline_says_the_worst():

@@ -17,9 +17,10 @@ class Rung(enum.IntEnum):
     DIFFERENT = 0
     NEVER_RAN = 1
     RAN = 2
-    REPLAYED = 3
-    BY_RULES = 4
-    SAME_PROGRAM = 5
+    SAME_RUNS = 3
+    REPLAYED = 4
+    BY_RULES = 5
+    SAME_PROGRAM = 6
 
     def __str__(self) -> str:
         return _WORDS[self]
@@ -29,11 +30,13 @@ _WORDS = {
     Rung.DIFFERENT: "different",
     Rung.NEVER_RAN: "never ran",
     Rung.RAN: "ran",
+    Rung.SAME_RUNS: "same in two runs",
     Rung.REPLAYED: "replayed",
     Rung.BY_RULES: "equal by rules",
     Rung.SAME_PROGRAM: "same program",
 }
-REQUIREMENTS = {"proved": Rung.BY_RULES, "replayed": Rung.REPLAYED, "ran": Rung.RAN}
+# "replayed" takes two equal runs too: what cannot be merged has nothing better.
+REQUIREMENTS = {"proved": Rung.BY_RULES, "replayed": Rung.SAME_RUNS, "ran": Rung.RAN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,8 @@ class Ledger:
     @property
     def headline(self) -> str:
         """One sentence, which says the worst."""
-        return ", ".join(_counts(self.entries)) + "."
+        calls = 0 if self.runs is None else self.runs.before.calls
+        return ", ".join(_counts(self.entries, calls)) + "."
 
     def to_dict(self) -> dict[str, Any]:
         """For machines, in JSON's types."""
@@ -133,7 +137,7 @@ class Ledger:
         return "\n".join(_lines(self))
 
 
-def _counts(entries: Sequence[Entry]) -> Iterator[str]:
+def _counts(entries: Sequence[Entry], calls_of_runs: int) -> Iterator[str]:
     groups: dict[Rung, list[Entry]] = {rung: [] for rung in Rung}
     for entry in entries:
         groups[entry.rung].append(entry)
@@ -142,6 +146,8 @@ def _counts(entries: Sequence[Entry]) -> Iterator[str]:
     if replayed := groups[Rung.REPLAYED]:
         equal, calls = sum(e.equal for e in replayed), sum(e.calls for e in replayed)
         yield f"{len(replayed)} replayed {equal} of {calls} calls"
+    if same := groups[Rung.SAME_RUNS]:
+        yield f"{len(same)} the same in two runs of {calls_of_runs} calls"
     for rung, verb in ((Rung.RAN, "ran"), (Rung.NEVER_RAN, "never ran")):
         if groups[rung]:
             yield f"{len(groups[rung])} {verb}: {_where(groups[rung])}"

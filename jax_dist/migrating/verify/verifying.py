@@ -263,12 +263,12 @@ def _of_runs(found: Verification, sites: Sequence[SiteComparison], *, ran: bool)
     if found.before.exit_code != 0:
         return Judgement(Rung.RAN, notes=("the command failed before the migration",))
     if sites and calls == equal > 0:
-        return Judgement(Rung.REPLAYED, calls, equal, notes=("in two runs",))
+        return Judgement(Rung.SAME_RUNS, calls, equal)
     if sites or not calls or calls != equal:
         return Judgement(Rung.RAN)
     if any(note.startswith("the output differs") for note in found.notes):
         return Judgement(Rung.RAN, notes=("what the program prints differs",))
-    return Judgement(Rung.REPLAYED, calls, equal, notes=("by the mapped calls around it",))
+    return Judgement(Rung.SAME_RUNS, notes=("by the mapped calls around it",))
 
 
 def _merged(files: Sequence[FileMigration]) -> dict[str, Merged]:
