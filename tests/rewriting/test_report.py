@@ -13,6 +13,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
+import jax_dist
 from jax_dist.passes.findings import Finding
 from jax_dist.rewriting import cost, rendering, stability
 from jax_dist.rewriting.comparison import Comparison
@@ -237,6 +238,17 @@ def test_bars_of_the_notebook_are_to_scale():
     report = Report("step", _BEFORE, _AFTER, _STABLE, _STABLE)
 
     assert re.findall(r"width:(\d+)px", report._repr_html_()) == ["200", "25"]
+
+
+def test_what_is_lifted_and_what_is_kept():
+    table, shift = np.ones((100, 100), np.float32), np.arange(3, dtype=np.float32)
+
+    report = jax_dist.explain(lambda x: (x @ table)[:3] + shift, np.ones(100, np.float32))
+
+    assert {each.name: each.action for each in report.captured} == {
+        "table": "lifted",
+        "shift": "kept",
+    }
 
 
 def test_the_data_go_through_json():
