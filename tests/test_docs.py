@@ -118,7 +118,17 @@ def test_the_architecture_page_names_every_module():
     package = _ROOT / "jax_dist"
     names = ("mapping", "passes", "rewriting", "checker", "checker/rules", "checker/render")
     floors = [
-        package / name for name in ("", *names, "migrating", "cache", "guards", "consistency")
+        package / name
+        for name in (
+            "",
+            *names,
+            "migrating",
+            "cache",
+            "guards",
+            "consistency",
+            "global_views",
+            "doctor",
+        )
     ]
     modules = sorted(module for floor in floors for module in floor.glob("*.py"))
 

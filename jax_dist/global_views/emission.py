@@ -17,8 +17,8 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.global_views import entering
-from jax_dist.global_views.planning import BodyPlan, Island, Step
+from jax_dist.global_views import control_flow
+from jax_dist.global_views.islands import BodyPlan, Island, Step
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import Values
 from jax_dist.passes.primitives import ELEMENTWISE, INLINED
@@ -78,7 +78,7 @@ class Emitter:
     def _run_outside(self, plan: BodyPlan, step: Step, values: "_Values") -> None:
         eqn = step.eqn
         if step.inner:
-            whole = entering.reads_whole(step)
+            whole = control_flow.reads_whole(step)
             operands = [
                 self._literal(atom)
                 if isinstance(atom, Literal)
@@ -86,7 +86,7 @@ class Emitter:
                 for place, atom in enumerate(eqn.invars)
             ]
             with interpreter.located(eqn, anew=True):
-                outs = entering.run_entered(self, plan, step, operands)
+                outs = control_flow.run_entered(self, plan, step, operands)
         else:
             read = values.whole if self.cuts_state and self._needs_whole(eqn) else values.plain
             operands = list(dict.fromkeys(a for a in eqn.invars if isinstance(a, Var)))

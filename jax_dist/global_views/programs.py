@@ -14,10 +14,10 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist.global_views import layouts, refusals
 from jax_dist.global_views.emission import Emitter
+from jax_dist.global_views.islands import BodyPlan, plan
 from jax_dist.global_views.layouts import Shardings
-from jax_dist.global_views.planning import BodyPlan, plan
-from jax_dist.global_views.sharing import Axis as SharedAxis
-from jax_dist.global_views.sharing import Origin, origin, settled_state
+from jax_dist.global_views.uniformity import Axis as SharedAxis
+from jax_dist.global_views.uniformity import Origin, origin, settled_state
 from jax_dist.mapping import axes, body
 from jax_dist.mapping.body import Body
 from jax_dist.mapping.calls import Call, Options

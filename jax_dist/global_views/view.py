@@ -14,10 +14,10 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
 from jax_dist import _compat
-from jax_dist.global_views import layouts, placing, programs, refusals, reporting
+from jax_dist.global_views import layouts, programs, refusals, report, state_placement
 from jax_dist.global_views.layouts import Shardings
 from jax_dist.global_views.programs import Leaf, Program, Setting
-from jax_dist.global_views.reporting import Report
+from jax_dist.global_views.report import Report
 from jax_dist.mapping import axes, calls, meshes, placement
 from jax_dist.mapping import refusals as mapping_refusals
 from jax_dist.mapping.axes import AxisPrefix
@@ -136,7 +136,7 @@ class GlobalView:
         self._fun, self._asked = fun, asked
         self._ready: dict[Any, _Ready] = {}
         self._programs: dict[Any, Program] = {}
-        self._known: dict[int, placing.Known] = {}  # of each state argument
+        self._known: dict[int, state_placement.Known] = {}  # of each state argument
         self._last: Program | None = None
         functools.update_wrapper(self, fun, updated=())
 
@@ -180,7 +180,7 @@ class GlobalView:
             raise refusals.no_state_argument(self._name, len(self._asked.state), len(parts))
         named = [axes.argument_name(self._fun, number) for number in self._asked.state]
         own = {
-            number: placing.read_state(
+            number: state_placement.read_state(
                 part, name, self._mesh, self._asked.axis_name, stacked=stacked
             )
             for number, part, name in zip(self._asked.state, parts, named, strict=True)
@@ -209,7 +209,7 @@ class GlobalView:
         Raises:
           PlacementError: an array has no rows, or the devices do not divide them.
         """
-        return placing.place_batch(batch, self._mesh, self._asked.axis_name, rows=rows)
+        return state_placement.place_batch(batch, self._mesh, self._asked.axis_name, rows=rows)
 
     @property
     def shardings(self) -> Any:
@@ -233,7 +233,7 @@ class GlobalView:
         """What was found of each leaf of the state, and how the step runs."""
         if self._last is None:
             raise refusals.not_known_yet("report")
-        return reporting.report(self._last)
+        return report.report(self._last)
 
     # ---- behind the scenes
 
@@ -335,7 +335,7 @@ class GlobalView:
             shapes = [types[place].shape for place in places]
             if known is None or not known.fits(structure, shapes, self._setting.size):
                 own = [jax.ShapeDtypeStruct(types[n].shape, types[n].dtype) for n in places]
-                known = self._known[number] = placing.Known(structure, tuple(own))
+                known = self._known[number] = state_placement.Known(structure, tuple(own))
             kinds.update(zip(places, known.types, strict=True))
         return kinds
 
@@ -346,7 +346,7 @@ class GlobalView:
             path = call.paths()[place]
             raise refusals.size_is_not_mesh(self._name, path, shape, axis, self._setting.size)
 
-    def _placed(self, number: int, given: placing.Given, program: Program | None) -> Any:
+    def _placed(self, number: int, given: state_placement.Given, program: Program | None) -> Any:
         """One argument of the state on the mesh."""
         leaves: list[Leaf | None] = [None] * len(given.leaves)
         if program is not None:
@@ -387,7 +387,7 @@ class _Ready:
         placed = list(leaves)
         for place in self.lifted:
             leaf = self.program.leaves[place]
-            placed[place] = placing.for_each_device(placed[place], leaf.size, leaf.sharding)
+            placed[place] = state_placement.for_each_device(placed[place], leaf.size, leaf.sharding)
         for place, target in enumerate(self.program.in_shardings):
             leaf = placed[place]
             if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):

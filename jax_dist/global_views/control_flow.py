@@ -12,7 +12,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from jax_dist import _compat
-from jax_dist.global_views.planning import BodyPlan, Step
+from jax_dist.global_views.islands import BodyPlan, Step
 from jax_dist.passes.interpreter import Values
 
 
