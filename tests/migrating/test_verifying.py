@@ -224,12 +224,15 @@ def test_whatever_ends_it_the_tree_is_as_it_was_and_nothing_runs_on(
         f"pathlib.Path({str(tmp_path)!r}, 'started').write_text(f'{{os.getpid()}} {{child.pid}}')\n"
     )
     after += "pathlib.Path('left').touch()\ntime.sleep(600)\n"
-    parent = _started(file, after.encode())
     started = tmp_path / "started"
-    assert _waited_for(lambda: started.exists() and len(started.read_text().split()) == 2)
-    parent.send_signal(ending)
+    with _started(file, after.encode()) as parent:
+        try:
+            assert _waited_for(lambda: started.exists() and len(started.read_text().split()) == 2)
+            parent.send_signal(ending)
 
-    assert parent.wait(30) != 0
+            assert parent.wait(120) != 0
+        finally:
+            parent.kill()
     assert file.read_bytes() == _GOOD
     assert os.listdir(file.parent) == ["program.py"]
     assert _waited_for(lambda: not any(map(_lives, started.read_text().split())))
@@ -249,6 +252,8 @@ def test_a_kill_at_any_moment_leaves_the_tree_as_it_was(file: pathlib.Path, mome
 
 def _started(file: pathlib.Path, after: bytes) -> subprocess.Popen:
     script = textwrap.dedent(f"""\
+        import signal
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, around the tests, ignores it
         from jax_dist.migrating.outcomes import FileMigration
         from jax_dist.migrating.verify.verifying import verified
         migrated = FileMigration({str(file)!r}, {file.read_bytes()!r}, {after!r})
