@@ -5,15 +5,13 @@ go into an island as one, and its update of shared parameters with it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jax_dist.passes import interpreter
 from jax_dist.passes.interpreter import Atom, Values
 from jax_dist.passes.primitives import INLINED
-
-Wanted: TypeAlias = Callable[[JaxprEqn, Mapping[Var, Any]], bool]
 
 
 def flattened(jaxpr: Any, is_inlined: Callable[[JaxprEqn], bool]) -> tuple[Jaxpr, list[Any]]:

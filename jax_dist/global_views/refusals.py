@@ -107,11 +107,10 @@ def no_state_result(fun_name: str, argument: str) -> GlobalViewError:
 
 
 def varies_but_cut(path: str, spec: object, origin: str, inputs: Sequence[str]) -> GlobalViewError:
-    through = f", through {', '.join(inputs)}" if inputs else ""
     return GlobalViewError(
         message(
             what="a leaf of the state cannot be cut, for each device has another one",
-            which=[f"{path}, to be cut as {spec}: it begins to vary at {origin}{through}"],
+            which=[f"{path}, to be cut as {spec}: {_begins(origin, inputs)}"],
             why="only what is the same on all devices can be kept in parts",
             do="Average it over devices (jax.lax.pmean) before that line, or let shardings give "
             "PartitionSpec() for it: it then stays as it was under pmap, one for each device.",
@@ -132,11 +131,10 @@ def nothing_to_cut(fun_name: str, which: Sequence[str]) -> GlobalViewError:
 
 
 def result_varies(fun_name: str, path: str, origin: str, inputs: Sequence[str]) -> GlobalViewError:
-    through = f", through {', '.join(inputs)}" if inputs else ""
     return GlobalViewError(
         message(
             what=f"a result of '{fun_name}' is said to be shared (out_axes=None), and varies",
-            which=[f"{path}: it begins to vary at {origin}{through}"],
+            which=[f"{path}: {_begins(origin, inputs)}"],
             why="of values that differ, one cannot stand for all",
             do="Average it over devices (jax.lax.pmean), or give out_axes=0 for it.",
         )
@@ -199,17 +197,6 @@ def not_stacked(path: str, shape: Sequence[int], size: int) -> PlacementError:
     )
 
 
-def other_state(path: str, given: object, known: object) -> GlobalViewError:
-    return GlobalViewError(
-        message(
-            what="the state has another form than the one before",
-            which=[f"{path} is {given}, and was {known}"],
-            why="what is found out about a state holds for its shapes",
-            do="Pass what the last call gave, or what place gives for a new state.",
-        )
-    )
-
-
 def lies_elsewhere(path: str, given: object, wanted: object) -> PlacementError:
     return PlacementError(
         message(
@@ -252,3 +239,8 @@ def not_known_yet(what: str) -> GlobalViewError:
             do="Call it first, or place(state, *the other arguments).",
         )
     )
+
+
+def _begins(origin: str, inputs: Sequence[str]) -> str:
+    through = f", through {', '.join(inputs)}" if inputs else ""
+    return f"it begins to vary at {origin}{through}"

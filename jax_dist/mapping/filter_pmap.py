@@ -8,7 +8,7 @@ import functools
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -126,10 +126,14 @@ class _Call(NamedTuple):
     """One call, in two parts. What `kind` holds decides what is compiled."""
 
     arrays: list[Any]
-    kind: Hashable
     tree: Any  # of the function and the arguments
     rest: tuple[Any, ...]  # the leaves, with _HOLE where an array was
     axes: tuple[int | None, ...]  # of the arrays
+
+    @property
+    def kind(self) -> Hashable:
+        types = tuple((leaf.shape, leaf.dtype) for leaf in self.arrays)
+        return self.tree, self.rest, self.axes, types
 
 
 class _Hole:
@@ -184,8 +188,7 @@ class _Filtered:
         if self._axes.size is not None:  # carries the size where nothing is mapped
             arrays.append(np.broadcast_to(np.int32(0), self._axes.size))
             chosen = (*chosen, 0)
-        signature = tuple((leaf.shape, leaf.dtype) for leaf in arrays)
-        return _Call(arrays, (tree, rest, chosen, signature), tree, rest, chosen)
+        return _Call(arrays, tree, rest, chosen)
 
     def _named_axes(self, args: tuple[Any, ...]) -> Any:
         axes = self._axes.inputs
@@ -205,12 +208,13 @@ class _Filtered:
         return tuple(axes.get(name, _FIRST) for name, _ in zip(names, args, strict=False))
 
     def _kind(self, call: _Call) -> "_Kind":
+        kind = call.kind
         try:
-            found = self._kinds.get(call.kind)
+            found = self._kinds.get(kind)
         except TypeError as error:
             raise _not_hashable(call) from error
         if found is None:
-            found = self._kinds[call.kind] = _Kind(self._axes, call, self._donate, self._options)
+            found = self._kinds[kind] = _Kind(self._axes, call, self._donate, self._options)
         return found
 
 
@@ -224,14 +228,9 @@ class _Kind:
     def __init__(self, axes: _Axes, call: _Call, donate: str, options: dict[str, Any]):
         self._axes, self._call = axes, call._replace(arrays=[])
         self._result: tuple[Any, list[Any]] | None = None  # its tree, and leaves that are no array
-        sizes = [leaf.shape[axis] for leaf, axis in _mapped_arrays(call)]
-        self._name = _AXIS if axes.name is None else axes.name
-        abstract = [
-            _one_slice(leaf, axis) for leaf, axis in zip(call.arrays, call.axes, strict=True)
-        ]
         self._out_axes: tuple[int | None, ...] = ()
-        if sizes:  # else pmap says what is missing
-            self._look_at_results(abstract, sizes[0])
+        if len(_sizes(call)) == 1:  # else pmap says what is wrong with the arguments
+            self._look_at_results(call)
         numbers = tuple(range(len(call.arrays)))
         self.mapped = pmap(
             self._named(call),
@@ -246,17 +245,12 @@ class _Kind:
     def joined(self, arrays: tuple[Any, ...]) -> Any:
         """The results as the function gives them."""
         assert self._result is not None
-        tree, rest = self._result
-        remaining = iter(arrays)
-        leaves = [next(remaining) if leaf is _HOLE else leaf for leaf in rest]
-        return jax.tree.unflatten(tree, leaves)
+        return _filled(*self._result, arrays)
 
-    def _look_at_results(self, abstract: list[Any], size: int) -> None:
+    def _look_at_results(self, call: _Call) -> None:
         """Traces the function once, for the tree of its results and where their axes go."""
-        axes = tuple(0 for _ in abstract)
-        whole = [jax.ShapeDtypeStruct((size, *each.shape), each.dtype) for each in abstract]
-        by_vmap = jax.vmap(self._body, in_axes=axes, axis_name=self._name, axis_size=size)
-        jax.eval_shape(by_vmap, *whole)
+        name = _AXIS if self._axes.name is None else self._axes.name
+        jax.eval_shape(jax.vmap(self._body, call.axes, axis_name=name), *call.arrays)
 
     def _named(self, call: _Call) -> Callable[..., Any]:
         fun = self._function(call.arrays)[0]
@@ -282,9 +276,7 @@ class _Kind:
         return tuple(leaf for leaf, kept in zip(leaves, is_result, strict=True) if kept)
 
     def _function(self, arrays: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        remaining = iter(arrays)
-        leaves = [next(remaining) if leaf is _HOLE else leaf for leaf in self._call.rest]
-        return jax.tree.unflatten(self._call.tree, leaves)
+        return _filled(self._call.tree, self._call.rest, arrays)
 
 
 def _is_array(leaf: Any) -> bool:
@@ -292,16 +284,19 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
-def _mapped_arrays(call: _Call) -> list[tuple[Any, int]]:
+def _filled(tree: Any, rest: Sequence[Any], arrays: Iterable[Any]) -> Any:
+    """A tree whose holes are filled by arrays, in order."""
+    remaining = iter(arrays)
+    return jax.tree.unflatten(tree, [next(remaining) if x is _HOLE else x for x in rest])
+
+
+def _sizes(call: _Call) -> set[int]:
+    """What the arguments have along their mapped dimensions; empty where one has no such."""
     pairs = zip(call.arrays, call.axes, strict=True)
-    return [(leaf, axis) for leaf, axis in pairs if axis is not None and leaf.ndim > 0]
-
-
-def _one_slice(leaf: Any, axis: int | None) -> jax.ShapeDtypeStruct:
-    shape = list(leaf.shape)
-    if axis is not None and -len(shape) <= axis < len(shape):  # else pmap refuses it
-        del shape[axis]
-    return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
+    mapped = [(leaf.shape, axis) for leaf, axis in pairs if axis is not None]
+    if not all(-len(shape) <= axis < len(shape) for shape, axis in mapped):
+        return set()
+    return {shape[axis] for shape, axis in mapped}
 
 
 def _resolved(argument: str, axes: Any, tree: Any) -> list[int | None]:
@@ -309,9 +304,10 @@ def _resolved(argument: str, axes: Any, tree: Any) -> list[int | None]:
     found: list[int | None] = []
 
     def resolve(spec: Any, part: Any) -> None:
-        for path, leaf in jax.tree.leaves_with_path(part):
+        for number, leaf in enumerate(jax.tree.leaves(part)):
             axis = spec(leaf) if callable(spec) else spec
             if axis is not None and not isinstance(axis, int):
+                path = jax.tree.leaves_with_path(part)[number][0]
                 raise AxesTypeError(
                     message(
                         what=f"{argument} of filter_pmap hold something else than axes",

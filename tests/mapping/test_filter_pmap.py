@@ -63,7 +63,7 @@ CASES = {
             }
         },
         (X, 3),
-    ),  # noqa: E501
+    ),
     "static argument": (mixed, {}, (X, 3)),
     "axes by name": (mixed, {"in_axes": {"y": None}}, (X, jnp.ones(2))),
     "second dimension": (mixed, {"in_axes": (1, None)}, (X.T, np.float32(2))),
@@ -157,6 +157,8 @@ def test_lower():
         ({}, (X, [{1}]), {}, ArgumentTypeError, r"\{1\}, a set"),
         ({"in_axes": {"z": 0}}, (X, 3), {}, AxesError, "'z': 0"),
         ({"in_axes": (0, 0, 0)}, (X, 3), {}, AxesError, "prefix"),
+        ({"in_axes": (2, None)}, (X, 3), {}, AxesError, "axis 2|in_axes"),
+        ({}, (X, X[:4]), {}, ValueError, "size"),
         ({"in_axes": "0"}, (X, 3), {}, AxesTypeError, "'0'"),
         ({"out_axes": (0, 0)}, (X, 3), {}, AxesError, "out_axes of filter_pmap do not fit"),
     ],

@@ -63,15 +63,9 @@ class Stage:
         Raises:
           OSError: the command cannot be started.
         """
-        folder = self._next()
-        (folder / "records").mkdir()
-        box = self._sandbox(changes)
-        wanted = {
-            "package": str(_RECORDING),
-            "folder": str(folder / "records"),
-            "files": [box.inside(str(Path(file).resolve())) for file in files],
-        }
-        code, output = self._to_the_end(box, folder, {"JAX_DIST_RECORD": json.dumps(wanted)})
+        folder, box = self._next(), self._sandbox(changes)
+        inside = [box.inside(str(Path(file).resolve())) for file in files]
+        code, output = self._to_the_end(box, folder, {"files": inside})
         found = evidence.read(folder / "records")
         return Run(code, output, _outside(records.read(folder / "records"), box), found)
 
@@ -84,15 +78,8 @@ class Stage:
         Raises:
           OSError: the command cannot be started.
         """
-        folder = self._next()
-        (folder / "records").mkdir()
-        box = self._sandbox(changes)
-        wanted = {
-            "package": str(_RECORDING),
-            "folder": str(folder / "records"),
-            "merged": True,
-        }
-        code, output = self._to_the_end(box, folder, {"JAX_DIST_RECORD": json.dumps(wanted)})
+        folder, box = self._next(), self._sandbox(changes)
+        code, output = self._to_the_end(box, folder, {"merged": True})
         return evidence.read(folder / "records"), code, output
 
     def _next(self) -> Path:
@@ -110,8 +97,9 @@ class Stage:
         return box
 
     def _to_the_end(
-        self, box: Sandbox, folder: Path, more: Mapping[str, str]
+        self, box: Sandbox, folder: Path, wanted: Mapping[str, Any]
     ) -> tuple[int | None, str]:
+        (folder / "records").mkdir()
         (folder / "path").mkdir()
         shutil.copy(_RECORDING / "bootstrap.py", folder / "path" / "sitecustomize.py")
         path = [str(folder / "path"), *box.search_path(os.environ.get("PYTHONPATH", ""))]
@@ -119,7 +107,9 @@ class Stage:
             "PYTHONPATH": os.pathsep.join(path),
             # Of its own, for a file that changes twice within a second may keep its old bytecode.
             "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
-            **more,
+            "JAX_DIST_RECORD": json.dumps(
+                {"package": str(_RECORDING), "folder": str(folder / "records"), **wanted}
+            ),
         }
         output = folder / "output"
         code = _wait(box.command(self.command), environment, output, self.timeout)

@@ -102,11 +102,6 @@ class Verification:
     notes: tuple[str, ...] = ()
 
     @property
-    def proven(self) -> bool:
-        """Whether all that was mapped is the same."""
-        return self.verdict is Verdict.SAME
-
-    @property
     def differs(self) -> bool:
         """Whether something is not the same."""
         return self.verdict is Verdict.DIFFERENT
