@@ -13,7 +13,7 @@ from jax_dist.commands.exits import Exit
 from jax_dist.commands.help import Help
 
 # Loaded by name, and only the one that is asked for: `lint` must not wait for the others.
-_COMMANDS = ("cache", "doctor", "launch", "lint", "migrate", "rule", "server")
+_COMMANDS = ("cache", "checkpoint", "doctor", "launch", "lint", "migrate", "rule", "server")
 # What stands behind their -- is a command to run.
 _WITH_PROGRAM = (["cache", "verify"], ["launch"], ["migrate"])
 

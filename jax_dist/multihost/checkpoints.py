@@ -8,11 +8,12 @@ and only then the oldest one goes. What is damaged later is not read, and never 
 import json
 import pathlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import jax
+import numpy as np
 
 from jax_dist._errors import (
     CheckpointError,
@@ -20,7 +21,7 @@ from jax_dist._errors import (
     MissingPackageError,
     message,
 )
-from jax_dist.multihost import manifests, preempting, progress
+from jax_dist.multihost import device_copies, manifests, preempting, progress
 from jax_dist.multihost.agreeing import agree_on
 from jax_dist.multihost.broadcasting import broadcast_one_to_all
 from jax_dist.multihost.fingerprints import Fingerprint, fingerprint
@@ -89,23 +90,36 @@ class Checkpoints:
     ) -> None:
         self._checkpointer.close()
 
-    def restore(self, state: Any) -> tuple[Any, int]:
+    def restore(
+        self,
+        state: Any,
+        *,
+        from_pmap: bool = False,
+        differing: str | Mapping[str, str] | None = None,
+    ) -> tuple[Any, int]:
         """The newest checkpoint that is whole.
 
         Args:
           state: a tree like the one that was saved. What is read gets the same types, and lies on
             the same devices; the number of processes and devices may be another one.
+          from_pmap: also read a state whose leaves have a leading device axis that `state` has
+            not. All copies of a leaf must be equal to the bit; the first one is taken.
+          differing: what to take of leaves whose copies differ: `"mean"` or `"first"`, or a
+            mapping from a part of a leaf's path, as in `{"batch_stats": "mean"}`.
 
         Returns:
           The state and the step that were given to `save`; without any checkpoint, the state as it
           is given here, and 0.
 
         Raises:
-          CheckpointError: the checkpoint has other leaves, or leaves of other shapes or dtypes.
+          CheckpointError: the checkpoint has other leaves, or leaves of other shapes or dtypes;
+            or the copies of a leaf differ, and `differing` does not say what to take.
+          ValueError: `differing` has another choice, or names no leaf with a device axis.
 
         Warns:
           CheckpointWarning: a newer checkpoint is damaged.
         """
+        choices = device_copies.choices_of(differing)
         found = self._newest_whole()
         for damage in found.damages.values():
             warnings.warn(CheckpointWarning(damage), stacklevel=2)
@@ -114,12 +128,15 @@ class Checkpoints:
         if found.step == 0:
             return state, 0
         leaves = leaves_of(state)
-        _check_fit(self._steps.path(found.step), found.leaves, leaves)
-        like = {leaf.path: leaf.like() for leaf in leaves if leaf.is_stored}
-        stored: Mapping[str, Any] = {}
-        if like:
-            how = self._orbax.args.StandardRestore(like)
-            stored = self._checkpointer.restore(self._steps.path(found.step) / _ITEM, args=how)
+        folder = self._steps.path(found.step)
+        copies = _copies(folder, found.leaves, leaves) if from_pmap else {}
+        _check_fit(folder, found.leaves, leaves, copies)
+        stored = self._read(folder, leaves, copies)
+        if copies:
+            held = {path: np.asarray(stored[path]) for path in copies if path in stored}
+            device_copies.check_named(choices, held)
+            option = 'differing=, as in differing={"batch_stats": "mean"}'
+            stored |= device_copies.one_of_each(held, choices, where=str(folder), option=option)
         restored = [leaf.restored(stored.get(leaf.path)) for leaf in leaves]
         return with_leaves(state, restored), found.step
 
@@ -166,6 +183,19 @@ class Checkpoints:
           RuntimeError: JAX's preemption service is switched off.
         """
         return preempting.preempted(step)
+
+    def _read(
+        self, folder: pathlib.Path, leaves: Sequence[Leaf], copies: Mapping[str, np.ndarray]
+    ) -> dict[str, Any]:
+        like = {
+            leaf.path: copies[leaf.path] if leaf.path in copies else leaf.like()
+            for leaf in leaves
+            if leaf.is_stored
+        }
+        if not like:
+            return {}
+        how = self._orbax.args.StandardRestore(like)
+        return dict(self._checkpointer.restore(folder / _ITEM, args=how))
 
     def _newest_whole(self) -> "_Found":
         """Rank 0 looks, and tells the others: they must not restore different ones."""
@@ -246,12 +276,30 @@ def _import_orbax() -> Any:
     return orbax
 
 
-def _check_fit(folder: pathlib.Path, saved: Mapping[str, str], leaves: Sequence[Leaf]) -> None:
+def _copies(
+    folder: pathlib.Path, saved: Mapping[str, str], leaves: Sequence[Leaf]
+) -> dict[str, np.ndarray]:
+    """What reads the leaves that were saved as copies: the same number of each."""
+    numbers = [
+        (leaf, device_copies.number_of_copies(saved.get(leaf.path, ""), leaf)) for leaf in leaves
+    ]
+    found = [(leaf, number) for leaf, number in numbers if number]
+    if len({number for _, number in found}) > 1:
+        raise _does_not_fit(folder, [f"{leaf.path} has {number} copies" for leaf, number in found])
+    return {leaf.path: leaf.like_copies(number, saved[leaf.path]) for leaf, number in found}
+
+
+def _check_fit(
+    folder: pathlib.Path,
+    saved: Mapping[str, str],
+    leaves: Sequence[Leaf],
+    copies: Collection[str],
+) -> None:
     wanted = {leaf.path: leaf.type for leaf in leaves}
     which = [
         f"{path} is {saved.get(path, 'not there')}, in the state {wanted.get(path, 'not there')}"
         for path in {**saved, **wanted}
-        if saved.get(path) != wanted.get(path)
+        if saved.get(path) != wanted.get(path) and path not in copies
     ]
     if which:
         raise _does_not_fit(folder, which)

@@ -9,7 +9,7 @@ import numpy as np
 
 from jax_dist._errors import CheckpointError, message
 
-_NUMBERS = (bool, int, float, complex)
+NUMBERS = (bool, int, float, complex)
 
 
 class Leaf(NamedTuple):
@@ -25,7 +25,7 @@ class Leaf(NamedTuple):
     @property
     def type(self) -> str:
         """What must be the same in a checkpoint and in the state that it is read into."""
-        if isinstance(self.given, _NUMBERS):
+        if isinstance(self.given, NUMBERS):
             return type(self.given).__name__
         sizes = ",".join(map(str, self.given.shape))
         if self._is_key:
@@ -64,17 +64,23 @@ class Leaf(NamedTuple):
             return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=data.sharding)
         return np.empty(np.shape(data), np.asarray(data).dtype)
 
+    def like_copies(self, number: int, saved: str) -> np.ndarray:
+        """The same for an array that holds so many copies of it, saved as one of this type."""
+        is_number = isinstance(self.given, NUMBERS)
+        dtype = jnp.dtype(saved.partition("[")[0]) if is_number else self._data.dtype
+        return np.empty((number, *np.shape(self._data)), dtype)
+
     def restored(self, stored: Any) -> Any:
         """What was read, as the state has it there; None where nothing is stored."""
         if stored is None:
             return self.given
-        if isinstance(self.given, _NUMBERS):
+        if isinstance(self.given, NUMBERS):
             return type(self.given)(np.asarray(stored).item())
         if isinstance(self.given, np.generic):
             return self.given.dtype.type(stored)
         if isinstance(self.given, np.ndarray):
             return np.asarray(stored)
-        if not self._is_placed_by_orbax:
+        if isinstance(stored, np.ndarray) or not self._is_placed_by_orbax:
             stored = _placed_like(np.asarray(stored), self._data)
         if self._is_key:
             return jax.random.wrap_key_data(stored, impl=jax.random.key_impl(self.given))
@@ -118,7 +124,9 @@ def with_leaves(state: Any, leaves: Sequence[Any]) -> Any:
 
 
 def _placed_like(value: np.ndarray, array: jax.Array) -> jax.Array:
-    return jax.device_put(value, array.sharding) if array.committed else jnp.asarray(value)
+    if not array.committed:
+        return jnp.asarray(value)
+    return jax.make_array_from_callback(value.shape, array.sharding, lambda place: value[place])
 
 
 def _not_storable(leaves: Sequence[Leaf]) -> CheckpointError:

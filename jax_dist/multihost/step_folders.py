@@ -52,12 +52,9 @@ class StepFolders:
 
     def commit(self, step: int) -> None:
         """What was written is there from now on, also after the machine has lost its power."""
-        for folder, _, files in os.walk(self.unfinished(step)):
-            for name in files:
-                _sync(os.path.join(folder, name))
-            _sync(folder)
+        sync_tree(self.unfinished(step))
         self.unfinished(step).rename(self.path(step))
-        _sync(self._folder)
+        sync(self._folder)
         self._tidy()
 
     def keep(self, count: int) -> None:
@@ -81,7 +78,18 @@ class StepFolders:
             self._unfinished.rmdir()
 
 
-def _sync(path: str | pathlib.Path) -> None:
+def sync_tree(path: pathlib.Path) -> None:
+    """Waits until a file, or a folder with all that is in it, is on the disk."""
+    for folder, _, files in os.walk(path):
+        for name in files:
+            sync(os.path.join(folder, name))
+        sync(folder)
+    if path.is_file():
+        sync(path)
+
+
+def sync(path: str | pathlib.Path) -> None:
+    """The same for one file, or for the names in one folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -60,3 +60,13 @@ def save_what_differs(folder: str) -> tuple[str, bool]:
         except DisagreementError as error:
             text = str(error)
         return text, checkpoints.save(1, {"n": 3})
+
+
+def restore_from_pmap(folder: str) -> dict[str, object]:
+    """A state with a device axis, as one process wrote it, onto the devices of all."""
+    state = {**state_on_all(0.0), "keys": np.zeros(3)}
+    with Checkpoints(folder) as checkpoints:
+        found, start = checkpoints.restore(state, from_pmap=True)
+    whole = {name: found[name].sharding == state[name].sharding for name in ("cut", "same")}
+    seen = [shard.data.tolist() for shard in found["cut"].addressable_shards]
+    return {"start": start, "whole": whole, "cut": seen, "own": found["own"].tolist()}
