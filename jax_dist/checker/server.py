@@ -1,4 +1,4 @@
-"""A language server: findings and quick fixes in the editor, also in the cells of notebooks.
+"""A language server: findings, quick fixes and pages of rules in the editor, also in notebooks.
 
 Needs pygls, the extra `jax-dist[lsp]`; nothing else imports this module.
 """
@@ -19,7 +19,7 @@ from jax_dist.checker.notebooks import Notebook, joined
 from jax_dist.checker.patterns import Patterns
 from jax_dist.checker.project import Project
 from jax_dist.checker.sources import Source
-from jax_dist.checker.translating import Translator
+from jax_dist.checker.translating import Migrated, Translator
 
 _NOTEBOOKS = types.NotebookDocumentSyncOptions(
     notebook_selector=[
@@ -142,8 +142,12 @@ class Server(LanguageServer):
         self.text_document_publish_diagnostics(params)
 
 
-def create() -> Server:
-    """A server that listens to nothing yet; `start_io` lets it speak over the standard streams."""
+def create(migrated: Migrated) -> Server:
+    """A server that listens to nothing yet; `start_io` lets it speak over the standard streams.
+
+    Args:
+      migrated: migrates the pmaps of one line.
+    """
     server = Server()
 
     @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
@@ -167,7 +171,16 @@ def create() -> Server:
         home, checked = server.home(params.text_document.uri)
         if checked is None:
             return []
-        return server.translator(home, checked.source).actions(params, checked.findings)
+        return server.translator(home, checked.source).actions(params, checked.findings, migrated)
+
+    @server.feature(types.TEXT_DOCUMENT_HOVER)
+    def hover(params: types.HoverParams) -> types.Hover | None:
+        home, checked = server.home(params.text_document.uri)
+        if checked is None:
+            return None
+        translator = server.translator(home, checked.source)
+        text = translator.hover(params.position, params.text_document.uri, checked.findings)
+        return types.Hover(types.MarkupContent(types.MarkupKind.Markdown, text)) if text else None
 
     @server.feature(types.SHUTDOWN)
     def shut_down(params: None) -> None:

@@ -1,7 +1,8 @@
 """Findings and their fixes in the words of the Language Server Protocol."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 from lsprotocol import types
 
@@ -9,6 +10,7 @@ from jax_dist.checker import catalogue, modules, parsing, repairs, suppress
 from jax_dist.checker.findings import Edit, Finding, Position, Safety
 from jax_dist.checker.notebooks import Notebook
 from jax_dist.checker.render.context import Context, Severity
+from jax_dist.checker.render.markdown import page_markdown
 from jax_dist.checker.sources import Source
 
 _SEVERITIES: dict[Severity, types.DiagnosticSeverity] = {
@@ -18,6 +20,10 @@ _SEVERITIES: dict[Severity, types.DiagnosticSeverity] = {
 }
 _CONTEXT = Context(catalogue.PAGES)
 _FIX_ALL = "source.fixAll.jax-dist"
+_PMAP = "JXD001"
+
+# Migrates the pmaps of one line of a source: the new code; None where they are left.
+Migrated: TypeAlias = Callable[[Source, int], bytes | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +61,26 @@ class Translator:
             tags=_tags(finding.code) or None,
         )
 
+    def hover(self, place: types.Position, uri: str, findings: Sequence[Finding]) -> str:
+        """The pages of the rules whose findings are at a place, as Markdown."""
+        here = types.Range(place, place)
+        met = [each for each in findings if self.document(each.start) == uri]
+        codes = dict.fromkeys(each.code for each in met if _meet(self.diagnostic(each), here))
+        return "\n".join(page_markdown(catalogue.PAGES[code]) for code in codes)
+
     def actions(
-        self, params: types.CodeActionParams, findings: Sequence[Finding]
+        self,
+        params: types.CodeActionParams,
+        findings: Sequence[Finding],
+        migrated: Migrated | None = None,
     ) -> list[types.CodeAction]:
-        """What can be done about the findings in a range."""
+        """What can be done about the findings in a range.
+
+        Args:
+          params: the range, and the kinds that the editor wants.
+          findings: those of the whole text.
+          migrated: migrates the pmaps of one line; None where nothing does.
+        """
         module = self._module()
         if module is None:
             return []
@@ -69,6 +91,8 @@ class Translator:
             met = [finding for finding in here if _meet(self.diagnostic(finding), params.range)]
             for finding in met:
                 actions += self._fixes(finding, findings, module)
+                if migrated and finding.code == _PMAP:
+                    actions += self._migration(finding, migrated)
             actions += [self._ignoring(finding) for finding in met]
         if _asked(params, _FIX_ALL):
             actions += self._fix_all(findings, module)
@@ -93,6 +117,18 @@ class Translator:
                 diagnostics=[self.diagnostic(finding)],
                 is_preferred=safe,
                 edit=self._change(edits),
+            )
+
+    def _migration(self, finding: Finding, migrated: Migrated) -> Iterator[types.CodeAction]:
+        if isinstance(self.source, Notebook):
+            return  # its cells are migrated together, by the command
+        code = migrated(self.source, finding.start.line)
+        if code is not None:
+            yield types.CodeAction(
+                title=f"{finding.code}: migrate this pmap to jax_dist",
+                kind=types.CodeActionKind.QuickFix,
+                diagnostics=[self.diagnostic(finding)],
+                edit=self._change(repairs.between(self.source.code, code)),
             )
 
     def _ignoring(self, finding: Finding) -> types.CodeAction:

@@ -5,17 +5,19 @@ import gc
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TextIO
+from typing import Any, NoReturn, TextIO
 
 import jax_dist
 from jax_dist.commands import terminal
 from jax_dist.commands.exits import Exit
-from jax_dist.commands.help import Help
+from jax_dist.commands.help import Help, Parser
 
 # Loaded by name, and only the one that is asked for: `lint` must not wait for the others.
 _COMMANDS = ("cache", "checkpoint", "doctor", "launch", "lint", "migrate", "rule", "server")
 # What stands behind their -- is a command to run.
 _WITH_PROGRAM = (["cache", "verify"], ["launch"], ["migrate"])
+
+_SHELLS = ("bash", "zsh", "fish")
 
 _EPILOG = """\
 exit codes: 0 all is well, 1 something was found, 2 the command was invalid
@@ -101,18 +103,43 @@ def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jax-dist",
         description=jax_dist.__doc__,
         epilog=_EPILOG,
         formatter_class=Help,
     )
     parser.add_argument("--version", action="version", version=f"jax-dist {jax_dist.__version__}")
+    parser.add_argument(
+        "--print-completion",
+        action=_Completion,
+        choices=_SHELLS,
+        metavar="SHELL",
+        help=f"print the completion of a shell: {', '.join(_SHELLS)}",
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     asked = [name for name in _COMMANDS if name in arguments[:1]]
     for name in asked or _COMMANDS:
         import_module(f"jax_dist.commands.{name}").add_parser(commands)
     return parser
+
+
+class _Completion(argparse.Action):
+    """Prints and exits, as `--version` does: no subcommand is asked for."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        try:
+            import shtab
+        except ModuleNotFoundError:
+            parser.error("shtab is not installed, which writes completions. Run: pip install shtab")
+        print(shtab.complete(parser, str(values)))
+        parser.exit()
 
 
 def _say_fault(command: str, error: Exception, err: TextIO) -> None:

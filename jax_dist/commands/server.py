@@ -1,14 +1,18 @@
-"""Starts the language server: findings and quick fixes in an editor.
+"""Starts the language server: findings, quick fixes and pages of rules in an editor.
 
 It speaks the Language Server Protocol over its standard streams; an editor starts it.
 """
 
 import argparse
+import dataclasses
 import os
 import sys
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from jax_dist.commands.exits import Exit
+
+if TYPE_CHECKING:
+    from jax_dist.checker.sources import Source
 
 _EPILOG = """\
 exit codes: 0 ended by the editor, 1 ended without a shutdown request,
@@ -46,8 +50,22 @@ def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
             file=err,
         )
         return Exit.USAGE
-    started = server.create()
+    started = server.create(_migrated)
     # A descriptor of its own: it is closed when the editor says exit.
     with open(os.dup(sys.stdout.fileno()), "wb") as stream:
         started.start_io(stdout=stream)
     return Exit(started.exit_code)
+
+
+def _migrated(source: "Source", line: int) -> bytes | None:
+    """The code with the pmaps of one line migrated to jax_dist; None where they are left."""
+    from jax_dist.migrating import files  # not at the top: most sessions never ask
+    from jax_dist.migrating.context import Context
+
+    # No other place goes with it, so one that compares with jax.pmap keeps it.
+    context = dataclasses.replace(Context.of([source.path]), among=frozenset())
+    found = files.migrate(source, context, files.Options())
+    others = {each.line for each in found.outcomes} - {line}
+    options = files.Options(without=frozenset((source.path, other) for other in others))
+    done = files.migrate(source, context, options)
+    return done.after if done.changed else None

@@ -64,6 +64,9 @@ class Consistency:
             "notes": list(self.notes),
         }
 
+    def __repr__(self) -> str:  # at a prompt, the table
+        return str(self)
+
     def __str__(self) -> str:
         return rendering.as_text(f"{self.name}: {self.summary}", _sections(self))
 

@@ -51,6 +51,9 @@ class Report:
             ],
         }
 
+    def __repr__(self) -> str:  # at a prompt, the table
+        return str(self)
+
     def __str__(self) -> str:
         rows = [("leaf", "one device sees", "found", "lies as", "bytes per device")]
         for leaf in self.leaves:

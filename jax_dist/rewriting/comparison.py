@@ -62,6 +62,9 @@ class Comparison:
             sections.append(rendering.Section("Does not compile", rendering.aligned(failed)))
         return tuple(sections)
 
+    def __repr__(self) -> str:  # at a prompt, the table
+        return str(self)
+
     def __str__(self) -> str:
         return rendering.as_text(self._headline(), self.sections())
 

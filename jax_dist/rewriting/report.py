@@ -59,6 +59,9 @@ class Report:
             "compare": self.compare.to_dict() if self.compare else None,
         }
 
+    def __repr__(self) -> str:  # at a prompt, the table
+        return str(self)
+
     def __str__(self) -> str:
         return rendering.as_text(f"{self.name}: {self.summary}", _sections(self))
 

@@ -313,3 +313,42 @@ def test_it_ends_when_the_editor_goes_without_a_word(tmp_path, said, code):
 
     assert editor.close(*said) == (code, b"")
     editor.kill()
+
+
+def test_one_pmap_is_migrated_where_the_cursor_is(editor, tmp_path):
+    uri = (tmp_path / "train.py").as_uri()
+    text = "import jax\n\nstep = jax.pmap(f)\ntest = jax.pmap(g)\n"
+    editor.open(uri, text)
+
+    (action,) = [each for each in editor.actions(uri, 2) if "migrate" in each["title"]]
+
+    assert action["title"] == "JXD001: migrate this pmap to jax_dist"
+    assert _mended(text, action, uri) == (
+        "import jax\nimport jax_dist\n\nstep = jax_dist.pmap(f)\ntest = jax.pmap(g)\n"
+    )
+
+
+def test_a_pmap_that_would_be_left_is_not_offered(editor, tmp_path):
+    uri = (tmp_path / "train.py").as_uri()
+    editor.open(uri, "import jax\nis_pmap = t == jax.pmap\nstep = jax.pmap(f)\n")
+
+    titles = [action["title"] for action in editor.actions(uri, 2)]
+
+    assert titles == ["JXD001: switch it off on this line"]
+
+
+def test_a_hover_shows_the_page_of_the_rule(editor, tmp_path):
+    uri = (tmp_path / "train.py").as_uri()
+    editor.open(uri, "import jax\n\nn = jax.lax.psum(1, 'i')\n")
+    document = {"uri": uri}
+
+    there = editor.ask(
+        "textDocument/hover", textDocument=document, position={"line": 2, "character": 6}
+    )
+    beside = editor.ask(
+        "textDocument/hover", textDocument=document, position={"line": 0, "character": 2}
+    )
+
+    assert there["contents"]["kind"] == "markdown"
+    assert "JXD306" in there["contents"]["value"]
+    assert beside is None

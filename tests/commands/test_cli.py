@@ -47,3 +47,56 @@ def test_the_package_runs_as_a_program():
     )
 
     assert run.stdout == f"jax-dist {jax_dist.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["lnt", "."], "lint"),
+        (["cache", "prnue"], "prune"),
+        (["migrate", "--to", "jaxdist", "."], "jax_dist"),
+        (["rule", "psum-of-on"], "psum-of-one"),
+    ],
+)
+def test_a_misspelt_word_names_what_was_meant(capsys, arguments, meant):
+    try:
+        code, _, err = _run(*arguments)
+    except SystemExit as ended:
+        code, err = ended.code, capsys.readouterr().err
+
+    assert code == 2
+    assert f"Did you mean {meant}?" in err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_printed_for_a_shell(capsys, shell):
+    pytest.importorskip("shtab")
+    with pytest.raises(SystemExit) as caught:
+        _run("--print-completion", shell)
+
+    assert caught.value.code == 0
+    assert "prune" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["mig"], ["migrate"]),
+        (["cache", "pr"], ["prune"]),
+        (["migrate", "--to", ""], ["jax_dist", "jax"]),
+    ],
+)
+def test_bash_completes(capsys, tmp_path, words, completed):
+    pytest.importorskip("shtab")
+    with pytest.raises(SystemExit):
+        _run("--print-completion", "bash")
+    (tmp_path / "completion").write_text(capsys.readouterr().out)
+    typed = " ".join(f"'{word}'" for word in words)
+    script = (
+        f"source {tmp_path}/completion; COMP_WORDS=(jax-dist {typed}); COMP_CWORD={len(words)}; "
+        '_shtab_jax_dist; echo "${COMPREPLY[@]}"'
+    )
+
+    run = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+
+    assert run.stdout.split() == completed

@@ -251,6 +251,10 @@ def test_what_is_lifted_and_what_is_kept():
     }
 
 
+def test_at_a_prompt_it_is_the_table():
+    assert repr(_REPORT) == str(_REPORT)
+
+
 def test_the_data_go_through_json():
     data = _REPORT.to_dict()
 
