@@ -3,13 +3,14 @@
 A new parameter is the old one less a part of the gradient, element by element; if it is cut, so may
 all be that it is made of. So the sum of a gradient over devices can be scattered, each device
 getting the part that it keeps. Said of the results, this goes backwards through equations that work
-element by element, and into loops by their carries.
+element by element or only move dimensions, and into loops by their carries.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.passes import interpreter
@@ -63,6 +64,9 @@ def _operands(eqn: JaxprEqn, wanted: Sequence[Any], shared: Mapping[Var, bool]) 
         (spec,) = wanted
         kinds: list[Any] = [var.aval for var in (*eqn.outvars, *eqn.invars)]
         return [spec if kind.shape == kinds[0].shape else None for kind in kinds[1:]]
+    if name in _MOVED:
+        (spec,) = wanted
+        return [_MOVED[name](eqn, spec)] + [None] * (len(eqn.invars) - 1)
     if name in CALLS:
         body = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])
         return _inputs_of(body, wanted)
@@ -78,6 +82,36 @@ def _operands(eqn: JaxprEqn, wanted: Sequence[Any], shared: Mapping[Var, bool]) 
             specs[into] = wanted[out]
         return specs
     return [None] * len(eqn.invars)
+
+
+def _before_squeeze(eqn: JaxprEqn, spec: P) -> P:
+    dropped, kept = eqn.params["dimensions"], iter(spec)
+    rank = eqn.invars[0].aval.ndim  # pyright: ignore[reportAttributeAccessIssue]
+    return P(*[None if dim in dropped else next(kept, None) for dim in range(rank)])
+
+
+def _before_broadcast(eqn: JaxprEqn, spec: P) -> P | None:
+    """None where a dimension that is wanted cut is made by the broadcast."""
+    places, kinds = eqn.params["broadcast_dimensions"], [eqn.invars[0].aval, eqn.outvars[0].aval]
+    own, new = [kind.shape for kind in kinds]  # pyright: ignore[reportAttributeAccessIssue]
+    named = dict(enumerate(spec))
+    cut = {dim for dim, name in named.items() if name is not None}
+    kept = {place for size, place in zip(own, places, strict=True) if new[place] == size}
+    return P(*[named.get(place) for place in places]) if cut <= kept else None
+
+
+def _before_transpose(eqn: JaxprEqn, spec: P) -> P:
+    named = dict(enumerate(spec))
+    order = eqn.params["permutation"]
+    return P(*[named.get(order.index(dim)) for dim in range(len(order))])
+
+
+# Operations that move no element between the parts: the dimensions have other places.
+_MOVED = {
+    "squeeze": _before_squeeze,
+    "broadcast_in_dim": _before_broadcast,
+    "transpose": _before_transpose,
+}
 
 
 def _inputs_of(jaxpr: Any, wanted: Sequence[Any]) -> list[Any]:

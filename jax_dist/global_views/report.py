@@ -51,15 +51,24 @@ class Report:
             ],
         }
 
+    def rows(self) -> list[tuple[str, ...]]:
+        """A row for each leaf: its path, its type, what was found, its spec, and its bytes."""
+        return [
+            (
+                leaf.path,
+                f"{leaf.type.dtype}{list(leaf.type.shape)}",
+                _found(leaf),
+                str(leaf.sharding.spec).replace("PartitionSpec", "P"),
+                f"{leaf.bytes_per_device:,}",
+            )
+            for leaf in self.leaves
+        ]
+
     def __repr__(self) -> str:  # at a prompt, the table
         return str(self)
 
     def __str__(self) -> str:
-        rows = [("leaf", "one device sees", "found", "lies as", "bytes per device")]
-        for leaf in self.leaves:
-            kind = f"{leaf.type.dtype}{list(leaf.type.shape)}"
-            spec = str(leaf.sharding.spec).replace("PartitionSpec", "P")
-            rows.append((leaf.path, kind, _found(leaf), spec, f"{leaf.bytes_per_device:,}"))
+        rows = [("leaf", "one device sees", "found", "lies as", "bytes per device"), *self.rows()]
         head = (
             f"{self.function} on {self.devices} devices: {_counted(self.islands, 'shard_map')}, "
             f"{_counted(self.scattered, 'sum')} scattered"

@@ -137,8 +137,9 @@ def explain(
       The report: a table when printed, the same in a notebook, `to_dict()` for machines. It has
       what was rewritten and what was refused, by line; captured arrays; the collectives of the
       compiled program before and after, and their bytes; sizes and memory; whether the program has
-      the same key in the persistent cache in every process; and, for a function with pmaps, which
-      of pmap, shard_map and automatic jit moves least.
+      the same key in the persistent cache in every process; for a function with pmaps, whether pmap
+      or shard_map moves less; and, for a mapped step that returns its state, the memory of each
+      device when `global_view` shards that state.
 
     Raises:
       RewriteError: see `rewrite`.

@@ -1,11 +1,23 @@
-"""The same function written in several ways, side by side by what each moves between devices."""
+"""The same function written in several ways, by what each moves and what each device holds."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from jax_dist.passes.units import human_bytes
 from jax_dist.rewriting import rendering
 from jax_dist.rewriting.cost import Program
 from jax_dist.rewriting.rendering import counted
+
+if TYPE_CHECKING:
+    from jax_dist.global_views.report import Report
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sharded:
+    """A step whose state is cut over the devices, as `jax_dist.global_view` runs it."""
+
+    state: "Report"  # what was found of each leaf
+    program: Program
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -13,13 +25,17 @@ class Comparison:
     """Ways to write one function, and the program that each becomes."""
 
     name: str  # of the function
-    # Each way with its program, or with the reason why there is none. The later a way, the less of
-    # the communication its user writes: of equal ones, the last is the simplest.
+    # Each way with its program, or with the reason why there is none. Of equal ones, the last is
+    # the simplest.
     rows: tuple[tuple[str, Program | str], ...]
+    sharded: Sharded | None = None  # the row "global view": it takes and gives other arrays
 
     @property
     def best(self) -> str | None:
-        """The way to take: the one that moves least, and of equal ones the simplest."""
+        """The way to take: the one that moves least, and of equal ones the simplest.
+
+        The global view is not among them: it saves memory, and its arguments are other arrays.
+        """
         ways = self._moved()
         return min(reversed(ways), key=ways.__getitem__) if ways else None
 
@@ -34,7 +50,17 @@ class Comparison:
         worse = [f"{human_bytes(moved)} with {way}" for way, moved in ways.items() if moved > least]
         against = f", against {' and '.join(worse)}" if worse else ""
         simpler = f" It moves as much as {' and '.join(equal)}, and is simpler." if equal else ""
-        return f"Take {self.best}: {human_bytes(least)} moved per step{against}.{simpler}"
+        take = f"Take {self.best}: {human_bytes(least)} moved per step{against}.{simpler}"
+        return f"{take} {self._memory_advice()}" if self.sharded else take
+
+    def _memory_advice(self) -> str:
+        assert self.sharded is not None
+        state, moved = self.sharded.state, self.sharded.program.moved_bytes
+        return (
+            "If memory is short, shard the state with jax_dist.global_view(..., shardings='fsdp'): "
+            f"a device then keeps {human_bytes(state.bytes_per_device)} of it instead of "
+            f"{human_bytes(state.bytes_under_pmap)}, and {human_bytes(moved)} are moved per step."
+        )
 
     def to_dict(self) -> dict[str, object]:
         """For machines: only dicts, lists, strings, numbers and None."""
@@ -43,6 +69,7 @@ class Comparison:
             "rows": [_row(way, outcome) for way, outcome in self.rows],
             "best": self.best,
             "advice": self.advice,
+            "state": self.sharded.state.as_json() if self.sharded else None,
         }
 
     def sections(self) -> tuple[rendering.Section, ...]:
@@ -52,15 +79,30 @@ class Comparison:
         bars = [(way, each.moved_bytes, human_bytes(each.moved_bytes)) for way, each in programs]
         sections = []
         if programs:
-            header = ("", "collectives", "moved", "temporary")
-            table = rendering.Table(header, tuple(_cells(*pair) for pair in programs), numbers=3)
+            header = ("", "collectives", "moved", "arguments", "temporary")
+            table = rendering.Table(header, tuple(_cells(*pair) for pair in programs), numbers=4)
             sections.append(rendering.Section("Each way, per step on one device", (table,)))
         if any(amount for _, amount, _ in bars):
             moved = rendering.Bars(tuple(bars))
             sections.append(rendering.Section("Moved, per step from one device", (moved,)))
+        if self.sharded:
+            sections += self._sharded_sections(programs, self.sharded.state)
         if failed:
             sections.append(rendering.Section("Does not compile", rendering.aligned(failed)))
         return tuple(sections)
+
+    def _sharded_sections(
+        self, programs: list[tuple[str, Program]], state: "Report"
+    ) -> list[rendering.Section]:
+        peaks = [(way, _peak(program)) for way, program in programs]
+        bars = [(way, peak, human_bytes(peak)) for way, peak in peaks if peak is not None]
+        header = ("leaf", "found", "kept as", "bytes on each")
+        cells = tuple((path, *others) for path, _, *others in state.rows())
+        rows = rendering.Table(header, cells, numbers=1)
+        return [
+            rendering.Section("Memory at the peak, on one device", (rendering.Bars(tuple(bars)),)),
+            rendering.Section("State in the global view", (rows,)),
+        ][not bars :]
 
     def __repr__(self) -> str:  # at a prompt, the table
         return str(self)
@@ -77,6 +119,8 @@ class Comparison:
     def _moved(self) -> dict[str, int]:
         """In whole bytes, so that ways which differ by rounding are equal."""
         programs = [(way, each) for way, each in self.rows if isinstance(each, Program)]
+        if self.sharded:
+            programs = [(way, each) for way, each in programs if each is not self.sharded.program]
         return {way: round(program.moved_bytes) for way, program in programs}
 
 
@@ -93,5 +137,15 @@ def _row(way: str, outcome: Program | str) -> dict[str, object]:
 
 def _cells(way: str, program: Program) -> tuple[str, ...]:
     count = sum(each.count for each in program.collectives)
-    temporary = "unknown" if program.temp_bytes is None else human_bytes(program.temp_bytes)
-    return way, str(count), human_bytes(program.moved_bytes), temporary
+    memory = [
+        "unknown" if size is None else human_bytes(size)
+        for size in (program.argument_bytes, program.temp_bytes)
+    ]
+    return way, str(count), human_bytes(program.moved_bytes), *memory
+
+
+def _peak(program: Program) -> int | None:
+    """Arguments and temporary memory: what lives while the step runs."""
+    if program.argument_bytes is None or program.temp_bytes is None:
+        return None
+    return program.argument_bytes + program.temp_bytes

@@ -11,7 +11,7 @@ from jax_dist._errors import CapturedArrayWarning
 from jax_dist.passes.captures import Capture, find_captures
 from jax_dist.passes.findings import Finding
 from jax_dist.passes.randomness import find_noise
-from jax_dist.rewriting import gradients, ways
+from jax_dist.rewriting import alternatives, gradients
 from jax_dist.rewriting.arguments import Wishes
 from jax_dist.rewriting.comparison import Comparison
 from jax_dist.rewriting.cost import Program, program_of
@@ -46,7 +46,7 @@ def report_of(rewriting: RewrittenProgram, args: tuple, kwargs: dict) -> Report:
             *before.failure,
         ),
         captured=tuple(_row(capture, lifted) for capture in captured),
-        compare=_comparison(traced, name, before, program_after),
+        compare=_comparison(rewriting, traced, (args, kwargs), before, program_after),
     )
 
 
@@ -77,12 +77,17 @@ def _verdict_before(before: _AsGiven, captured: Sequence[str]) -> CacheVerdict:
 
 
 def _comparison(
-    traced: jax.stages.Traced, name: str, before: _AsGiven, after: Program
+    rewriting: RewrittenProgram,
+    traced: jax.stages.Traced,
+    arguments: tuple[tuple, dict],
+    before: _AsGiven,
+    after: Program,
 ) -> Comparison | None:
     """None also with several processes, where the program as it is may compute something else."""
     if before.lowered is None or jax.process_count() > 1:
         return None
-    return ways.compare(traced.jaxpr, name, (before.program, after))
+    programs = (before.program, after)
+    return alternatives.compare(traced, rewriting.fun, rewriting.name, arguments, programs)
 
 
 def _large(captured: Sequence[Capture], wishes: Wishes) -> list[str]:

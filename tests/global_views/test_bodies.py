@@ -114,3 +114,26 @@ def test_an_island_that_nothing_reads_but_its_effects_runs():
     jax.effects_barrier()
 
     assert sorted(seen) == list(map(float, range(8)))
+
+
+def test_sums_are_scattered_through_operations_that_move_dimensions():
+    """Of the three gradients, one is broadcast after its sum, and that sum is read whole."""
+
+    def step(state, x):
+        loss = lambda s: jnp.sum((x @ s["w"] @ s["v"].T) ** 2) + jnp.sum(s["b"])
+        gradient = lax.pmean(jax.grad(loss)(state), "i")
+        gradient["b"] = jnp.broadcast_to(jnp.sum(gradient["b"]), (2048,))
+        gradient["v"] = jnp.squeeze(gradient["v"].T[:, None].T, 1)
+        return jax.tree.map(lambda old, g: old - g / 128, state, gradient)
+
+    random = np.random.default_rng(0)
+    state = {
+        "w": random.normal(size=(32, 64)).astype(np.float32),
+        "v": random.normal(size=(64, 64)).astype(np.float32),
+        "b": random.normal(size=2048).astype(np.float32),
+    }
+    x = random.normal(size=(8, 4, 32)).astype(np.float32)
+
+    view, _ = compare(step, state, x, times=1, shardings="fsdp")
+
+    assert view.report().scattered == 2

@@ -332,23 +332,23 @@ def _moving(amount):
 
 
 def test_the_whole_comparison():
-    rows = (("pmap", _moving(12_345.0)), ("shard_map", _moving(1_543.2)), ("automatic jit", "No."))
+    rows = (("pmap", _moving(12_345.0)), ("shard_map", _moving(1_543.2)), ("global view", "No."))
 
     assert str(Comparison("step", rows)) == textwrap.dedent("""\
         step, 3 ways to write it. Take shard_map: 1.5 kB moved per step, against 12.3 kB
           with pmap.
 
         Each way, per step on one device
-                     collectives    moved  temporary
-          pmap                 1  12.3 kB     2.0 kB
-          shard_map            1   1.5 kB     2.0 kB
+                     collectives    moved  arguments  temporary
+          pmap                 1  12.3 kB    unknown     2.0 kB
+          shard_map            1   1.5 kB    unknown     2.0 kB
 
         Moved, per step from one device
           pmap       ████████████████████████████████████████  12.3 kB
           shard_map  █████                                      1.5 kB
 
         Does not compile
-          automatic jit  No.""")
+          global view  No.""")
 
 
 @pytest.mark.parametrize(
@@ -356,32 +356,31 @@ def test_the_whole_comparison():
     [
         (
             (96.0, 96.0, 0.0),
-            "automatic jit",
-            "Take automatic jit: 0 B moved per step, against 96 B with pmap and 96 B with "
-            "shard_map.",
+            "by hand",
+            "Take by hand: 0 B moved per step, against 96 B with pmap and 96 B with shard_map.",
         ),
         (
             (96.0, 96.0, 96.0),
-            "automatic jit",
-            "Take automatic jit: 96 B moved per step. It moves as much as pmap and shard_map, "
+            "by hand",
+            "Take by hand: 96 B moved per step. It moves as much as pmap and shard_map, "
             "and is simpler.",
         ),
         (
             (96.0, 96.0, 5_000.0),
             "shard_map",
-            "Take shard_map: 96 B moved per step, against 5.0 kB with automatic jit. It moves as "
+            "Take shard_map: 96 B moved per step, against 5.0 kB with by hand. It moves as "
             "much as pmap, and is simpler.",
         ),
         (
             (96.0, 95.9999999, 97.0),  # the same, added in another order
             "shard_map",
-            "Take shard_map: 96 B moved per step, against 97 B with automatic jit. It moves as "
+            "Take shard_map: 96 B moved per step, against 97 B with by hand. It moves as "
             "much as pmap, and is simpler.",
         ),
     ],
 )
 def test_which_way_to_take(amounts, best, advice):
-    ways = ("pmap", "shard_map", "automatic jit")
+    ways = ("pmap", "shard_map", "by hand")
 
     comparison = Comparison("step", tuple(zip(ways, map(_moving, amounts), strict=True)))
 
@@ -409,9 +408,9 @@ def test_nothing_moved_has_no_bars():
           as pmap, and is simpler.
 
         Each way, per step on one device
-                     collectives  moved  temporary
-          pmap                 0    0 B    unknown
-          shard_map            0    0 B    unknown""")
+                     collectives  moved  arguments  temporary
+          pmap                 0    0 B    unknown    unknown
+          shard_map            0    0 B    unknown    unknown""")
 
 
 def test_the_comparison_as_data():
@@ -439,7 +438,7 @@ def test_a_report_ends_with_the_comparison():
         "  Take shard_map: 12 B moved per step, against 96 B with pmap.",
         "",
         "Each way, per step on one device",
-        "             collectives  moved  temporary",
-        "  pmap                 1   96 B     2.0 kB",
+        "             collectives  moved  arguments  temporary",
+        "  pmap                 1   96 B    unknown     2.0 kB",
     ]
     assert report.to_dict()["compare"]["best"] == "shard_map"

@@ -1,0 +1,212 @@
+"""The same function as pmap, as shard_map, and with its state sharded in the global view."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Literal, Var
+from jax.sharding import Mesh
+
+from jax_dist import _compat
+from jax_dist.passes import interpreter, rebind
+from jax_dist.rewriting.comparison import Comparison, Sharded
+from jax_dist.rewriting.cost import Program, program_of
+from jax_dist.rewriting.pmap_sites import PmapSite, mapped_dimension, pmap_site, pmap_sites
+
+if TYPE_CHECKING:
+    from jax_dist.global_views.view import GlobalView
+
+
+def compare(
+    traced: jax.stages.Traced,
+    fun: Callable,
+    name: str,
+    arguments: tuple[tuple, dict],
+    programs: tuple[Program, Program],
+) -> Comparison | None:
+    """The ways to write a function with pmaps; None for one without.
+
+    Args:
+      traced: the function as it is.
+      fun: the function.
+      name: of the function.
+      arguments: positional ones and keywords, as it was traced with.
+      programs: as it is, and rewritten.
+    """
+    if not pmap_sites(traced.jaxpr):
+        return None
+    before, after = programs
+    rows: list[tuple[str, Program | str]] = [("pmap", before), ("shard_map", after)]
+    sharded = None
+    step = _mapped_step(traced) if _compat.CAN_REWRITE else None
+    if step is not None:
+        found = _in_global_view(step, fun, arguments, traced.out_info)
+        if isinstance(found, Sharded):
+            sharded = found
+            rows.append(("global view", found.program))
+        elif found is not None:
+            rows.append(("global view", found))
+    return Comparison(name, tuple(rows), sharded)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Step:
+    """A program that is one pmap, of the arguments as they come."""
+
+    site: PmapSite
+    consts: Sequence[Any]  # the first operands of the shard_map, which the function captured
+
+    @property
+    def in_dims(self) -> list[int | None]:
+        specs = self.site.eqn.params["in_specs"][len(self.consts) :]
+        return [mapped_dimension(spec) for spec in specs]
+
+    @property
+    def out_dims(self) -> list[int | None]:
+        return [mapped_dimension(spec) for spec in self.site.eqn.params["out_specs"]]
+
+    def on_one_device(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
+        """The slices of one device, to its slices of the results."""
+        blocks = [
+            leaf if dim is None else jnp.expand_dims(leaf, dim)
+            for leaf, dim in zip(leaves, self.in_dims, strict=True)
+        ]
+        outs = rebind.evaluate(self.site.body, [*self.consts, *blocks])
+        return [
+            out if dim is None else jnp.squeeze(out, dim)
+            for out, dim in zip(outs, self.out_dims, strict=True)
+        ]
+
+    def changed_results(self) -> set[int]:
+        """The result leaves that are not an argument as it came."""
+        body = interpreter.open_jaxpr(self.site.body)
+        made: dict[Any, Any] = {var: eqn for eqn in body.eqns for var in eqn.outvars}
+        found = set()
+        for place, atom in enumerate(body.outvars):
+            if isinstance(atom, Literal):
+                found.add(place)
+                continue
+            while (eqn := made.get(atom)) and eqn.primitive.name in _UNIT_DIMENSIONS:
+                atom = eqn.invars[0]
+            if atom in made:
+                found.add(place)
+        return found
+
+
+_UNIT_DIMENSIONS = ("squeeze", "broadcast_in_dim", "expand_dims", "reshape")  # come and go
+
+
+def _mapped_step(traced: jax.stages.Traced) -> _Step | None:
+    """None where more is done than one pmap: then nothing says what its state is."""
+    closed: ClosedJaxpr = traced.jaxpr
+    while True:
+        jaxpr = closed.jaxpr
+        if len(jaxpr.eqns) != 1:
+            return None
+        (eqn,) = jaxpr.eqns
+        arguments = [v for v in eqn.invars if v not in jaxpr.constvars]
+        if [*arguments] != [*jaxpr.invars] or [*eqn.outvars] != [*jaxpr.outvars]:
+            return None
+        if (site := pmap_site(eqn)) is not None:
+            break
+        if eqn.primitive.name != "jit" or len(arguments) < len(eqn.invars):
+            return None
+        closed = eqn.params["jaxpr"]
+    values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    captured = [values[v] for v in eqn.invars if isinstance(v, Var) and v in values]
+    if eqn.invars[len(captured) :] != arguments or _maps_inside(site):
+        return None
+    return _Step(site, captured)
+
+
+def _maps_inside(site: PmapSite) -> bool:
+    return any(eqn.primitive.name == "shard_map" for eqn in interpreter.equations(site.body))
+
+
+def _in_global_view(
+    step: _Step, fun: Callable, arguments: tuple[tuple, dict], results: Any
+) -> Sharded | str | None:
+    """The step with its state cut over the devices; a text: why not; None: nothing is cut."""
+    args, kwargs = arguments
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    if len(leaves) != len(step.in_dims):
+        return None  # static arguments
+    types = jax.tree.unflatten(structure, map(_type_of, leaves))
+    state = _state_among(step, types[0], results)
+    if not state:
+        return None
+    dims, _ = jax.tree.unflatten(structure, step.in_dims)
+    slices = [
+        _slice(kind, dim) for kind, dim in zip(jax.tree.leaves(types), step.in_dims, strict=True)
+    ]
+    one_device, _ = jax.tree.unflatten(structure, slices)
+    given = [one_device[n] if n in state else types[0][n] for n in range(len(args))]
+    # Whatever of it fails is a row of a table; the function itself runs as it is.
+    try:
+        view = _view(step, fun, dims, results, state)
+        lowered = view.lower(*given, **types[1])
+        report = view.report()
+    except Exception as error:  # noqa: BLE001
+        return str(error).splitlines()[0] if str(error) else type(error).__name__
+    if report.bytes_per_device == report.bytes_under_pmap:
+        return None
+    return Sharded(report, program_of(lowered))
+
+
+def _view(step: _Step, fun: Callable, dims: tuple, results: Any, state: list[int]) -> "GlobalView":
+    # The only part of a report that needs the global view: a rewriting does without.
+    from jax_dist.global_views.view import global_view  # noqa: PLC0415
+
+    out_structure = jax.tree.structure(results)
+
+    @functools.wraps(fun)
+    def of_device(*args: Any, **kwargs: Any) -> Any:
+        outs = step.on_one_device(jax.tree.leaves((args, kwargs)))
+        return jax.tree.unflatten(out_structure, outs)
+
+    mesh = step.site.mesh
+    return global_view(
+        of_device,
+        step.site.axis,
+        in_axes=dims,
+        out_axes=jax.tree.unflatten(out_structure, step.out_dims),
+        state=state,
+        mesh=mesh if isinstance(mesh, Mesh) else None,
+        shardings="fsdp",
+    )
+
+
+def _state_among(step: _Step, args: tuple, results: Any) -> list[int]:
+    """The positions of arguments that come back changed: tree, shapes and types are a result's."""
+    numbered = jax.tree.unflatten(jax.tree.structure(results), range(len(step.out_dims)))
+    parts = [(numbered, results)]
+    if isinstance(results, tuple | list):
+        parts += zip(numbered, results, strict=True)
+    changed = step.changed_results()
+    news = [(_kinds(part), any(n in changed for n in jax.tree.leaves(own))) for own, part in parts]
+    found = []
+    for position, arg in enumerate(args):
+        new = (_kinds(arg), True)
+        if new in news and jax.tree.leaves(arg):
+            news.remove(new)
+            found.append(position)
+        elif found:
+            break  # what comes back after another argument may be anything
+    return found
+
+
+def _kinds(tree: Any) -> tuple:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
+
+
+def _type_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(jnp.shape(leaf), jax.dtypes.result_type(leaf))
+
+
+def _slice(kind: jax.ShapeDtypeStruct, dim: int | None) -> jax.ShapeDtypeStruct:
+    shape = [size for n, size in enumerate(kind.shape) if n != dim]
+    return jax.ShapeDtypeStruct(shape, kind.dtype)
