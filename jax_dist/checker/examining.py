@@ -51,8 +51,8 @@ class Examiner:
         ours = speaks_to_us(data)
         if not ours and prefilter.is_internal(data):
             return None
-        likely = linter.likely(data, self.codes_for(path))
-        return likely if likely or ours else None
+        codes = linter.likely(data, self.codes_for(path))
+        return codes if codes or ours else None
 
     def examined(
         self, path: str, data: bytes, likely: frozenset[Code] | None = None

@@ -192,10 +192,10 @@ class Flow:
         part = structure.part_of(origin.node, (position,)) if not origin.is_stacked else None
         if part is not None and not origin.path:
             return self._of(part, path)
-        is_tree = origins.is_tree(self._module, origin) if origin.is_stacked else None
-        if is_tree:
+        tree = origins.is_tree(self._module, origin) if origin.is_stacked else None
+        if tree:
             return [dataclasses.replace(origin, path=(*origin.path, position, *path))]
-        if is_tree is False and position == 0:
+        if tree is False and position == 0:
             return [Origin(Kind.ONE, node, path, of=node.value, on_host=origin.on_host)]
         return [Origin(Kind.UNKNOWN, node, path)]
 

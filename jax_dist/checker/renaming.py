@@ -5,10 +5,11 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from jax_dist.checker import guards, order, removing
+from jax_dist.checker import guards, order
 from jax_dist.checker.findings import Edit, Fix, Safety
 from jax_dist.checker.modules import Module
 from jax_dist.checker.registry import Found, Version
+from jax_dist.checker.removing import removal
 from jax_dist.checker.renames import Rename
 
 # How far the new name may be trusted in the places where the old one is read; None: not at all.
@@ -191,7 +192,7 @@ def _without_import(
     if not fixes or not isinstance(statement, ast.Import | ast.ImportFrom):
         return None
     if len(statement.names) == 1:
-        gone = [removing.removal(module, statement)]
+        gone = [removal(module, statement)]
     else:
         number = statement.names.index(alias)
         kept = [each for each in range(len(statement.names)) if each != number]
@@ -276,7 +277,7 @@ def edits_of_from(
         if b"#" in code[start:end]:
             return None  # a comment would be lost
         if not new:
-            return (removing.removal(module, statement),)
+            return (removal(module, statement),)
         return (Edit(start, end, f"\n{indent}".join(new)),)
     removed = _removals(module, statement, kept, moved)
     if any(b"#" in code[edit.start : edit.end] for edit in removed):

@@ -3,14 +3,14 @@
 import argparse
 from collections.abc import Sequence
 
-from jax_dist.checker import render, requirement, selecting
+from jax_dist.checker import render, requirement
 from jax_dist.checker.catalogue import PAGES
 from jax_dist.checker.config import Config
 from jax_dist.checker.examining import Examiner
 from jax_dist.checker.misuse import MisuseError, hint
 from jax_dist.checker.patterns import Patterns
 from jax_dist.checker.project import Project
-from jax_dist.checker.selecting import Choice
+from jax_dist.checker.selecting import Choice, known, selected, split
 
 STDIN = "-"
 
@@ -39,19 +39,19 @@ def examiner(options: argparse.Namespace, config: Config, paths: Sequence[str]) 
       MisuseError: an option names a rule or a version that is none.
     """
     asked = Choice(
-        select=selecting.split(options.select) if options.select else None,
-        extend_select=selecting.split(options.extend_select),
-        ignore=selecting.split(options.ignore),
+        select=split(options.select) if options.select else None,
+        extend_select=split(options.extend_select),
+        ignore=split(options.ignore),
     )
     target = options.target_jax
     return Examiner(
-        codes=selecting.selected([config.choice, asked], PAGES),
+        codes=selected([config.choice, asked], PAGES),
         project=Project((*config.project_roots, *paths)),
         target=requirement.version(target) if target else config.target_jax,
         ignores=tuple(
             (
                 Patterns((glob,), config.folder),
-                frozenset().union(*(selecting.known(code, PAGES) for code in codes)),
+                frozenset().union(*(known(code, PAGES) for code in codes)),
             )
             for glob, codes in config.per_file_ignores
         ),

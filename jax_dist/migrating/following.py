@@ -5,9 +5,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from jax_dist.checker import functions, origins, pmaps, scopes, stacking
+from jax_dist.checker import functions, pmaps, scopes, stacking
 from jax_dist.checker.flow import Flow, Origin
 from jax_dist.checker.modules import Module
+from jax_dist.checker.origins import is_tree
 from jax_dist.checker.stacking import Kind
 from jax_dist.migrating import escapes
 from jax_dist.migrating.escapes import Kept, Lost
@@ -272,9 +273,9 @@ def _assigned(module: Module, flow: Flow, statement: ast.Assign, node: ast.expr)
 def _can_unpack(module: Module, flow: Flow, node: ast.expr) -> bool:
     """Whether the parts of a value are parts of a tree, and not the rows of an array."""
     if node in flow.mapped_calls:  # rows of arrays have an axis over devices: none unpacks them
-        return origins.is_tree(module, flow.origins(node)[0]) is not False
+        return is_tree(module, flow.origins(node)[0]) is not False
     return all(
-        origins.is_tree(module, origin) or isinstance(origin.of, ast.Tuple | ast.List)
+        is_tree(module, origin) or isinstance(origin.of, ast.Tuple | ast.List)
         for origin in flow.origins(node)
     )
 
