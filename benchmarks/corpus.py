@@ -37,10 +37,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
-from jax_dist.checker import discovery, examining, linter, parsing, pmaps
-from jax_dist.checker.patterns import Patterns
-from jax_dist.checker.project import Project
-from jax_dist.checker.sources import UnreadableError
+from jax_dist.checker.engine import linter
+from jax_dist.checker.model import discovery, pmaps, sources
+from jax_dist.checker.model.discovery import Patterns
+from jax_dist.checker.model.project import Project
+from jax_dist.checker.model.sources import UnreadableError
 from jax_dist.migrating import helper_text, migration
 from jax_dist.migrating.facts import Promises
 from jax_dist.migrating.files import Options
@@ -174,8 +175,8 @@ def found(folder: pathlib.Path) -> tuple[int, int]:
         data = pathlib.Path(path).read_bytes()
         if not linter.wanted(data, frozenset({_PMAP})):
             continue
-        with contextlib.suppress(UnreadableError, parsing.ParseError):
-            module = project.module(examining.load(path, data))
+        with contextlib.suppress(UnreadableError, sources.ParseError):
+            module = project.module(linter.load(path, data))
             for site in pmaps.sites(module):
                 meaning = module.meaning(site.reference)
                 if meaning is not None and meaning.is_partial:
@@ -243,15 +244,15 @@ def _note(result: Result, path: str, migrated: FileMigration) -> None:
         result.direct += after.count("shard_map") - before.count("shard_map")
         result.hunks += _hunks(f"{result.repository}/{path}", before, after)
         try:
-            parsing.parse(examining.load(path, migrated.after).python)
-        except (UnreadableError, parsing.ParseError):
+            sources.parse(linter.load(path, migrated.after).python)
+        except (UnreadableError, sources.ParseError):
             result.broken.append(path)
 
 
 def _code(path: str, data: bytes) -> str:
     """The code of a file, or of all cells of a notebook, without helpers that are inside."""
     try:
-        source = examining.load(path, data)
+        source = linter.load(path, data)
     except UnreadableError:
         return ""
     text = source.code.decode("utf-8", "replace").replace("\r\n", "\n")

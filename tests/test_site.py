@@ -11,7 +11,7 @@ import jax
 import pytest
 
 import jax_dist
-from jax_dist.checker.catalogue import PAGES
+from jax_dist.checker.engine.catalogue import PAGES
 from jax_dist.commands import cache, cli
 from jax_dist.doctor.checks import CHANGES
 

@@ -16,8 +16,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
 
-from jax_dist.checker.catalogue import PAGES
-from jax_dist.checker.render import markdown
+from jax_dist.checker.engine.catalogue import PAGES
+from jax_dist.checker.output import markdown
 from jax_dist.commands.cli import main
 
 os.environ["COLUMNS"] = "80"  # of the help texts, whatever terminal builds the site

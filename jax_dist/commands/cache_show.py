@@ -49,8 +49,8 @@ def loaded(path: str) -> "Record":
       MisuseError: it cannot be read, or is none.
     """
     from jax_dist._errors import RecordError
+    from jax_dist._usage import MisuseError
     from jax_dist.cache.records import load
-    from jax_dist.checker.misuse import MisuseError
 
     try:
         return load(path)
@@ -63,7 +63,7 @@ def loaded(path: str) -> "Record":
 def _only(record: "Record", function: str) -> "Record":
     import dataclasses
 
-    from jax_dist.checker.misuse import MisuseError
+    from jax_dist._usage import MisuseError
 
     kept = tuple(each for each in record.compiles if each.key.function == function)
     if not kept:

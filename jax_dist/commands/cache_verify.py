@@ -58,7 +58,7 @@ def _runs(text: str) -> int:
 
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     """Runs the command behind --, judges and prints."""
-    from jax_dist.checker.misuse import MisuseError
+    from jax_dist._usage import MisuseError
 
     if not options.program:
         raise MisuseError("verify needs a command: jax-dist cache verify -- python train.py")
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
 
 
 def _new_folder(name: str) -> Path:
-    from jax_dist.checker.misuse import MisuseError
+    from jax_dist._usage import MisuseError
 
     folder = Path(name)
     try:
@@ -90,8 +90,8 @@ def _new_folder(name: str) -> Path:
 
 
 def _verify(options: argparse.Namespace, folder: Path, err: TextIO) -> "Verification":
+    from jax_dist._usage import MisuseError
     from jax_dist.cache import verifying  # it loads jax, which `--help` need not wait for
-    from jax_dist.checker.misuse import MisuseError
     from jax_dist.migrating.verify import recording
 
     progress = terminal.Progress(err, "runs done")

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     """Compiles and prints."""
     del err
-    from jax_dist.checker.misuse import MisuseError
+    from jax_dist._usage import MisuseError
 
     if ":" not in options.programs:
         raise MisuseError(f"{options.programs} names no function; write programs.py:programs")
@@ -128,7 +128,7 @@ def warm_all(name: str, folder: str | None) -> list[dict[str, Any]]:
 
 
 def _programs(name: str) -> Iterable[tuple[Any, ...]]:
-    from jax_dist.checker.misuse import MisuseError
+    from jax_dist._usage import MisuseError
 
     place, _, function = name.rpartition(":")
     sys.path.insert(0, os.getcwd())

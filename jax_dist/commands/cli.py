@@ -157,6 +157,6 @@ def _say_fault(command: str, error: Exception, err: TextIO) -> None:
 
 
 def _is_misuse(error: ValueError) -> bool:
-    from jax_dist.checker.misuse import MisuseError
+    from jax_dist._usage import MisuseError
 
     return isinstance(error, MisuseError)

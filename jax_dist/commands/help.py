@@ -25,9 +25,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         found = _CHOICE.search(message)
         if found:
-            from jax_dist.checker import misuse  # only here: it is rarely needed
+            from jax_dist import _usage  # only here: it is rarely needed
 
-            near = misuse.hint(found[1], re.findall(r"[\w.-]+", found[2]), "")
+            near = _usage.hint(found[1], re.findall(r"[\w.-]+", found[2]), "")
             message = f"{message}. {near}" if near else message
         super().error(message)
 

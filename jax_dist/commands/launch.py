@@ -151,7 +151,7 @@ def _ranks(text: str) -> list[int]:
 
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
     """Runs the job, and shows what the ranks write and how it ended."""
-    from jax_dist.checker.misuse import MisuseError
+    from jax_dist._usage import MisuseError
     from jax_dist.launch import running, supervision, telling
     from jax_dist.launch.ranks import StartError
 
@@ -187,7 +187,7 @@ def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
 
 
 def _command(options: argparse.Namespace) -> list[str]:
-    from jax_dist.checker.misuse import MisuseError
+    from jax_dist._usage import MisuseError
 
     between = ["--"] if options.words and options.program else []  # a -- of the command itself
     command = [*options.words, *between, *options.program]
@@ -204,7 +204,7 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 @contextlib.contextmanager
 def _printer(options: argparse.Namespace, out: TextIO, err: TextIO) -> "Iterator[Printer]":
-    from jax_dist.checker.misuse import MisuseError
+    from jax_dist._usage import MisuseError
     from jax_dist.launch.printing import LogFile, Printer, log_files
 
     streams: dict[Stream, TextIO] = {"stdout": out, "stderr": err}

@@ -3,14 +3,14 @@
 import argparse
 from collections.abc import Sequence
 
-from jax_dist.checker import render, requirement
-from jax_dist.checker.catalogue import PAGES
-from jax_dist.checker.config import Config
-from jax_dist.checker.examining import Examiner
-from jax_dist.checker.misuse import MisuseError, hint
-from jax_dist.checker.patterns import Patterns
-from jax_dist.checker.project import Project
-from jax_dist.checker.selecting import Choice, known, selected, split
+from jax_dist._usage import MisuseError, hint
+from jax_dist.checker import output
+from jax_dist.checker.engine import requirement
+from jax_dist.checker.engine.catalogue import PAGES
+from jax_dist.checker.engine.config import Choice, Config, known, selected, split
+from jax_dist.checker.engine.linter import Examiner
+from jax_dist.checker.model.discovery import Patterns
+from jax_dist.checker.model.project import Project
 
 STDIN = "-"
 
@@ -27,8 +27,8 @@ def check(options: argparse.Namespace) -> None:
         raise MisuseError(f"{' and '.join(asked)} do not go together")
     if options.add_noqa and STDIN in options.paths:
         raise MisuseError("--add-noqa needs files, not the standard input")
-    if options.output_format not in render.FORMATS:  # argparse does not look at the environment
-        remedy = hint(options.output_format, render.FORMATS, f"Say {', '.join(render.FORMATS)}.")
+    if options.output_format not in output.FORMATS:  # argparse does not look at the environment
+        remedy = hint(options.output_format, output.FORMATS, f"Say {', '.join(output.FORMATS)}.")
         raise MisuseError(f"$JAX_DIST_OUTPUT_FORMAT is {options.output_format!r}. {remedy}")
 
 

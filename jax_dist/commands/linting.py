@@ -6,13 +6,15 @@ import os
 from collections.abc import Sequence, Sized
 from typing import TextIO
 
-from jax_dist.checker import config, discovery, render, running
-from jax_dist.checker.catalogue import PAGES
-from jax_dist.checker.discovery import Found
-from jax_dist.checker.examining import load
-from jax_dist.checker.findings import Finding, Safety
-from jax_dist.checker.misuse import MisuseError
-from jax_dist.checker.sources import Source, UnreadableError
+from jax_dist._usage import MisuseError
+from jax_dist.checker import output
+from jax_dist.checker.engine import config, runner
+from jax_dist.checker.engine.catalogue import PAGES
+from jax_dist.checker.engine.linter import load
+from jax_dist.checker.model import discovery
+from jax_dist.checker.model.discovery import Found
+from jax_dist.checker.model.findings import Finding, Safety
+from jax_dist.checker.model.sources import Source, UnreadableError
 from jax_dist.commands import lint_options, terminal
 from jax_dist.commands.exits import Exit
 from jax_dist.commands.lint_options import STDIN
@@ -54,10 +56,10 @@ class _Lint:
     def findings(self) -> list[Finding]:
         """What is found in all files, and not switched off."""
         if self._stdin is not None:
-            return running.examined(self._name, self._stdin, self._examiner)
+            return runner.examined(self._name, self._stdin, self._examiner)
         progress = terminal.Progress(self._err, "files checked")
         try:
-            return running.run(
+            return runner.run(
                 self._found.files,
                 self._examiner,
                 jobs=self._options.jobs,
@@ -83,19 +85,19 @@ class _Lint:
 
     def diff(self) -> Exit:
         """Shows what `fix` would change."""
-        from jax_dist.checker import diffs  # only here: it is slow to load
+        from jax_dist.checker.engine import fixer  # only here: it is slow to load
 
         self._mend(self.findings(), write=False)
         colour = terminal.wants_colour(self._options.color, self._out)
         for path, after in self._made.items():
             before = self._read(path)
-            text = diffs.diff(path, before, after, load(path, before).encoding)
-            self._out.write(diffs.coloured(text) if colour else text)
+            text = fixer.diff(path, before, after, load(path, before).encoding)
+            self._out.write(fixer.coloured(text) if colour else text)
         return self._exit(self._made)
 
     def add_noqa(self) -> Exit:
         """Switches every finding off by a comment in its file."""
-        from jax_dist.checker import suppress
+        from jax_dist.checker.engine import suppressions
 
         left: list[Finding] = []
         done: list[Finding] = []
@@ -103,7 +105,7 @@ class _Lint:
             able = [finding for finding in group if not finding.code.startswith("JXD9")]
             data = self._read(path) if able else b""
             source = load(path, data)
-            after = source.written(suppress.with_noqa(source, able))
+            after = source.written(suppressions.with_noqa(source, able))
             written = not able or self._rewrite(path, after, data)
             left += [finding for finding in group if not written or finding not in able]
             done += able if written else []
@@ -113,7 +115,7 @@ class _Lint:
 
     def write_baseline(self) -> Exit:
         """Lists all findings in a file."""
-        from jax_dist.checker import baseline
+        from jax_dist.checker.engine import baseline
 
         findings, file = self.findings(), self._options.write_baseline
         self._put(file, baseline.text_of(findings, file))
@@ -133,16 +135,16 @@ class _Lint:
         folders = [path for path in self._options.paths if os.path.isdir(path)]
         if self._options.no_cache or not folders:
             return None  # to check a few files is as fast as to remember them
-        from jax_dist.checker import store
+        from jax_dist.checker.engine import runner
 
         here = os.path.dirname(self._config.file or "")
-        folder = self._options.cache_dir or os.path.join(here, store.FOLDER)
+        folder = self._options.cache_dir or os.path.join(here, runner.FOLDER)
         target, files = self._examiner.target, self._found.files
-        return store.Store(folder, self._options.paths, target, files)
+        return runner.Store(folder, self._options.paths, target, files)
 
     def _mend(self, findings: Sequence[Finding], *, write: bool = True) -> list[Finding]:
         """Makes fixes; the findings that are left."""
-        from jax_dist.checker import fixing
+        from jax_dist.checker.engine import fixer
 
         allowed = {Safety.SAFE, *([Safety.UNSAFE] if self._options.unsafe_fixes else [])}
         left: list[Finding] = []
@@ -153,9 +155,9 @@ class _Lint:
                 continue
             data = self._read(path)
             try:
-                mended = fixing.mended(path, data, self._examiner, frozenset(allowed))
+                mended = fixer.mended(path, data, self._examiner, frozenset(allowed))
             except Exception as error:  # noqa: BLE001 - other files must not suffer
-                left += [*group, running.failed(path, error)]
+                left += [*group, runner.failed(path, error)]
                 continue
             if mended.refused:
                 print(f"{path}: some fixes were not made: {mended.refused}", file=self._err)
@@ -177,7 +179,7 @@ class _Lint:
         file = self._options.baseline or self._config.baseline
         if file is None:
             return findings
-        from jax_dist.checker import baseline
+        from jax_dist.checker.engine import baseline
 
         files = self._found.files if self._stdin is None else (self._name,)
         codes = self._examiner.codes
@@ -197,13 +199,13 @@ class _Lint:
         colour = terminal.wants_colour(options.color, out) and (
             file is None or options.color == "always"
         )
-        context = render.Context(PAGES, self._source, colour)
+        context = output.Context(PAGES, self._source, colour)
         if options.statistics and options.output_format == "text":
-            from jax_dist.checker.render import text as text_form
+            from jax_dist.checker.output import text as text_form
 
             text = text_form.statistics(findings) + text_form.summary(findings) + "\n"
         else:
-            text = render.FORMATS[options.output_format](findings, context)
+            text = output.FORMATS[options.output_format](findings, context)
         if options.quiet and options.output_format == "text":
             text = text[: text[:-1].rfind("\n") + 1].rstrip("\n") + "\n" if findings else ""
         if file is None:
@@ -226,20 +228,20 @@ class _Lint:
 
     def _rewrite(self, path: str, after: bytes, before: bytes) -> bool:
         """Whether the file could be written."""
-        from jax_dist.checker import writing
+        from jax_dist.checker.engine import fixer
 
         try:
-            writing.write(path, after, expected=before)
+            fixer.write(path, after, expected=before)
         except OSError as error:
             print(f"{path} is left as it is: {error.strerror or error}", file=self._err)
             return False
         return True
 
     def _put(self, file: str, text: str) -> None:
-        from jax_dist.checker import writing
+        from jax_dist.checker.engine import fixer
 
         try:
-            writing.write(file, text.encode())
+            fixer.write(file, text.encode())
         except OSError as error:
             raise MisuseError(f"{file} cannot be written: {error.strerror}") from error
 

@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from jax_dist.checker import config, diffs, discovery, requirement, writing
-from jax_dist.checker.examining import load
-from jax_dist.checker.misuse import MisuseError
-from jax_dist.checker.patterns import Patterns
+from jax_dist._usage import MisuseError
+from jax_dist.checker.engine import config, fixer, requirement
+from jax_dist.checker.engine.linter import load
+from jax_dist.checker.model import discovery
+from jax_dist.checker.model.discovery import Patterns
 from jax_dist.commands import terminal
 from jax_dist.commands.exits import Exit
 from jax_dist.migrating import cautions, migration, report
@@ -179,8 +180,8 @@ class _Migrate:
         colour = terminal.wants_colour(self._options.color, self._out)
         for file in changed:
             encoding = load(file.path, file.before).encoding
-            text = diffs.diff(file.path, file.before, file.after, encoding, new=file.is_new)
-            self._out.write(diffs.coloured(text) if colour else text)
+            text = fixer.diff(file.path, file.before, file.after, encoding, new=file.is_new)
+            self._out.write(fixer.coloured(text) if colour else text)
 
     def _written(self, files: Sequence[FileMigration]) -> list[FileMigration]:
         """The files as they are now: one that cannot be written does not keep others from it.
@@ -206,10 +207,10 @@ class _Migrate:
             return file
         try:
             expected = None if file.is_new else file.before
-            writing.write(file.path, file.after, expected=expected, new=file.is_new)
-        except writing.ChangedError as error:
+            fixer.write(file.path, file.after, expected=expected, new=file.is_new)
+        except fixer.ChangedError as error:
             problem = f"{error}; start again"
-        except writing.KeptError as error:
+        except fixer.KeptError as error:
             problem = str(error)
         except OSError as error:
             problem = f"it cannot be written: {error.strerror or error}"
@@ -248,7 +249,7 @@ class _Migrate:
         elif where is not None:
             text = _FORMS[_suffix(where)](made)
             try:
-                writing.write(where, text.encode())
+                fixer.write(where, text.encode())
             except OSError as error:
                 reason = error.strerror or error
                 raise MisuseError(f"--report {where} cannot be written: {reason}") from error

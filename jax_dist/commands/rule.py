@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from jax_dist.checker import misuse
-from jax_dist.checker.page import Page
-from jax_dist.checker.render import markdown
+from jax_dist import _usage
+from jax_dist.checker.output import markdown
+from jax_dist.checker.rules import Page
 from jax_dist.commands.exits import Exit
 
 _EPILOG = """\
@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
-    from jax_dist.checker import catalogue  # not at the top: `--help` needs no rules
+    from jax_dist.checker.engine import catalogue  # not at the top: `--help` needs no rules
 
     if options.all:
         out.write(
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     page = _find(options.rule, catalogue.PAGES)
     if page is None:
         names = [name for page in catalogue.PAGES.values() for name in (page.code, page.name)]
-        remedy = misuse.hint(
+        remedy = _usage.hint(
             _spelled(options.rule), names, "`jax-dist rule --all` lists the rules."
         )
         print(f"jax-dist rule: there is no rule {options.rule!r}. {remedy}", file=err)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from jax_dist.commands.exits import Exit
 
 if TYPE_CHECKING:
-    from jax_dist.checker.sources import Source
+    from jax_dist.checker.model.sources import Source
 
 _EPILOG = """\
 exit codes: 0 ended by the editor, 1 ended without a shutdown request,
@@ -41,7 +41,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     del options, out  # the protocol owns the process's own streams
     try:
-        from jax_dist.checker import server
+        from jax_dist.checker.output import lsp
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("pygls", "lsprotocol"):
             raise
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
             file=err,
         )
         return Exit.USAGE
-    started = server.create(_migrated)
+    started = lsp.create(_migrated)
     # A descriptor of its own: it is closed when the editor says exit.
     with open(os.dup(sys.stdout.fileno()), "wb") as stream:
         started.start_io(stdout=stream)

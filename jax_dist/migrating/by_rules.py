@@ -4,10 +4,10 @@
 and nothing at all inside a trace.
 """
 
-from jax_dist.checker import linter
-from jax_dist.checker.findings import Code, Finding, Fix, Safety
-from jax_dist.checker.modules import Module
-from jax_dist.checker.registry import Version
+from jax_dist.checker.engine import linter
+from jax_dist.checker.model.findings import Code, Finding, Fix, Safety
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Version
 from jax_dist.migrating.outcomes import Outcome, Status
 from jax_dist.migrating.places import Place
 

@@ -2,10 +2,10 @@
 
 import ast
 
-from jax_dist.checker import pmaps
-from jax_dist.checker.flow import Flow
-from jax_dist.checker.modules import Module
-from jax_dist.checker.pmaps import Site
+from jax_dist.checker.model import pmaps
+from jax_dist.checker.model.flow import Flow
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.semantic_model import Module
 from jax_dist.migrating import escapes, following, tracing
 from jax_dist.migrating.escapes import Kept
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 
-from jax_dist.checker import requirement
+from jax_dist.checker.engine import requirement
 from jax_dist.migrating.context import Context
 from jax_dist.migrating.files import Options
 from jax_dist.migrating.outcomes import FileMigration

@@ -3,9 +3,9 @@
 import ast
 from typing import Any
 
-from jax_dist.checker import functions, scopes
-from jax_dist.checker.modules import Module
-from jax_dist.checker.pmaps import Site
+from jax_dist.checker.model import functions, scopes
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.semantic_model import Module
 from jax_dist.migrating.values import Same, Value, joined, root_of
 
 TOGETHER = frozenset(f"jax.lax.{name}" for name in ("pmean", "psum", "pmax", "pmin", "all_gather"))

@@ -6,12 +6,11 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
-from jax_dist.checker.examining import load
-from jax_dist.checker.import_graph import ImportGraph
-from jax_dist.checker.modules import Module
-from jax_dist.checker.parsing import ParseError
-from jax_dist.checker.project import Project
-from jax_dist.checker.sources import UnreadableError
+from jax_dist.checker.engine.linter import load
+from jax_dist.checker.model.import_graph import ImportGraph
+from jax_dist.checker.model.project import Project
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.sources import ParseError, UnreadableError
 from jax_dist.migrating import process_signs, renaming
 from jax_dist.migrating.helper_home import Homes
 from jax_dist.migrating.process_signs import Sign

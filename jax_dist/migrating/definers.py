@@ -3,8 +3,8 @@
 import ast
 import os
 
-from jax_dist.checker.modules import Module
-from jax_dist.checker.project import Project
+from jax_dist.checker.model.project import Project
+from jax_dist.checker.model.semantic_model import Module
 
 _LONGEST = 20  # files that hand a name on; more are a circle
 

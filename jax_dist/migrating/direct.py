@@ -8,9 +8,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jax_dist.checker.findings import Edit, Fix, Safety
-from jax_dist.checker.modules import PARTIAL, Module
-from jax_dist.checker.pmaps import Site
+from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.migrating import axes, names
 from jax_dist.migrating.layout import Call, Value
 from jax_dist.migrating.outcomes import Left

@@ -5,9 +5,9 @@ import dataclasses
 import os
 from typing import Any
 
-from jax_dist.checker.modules import Module
-from jax_dist.checker.origins import Origin
-from jax_dist.checker.scopes import Scope
+from jax_dist.checker.model.flow import Origin
+from jax_dist.checker.model.scopes import Scope
+from jax_dist.checker.model.semantic_model import Module
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

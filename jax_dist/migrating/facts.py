@@ -9,11 +9,11 @@ import ast
 import dataclasses
 import functools
 
-from jax_dist.checker import flow, pmaps, scopes
-from jax_dist.checker.flow import Flow
-from jax_dist.checker.modules import Module
-from jax_dist.checker.pmaps import Site
-from jax_dist.checker.stacking import Kind
+from jax_dist.checker.model import flow, pmaps, scopes
+from jax_dist.checker.model.flow import Flow
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.stacking import Kind
 from jax_dist.migrating import axes, calls, names, sources
 from jax_dist.migrating.context import Context
 from jax_dist.migrating.outcomes import Left

@@ -7,18 +7,18 @@ import os
 from collections.abc import Collection, Iterator
 from typing import Literal, TypeAlias
 
-from jax_dist.checker import edits, import_time, parsing, placing, pmaps
-from jax_dist.checker.findings import Fix
-from jax_dist.checker.modules import Module
-from jax_dist.checker.parsing import ParseError
-from jax_dist.checker.registry import Version
-from jax_dist.checker.sources import Source
+from jax_dist.checker.model import edits, new_imports, pmaps, sources
+from jax_dist.checker.model.findings import Fix
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.sources import ParseError, Source
+from jax_dist.checker.rules import Version
 from jax_dist.migrating import (
     by_rules,
     definers,
     direct,
     helper_text,
     idiomatic,
+    import_time,
     other_libraries,
     placements,
     places,
@@ -120,7 +120,7 @@ class _File:
                 if not fixes:
                     return self._finished(module)
                 applied, _left = edits.choose(fixes)
-                source = module.source.edited(placing.placed(module, applied))
+                source = module.source.edited(new_imports.placed(module, applied))
                 self._without = _moved(self._without, module.source, source)
                 module = self._context.project.module(source)
                 found = self.places(module)
@@ -147,7 +147,7 @@ class _File:
         """The file with the helpers inside, where that is their home."""
         home = helpers.home
         if not home.is_inside:
-            names = home.imported_by(parsing.parse(source.python))
+            names = home.imported_by(sources.parse(source.python))
             self.helpers = Helpers(home.path, names) if names else None
             return source
         module = self._context.project.module(source)
@@ -156,13 +156,13 @@ class _File:
         missing = {name for name in helpers.used if name in loads and name not in scope.bindings}
         if not missing:
             return source
-        text = helper_text.block(missing, self._style.unit, placing.names_above(source))
-        return placing.with_block(source, text)
+        text = helper_text.block(missing, self._style.unit, new_imports.names_above(source))
+        return new_imports.with_block(source, text)
 
     def _check_order(self, source: Source) -> None:
         """What is read while the file is imported must be bound above, as it was."""
         before = import_time.read_too_early(self._first.tree)
-        after = import_time.read_too_early(parsing.parse(source.python))
+        after = import_time.read_too_early(sources.parse(source.python))
         for name, line in after.items():
             if name not in before:
                 raise _RefusedError(

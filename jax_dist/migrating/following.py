@@ -5,11 +5,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from jax_dist.checker import functions, pmaps, scopes, stacking
-from jax_dist.checker.flow import Flow, Origin
-from jax_dist.checker.modules import Module
-from jax_dist.checker.origins import is_tree
-from jax_dist.checker.stacking import Kind
+from jax_dist.checker.model import functions, pmaps, scopes, stacking
+from jax_dist.checker.model.flow import Flow, Origin, is_tree
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.stacking import Kind
 from jax_dist.migrating import escapes
 from jax_dist.migrating.escapes import Kept, Lost
 

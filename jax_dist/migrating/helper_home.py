@@ -10,9 +10,9 @@ import dataclasses
 import os
 from collections.abc import Iterable
 
-from jax_dist.checker.import_graph import Imported
-from jax_dist.checker.modules import Module
-from jax_dist.checker.project import Project
+from jax_dist.checker.model.import_graph import Imported
+from jax_dist.checker.model.project import Project
+from jax_dist.checker.model.semantic_model import Module
 from jax_dist.migrating import helper_text
 
 _NAMES = ("_mapped", "_mapped_devices", "_mapped_over_devices")

@@ -7,11 +7,11 @@ Where all arguments and results of a function can do without it, the function is
 import ast
 import dataclasses
 
-from jax_dist.checker import pmaps
-from jax_dist.checker.findings import Edit, Fix, Safety
-from jax_dist.checker.modules import Module
-from jax_dist.checker.pmaps import Site
-from jax_dist.checker.stacking import Kind
+from jax_dist.checker.model import pmaps
+from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.stacking import Kind
 from jax_dist.migrating import direct, lives, renaming, unwrapping
 from jax_dist.migrating.direct import Plan
 from jax_dist.migrating.facts import Facts

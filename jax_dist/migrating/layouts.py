@@ -8,11 +8,11 @@ keeps its axis where anything is done with its values that is not followed.
 import ast
 from typing import Any
 
-from jax_dist.checker import flow
-from jax_dist.checker.flow import Flow, Origin
-from jax_dist.checker.modules import Module
-from jax_dist.checker.pmaps import Site
-from jax_dist.checker.stacking import Kind
+from jax_dist.checker.model import flow
+from jax_dist.checker.model.flow import Flow, Origin
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.stacking import Kind
 from jax_dist.migrating import axes, calls, escapes, following, sameness, sources
 from jax_dist.migrating.following import Collected, First, Given, Kept, Lost, Shown
 from jax_dist.migrating.outcomes import Left

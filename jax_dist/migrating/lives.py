@@ -4,8 +4,8 @@ import ast
 from collections.abc import Iterable
 from typing import Any
 
-from jax_dist.checker import flow, functions, order, pmaps, scopes
-from jax_dist.checker.modules import Module
+from jax_dist.checker.model import flow, functions, pmaps, reaching_definitions, scopes
+from jax_dist.checker.model.semantic_model import Module
 
 # What these give is no view of the array.
 _COPIES = frozenset(
@@ -76,7 +76,7 @@ def _is_later(module: Module, first: ast.expr, call: ast.Call) -> bool:
         return True
     if module.statement(first) is module.statement(call):
         return _shares_loop(module, first, call)
-    is_below = order.place(call) > order.place(first)
+    is_below = reaching_definitions.place(call) > reaching_definitions.place(first)
     return is_below or _shares_loop(module, first, call) or _comes_back(module, call)
 
 

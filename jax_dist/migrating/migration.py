@@ -4,9 +4,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from jax_dist.checker import edits, linter, sources
-from jax_dist.checker.examining import load
-from jax_dist.checker.sources import UnreadableError
+from jax_dist.checker.engine import linter
+from jax_dist.checker.engine.linter import load
+from jax_dist.checker.model import edits, sources
+from jax_dist.checker.model.sources import UnreadableError
 from jax_dist.migrating import by_rules, files, helper_text
 from jax_dist.migrating.context import Context
 from jax_dist.migrating.files import Options

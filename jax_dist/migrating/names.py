@@ -4,9 +4,9 @@ import ast
 import dataclasses
 from typing import Protocol
 
-from jax_dist.checker import placing
-from jax_dist.checker.findings import Edit
-from jax_dist.checker.modules import Module
+from jax_dist.checker.model import new_imports
+from jax_dist.checker.model.findings import Edit
+from jax_dist.checker.model.semantic_model import Module
 from jax_dist.migrating import helper_text
 from jax_dist.migrating.helper_home import Home
 from jax_dist.migrating.outcomes import Left
@@ -115,7 +115,7 @@ def _within_reach(module: Module, at: ast.AST, text: str, imports: tuple[str, ..
 
 
 def _anchor(module: Module) -> ast.stmt | None:
-    return placing.anchor(module.tree)
+    return new_imports.anchor(module.tree)
 
 
 def _taken(module: Module, functions: frozenset[str]) -> list[str]:

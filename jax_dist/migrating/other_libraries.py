@@ -3,8 +3,8 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker.findings import Edit, Fix, Safety
-from jax_dist.checker.modules import Module
+from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.semantic_model import Module
 from jax_dist.migrating import places
 from jax_dist.migrating.names import LibraryNames
 from jax_dist.migrating.outcomes import Left

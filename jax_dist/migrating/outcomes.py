@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal, TypeAlias
 
-from jax_dist.checker.findings import Code
+from jax_dist.checker.model.findings import Code
 
 Status: TypeAlias = Literal["done", "left"]
 

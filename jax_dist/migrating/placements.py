@@ -3,8 +3,8 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker.findings import Code, Edit, Fix, Safety
-from jax_dist.checker.modules import Module
+from jax_dist.checker.model.findings import Code, Edit, Fix, Safety
+from jax_dist.checker.model.semantic_model import Module
 from jax_dist.migrating import renaming
 from jax_dist.migrating.names import Namer
 from jax_dist.migrating.outcomes import Left

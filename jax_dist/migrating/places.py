@@ -3,8 +3,8 @@
 import ast
 import dataclasses
 
-from jax_dist.checker.findings import Code, Fix
-from jax_dist.checker.modules import Module
+from jax_dist.checker.model.findings import Code, Fix
+from jax_dist.checker.model.semantic_model import Module
 from jax_dist.migrating.outcomes import Left, Outcome, Status
 
 

@@ -9,8 +9,8 @@ import os
 import re
 from collections.abc import Iterator
 
-from jax_dist.checker import discovery
-from jax_dist.checker.import_graph import ImportGraph
+from jax_dist.checker.model import discovery
+from jax_dist.checker.model.import_graph import ImportGraph
 
 _IN_CODE = (
     r"process_(?:index|count|id|allgather)|num_processes|host_(?:id|count)|num_hosts|num_nodes"

@@ -7,10 +7,10 @@ used. A bare `jax.jit` around it goes, for inside a jit neither could place its 
 import ast
 from collections.abc import Callable, Iterator
 
-from jax_dist.checker import bare_jits, pmaps
-from jax_dist.checker.findings import Edit, Fix, Safety
-from jax_dist.checker.modules import Module
-from jax_dist.checker.pmaps import Site
+from jax_dist.checker.model import pmaps
+from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.semantic_model import Module
 from jax_dist.migrating.names import Namer
 from jax_dist.migrating.outcomes import Left
 
@@ -37,7 +37,7 @@ def fix(
     imported = _import_of(module, site.reference)
     if imported is None:
         return None
-    unjitted = bare_jits.without(module, site)
+    unjitted = pmaps.without(module, site)
     if isinstance(imported, ast.alias) and not _must_stay(module, imported, stays):
         # `from jax import pmap`: the name stays, and comes from elsewhere.
         line = namer.import_as(imported.asname or imported.name)
@@ -84,7 +84,7 @@ def fix_of_import(module: Module, alias: ast.alias, namer: Namer) -> Fix:
 
 def said(module: Module, site: Site) -> str:
     """What is told of a place beyond that it is migrated."""
-    if not bare_jits.without(module, site):
+    if not pmaps.without(module, site):
         return ""
     donates = any(name.startswith("donate") for name in site.arguments)
     return "the jit around it goes" + ("; what it donates is donated now" if donates else "")

@@ -22,8 +22,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jax_dist.checker import catalogue
-from jax_dist.checker.findings import Code
+from jax_dist.checker.engine import catalogue
+from jax_dist.checker.model.findings import Code
 from jax_dist.migrating.files import Target
 from jax_dist.migrating.outcomes import FileMigration, Outcome
 

@@ -8,9 +8,9 @@ import ast
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from jax_dist.checker import functions, pmaps, scopes, stacking, structure
-from jax_dist.checker.modules import Module
-from jax_dist.checker.pmaps import Site
+from jax_dist.checker.model import functions, pmaps, scopes, stacking, structure
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.semantic_model import Module
 from jax_dist.migrating import collectives
 from jax_dist.migrating.values import Names, Same, Value, either, joined, merged, root_of
 

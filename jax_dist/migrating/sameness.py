@@ -8,9 +8,9 @@ import ast
 from collections.abc import Collection
 from typing import Any
 
-from jax_dist.checker import functions, pmaps, scopes, structure
-from jax_dist.checker.modules import PARTIAL, Module
-from jax_dist.checker.pmaps import Site
+from jax_dist.checker.model import functions, pmaps, scopes, structure
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.migrating.same_runs import Run
 from jax_dist.migrating.values import Same, Value, joined
 

@@ -5,8 +5,8 @@ import dataclasses
 import enum
 from typing import TypeAlias
 
-from jax_dist.checker.pmaps import Site
-from jax_dist.checker.stacking import Kind
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.stacking import Kind
 from jax_dist.migrating.following import First
 
 

@@ -3,10 +3,9 @@
 import ast
 from typing import Any
 
-from jax_dist.checker import pmaps, stacking
-from jax_dist.checker.counting import counts_devices, lists_devices
-from jax_dist.checker.modules import Module
-from jax_dist.checker.stacking import Kind
+from jax_dist.checker.model import pmaps, stacking
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.stacking import Kind, counts_devices, lists_devices
 
 _PUT = "jax.device_put_replicated"
 _JOINED = ("stack", "array", "asarray")

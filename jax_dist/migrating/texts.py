@@ -6,8 +6,8 @@ import tokenize
 from collections.abc import Iterable
 from typing import Any
 
-from jax_dist.checker import edits
-from jax_dist.checker.modules import Module
+from jax_dist.checker.model import edits
+from jax_dist.checker.model.semantic_model import Module
 from jax_dist.migrating import layout
 from jax_dist.migrating.layout import Style, Value
 from jax_dist.migrating.names import Namer

@@ -4,8 +4,8 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from jax_dist.checker import stacking
-from jax_dist.checker.modules import PARTIAL, Module
+from jax_dist.checker.model import stacking
+from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.migrating import escapes
 
 _TRANSFORM = ("jax.", "flax.linen.", "equinox.", "haiku.")

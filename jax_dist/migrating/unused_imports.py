@@ -5,9 +5,9 @@ import os
 import re
 from collections.abc import Callable, Collection
 
-from jax_dist.checker import edits
-from jax_dist.checker.findings import Edit
-from jax_dist.checker.modules import Module
+from jax_dist.checker.model import edits
+from jax_dist.checker.model.findings import Edit
+from jax_dist.checker.model.semantic_model import Module
 
 
 def tidied(before: Module, after: Module, needed: Collection[str] = ()) -> bytes:

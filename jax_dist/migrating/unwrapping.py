@@ -2,8 +2,8 @@
 
 import ast
 
-from jax_dist.checker.findings import Edit
-from jax_dist.checker.modules import Module
+from jax_dist.checker.model.findings import Edit
+from jax_dist.checker.model.semantic_model import Module
 from jax_dist.migrating.texts import Texts
 
 

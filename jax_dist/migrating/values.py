@@ -4,7 +4,7 @@ import ast
 import enum
 from typing import Any, TypeAlias
 
-from jax_dist.checker import scopes
+from jax_dist.checker.model import scopes
 
 
 class Same(enum.IntEnum):

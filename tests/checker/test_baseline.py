@@ -7,10 +7,10 @@ import pathlib
 import pytest
 import word_rules
 
-from jax_dist.checker import baseline
-from jax_dist.checker.baseline import Stale
-from jax_dist.checker.misuse import MisuseError
-from jax_dist.checker.sources import read
+from jax_dist._usage import MisuseError
+from jax_dist.checker.engine import baseline
+from jax_dist.checker.engine.baseline import Stale
+from jax_dist.checker.model.sources import read
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,9 @@ import textwrap
 import pytest
 import word_rules
 
-from jax_dist.checker import config, requirement, selecting
-from jax_dist.checker.config import ConfigError
-from jax_dist.checker.misuse import MisuseError
-from jax_dist.checker.selecting import Choice
+from jax_dist._usage import MisuseError
+from jax_dist.checker.engine import config, requirement
+from jax_dist.checker.engine.config import Choice, ConfigError
 
 
 @pytest.fixture
@@ -184,14 +183,14 @@ def test_a_pyproject_that_is_asked_for_must_have_our_heading(project):
     ],
 )  # fmt: skip
 def test_rules_that_are_left_on(choices, on):
-    codes = selecting.selected(choices, word_rules.PAGES)
+    codes = config.selected(choices, word_rules.PAGES)
 
     assert " ".join(sorted(code.removeprefix("JXD") for code in codes)) == on
 
 
 def test_a_selector_that_means_nothing_is_misuse():
     with pytest.raises(MisuseError, match="^no rule is called 'JXD109'. Did you mean JXD10"):
-        selecting.selected([Choice(select=("JXD109",))], word_rules.PAGES)
+        config.selected([Choice(select=("JXD109",))], word_rules.PAGES)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ import pathlib
 
 import pytest
 
-from jax_dist.checker import discovery
-from jax_dist.checker.discovery import Found
-from jax_dist.checker.misuse import MisuseError
-from jax_dist.checker.patterns import Patterns
+from jax_dist._usage import MisuseError
+from jax_dist.checker.model import discovery
+from jax_dist.checker.model.discovery import Found, Patterns
 
 
 @pytest.fixture

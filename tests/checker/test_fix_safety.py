@@ -2,9 +2,10 @@
 
 import pytest
 
-from jax_dist.checker import edits, linter, sources
-from jax_dist.checker.findings import Safety
-from jax_dist.checker.project import Project
+from jax_dist.checker.engine import linter
+from jax_dist.checker.model import edits, sources
+from jax_dist.checker.model.findings import Safety
+from jax_dist.checker.model.project import Project
 
 SAFE, UNSAFE, DISPLAY = Safety.SAFE, Safety.UNSAFE, Safety.DISPLAY
 _SHARD_MAP = "from jax.experimental.shard_map import shard_map\n"

@@ -9,9 +9,9 @@ import pytest
 import word_rules
 from word_rules import words  # noqa: F401 (a fixture)
 
-from jax_dist.checker import diffs, fixing, writing
-from jax_dist.checker.examining import Examiner
-from jax_dist.checker.findings import Safety
+from jax_dist.checker.engine import fixer
+from jax_dist.checker.engine.linter import Examiner
+from jax_dist.checker.model.findings import Safety
 
 _SAFE = frozenset({Safety.SAFE})
 _BOTH = frozenset({Safety.SAFE, Safety.UNSAFE})
@@ -19,7 +19,7 @@ _BOTH = frozenset({Safety.SAFE, Safety.UNSAFE})
 
 def _mended(text: str | bytes, allowed=_SAFE, path: str = "a.py"):
     data = text.encode() if isinstance(text, str) else text
-    return fixing.mended(path, data, Examiner(word_rules.CODES), allowed)
+    return fixer.mended(path, data, Examiner(word_rules.CODES), allowed)
 
 
 @pytest.mark.usefixtures("words")
@@ -92,7 +92,7 @@ class TestWrite:
         file.chmod(0o751)
         link.symlink_to("a.py")
 
-        writing.write(str(link), b"new", expected=b"old")
+        fixer.write(str(link), b"new", expected=b"old")
 
         assert file.read_bytes() == b"new"
         assert file.stat().st_mode & 0o777 == 0o751
@@ -103,14 +103,14 @@ class TestWrite:
         file = tmp_path / "a.py"
         file.write_bytes(b"theirs")
 
-        with pytest.raises(writing.ChangedError, match="it was changed by somebody else"):
-            writing.write(str(file), b"ours", expected=b"old")
+        with pytest.raises(fixer.ChangedError, match="it was changed by somebody else"):
+            fixer.write(str(file), b"ours", expected=b"old")
 
         assert file.read_bytes() == b"theirs"
         assert os.listdir(tmp_path) == ["a.py"]
 
     def test_a_new_file(self, tmp_path):
-        writing.write(str(tmp_path / "a"), b"x")
+        fixer.write(str(tmp_path / "a"), b"x")
 
         assert (tmp_path / "a").read_bytes() == b"x"
 
@@ -120,30 +120,30 @@ class TestWrite:
 
         monkeypatch.setattr(os, "replace", replace)
         with pytest.raises(OSError, match="No space"):
-            writing.write(str(tmp_path / "a"), b"x")
+            fixer.write(str(tmp_path / "a"), b"x")
 
         assert os.listdir(tmp_path) == []
 
 
 class TestDiff:
     def test_text(self):
-        assert diffs.diff("a.py", b"1\n2\nold\n4\n", b"1\n2\nnew\n4\n") == (
+        assert fixer.diff("a.py", b"1\n2\nold\n4\n", b"1\n2\nnew\n4\n") == (
             "--- a/a.py\n+++ b/a.py\n@@ -1,4 +1,4 @@\n 1\n 2\n-old\n+new\n 4\n"
         )
-        assert diffs.diff("a.py", b"x", b"x") == ""
+        assert fixer.diff("a.py", b"x", b"x") == ""
 
     def test_a_new_file(self):
-        assert diffs.diff("b/a.py", b"", b"1\n", new=True) == (
+        assert fixer.diff("b/a.py", b"", b"1\n", new=True) == (
             "--- /dev/null\n+++ b/b/a.py\n@@ -0,0 +1 @@\n+1\n"
         )
 
     def test_a_file_is_named_as_seen_from_here(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
 
-        assert diffs.diff(str(tmp_path / "a.py"), b"", b"1").startswith("--- a/a.py\n")
+        assert fixer.diff(str(tmp_path / "a.py"), b"", b"1").startswith("--- a/a.py\n")
 
     def test_colours(self):
-        assert diffs.coloured("--- a\n@@ -1 +1 @@\n-old\n+new\n x\n") == (
+        assert fixer.coloured("--- a\n@@ -1 +1 @@\n-old\n+new\n x\n") == (
             "\x1b[31m--- a\x1b[0m\n\x1b[36m@@ -1 +1 @@\x1b[0m\n"
             "\x1b[31m-old\x1b[0m\n\x1b[32m+new\x1b[0m\n x\n"
         )
@@ -162,7 +162,7 @@ class TestDiff:
         if shutil.which(tool.split()[0]) is None:
             pytest.skip(f"needs {tool}")
         (tmp_path / "a.py").write_bytes(before)
-        text = diffs.diff("a.py", before, after) + diffs.diff("n/b.py", b"", after, new=True)
+        text = fixer.diff("a.py", before, after) + fixer.diff("n/b.py", b"", after, new=True)
 
         subprocess.run(tool.split(), cwd=tmp_path, input=text.encode(), check=True)
 

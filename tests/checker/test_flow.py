@@ -4,10 +4,10 @@ import ast
 
 import pytest
 
-from jax_dist.checker import flow, origins, sources
-from jax_dist.checker.modules import Module
-from jax_dist.checker.origins import Origin
-from jax_dist.checker.stacking import Kind
+from jax_dist.checker.model import flow, sources
+from jax_dist.checker.model.flow import Origin
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.stacking import Kind
 
 _TOP = """\
 import jax
@@ -163,7 +163,7 @@ def test_functions_that_others_may_call_are_told(*, code: str, expected: bool):
     module, (origin,) = found(code)
 
     assert origin.kind is Kind.MAPPED
-    assert origins.is_whole(module, origin) is expected
+    assert flow.is_whole(module, origin) is expected
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_functions_that_others_may_call_are_told(*, code: str, expected: bool):
 def test_whether_a_result_is_a_tree(*, body: str, expected: bool | None):
     module, (origin,) = found(f"def k(x):\n    {body}\nit = jax.pmap(k)(x)\nuse(it)")
 
-    assert origins.is_tree(module, origin) is expected
+    assert flow.is_tree(module, origin) is expected
 
 
 def test_a_circle_of_names_ends():

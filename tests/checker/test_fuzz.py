@@ -13,12 +13,12 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from jax_dist.checker import catalogue, examining, fixing, linter, placing, sources
-from jax_dist.checker.examining import Examiner
-from jax_dist.checker.findings import Finding, Safety
-from jax_dist.checker.parsing import ParseError
-from jax_dist.checker.project import Project
-from jax_dist.checker.sources import Source, UnreadableError
+from jax_dist.checker.engine import catalogue, fixer, linter
+from jax_dist.checker.engine.linter import Examiner
+from jax_dist.checker.model import new_imports, sources
+from jax_dist.checker.model.findings import Finding, Safety
+from jax_dist.checker.model.project import Project
+from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
 from jax_dist.migrating import files as migrating
 from jax_dist.migrating.context import Context
 from jax_dist.migrating.facts import Promises
@@ -53,7 +53,7 @@ def inspect(data: bytes, path: str = _PATH) -> list[Finding] | None:
     What must hold of every file there is stands here.
     """
     try:
-        source = examining.load(path, data)
+        source = linter.load(path, data)
     except UnreadableError:
         return None
     assert source.written(source.code) == data
@@ -82,13 +82,13 @@ def _assert_in_place(source: Source, finding: Finding) -> None:
 def _assert_fixes_settle(source: Source, allowed: frozenset[Safety]) -> None:
     """What is mended parses, no rule proposed what would not, and a second run does nothing."""
     data = source.written(source.code)
-    first = fixing.mended(source.path, data, examiner(), allowed)
+    first = fixer.mended(source.path, data, examiner(), allowed)
     assert "could not" not in first.refused, first.refused
     if first.data == data:
         return
-    after = examining.load(source.path, first.data)
+    after = linter.load(source.path, first.data)
     assert _parses(after), after.code.decode()
-    second = fixing.mended(source.path, first.data, examiner(), allowed)
+    second = fixer.mended(source.path, first.data, examiner(), allowed)
     assert second.data == first.data, second.data.decode("utf-8", "replace")
 
 
@@ -102,7 +102,7 @@ def _assert_migration_settles(
     assert "report" not in first.problem, first.problem
     if not first.changed:
         return
-    after = examining.load(source.path, first.after)
+    after = linter.load(source.path, first.after)
     assert _parses(after), after.code.decode()
     if not any(each.code == "JXD104" for each in first.outcomes):  # a statement goes as a whole
         lost = _comments(source) - _comments(after)
@@ -162,7 +162,7 @@ def test_a_notebook_is_a_file_in_pieces(code: str, seed: int):
 def test_a_file_with_its_helpers_inside_settles(code: str, seed: int):
     notebook = generating.notebook(code, random.Random(seed))
     for data, path in ((code.encode(), _PATH), (notebook, _PATH.replace(".py", ".ipynb"))):
-        _assert_migration_settles(examining.load(path, data), migrating.Options(to="jax"), "")
+        _assert_migration_settles(linter.load(path, data), migrating.Options(to="jax"), "")
 
 
 @hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))
@@ -232,14 +232,14 @@ def test_any_syntax_is_resolved():
 
 
 def test_the_inspection_sees_a_fix_that_breaks_the_file(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(placing, "placed", lambda module, fixes: b"def (:\n")
+    monkeypatch.setattr(new_imports, "placed", lambda module, fixes: b"def (:\n")
 
     with pytest.raises(AssertionError, match="could not parse"):
         inspect(b"import jax\nn = jax.lax.psum(1, 'i')\n")
 
 
 def test_the_inspection_sees_a_fix_that_never_settles(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(placing, "placed", lambda module, fixes: b"#\n" + module.source.code)
+    monkeypatch.setattr(new_imports, "placed", lambda module, fixes: b"#\n" + module.source.code)
 
     with pytest.raises(AssertionError):
         inspect(b"import jax\nn = jax.lax.psum(1, 'i')\n")

@@ -3,8 +3,8 @@
 import ast
 import re
 
-from jax_dist.checker import nodes, sources
-from jax_dist.checker.modules import Module
+from jax_dist.checker.model import semantic_model, sources
+from jax_dist.checker.model.semantic_model import Module
 
 _CODE = b"""\
 @h(a[0])
@@ -21,7 +21,7 @@ z: b[0] = [f(x[0]) for x in y[2:3] if x[4]]
 
 def texts(kind: type[ast.expr], pattern: bytes) -> list[str]:
     module = Module(sources.read("case.py", _CODE))
-    return sorted(map(module.text, nodes.of_kind(module, kind, re.compile(pattern))))
+    return sorted(map(module.text, semantic_model.of_kind(module, kind, re.compile(pattern))))
 
 
 def test_all_are_found():
@@ -33,7 +33,7 @@ def test_the_same_as_by_a_walk():
     module = Module(sources.read("case.py", _CODE))
     for kind in (ast.Call, ast.Subscript, ast.Assign, ast.Lambda, ast.ListComp, ast.FunctionDef):
         walked = [node for node in ast.walk(module.tree) if isinstance(node, kind)]
-        assert set(nodes.of_kind(module, kind, re.compile(b""))) == set(walked)
+        assert set(semantic_model.of_kind(module, kind, re.compile(b""))) == set(walked)
 
 
 def test_a_pattern_that_is_not_there_finds_nothing():

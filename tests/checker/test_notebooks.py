@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_dist.checker import magics
-from jax_dist.checker.findings import Position
-from jax_dist.checker.notebooks import Notebook, read_notebook
-from jax_dist.checker.sources import UnreadableError
+from jax_dist.checker.model import notebooks
+from jax_dist.checker.model.findings import Position
+from jax_dist.checker.model.notebooks import Notebook, read_notebook
+from jax_dist.checker.model.sources import UnreadableError
 
 # Written by several programs in turn: spaces that differ, escapes that need not be, outputs.
 _MIXED = rb"""{ "nbformat":4,
@@ -350,9 +350,9 @@ class TestMagics:
     def test_a_magic_is_hidden_and_nothing_else(self, cell, shown):
         if shown is None:
             with pytest.raises(ValueError, match="unexpected indent"):
-                magics.hidden(cell)
+                notebooks.hidden(cell)
             return
-        assert magics.hidden(cell) == shown
+        assert notebooks.hidden(cell) == shown
         assert len(shown.encode()) == len(cell.encode())
 
     @pytest.mark.parametrize(
@@ -369,6 +369,6 @@ class TestMagics:
         ],
     )
     def test_where_the_python_of_a_cell_begins(self, cell, body):
-        start = magics.body_start(cell)
+        start = notebooks.body_start(cell)
 
         assert (None if start is None else cell[start:]) == body

@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from jax_dist.checker import prefilter
+from jax_dist.checker.engine import linter
 
 _LETTERS = strategies.lists(strategies.sampled_from(b"ab. (\n"), max_size=9).map(bytes)
 _PHRASES = strategies.from_regex(rb"\A\*?[ab]{1,2}\*?([. (]\*?[ab]\*?)?[ (]?\Z")
@@ -32,7 +32,7 @@ def _part(part: bytes) -> bytes:
 @hypothesis.example(b"a.b", b"a.bb a b")
 def test_finds_what_a_search_finds(phrase, data):
     expected = re.search(_pattern(phrase), data) is not None
-    holds = bool(prefilter.Phrases([phrase]).held_by(data))
+    holds = bool(linter.Phrases([phrase]).held_by(data))
 
     if re.fullmatch(rb"[\w*]+", phrase):
         assert holds == expected
@@ -42,7 +42,7 @@ def test_finds_what_a_search_finds(phrase, data):
 
 
 def test_no_phrases_are_never_found():
-    assert not prefilter.Phrases([]).held_by(b"import jax")
+    assert not linter.Phrases([]).held_by(b"import jax")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_no_phrases_are_never_found():
 def test_words_are_whole_but_for_stars(phrase, holds):
     data = b'{import jax\nf = jax.jit(my_pmap)\n"g()\\nnext"'
 
-    assert prefilter.Phrases([b"other", phrase]).held_by(data) == ({phrase} if holds else set())
+    assert linter.Phrases([b"other", phrase]).held_by(data) == ({phrase} if holds else set())
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_words_are_whole_but_for_stars(phrase, holds):
     ],
 )
 def test_files_that_see_private_modules_only(text, internal):
-    assert prefilter.is_internal(text.encode()) == internal
+    assert linter.is_internal(text.encode()) == internal

@@ -6,9 +6,9 @@ import warnings
 import jax
 import pytest
 
-from jax_dist.checker import renames
+from jax_dist.checker.rules import _renames
 
-_TABLES = (renames.NAMES, renames.SHARDINGS, renames.PLACEMENTS, renames.PJIT)
+_TABLES = (_renames.NAMES, _renames.SHARDINGS, _renames.PLACEMENTS, _renames.PJIT)
 _ENTRIES = [entry for table in _TABLES for entry in table]
 
 
@@ -56,12 +56,12 @@ def test_each_name_stands_once_and_says_what_to_do():
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (renames.Rename("a.b", "c", "0.6.0"), "a.b was removed in jax 0.6.0: use c"),
+        (_renames.Rename("a.b", "c", "0.6.0"), "a.b was removed in jax 0.6.0: use c"),
         (
-            renames.Rename("a.b", "c", deprecated="0.8.0"),
+            _renames.Rename("a.b", "c", deprecated="0.8.0"),
             "a.b is deprecated since jax 0.8.0: use c",
         ),
-        (renames.Rename("a.b", "", hint="it was internal"), "a.b is gone: it was internal"),
+        (_renames.Rename("a.b", "", hint="it was internal"), "a.b is gone: it was internal"),
     ],
 )
 def test_messages(entry, message):

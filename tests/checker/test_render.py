@@ -5,11 +5,11 @@ import textwrap
 
 import pytest
 
-from jax_dist.checker import notebooks, sources
-from jax_dist.checker.findings import Edit, Finding, Fix, Position, Safety
-from jax_dist.checker.page import Page
-from jax_dist.checker.render import FORMATS, Context, text
-from jax_dist.checker.render.markdown import page_markdown
+from jax_dist.checker.model import notebooks, sources
+from jax_dist.checker.model.findings import Edit, Finding, Fix, Position, Safety
+from jax_dist.checker.output import FORMATS, Context, text
+from jax_dist.checker.output.markdown import page_markdown
+from jax_dist.checker.rules import Page
 
 _PAGE = Page(
     code="JXD306",

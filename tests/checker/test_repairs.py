@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_dist.checker import edits, notebooks, sources
-from jax_dist.checker.findings import Edit, Finding, Fix, Position, Safety
-from jax_dist.checker.modules import Module
-from jax_dist.checker.repairs import between, changes, repair
+from jax_dist.checker.engine.fixer import between, changes, repair
+from jax_dist.checker.model import edits, notebooks, sources
+from jax_dist.checker.model.findings import Edit, Finding, Fix, Position, Safety
+from jax_dist.checker.model.semantic_model import Module
 
 
 def _module(code: str) -> Module:

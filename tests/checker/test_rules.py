@@ -5,26 +5,34 @@ import dataclasses
 import re
 import subprocess
 import sys
+import types
 import warnings
 
 import chex
 import jax
 import numpy as np
 import pytest
+import rule_cases
+from rule_cases import Case, Fixed, Negative, Positive
 
-from jax_dist.checker import catalogue, edits, linter, placing, sources
-from jax_dist.checker.findings import Finding, Safety
-from jax_dist.checker.project import Project
-from jax_dist.checker.registry import Case, Flag, Keep, Mend
+from jax_dist.checker.engine import catalogue, linter
+from jax_dist.checker.model import edits, new_imports, sources
+from jax_dist.checker.model.findings import Finding, Safety
+from jax_dist.checker.model.project import Project
 
+_CASES = rule_cases.by_rule()
 _SILENT = ("JXD900", "JXD901", "JXD902")  # made where comments and files are read, not by a check
+
+
+def _file_of(rule: types.ModuleType) -> str:
+    return rule.__name__.rpartition(".")[2]
 
 
 def _cases(kind: type[Case]) -> list:
     return [
         pytest.param(code, case, id=f"{code}: {case.why}")
-        for code, cases in catalogue.CASES.items()
-        for case in cases
+        for code, rule in catalogue.MODULES.items()
+        for case in _CASES[_file_of(rule)]
         if isinstance(case, kind)
     ]
 
@@ -40,32 +48,32 @@ def _mended(code: str, text: str) -> str:
     applied, left = edits.choose(fix for fix in fixes if fix.safety is not Safety.DISPLAY)
     assert left == []
     module = Project().module(sources.read("case.py", text.encode()))
-    return placing.placed(module, applied).decode()
+    return new_imports.placed(module, applied).decode()
 
 
 # --- cases
 
 
-@pytest.mark.parametrize(("code", "case"), _cases(Keep))
-def test_says_nothing(code: str, case: Keep):
+@pytest.mark.parametrize(("code", "case"), _cases(Negative))
+def test_says_nothing(code: str, case: Negative):
     ast.parse(case.code)
 
     assert _lint(code, case.code, case.path) == []
 
 
-@pytest.mark.parametrize(("code", "case"), _cases(Flag))
-def test_finds(code: str, case: Flag):
+@pytest.mark.parametrize(("code", "case"), _cases(Positive))
+def test_finds(code: str, case: Positive):
     found = _lint(code, case.code, case.path)
 
     assert tuple(finding.start.line for finding in found) == case.lines
-    # What a fix would write is a case for Mend.
+    # What a fix would write is a case for Fixed.
     fixes = [finding.fix.safety for finding in found if finding.fix is not None]
     assert set(fixes) <= {Safety.DISPLAY}
     assert linter.wanted(case.code.encode(), frozenset({code}))
 
 
-@pytest.mark.parametrize(("code", "case"), _cases(Mend))
-def test_mends(code: str, case: Mend):
+@pytest.mark.parametrize(("code", "case"), _cases(Fixed))
+def test_mends(code: str, case: Fixed):
     after = _mended(code, case.before)
 
     assert after == case.after
@@ -75,8 +83,8 @@ def test_mends(code: str, case: Mend):
     assert _mended(code, after) == after
 
 
-@pytest.mark.parametrize(("code", "case"), [each for each in _cases(Mend) if each.values[1].runs])
-def test_gives_the_same_numbers(code: str, case: Mend):
+@pytest.mark.parametrize(("code", "case"), [each for each in _cases(Fixed) if each.values[1].runs])
+def test_gives_the_same_numbers(code: str, case: Fixed):
     before, after = _result(case.before), _result(case.after)
 
     assert jax.tree.structure(before) == jax.tree.structure(after)
@@ -93,14 +101,14 @@ def _result(text: str):
         return jax.tree.map(np.asarray, names["result"]())
 
 
-@pytest.mark.parametrize("code", sorted(set(catalogue.CASES) - set(_SILENT)))
+@pytest.mark.parametrize("code", sorted(set(catalogue.PAGES) - set(_SILENT)))
 def test_each_rule_is_seen_to_speak_and_to_be_silent(code: str):
-    kinds = [type(case) for case in catalogue.CASES[code]]
+    kinds = [type(case) for case in _CASES[_file_of(catalogue.MODULES[code])]]
 
-    assert kinds[0] is Keep
-    assert kinds.count(Keep) >= 2
-    assert Flag in kinds or Mend in kinds
-    assert kinds == sorted(kinds, key=(Keep, Flag, Mend).index)
+    assert kinds[0] is Negative
+    assert kinds.count(Negative) >= 2
+    assert Positive in kinds or Fixed in kinds
+    assert kinds == sorted(kinds, key=(Negative, Positive, Fixed).index)
 
 
 # --- targets
@@ -170,7 +178,7 @@ def test_its_example_says_no_more_than_it_mends(page):
 
 
 def test_codes_and_names_are_used_once():
-    rules = catalogue._MODULES
+    rules = catalogue.MODULES.values()
 
     assert len(catalogue.PAGES) == len(rules)
     assert len({page.name for page in catalogue.PAGES.values()}) == len(rules)
@@ -179,6 +187,38 @@ def test_codes_and_names_are_used_once():
         assert (rule.__doc__ or "").startswith(f"{rule.PAGE.code}: ")
         assert rule.check.page is rule.PAGE
     assert list(catalogue.PAGES) == sorted(catalogue.PAGES)
+
+
+def test_each_rule_has_its_cases_and_each_case_its_rule():
+    assert sorted(_CASES) == sorted(map(_file_of, catalogue.MODULES.values()))
+
+
+_NEW_RULE = """
+from jax_dist.checker.rules import Found, Page, rule
+
+PAGE = Page("JXD999", "no-tan", "What.", "Why.", "x", "y", "None: no.", "S.", "M.")
+
+
+@rule(PAGE, triggers=(b"tan",))
+def check(module):
+    for call in module.calls("jax.numpy.tan"):
+        yield Found(call, "tan is steep")
+"""
+
+
+def test_a_new_rule_is_one_file(tmp_path):
+    (tmp_path / "no_tan.py").write_text(_NEW_RULE)
+    (tmp_path / "case.py").write_text("from jax import numpy as jnp\ny = jnp.tan(x)\n")
+    code = (
+        "import sys; from jax_dist.checker import rules; rules.__path__.append(sys.argv[1])\n"
+        "from jax_dist.commands import cli; sys.exit(cli.main(['lint', '--no-cache', 'case.py']))"
+    )
+
+    command = (sys.executable, "-c", code, str(tmp_path))
+    run = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True)
+
+    assert run.returncode == 1, run.stderr
+    assert "case.py:2:5: JXD999 no-tan: tan is steep" in run.stdout
 
 
 def test_a_page_has_its_headings_in_order():
@@ -200,6 +240,6 @@ def test_a_page_has_its_headings_in_order():
 
 
 def test_the_catalogue_does_not_load_jax():
-    code = "import sys, jax_dist.checker.catalogue; sys.exit('jax' in sys.modules)"
+    code = "import sys, jax_dist.checker.engine.catalogue; sys.exit('jax' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,12 +8,12 @@ import pytest
 import word_rules
 from word_rules import words  # noqa: F401 (a fixture)
 
-from jax_dist.checker import linter, running
-from jax_dist.checker.examining import Examiner
-from jax_dist.checker.findings import Edit, Finding, Fix, Position, Safety
-from jax_dist.checker.patterns import Patterns
-from jax_dist.checker.project import Project
-from jax_dist.checker.store import Store
+from jax_dist.checker.engine import linter, runner
+from jax_dist.checker.engine.linter import Examiner
+from jax_dist.checker.engine.runner import Store
+from jax_dist.checker.model.discovery import Patterns
+from jax_dist.checker.model.findings import Edit, Finding, Fix, Position, Safety
+from jax_dist.checker.model.project import Project
 
 _FILES = ("a.py", "b.py", "c.py")
 
@@ -40,7 +40,7 @@ def checked(monkeypatch, words) -> list[str]:  # noqa: F811
 
 
 def _run(memory=None, examiner=Examiner(word_rules.CODES), files=_FILES, **options):  # noqa: B008
-    found = running.run(files, examiner, memory=memory, **options)
+    found = runner.run(files, examiner, memory=memory, **options)
     return [f"{each.path}:{each.code}" for each in found]
 
 
@@ -60,7 +60,7 @@ def test_the_pmaps_of_libraries_are_found_where_nothing_says_jax(tmp_path):
     text = "import equinox as eqx\nfrom flax import nnx\nf = eqx.filter_pmap(g)\nh = nnx.pmap(g)\n"
     path = tmp_path / "a.py"
     path.write_text(text)
-    found = running.run([str(path)], Examiner(frozenset({"JXD001"})))
+    found = runner.run([str(path)], Examiner(frozenset({"JXD001"})))
 
     assert [(each.code, each.start.line) for each in found] == [("JXD001", 3), ("JXD001", 4)]
 
@@ -85,7 +85,7 @@ def test_codes_can_be_off_in_some_files():
 def test_files_that_cannot_be_read_are_findings():
     pathlib.Path("b.py").write_bytes(b"# coding: nonsense\njax\n")
 
-    found = running.run([*_FILES, "gone.py"], Examiner(word_rules.CODES))
+    found = runner.run([*_FILES, "gone.py"], Examiner(word_rules.CODES))
 
     assert [(each.path, each.message) for each in found if each.code == "JXD901"] == [
         ("b.py", "unknown encoding: nonsense"),

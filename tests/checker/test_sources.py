@@ -2,9 +2,10 @@
 
 import pytest
 
-from jax_dist.checker import catalogue, sources
-from jax_dist.checker.examining import Examiner
-from jax_dist.checker.sources import UnreadableError
+from jax_dist.checker.engine import catalogue
+from jax_dist.checker.engine.linter import Examiner
+from jax_dist.checker.model import sources
+from jax_dist.checker.model.sources import UnreadableError
 
 _TEXT = "import jax\nf = jax.pmap(abs)\n"
 

@@ -1,7 +1,7 @@
 """Names that come by `from ... import *`, through several files."""
 
-from jax_dist.checker import sources
-from jax_dist.checker.project import Project
+from jax_dist.checker.model import sources
+from jax_dist.checker.model.project import Project
 
 
 def _meaning(folder, files, expression):

@@ -5,9 +5,10 @@ import textwrap
 import pytest
 import word_rules
 
-from jax_dist.checker import edits, suppress
-from jax_dist.checker.findings import Safety
-from jax_dist.checker.sources import Source, read
+from jax_dist.checker.engine import suppressions
+from jax_dist.checker.model import edits
+from jax_dist.checker.model.findings import Safety
+from jax_dist.checker.model.sources import Source, read
 
 _CODES = word_rules.CODES
 
@@ -19,7 +20,7 @@ def _source(text: str) -> Source:
 def _findings(text: str, codes=_CODES):
     source = _source(text)
     found = word_rules.check(source, None, codes)
-    return suppress.applied(source, found, codes, word_rules.PAGES)
+    return suppressions.applied(source, found, codes, word_rules.PAGES)
 
 
 def _said(text: str, codes=_CODES) -> list[str]:
@@ -191,8 +192,8 @@ def test_comments_are_added(before, after):
     source = _source(before)
     codes = _CODES - {"JXD900"}
 
-    added = suppress.with_noqa(source, _findings(before, codes))
+    added = suppressions.with_noqa(source, _findings(before, codes))
 
     assert added.decode() == after
     assert _findings(added.decode(), codes) == []
-    assert suppress.with_noqa(_source(after), []) == added
+    assert suppressions.with_noqa(_source(after), []) == added

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jax_dist.checker import sources, traced
-from jax_dist.checker.modules import Module
+from jax_dist.checker.model import sources, traced
+from jax_dist.checker.model.semantic_model import Module
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@
 
 import pytest
 
-from jax_dist.checker import linter, sources
-from jax_dist.checker.findings import Code
-from jax_dist.checker.modules import Module
+from jax_dist.checker.engine import linter
+from jax_dist.checker.model import sources
+from jax_dist.checker.model.findings import Code
+from jax_dist.checker.model.semantic_model import Module
 
 _TOP = "import jax\nimport jax.numpy as jnp\nfrom flax import jax_utils\n"
 

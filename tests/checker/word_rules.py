@@ -8,10 +8,10 @@ import re
 
 import pytest
 
-from jax_dist.checker import catalogue, linter, parsing
-from jax_dist.checker.findings import Edit, Finding, Fix, Safety
-from jax_dist.checker.page import Page
-from jax_dist.checker.rules import bad_suppression_code, syntax_error, unused_suppression
+from jax_dist.checker.engine import catalogue, linter
+from jax_dist.checker.model import sources
+from jax_dist.checker.model.findings import Edit, Finding, Fix, Safety
+from jax_dist.checker.rules import Page, bad_suppression_code, syntax_error, unused_suppression
 from jax_dist.commands import linting
 
 _WORDS = {
@@ -44,7 +44,7 @@ def check(source, project, codes, target=None, of=None):
     try:
         ast.parse(source.python)
     except SyntaxError as error:
-        return [linter.unparsed(source, parsing.ParseError(error.msg, error.lineno or 1, 1))]
+        return [linter.unparsed(source, sources.ParseError(error.msg, error.lineno or 1, 1))]
     found = (_finding(source, match) for match in _matches(source.python))
     return [finding for finding in found if finding.code in codes]
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from jax_dist.checker import catalogue, linter
+from jax_dist.checker.engine import catalogue, linter
 from jax_dist.checker.rules import bad_suppression_code, unused_suppression
 from jax_dist.commands import linting, terminal
 from jax_dist.commands.cli import main

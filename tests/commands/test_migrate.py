@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from jax_dist.checker import writing
+from jax_dist.checker.engine import fixer
 from jax_dist.commands.cli import main
 from jax_dist.migrating import migration
 from jax_dist.migrating.verify import verifying
@@ -176,14 +176,14 @@ def test_a_file_that_cannot_be_written_does_not_stop_the_others(
 ):
     (folder / "a.py").write_text(_BEFORE)
     (folder / "b.py").write_text(_BEFORE)
-    write = writing.write
+    write = fixer.write
 
     def refuse(path: str, data: bytes, **options) -> None:
         if path == "a.py":
             raise PermissionError(13, "Permission denied")
         write(path, data, **options)
 
-    monkeypatch.setattr(writing, "write", refuse)
+    monkeypatch.setattr(fixer, "write", refuse)
 
     code, _, err = _run("--write", ".")
 

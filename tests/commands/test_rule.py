@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from jax_dist.checker import catalogue
+from jax_dist.checker.engine import catalogue
 from jax_dist.commands.cli import main
 
 _DOCS = pathlib.Path(__file__).parents[2] / "docs" / "rules.md"

@@ -8,8 +8,8 @@ from jax_dist.commands import server
 
 
 def test_without_pygls_it_says_what_to_install(monkeypatch):
-    monkeypatch.delitem(sys.modules, "jax_dist.checker.server", raising=False)
-    monkeypatch.delattr("jax_dist.checker.server", raising=False)  # where other tests loaded it
+    monkeypatch.delitem(sys.modules, "jax_dist.checker.output.lsp", raising=False)
+    monkeypatch.delattr("jax_dist.checker.output.lsp", raising=False)  # where other tests loaded it
     monkeypatch.setitem(sys.modules, "lsprotocol", None)
     out, err = io.StringIO(), io.StringIO()
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from jax_dist.checker.catalogue import PAGES
+from jax_dist.checker.engine.catalogue import PAGES
 from jax_dist.doctor import checks, diagnosis
 from jax_dist.doctor.facts import Facts, Probed, version
 

@@ -23,8 +23,8 @@ import jax
 import numpy as np
 import pytest
 
-from jax_dist.checker import sources
-from jax_dist.checker.project import Project
+from jax_dist.checker.model import sources
+from jax_dist.checker.model.project import Project
 from jax_dist.migrating import files, helper_text
 from jax_dist.migrating.context import Context
 from jax_dist.migrating.facts import Promises

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jax_dist.checker import sources
+from jax_dist.checker.model import sources
 from jax_dist.migrating import files
 from jax_dist.migrating.context import Context
 

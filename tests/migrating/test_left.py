@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import test_golden as golden
 
-from jax_dist.checker import sources
+from jax_dist.checker.model import sources
 from jax_dist.migrating import files
 from jax_dist.migrating.context import Context
 from jax_dist.migrating.files import Options

@@ -15,7 +15,7 @@ import time
 import pytest
 from verified_programs import IDIOMATIC, TRAINING, changed
 
-from jax_dist.checker.misuse import MisuseError
+from jax_dist._usage import MisuseError
 from jax_dist.migrating.outcomes import FileMigration
 from jax_dist.migrating.verify import merging, sandbox
 from jax_dist.migrating.verify.ledger import REQUIREMENTS, Entry, Ledger, Rung

@@ -3,10 +3,9 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker.findings import Edit, Fix, Safety
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Found, Keep, Mend, rule
+from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD301",
@@ -117,66 +116,3 @@ def _fix(module: Module, gather: ast.Call, call: ast.Call, name: str, over: str)
     if inner_start > start:
         edits.append(Edit(start, inner_start, ""))
     return Fix(f"use jax.lax.{_REDUCTIONS[name]}", Safety.UNSAFE, tuple(sorted(edits)), imports)
-
-
-_RUN = (
-    "import jax\nimport jax.numpy as jnp\n\ndef result():\n"
-    "    return jax.pmap(f, axis_name='i')(jnp.arange(16.0).reshape(8, 2))\n\ndef f(x):\n"
-)
-
-CASES: tuple[Case, ...] = (
-    Keep(
-        "the mean of each block is taken before it is gathered",
-        "import jax\nimport jax.numpy as jnp\ny = jax.lax.all_gather(jnp.mean(x, axis=0), 'i')\n",
-    ),
-    Keep(
-        "the mean over another dimension",
-        "import jax\ny = jax.lax.all_gather(x, 'i').mean(axis=1)\n",
-    ),
-    Keep(
-        "blocks joined along their own dimension",
-        "import jax\ny = jax.lax.all_gather(x, 'i', tiled=True).mean(0)\n",
-    ),
-    Keep(
-        "blocks of a group of devices",
-        "import jax\ny = jax.lax.all_gather(x, 'i', axis_index_groups=[[0, 1], [2, 3]]).mean(0)\n",
-    ),
-    Keep(
-        "gathered in front of another dimension",
-        "import jax\ny = jax.lax.all_gather(x, 'i', axis=1).mean(0)\n",
-    ),
-    Keep(
-        "what is gathered is used again",
-        "import jax\ng = jax.lax.all_gather(x, 'i')\ny = g.mean(0) + g.max()\n",
-    ),
-    Keep(
-        "only some are counted",
-        "import jax\nimport jax.numpy as jnp\n"
-        "y = jnp.mean(jax.lax.all_gather(x, 'i'), axis=0, where=m)\n",
-    ),
-    Keep("another library's gather", "import jax\nfrom mpi import lax\nlax.all_gather(x).sum(0)\n"),
-    Mend(
-        "the mean as a method",
-        _RUN + "    return jax.lax.all_gather(x, 'i').mean(axis=0)  # all\n",
-        _RUN + "    return jax.lax.pmean(x, 'i')  # all\n",
-        runs=True,
-    ),
-    Mend(
-        "the sum as a function, the axis by keyword",
-        _RUN + "    return 2 * jnp.sum(jax.lax.all_gather(x, axis_name='i'), 0)\n",
-        _RUN + "    return 2 * jax.lax.psum(x, axis_name='i')\n",
-        runs=True,
-    ),
-    Mend(
-        "over all dimensions: those of a block are left to reduce",
-        _RUN
-        + "    return jnp.mean(jax.lax.all_gather(x, 'i')) + jax.lax.all_gather(x, 'i').max()\n",
-        _RUN + "    return jnp.mean(jax.lax.pmean(x, 'i')) + jax.lax.pmax(x, 'i').max()\n",
-        runs=True,
-    ),
-    Mend(
-        "the function itself was imported",
-        "from jax.lax import all_gather, pmax\ny = all_gather(x, 'i').max(0)\n",
-        "from jax.lax import all_gather, pmax\ny = pmax(x, 'i')\n",
-    ),
-)

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Found, Keep, rule
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD902",
@@ -25,6 +24,3 @@ def check(module: Module) -> Iterator[Found]:
     """Nothing: `suppress.applied` makes the findings."""
     del module
     yield from ()
-
-
-CASES: tuple[Case, ...] = (Keep("a code of another tool", "import os  # noqa: XYZ123\n"),)

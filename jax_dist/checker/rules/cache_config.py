@@ -3,10 +3,9 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker.findings import Edit, Fix, Safety
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
+from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD406",
@@ -81,33 +80,3 @@ def _fix(module: Module, call: ast.Call) -> Fix | None:
     text = f"{indent}{name}({quote}{_TIME}{quote}, 0)\n"
     edit = Edit(line_start, line_start, text)
     return Fix("keep programs however fast they compile", Safety.UNSAFE, (edit,), imports)
-
-
-CASES: tuple[Case, ...] = (
-    Keep(
-        "both are set",
-        "import jax\njax.config.update('jax_compilation_cache_dir', d)\n"
-        "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)\n",
-    ),
-    Keep("switched off", "import jax\njax.config.update('jax_compilation_cache_dir', None)\n"),
-    Keep("only read", "import jax\nd = jax.config.jax_compilation_cache_dir\n"),
-    Flag(
-        "not a statement of its own: no fix",
-        "import jax\nset = lambda d: jax.config.update('jax_compilation_cache_dir', d)\n",
-        (2,),
-    ),
-    Flag(
-        "a folder that anyone can write",
-        "import jax\njax.config.update('jax_persistent_cache_min_compile_time_secs', 0)\n"
-        "jax.config.update('jax_compilation_cache_dir', '/tmp/cache')\n",
-        (3,),
-    ),
-    Mend(
-        "the other setting is put above, indented alike",
-        "from jax import config as c\ndef main(d):\n"
-        '    c.update("jax_compilation_cache_dir", d)  # ours\n    run()\n',
-        'from jax import config as c\ndef main(d):\n    c.update("'
-        'jax_persistent_cache_min_compile_time_secs", 0)\n'
-        '    c.update("jax_compilation_cache_dir", d)  # ours\n    run()\n',
-    ),
-)

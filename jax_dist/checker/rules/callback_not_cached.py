@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD405",
@@ -34,15 +33,3 @@ def check(module: Module) -> Iterator[Found]:
     for node in module.uses(*_CALLBACKS):
         name = (module.qualified_name(node) or "").rpartition(".")[2]
         yield Found(node, f"{name} keeps a program out of the persistent cache up to jax 0.10.2")
-
-
-CASES: tuple[Case, ...] = (
-    Keep("another library's callback", "import jax\nfrom keras import debug\ndebug.callback(f)\n"),
-    Keep("a print of Python's own", "import jax\nprint('debug.print')\n"),
-    Flag(
-        "each of them",
-        "import jax\nfrom jax.experimental import io_callback\njax.debug.print('x')\n"
-        "y = jax.pure_callback(f, s, x)\nio_callback(g, None, y)\n",
-        (3, 4, 5),
-    ),
-)

@@ -4,11 +4,10 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from jax_dist.checker import order, scopes, traced
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
-from jax_dist.checker.scopes import Scope
+from jax_dist.checker.model import reaching_definitions, scopes, traced
+from jax_dist.checker.model.scopes import Scope
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD401",
@@ -71,7 +70,7 @@ def _captured(
             value = None if name in named else _made_by(module, scope, name)
             if value is not None:
                 named.add(name)
-                yield min(loads, key=order.place), name, value
+                yield min(loads, key=reaching_definitions.place), name, value
     for read in _self_reads(module, function):
         values = module.attribute_values(read)
         if len(values) == 1 and read.attr not in named and _is_array(module, values[0]):
@@ -116,7 +115,9 @@ def _self_reads(module: Module, function: scopes.Function) -> list[ast.Attribute
         return []
     loads = (load for scope in _inside(module, function) for load in scope.loads.get("self", ()))
     around = map(module.parent, loads)
-    return sorted((each for each in around if isinstance(each, ast.Attribute)), key=order.place)
+    return sorted(
+        (each for each in around if isinstance(each, ast.Attribute)), key=reaching_definitions.place
+    )
 
 
 def _is_array(module: Module, node: ast.expr) -> bool:
@@ -180,76 +181,3 @@ def _is_small_literal(node: ast.expr) -> bool:
     nodes = list(ast.walk(node))
     operators = (ast.operator, ast.unaryop)
     return len(nodes) < _SMALL and all(isinstance(each, (*literal, *operators)) for each in nodes)
-
-
-CASES: tuple[Case, ...] = (
-    Keep(
-        "jax_dist.pmap makes an argument of it",
-        "import jax_dist\nimport jax.numpy as jnp\nw = jnp.zeros(1000)\n"
-        "f = jax_dist.pmap(lambda x: x * w)\n",
-    ),
-    Keep(
-        "a few numbers, written out",
-        "import jax\nimport jax.numpy as jnp\nw = jnp.array([0.1, -0.2])\nz = jnp.zeros((8, 3))\n"
-        "f = jax.pmap(lambda x: x * w + z)\n",
-    ),
-    Keep(
-        "few numbers, put on devices",
-        "import jax\nimport numpy as np\nw = jax.device_put(np.arange(8).reshape(4, 2), s)\n"
-        "f = jax.pmap(lambda x: x * w)\n",
-    ),
-    Keep(
-        "passed as an argument",
-        "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\n"
-        "f = jax.pmap(lambda x, w: x @ w)\n",
-    ),
-    Keep(
-        "made inside",
-        "import jax\nimport jax.numpy as jnp\n@jax.pmap\ndef f(x):\n"
-        "    w = jnp.ones(x.shape)\n    return jax.vmap(lambda y: y * w)(x)\n",
-    ),
-    Keep(
-        "a function that is not traced",
-        "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\ndef show(): print(w)\n"
-        "f = jax.pmap(g)\n",
-    ),
-    Keep(
-        "a name with several values",
-        "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\nw = 1\n"
-        "f = jax.pmap(lambda x: w)\n",
-    ),
-    Keep(
-        "a name that had another value first",
-        "import jax\nimport jax.numpy as jnp\nw = 1\nw = jnp.load('w')\n"
-        "f = jax.pmap(lambda x: w)\n",
-    ),
-    Keep(
-        "a file that only uses jit",
-        "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\nf = jax.jit(lambda x: x @ w)\n",
-    ),
-    Flag(
-        "a name of the module",
-        "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\nf = jax.pmap(lambda x: x @ w)\n",
-        (4,),
-    ),
-    Flag(
-        "a name of an enclosing function, in a function inside",
-        "import jax\nimport numpy as np\ndef build(n):\n    w = np.zeros((n, n))\n"
-        "    def f(x):\n        return jax.vmap(lambda y: y @ w)(x)\n    return jax.pmap(f, 'i')\n",
-        (6,),
-    ),
-    Flag(
-        "an attribute of self",
-        "import jax\nclass A:\n    def __init__(self, key):\n"
-        "        self.w = jax.random.normal(key, (512, 512))\n"
-        "        self.step = jax.pmap(self._step)\n"
-        "    def _step(self, x):\n        return x @ self.w\n",
-        (7,),
-    ),
-    Flag(
-        "jit, beside shard_map",
-        "import jax\nfrom jax import shard_map\nimport jax.numpy as jnp\nw = jnp.arange(5000)\n"
-        "@jax.jit\ndef f(x):\n    return x * w\n",
-        (7,),
-    ),
-)

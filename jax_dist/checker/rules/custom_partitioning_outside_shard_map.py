@@ -3,10 +3,9 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import pmaps, scopes, traced
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
+from jax_dist.checker.model import pmaps, scopes, traced
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD402",
@@ -60,34 +59,3 @@ def _reads(module: Module, made: traced.Application) -> Iterator[ast.expr]:
         yield from module.reads(module.scope(made.fun), made.fun.name)
     else:
         yield from pmaps.reads_of(module, made.node)
-
-
-_TOP = (
-    "import functools\nimport jax\n"
-    "from jax.experimental.custom_partitioning import custom_partitioning\n"
-    "@functools.partial(custom_partitioning, static_argnums=(1,))\n"
-    "def norm(x, n):\n    return x / n\n"
-)
-
-CASES: tuple[Case, ...] = (
-    Keep("only defined", _TOP),
-    Keep("called outside of what the file traces", _TOP + "def f(x):\n    return norm(x, 2)\n"),
-    Keep(
-        "in a shard_map under jit",
-        _TOP
-        + "f = jax.jit(jax.shard_map(lambda x: norm(x, 2), mesh=m, in_specs=s, out_specs=s))\n",
-    ),
-    Keep(
-        "in a shard_map in a jitted function",
-        _TOP + "@jax.jit\ndef f(x):\n    body = lambda y: norm(y, 2)\n"
-        "    return jax.shard_map(body, mesh=m, in_specs=s, out_specs=s)(x)\n",
-    ),
-    Flag("in a lambda under jit", _TOP + "f = jax.jit(lambda x: norm(x, 2))\n", (7,)),
-    Flag(
-        "by name, in a decorated function",
-        "import jax\nfrom jax.experimental.custom_partitioning import custom_partitioning\n"
-        "def body(x):\n    return x\nnorm = custom_partitioning(body)\n"
-        "@jax.jit\ndef f(x):\n    return norm(x)\n",
-        (8,),
-    ),
-)

@@ -3,10 +3,9 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import functions, structure, traced
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
+from jax_dist.checker.model import functions, structure, traced
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD502",
@@ -64,24 +63,3 @@ def _is_known(module: Module, call: ast.Call) -> bool:
     if name == "jax.lax.axis_index":
         return True
     return name.startswith(("jax.random.", "jax.numpy.", "jax.nn."))
-
-
-_TOP = "import jax\nfrom jax.sharding import PartitionSpec as P\n"
-_BODY = (
-    "def f(key, w):\n    key = jax.random.fold_in(key, jax.lax.axis_index('i'))\n"
-    "    return w + jax.random.normal(key, w.shape)\n"
-)
-_MAPPED = "g = jax.shard_map(f, mesh=m, in_specs=P(), out_specs=P(), check_vma=False)\n"
-
-CASES: tuple[Case, ...] = (
-    Keep(
-        "results are put together", _TOP + _BODY + _MAPPED.replace("out_specs=P()", "out_specs=s")
-    ),
-    Keep("JAX looks itself", _TOP + _BODY + _MAPPED.replace(", check_vma=False", "")),
-    Keep(
-        "a mean over the devices",
-        _TOP + _BODY.replace("return w", "return jax.lax.pmean(w, 'i')") + _MAPPED,
-    ),
-    Keep("another function may reduce", _TOP + _BODY.replace("return w", "return h(w)") + _MAPPED),
-    Flag("copies drift", _TOP + _BODY + _MAPPED, (4,)),
-)

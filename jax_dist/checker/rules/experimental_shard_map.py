@@ -3,12 +3,11 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import applications, guards, renaming
-from jax_dist.checker.applications import Application
-from jax_dist.checker.findings import Edit, Fix, Safety
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
+from jax_dist.checker.model import pmaps
+from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.pmaps import Application
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, _rename_edits, rule
 
 PAGE = Page(
     code="JXD105",
@@ -51,20 +50,20 @@ _MOVED = "jax.experimental.shard_map is deprecated since jax 0.8.0: use jax.shar
 def check(module: Module) -> Iterator[Found]:
     for scope, name, binding in module.imports():
         alias = binding.node
-        if binding.target == _OLD and not guards.is_guarded(module, alias):
+        if binding.target == _OLD and not _rename_edits.is_guarded(module, alias):
             reads = module.reads(scope, name)
             yield Found(alias, _MOVED, _import_fix(module, alias, reads))
     for use in module.uses(_OLD):
-        if renaming.spells(module, use, _OLD) and not guards.is_guarded(module, use):
+        if _rename_edits.spells(module, use, _OLD) and not _rename_edits.is_guarded(module, use):
             yield Found(use, _MOVED, _attribute_fix(module, use))
     for use in module.uses(_NEW):
         yield from _old_keywords(module, use)
 
 
 def _old_keywords(module: Module, use: ast.expr) -> Iterator[Found]:
-    used = applications.application(module, use)
+    used = pmaps.application(module, use)
     for keyword in used.keywords if used else ():
-        if guards.is_guarded(module, keyword):
+        if _rename_edits.is_guarded(module, keyword):
             continue
         if keyword.arg == "check_rep":
             fix = Fix("use check_vma", Safety.SAFE, (_renamed(module, keyword, "check_vma"),))
@@ -96,7 +95,7 @@ def _import_fix(module: Module, alias: ast.AST, reads: list[ast.Name]) -> Fix | 
     if module.source.path.endswith("__init__.py"):
         return None  # other files may import it from here
     number = next(n for n, each in enumerate(statement.names) if each is alias)
-    edits = renaming.edits_of_from(module, statement, {number: _NEW})
+    edits = _rename_edits.edits_of_from(module, statement, {number: _NEW})
     if edits is None:
         return None
     inner = tuple(edit for each in arguments for edit in each or ())
@@ -105,7 +104,7 @@ def _import_fix(module: Module, alias: ast.AST, reads: list[ast.Name]) -> Fix | 
 
 def _safety(module: Module, uses: list[ast.Name] | list[ast.expr]) -> Safety:
     for use in uses:
-        used = applications.application(module, use)
+        used = pmaps.application(module, use)
         if used is not None and any(keyword.arg == "auto" for keyword in used.keywords):
             return Safety.DISPLAY
     return Safety.SAFE
@@ -113,7 +112,7 @@ def _safety(module: Module, uses: list[ast.Name] | list[ast.expr]) -> Safety:
 
 def _argument_edits(module: Module, use: ast.expr) -> list[Edit] | None:
     """Puts names before arguments, and renames keywords; None where not all is seen."""
-    used = applications.application(module, use)
+    used = pmaps.application(module, use)
     if used is None or len(used.args) > len(_PARAMETERS) or _unseen(used):
         return None
     edits: list[Edit] = []
@@ -148,74 +147,3 @@ def _auto_edits(module: Module, keyword: ast.keyword, used: Application) -> list
     mesh = module.text(meshes[0]) if meshes else "mesh"
     text = f"axis_names=set({mesh}.axis_names) - {module.text(keyword.value)}"
     return [Edit(*module.span(keyword), text)]
-
-
-CASES: tuple[Case, ...] = (
-    Keep("the new one", "import jax\nf = jax.shard_map(g, mesh=m, in_specs=s, check_vma=False)\n"),
-    Keep(
-        "another library's", "from mine import shard_map\nimport jax\nshard_map(f, check_rep=1)\n"
-    ),
-    Keep(
-        "the fallback of a file that is ready",
-        "try:\n    from jax import shard_map\nexcept ImportError:\n"
-        "    from jax.experimental.shard_map import shard_map\nf = shard_map(g, check_rep=False)\n",
-    ),
-    Keep("another function's auto", "import jax\nf = jax.jit(g)(x, auto=1)\n"),
-    Flag("passed on", "from jax.experimental.shard_map import shard_map\ndo(shard_map)\n", (1,)),
-    Flag("for others", "from jax.experimental.shard_map import shard_map\n", (1,)),
-    Flag(
-        "arguments that are not all seen",
-        "from jax.experimental.shard_map import shard_map\nf = shard_map(g, **options)\n",
-        (1,),
-    ),
-    Flag(
-        "auto is only sketched",
-        "from jax.experimental.shard_map import shard_map\n"
-        "f = shard_map(g, mesh=m, in_specs=s, out_specs=s, auto=frozenset({'j'}))\n",
-        (1,),
-    ),
-    Flag("auto of the new one", "import jax\nf = jax.shard_map(g, mesh=m, auto={'j'})\n", (2,)),
-    Mend(
-        "the mesh and the specs by position",
-        "from jax.experimental.shard_map import shard_map\n"
-        "f = shard_map(g, mesh, (P('i'),), P(), check_rep=False)  # one\n",
-        "from jax import shard_map\n"
-        "f = shard_map(g, mesh=mesh, in_specs=(P('i'),), out_specs=P(), check_vma=False)  # one\n",
-    ),
-    Mend(
-        "a decorator",
-        "from functools import partial\nfrom jax.experimental.shard_map import shard_map as sm\n\n"
-        "@partial(sm, mesh=m, in_specs=s, out_specs=s, check_rep=False)\ndef f(x): ...\n",
-        "from functools import partial\nfrom jax import shard_map as sm\n\n"
-        "@partial(sm, mesh=m, in_specs=s, out_specs=s, check_vma=False)\ndef f(x): ...\n",
-    ),
-    Mend(
-        "the module",
-        "import jax\nfrom jax.experimental import shard_map\n"
-        "f = shard_map.shard_map(g, mesh=m, in_specs=s, out_specs=s)\n",
-        "import jax\nfrom jax.experimental import shard_map\n"
-        "f = jax.shard_map(g, mesh=m, in_specs=s, out_specs=s)\n",
-    ),
-    Mend(
-        "an old keyword of the new function",
-        "import jax\nf = jax.shard_map(g, mesh=m, in_specs=s, out_specs=s, check_rep=False)\n",
-        "import jax\nf = jax.shard_map(g, mesh=m, in_specs=s, out_specs=s, check_vma=False)\n",
-    ),
-    Mend(
-        "the same numbers",
-        "import warnings\n\nimport jax\nimport numpy as np\nfrom jax.sharding import Mesh\n"
-        "from jax.sharding import PartitionSpec as P\n\n\ndef result():\n"
-        "    from jax.experimental.shard_map import shard_map\n"
-        "    mesh = Mesh(np.array(jax.devices()), ('i',))\n"
-        "    f = shard_map(lambda x: jax.lax.psum(x, 'i'), mesh, P('i'), P(), check_rep=True)\n"
-        "    return jax.jit(f)(np.arange(16.0))\n",
-        "import warnings\n\nimport jax\nimport numpy as np\nfrom jax.sharding import Mesh\n"
-        "from jax.sharding import PartitionSpec as P\n\n\ndef result():\n"
-        "    from jax import shard_map\n"
-        "    mesh = Mesh(np.array(jax.devices()), ('i',))\n"
-        "    f = shard_map(lambda x: jax.lax.psum(x, 'i'), mesh=mesh, in_specs=P('i'), "
-        "out_specs=P(), check_vma=True)\n"
-        "    return jax.jit(f)(np.arange(16.0))\n",
-        runs=True,
-    ),
-)

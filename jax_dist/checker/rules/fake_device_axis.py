@@ -4,11 +4,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from jax_dist.checker import counting, nodes, stacking
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
-from jax_dist.checker.stacking import Kind
+from jax_dist.checker.model import semantic_model, stacking
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.stacking import Kind
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD204",
@@ -58,7 +57,7 @@ def check(module: Module) -> Iterator[Found]:
         done = stacking.stacking(module, call)
         if done is None or done.count is None or done.kind not in _WHAT:
             continue
-        if counting.counts_devices(module, done.count, by_name=by_name):
+        if stacking.counts_devices(module, done.count, by_name=by_name):
             yield Found(call, f"{_WHAT[done.kind]}, on a new leading dimension")
 
 
@@ -66,7 +65,7 @@ def _candidates(module: Module) -> list[ast.Call]:
     """Calls that may cut or stack, without those in the function of a `tree_map` that does."""
     found = [
         node
-        for node in nodes.of_kind(module, ast.Call, _CALLS)
+        for node in semantic_model.of_kind(module, ast.Call, _CALLS)
         if _last_name(node.func) in _METHODS
     ]
     outer = {
@@ -83,57 +82,3 @@ def _last_name(function: ast.expr) -> str:
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
-
-
-CASES: tuple[Case, ...] = (
-    Keep(
-        "devices that are put into a mesh",
-        "import jax\nimport numpy as np\nn = jax.local_device_count()\n"
-        "grid = np.asarray(jax.devices()).reshape(n, 1)\n",
-    ),
-    Keep("keys for something else", "import jax\nf = jax.pmap(g)\nks = jax.random.split(key, 4)\n"),
-    Keep(
-        "a batch cut by something else",
-        "import jax\nf = jax.pmap(g)\ny = x.reshape((num_envs, -1))\n",
-    ),
-    Keep(
-        "a size that only carries the name, in a file without pmap",
-        "import jax\nn = jax.local_device_count()\ndef cut(x, num_devices):\n"
-        "    return x.reshape((num_devices, -1))\n",
-    ),
-    Flag(
-        "a batch, cut by name",
-        "import jax\nn = jax.local_device_count()\nb = b.reshape((n, -1) + b.shape[1:])\n",
-        (3,),
-    ),
-    Flag(
-        "each array of a batch",
-        "import jax\nn = len(jax.local_devices())\nf = jax.pmap(g)\n"
-        "b = jax.tree.map(lambda x: x.reshape(n, -1, *x.shape[1:]), b)\n",
-        (4,),
-    ),
-    Flag(
-        "keys",
-        "import jax\nf = jax.pmap(g)\nks = jax.random.split(key, num=jax.device_count())\n",
-        (3,),
-    ),
-    Flag(
-        "copies",
-        "import jax\nimport jax.numpy as jnp\nf = jax.pmap(g)\nn = jax.local_device_count()\n"
-        "a = jnp.stack([x] * n)\nb = jnp.broadcast_to(x, (n,) + x.shape)\n"
-        "c = jnp.stack([x for _ in range(n)])\n",
-        (5, 6, 7),
-    ),
-    Flag(
-        "a number that a parameter's name tells, beside pmap",
-        "import jax\ndef cut(x, num_devices):\n    return x.reshape((num_devices, -1))\n"
-        "f = jax.pmap(g)\n",
-        (3,),
-    ),
-    Flag(
-        "flax's helpers",
-        "import flax.jax_utils\nfrom flax.training import common_utils\n"
-        "it = flax.jax_utils.prefetch_to_device(map(common_utils.shard, it), 2)\n",
-        (3, 3),
-    ),
-)

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from jax_dist.checker import stacking
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
+from jax_dist.checker.model import stacking
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD201",
@@ -29,19 +28,3 @@ PAGE = Page(
 def check(module: Module) -> Iterator[Found]:
     for node in module.uses(*stacking.REPLICATE):
         yield Found(node, "replicate stacks one copy for each device on a new leading dimension")
-
-
-CASES: tuple[Case, ...] = (
-    Keep(
-        "another library's replicate",
-        "import jax\nfrom mesh import jax_utils\ns = jax_utils.replicate(s)\n",
-    ),
-    Keep(
-        "the file's own replicate",
-        "from flax import jax_utils\ndef replicate(x): return x\ns = replicate(s)\n",
-    ),
-    Flag("a call", "from flax import jax_utils\ns = jax_utils.replicate(s)\n", (2,)),
-    Flag("the whole path", "import flax\ns = flax.jax_utils.replicate(s)\n", (2,)),
-    Flag("the function itself", "from flax.jax_utils import replicate as r\ns = r(s)\n", (2,)),
-    Flag("a value", "from flax import jax_utils\nss = map(jax_utils.replicate, ss)\n", (2,)),
-)

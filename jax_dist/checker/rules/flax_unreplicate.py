@@ -3,12 +3,11 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import flow, origins, stacking
-from jax_dist.checker.findings import Edit, Fix, Safety
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
-from jax_dist.checker.stacking import Kind
+from jax_dist.checker.model import flow, stacking
+from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.stacking import Kind
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD202",
@@ -81,7 +80,7 @@ def _fix_of_lambda(module: Module, function: ast.expr, tree: ast.expr) -> Fix | 
 def _is_sliced(module: Module, tree: ast.expr) -> bool:
     """Whether every leaf is surely a jax.Array with one slice for each device."""
     for origin in flow.of(module).origins(tree):
-        if origin.on_host or not origins.is_whole(module, origin):
+        if origin.on_host or not flow.is_whole(module, origin):
             return False
         if origin.kind is Kind.MAPPED and origin.site is not None:
             if "out_axes" in origin.site.arguments or origin.site.unknown:
@@ -95,79 +94,3 @@ def _by_flax(module: Module, node: ast.expr) -> bool:
     if not (isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords):
         return False
     return module.qualified_name(node.func) in stacking.REPLICATE
-
-
-CASES: tuple[Case, ...] = (
-    Keep(
-        "a trajectory whose first dimension is time",
-        "import jax\nf = jax.pmap(g)\n"
-        "def start(traj):\n    return jax.tree.map(lambda x: x[0], traj.hidden)\n",
-    ),
-    Keep(
-        "a batch that has only lost its first example",
-        "import jax\nf = jax.pmap(g)\nb = load()\none = jax.tree.map(lambda x: x[0], b)\n",
-    ),
-    Keep(
-        "already on the host",
-        "import jax\nf = jax.pmap(g)\n"
-        "m = jax.device_get(f(x))\nm = jax.tree.map(lambda x: x[0], m)\n",
-    ),
-    Flag(
-        "a state whose origin is in another file",
-        "from flax import jax_utils\ndef save(state):\n    write(jax_utils.unreplicate(state))\n",
-        (3,),
-    ),
-    Flag(
-        "a function that other files may call with anything: no fix",
-        "import jax\nf = jax.pmap(g)\n"
-        "def first(tree):\n    return jax.tree.map(lambda x: x[0], tree)\ny = first(f(x))\n",
-        (4,),
-    ),
-    Mend(
-        "what was replicated, and went through a loop",
-        "import jax\nfrom flax import jax_utils\nf = jax.pmap(g)\ns = jax_utils.replicate(s)\n"
-        "for b in data:\n    s, m = f(s, b)\nlast = jax.tree.map(lambda x: x[0], s)\n",
-        "import jax\nfrom flax import jax_utils\nf = jax.pmap(g)\ns = jax_utils.replicate(s)\n"
-        "for b in data:\n    s, m = f(s, b)\n"
-        "last = jax.tree.map(lambda x: x.addressable_shards[0].data.squeeze(0), s)\n",
-    ),
-    Mend(
-        "a metric that is unpacked by the caller of a function",
-        "import jax\nf = jax.pmap(g)\ndef step(s, b):\n    s, m = f(s, b)\n    return s, m\n"
-        "s, m = step(s, b)\nm = jax.tree_util.tree_map(lambda x: x[0], m)\n",
-        "import jax\nf = jax.pmap(g)\ndef step(s, b):\n    s, m = f(s, b)\n    return s, m\n"
-        "s, m = step(s, b)\n"
-        "m = jax.tree_util.tree_map(lambda x: x.addressable_shards[0].data.squeeze(0), m)\n",
-    ),
-    Mend(
-        "the result of a mapped call",
-        "import jax\nimport jax.numpy as jnp\nfrom flax import jax_utils\n"
-        "f = jax.pmap(lambda x: {'a': x * 2})\n\ndef result():\n"
-        "    y = f(jnp.arange(16.0).reshape(8, 2))\n    return jax_utils.unreplicate(y)\n",
-        "import jax\nimport jax.numpy as jnp\nfrom flax import jax_utils\n"
-        "f = jax.pmap(lambda x: {'a': x * 2})\n\ndef result():\n"
-        "    y = f(jnp.arange(16.0).reshape(8, 2))\n"
-        "    return jax.tree.map(lambda x: x.addressable_shards[0].data.squeeze(0), y)\n",
-        runs=True,
-    ),
-    Mend(
-        "what flax replicated",
-        "import jax\nimport jax.numpy as jnp\nfrom flax.jax_utils import replicate, unreplicate\n"
-        "\ndef result():\n    y = replicate({'a': jnp.arange(3)})\n    return unreplicate(y)\n",
-        "import jax\nimport jax.numpy as jnp\nfrom flax.jax_utils import replicate, unreplicate\n"
-        "\ndef result():\n    y = replicate({'a': jnp.arange(3)})\n"
-        "    return jax.tree.map(lambda x: x.addressable_shards[0].data.squeeze(0), y)\n",
-        runs=True,
-    ),
-    Mend(
-        "spelled out",
-        "import jax\nimport jax.numpy as jnp\nf = jax.pmap(lambda x: (x, x + 1), 'i')\n"
-        "\ndef result():\n    y = f(jnp.arange(8))\n"
-        "    return jax.tree.map(lambda leaf: leaf[0], y)  # one copy\n",
-        "import jax\nimport jax.numpy as jnp\nf = jax.pmap(lambda x: (x, x + 1), 'i')\n"
-        "\ndef result():\n    y = f(jnp.arange(8))\n"
-        "    return jax.tree.map("
-        "lambda leaf: leaf.addressable_shards[0].data.squeeze(0), y)  # one copy\n",
-        runs=True,
-    ),
-)

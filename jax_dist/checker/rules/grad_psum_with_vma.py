@@ -4,11 +4,10 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from jax_dist.checker import pmaps, scopes, structure, traced
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
-from jax_dist.checker.stacking import TREE_MAPS
+from jax_dist.checker.model import pmaps, scopes, structure, traced
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.stacking import TREE_MAPS
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD303",
@@ -152,49 +151,3 @@ def _reads(module: Module, taken: ast.Call, place: int | None) -> list[ast.expr]
         if nodes in ([around], [target]):
             found.append(read)
     return found
-
-
-_TOP = (
-    "import jax\nimport jax.numpy as jnp\nfrom jax.sharding import PartitionSpec as P\n"
-    "def loss(w, x):\n    return jnp.mean((x @ w) ** 2)\n"
-)
-_STEP = "def step(w, x):\n    return jax.lax.pmean(jax.grad(loss)(w, x), 'i')\n"
-
-CASES: tuple[Case, ...] = (
-    Keep(
-        "check_vma is off",
-        _TOP + _STEP + "f = jax.shard_map(step, mesh=m, in_specs=(P(), P('i')), out_specs=P(), "
-        "check_vma=False)\n",
-    ),
-    Keep(
-        "the gradient is by something that each device has its own of",
-        _TOP + _STEP + "f = jax.shard_map(step, mesh=m, in_specs=P('i'), out_specs=P())\n",
-    ),
-    Keep("the same under pmap", _TOP + _STEP + "f = jax.pmap(step, 'i')  # no shard_map\n"),
-    Keep(
-        "marked as different on each device first",
-        _TOP + "def step(w, x):\n    w = jax.lax.pcast(w, 'i', to='varying')\n"
-        "    return jax.lax.pmean(jax.grad(loss)(w, x), 'i')\n"
-        "f = jax.shard_map(step, mesh=m, in_specs=(P(), P('i')), out_specs=P())\n",
-    ),
-    Keep(
-        "the loss is a mean over devices itself",
-        "import jax\nfrom jax import P\ndef loss(w, x):\n    return jax.lax.pmean(x @ w, 'i')\n"
-        + _STEP
-        + "f = jax.shard_map(step, mesh=m, in_specs=(P(), P('i')), out_specs=P())\n",
-    ),
-    Flag(
-        "summed around the gradient",
-        _TOP + _STEP + "f = jax.shard_map(step, mesh=m, in_specs=(P(), P('i')), out_specs=P())\n",
-        (7,),
-    ),
-    Flag(
-        "by name, with the value, each leaf",
-        _TOP + "import functools\n"
-        "@functools.partial(jax.shard_map, mesh=m, in_specs=(P(), P('i')), out_specs=P())\n"
-        "def step(w, x):\n    value, grads = jax.value_and_grad(loss)(w, x)\n"
-        "    grads = jax.tree.map(lambda g: jax.lax.psum(g, 'i'), grads)\n"
-        "    return grads\n",
-        (10,),
-    ),
-)

@@ -3,10 +3,9 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import flow
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
+from jax_dist.checker.model import flow
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD206",
@@ -53,27 +52,3 @@ def _gather(module: Module, node: ast.expr, gathered: set[ast.AST], depth: int) 
         if depth and isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load):
             for value in module.values(each) or ():
                 _gather(module, value, gathered, depth - 1)
-
-
-CASES: tuple[Case, ...] = (
-    Keep(
-        "only for logging",
-        "import jax\nf = jax.pmap(g)\nif jax.process_index() == 0:\n    print(f(x))\n",
-    ),
-    Keep(
-        "another function's argument",
-        "import jax\nf = jax.pmap(g)\nk = seed(jax.process_index())\nh(k)\n",
-    ),
-    Flag(
-        "a slice of the data, by name",
-        "import jax\nf = jax.pmap(g)\nn = jax.process_count()\n"
-        "mine = data[jax.process_index() :: n]\ny = f(mine)\n",
-        (3, 4),
-    ),
-    Flag(
-        "a key of this process",
-        "import jax\nk = jax.random.fold_in(key, jax.process_index())\n"
-        "y = jax.pmap(g)(jax.random.split(k, 8))\n",
-        (2,),
-    ),
-)

@@ -4,13 +4,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from jax_dist.checker import flow, nodes, origins, stacking
-from jax_dist.checker.findings import Edit, Fix, Safety
-from jax_dist.checker.modules import Module
-from jax_dist.checker.origins import Origin
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
-from jax_dist.checker.stacking import Kind
+from jax_dist.checker.model import flow, semantic_model, stacking
+from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.flow import Origin
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.stacking import Kind
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD203",
@@ -48,14 +47,14 @@ def _is_array(module: Module, origin: Origin) -> bool:
     """Whether it is one array that a mapped function returned, and still is on the devices."""
     if origin.kind is not Kind.MAPPED or origin.on_host:
         return False
-    return origins.is_tree(module, origin) is False
+    return flow.is_tree(module, origin) is False
 
 
 def _first_items(module: Module) -> list[ast.Subscript]:
     """Every `y[0]` that is read."""
     return [
         node
-        for node in nodes.of_kind(module, ast.Subscript, _FIRST)
+        for node in semantic_model.of_kind(module, ast.Subscript, _FIRST)
         if isinstance(node.slice, ast.Constant)
         and type(node.slice.value) is int
         and node.slice.value == 0
@@ -75,58 +74,10 @@ def _fix(module: Module, node: ast.Subscript, found: tuple[Origin, ...]) -> Fix 
     for origin in found:
         if origin.site is None or "out_axes" in origin.site.arguments or origin.site.unknown:
             return None
-        if not origins.is_whole(module, origin):
+        if not flow.is_whole(module, origin):
             return None
     start, end = module.span(node.value)[1], module.span(node)[1]
     if module.source.code[start:end].replace(b" ", b"") != b"[0]":
         return None  # a parenthesis or a comment stands between
     edit = Edit(start, end, ".addressable_shards[0].data.squeeze(0)")
     return Fix("read the first shard", Safety.UNSAFE, (edit,))
-
-
-_STEP = (
-    "import jax\nimport jax.numpy as jnp\nf = jax.pmap(lambda x: {'loss': jnp.sum(x), 'n': x})\n"
-)
-
-CASES: tuple[Case, ...] = (
-    Keep(
-        "one of several results",
-        "import jax\ndef g(x):\n    return x, x\nf = jax.pmap(g)\nstate = f(x)[0]\n",
-    ),
-    Keep("what a mapped function of another file returns", "import jax\ny = jax.pmap(g)(x)[0]\n"),
-    Keep(
-        "already on the host",
-        "import jax\nimport numpy as np\nimport jax.numpy as jnp\n"
-        "y = np.asarray(jax.pmap(lambda x: jnp.sum(x))(x))[0]\n",
-    ),
-    Keep(
-        "a name that holds something else by then",
-        "import jax\nimport jax.numpy as jnp\ny = jax.pmap(lambda x: jnp.sum(x))(x)\n"
-        "y = shapes()\nn = y[0]\n",
-    ),
-    Keep("the second slice may be wanted for itself", _STEP + "y = f(x)['loss'][1]\n"),
-    Keep(
-        "a tuple, put together by adding",
-        "import jax\nf = jax.pmap(lambda *args: args[1:] + (args[0] + 1,))\na = f(x, y)[0]\n",
-    ),
-    Flag(
-        "out_axes says another dimension: no fix",
-        "import jax\nimport jax.numpy as jnp\ny = jax.pmap(lambda x: x * 2, out_axes=1)(x)[0]\n",
-        (3,),
-    ),
-    Mend(
-        "an entry of a dict, through a name",
-        _STEP + "\ndef result():\n    m = f(jnp.ones((8, 3)))\n    return m['loss'][0]\n",
-        _STEP + "\ndef result():\n    m = f(jnp.ones((8, 3)))\n"
-        "    return m['loss'].addressable_shards[0].data.squeeze(0)\n",
-        runs=True,
-    ),
-    Mend(
-        "called at once",
-        "import jax\nimport jax.numpy as jnp\n\ndef result():\n"
-        "    return jax.pmap(lambda x: jnp.sin(x), 'i')(jnp.arange(8.0))[0]\n",
-        "import jax\nimport jax.numpy as jnp\n\ndef result():\n    return jax.pmap("
-        "lambda x: jnp.sin(x), 'i')(jnp.arange(8.0)).addressable_shards[0].data.squeeze(0)\n",
-        runs=True,
-    ),
-)

@@ -3,10 +3,9 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker.findings import Edit, Fix, Safety
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
+from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD302",
@@ -91,50 +90,3 @@ def _count(module: Module, names: ast.expr, shape: ast.expr) -> str:
 
 def _has_star(literal: ast.Tuple | ast.List) -> bool:
     return any(isinstance(each, ast.Starred) for each in literal.elts)
-
-
-CASES: tuple[Case, ...] = (
-    Keep("said", "import jax\nm = jax.make_mesh((8,), ('i',), axis_types=types)\n"),
-    Keep("said by position", "import jax\nm = jax.make_mesh((8,), ('i',), types)\n"),
-    Keep("perhaps said", "import jax\nm = jax.make_mesh((8,), ('i',), **options)\n"),
-    Keep("another library's", "from mine import make_mesh\nimport jax\nmake_mesh((8,), ('i',))\n"),
-    Flag("not all seen", "import jax\nm = jax.make_mesh(axis_names=names, devices=d)\n", (2,)),
-    Flag(
-        "set as Explicit ones are", "import jax\njax.set_mesh(jax.make_mesh((8,), ('i',)))\n", (2,)
-    ),
-    Flag(
-        "the keyword is not the first",
-        "import jax\nm = jax.make_mesh(axis_names=n, axis_shapes=s, axis_types=t)\n",
-        (2,),
-    ),
-    Mend(
-        "one axis",
-        "import jax\n\n\ndef result():\n    mesh = jax.make_mesh((8,), ('i',))  # all\n"
-        "    spec = jax.sharding.PartitionSpec('i')\n"
-        "    return jax.device_put(jax.numpy.arange(8), jax.sharding.NamedSharding(mesh, spec))\n",
-        "import jax\n\n\ndef result():\n"
-        "    mesh = jax.make_mesh((8,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))"
-        "  # all\n"
-        "    spec = jax.sharding.PartitionSpec('i')\n"
-        "    return jax.device_put(jax.numpy.arange(8), jax.sharding.NamedSharding(mesh, spec))\n",
-        runs=True,
-    ),
-    Mend(
-        "names from elsewhere, and devices",
-        "from jax import make_mesh\nfrom jax.sharding import AxisType\n"
-        "m = make_mesh(shape, names, devices=d)\n",
-        "from jax import make_mesh\nfrom jax.sharding import AxisType\n"
-        "m = make_mesh(shape, names, devices=d, axis_types=(AxisType.Auto,) * len(names))\n",
-    ),
-    Mend(
-        "the first argument by keyword",
-        "import jax\nm = jax.make_mesh(axis_shapes=(2, 4), axis_names=('i', 'j'))\n",
-        "import jax\nm = jax.make_mesh((2, 4), axis_names=('i', 'j'), "
-        "axis_types=(jax.sharding.AxisType.Auto,) * 2)\n",
-    ),
-    Mend(
-        "only the keyword",
-        "import jax\nm = jax.make_mesh(axis_shapes=s, axis_names=n, axis_types=t)\n",
-        "import jax\nm = jax.make_mesh(s, axis_names=n, axis_types=t)\n",
-    ),
-)

@@ -3,11 +3,10 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import pmaps, structure
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.pmaps import Site
-from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
+from jax_dist.checker.model import pmaps, structure
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD003",
@@ -65,27 +64,3 @@ def _called_inside(module: Module, sites: list[Site]) -> Iterator[ast.expr]:
             around = [bodies[each] for each in module.ancestors(call) if each in bodies]
             if any(outer is not inner for outer in around):
                 yield call
-
-
-CASES: tuple[Case, ...] = (
-    Keep("one after the other", "import jax\ny = jax.pmap(f)(jax.pmap(g)(x))\n"),
-    Keep("vmap inside", "import jax\nf = jax.pmap(jax.vmap(g))\n"),
-    Keep(
-        "made inside, but called outside",
-        "import jax\ndef make():\n    return jax.pmap(g)\nf = jax.pmap(h)\n",
-    ),
-    Keep("ours nests", "import jax_dist, jax\nf = jax_dist.pmap(jax_dist.pmap(g))\njax.pmap(h)\n"),
-    Flag("directly", "import jax\nf = jax.pmap(jax.pmap(g))\n", (2,)),
-    Flag("by name", "import jax\nf = jax.pmap(g)\nh = jax.pmap(f)\n", (2,)),
-    Flag("as decorators", "import jax\n@jax.pmap\n@jax.pmap\ndef f(x): return x\n", (3,)),
-    Flag(
-        "called in a mapped function",
-        "import jax\ninner = jax.pmap(g)\ndef f(x):\n    return inner(x)\nh = jax.pmap(f)\n",
-        (4,),
-    ),
-    Flag(
-        "made and called in a mapped function",
-        "import jax\n@jax.pmap\ndef f(x):\n    return jax.pmap(g)(x)\n",
-        (4,),
-    ),
-)

@@ -4,12 +4,17 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from jax_dist.checker import applications, renames, renaming
-from jax_dist.checker.findings import Safety
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
-from jax_dist.checker.renames import Rename
+from jax_dist.checker.model import pmaps
+from jax_dist.checker.model.findings import Safety
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import (
+    Found,
+    Page,
+    _rename_edits,
+    _renames,
+    rule,
+)
+from jax_dist.checker.rules._renames import Rename
 
 PAGE = Page(
     code="JXD106",
@@ -40,7 +45,7 @@ _SHARDINGS = frozenset({"in_shardings", "out_shardings"})
 
 @rule(PAGE, triggers=(b"experimental.pjit", b"experimental import pjit"))
 def check(module: Module) -> Iterator[Found]:
-    yield from renaming.renamed(module, renames.PJIT, _judge)
+    yield from _rename_edits.renamed(module, _renames.PJIT, _judge)
 
 
 def _judge(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety | None:
@@ -62,7 +67,7 @@ def _has_old_keyword(module: Module, constraint: ast.expr) -> bool:
 
 
 def _verdict(module: Module, node: ast.expr) -> Safety | None:
-    used = applications.application(module, node)
+    used = pmaps.application(module, node)
     if used is None or used.args or used.fun is None or isinstance(used.fun, ast.Starred):
         return None
     names = {keyword.arg for keyword in used.keywords}
@@ -96,61 +101,3 @@ def _kinds(module: Module, value: ast.expr) -> Iterator[Literal["spec", "shardin
                 yield from _kinds(module, each)
         case _:
             yield "unknown"
-
-
-CASES: tuple[Case, ...] = (
-    Keep("another module", "import jax\nfrom mine import pjit\npjit(f)\n"),
-    Keep(
-        "ready for it to be missing",
-        "try:\n    from jax.experimental.pjit import pjit\nexcept ImportError:\n"
-        "    from jax import jit as pjit\n",
-    ),
-    Keep("the module alone is still there", "from jax.experimental import pjit\n"),
-    Flag(
-        "a spec needs a mesh",
-        "from jax.experimental.pjit import pjit\nfrom jax.sharding import PartitionSpec as P\n"
-        "f = pjit(g, in_shardings=(P('i'), None))\n",
-        (1,),
-    ),
-    Flag(
-        "arguments of long ago",
-        "from jax.experimental import pjit\nf = pjit.pjit(g, in_axis_resources=s)\n",
-        (2,),
-    ),
-    Flag(
-        "shardings made elsewhere, which may be specs",
-        "from jax.experimental.pjit import pjit\nf = pjit(g, in_shardings=shardings)\n",
-        (1,),
-    ),
-    Flag(
-        "an old keyword of the constraint",
-        "from jax.experimental import pjit\npjit.with_sharding_constraint(x, axis_resources=s)\n",
-        (2,),
-    ),
-    Flag("a value", "from jax.experimental.pjit import pjit\nf = {'jit': pjit}\n", (1,)),
-    Flag("by position", "from jax.experimental.pjit import pjit\nf = pjit(g, s)\n", (1,)),
-    Mend(
-        "without shardings",
-        "from jax.experimental.pjit import pjit\nf = pjit(g, donate_argnums=0)\n",
-        "from jax import jit as pjit\nf = pjit(g, donate_argnums=0)\n",
-    ),
-    Mend(
-        "by its module, as a decorator",
-        "import functools\nfrom jax.experimental import pjit\n\n"
-        "@functools.partial(pjit.pjit, static_argnums=0)\ndef f(n): ...\n",
-        "import functools\nfrom jax.experimental import pjit\nimport jax\n\n"
-        "@functools.partial(jax.jit, static_argnums=0)\ndef f(n): ...\n",
-    ),
-    Mend(
-        "the constraint",
-        "from jax.experimental.pjit import with_sharding_constraint as wsc\ny = wsc(x, s)\n",
-        "from jax.lax import with_sharding_constraint as wsc\ny = wsc(x, s)\n",
-    ),
-    Mend(
-        "shardings that are seen",
-        "from jax.experimental.pjit import pjit\nfrom jax.sharding import NamedSharding\n"
-        "s = NamedSharding(m, p)\nf = pjit(g, in_shardings=(s, None), out_shardings=s)\n",
-        "from jax import jit as pjit\nfrom jax.sharding import NamedSharding\n"
-        "s = NamedSharding(m, p)\nf = pjit(g, in_shardings=(s, None), out_shardings=s)\n",
-    ),
-)

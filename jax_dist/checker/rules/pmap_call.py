@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from jax_dist.checker import pmaps
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
+from jax_dist.checker.model import pmaps
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD001",
@@ -48,36 +47,3 @@ def check(module: Module) -> Iterator[Found]:
     for name, instead in _OF_OTHERS.items():
         for reference in module.uses(name):
             yield Found(reference, f"{name} is jax.pmap underneath; {instead} takes its place")
-
-
-CASES: tuple[Case, ...] = (
-    Keep("another library's pmap", "import jax\nfrom pool import pmap\npmap(f, xs)\n"),
-    Keep(
-        "a module that is called pmap", "import jax\nfrom brax.training import pmap\npmap.sync()\n"
-    ),
-    Keep("only a word in a string", "import jax\nhelp = 'jax.pmap is old'\n"),
-    Keep("a parameter hides it", "import jax\ndef f(jax):\n    return jax.pmap(g)\n"),
-    Flag("a call", "import jax\nf = jax.pmap(g)\n", (2,)),
-    Flag("another name of the module", "import jax as J\nf = J.pmap(g, 'i')\n", (2,)),
-    Flag("another name of the function", "from jax import pmap as p\nf = p(g)\n", (2,)),
-    Flag("a decorator", "import jax\n@jax.pmap\ndef f(x): return x\n", (2,)),
-    Flag(
-        "a decorator by partial",
-        "import functools, jax\n@functools.partial(jax.pmap, axis_name='i')\ndef f(x): return x\n",
-        (2,),
-    ),
-    Flag("an alias and its use", "import jax\np = jax.pmap\nf = p(g)\n", (2, 3)),
-    Flag(
-        "an alias by partial, and its use",
-        "import functools, jax\np = functools.partial(jax.pmap, axis_name='i')\nf = p(g)\n",
-        (2, 3),
-    ),
-    Flag("a value", "import jax\nmap_fn = {'p': jax.pmap}\n", (2,)),
-    Flag(
-        "those of other libraries",
-        "import jax, equinox as eqx\nfrom flax import nnx\nf = eqx.filter_pmap(g)\n"
-        "h = nnx.pmap(g)\n",
-        (3, 4),
-    ),
-    Flag("called at once", "import jax\ny = jax.pmap(g)(x)\n", (2,)),
-)

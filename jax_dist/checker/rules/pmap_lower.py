@@ -3,10 +3,9 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import guards, pmaps
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
+from jax_dist.checker.model import pmaps
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, _rename_edits, rule
 
 PAGE = Page(
     code="JXD004",
@@ -43,23 +42,5 @@ def check(module: Module) -> Iterator[Found]:
             use = module.parent(held)
             if not isinstance(use, ast.Attribute) or use.attr not in _REASONS:
                 continue
-            if not guards.is_guarded(module, use):
+            if not _rename_edits.is_guarded(module, use):
                 yield Found(use, f".{use.attr} of a jax.pmap {_REASONS[use.attr]}")
-
-
-CASES: tuple[Case, ...] = (
-    Keep("of a jit", "import jax\nf = jax.pmap(g)\nt = jax.jit(g).lower(x)\n"),
-    Keep("of a string", "import jax\nf = jax.pmap(g)\nname = 'A'.lower()\n"),
-    Keep("of the function itself", "import jax\nf = jax.pmap(g)\nh = g.__wrapped__\n"),
-    Keep("of its name", "import jax\nf = jax.pmap(g)\nn = f.__name__.lower()\n"),
-    Keep("of a result", "import jax\nf = jax.pmap(g)\nt = f(x).lower()\n"),
-    Flag("at once", "import jax\nt = jax.pmap(g).lower(x)\n", (2,)),
-    Flag("by name", "import jax\nf = jax.pmap(g)\nt = f.lower(x).compile()\n", (3,)),
-    Flag("of a decorated one", "import jax\n@jax.pmap\ndef f(x): ...\nh = f.__wrapped__\n", (4,)),
-    Flag(
-        "of an attribute",
-        "import jax\nclass A:\n    def __init__(self):\n        self.f = jax.pmap(g)\n"
-        "    def text(self, x):\n        return self.f.lower(x).as_text()\n",
-        (6,),
-    ),
-)

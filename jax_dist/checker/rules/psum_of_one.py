@@ -4,10 +4,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from jax_dist.checker.findings import Edit, Fix, Safety
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Found, Keep, Mend, rule
+from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD306",
@@ -56,39 +55,3 @@ def _fix(module: Module, function: ast.expr, one: ast.expr, axis: ast.expr) -> F
         Edit(module.span(one)[0], module.span(axis)[0], ""),
     )
     return Fix("use jax.lax.axis_size", Safety.SAFE, edits, imports)
-
-
-CASES: tuple[Case, ...] = (
-    Keep("another library's psum", "from mpi import jax, lax\nn = lax.psum(1, 'i')\n"),
-    Keep("a float has a float sum", "from jax import lax\nn = lax.psum(1.0, 'i')\n"),
-    Keep("a truth value has another type", "from jax import lax\nn = lax.psum(True, 'i')\n"),
-    Keep(
-        "a parameter hides the import",
-        "from jax import lax\ndef f(lax):\n    return lax.psum(1, 'i')\n",
-    ),
-    Mend(
-        "another name of it",
-        "from jax import lax\np = lax.psum\nn = p(1, 'i')\n",
-        "from jax import lax\np = lax.psum\nn = lax.axis_size('i')\n",
-    ),
-    Mend(
-        "a comment before the number",
-        "import jax\nn = jax.lax.psum(  # devices\n    1, 'i')\n",
-        "import jax\nn = jax.lax.axis_size(  # devices\n    'i')\n",
-    ),
-    Mend(
-        "alias and comment are kept",
-        "from jax import lax as L\nn = L.psum(1, ('i', 'j'))  # devices\n",
-        "from jax import lax as L\nn = L.axis_size(('i', 'j'))  # devices\n",
-    ),
-    Mend(
-        "the axis by keyword",
-        "import jax\nn = jax.lax.psum(1, axis_name='i')\n",
-        "import jax\nn = jax.lax.axis_size('i')\n",
-    ),
-    Mend(
-        "the function itself was imported",
-        "from jax.lax import psum\nn = psum(1, 'i') + psum(x, 'i')\n",
-        "from jax.lax import psum\nimport jax\nn = jax.lax.axis_size('i') + psum(x, 'i')\n",
-    ),
-)

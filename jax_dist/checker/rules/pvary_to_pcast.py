@@ -3,11 +3,9 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import guards, renaming
-from jax_dist.checker.findings import Edit, Fix, Safety
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
+from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, _rename_edits, rule
 
 PAGE = Page(
     code="JXD107",
@@ -30,12 +28,12 @@ _MESSAGE = "jax.lax.pvary was removed in jax 0.10.0: use jax.lax.pcast(x, axis, 
 def check(module: Module) -> Iterator[Found]:
     for scope, name, binding in module.imports():
         alias = binding.node
-        if binding.target == _OLD and not guards.is_guarded(module, alias):
+        if binding.target == _OLD and not _rename_edits.is_guarded(module, alias):
             reads = module.reads(scope, name)
             yield Found(alias, _MESSAGE, _import_fix(module, alias, reads))
     for use in module.uses(_OLD):
         # A use of an imported name is part of the finding at its import.
-        if renaming.spells(module, use, _OLD) and not guards.is_guarded(module, use):
+        if _rename_edits.spells(module, use, _OLD) and not _rename_edits.is_guarded(module, use):
             yield Found(use, _MESSAGE, _fix(module, use))
 
 
@@ -75,29 +73,3 @@ def _call_edit(module: Module, function: ast.expr) -> Edit | None:
     quote = "'" if b"'" in module.source.code else '"'
     end = module.span(last)[1]
     return Edit(end, end, f", to={quote}varying{quote}")
-
-
-CASES: tuple[Case, ...] = (
-    Keep("another library's", "import jax\nfrom mine import lax\nlax.pvary(x, 'i')\n"),
-    Keep(
-        "ready for it to be missing",
-        "import jax\ntry:\n    cast = jax.lax.pvary\nexcept AttributeError:\n    cast = None\n",
-    ),
-    Flag("passed on", "import jax\ny = jax.tree.map(jax.lax.pvary, x, axes)\n", (2,)),
-    Flag("imported and passed on", "from jax.lax import pvary\nmap(pvary, x)\n", (1,)),
-    Mend(
-        "a call, its alias and comment",
-        "from jax import lax as L\ny = L.pvary(x, ('i', 'j'))  # now varying\n",
-        "from jax import lax as L\ny = L.pcast(x, ('i', 'j'), to='varying')  # now varying\n",
-    ),
-    Mend(
-        "the axis by keyword, on its own line",
-        "import jax\ny = jax.lax.pvary(\n    x,\n    axis_name='i',\n)\n",
-        "import jax\ny = jax.lax.pcast(\n    x,\n    axis_name='i', to='varying',\n)\n",
-    ),
-    Mend(
-        "an import and its calls",
-        "from jax.lax import pvary, psum\ny = psum(pvary(x, 'i'), 'i')\n",
-        "from jax.lax import pcast as pvary, psum\ny = psum(pvary(x, 'i', to='varying'), 'i')\n",
-    ),
-)

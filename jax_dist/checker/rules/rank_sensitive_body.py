@@ -4,10 +4,9 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from jax_dist.checker import scopes, structure, traced
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
+from jax_dist.checker.model import scopes, structure, traced
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD304",
@@ -76,30 +75,3 @@ def _whole(module: Module, read: ast.Name) -> str | None:
         return None
     axisless = len(around.args) == 1 and not around.keywords
     return name if name not in _REDUCTIONS or axisless else None
-
-
-_TOP = "import jax\nimport jax.numpy as jnp\n"
-
-CASES: tuple[Case, ...] = (
-    Keep(
-        "an axis is named",
-        _TOP + "f = jax.shard_map(lambda x: jnp.sum(x, axis=1), mesh=m, in_specs=s, out_specs=s)\n",
-    ),
-    Keep(
-        "the mapped dimension is taken off first",
-        _TOP + "def f(x):\n    x = x[0]\n    return jnp.sum(x)\n"
-        "g = jax.shard_map(f, mesh=m, in_specs=s, out_specs=s)\n",
-    ),
-    Keep("the same under pmap", _TOP + "f = jax.pmap(lambda x: jnp.sum(x))\n# not shard_map\n"),
-    Flag(
-        "a sum without an axis",
-        _TOP + "f = jax.shard_map(lambda x: x / x.sum(), mesh=m, in_specs=s, out_specs=s)\n",
-        (3,),
-    ),
-    Flag(
-        "the size, in a decorated function",
-        _TOP + "import functools\n@functools.partial(jax.shard_map, mesh=m, in_specs=s, "
-        "out_specs=s)\ndef f(x, y):\n    n = x.shape[0]\n    return jnp.dot(y, x) / n\n",
-        (6, 7),
-    ),
-)

@@ -3,11 +3,10 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import flow
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
-from jax_dist.checker.stacking import Kind
+from jax_dist.checker.model import flow
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.stacking import Kind
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD205",
@@ -44,18 +43,3 @@ def check(module: Module) -> Iterator[Found]:
         if all(origin.kind is Kind.MAPPED and not origin.on_host for origin in found):
             message = "a reduction over devices outside jit may be slow, or wrong in many processes"
             yield Found(call, message)
-
-
-_TOP = "import jax\nimport jax.numpy as jnp\nf = jax.pmap(g)\n"
-
-CASES: tuple[Case, ...] = (
-    Keep("what never was mapped", _TOP + "n = jnp.mean(x)\n"),
-    Keep("already on the host", _TOP + "n = jnp.mean(jax.device_get(f(x)))\n"),
-    Keep(
-        "inside the mapped function",
-        "import jax\nimport jax.numpy as jnp\n@jax.pmap\ndef f(x):\n    return jnp.mean(x)\n",
-    ),
-    Keep("in a lambda that grad traces", _TOP + "d = jax.grad(lambda x: jnp.sum(f(x)))(x)\n"),
-    Flag("the result itself", _TOP + "n = jnp.mean(f(x))\n", (4,)),
-    Flag("a part of it, by name", _TOP + "s, m = f(x)\nn = jnp.sum(m['loss'], axis=0)\n", (5,)),
-)

@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator
 
-from jax_dist.checker import renames, renaming
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Found, Keep, Mend, rule
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, _rename_edits, _renames, rule
 
 PAGE = Page(
     code="JXD101",
@@ -27,29 +25,4 @@ PAGE = Page(
 
 @rule(PAGE, triggers=(b"device_put_replicated",))
 def check(module: Module) -> Iterator[Found]:
-    yield from renaming.renamed(module, renames.PLACEMENTS[:1])
-
-
-CASES: tuple[Case, ...] = (
-    Keep("ours", "import jax_dist\nx = jax_dist.device_put_replicated(x, devices)\n"),
-    Keep(
-        "ready for it to be missing",
-        "import jax\nif hasattr(jax, 'device_put_replicated'):\n"
-        "    put = jax.device_put_replicated\nelse:\n    put = mine\n",
-    ),
-    Mend(
-        "passed on",
-        "import jax\nput = jax.device_put_replicated\nput(x, d)\n",
-        "import jax\nimport jax_dist\nput = jax_dist.device_put_replicated\nput(x, d)\n",
-    ),
-    Mend(
-        "an attribute",
-        "import jax\nx = jax.device_put_replicated(x, d)  # to all\n",
-        "import jax\nimport jax_dist\nx = jax_dist.device_put_replicated(x, d)  # to all\n",
-    ),
-    Mend(
-        "the import, under another name",
-        "from jax import device_put_replicated as put\nx = put(x, d)\n",
-        "from jax_dist import device_put_replicated as put\nx = put(x, d)\n",
-    ),
-)
+    yield from _rename_edits.renamed(module, _renames.PLACEMENTS[:1])

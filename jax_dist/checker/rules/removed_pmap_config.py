@@ -3,11 +3,10 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import guards, removing
-from jax_dist.checker.findings import Fix, Safety
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
+from jax_dist.checker.model import edits
+from jax_dist.checker.model.findings import Fix, Safety
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, _rename_edits, rule
 
 PAGE = Page(
     code="JXD104",
@@ -46,7 +45,7 @@ def check(module: Module) -> Iterator[Found]:
     # The whole tree: the names are rare, and stand in strings.
     for node in ast.walk(module.tree):
         flag = _flag(module, node)
-        if flag is None or guards.is_guarded(module, node):
+        if flag is None or _rename_edits.is_guarded(module, node):
             continue
         yield Found(node, f"{flag} was removed in jax {_GONE[flag]}", _fix(module, node))
 
@@ -91,42 +90,4 @@ def _fix(module: Module, node: ast.AST) -> Fix | None:
             return None
     if not isinstance(value, ast.Constant):
         return None  # computing it may do something
-    return Fix("leave it out", Safety.SAFE, (removing.removal(module, statement),))
-
-
-CASES: tuple[Case, ...] = (
-    Keep("only spoken of", "import jax\nhelp = 'jax_pmap_shmap_merge is gone'\n"),
-    Keep(
-        "ready for it to be missing",
-        "import jax\nif hasattr(jax.config, 'jax_pmap_shmap_merge'):\n"
-        "    jax.config.update('jax_pmap_shmap_merge', True)\n",
-    ),
-    Keep(
-        "compared",
-        "import jax\nknown = name == 'jax_eager_pmap' or name in ['JAX_EAGER_PMAP']\n",
-    ),
-    Keep("a flag that is there", "import jax\njax.config.update('jax_enable_x64', True)\n"),
-    Keep("another program's option", "import jax\noptions.update('jax_eager_pmap', 1)\n"),
-    Flag("read", "import jax\nif jax.config.jax_pmap_shmap_merge:\n    f()\n", (2,)),
-    Flag("computed", "import jax\njax.config.update('jax_eager_pmap', ask())\n", (2,)),
-    Flag(
-        "in a list of variables",
-        "import jax, subprocess\nenv = dict(a=1)\nenv.get('JAX_PMAP_SHMAP_MERGE')\n",
-        (3,),
-    ),
-    Mend(
-        "set",
-        "import jax\njax.config.update('jax_pmap_shmap_merge', True)\nf()\n",
-        "import jax\nf()\n",
-    ),
-    Mend(
-        "set by another name, alone in its block",
-        "from jax import config as c\n\ndef setup():\n    c.update('jax_pmap_shmap_merge', 0)\n",
-        "from jax import config as c\n\ndef setup():\n    pass\n",
-    ),
-    Mend(
-        "in the environment",
-        "import os\nos.environ['JAX_PMAP_SHMAP_MERGE'] = '1'\nimport jax\n",
-        "import os\nimport jax\n",
-    ),
-)
+    return Fix("leave it out", Safety.SAFE, (edits.removal(module, statement),))

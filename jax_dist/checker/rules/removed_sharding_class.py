@@ -2,10 +2,14 @@
 
 from collections.abc import Iterator
 
-from jax_dist.checker import renames, renaming
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, Mend, rule
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import (
+    Found,
+    Page,
+    _rename_edits,
+    _renames,
+    rule,
+)
 
 PAGE = Page(
     code="JXD103",
@@ -37,31 +41,4 @@ PAGE = Page(
     ),
 )
 def check(module: Module) -> Iterator[Found]:
-    yield from renaming.renamed(module, renames.SHARDINGS)
-
-
-CASES: tuple[Case, ...] = (
-    Keep("a class of one's own", "import jax\nfrom mine import PmapSharding\nPmapSharding(x)\n"),
-    Keep(
-        "asked for before",
-        "import jax\nif hasattr(jax.sharding, 'PmapSharding'):\n"
-        "    kinds = (jax.sharding.PmapSharding,)\n",
-    ),
-    Flag("an attribute", "import jax\nisinstance(s, jax.sharding.PmapSharding)\n", (2,)),
-    Flag(
-        "an import, and not again its uses",
-        "from jax.sharding import Mesh, PositionalSharding\ns = PositionalSharding(devices)\n",
-        (1,),
-    ),
-    Flag("another name of the module", "from jax import sharding as S\nS.GSPMDSharding\n", (2,)),
-    Mend(
-        "renamed classes",
-        "import jax\nk = (jax.sharding.XLACompatibleSharding, jax.sharding.MeshPspecSharding)\n",
-        "import jax\nk = (jax.sharding.Sharding, jax.sharding.NamedSharding)\n",
-    ),
-    Mend(
-        "a renamed class, imported",
-        "from jax.sharding import XLACompatibleSharding\n",
-        "from jax.sharding import Sharding as XLACompatibleSharding\n",
-    ),
-)
+    yield from _rename_edits.renamed(module, _renames.SHARDINGS)

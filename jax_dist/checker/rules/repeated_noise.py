@@ -3,10 +3,9 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import pmaps, scopes, structure, traced
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
+from jax_dist.checker.model import pmaps, scopes, structure, traced
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD501",
@@ -116,52 +115,3 @@ def _has_shape_of(module: Module, call: ast.Call, mapped: set[str]) -> bool:
                 if reaching and all(each.kind == "parameter" for each in reaching):
                     return True
     return False
-
-
-_TOP = "import jax\nfrom jax.sharding import PartitionSpec as P\n"
-
-CASES: tuple[Case, ...] = (
-    Keep(
-        "each device has a key of its own",
-        _TOP + "def f(key, x):\n    key = jax.random.fold_in(key, jax.lax.axis_index('i'))\n"
-        "    return x + jax.random.normal(key, x.shape)\n"
-        "g = jax.pmap(f, axis_name='i', in_axes=(None, 0))\n",
-    ),
-    Keep(
-        "keys are mapped too",
-        _TOP + "def f(key, x):\n    return x + jax.random.normal(key, x.shape)\ng = jax.pmap(f)\n",
-    ),
-    Keep(
-        "noise of the shape of what all devices share",
-        _TOP + "def f(key, w, x):\n    return x @ (w + jax.random.normal(key, w.shape))\n"
-        "g = jax.pmap(f, in_axes=(None, None, 0))\n",
-    ),
-    Keep(
-        "a population, of which each device takes its share",
-        _TOP + "def f(key, x):\n    return x + jax.random.normal(key, (64, 3))[jax.lax."
-        "axis_index('i')]\ng = jax.pmap(f, axis_name='i', in_axes=(None, 0))\n",
-    ),
-    Keep(
-        "which arguments are mapped is not in the text",
-        _TOP + "def f(key, x):\n    return x + jax.random.normal(key, x.shape)\n"
-        "g = jax.pmap(f, in_axes=axes)\n",
-    ),
-    Flag(
-        "the key is not mapped",
-        _TOP + "def f(key, x):\n    return x + jax.random.normal(key, x.shape)\n"
-        "g = jax.pmap(f, in_axes=(None, 0))\n",
-        (4,),
-    ),
-    Flag(
-        "a key made in the function, under any name",
-        _TOP + "from jax import random as jr\n@jax.pmap\ndef f(x):\n    key = jr.PRNGKey(0)\n"
-        "    mask = jr.bernoulli(key, 0.5, shape=x.shape)\n    return x * mask\n",
-        (7,),
-    ),
-    Flag(
-        "in a shard_map",
-        _TOP + "def f(key, x):\n    return x + jax.random.uniform(key, x.shape)\n"
-        "g = jax.shard_map(f, mesh=m, in_specs=(P(), P('i')), out_specs=P('i'))\n",
-        (4,),
-    ),
-)

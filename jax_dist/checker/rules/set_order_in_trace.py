@@ -4,11 +4,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from jax_dist.checker import nodes, traced
-from jax_dist.checker.findings import Edit, Fix, Safety
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Found, Keep, Mend, rule
+from jax_dist.checker.model import semantic_model, traced
+from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, rule
 
 _LOOPS = (ast.For, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _FOR = re.compile(rb"\bfor\b")
@@ -53,7 +52,7 @@ def _around(module: Module, node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _loops(module: Module) -> Iterator[ast.For | ast.comprehension]:
-    for node in nodes.of_kind(module, _LOOPS, _FOR):
+    for node in semantic_model.of_kind(module, _LOOPS, _FOR):
         if isinstance(node, ast.For):
             yield node
         else:
@@ -88,41 +87,3 @@ def _is_order_lost(module: Module, node: ast.comprehension) -> bool:
         and isinstance(taker.func, ast.Name)
         and taker.func.id in ("sorted", "set", "frozenset", "any", "all", "len")
     )
-
-
-CASES: tuple[Case, ...] = (
-    Keep(
-        "sorted already", "import jax\nf = jax.pmap(lambda x: [x[n] for n in sorted({'a', 'b'})])\n"
-    ),
-    Keep("outside of what is traced", "import jax\nf = jax.pmap(g)\nfor n in {'a', 'b'}: f(n)\n"),
-    Keep("a set from a set", "import jax\nf = jax.pmap(lambda x: x + len({n for n in {'a'}}))\n"),
-    Keep("a tuple", "import jax\nf = jax.pmap(lambda x: [x[n] for n in ('a', 'b')])\n"),
-    Keep(
-        "the file's own set",
-        "import jax\nfrom mine import set\nf = jax.pmap(lambda x: [n for n in set(x)])\n",
-    ),
-    Mend(
-        "a difference of sets, by name",
-        "import jax\nnames = {'a', 'b'}\n@jax.pmap\ndef f(x):\n"
-        "    for n in names - {'a'}:\n        x = x + y[n]\n    return x\n",
-        "import jax\nnames = {'a', 'b'}\n@jax.pmap\ndef f(x):\n"
-        "    for n in sorted(names - {'a'}):\n        x = x + y[n]\n    return x\n",
-    ),
-    Mend(
-        "a loop",
-        "import jax\nimport jax.numpy as jnp\n@jax.pmap\ndef f(x):\n"
-        "    for n in {1, 2}:  # both\n        x = x * n\n    return x\n\n"
-        "def result():\n    return f(jnp.arange(8))\n",
-        "import jax\nimport jax.numpy as jnp\n@jax.pmap\ndef f(x):\n"
-        "    for n in sorted({1, 2}):  # both\n        x = x * n\n    return x\n\n"
-        "def result():\n    return f(jnp.arange(8))\n",
-        runs=True,
-    ),
-    Mend(
-        "migrated already",
-        "import jax_dist\n\n\n@jax_dist.pmap(axis_name='i')\ndef f(x):\n"
-        "    return [x[n] for n in {'a', 'b'}]\n",
-        "import jax_dist\n\n\n@jax_dist.pmap(axis_name='i')\ndef f(x):\n"
-        "    return [x[n] for n in sorted({'a', 'b'})]\n",
-    ),
-)

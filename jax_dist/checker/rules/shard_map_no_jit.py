@@ -3,12 +3,11 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker import outer, pmaps, traced
-from jax_dist.checker.findings import Edit, Fix, Safety
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Found, Keep, Mend, rule
-from jax_dist.checker.traced import Application
+from jax_dist.checker.model import pmaps, traced
+from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.traced import Application
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD305",
@@ -56,7 +55,7 @@ def _mapped(module: Module, application: Application) -> ast.expr | None:
 def _calls(module: Module, application: Application, node: ast.expr | None) -> Iterator[ast.Call]:
     if node is None:
         function = application.fun
-        if any(outer.decorators(module, function)):
+        if any(traced.decorators(module, function)):
             return
         reads = module.reads(module.scope(function), function.name)
         held: list[ast.expr] = [read for read in reads if _is_only(module, read, function)]
@@ -109,69 +108,3 @@ def _fix(module: Module, application: Application, node: ast.expr | None) -> Fix
         return None
     edit = Edit(line, line, f"{indent}{jit}\n")
     return Fix("wrap it in jax.jit", Safety.UNSAFE, (edit,), imports)
-
-
-_MESH = (
-    "import jax\nimport numpy as np\nfrom jax.sharding import Mesh, PartitionSpec as P\n\n"
-    "mesh = Mesh(np.array(jax.devices()), ('i',))\n\n\n"
-)
-
-CASES: tuple[Case, ...] = (
-    Keep("jit around it", "import jax\nf = jax.jit(jax.shard_map(g, mesh=m))\ny = f(x)\n"),
-    Keep(
-        "jit around its name",
-        "import jax\nf = jax.shard_map(g, mesh=m)\nh = jax.jit(f)\ny = h(x)\n",
-    ),
-    Keep(
-        "in a function that others may jit",
-        "import jax\ndef loss(x):\n    return jax.shard_map(g, mesh=m)(x)\n",
-    ),
-    Keep(
-        "in a jitted function",
-        "import jax\n@jax.jit\ndef step(x):\n    return jax.shard_map(g, mesh=m)(x)\ny = step(x)\n",
-    ),
-    Keep(
-        "decorated twice",
-        "import jax, functools\n@jax.jit\n@functools.partial(jax.shard_map, mesh=m)\n"
-        "def f(x): ...\ny = f(x)\n",
-    ),
-    Keep(
-        "in a function that is jitted as well as called",
-        "import jax\ndef h(x):\n    return jax.shard_map(g, mesh=m)(x)\ny = h(x)\nk = jax.jit(h)\n",
-    ),
-    Keep(
-        "another function of that name is called",
-        "import jax\n@jax.shard_map(mesh=m)\ndef f(x): ...\ng = jax.jit(f)\n\n"
-        "def f(x): ...\ny = f(x)\n",
-    ),
-    Mend(
-        "in a function that the module calls",
-        "import jax\ndef h(x):\n    return jax.shard_map(g, mesh=m)(x)\ny = h(x)\n",
-        "import jax\ndef h(x):\n    return jax.jit(jax.shard_map(g, mesh=m))(x)\ny = h(x)\n",
-    ),
-    Mend(
-        "in main, by partial",
-        "import jax, functools\nf = functools.partial(jax.shard_map, mesh=m)(g)\n"
-        "def main(argv):\n    print(f(argv))\n",
-        "import jax, functools\nf = jax.jit(functools.partial(jax.shard_map, mesh=m)(g))\n"
-        "def main(argv):\n    print(f(argv))\n",
-    ),
-    Mend(
-        "at once",
-        _MESH + "def g(x):\n    return jax.lax.psum(x, 'i')\n\n\n"
-        "out = jax.shard_map(g, mesh=mesh, in_specs=P('i'), out_specs=P())(np.arange(16.0))\n\n\n"
-        "def result():\n    return out\n",
-        _MESH + "def g(x):\n    return jax.lax.psum(x, 'i')\n\n\n"
-        "out = jax.jit(jax.shard_map(g, mesh=mesh, in_specs=P('i'), out_specs=P()))"
-        "(np.arange(16.0))\n\n\n"
-        "def result():\n    return out\n",
-        runs=True,
-    ),
-    Mend(
-        "a decorator",
-        "import functools\nimport jax\n\n@functools.partial(jax.shard_map, mesh=m)\n"
-        "def f(x): ...\n\ny = f(x)\n",
-        "import functools\nimport jax\n\n@jax.jit\n@functools.partial(jax.shard_map, mesh=m)\n"
-        "def f(x): ...\n\ny = f(x)\n",
-    ),
-)

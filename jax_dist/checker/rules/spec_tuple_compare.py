@@ -4,11 +4,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from jax_dist.checker import nodes
-from jax_dist.checker.findings import Edit, Fix, Safety
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Found, Keep, Mend, rule
+from jax_dist.checker.model import semantic_model
+from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD207",
@@ -39,7 +38,7 @@ _LINE = re.compile(rb"(?:spec|P\().*(?:==|!=|\bin\b)|(?:==|!=).*(?:[sS]pec|P\()"
     narrow=dict.fromkeys((b"*spec in [", b"*spec in (", b"*specs in ("), _LISTED),
 )
 def check(module: Module) -> Iterator[Found]:
-    for node in nodes.of_kind(module, ast.Compare, _LINE):
+    for node in semantic_model.of_kind(module, ast.Compare, _LINE):
         if len(node.ops) != 1:
             continue
         left, right = node.left, node.comparators[0]
@@ -101,34 +100,3 @@ def _fix(module: Module, tuples: list[ast.Tuple]) -> Fix | None:
         inside = text[1:-1].strip()
         edits.append(Edit(start, end, f"{name}({inside.removesuffix(',')})"))
     return Fix("compare with a PartitionSpec", Safety.UNSAFE, tuple(edits), imports)
-
-
-CASES: tuple[Case, ...] = (
-    Keep(
-        "two specs",
-        "from jax.sharding import PartitionSpec as P\nassert x.sharding.spec == P('i')\n",
-    ),
-    Keep("another spec", "import jax\nok = importlib.spec == ('a',)\n"),
-    Keep("a parameter may be a tuple", "import jax\ndef f(spec):\n    return spec == ('i',)\n"),
-    Keep(
-        "made a tuple before",
-        "import jax\nok = tuple(x.sharding.spec) == ('i',)\nspec = 1\nspec == (1,)\n",
-    ),
-    Mend(
-        "of an array",
-        "import jax\nassert x.sharding.spec == ('i', None)\n",
-        "import jax\nassert x.sharding.spec == jax.sharding.PartitionSpec('i', None)\n",
-    ),
-    Mend(
-        "a name, from the right, one axis",
-        "from jax.sharding import PartitionSpec as P\nspec = P('i')\nsame = ('i',) != spec\n",
-        "from jax.sharding import PartitionSpec as P\nspec = P('i')\nsame = P('i') != spec\n",
-    ),
-    Mend(
-        "one of several",
-        "from jax.sharding import NamedSharding, PartitionSpec as P\n"
-        "s = NamedSharding(m, p)\nok = s.spec in [(), ('i',)]\n",
-        "from jax.sharding import NamedSharding, PartitionSpec as P\n"
-        "s = NamedSharding(m, p)\nok = s.spec in [P(), P('i')]\n",
-    ),
-)

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from jax_dist.checker import traced
-from jax_dist.checker.modules import Module
-from jax_dist.checker.page import Page
-from jax_dist.checker.registry import Case, Flag, Found, Keep, rule
+from jax_dist.checker.model import traced
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD403",
@@ -44,36 +43,3 @@ def check(module: Module) -> Iterator[Found]:
                 name = module.text(call.func)
                 yield Found(call, f"{name}() is called once, while {each.by} traces, not per call")
                 break
-
-
-CASES: tuple[Case, ...] = (
-    Keep(
-        "outside of what is traced",
-        "import jax, time\nf = jax.pmap(lambda x: x)\nstart = time.time()\ny = f(x)\n",
-    ),
-    Keep(
-        "JAX's own random numbers",
-        "import jax\nf = jax.pmap(lambda k: jax.random.normal(k))\n",
-    ),
-    Keep(
-        "a method that is called hash",
-        "import jax\nf = jax.pmap(lambda x: x.hash(x))\n",
-    ),
-    Keep(
-        "a file that only uses jit",
-        "import jax, time\nf = jax.jit(lambda x: x + time.time())\n",
-    ),
-    Flag(
-        "a random number in a lambda",
-        "import jax\nimport numpy as np\nf = jax.pmap(lambda x: x + np.random.normal())\n",
-        (3,),
-    ),
-    Flag(
-        "a clock, a name, an address, in a function in a mapped one",
-        "import jax\nfrom time import perf_counter\nimport os\ndef step(x):\n"
-        "    def inner(y):\n        return y * perf_counter() + id(y)\n"
-        "    with jax.named_scope(f'{os.getpid()}'):\n        return inner(x)\n"
-        "f = jax.jit(jax.shard_map(step, mesh=m, in_specs=s, out_specs=s))\n",
-        (6, 6, 7),
-    ),
-)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from jax_dist.checker.misuse import MisuseError
+from jax_dist._usage import MisuseError
 from jax_dist.migrating.verify import entering
 
 Way: TypeAlias = Literal["overlay", "copy"]

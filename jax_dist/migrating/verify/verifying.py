@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jax_dist.checker import sources
-from jax_dist.checker.misuse import MisuseError
+from jax_dist._usage import MisuseError
+from jax_dist.checker.model import sources
 from jax_dist.migrating import placements
 from jax_dist.migrating.outcomes import FileMigration, Outcome
 from jax_dist.migrating.verify import evidence, merging, runs

@@ -1,0 +1,289 @@
+"""The settings of a project: `[tool.jax-dist]` in pyproject.toml, or a file jax-dist.toml."""
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jax_dist._usage import MisuseError, hint
+from jax_dist.checker.engine import requirement
+from jax_dist.checker.engine.requirement import Version
+from jax_dist.checker.model import discovery
+from jax_dist.checker.model.discovery import Patterns
+from jax_dist.checker.model.findings import Code
+from jax_dist.checker.rules import Page
+
+ALWAYS: Code = "JXD901"  # what cannot be parsed was not checked, so it must be said
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """What one place (the settings, or the command line) asks for."""
+
+    select: tuple[str, ...] | None = None  # None: nothing is said
+    extend_select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+
+
+def resolve(selector: str, pages: Mapping[Code, Page]) -> frozenset[Code]:
+    """The codes that a code, the beginning of one, or a name stands for; empty if unknown."""
+    upper = selector.upper()
+    if upper == "ALL":
+        return frozenset(pages)
+    if upper.startswith("JXD"):
+        return frozenset(code for code in pages if code.startswith(upper))
+    return frozenset(code for code, page in pages.items() if page.name == selector.lower())
+
+
+def selected(choices: Sequence[Choice], pages: Mapping[Code, Page]) -> frozenset[Code]:
+    """The codes that are on after all choices, of which a later one speaks the last word.
+
+    Within a choice the more precise selector wins: `--select JXD101 --ignore JXD1` keeps JXD101.
+
+    Raises:
+      MisuseError: a selector names no rule.
+    """
+    on = {code for code, page in pages.items() if page.default}
+    for choice in choices:
+        if choice.select is not None:
+            on = {ALWAYS} & set(pages)
+        for selector, turns_on in _by_precision(choice):
+            codes = known(selector, pages)
+            on = on | codes if turns_on else on - codes
+    return frozenset(on)
+
+
+def known(selector: str, pages: Mapping[Code, Page]) -> frozenset[Code]:
+    """As `resolve`, for a selector that must name something.
+
+    Raises:
+      MisuseError: it names no rule.
+    """
+    codes = resolve(selector, pages)
+    if not codes:
+        names = [name for code, page in pages.items() for name in (code, page.name)]
+        word = selector.upper() if selector.upper().startswith("JXD") else selector.lower()
+        remedy = hint(word, names, "`jax-dist rule --all` lists the rules.")
+        raise MisuseError(f"no rule is called {selector!r}. {remedy}")
+    return codes
+
+
+def split(texts: Iterable[str]) -> tuple[str, ...]:
+    """`["JXD1,JXD2", "JXD401"]` as a tuple of three."""
+    return tuple(word for text in texts for word in text.replace(",", " ").split())
+
+
+def _by_precision(choice: Choice) -> list[tuple[str, bool]]:
+    """Selectors with whether they turn on; the precise ones, and then ignoring ones, come last."""
+    asked = [(selector, True) for selector in (*(choice.select or ()), *choice.extend_select)]
+    asked += [(selector, False) for selector in choice.ignore]
+    return sorted(asked, key=lambda pair: (_precision(pair[0]), not pair[1]))
+
+
+def _precision(selector: str) -> int:
+    upper = selector.upper()
+    if upper == "ALL":
+        return 0
+    return len(upper) if upper.startswith("JXD") else len("JXD000")
+
+
+_MISSPELT = ("jax_dist", "jaxdist", "jax-dist")  # the last without `tool`
+_OURS = re.compile(rb"jax[-_]?dist")
+
+
+class ConfigError(MisuseError):
+    """A settings file that cannot be read, or a setting that cannot be."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What a project has set; paths in it are joined to the folder of its file."""
+
+    folder: str  # from which patterns and paths are seen
+    file: str | None = None  # None: nothing is set
+    select: tuple[str, ...] | None = None
+    extend_select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = discovery.EXCLUDED
+    extend_exclude: tuple[str, ...] = ()
+    per_file_ignores: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    target_jax: Version | None = None  # None: the newest
+    project_roots: tuple[str, ...] = ()
+    baseline: str | None = None
+
+    @property
+    def choice(self) -> Choice:
+        return Choice(self.select, self.extend_select, self.ignore)
+
+    @property
+    def excluded(self) -> Patterns:
+        return Patterns((*self.exclude, *self.extend_exclude), self.folder)
+
+    def check_codes(self, pages: Mapping[Code, Page]) -> None:
+        """Raises ConfigError where a setting names a rule that does not exist."""
+        asked = {"select": self.select or (), "extend-select": self.extend_select}
+        asked |= {"ignore": self.ignore}
+        asked |= {f'per-file-ignores."{glob}"': codes for glob, codes in self.per_file_ignores}
+        for key, selectors in asked.items():
+            for selector in selectors:
+                try:
+                    known(selector, pages)
+                except MisuseError as error:
+                    raise ConfigError(f"{self.file}: {key}: {error}") from error
+
+
+def load(paths: Sequence[str], file: str | None = None) -> Config:
+    """The settings for `paths`: of `file`, or of the nearest file above all of them.
+
+    Where `target-jax` is not set, it is the oldest jax that the project says to work with.
+
+    Raises:
+      ConfigError: the file cannot be read, or a setting cannot be.
+    """
+    if file is not None:
+        return _with_target(_read(file, required=True))
+    folder = _common_folder(paths)
+    for place in _upward(folder):
+        for name in ("jax-dist.toml", "pyproject.toml"):
+            path = os.path.join(place, name)
+            if os.path.isfile(path):
+                config = _read(path, required=False)
+                if config.file is not None:
+                    return _with_target(config)
+    return _with_target(Config(_root(folder)))
+
+
+def _read(path: str, *, required: bool) -> Config:
+    folder = os.path.dirname(os.path.abspath(path))
+    table = _table(path, required=required)
+    tool = table.get("tool")
+    tool = tool if isinstance(tool, dict) else {}
+    ours = tool.get("jax-dist")
+    for name in () if ours is not None else _MISSPELT:
+        if name in tool or name in table:
+            heading = f"tool.{name}" if name in tool else name
+            raise ConfigError(f"{path}: [{heading}] is not read; the table is [tool.jax-dist]")
+    if ours is None and not os.path.basename(path).startswith("pyproject"):
+        ours = table  # a file of our own needs no heading
+    if ours is None:
+        if required:
+            raise ConfigError(f"{path}: has no [tool.jax-dist]; without it nothing is set there")
+        return Config(folder)
+    if not isinstance(ours, dict):
+        raise ConfigError(f"{path}: tool.jax-dist must be a table, not {_said(ours)}")
+    return _parsed(ours, path, folder)
+
+
+def _table(path: str, *, required: bool) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    if not required and path.endswith("pyproject.toml") and not _OURS.search(data):
+        return {}
+    import tomllib  # only here: it is slow to load, and most projects set nothing
+
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
+
+
+def _parsed(table: Mapping[str, Any], path: str, folder: str) -> Config:
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in _KEYS:
+            remedy = hint(key, _KEYS, f"The settings are: {', '.join(sorted(_KEYS))}.")
+            raise ConfigError(f"{path}: there is no setting {key!r}. {remedy}")
+        try:
+            values[key.replace("-", "_")] = _KEYS[key](value, folder)
+        except MisuseError as error:
+            raise ConfigError(f"{path}: {key}: {error}") from error
+    return Config(folder, path, **values)
+
+
+def _words(value: Any, folder: str) -> tuple[str, ...]:
+    del folder
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise MisuseError(f'must be a list of strings, such as ["JXD1"], not {_said(value)}')
+    return tuple(value)
+
+
+def _table_of_words(value: Any, folder: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    if not isinstance(value, dict):
+        raise MisuseError(f'must be a table, such as {{"tests/*" = ["JXD1"]}}, not {_said(value)}')
+    return tuple((glob, _words(codes, folder)) for glob, codes in value.items())
+
+
+def _target(value: Any, folder: str) -> Version:
+    del folder
+    if not isinstance(value, str):
+        raise MisuseError(f'must be a version in quotes, such as "0.7.2", not {_said(value)}')
+    return requirement.version(value)
+
+
+def _folders(value: Any, folder: str) -> tuple[str, ...]:
+    paths = tuple(os.path.join(folder, each) for each in _words(value, folder))
+    for path in paths:
+        if not os.path.isdir(path):
+            raise MisuseError(f"there is no folder {path}")
+    return paths
+
+
+def _file(value: Any, folder: str) -> str:
+    if not isinstance(value, str):
+        raise MisuseError(f"must be the name of a file, not {_said(value)}")
+    return os.path.join(folder, value)
+
+
+_KEYS: dict[str, Callable[[Any, str], Any]] = {
+    "baseline": _file,
+    "exclude": _words,
+    "extend-exclude": _words,
+    "extend-select": _words,
+    "ignore": _words,
+    "per-file-ignores": _table_of_words,
+    "project-roots": _folders,
+    "select": _words,
+    "target-jax": _target,
+}
+
+
+def _said(value: Any) -> str:
+    """A value as TOML spells it, near enough to be found in the file."""
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _with_target(config: Config) -> Config:
+    if config.target_jax is not None:
+        return config
+    return dataclasses.replace(config, target_jax=requirement.lower_bound(config.folder))
+
+
+def _common_folder(paths: Sequence[str]) -> str:
+    folders = [
+        path if os.path.isdir(path) else os.path.dirname(path)
+        for path in map(os.path.abspath, paths)
+    ]
+    try:
+        return os.path.commonpath(folders) if folders else os.getcwd()
+    except ValueError:  # Windows: several drives
+        return os.getcwd()
+
+
+def _upward(folder: str) -> list[str]:
+    folders = [folder]
+    while (parent := os.path.dirname(folder)) != folder:
+        folders.append(folder := parent)
+    return folders
+
+
+def _root(folder: str) -> str:
+    """The nearest folder that looks like the top of a project; else the folder itself."""
+    marks = ("pyproject.toml", "setup.py", "setup.cfg", ".git", "requirements.txt")
+    for place in _upward(folder):
+        if any(os.path.exists(os.path.join(place, mark)) for mark in marks):
+            return place
+    return folder

@@ -1,0 +1,371 @@
+"""Mends files: makes the fixes of their findings, and makes sure that they do no harm.
+
+After each round the new text must parse, and must not have findings that the old one had not. A
+file gets all of its new bytes or none. The same fixes are shown as diffs, and to editors.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import itertools
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from jax_dist.checker.engine.linter import Examiner, load
+from jax_dist.checker.model import edits, new_imports, semantic_model, sources
+from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Safety
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
+from jax_dist.checker.rules import syntax_error, unused_suppression
+
+
+class ChangedError(OSError):
+    """A file is no longer what it was when it was read."""
+
+
+class KeptError(OSError):
+    """A file that cannot be replaced without losing something of it."""
+
+
+def write(path: str, data: bytes, *, expected: bytes | None = None, new: bool = False) -> None:
+    """Replaces what a file holds; a reader sees the old bytes or the new ones.
+
+    A link stays a link; permissions, owner and extended attributes stay as they are.
+
+    Args:
+      path: the file; it need not exist, but its folder must.
+      data: what it shall hold.
+      expected: what it must hold now.
+      new: it must not exist.
+
+    Raises:
+      ChangedError: it holds something else than `expected`, or exists though it is `new`.
+      KeptError: it may not be written to, has other names, or its attributes cannot be kept.
+      OSError: it cannot be written.
+    """
+    real = os.path.realpath(path)
+    temporary = f"{real}.{os.getpid()}.tmp"
+    before = _status(real)
+    if before is not None:
+        if new:
+            raise ChangedError("it was made by somebody else meanwhile")
+        _check_unchanged(real, before)
+    try:
+        with open(temporary, "xb") as file:
+            if before is not None:
+                _keep_attributes(real, temporary, before)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if expected is not None and _bytes(real) != expected:
+            raise ChangedError("it was changed by somebody else meanwhile")
+        os.replace(temporary, real)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _check_unchanged(path: str, status: os.stat_result) -> None:
+    if not status.st_mode & 0o222 or not os.access(path, os.W_OK):
+        raise KeptError("it may only be read: chmod u+w lets it be changed")
+    if status.st_nlink > 1:
+        raise KeptError(f"it has {status.st_nlink} names (hard links), which a new file would part")
+
+
+def _keep_attributes(old: str, new: str, status: os.stat_result) -> None:
+    made = os.stat(new)
+    if (made.st_uid, made.st_gid) != (status.st_uid, status.st_gid):
+        try:
+            os.chown(new, status.st_uid, status.st_gid)
+        except OSError as error:
+            raise KeptError("it belongs to somebody else, and would not any more") from error
+    os.chmod(new, status.st_mode & 0o7777)  # after chown, which may clear bits of it
+    for name in os.listxattr(old) if hasattr(os, "listxattr") else ():
+        value = os.getxattr(old, name)
+        try:
+            os.setxattr(new, name, value)
+        except OSError as error:
+            raise KeptError(f"its extended attribute {name} cannot be kept") from error
+
+
+def _bytes(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+_TEXT_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+_NO_END = "\\ No newline at end of file\n"
+_COLOURS = {"-": "\x1b[31m", "+": "\x1b[32m", "@": "\x1b[36m"}
+_PLAIN = "\x1b[0m"
+
+
+def diff(
+    path: str, before: bytes, after: bytes, encoding: str = "utf-8", *, new: bool = False
+) -> str:
+    """The lines that change, with three around them; empty where nothing does.
+
+    Args:
+      path: of the file.
+      before: what it holds.
+      after: what it would hold.
+      encoding: of both.
+      new: it is not there yet.
+    """
+    import difflib  # only here: it is slow to load
+
+    shown = _shown(path)
+    lines = difflib.unified_diff(
+        _lines(before, encoding),
+        _lines(after, encoding),
+        "/dev/null" if new else f"a/{shown}",
+        f"b/{shown}",
+        lineterm="\n",
+    )
+    return "".join(line if line.endswith("\n") else f"{line}\n{_NO_END}" for line in lines)
+
+
+def _shown(path: str) -> str:
+    """As seen from the current folder, where the patch is applied."""
+    inside = os.path.relpath(path) if os.path.isabs(path) else path
+    shown = path if inside.startswith(os.pardir) else inside
+    return shown.replace(os.sep, "/").lstrip("/")
+
+
+def coloured(text: str) -> str:
+    """A diff in a terminal's colours."""
+    return "".join(map(_coloured, _TEXT_LINE.findall(text)))
+
+
+def _lines(data: bytes, encoding: str) -> list[str]:
+    """Lines end at "\\n" only, as they do for `patch`; a "\\r" before it is part of the line."""
+    return _TEXT_LINE.findall(data.decode(encoding, "surrogateescape"))
+
+
+def _coloured(line: str) -> str:
+    colour = _COLOURS.get(line[:1])
+    text = line.removesuffix("\n")
+    return line if colour is None else f"{colour}{text}{_PLAIN}\n"
+
+
+_LINE = re.compile(rb"[^\n]*\n|[^\n]+")
+
+
+def repair(finding: Finding, findings: Sequence[Finding], module: Module) -> list[Edit]:
+    """The edits that mend one finding, and with it those of its group; none where that cannot be.
+
+    Args:
+      finding: with a fix.
+      findings: all of the file, for a group is mended as a whole.
+      module: the file.
+    """
+    fix = finding.fix
+    if fix is None:
+        return []
+    fixes = [other.fix for other in findings if other.fix] if fix.group else [fix]
+    fixes = [other for other in fixes if other.group == fix.group]
+    if any(other.safety is Safety.DISPLAY for other in fixes):
+        return []
+    return changes(fixes, module)
+
+
+def changes(fixes: Sequence[Fix], module: Module) -> list[Edit]:
+    """What `fixes` change, without those that clash with earlier ones; none if they spoil the file.
+
+    Unlike `placing.placed`, it can be used for a notebook with magics.
+
+    Args:
+      fixes: of one file.
+      module: the file.
+    """
+    applied, _ = edits.choose(fixes)
+    made = sorted({edit for fix in applied for edit in fix.edits})
+    # Magics are no Python, and neither is what they become: seen from here they are not there.
+    python = module.source.python
+    shown = Source(module.source.path, python, python)
+    try:
+        edited = edits.apply(python, made, edits.newline_of(python))
+        new = new_imports.placed(Module(shown), applied)
+        sources.parse(new)
+    except ParseError:
+        return []
+    inserted = [
+        Edit(_before(edit.start, made, python), _before(edit.end, made, python), edit.text)
+        for edit in between(edited, new)
+    ]
+    return sorted([*made, *inserted])
+
+
+def between(old: bytes, new: bytes) -> Iterator[Edit]:
+    """The lines that differ."""
+    before, after = _LINE.findall(old), _LINE.findall(new)
+    starts = [0, *itertools.accumulate(map(len, before))]
+    # What is alike at both ends is set aside: a matcher needs seconds for a long file.
+    head = _alike(before, after)
+    tail = _alike(before[head:][::-1], after[head:][::-1])
+    before, after = before[head : len(before) - tail], after[head : len(after) - tail]
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    for kind, first, last, new_first, new_last in matcher.get_opcodes():
+        if kind != "equal":
+            text = b"".join(after[new_first:new_last]).decode()
+            yield Edit(starts[head + first], starts[head + last], text)
+
+
+def _alike(one: Sequence[bytes], two: Sequence[bytes]) -> int:
+    """How many lines at the beginning are the same."""
+    pairs = enumerate(zip(one, two, strict=False))
+    return next((number for number, (a, b) in pairs if a != b), min(len(one), len(two)))
+
+
+def _before(offset: int, made: Sequence[Edit], code: bytes) -> int:
+    """Where `offset` of the edited text was before the edits were made.
+
+    Within what an edit has put there, it is the end of what was there before.
+    """
+    moved = 0
+    for edit in made:
+        start = edit.start + moved
+        if offset <= start:
+            break
+        moved += len(edits.apply(b"", [Edit(0, 0, edit.text)], edits.newline_of(code)))
+        moved -= edit.end - edit.start
+        if offset < edit.end + moved:
+            return edit.end
+    return offset - moved
+
+
+_MOST_ROUNDS = 10
+
+# A comment that a fix has made needless is no harm: the next round removes it.
+_HARMLESS = frozenset({unused_suppression.PAGE.code})
+
+
+class HarmError(ValueError):
+    """Fixes that would break a file; they are not made."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mended:
+    """A file with its fixes made."""
+
+    data: bytes  # what the file shall hold
+    findings: tuple[Finding, ...]  # that are left
+    made: tuple[Finding, ...]  # whose fixes were made, in the order in which they were
+    refused: str = ""  # why some fixes were not made
+
+
+def mended(path: str, data: bytes, examiner: Examiner, allowed: frozenset[Safety]) -> Mended:
+    """Makes fixes until nothing is left to be mended.
+
+    Args:
+      path: the file.
+      data: what it holds.
+      examiner: what to look for.
+      allowed: how safe a fix must be.
+    """
+    findings = examiner.examined(path, data)
+    made: list[Finding] = []
+    refused = ""
+    for _ in range(_MOST_ROUNDS):
+        able = [finding for finding in findings if _can_mend(finding, allowed)]
+        if not able:
+            break
+        step = _round(path, data, findings, able, examiner)
+        refused = step.refused
+        if not step.made:
+            break
+        data, findings = step.data, list(step.findings)
+        made += step.made
+    return Mended(data, tuple(findings), tuple(made), refused)
+
+
+def _can_mend(finding: Finding, allowed: frozenset[Safety]) -> bool:
+    return finding.fix is not None and finding.fix.safety in allowed
+
+
+def _round(
+    path: str,
+    data: bytes,
+    findings: Sequence[Finding],
+    able: Sequence[Finding],
+    examiner: Examiner,
+) -> Mended:
+    """All fixes together; if that does harm, those that do none by themselves."""
+    source = load(path, data)
+    try:
+        return _made(source, findings, able, examiner)
+    except HarmError as error:
+        harm = str(error)
+    step = Mended(data, tuple(findings), ())
+    for group in _groups(able):
+        try:
+            return dataclasses.replace(_made(source, findings, group, examiner), refused=harm)
+        except HarmError:
+            continue
+    return dataclasses.replace(step, refused=harm)
+
+
+def _groups(findings: Sequence[Finding]) -> list[list[Finding]]:
+    groups: dict[object, list[Finding]] = {}
+    for number, finding in enumerate(findings):
+        name = finding.fix.group if finding.fix else ""
+        groups.setdefault(name or number, []).append(finding)
+    return list(groups.values())
+
+
+def _made(
+    source: Source, findings: Sequence[Finding], able: Sequence[Finding], examiner: Examiner
+) -> Mended:
+    """Raises HarmError."""
+    fixes = [finding.fix for finding in able if finding.fix]
+    applied, _ = edits.choose(fixes)
+    data = _written(source, applied)
+    try:
+        after = examiner.of_source(load(source.path, data))
+    except UnreadableError as error:
+        raise HarmError(f"the file could not be read any more: {error}") from error
+    _check(findings, after)
+    taken = Counter(applied)
+    made: list[Finding] = []
+    for finding in able:
+        if finding.fix and taken[finding.fix]:
+            taken[finding.fix] -= 1
+            made.append(finding)
+    return Mended(data, tuple(after), tuple(made))
+
+
+def _written(source: Source, fixes: Sequence[Fix]) -> bytes:
+    try:
+        code = new_imports.placed(semantic_model.Module(source), fixes)
+        return source.written(code)
+    except (sources.ParseError, SyntaxError) as error:
+        raise HarmError(f"Python could not parse the file any more: {error}") from error
+    except UnicodeEncodeError as error:
+        raise HarmError(f"the file's encoding cannot hold it: {error}") from error
+    except ValueError as error:
+        raise HarmError(str(error)) from error
+
+
+def _check(before: Sequence[Finding], after: Sequence[Finding]) -> None:
+    """Raises HarmError where `after` has more of anything than `before`."""
+    counts = Counter(finding.code for finding in after)
+    counts.subtract(finding.code for finding in before)
+    for finding in after:
+        if counts[finding.code] > 0 and finding.code not in _HARMLESS:
+            raise HarmError(_harm(finding, finding.code))
+
+
+def _harm(finding: Finding, code: Code) -> str:
+    place = f"line {finding.start.line}"
+    if code == syntax_error.PAGE.code:
+        return f"Python could not parse the file any more: {place}: {finding.message}"
+    return f"there would be a new {code} in {place}: {finding.message}"

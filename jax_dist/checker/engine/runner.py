@@ -1,0 +1,385 @@
+"""Checks many files: those that have changed, in several processes where that pays.
+
+The findings of earlier runs are kept in one JSON file. An entry counts only for the same bytes,
+the same rules, and the same checker; what cannot be read is as good as empty.
+"""
+
+import contextlib
+import dataclasses
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import sha1
+from typing import Any, TypeAlias, TypeVar
+
+import jax_dist
+from jax_dist.checker.engine.fixer import write
+from jax_dist.checker.engine.linter import Examiner, unreadable
+from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Position, Safety
+from jax_dist.checker.rules import Version
+
+FOLDER = ".jax_dist_cache"
+_ROOMS = ("model", "rules", "engine")  # of the checker: what decides on findings
+
+_TAG = """\
+Signature: 8a477f597d28d172789f06886806bc55
+# This folder holds what jax-dist lint remembers of the files it has checked.
+"""
+
+
+class Store:
+    """The findings of earlier runs over the same paths.
+
+    Args:
+      folder: where they are kept; made when there is something to keep.
+      paths: what the user asked to check; other paths have another memory.
+      target: the jax that is asked for.
+      files: all files of this run: with one more or one less, names may mean something else.
+    """
+
+    def __init__(
+        self, folder: str, paths: Sequence[str], target: Version | None, files: Sequence[str]
+    ) -> None:
+        here = os.getcwd()
+        self._folder = folder
+        self._path = os.path.join(folder, f"{_hash(here, *paths)[:16]}.json")
+        self._context = _hash(
+            jax_dist.__version__,
+            sys.version,
+            ".".join(map(str, target)) if target else "newest",
+            _of_checker(),
+            here,
+            *files,
+        )
+        self._read, self._entries = _load(self._path, self._context)
+        self._fresh: dict[str, list[Any]] = {}
+
+    @staticmethod
+    def digest(data: bytes, codes: frozenset[Code]) -> str:
+        """Of a file's bytes and the rules that are on in it."""
+        print_ = sha1(data, usedforsecurity=False)
+        print_.update(",".join(sorted(codes)).encode())
+        return print_.hexdigest()
+
+    def get(self, path: str, digest: str) -> list[Finding] | None:
+        """The findings of a file, where it is known with these bytes and rules."""
+        entry = self._entries.get(path)
+        if entry is None or entry[0] != digest:
+            return None
+        try:
+            return [_finding(path, each) for each in entry[1]]
+        except (TypeError, ValueError, KeyError):  # somebody wrote into it
+            return None
+
+    def put(self, path: str, digest: str, findings: Iterable[Finding]) -> None:
+        """Remembers the findings of a file."""
+        self._fresh[path] = [digest, [_fields(finding) for finding in findings]]
+
+    def save(self, read: Iterable[str] = ()) -> None:
+        """Writes what is new; a folder that cannot be written to is left as it is.
+
+        Args:
+          read: files that were looked into while others were checked. When one of them changes,
+            nothing that is remembered counts.
+        """
+        if not self._fresh:
+            return
+        kept = {
+            "context": self._context,
+            "read": self._read | {path: _of_file(path) for path in sorted(read)},
+            "files": self._entries | self._fresh,
+        }
+        text = json.dumps(kept, separators=(",", ":"))
+        with contextlib.suppress(OSError):  # a memory that is not kept costs time, nothing else
+            _make_folder(self._folder)
+            write(self._path, text.encode())
+
+
+def _hash(*texts: str) -> str:
+    return sha1("\0".join(texts).encode(), usedforsecurity=False).hexdigest()
+
+
+def _of_checker() -> str:
+    """Changes with every change of the rules, also between releases."""
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    entries: list[str] = []
+    for room in (folder, *(os.path.join(folder, each) for each in _ROOMS)):
+        with os.scandir(room) as files:
+            for file in files:
+                if file.name.endswith(".py"):
+                    status = file.stat()
+                    entries.append(f"{file.name} {status.st_size} {status.st_mtime_ns}")
+    return "\n".join(sorted(entries))
+
+
+def _load(path: str, context: str) -> tuple[dict[str, str], dict[str, list[Any]]]:
+    """`(read, files)`: files that others depend on, with their digests; and the findings."""
+    try:
+        with open(path, "rb") as file:
+            kept = json.loads(file.read())
+        read, entries = dict(kept["read"]), dict(kept["files"])
+        if kept["context"] != context or any(_of_file(each) != read[each] for each in read):
+            return {}, {}
+        whole = all(isinstance(entry, list) and len(entry) == 2 for entry in entries.values())
+        return (read, entries) if whole else ({}, {})
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}, {}
+
+
+def _of_file(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return sha1(file.read(), usedforsecurity=False).hexdigest()
+    except OSError:
+        return ""
+
+
+def _make_folder(folder: str) -> None:
+    if os.path.isdir(folder):
+        return
+    os.makedirs(folder, exist_ok=True)
+    for name, text in ((".gitignore", "*\n"), ("CACHEDIR.TAG", _TAG)):
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def _fields(finding: Finding) -> list[Any]:
+    fix = finding.fix
+    return [
+        finding.code,
+        finding.name,
+        finding.message,
+        dataclasses.astuple(finding.start),
+        dataclasses.astuple(finding.end),
+        finding.span,
+        finding.line_text,
+        None if fix is None else [*dataclasses.astuple(fix)],
+    ]
+
+
+def _finding(path: str, fields: Sequence[Any]) -> Finding:
+    code, name, message, start, end, (first, last), line_text, fix = fields
+    return Finding(
+        path=path,
+        code=code,
+        name=name,
+        message=message,
+        start=Position(*start),
+        end=Position(*end),
+        span=(first, last),
+        line_text=line_text,
+        fix=None if fix is None else _fix(fix),
+    )
+
+
+def _fix(fields: Sequence[Any]) -> Fix:
+    title, safety, edits, imports, group = fields
+    return Fix(
+        title=title,
+        safety=Safety(safety),
+        edits=tuple(Edit(*edit) for edit in edits),
+        imports=tuple(imports),
+        group=group,
+    )
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+_CHUNKS_PER_JOB = 8  # so that a chunk of large files does not keep one process busy alone
+
+
+def jobs_for(count: int, enough: int, asked: int | None) -> int:
+    """How many processes to use.
+
+    Args:
+      count: of the files.
+      enough: from how many files on it pays to start processes.
+      asked: by the user; None: as many as pay.
+
+    >>> jobs_for(3, 100, None), jobs_for(3, 100, 8)
+    (1, 3)
+    """
+    if asked is None:
+        asked = (os.cpu_count() or 1) if count > enough else 1
+    return max(1, min(asked, count))
+
+
+def in_chunks(
+    work: Callable[[Sequence[Item]], Result],
+    items: Sequence[Item],
+    jobs: int,
+    start: Callable[..., None],
+    *arguments: Any,
+) -> Iterator[Result]:
+    """What `work` gives for some items at a time, in their order.
+
+    Args:
+      work: is called in one of the processes; a function of a module.
+      items: all of them: paths, perhaps with what is known of them.
+      jobs: how many processes, two or more.
+      start: is called first in each process.
+      *arguments: of `start`.
+    """
+    import multiprocessing
+    from concurrent import futures  # only here: it is slow to load
+
+    size = max(1, len(items) // (jobs * _CHUNKS_PER_JOB))
+    chunks = [items[begin : begin + size] for begin in range(0, len(items), size)]
+    # Not by fork, which a caller with threads, such as one that uses JAX, does not survive.
+    context = multiprocessing.get_context("spawn")
+    with futures.ProcessPoolExecutor(jobs, context, initializer=start, initargs=arguments) as pool:
+        try:
+            yield from pool.map(work, chunks)
+        except BaseException:  # a key was pressed, or a rule is broken: the rest is not wanted
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
+_Pending: TypeAlias = tuple[str, frozenset[Code]]  # a file, and the rules that may find something
+_Checked: TypeAlias = tuple[list[tuple[str, list[Finding]]], list[str]]
+
+_ENOUGH = 200  # files to check, from which on starting processes pays
+# Objects between two collections. Trees are many objects, and give their memory back by themselves.
+_SELDOM = 500_000
+
+
+def run(
+    files: Sequence[str],
+    examiner: Examiner,
+    *,
+    jobs: int | None = None,
+    memory: "Store | None" = None,
+    progress: Progress = lambda done, total: None,
+) -> list[Finding]:
+    """The findings of all files, in the order of the files.
+
+    Args:
+      files: what to look at.
+      examiner: what to look for.
+      jobs: how many processes; None: as many as pay.
+      memory: findings of earlier runs; takes those of this one.
+      progress: is told how far it is.
+    """
+    sifted = _Sifted(files, examiner, memory)
+    done = len(files) - len(sifted.pending)
+    with _collecting_seldom():
+        jobs = jobs_for(len(sifted.pending), _ENOUGH, jobs)
+        for found, read in _checked(sifted.pending, examiner, jobs):
+            sifted.take(found, read)
+            done += len(found)
+            progress(done, len(files))
+    if memory is not None:
+        memory.save(sifted.read)
+    return [finding for path in files for finding in sifted.found[path]]
+
+
+def examined(
+    path: str, data: bytes, examiner: Examiner, likely: frozenset[Code] | None = None
+) -> list[Finding]:
+    """The findings of one file; a fault of ours is one of them, and stays in it."""
+    try:
+        return examiner.examined(path, data, likely)
+    except Exception as error:  # noqa: BLE001 - other files must not suffer
+        return [failed(path, error)]
+
+
+def failed(path: str, error: Exception) -> Finding:
+    """The finding for a file on which the checker itself fails."""
+    said = f"{type(error).__name__}: {error}"
+    return unreadable(path, f"jax-dist failed on this file ({said}); please report it")
+
+
+def data_of(path: str) -> bytes | Finding:
+    """What a file holds, or the finding that says why that is not known."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        return unreadable(path, f"the file cannot be read: {error.strerror or error}")
+
+
+class _Sifted:
+    """Files whose findings are known, and files that must be checked."""
+
+    def __init__(self, files: Sequence[str], examiner: Examiner, memory: "Store | None") -> None:
+        self.found: dict[str, list[Finding]] = {}
+        self.pending: list[_Pending] = []
+        self.read: set[str] = set()  # what was looked into while others were checked
+        self._digests: dict[str, str] = {}
+        self._memory = memory
+        for path in files:
+            known = self._known(path, examiner)
+            if isinstance(known, frozenset):
+                self.pending.append((path, known))
+            else:
+                self.found[path] = known
+
+    def take(self, found: Sequence[tuple[str, list[Finding]]], read: Sequence[str]) -> None:
+        self.found |= found
+        self.read.update(read)
+        if self._memory is not None:
+            for path, findings in found:
+                self._memory.put(path, self._digests[path], findings)
+
+    def _known(self, path: str, examiner: Examiner) -> list[Finding] | frozenset[Code]:
+        """The findings, or what must be looked for."""
+        data = data_of(path)
+        if isinstance(data, Finding):
+            return [data]
+        if examiner.passes_over(data):
+            return []
+        if self._memory is not None:
+            self._digests[path] = self._memory.digest(data, examiner.codes_for(path))
+            known = self._memory.get(path, self._digests[path])
+            if known is not None:
+                return known
+        likely = examiner.likely(path, data)
+        if likely is None and self._memory is not None:
+            self._memory.put(path, self._digests[path], [])
+        return [] if likely is None else likely
+
+
+@contextlib.contextmanager
+def _collecting_seldom() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(_SELDOM, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def _checked(files: Sequence[_Pending], examiner: Examiner, jobs: int) -> Iterator[_Checked]:
+    """Findings of some files at a time, and the other files that were looked into for them."""
+    if jobs == 1:
+        for file in files:
+            yield _check([file], examiner)
+    else:
+        yield from in_chunks(_check, files, jobs, _start, examiner)
+
+
+_here: list[Examiner] = []  # of a worker process, so that it keeps what it learns of the project
+
+
+def _start(examiner: Examiner) -> None:
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one process is enough to say it was stopped
+    gc.set_threshold(_SELDOM)
+    _here[:] = [examiner]
+
+
+def _check(files: Sequence[_Pending], examiner: Examiner | None = None) -> _Checked:
+    examiner = examiner or _here[0]
+    before = len(examiner.looked_into())
+    found: list[tuple[str, list[Finding]]] = []
+    for path, likely in files:
+        data = data_of(path)
+        if isinstance(data, Finding):
+            found.append((path, [data]))
+            continue
+        found.append((path, examined(path, data, examiner, likely)))
+    return found, examiner.looked_into()[before:]

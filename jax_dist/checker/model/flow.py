@@ -1,0 +1,407 @@
+"""Where a value comes from, as far as its file shows: mapped calls, copies, split batches.
+
+An expression is followed back through names, unpacked tuples, `self.` attributes, loops, and the
+functions of the file, until something is met that is known (`stacking`) or that is not followed.
+What is not followed is an origin too, of the kind UNKNOWN: code that needs to be sure looks for it.
+"""
+
+import ast
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from jax_dist.checker.model import functions, pmaps, scopes, stacking, structure
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.scopes import Binding
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.stacking import Kind
+from jax_dist.checker.model.structure import Path
+
+STACKED = frozenset((Kind.MAPPED, Kind.REPLICATED, Kind.KEYS, Kind.SPLIT))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Origin:
+    """One way in which a value may have come about."""
+
+    kind: Kind
+    node: ast.expr  # what made it, or what could not be followed further
+    path: Path = ()  # from the whole that `node` made down to the value
+    of: ast.expr | None = None  # what was copied, split, or taken one device's part of
+    count: ast.expr | None = None  # the number of devices, where it is written
+    site: Site | None = None  # of a mapped call
+    on_host: bool = False  # whether it went through `device_get` or NumPy
+    through: tuple[scopes.Function, ...] = ()  # whose callers were taken to be those of this file
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether its arrays have a dimension over devices in front."""
+        return self.kind in STACKED
+
+
+def is_whole(module: Module, origin: Origin) -> bool:
+    """Whether no other file can have a part in it: functions on its way have no other callers."""
+    return all(_is_private(module, function) for function in origin.through)
+
+
+def _is_private(module: Module, function: scopes.Function) -> bool:
+    if isinstance(function, ast.Lambda):
+        return module.function(function) is not None
+    return function.name.startswith("_") or isinstance(module.scope(function).node, scopes.Function)
+
+
+def is_tree(module: Module, origin: Origin) -> bool | None:
+    """Whether a stacked value is a tuple or dict (True), an array (False), or either (None)."""
+    if origin.kind is Kind.KEYS:
+        return False
+    if origin.site is not None:
+        return structure.result_is_tree(module, origin.site, origin.path)
+    name = module.qualified_name(origin.node.func) if isinstance(origin.node, ast.Call) else None
+    by_numpy = name is not None and name.rpartition(".")[0] in ("jax.numpy", "numpy")
+    return False if by_numpy and not origin.path else None
+
+
+_STEPS = 500  # before a value is given up: files where everything flows everywhere
+_DEEPEST = 60  # steps on the way to a value, for each takes some of Python's stack
+_LONGEST = 8  # of a path: `node = node.next` would make it longer without end
+_SAME = frozenset(("jax.device_put", "jax.block_until_ready"))
+_TO_HOST = frozenset(("jax.device_get", "numpy.asarray", "numpy.array"))
+_NOT_ARRAYS = frozenset(("shape", "dtype", "ndim", "size", "sharding", "aval", "nbytes", "at", "T"))
+_WRAPPED_ITERATORS = frozenset(("iter", "itertools.islice", "itertools.chain", "tqdm.tqdm"))
+
+
+class Flow:
+    """The origins of values in one file."""
+
+    def __init__(self, module: Module):
+        self._module = module
+        self._sites = [site for site in pmaps.sites(module) if site.is_application]
+        self._site_of = {
+            call: site for site in self._sites for call in pmaps.mapped_calls(module, site)
+        }
+        self._known: dict[ast.expr, tuple[Origin, ...]] = {}
+        self._open: set[tuple[ast.AST, Path]] = set()
+        self._steps = 0
+        self._site_of |= self._handed_on()
+
+    @property
+    def mapped_calls(self) -> dict[ast.Call, Site]:
+        """The calls of mapped functions that this file shows, with what mapped them."""
+        return self._site_of
+
+    def _handed_on(self) -> dict[ast.Call, Site]:
+        """Calls of mapped functions that reach their caller as an argument or a result."""
+        made = {site.node: site for site in self._sites if self._is_handed_on(site)}
+        found: dict[ast.Call, Site] = {}
+        if not made:
+            return found
+        for call in functions.calls_of_names(self._module):
+            if call in self._site_of:
+                continue
+            if isinstance(call.func, ast.Name) and self._module.qualified_name(call.func) is None:
+                made_by = {origin.node for origin in self.origins(call.func) if not origin.path}
+                if len(made_by) == 1 and len(self.origins(call.func)) == 1:
+                    site = made.get(made_by.pop())
+                    if site is not None:
+                        found[call] = site
+        self._known.clear()  # they were asked before these calls were known
+        return found
+
+    def _is_handed_on(self, site: Site) -> bool:
+        return any(
+            not (isinstance(around := self._module.parent(read), ast.Call) and around.func is read)
+            and not isinstance(around, ast.Assign | ast.AnnAssign)
+            for read in pmaps.held_by(self._module, site)
+        )
+
+    def origins(self, node: ast.expr) -> tuple[Origin, ...]:
+        """All ways in which the value of an expression may have come about; at least one."""
+        if node not in self._known:
+            self._open.clear()
+            self._steps = _STEPS
+            found = tuple(dict.fromkeys(self._of(node, ())))
+            self._known[node] = found or (Origin(Kind.UNKNOWN, node),)
+        return self._known[node]
+
+    def is_stacked(self, node: ast.expr) -> bool:
+        """Whether a value surely has a dimension over devices in front."""
+        return all(origin.is_stacked for origin in self.origins(node))
+
+    # --- expressions
+
+    def _of(self, node: ast.expr, path: Path) -> list[Origin]:
+        self._steps -= 1
+        if (node, path) in self._open:
+            return []  # a loop: what else flows in decides
+        if self._steps < 0 or len(self._open) > _DEEPEST or len(path) > _LONGEST:
+            return [Origin(Kind.UNKNOWN, node, path)]
+        self._open.add((node, path))
+        found = list(self._by_type(node, path))
+        self._open.discard((node, path))
+        return found
+
+    def _by_type(self, node: ast.expr, path: Path) -> Iterable[Origin]:
+        match node:
+            case ast.Name():
+                return self._of_name(node, path)
+            case ast.Attribute():
+                return self._of_attribute(node, path)
+            case ast.Subscript():
+                return self._of_subscript(node, path)
+            case ast.Call():
+                return self._of_call(node, path)
+            case ast.NamedExpr(value=value):
+                return self._of(value, path)
+            case ast.IfExp(body=one, orelse=other):
+                return [*self._of(one, path), *self._of(other, path)]
+            case ast.BoolOp(values=values):
+                return [origin for value in values for origin in self._of(value, path)]
+            case ast.Constant(value=None):
+                return []  # a name that has no value yet
+        part = structure.part_of(node, path)
+        return [Origin(Kind.UNKNOWN, node, path)] if part is None else self._of(part, path[1:])
+
+    def _of_name(self, node: ast.Name, path: Path) -> Iterator[Origin]:
+        bindings = self._module.reaching(node)
+        if bindings is None:
+            yield Origin(Kind.UNKNOWN, node, path)
+            return
+        for binding in bindings:
+            yield from self._of_binding(node, binding, path)
+
+    def _of_binding(self, node: ast.Name, binding: Binding, path: Path) -> Iterable[Origin]:
+        if binding.kind == "assign" and binding.value is not None:
+            return self._of(binding.value, path)
+        if binding.kind == "parameter" and isinstance(binding.node, ast.arg):
+            arguments, function = self._arguments(binding.node)
+            found = [origin for each in arguments or () for origin in self._of(each, path)]
+            if arguments and function is not None:
+                return _through(found, function)
+        if binding.kind == "other" and isinstance(binding.node, ast.Name):
+            if isinstance(binding.node.ctx, ast.Del):
+                return []
+            return self._of_target(binding.node, path)
+        return [Origin(Kind.UNKNOWN, node, path)]
+
+    def _of_target(self, target: ast.Name, path: Path) -> Iterable[Origin]:
+        """What a name gets that stands in a tuple on the left, or behind `for`."""
+        node, around = _unpacked(self._module, target)
+        if node is not None:
+            match around:
+                case ast.Assign(value=value):
+                    return self._of(value, (*node, *path))
+                case ast.For(iter=iterable) | ast.comprehension(iter=iterable):
+                    return self._each(iterable, (*node, *path))
+        return [Origin(Kind.UNKNOWN, target, path)]
+
+    def _of_attribute(self, node: ast.Attribute, path: Path) -> Iterable[Origin]:
+        stores = self._stores(node)
+        if stores:
+            return [origin for store in stores for origin in self._of_store(store, path)]
+        if node.attr in _NOT_ARRAYS or self._module.qualified_name(node) is not None:
+            return [Origin(Kind.UNKNOWN, node, path)]
+        return self._of(node.value, (f".{node.attr}", *path))
+
+    def _of_store(self, store: ast.Attribute, path: Path) -> Iterable[Origin]:
+        place, around = _unpacked(self._module, store)
+        if place is not None and isinstance(around, ast.Assign | ast.AnnAssign) and around.value:
+            return self._of(around.value, (*place, *path))
+        return [Origin(Kind.UNKNOWN, store, path)]
+
+    def _stores(self, node: ast.Attribute) -> list[ast.Attribute]:
+        """Where the class sets `self.x`, in tuples on the left too."""
+        if not self._module.attribute_values(node) and not functions.is_self(node):
+            return []
+        owner = self._module.class_of(node)
+        return (
+            []
+            if owner is None
+            else self._module.once(functions.self_stores)[owner].get(node.attr, [])
+        )
+
+    def _of_subscript(self, node: ast.Subscript, path: Path) -> Iterator[Origin]:
+        match node.slice:
+            case ast.Constant(value=str() as key):
+                yield from self._of(node.value, (key, *path))
+            case ast.Constant(value=int() as position):
+                for origin in self._of(node.value, ()):
+                    yield from self._indexed(node, origin, position, path)
+            case _:
+                yield Origin(Kind.UNKNOWN, node, path)
+
+    def _indexed(
+        self, node: ast.Subscript, origin: Origin, position: int, path: Path
+    ) -> Iterable[Origin]:
+        part = structure.part_of(origin.node, (position,)) if not origin.is_stacked else None
+        if part is not None and not origin.path:
+            return self._of(part, path)
+        tree = is_tree(self._module, origin) if origin.is_stacked else None
+        if tree:
+            return [dataclasses.replace(origin, path=(*origin.path, position, *path))]
+        if tree is False and position == 0:
+            return [Origin(Kind.ONE, node, path, of=node.value, on_host=origin.on_host)]
+        return [Origin(Kind.UNKNOWN, node, path)]
+
+    # --- calls
+
+    def _of_call(self, call: ast.Call, path: Path) -> Iterable[Origin]:
+        site = self._site_of.get(call)
+        if site is not None:
+            return [Origin(Kind.MAPPED, call, path, site=site)]
+        done = stacking.stacking(self._module, call)
+        if done is not None:
+            return [_made(call, done, path)]
+        tree = stacking.first_of_leaves(self._module, call)
+        if tree is not None:
+            return self._first_of(call, tree, path)
+        name = self._module.qualified_name(call.func) or _builtin(self._module, call.func)
+        if name in _SAME and call.args:
+            return self._of(call.args[0], path)
+        if name in _TO_HOST and call.args:
+            found = self._of(call.args[0], path)
+            return [dataclasses.replace(origin, on_host=True) for origin in found]
+        if name == "next" and call.args:
+            return self._each(call.args[0], path)
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "block_until_ready":
+            return self._of(call.func.value, path)
+        if name == "dataclasses.replace" and call.args:
+            return self._replaced(call.args[0], call, path)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("replace", "_replace"):
+            return self._replaced(call.func.value, call, path)
+        return self._of_local(call, path)
+
+    def _replaced(self, old: ast.expr, call: ast.Call, path: Path) -> list[Origin]:
+        """`state.replace(step=x)`: the old value, and what is put into it."""
+        if any(keyword.arg is None for keyword in call.keywords):
+            return [Origin(Kind.UNKNOWN, call, path)]
+        new = {f".{keyword.arg}": keyword.value for keyword in call.keywords}
+        if path and path[0] in new:
+            return self._of(new[str(path[0])], path[1:])
+        found = self._of(old, path)
+        if not path:
+            found += [origin for value in new.values() for origin in self._of(value, ())]
+        return found
+
+    def _first_of(self, call: ast.Call, tree: ast.expr, path: Path) -> list[Origin]:
+        """`tree_map(lambda x: x[0], tree)`: the part of one device only where `tree` is stacked."""
+        found = self._of(tree, ())
+        if not found or not all(origin.is_stacked for origin in found):
+            return [Origin(Kind.UNKNOWN, call, path)]
+        on_host = all(origin.on_host for origin in found)
+        return [Origin(Kind.ONE, call, path, of=tree, on_host=on_host)]
+
+    def _of_local(self, call: ast.Call, path: Path) -> list[Origin]:
+        """What a function of this file returns."""
+        function = pmaps.definition(self._module, call.func)
+        results = None if function is None else functions.results_of(function)
+        if function is None or not results:
+            return [Origin(Kind.UNKNOWN, call, path)]
+        return [origin for result in results for origin in self._of(result, path)]
+
+    def _arguments(self, parameter: ast.arg) -> tuple[list[ast.expr] | None, Any]:
+        """What this file's calls give a parameter; None where not all calls can be read."""
+        function: Any = self._module.parent(self._module.parent(parameter))
+        calls = functions.callers(self._module, function)
+        if not calls:
+            return None, function
+        given = [functions.argument_of(self._module, call, function, parameter) for call in calls]
+        if any(each is None for each in given):
+            return None, function
+        return [each for each in given if each is not None], function
+
+    # --- iteration
+
+    def _each(self, node: ast.expr, path: Path) -> list[Origin]:
+        """The origins of the elements of an iterable."""
+        self._steps -= 1
+        key = (node, ("each", *path))
+        if key in self._open:
+            return []
+        if self._steps < 0 or len(self._open) > _DEEPEST or len(path) > _LONGEST:
+            return [Origin(Kind.UNKNOWN, node, path)]
+        self._open.add(key)
+        found = list(self._each_by_type(node, path))
+        self._open.discard(key)
+        return found
+
+    def _each_by_type(self, node: ast.expr, path: Path) -> Iterable[Origin]:
+        unknown = [Origin(Kind.UNKNOWN, node, path)]
+        match node:
+            case ast.Name():
+                values = self._module.values(node)
+                if values:
+                    return [each for value in values for each in self._each(value, path)]
+            case ast.Attribute():
+                values = self._module.attribute_values(node)
+                if values:
+                    return [each for value in values for each in self._each(value, path)]
+            case ast.GeneratorExp(elt=element) | ast.ListComp(elt=element):
+                return self._of(element, path)
+            case ast.List(elts=elements) | ast.Tuple(elts=elements):
+                return [each for element in elements for each in self._of(element, path)]
+            case ast.Call():
+                return self._each_of_call(node, path)
+        return unknown
+
+    def _each_of_call(self, call: ast.Call, path: Path) -> Iterable[Origin]:
+        module = self._module
+        name = module.qualified_name(call.func) or _builtin(module, call.func)
+        first = call.args[0] if call.args else None
+        if first is not None and name in stacking.PREFETCH:
+            return [Origin(Kind.SPLIT, call, path, of=first)]
+        if first is not None and name in _WRAPPED_ITERATORS:
+            return self._each(first, path)
+        if first is not None and name == "enumerate" and path[:1] == (1,):
+            return self._each(first, path[1:])
+        if name == "zip" and path and isinstance(path[0], int) and path[0] < len(call.args):
+            return self._each(call.args[path[0]], path[1:])
+        if name == "map" and len(call.args) == 2:
+            if module.qualified_name(call.args[0]) in stacking.SHARD:
+                return [Origin(Kind.SPLIT, call, path, of=call.args[1])]
+            function = pmaps.definition(module, call.args[0])
+            results = [] if function is None else functions.results_of(function) or []
+            if results:
+                return [each for result in results for each in self._of(result, path)]
+        function = pmaps.definition(module, call.func)
+        yields = [] if function is None else functions.yields_of(function)
+        if yields:
+            return [each for value in yields for each in self._of(value, path)]
+        return [Origin(Kind.UNKNOWN, call, path)]
+
+
+def of(module: Module) -> Flow:
+    """The flow of a file, made once."""
+    return module.once(Flow)
+
+
+def _made(call: ast.Call, done: stacking.Stacking, path: Path) -> Origin:
+    if done.kind is Kind.KEYS and path:
+        return Origin(Kind.UNKNOWN, call, path)  # `a, b = split(key, n)`: no stack any more
+    return Origin(done.kind, call, path, of=done.of, count=done.count)
+
+
+def _through(found: list[Origin], function: scopes.Function) -> list[Origin]:
+    return [dataclasses.replace(origin, through=(*origin.through, function)) for origin in found]
+
+
+def _unpacked(module: Module, target: ast.expr) -> tuple[Path | None, ast.AST]:
+    """`((1,), assignment)` of `b` in `a, b = ...`; None for what stands beside a star."""
+    place: list[int] = []
+    node: ast.AST = target
+    around = module.parent(node)
+    while isinstance(around, ast.Tuple | ast.List | ast.Starred):
+        if isinstance(around, ast.Starred):
+            return None, around
+        position = next(number for number, each in enumerate(around.elts) if each is node)
+        if any(isinstance(each, ast.Starred) for each in around.elts[:position]):
+            return None, around
+        place.insert(0, position)
+        node, around = around, module.parent(around)
+    return tuple(place), around
+
+
+def _builtin(module: Module, function: ast.expr) -> str | None:
+    """The name of a builtin that the file does not hide."""
+    if isinstance(function, ast.Name) and module.scope(function).lookup(function.id) is None:
+        return function.id
+    return None

@@ -1,0 +1,327 @@
+"""Where new imports go, and a file with its fixes made. Nothing that is there moves.
+
+A new import stands below the statement that first binds jax or flax: all that a program has to do
+before it imports jax, such as setting `os.environ`, stays above both.
+"""
+
+import ast
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from jax_dist.checker.model import edits, sources
+from jax_dist.checker.model.findings import Edit, Fix
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.sources import Source
+from jax_dist.checker.model.uses import KNOWN
+
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_HOSTS = ("jax", "flax", "jaxlib")  # what a file must have imported before it needs a fix of ours
+
+
+def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
+    """The code with all fixes made: their edits, and once each what they import.
+
+    Args:
+      module: the file as it is.
+      fixes: fixes that do not clash, as `edits.choose` gives them.
+    """
+    fixes = list(fixes)
+    source = module.source
+    made = [edit for fix in fixes for edit in fix.edits]
+    source = source.edited(edits.apply(source.code, made, edits.newline_of(source.code)))
+    lines = dict.fromkeys(line for fix in fixes for line in fix.imports)
+    # One by one, for each may stand beside the one before; those of the project last.
+    for line in sorted(lines, key=lambda line: line.split()[1].partition(".")[0] not in KNOWN):
+        source = with_import(source, line)
+    return source.code
+
+
+def with_import(source: Source, line: str) -> Source:
+    """A file with one import more; the same file where it has it."""
+    tree = sources.parse(source.python)
+    wanted = ast.parse(line).body[0]
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and isinstance(wanted, ast.ImportFrom):
+            edit = _joined(source, node, wanted)
+            if edit is not None:
+                return _edited(source, edit)
+        elif isinstance(node, _IMPORTS) and ast.unparse(node) == line:
+            return source
+    return _edited(source, _import_edit(source.path, source.code, tree, line))
+
+
+def _joined(source: Source, node: ast.ImportFrom, wanted: ast.ImportFrom) -> Edit | None:
+    """`from a import b` takes one name more, where it is a statement of one plain line."""
+    if (node.level, node.module) != (wanted.level, wanted.module) or node.col_offset:
+        return None
+    names = [ast.unparse(each) for each in node.names]
+    new = [name for each in wanted.names if (name := ast.unparse(each)) not in names]
+    line = _line_start(source.code, node.lineno)
+    if not new:
+        return Edit(line, line, "")
+    start, end = line, line + (node.end_col_offset or 0)
+    text = source.code[start:end].decode()
+    home = f"from {'.' * node.level}{node.module or ''} import"
+    is_ours = text == f"{home} {', '.join(names)}" and len(text) < 60
+    if not is_ours or node.end_lineno != node.lineno or (node.module or "").startswith("jax."):
+        return None
+    return Edit(start, end, f"{home} {', '.join(sorted((*names, *new), key=str.lower))}")
+
+
+def with_block(source: Source, text: str) -> Source:
+    """A file with definitions below its imports: a cell of their own in a notebook.
+
+    Args:
+      source: the file.
+      text: statements of the module's level.
+    """
+    code, tree = source.code, sources.parse(source.python)
+    head = _run(tree) or _preamble(tree)
+    at, lead = _after(code, head[-1]) if head else (0, "")
+    cell = source.new_cell(at)
+    if cell is not None:
+        place, mark = cell
+        return _edited(source, Edit(place, place, f"{mark}{text.strip()}"))
+    rest = code[at:].splitlines()
+    gap = next((number for number, row in enumerate(rest) if row.strip()), len(rest))
+    below = "\n" * max(2 - gap, 0) if code[at:].strip() else ""
+    return _edited(source, Edit(at, at, f"{lead}\n\n{text.strip()}\n{below}"))
+
+
+def _edited(source: Source, edit: Edit) -> Source:
+    return source.edited(edits.apply(source.code, [edit], edits.newline_of(source.code)))
+
+
+def names_above(source: Source) -> set[str]:
+    """What a file has surely bound above the place of `with_block`."""
+    tree = sources.parse(source.python)
+    head = _run(tree) or _preamble(tree)
+    last = head[-1].lineno if head else 0
+    return {
+        alias.asname or alias.name.partition(".")[0]
+        for statement in tree.body
+        if isinstance(statement, _IMPORTS) and statement.lineno <= last
+        for alias in statement.names
+    }
+
+
+def anchor(tree: ast.Module) -> ast.stmt | None:
+    """The statement of the module's level that first binds jax or flax; else the first import *.
+
+    It may be a whole `try` with such an import in it; an `if` only where nothing else is.
+    """
+    sure: list[ast.stmt] = []
+    maybe: list[ast.stmt] = []
+    stars: list[ast.stmt] = []
+    for statement in tree.body:
+        for node in _imports_in(statement):
+            if any(name.partition(".")[0] in _HOSTS for name in _imported(node)):
+                (maybe if isinstance(statement, ast.If) else sure).append(statement)
+            elif any(alias.name == "*" for alias in node.names):
+                stars.append(statement)
+    return next(iter((*sure, *maybe, *stars)), None)
+
+
+def _imports_in(statement: ast.stmt) -> Iterable[ast.Import | ast.ImportFrom]:
+    """Those that run with the module: not those inside functions, or for type checkers only."""
+    if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+        return
+    waiting: list[ast.AST] = [statement]
+    while waiting:
+        node = waiting.pop(0)
+        if isinstance(node, _IMPORTS):
+            yield node
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.expr):
+            waiting += ast.iter_child_nodes(node)
+
+
+def _imported(statement: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(statement, ast.ImportFrom):
+        return [] if statement.level else [statement.module or ""]
+    return [alias.name for alias in statement.names]
+
+
+def _run(tree: ast.Module) -> list[ast.stmt]:
+    """The anchor and the imports right below it."""
+    first = anchor(tree)
+    if first is None:
+        return []
+    place = tree.body.index(first)
+    run = [first]
+    for statement in tree.body[place + 1 :]:
+        if not isinstance(statement, _IMPORTS):
+            break
+        run.append(statement)
+    return run
+
+
+def _preamble(tree: ast.Module) -> list[ast.stmt]:
+    """What must stay at the top of a file without an anchor: docstring, imports."""
+    found: list[ast.stmt] = []
+    for statement in tree.body:
+        is_docstring = not found and isinstance(statement, ast.Expr)
+        if not (isinstance(statement, _IMPORTS) or is_docstring):
+            break
+        found.append(statement)
+    return found
+
+
+# --- imports
+
+
+def _import_edit(path: str, code: bytes, tree: ast.Module, line: str) -> Edit:
+    wanted = ast.parse(line).body[0]
+    kind = _Kind(wanted, os.path.dirname(path))
+    late = _below_path_edits(code, tree, wanted, kind)
+    run = [late] if late is not None else _run(tree)
+    if not run:
+        return _at_the_top(code, tree, line)
+    group = [each for each in run if isinstance(each, _IMPORTS) and kind.of(each) == kind.wanted]
+    if group:
+        key = _key_of(code, run, kind)
+        behind = run[1:]  # nothing is put above the anchor
+        before = next((each for each in group if each in behind and key(each) > key(wanted)), None)
+        if before is not None and _stands_alone(code, before):
+            at = _line_start(code, before.lineno)
+            return Edit(at, at, f"{line}\n")
+        at, lead = _after(code, group[-1])
+        return Edit(at, at, f"{lead}{line}\n")
+    earlier = [
+        each for each in run if not isinstance(each, _IMPORTS) or kind.of(each) < kind.wanted
+    ]
+    at, lead = _after(code, earlier[-1] if earlier else run[0])
+    gap = "\n" if earlier else ""
+    return Edit(at, at, f"{lead}{gap}{line}\n")
+
+
+class _Kind:
+    """The group that an import belongs to, as sorters of imports tell them apart.
+
+    Args:
+      wanted: the import that is to be placed: what has its root is of the same project.
+      folder: of the file: what lies in it is, too.
+    """
+
+    def __init__(self, wanted: ast.stmt, folder: str):
+        root = _name(wanted).partition(".")[0]
+        self._own = "" if root in KNOWN or root in sys.stdlib_module_names else root
+        self._folder = folder
+        self.wanted = self.of(wanted)
+
+    def of(self, statement: ast.stmt) -> int:
+        name = _name(statement)
+        root = name.partition(".")[0]
+        if name == "__future__":
+            return 0
+        if name.startswith(".") or (self._own and (root == self._own or self._is_beside(root))):
+            return 3
+        return 1 if root in sys.stdlib_module_names else 2
+
+    def _is_beside(self, root: str) -> bool:
+        base = os.path.join(self._folder, root)
+        return os.path.isdir(base) or os.path.isfile(f"{base}.py")
+
+
+def _name(statement: ast.stmt) -> str:
+    if isinstance(statement, ast.ImportFrom):
+        return "." * statement.level + (statement.module or "")
+    return statement.names[0].name  # type: ignore[attr-defined] # an import
+
+
+def _below_path_edits(
+    code: bytes, tree: ast.Module, wanted: ast.stmt, kind: _Kind
+) -> ast.stmt | None:
+    """The first import of the same project, where `sys.path` is changed between it and jax."""
+    run = _run(tree)
+    if kind.wanted != 3 or not run or _name(wanted).startswith("."):
+        return None
+    changed = False
+    for statement in tree.body[tree.body.index(run[-1]) + 1 :]:
+        if isinstance(statement, _IMPORTS):
+            if changed:
+                return statement
+        elif isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            return None
+        else:
+            first, last = statement.lineno, statement.end_lineno or statement.lineno
+            text = b"\n".join(code.splitlines()[first - 1 : last])
+            changed = changed or b"sys.path" in text
+    return None
+
+
+def _by_name(kind: _Kind, statement: ast.stmt) -> tuple[int, str, bool]:
+    """As Google's style guide orders: `import` and `from` mixed."""
+    is_from = isinstance(statement, ast.ImportFrom)
+    return (kind.of(statement), _name(statement).lower(), is_from)
+
+
+def _by_form(kind: _Kind, statement: ast.stmt) -> tuple[int, bool, str]:
+    """As isort and ruff order: `import` before `from`."""
+    is_from = isinstance(statement, ast.ImportFrom)
+    return (kind.of(statement), is_from, _name(statement).lower())
+
+
+def _key_of(code: bytes, run: Sequence[ast.stmt], kind: _Kind) -> Callable[[ast.stmt], Any]:
+    """The order that the imports are in; where they show none, by the indentation."""
+    imports = [each for each in run if isinstance(each, _IMPORTS)]
+    keys = [lambda each: _by_name(kind, each), lambda each: _by_form(kind, each)]
+    fits = [key for key in keys if sorted(imports, key=key) == imports]
+    if len(fits) == 1:
+        return fits[0]
+    is_google = edits.indentation_of(code.decode("utf-8", "replace")) == "  "
+    return keys[0] if is_google else keys[1]
+
+
+def _at_the_top(code: bytes, tree: ast.Module, line: str) -> Edit:
+    """In a file that imports neither jax nor flax: below all imports that it begins with."""
+    preamble = _preamble(tree)
+    if preamble:
+        at, lead = _after(code, preamble[-1])
+        gap = "" if isinstance(preamble[-1], _IMPORTS) else "\n"
+        return Edit(at, at, f"{lead}{gap}{line}\n")
+    at = _first_line(code, tree)
+    return Edit(at, at, f"{line}\n\n" if tree.body else f"{line}\n")
+
+
+def _first_line(code: bytes, tree: ast.Module) -> int:
+    """Above the first statement, and above its decorators and the comments that belong to it."""
+    if not tree.body:
+        return len(code)
+    first = tree.body[0]
+    decorators = getattr(first, "decorator_list", [])
+    line = min([first.lineno, *(each.lineno for each in decorators)])
+    lines = code.splitlines()
+    while (
+        line > 2 and lines[line - 2].lstrip().startswith(b"#") and not _is_banner(lines, line - 2)
+    ):
+        line -= 1
+    return _line_start(code, line)
+
+
+def _is_banner(lines: Sequence[bytes], number: int) -> bool:
+    """Whether a comment belongs to the block at the very top: a licence, `#!`, the encoding."""
+    return all(each.lstrip().startswith(b"#") for each in lines[: number + 1])
+
+
+# --- lines
+
+
+def _line_start(code: bytes, line: int) -> int:
+    return sum(len(each) for each in code.splitlines(keepends=True)[: line - 1])
+
+
+def _after(code: bytes, statement: ast.stmt) -> tuple[int, str]:
+    """Where the next line begins, and a line end where the file lacks it."""
+    assert statement.end_lineno is not None
+    at = _line_start(code, statement.end_lineno + 1)
+    return at, "" if code[:at].endswith((b"\n", b"\r")) else "\n"
+
+
+def _stands_alone(code: bytes, statement: ast.stmt) -> bool:
+    """Whether nothing else is on its first line, nor a comment above that would change owner."""
+    start = _line_start(code, statement.lineno)
+    lines = code[:start].splitlines()
+    commented = bool(lines) and lines[-1].lstrip().startswith(b"#")
+    return statement.col_offset == 0 and not commented

@@ -1,0 +1,333 @@
+"""A Jupyter notebook as one Python text, and back with only the edited lines changed.
+
+The text is that of all code cells in Python, each behind a comment that marks where it begins, so
+that the cells can be told apart once it was edited. The notebook's JSON is never rewritten:
+the lines that changed are put into its bytes, and all other bytes stay. IPython's own syntax is
+hidden by as many bytes, so that every offset stays what it was.
+"""
+
+import bisect
+import codecs
+import dataclasses
+import functools
+import re
+from collections.abc import Sequence
+
+from jax_dist.checker.model import sources
+from jax_dist.checker.model.findings import Position
+from jax_dist.checker.model.notebook_json import Cell, cells_of, spliced
+from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    """One cell in the code."""
+
+    cell: Cell
+    hidden: str  # what stands before its Python: a line such as `%%time`
+    start: int  # of its Python, in bytes of the code
+
+
+@dataclasses.dataclass(frozen=True)
+class Notebook(Source):
+    """The Python cells of one notebook.
+
+    Positions count all cells, also those of prose, from 1, and the lines within the cell.
+    """
+
+    raw: str = ""  # the JSON, without a byte order mark
+    marker: str = ""  # begins the comment before each cell
+    parts: tuple[_Part, ...] = ()
+    unparsed: tuple[ParseError, ...] = ()  # of cells that are no Python; blank in `python`
+
+    def position(self, offset: int) -> Position:
+        part = self._part(offset)
+        if part is None:
+            return super().position(offset)
+        place = super().position(offset)
+        above = super().position(part.start).line - part.hidden.count("\n")
+        # On the comment before a cell, which is in no cell: its first line.
+        return Position(max(1, place.line - above + 1), place.column, part.cell.number)
+
+    def ends_cell(self, offset: int) -> bool:
+        """Whether the comment before the next cell begins here."""
+        return bool(self.marker) and self.code.startswith(f"{self.marker} ".encode(), offset)
+
+    def line_in_file(self, offset: int) -> int:
+        """The line of the JSON on which the line of code stands that holds `offset`."""
+        part = self._part(offset)
+        if part is None:
+            return 1
+        return self.raw.count("\n", 0, part.cell.place(self.position(offset).line)) + 1
+
+    def new_cell(self, offset: int) -> tuple[int, str] | None:
+        below = max(bisect.bisect_right(self._starts, offset), 1)
+        end = len(self.code)
+        if below < len(self.parts):
+            mark = _mark(self.marker, self.parts[below].cell, first=False)
+            end = self.parts[below].start - len(mark.encode())
+        return end, f"\n{self.marker} {_NEW}\n"
+
+    def written(self, code: bytes) -> bytes:
+        """The notebook's bytes once `code` is in the place of its code.
+
+        Raises:
+          ValueError: the marks between the cells are not what they were.
+        """
+        texts = self._texts(code)
+        if len(texts) != len(self.parts):
+            raise ValueError(f"an edit reaches over the end of a cell of {self.path}")
+        changes: list[tuple[Cell, str]] = []
+        cells: list[tuple[Cell, str]] = []
+        for part, text in zip(self.parts, texts, strict=True):
+            text, *new = text.split(f"\n{self.marker} {_NEW}\n")
+            cells += ((part.cell, each) for each in new)
+            if part.hidden + text != part.cell.text:
+                changes.append((part.cell, part.hidden + text))
+        written = spliced(self.raw, changes, cells).encode("utf-8", "surrogatepass")
+        return codecs.BOM_UTF8 + written if self.bom else written
+
+    def edited(self, code: bytes) -> "Notebook":
+        """The notebook as it will be read once `code` is in the place of its code."""
+        return read_notebook(self.path, self.written(code))
+
+    def _texts(self, code: bytes) -> list[str]:
+        text = code.decode("utf-8", "surrogatepass")
+        texts: list[str] = []
+        for index, part in reversed(list(enumerate(self.parts))):
+            text, mark, cell = text.rpartition(_mark(self.marker, part.cell, first=not index))
+            if not mark:
+                return []
+            texts.append(cell)
+        if texts:
+            texts[-1] = text + texts[-1]  # what was put above the first mark
+        return texts[::-1]
+
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        return [part.start for part in self.parts]
+
+    def _part(self, offset: int) -> _Part | None:
+        index = bisect.bisect_right(self._starts, offset) - 1
+        return self.parts[max(index, 0)] if self.parts else None
+
+
+_NEW = "+"  # in the place of a number: a cell that the notebook has not yet
+
+
+def read_notebook(path: str, data: bytes) -> Notebook:
+    """The Python cells; none of a notebook in another language.
+
+    Args:
+      path: as the user gave it.
+      data: the file, of notebook format 3 or later.
+
+    Raises:
+      UnreadableError: it is no notebook.
+    """
+    bom = data.startswith(codecs.BOM_UTF8)
+    try:
+        raw = (data[len(codecs.BOM_UTF8) :] if bom else data).decode("utf-8")
+        cells = cells_of(raw)
+    except (ValueError, RecursionError) as error:  # also what json and decoding raise
+        raise UnreadableError(f"the file is no notebook: {error}") from error
+    return joined(path, cells, raw=raw, bom=bom)
+
+
+def joined(path: str, cells: Sequence[Cell], *, raw: str = "", bom: bool = False) -> Notebook:
+    """The notebook that has these cells; without `raw` it can be checked, but not written."""
+    marker = _marker(cells)
+    code, python = b"", b""
+    parts: list[_Part] = []
+    unparsed: list[ParseError] = []
+    for cell in cells:
+        start = body_start(cell.text)
+        if start is None:
+            continue
+        mark = _mark(marker, cell, first=not parts).encode()
+        parts.append(_Part(cell, cell.text[:start], len(code + mark)))
+        body = cell.text[start:]
+        shown, error = _shown(body)
+        if error:
+            above = (code + mark).count(b"\n")
+            unparsed.append(ParseError(error.message, above + error.line, error.column))
+        code += mark + _bytes(body)
+        python += mark + shown
+    return Notebook(
+        path=path,
+        code=code,
+        python=python,
+        bom=bom,
+        raw=raw,
+        marker=marker,
+        parts=tuple(parts),
+        unparsed=tuple(unparsed),
+    )
+
+
+def _shown(body: str) -> tuple[bytes, ParseError | None]:
+    """What is parsed of a cell; a cell that cannot be is blank, so that the others still are."""
+    try:
+        return hidden(body).encode(), None
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+        return _blank(_bytes(body)), ParseError("it holds half of a character")
+    except ParseError as error:
+        return _blank(_bytes(body)), error
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _blank(code: bytes) -> bytes:
+    return re.sub(rb"[^\r\n]", b" ", code)
+
+
+def _marker(cells: Sequence[Cell]) -> str:
+    """A comment that no cell holds."""
+    marker = "# cell"
+    while any(marker + " " in cell.text for cell in cells):
+        marker += "'"
+    return marker
+
+
+def _mark(marker: str, cell: Cell, *, first: bool) -> str:
+    return f"{marker} {cell.number}\n" if first else f"\n{marker} {cell.number}\n"
+
+
+# Their body runs as Python in the notebook's own namespace; that of all others is not looked at.
+_PYTHON_BODIES = frozenset(
+    ("capture", "code_wrap", "debug", "ipytest", "prun", "px", "time", "timeit")
+)
+# `%timeit -n 5 f(x)` runs f(x); `timeit f(x)` does too, and the options belong to the magic.
+_RUNS_ITS_LINE = re.compile(r"(\s*)%?(?:time|timeit|prun)\b((?:[ \t]+-\w+(?:[ \t]*\d+)?)*[ \t]+)")
+_CELL_MAGIC = re.compile(r"\s*%%(\w*)[^\n]*(?:\n|$)")
+_LINE_MAGIC = re.compile(r"\s*(?:[%!,;/]|\?{1,2}[\w%])")
+_HELP = re.compile(r"\s*[%\w.*\[\]'\"]+\?{1,2}\s*$")
+_ASSIGNED_MAGIC = re.compile(r"([^#'\"()=]*?=\s*)[%!]\S[^\n]*")
+_AUTOMAGIC = re.compile(r"\s*(?:pip|conda|cd|ls|cat|cp|mv|rm|mkdir|pwd)(?:[ \t]+[^=(.\[,:\s].*)?$")
+_TOKEN = re.compile(r"#[^\n]*|(?:\"\"\"|''')|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[()\[\]{}]")
+
+
+def body_start(text: str) -> int | None:
+    """Where the Python of a cell begins: behind `%%time`; None where there is none, as in `%%bash`.
+
+    Args:
+      text: of the cell.
+    """
+    magic = _CELL_MAGIC.match(text)
+    if magic is None:
+        return 0
+    return magic.end() if magic[1] in _PYTHON_BODIES else None
+
+
+def hidden(text: str) -> str:
+    """The cell with its magics hidden, of the same size in UTF-8.
+
+    Raises:
+      ParseError: also without its magics it is no Python.
+    """
+    if _parses(text):  # then it has no magics
+        return text
+    text = "".join(_lines_hidden(re.findall(r"[^\n]*\n|[^\n]+", text)))
+    sources.parse(text.encode())
+    return text
+
+
+def _lines_hidden(lines: list[str]) -> list[str]:
+    """Only a line that begins a statement can be a magic: `% x` may stand in open brackets."""
+    shown: list[str] = []
+    state = _State()
+    continues_magic = False
+    for line in lines:
+        if continues_magic:
+            shown.append(_blank_line(line))
+            continues_magic = _continues(line)
+            continue
+        new = _hide(line) if state.begins_statement else line
+        continues_magic = new != line and _continues(line)
+        shown.append(new)
+        state.read(new)
+    return shown
+
+
+def _hide(line: str) -> str:
+    body, end = _split_end(line)
+    runs = _RUNS_ITS_LINE.match(body)
+    if runs and _parses(body[runs.end() :]):
+        indent = runs[1]
+        space = runs.end() - len(indent)  # at least the six of "%time "
+        return indent + "_" + " " * (space - 2) + ";" + body[runs.end() :] + end
+    assigned = _ASSIGNED_MAGIC.match(body)
+    if assigned and _parses(f"{assigned[1]}_".strip()):
+        return assigned[1] + _name(body[assigned.end(1) :]) + end
+    if _LINE_MAGIC.match(body) or _HELP.match(body) or _AUTOMAGIC.match(body):
+        indent = body[: len(body) - len(body.lstrip())]
+        # In a block it may be the only statement; elsewhere nothing should seem to stand there.
+        return indent + _name(body[len(indent) :]) + end if indent else _blank_line(line)
+    return line
+
+
+def _name(text: str) -> str:
+    """`_`, whose value nobody knows, and blanks."""
+    return "_" + " " * (len(text.encode("utf-8", "surrogatepass")) - 1)
+
+
+def _blank_line(line: str) -> str:
+    body, end = _split_end(line)
+    return " " * len(body.encode("utf-8", "surrogatepass")) + end
+
+
+def _split_end(line: str) -> tuple[str, str]:
+    body = line.rstrip("\r\n")
+    return body, line[len(body) :]
+
+
+def _continues(line: str) -> bool:
+    return _split_end(line)[0].endswith("\\")
+
+
+def _parses(text: str) -> bool:
+    try:
+        sources.parse(text.encode())
+    except sources.ParseError:
+        return False
+    return True
+
+
+class _State:
+    """Whether the next line begins a statement, or continues brackets, a string, or a line."""
+
+    def __init__(self) -> None:
+        self._open = 0  # brackets
+        self._quotes = ""  # of the string of several lines that is open
+        self._continued = False  # by a backslash
+
+    @property
+    def begins_statement(self) -> bool:
+        return not (self._open or self._quotes or self._continued)
+
+    def read(self, line: str) -> None:
+        at = 0
+        while at < len(line):
+            at = self._read_string(line, at) if self._quotes else self._read_token(line, at)
+        self._continued = not self._quotes and _continues(line)
+
+    def _read_string(self, line: str, at: int) -> int:
+        end = re.compile(rf"(?:\\.|[^\\])*?{self._quotes}", re.DOTALL).match(line, at)
+        if end is None:
+            return len(line)
+        self._quotes = ""
+        return end.end()
+
+    def _read_token(self, line: str, at: int) -> int:
+        token = _TOKEN.search(line, at)
+        if token is None:
+            return len(line)
+        if token[0] in ('"""', "'''"):
+            self._quotes = token[0]
+        elif token[0] in "([{":
+            self._open += 1
+        elif token[0] in ")]}":
+            self._open = max(0, self._open - 1)
+        return token.end()

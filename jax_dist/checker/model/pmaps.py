@@ -1,0 +1,323 @@
+"""Where a file applies `jax.pmap`: to what, with which arguments, and who holds the result."""
+
+import ast
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, TypeAlias
+
+from jax_dist.checker.model import scopes
+from jax_dist.checker.model.findings import Edit
+from jax_dist.checker.model.scopes import Binding
+from jax_dist.checker.model.semantic_model import PARTIAL, Meaning, Module
+
+PMAP = ("jax.pmap", "jax.api.pmap", "jax._src.api.pmap", "jax.interpreters.pxla.pmap")
+PARAMETERS = ("fun", "axis_name")  # those that may be given by position
+
+Form: TypeAlias = Literal[
+    "call",  # pmap(f, ...), pmap(f)(x), partial(pmap, ...)(f)
+    "decorator",  # @pmap
+    "partial decorator",  # @partial(pmap, axis_name="i")
+    "called decorator",  # @pmap(axis_name="i"): fails at run time
+    "alias",  # p = pmap
+    "partial alias",  # p = partial(pmap, axis_name="i")
+    "value",  # passed on, compared, stored
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """One reference to `jax.pmap`.
+
+    `node` is the widest expression that is the mapped function: the call, or the decorator.
+    """
+
+    form: Form
+    reference: ast.expr  # what means jax.pmap here: `jax.pmap`, `p`, `constants.pmap`
+    node: ast.expr
+    fun: Any = None  # the expression mapped, or the decorated def; None where there is none
+    arguments: dict[str, ast.expr] = dataclasses.field(default_factory=dict)
+    unknown: str = ""  # why not all arguments can be read: "**kwargs"
+    partials: tuple[ast.Call, ...] = ()  # the partials around or behind the reference
+
+    @property
+    def is_application(self) -> bool:
+        return self.form in ("call", "decorator", "partial decorator", "called decorator")
+
+
+def sites(module: Module) -> list[Site]:
+    """Every reference to `jax.pmap`, under any name, in order of place."""
+    return list(module.once(_sites))
+
+
+def _sites(module: Module) -> list[Site]:
+    return [_site(module, node) for node in module.uses(*PMAP)]
+
+
+def _site(module: Module, reference: ast.expr) -> Site:
+    meaning = module.meaning(reference) or Meaning(PMAP[0])
+    node, partials = reference, list(meaning.partials)
+    while True:
+        around = module.parent(node)
+        if not (isinstance(around, ast.Call) and around.args[:1] == [node]):
+            break
+        if module.meaning(around) is None:  # not a partial
+            break
+        node = around
+        partials.append(around)
+    arguments, unknown = _bound(partials)
+    around = module.parent(node)
+    common = {"arguments": arguments, "unknown": unknown, "partials": tuple(partials)}
+    if isinstance(around, ast.Call) and around.func is node:
+        return _call(module, reference, around, common)
+    if _decorates(around, node):
+        form: Form = "decorator" if node is reference else "partial decorator"
+        return Site(form, reference, node, around, **common)
+    if isinstance(around, ast.Assign | ast.AnnAssign) and around.value is node:
+        form = "alias" if node is reference else "partial alias"
+        return Site(form, reference, node, **common)
+    return Site("value", reference, node, **common)
+
+
+def _call(module: Module, reference: ast.expr, call: ast.Call, common: dict[str, Any]) -> Site:
+    arguments = dict(common["arguments"])
+    unknown = common["unknown"]
+    bound = sum(len(partial.args) - 1 for partial in common["partials"])
+    for position, argument in enumerate(call.args, start=bound):
+        if isinstance(argument, ast.Starred):
+            unknown = unknown or "*args"
+            break
+        name = PARAMETERS[position] if position < len(PARAMETERS) else f"argument {position + 1}"
+        arguments[name] = argument
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            unknown = unknown or "**kwargs"
+        else:
+            arguments[keyword.arg] = keyword.value
+    common = {**common, "arguments": arguments, "unknown": unknown}
+    around = module.parent(call)
+    fun = arguments.pop("fun", None) or arguments.pop("f", None)
+    if fun is None and _decorates(around, call):
+        return Site("called decorator", reference, call, around, **common)
+    return Site("call", reference, call, fun, **common)
+
+
+def _bound(partials: list[ast.Call]) -> tuple[dict[str, ast.expr], str]:
+    """What partials give, the outer ones last; and why that is not all."""
+    arguments: dict[str, ast.expr] = {}
+    unknown = ""
+    for partial in partials:
+        for position, argument in enumerate(partial.args[1:]):
+            if isinstance(argument, ast.Starred) or position >= len(PARAMETERS):
+                unknown = "*args"
+                break
+            arguments[PARAMETERS[position]] = argument
+        for keyword in partial.keywords:
+            if keyword.arg is None:
+                unknown = "**kwargs"
+            else:
+                arguments[keyword.arg] = keyword.value
+    return arguments, unknown
+
+
+def _decorates(around: ast.AST, node: ast.AST) -> bool:
+    if not isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    return any(each is node for each in around.decorator_list)
+
+
+def mapped_calls(module: Module, site: Site) -> list[ast.Call]:
+    """The calls of the mapped function that this file shows: `pmap(f)(x)`, `x = pmap(f); x(y)`."""
+    return [call for name in held_by(module, site) for call in _called(module, name)]
+
+
+def held_by(module: Module, site: Site) -> Iterator[ast.expr]:
+    """Every expression of this file that is the mapped function: the site itself, and names."""
+    known = module.once(_held)
+    if site not in known:
+        known[site] = list(_held_by(module, site))
+    yield from known[site]
+
+
+def _held(module: Module) -> dict[Site, list[ast.expr]]:
+    """What `held_by` found already: several rules ask."""
+    del module
+    return {}
+
+
+def _held_by(module: Module, site: Site) -> Iterator[ast.expr]:
+    if site.form == "call":
+        yield site.node
+        yield from reads_of(module, site.node)
+    elif site.fun is not None:
+        for read in module.reads(module.scope(site.fun), site.fun.name):
+            if any(binding.node is site.fun for binding in module.reaching(read) or ()):
+                yield read
+
+
+def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:
+    """Where the value of an assignment is read again, by name or as `self.name`."""
+    around = module.parent(value)
+    if not isinstance(around, ast.Assign | ast.AnnAssign | ast.NamedExpr):
+        return
+    targets = around.targets if isinstance(around, ast.Assign) else [around.target]
+    for target in targets:
+        if isinstance(target, ast.Name):
+            scope = module.scope(target)
+            for read in module.reads(scope, target.id):
+                bindings = module.reaching(read)
+                if bindings is None or any(_may_be(each, value) for each in bindings):
+                    yield read
+        elif isinstance(target, ast.Attribute):
+            yield from _attribute_reads(module, target)
+
+
+def _may_be(binding: Binding, value: ast.expr) -> bool:
+    """Whether a name has the value by this binding; a function or an import is another one."""
+    if binding.kind in ("assign", "def", "class", "import", "parameter"):
+        return binding.value is value
+    return True
+
+
+def _attribute_reads(module: Module, target: ast.Attribute) -> Iterator[ast.expr]:
+    owner = module.class_of(target)
+    if owner is None:
+        return
+    for node in ast.walk(owner):
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr == target.attr
+            and isinstance(node.ctx, ast.Load)
+            and isinstance(node.value, ast.Name)
+            and isinstance(target.value, ast.Name)
+            and node.value.id == target.value.id
+        ):
+            yield node
+
+
+def _called(module: Module, function: ast.expr) -> list[ast.Call]:
+    around = module.parent(function)
+    return [around] if isinstance(around, ast.Call) and around.func is function else []
+
+
+_ALIASES = 8  # names for one function, one of the other
+
+
+def definition(module: Module, fun: Any) -> scopes.Function | None:
+    """The def or lambda that an expression names, where the file shows just one."""
+    for _ in range(_ALIASES):
+        if isinstance(fun, scopes.Function):
+            return fun
+        if isinstance(fun, ast.Attribute):
+            return _method(module, fun)
+        bindings = module.reaching(fun) if isinstance(fun, ast.Name) else None
+        if bindings is None or len(bindings) != 1:
+            return None
+        is_def = bindings[0].kind == "def"
+        fun = bindings[0].node if is_def else bindings[0].value
+    return None
+
+
+def _method(module: Module, fun: ast.Attribute) -> scopes.Function | None:
+    """`self.method`."""
+    owner = module.class_of(fun)
+    if owner is None or not isinstance(fun.value, ast.Name) or fun.value.id != "self":
+        return None
+    if module.attribute_values(fun):
+        return None
+    found = module.scopes.of[owner].bindings.get(fun.attr, [])
+    if len(found) != 1 or found[0].kind != "def":
+        return None
+    return found[0].node  # type: ignore[return-value]
+
+
+_JIT = "jax.jit"
+
+
+def without(module: Module, site: Site) -> tuple[Edit, ...]:
+    """The edits that leave out the jit of `jit(pmap(f))`, or of `@jit` over `@pmap`.
+
+    Args:
+      module: the file.
+      site: one place that maps.
+
+    Returns:
+      Nothing where there is no such jit, where it has arguments of its own, and where a comment
+      would go with it.
+    """
+    around = module.parent(site.node)
+    if site.form == "call":
+        is_jit = isinstance(around, ast.Call) and around.args == [site.node]
+        return unwrapped(module, around, site.node) if is_jit else ()  # type: ignore[arg-type]
+    if site.is_application and isinstance(around, ast.FunctionDef):
+        place = around.decorator_list.index(site.node)
+        return undecorated(module, around.decorator_list[place - 1]) if place else ()
+    return ()
+
+
+def unwrapped(module: Module, call: ast.Call, inner: ast.expr) -> tuple[Edit, ...]:
+    """`jit(f)` as `f`; nothing where that would lose something."""
+    if module.qualified_name(call.func) != _JIT or len(call.args) != 1 or call.keywords:
+        return ()
+    (start, end), (inner_start, inner_end) = module.span(call), module.span(inner)
+    code = module.source.code
+    if b"#" in code[start:inner_start] + code[inner_end:end]:
+        return ()
+    return (Edit(start, inner_start, ""), Edit(inner_end, end, ""))
+
+
+def undecorated(module: Module, decorator: ast.expr) -> tuple[Edit, ...]:
+    """A decorator `@jit`, with its line; nothing where it has arguments, or is not alone there."""
+    if module.qualified_name(decorator) != _JIT:
+        return ()
+    start, end = module.span(decorator)
+    code = module.source.code
+    line, after = code.rfind(b"\n", 0, start) + 1, code.find(b"\n", end)
+    if code[line:start].strip() != b"@" or code[end:after].strip():
+        return ()
+    return (Edit(line, after + 1, ""),)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Application:
+    """`t(f, a, k=b)`, `@t`, `@partial(t, k=b)` or `partial(t, k=b)(f)`."""
+
+    node: ast.expr  # all of it
+    args: Sequence[ast.expr]  # after the function
+    keywords: Sequence[ast.keyword]
+    fun: ast.AST | None  # the function, or the decorated def; None: by keyword, or not given
+
+
+def application(module: Module, transform: ast.expr) -> Application | None:
+    """How the transform is applied where it stands; None where it is only passed on."""
+    around = module.parent(transform)
+    if decorates(around, transform):
+        return Application(transform, (), (), around)
+    if not isinstance(around, ast.Call):
+        return None
+    if around.func is transform:
+        outside = module.parent(around)
+        if not around.args and decorates(outside, around):
+            return Application(around, (), around.keywords, outside)
+        fun = around.args[0] if around.args else None
+        return Application(around, around.args[1:], around.keywords, fun)
+    if around.args[:1] != [transform] or len(around.args) != 1:
+        return None
+    if module.qualified_name(around.func) not in PARTIAL:
+        return None
+    return _of_partial(module, around)
+
+
+def _of_partial(module: Module, partial: ast.Call) -> Application | None:
+    outside = module.parent(partial)
+    if decorates(outside, partial):
+        return Application(partial, (), partial.keywords, outside)
+    if isinstance(outside, ast.Call) and outside.func is partial and outside.args:
+        keywords = (*partial.keywords, *outside.keywords)
+        return Application(outside, outside.args[1:], keywords, outside.args[0])
+    return None
+
+
+def decorates(around: ast.AST, node: ast.AST) -> bool:
+    if not isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    return any(each is node for each in around.decorator_list)

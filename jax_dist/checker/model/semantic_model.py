@@ -1,0 +1,442 @@
+"""A parsed file: what its names mean, and where each meaning is used."""
+
+import ast
+import dataclasses
+import functools
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from jax_dist.checker.model import reaching_definitions, scopes, sources
+from jax_dist.checker.model.scopes import Binding, Scope
+from jax_dist.checker.model.sources import Source
+from jax_dist.checker.model.uses import PARTIAL, Uses
+
+if TYPE_CHECKING:
+    from jax_dist.checker.model.import_graph import ImportGraph
+
+Made = TypeVar("Made")
+
+# From a dotted name of another file of the project to what that name means there.
+Elsewhere: TypeAlias = "Callable[[str], Meaning | None]"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Meaning:
+    """What an expression means: a dotted name, perhaps with arguments bound by `partial`."""
+
+    name: str  # "jax.pmap"
+    args: tuple[ast.expr, ...] = ()  # bound after the function itself
+    keywords: tuple[ast.keyword, ...] = ()
+    partials: tuple[ast.Call, ...] = ()  # the `partial(...)` calls, innermost first
+    home: "Module | None" = None  # where the partials stand
+
+    @property
+    def is_partial(self) -> bool:
+        return bool(self.partials)
+
+
+class Module:
+    """One file, parsed and resolved.
+
+    Args:
+      source: the text.
+      name: the dotted name under which the project imports it; "" where that is not known.
+      elsewhere: looks up names of other files of the project.
+      graph: gives the imports of the project; None where the file is judged alone.
+
+    Raises:
+      ParseError: where Python cannot parse it.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        name: str = "",
+        elsewhere: Elsewhere = lambda _: None,
+        graph: "Callable[[], ImportGraph | None]" = lambda: None,
+    ):
+        self.source = source
+        self.name = name
+        self.tree = sources.parse(source.python)
+        self.scopes = scopes.build(self.tree)
+        self._elsewhere = elsewhere
+        self._graph = graph
+        self._meanings: dict[tuple[Scope, str], Meaning | None] = {}
+        self._canonical: dict[str, Meaning] = {}
+        self._made: dict[Callable[[Module], Any], Any] = {}
+
+    def once(self, make: "Callable[[Module], Made]") -> "Made":
+        """`make(self)`, computed at most once for this file."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        return self._made[make]
+
+    def drop(self) -> None:
+        """Frees its memory now; it cannot be used any more."""
+        self.__dict__.clear()  # what is kept for it holds it
+
+    @property
+    def graph(self) -> "ImportGraph | None":
+        """The imports of the project; None where the file is judged alone."""
+        return self._graph()
+
+    # --- text
+
+    def offset(self, line: int, column: int) -> int:
+        """From `ast`'s line (from 1) and column (bytes, from 0)."""
+        return self.source.line_starts[line - 1] + column
+
+    def span(self, node: Any) -> tuple[int, int]:
+        """The bytes `[start, end)` of a node, without parentheses around it."""
+        return (
+            self.offset(node.lineno, node.col_offset),
+            self.offset(node.end_lineno, node.end_col_offset),
+        )
+
+    def text(self, node: Any) -> str:
+        start, end = self.span(node)
+        return self.source.code[start:end].decode()
+
+    # --- shape
+
+    def parent(self, node: ast.AST) -> ast.AST:
+        """The node around; the tree itself for a statement of the module."""
+        return self.scopes.parents[node]
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes around, innermost first."""
+        parents, tree = self.scopes.parents, self.tree
+        while node is not tree:
+            node = parents[node]
+            yield node
+
+    def holds(self, node: Any) -> bool:
+        """Whether a node is of this file; meanings may bring in those of others."""
+        return node is self.tree or node in self.scopes.parents
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """The innermost statement that holds the node."""
+        while not isinstance(node, ast.stmt):
+            node = self.parent(node)
+        return node
+
+    def scope(self, node: ast.AST) -> Scope:
+        """The scope in which the node's names are looked up."""
+        below, child = node, node
+        for around in self.ancestors(node):
+            scope = self.scopes.of.get(around)
+            if scope is not None and _is_inside(below, child, around):
+                return scope
+            below, child = child, around
+        return self.scopes.module
+
+    def function(self, node: ast.AST) -> scopes.Function | None:
+        """The innermost function around the node; None at the module's level."""
+        scope: Scope | None = self.scope(node)
+        while scope is not None and not isinstance(scope.node, scopes.Function):
+            scope = scope.parent
+        return None if scope is None else scope.node  # type: ignore[return-value]
+
+    def class_of(self, node: ast.AST) -> ast.ClassDef | None:
+        """The innermost class around the node."""
+        for around in self.ancestors(node):
+            if isinstance(around, ast.ClassDef):
+                return around
+        return None
+
+    # --- meaning
+
+    def qualified_name(self, node: ast.expr) -> str | None:
+        """`"jax.pmap"` for whatever means it here: an import, an alias, another file's alias.
+
+        None where that is not known, and for what `partial` made.
+        """
+        meaning = self.meaning(node)
+        return None if meaning is None or meaning.is_partial else meaning.name
+
+    def meaning(self, node: ast.expr) -> Meaning | None:
+        """Like `qualified_name`, and sees through `functools.partial`."""
+        if isinstance(node, ast.Name):
+            return self.meaning_of_name(self.scope(node), node.id)
+        if isinstance(node, ast.Attribute):
+            base = self.meaning(node.value)
+            if base is None or base.is_partial:
+                return self._meaning_of_attribute(node)
+            return self.canonical(f"{base.name}.{node.attr}")
+        if isinstance(node, ast.Call):
+            return self._meaning_of_partial(node)
+        return None
+
+    def meaning_of_name(self, scope: Scope, name: str) -> Meaning | None:
+        """What a load of `name` in `scope` means, where all its bindings agree."""
+        found = scope.lookup(name)
+        if found is None:
+            return self._from_star(name)
+        home, bindings = found
+        key = (home, name)
+        if key not in self._meanings:
+            self._meanings[key] = None  # ends a circle of aliases
+            self._meanings[key] = self._agreed(home, bindings)
+        return self._meanings[key]
+
+    def canonical(self, name: str) -> Meaning:
+        """A dotted name, followed through the files of the project."""
+        if name not in self._canonical:
+            self._canonical[name] = Meaning(name)  # ends a circle of imports
+            self._canonical[name] = self._elsewhere(name) or Meaning(name)
+        return self._canonical[name]
+
+    def _agreed(self, scope: Scope, bindings: list[Binding]) -> Meaning | None:
+        meanings: list[Meaning] = []
+        for binding in bindings:
+            if _is_none(binding):  # `except ImportError: jax = None`
+                continue
+            if binding.kind == "import":
+                meaning = self.canonical(self.absolute(binding.target))
+            elif binding.kind == "assign" and isinstance(binding.value, _ALIASES):
+                meaning = self.meaning(binding.value)
+            elif binding.kind in ("def", "class") and scope.node is self.tree and self.name:
+                meaning = Meaning(f"{self.name}.{binding.node.name}")  # type: ignore[attr-defined]
+            else:
+                return None
+            if meaning is None:
+                return None
+            meanings.append(meaning)
+        agree = all(each == meanings[0] for each in meanings)
+        return meanings[0] if meanings and agree else None
+
+    def absolute(self, target: str) -> str:
+        """`"..utils.f"` as seen from this file, with the package in the place of the dots."""
+        if not target.startswith("."):
+            return target
+        rest = target.lstrip(".")
+        up = len(target) - len(rest)
+        is_package = os.path.basename(self.source.path) == "__init__.py"
+        parts = self.name.split(".") if self.name else []
+        package = parts if is_package else parts[:-1]
+        if up > 1:
+            package = package[: 1 - up]
+        return ".".join((*package, rest)) if package else target
+
+    def _from_star(self, name: str) -> Meaning | None:
+        key = (self.scopes.module, f"* {name}")
+        if key not in self._meanings:
+            self._meanings[key] = None  # ends a circle of files that import all of each other
+            bases = self.scopes.module.star_imports
+            found = (self._elsewhere(f"{self.absolute(base)}.{name}") for base in bases)
+            self._meanings[key] = next((each for each in found if each is not None), None)
+        return self._meanings[key]
+
+    def _meaning_of_attribute(self, node: ast.Attribute) -> Meaning | None:
+        """`self.pmap`, where the class assigns an alias to it, once."""
+        values = self.attribute_values(node)
+        if len(values) != 1 or not isinstance(values[0], _ALIASES):
+            return None
+        key = (self.scopes.module, f"{id(values[0])}")
+        if key not in self._meanings:
+            self._meanings[key] = None
+            self._meanings[key] = self.meaning(values[0])
+        return self._meanings[key]
+
+    def _meaning_of_partial(self, node: ast.Call) -> Meaning | None:
+        if not node.args or isinstance(node.args[0], ast.Starred):
+            return None
+        if not isinstance(node.func, ast.Name | ast.Attribute):
+            return None
+        if self.qualified_name(node.func) not in PARTIAL:
+            return None
+        inner = self.meaning(node.args[0])
+        if inner is None:
+            return None
+        return Meaning(
+            inner.name,
+            (*inner.args, *node.args[1:]),
+            (*inner.keywords, *node.keywords),
+            (*inner.partials, node),
+            inner.home or self,
+        )
+
+    def name_for(self, name: str, at: ast.AST) -> tuple[str, tuple[str, ...]]:
+        """How to write `name` at a place of this file, and the imports that this needs.
+
+        >>> from jax_dist.checker.model import sources
+        >>> module = Module(sources.read("f.py", b"from jax import lax as L"))
+        >>> module.name_for("jax.lax.psum", module.tree)
+        ('L.psum', ())
+        >>> module.name_for("jax.numpy.sum", module.tree)
+        ('jax.numpy.sum', ('import jax',))
+        """
+        scope = self.scope(at)
+        parts = name.split(".")
+        for length in range(len(parts), 0, -1):
+            for short in self.once(_imported_as).get(".".join(parts[:length]), ()):
+                meaning = self.meaning_of_name(scope, short)
+                if meaning == Meaning(".".join(parts[:length])):
+                    return ".".join((short, *parts[length:])), ()
+        root = parts[0]
+        if self.meaning_of_name(scope, root) == Meaning(root):  # imported in a function around
+            return name, ()
+        if scope.lookup(root) is None:
+            return name, (f"import {root}",)
+        return f"_{name}", (f"import {root} as _{root}",)  # the plain name means something else
+
+    # --- use
+
+    def uses(self, *names: str) -> list[ast.expr]:
+        """Every name or attribute that means one of `names`, partials of it too, in order."""
+        found = [node for name in names for node in self.once(Uses).of(name)]
+        return sorted(found, key=reaching_definitions.place)
+
+    def used_names(self, root: str) -> list[str]:
+        """All that the file uses of a package, as "jax.lax.psum" of "jax", sorted."""
+        return sorted(self.once(Uses).names(root))
+
+    def calls(self, *names: str) -> list[ast.Call]:
+        """Every call of what means one of `names`, in order; not through partials."""
+        found: list[ast.Call] = []
+        for node in self.uses(*names):
+            call = self.parent(node)
+            if isinstance(call, ast.Call) and call.func is node and self.qualified_name(node):
+                found.append(call)
+        return found
+
+    def imports(self) -> Iterator[tuple[Scope, str, Binding]]:
+        """`(scope, name, binding)` of every import; `binding.target` is what it means."""
+        for scope in self.scopes.all:
+            for name, bindings in scope.bindings.items():
+                for binding in bindings:
+                    if binding.kind == "import":
+                        yield scope, name, binding
+
+    @functools.cached_property
+    def _loads(self) -> dict[tuple[Scope, str], list[ast.Name]]:
+        """By the scope that binds a name, and the name."""
+        found: dict[tuple[Scope, str], list[ast.Name]] = {}
+        for scope in self.scopes.all:
+            for name, loads in scope.loads.items():
+                home = scope.lookup(name)
+                if home is not None:
+                    found.setdefault((home[0], name), []).extend(loads)
+        return found
+
+    def reads(self, scope: Scope, name: str) -> list[ast.Name]:
+        """Every load of what `scope` binds to `name`, from its nested scopes too, in order."""
+        return sorted(self._loads.get((scope, name), ()), key=reaching_definitions.place)
+
+    # --- values
+
+    @functools.cached_property
+    def _attributes(self) -> dict[tuple[ast.ClassDef, str], list[ast.expr]]:
+        found: dict[tuple[ast.ClassDef, str], list[ast.expr]] = {}
+        for target, value in self.scopes.attribute_stores:
+            owner = self._owner(target)
+            if owner is not None:
+                found.setdefault((owner, target.attr), []).append(value)
+        return found
+
+    def _owner(self, node: ast.Attribute) -> ast.ClassDef | None:
+        """The class whose method says `self.x` here."""
+        if not isinstance(node.value, ast.Name):
+            return None
+        found = self.scope(node).lookup(node.value.id)
+        if found is None or len(found[1]) != 1 or found[1][0].kind != "parameter":
+            return None
+        method = found[0].node
+        if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+            return None
+        first = scopes.parameters(method.args)[0].arg
+        owner = self.parent(method)
+        return owner if isinstance(owner, ast.ClassDef) and first == node.value.id else None
+
+    def attribute_values(self, node: ast.Attribute) -> list[ast.expr]:
+        """All values that the class gives to `self.x`; empty where none is seen."""
+        owner = self._owner(node)
+        return [] if owner is None else self._attributes.get((owner, node.attr), [])
+
+    def values(self, node: ast.Name) -> list[ast.expr] | None:
+        """The values that may be bound to this name where it is read; None: not all are known.
+
+        In a function, the last plain assignment above it in a block around it hides the earlier.
+        """
+        bindings = self.reaching(node)
+        if bindings is None or any(binding.kind != "assign" for binding in bindings):
+            return None
+        return [binding.value for binding in bindings if binding.value is not None]
+
+    def reaching(self, node: ast.Name) -> list[Binding] | None:
+        """The bindings that may hold where this name is read; None: this file has none."""
+        scope = self.scope(node)
+        found = scope.lookup(node.id)
+        if found is None:
+            return None
+        home, bindings = found
+        if home is scope or home.node is self.scope_function(scope):
+            return reaching_definitions.reaching(self, node, bindings)
+        return reaching_definitions.reaching_inside(self, self._inner(node, home), bindings)
+
+    def _inner(self, node: ast.AST, home: Scope) -> ast.AST:
+        """The function, lambda or class of `home`'s own level that holds the node."""
+        inner = node
+        for around in self.ancestors(node):
+            scope = self.scopes.of.get(around)
+            if scope is home:
+                break
+            if scope is not None:
+                inner = around
+        return inner
+
+    def scope_function(self, scope: Scope) -> ast.AST:
+        """The function or module around a comprehension."""
+        while isinstance(scope.node, scopes.Comprehension) and scope.parent is not None:
+            scope = scope.parent
+        return scope.node
+
+
+_ALIASES = (ast.Name, ast.Attribute, ast.Call)
+
+
+def _is_none(binding: Binding) -> bool:
+    return isinstance(binding.value, ast.Constant) and binding.value.value is None
+
+
+def _is_inside(below: ast.AST, child: ast.AST, around: Any) -> bool:
+    """Whether `child`, reached from `below`, looks its names up in the scope of `around`."""
+    if isinstance(around, ast.Module):
+        return True
+    if isinstance(around, ast.Lambda):
+        return child is around.body
+    if isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return child in around.body or child in getattr(around, "type_params", ())
+    first = around.generators[0]  # its iterable is computed outside
+    return child is not first or below is not first.iter
+
+
+def _imported_as(module: Module) -> dict[str, list[str]]:
+    """The names that the module's own level imports, by what they are there."""
+    found: dict[str, list[str]] = {}
+    for name, bindings in module.scopes.module.bindings.items():
+        for target in dict.fromkeys(each.target for each in bindings if each.kind == "import"):
+            found.setdefault(target, []).append(name)
+    return found
+
+
+Node = TypeVar("Node", bound=ast.AST)
+
+
+def of_kind(
+    module: Module, kinds: type[Node] | tuple[type[Node], ...], pattern: re.Pattern[bytes]
+) -> list[Node]:
+    """All nodes of some classes, in no order; none in a file whose text has no such pattern.
+
+    Args:
+      module: the file.
+      kinds: the classes; not ast.Name or ast.Constant.
+      pattern: what any node of interest holds.
+    """
+    if pattern.search(module.source.python) is None:
+        return []
+    if isinstance(kinds, tuple):
+        return [node for node in module.scopes.nodes if node.__class__ in kinds]
+    return [node for node in module.scopes.nodes if node.__class__ is kinds]

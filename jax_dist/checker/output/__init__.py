@@ -1,0 +1,24 @@
+"""The forms in which findings are shown, by name.
+
+Each is a function `render(findings, context) -> str`; its module is loaded when it is used.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from jax_dist.checker.model.findings import Finding
+from jax_dist.checker.output.context import Context
+
+Render: TypeAlias = Callable[[Sequence[Finding], Context], str]
+
+
+def _render(name: str, findings: Sequence[Finding], context: Context) -> str:
+    module = importlib.import_module(f"jax_dist.checker.output.{name}")
+    return module.render(findings, context)
+
+
+FORMATS: dict[str, Render] = {
+    name: functools.partial(_render, name) for name in ("text", "json", "sarif", "github")
+}

@@ -1,0 +1,87 @@
+"""The page of a rule as Markdown, for SARIF, editors, and the documentation."""
+
+import ast
+import re
+from collections.abc import Sequence
+
+from jax_dist.checker.rules import Page
+
+_HEAD = """\
+# Lint rules
+
+These are the rules of `jax-dist lint`. `jax-dist rule CODE` prints one of these pages; this command
+writes all of them:
+
+```text
+jax-dist rule --all --output-format markdown > docs/rules.md
+```
+
+Suppress a finding with `# noqa: CODE` or `# jax-dist: ignore[CODE]` on its line. A *safe* fix gives
+the same values and shapes, in one process and in many; `--fix` applies it. An *unsafe* fix should
+be right, but a person should review it; `--unsafe-fixes` applies it. A *display* fix is only a
+sketch. The pages are data:
+
+```pycon
+>>> from jax_dist.checker.engine.catalogue import PAGES
+>>> PAGES["JXD306"].name
+'psum-of-one'
+```
+
+| code | name | fix | on by default |
+|---|---|---|---|
+ROWS
+
+"""
+
+
+def book(pages: Sequence[Page]) -> str:
+    """One document with a table of the rules and all pages."""
+    rows = "\n".join(
+        f"| [{page.code}](#{page.code.lower()}-{page.name}) | {page.name} | {fix_level(page)} "
+        f"| {'yes' if page.default else 'no'} |"
+        for page in pages
+    )
+    chapters = "\n".join(page_markdown(page, 2) for page in pages)
+    return _HEAD.replace("ROWS", rows) + chapters
+
+
+def fix_level(page: Page) -> str:
+    """The first word of what the page says of its fix: safe, unsafe, display or none."""
+    return re.split(r"\W", page.fix, maxsplit=1)[0].lower()
+
+
+def page_markdown(page: Page, level: int = 1) -> str:
+    """The same headings as `str(page)`; code in fences.
+
+    Args:
+      page: of the rule.
+      level: of its title, as the number of `#`.
+    """
+    headings = (
+        ("What it does", page.what),
+        ("Why this is bad", page.why),
+        ("Example", _fenced(page.example)),
+        ("Use instead", _fenced(page.instead) if _is_python(page.instead) else page.instead),
+        ("Fix safety", page.fix),
+        ("Since", page.since),
+        ("Source", page.source),
+    )
+    sharps = "#" * level
+    body = "\n\n".join(
+        f"#{sharps} {heading}\n\n{text.strip(chr(10))}" for heading, text in headings
+    )
+    off = "" if page.default else "\n\nOff by default: `--extend-select` turns it on."
+    return f"{sharps} {page.code} {page.name}\n\n{body}{off}\n"
+
+
+def _fenced(code: str) -> str:
+    language = "py" if _is_python(code) else "text"
+    return f"```{language}\n{code.strip(chr(10))}\n```"
+
+
+def _is_python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True

@@ -1,0 +1,401 @@
+"""Finds the uses and imports of names that left jax, and puts the new names in their place."""
+
+import ast
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from jax_dist.checker.model import reaching_definitions, semantic_model
+from jax_dist.checker.model.edits import removal
+from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.rules import Found, Version
+from jax_dist.checker.rules._renames import Rename
+
+# How far the new name may be trusted in the places where the old one is read; None: not at all.
+Judge: TypeAlias = Callable[[Module, Rename, Sequence[ast.expr]], Safety | None]
+
+_ORDER = (Safety.SAFE, Safety.UNSAFE, Safety.DISPLAY)
+# `import jax` does not load these.
+_LOADED_APART = ("jax.extend", "jax.example_libraries", "jax.experimental")
+
+
+def by_place(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety:
+    """What the table says of the places at which the nodes stand."""
+    match entry.safe:
+        case "everywhere":
+            safe = True
+        case "annotation":
+            safe = all(_in_annotation(module, node) for node in nodes)
+        case "with":
+            safe = all(_in_with(module, node) for node in nodes)
+    return Safety.SAFE if safe else Safety.UNSAFE
+
+
+def renamed(module: Module, table: Sequence[Rename], judge: Judge = by_place) -> Iterator[Found]:
+    """A finding for each import of a name of the table, and for each `a.b.name` that means it.
+
+    A use of an imported name is not reported again. Nor is what is ready for the name to be
+    missing, nor a name that the file itself puts there: `jax.tree_map = jax.tree.map`.
+
+    Args:
+      module: the file.
+      table: the names.
+      judge: says how safe each fix is.
+    """
+    entries = {entry.old: entry for entry in table if not _is_put_there(module, entry.old)}
+    yield from _imports(module, entries, judge)
+    for name in module.used_names("jax"):
+        entry = entry_for(name, entries)
+        if entry is None:
+            continue
+        for use in module.uses(name):
+            node = _exact(use, name.count(".") - entry.old.count("."))
+            if spells(module, node, entry.old) and not is_guarded(module, node):
+                fix = _attribute_fix(module, node, entry, judge)
+                yield Found(node, entry.message, fix, entry.needs)
+
+
+def _is_put_there(module: Module, name: str) -> bool:
+    """Whether the file assigns a name of jax, so that the name is there on any version."""
+    home, _, last = name.rpartition(".")
+    return last in module.once(_assigned).get(home, ())
+
+
+def _assigned(module: Module) -> dict[str, set[str]]:
+    """By what is changed, such as "jax": the attributes that the file sets."""
+    found: dict[str, set[str]] = {}
+    for node in module.scopes.nodes:
+        match node:
+            case ast.Attribute(value=owner, attr=name, ctx=ast.Store()):
+                pass
+            case ast.Call(
+                func=ast.Name(id="setattr"), args=[owner, ast.Constant(value=str() as name), _]
+            ):
+                pass
+            case _:
+                continue
+        home = module.qualified_name(owner)
+        if home is not None:
+            found.setdefault(home, set()).add(name)
+    return found
+
+
+def entry_for(name: str, entries: dict[str, Rename]) -> Rename | None:
+    """The entry of the name itself, or of the nearest module around it."""
+    while name not in entries:
+        name, dot, _ = name.rpartition(".")
+        if not dot:
+            return None
+    return entries[name]
+
+
+def _exact(node: ast.expr, longer: int) -> ast.expr:
+    """The part of `jax.old.name.more` that is the old name itself."""
+    for _ in range(longer):
+        if not isinstance(node, ast.Attribute):
+            break
+        node = node.value
+    return node
+
+
+def spells(module: Module, node: ast.expr, old: str) -> bool:
+    """Whether the node says the old name as an attribute; other files' aliases do not."""
+    return (
+        isinstance(node, ast.Attribute)
+        and module.qualified_name(node.value) == old.rpartition(".")[0]
+    )
+
+
+def _attribute_fix(module: Module, node: ast.expr, entry: Rename, judge: Judge) -> Fix | None:
+    if not entry.new:
+        return None
+    text, imports = module.name_for(entry.new, node)
+    safety = judge(module, entry, [node])
+    if text.startswith("_") or safety is None:  # the file means something else by the plain name
+        return None
+    edit = Edit(*module.span(node), text)
+    return Fix(f"use {entry.new}", safety, (edit,), (*imports, *_loads(module, entry)))
+
+
+def _in_annotation(module: Module, node: ast.AST) -> bool:
+    below = node
+    for around in module.ancestors(node):
+        if isinstance(around, ast.arg | ast.AnnAssign):
+            return below is around.annotation
+        if isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef):
+            return below is around.returns
+        if isinstance(around, ast.stmt):
+            return False
+        below = around
+    return False
+
+
+def _in_with(module: Module, node: ast.AST) -> bool:
+    call = module.parent(node)
+    return isinstance(call, ast.Call) and isinstance(module.parent(call), ast.withitem)
+
+
+def _loads(module: Module, entry: Rename) -> tuple[str, ...]:
+    """The import that the new name needs besides that of its first part."""
+    if not entry.new.startswith(_LOADED_APART):
+        return ()
+    home = entry.new if entry.is_module else entry.new.rpartition(".")[0]
+    for node in module.tree.body:
+        if isinstance(node, ast.Import) and any(alias.name == home for alias in node.names):
+            return ()
+        if isinstance(node, ast.ImportFrom) and node.module == home:
+            return ()
+    return (f"import {home}",)
+
+
+# --- imports
+
+
+def _imports(module: Module, entries: dict[str, Rename], judge: Judge) -> Iterator[Found]:
+    seen: set[int] = set()
+    for scope, name, binding in module.imports():
+        alias = binding.node
+        statement = module.parent(alias)
+        if not isinstance(alias, ast.alias) or id(alias) in seen:
+            continue
+        seen.add(id(alias))
+        target = alias.name if isinstance(statement, ast.Import) else binding.target
+        entry = entry_for(target, entries)
+        if entry is None or is_guarded(module, statement):
+            continue
+        fix, needs = _import_fix(module, statement, entries, judge)
+        if not entry.new:
+            reads = module.reads(scope, name)
+            fix = _without_import(module, alias, target, reads, entries, judge)
+        yield Found(alias, entry.message, fix, needs)
+
+
+def _without_import(
+    module: Module,
+    alias: ast.alias,
+    target: str,
+    reads: list[ast.Name],
+    entries: dict[str, Rename],
+    judge: Judge,
+) -> Fix | None:
+    """Renames all that is read of a module that is gone, and imports it no more."""
+    fixes: list[Fix] = []
+    for read in reads:
+        use = module.parent(read)
+        entry = entries.get(f"{target}.{use.attr}") if isinstance(use, ast.Attribute) else None
+        fix = _attribute_fix(module, use, entry, judge) if entry is not None else None  # type: ignore[arg-type]
+        if fix is None or fix.safety is not Safety.SAFE:
+            return None
+        fixes.append(fix)
+    statement = module.parent(alias)
+    if not fixes or not isinstance(statement, ast.Import | ast.ImportFrom):
+        return None
+    if len(statement.names) == 1:
+        gone = [removal(module, statement)]
+    else:
+        number = statement.names.index(alias)
+        kept = [each for each in range(len(statement.names)) if each != number]
+        gone = _removals(module, statement, kept, {number: ""})
+    edits = (*gone, *(edit for fix in fixes for edit in fix.edits))
+    imports = tuple(dict.fromkeys(line for fix in fixes for line in fix.imports))
+    return Fix("use what took its place", Safety.SAFE, edits, imports)
+
+
+def _import_fix(
+    module: Module, statement: ast.AST, entries: dict[str, Rename], judge: Judge
+) -> tuple[Fix | None, Version]:
+    """One fix for all the names of a statement that move, the same for each of their findings."""
+    if isinstance(statement, ast.ImportFrom) and statement.level == 0:
+        return _from_fix(module, statement, entries, judge)
+    if isinstance(statement, ast.Import) and len(statement.names) == 1:
+        alias = statement.names[0]
+        new = _moved(alias.name, entries)
+        if new and alias.asname and alias.name in entries:
+            edit = Edit(*module.span(alias), f"{new} as {alias.asname}")
+            return Fix(f"import {new}", Safety.SAFE, (edit,)), entries[alias.name].needs
+    return None, (0,)
+
+
+def _moved(target: str, entries: dict[str, Rename]) -> str:
+    """Where what is imported from `target` is now; "" where that is not one name."""
+    entry = entry_for(target, entries)
+    if entry is None or not entry.new:
+        return ""
+    if entry.old == target:
+        return entry.imported or entry.new
+    return entry.new + target[len(entry.old) :]
+
+
+def _from_fix(
+    module: Module, statement: ast.ImportFrom, entries: dict[str, Rename], judge: Judge
+) -> tuple[Fix | None, Version]:
+    moved: dict[int, str] = {}
+    needs: list[Version] = [(0,)]
+    safety = Safety.SAFE
+    scope = module.scope(statement)
+    for number, alias in enumerate(statement.names):
+        target = f"{statement.module}.{alias.name}"
+        new = _moved(target, entries)
+        entry = entry_for(target, entries)
+        if not new or entry is None:
+            continue
+        judged = judge(module, entry, module.reads(scope, alias.asname or alias.name))
+        if judged is not None:
+            moved[number] = new
+            needs.append(entry.needs)
+            safety = max(safety, judged, key=_ORDER.index)
+    edits = edits_of_from(module, statement, moved) if moved else None
+    if edits is None:
+        return None, (0,)
+    title = f"import {', '.join(dict.fromkeys(moved.values()))}"
+    return Fix(title, safety, edits), max(needs)
+
+
+def edits_of_from(
+    module: Module, statement: ast.ImportFrom, moved: dict[int, str]
+) -> tuple[Edit, ...] | None:
+    """Imports names from elsewhere, under the names that the file knows them by.
+
+    Args:
+      module: the file.
+      statement: what imports them now.
+      moved: which of its names, by number, and the dotted names that take their places.
+
+    Returns:
+      The edits, or None where a comment would be lost or the line holds more.
+    """
+    start, end = module.span(statement)
+    code = module.source.code
+    new = [each for each in _statements(statement, moved) if not _has(module, statement, each)]
+    kept = [number for number in range(len(statement.names)) if number not in moved]
+    line = code.rfind(b"\n", 0, start) + 1
+    indent = code[line:start].decode()
+    if indent.strip():
+        return None  # after a semicolon or a colon
+    if not kept:
+        if b"#" in code[start:end]:
+            return None  # a comment would be lost
+        if not new:
+            return (removal(module, statement),)
+        return (Edit(start, end, f"\n{indent}".join(new)),)
+    removed = _removals(module, statement, kept, moved)
+    if any(b"#" in code[edit.start : edit.end] for edit in removed):
+        return None
+    return (Edit(start, start, "".join(f"{each}\n{indent}" for each in new)), *removed)
+
+
+def _has(module: Module, statement: ast.stmt, line: str) -> bool:
+    """Whether another import beside a statement is that line: above it, or right below."""
+    block = reaching_definitions.block_of(module, statement) or []
+    imports = (ast.Import, ast.ImportFrom)
+    place = next((n for n, each in enumerate(block) if each is statement), 0)
+    below = itertools.takewhile(lambda each: isinstance(each, imports), block[place + 1 :])
+    near = [each for each in (*block[:place], *below) if isinstance(each, imports)]
+    return line in map(ast.unparse, near)
+
+
+def _statements(statement: ast.ImportFrom, moved: dict[int, str]) -> list[str]:
+    by_home: dict[str, list[str]] = {}
+    for number, new in moved.items():
+        alias = statement.names[number]
+        home, _, last = new.rpartition(".")
+        bound = alias.asname or alias.name
+        by_home.setdefault(home, []).append(last if last == bound else f"{last} as {bound}")
+    return [
+        f"from {home} import {', '.join(names)}" if home else f"import {', '.join(names)}"
+        for home, names in by_home.items()
+    ]
+
+
+def _removals(
+    module: Module, statement: ast.Import | ast.ImportFrom, kept: list[int], moved: dict[int, str]
+) -> list[Edit]:
+    """Takes names out of the list, each with the comma that it no longer needs."""
+    spans = [module.span(alias) for alias in statement.names]
+    edits = [Edit(spans[each][0], spans[each + 1][0], "") for each in moved if each < kept[-1]]
+    if kept[-1] < len(spans) - 1:
+        edits.append(Edit(spans[kept[-1]][1], spans[-1][1], ""))
+    return edits
+
+
+_UPDATES = {
+    "jax.ops.index_update": "set",
+    "jax.ops.index_add": "add",
+    "jax.ops.index_mul": "multiply",
+    "jax.ops.index_min": "min",
+    "jax.ops.index_max": "max",
+}
+_BUFFERS = {
+    "device_buffer": "{}.addressable_data(0)",
+    "device_buffers": "[shard.data for shard in {}.addressable_shards]",
+}
+_BUFFER = re.compile(rb"\.device_buffer")
+_SIMPLE = ast.Name | ast.Attribute | ast.Call | ast.Subscript
+
+
+def sketched(module: Module, found: Found) -> Found:
+    """The finding of `jax.ops.index_update` and its like with `x.at[index].set(y)` as its fix."""
+    call = module.parent(found.node)
+    if found.fix is not None or not isinstance(call, ast.Call) or call.func is not found.node:
+        return found
+    method = _UPDATES.get(module.qualified_name(found.node) or "")
+    if method is None or len(call.args) != 3 or call.keywords:
+        return found
+    array, index, value = call.args
+    text = module.text(array) if isinstance(array, _SIMPLE) else f"({module.text(array)})"
+    text += f".at[{_index(module, index)}].{method}({module.text(value)})"
+    fix = Fix(f"use .at[...].{method}", Safety.DISPLAY, (Edit(*module.span(call), text),))
+    return dataclasses.replace(found, fix=fix)
+
+
+def _index(module: Module, index: ast.expr) -> str:
+    """`jax.ops.index[a, b]` was a way to write `a, b` with slices."""
+    is_index = isinstance(index, ast.Subscript)
+    if is_index and module.qualified_name(index.value) == "jax.ops.index":
+        return module.text(index.slice)
+    return module.text(index)
+
+
+def buffers(module: Module) -> Iterator[Found]:
+    """`.device_buffer` and `.device_buffers`, which no other library's arrays have."""
+    for node in semantic_model.of_kind(module, ast.Attribute, _BUFFER):
+        if node.attr in _BUFFERS:
+            text = _BUFFERS[node.attr].format(module.text(node.value))
+            fix = Fix(f"use {text}", Safety.DISPLAY, (Edit(*module.span(node), text),))
+            yield Found(node, f".{node.attr} was removed in jax 0.4.27: use {text}", fix)
+
+
+_CAUGHT = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "Exception"})
+_ASKED = ("hasattr(", "version", "TYPE_CHECKING")
+
+
+def is_guarded(module: Module, node: ast.AST) -> bool:
+    """Whether the code around `node` is ready for the name to be missing.
+
+    It is in a `try` that catches the error, or in its handlers, or in a branch that asks for the
+    name or for jax's version.
+    """
+    below = node
+    for around in module.ancestors(node):
+        if isinstance(around, ast.Try) and any(_catches(each) for each in around.handlers):
+            if below not in around.finalbody:
+                return True
+        elif isinstance(around, ast.If | ast.IfExp) and _asks(module, around.test):
+            return True
+        below = around
+    return False
+
+
+def _catches(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(isinstance(kind, ast.Name) and kind.id in _CAUGHT for kind in kinds)
+
+
+def _asks(module: Module, test: ast.expr) -> bool:
+    text = module.text(test)
+    return any(word in text for word in _ASKED)

@@ -1,0 +1,47 @@
+"""The cases of the rules: one file for each, named as its rule.
+
+First where the rule must be silent, then what it finds, then what its fixes write.
+"""
+
+import dataclasses
+import importlib
+import pkgutil
+from typing import TypeAlias
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Negative:
+    """A case in which the rule must say nothing."""
+
+    why: str
+    code: str
+    path: str = "case.py"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Positive:
+    """A case in which the rule must find exactly this many things, at these lines."""
+
+    why: str
+    code: str
+    lines: tuple[int, ...]
+    path: str = "case.py"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fixed:
+    """A case whose fixes, of any safety but display-only, turn `before` into `after`."""
+
+    why: str
+    before: str
+    after: str
+    runs: bool = False  # whether both define `result()`, to be run on 8 devices and compared
+
+
+Case: TypeAlias = Negative | Positive | Fixed
+
+
+def by_rule() -> dict[str, tuple[Case, ...]]:
+    """The cases of each rule, by the name of its file."""
+    names = sorted(each.name for each in pkgutil.iter_modules(__path__))
+    return {name: importlib.import_module(f"{__name__}.{name}").CASES for name in names}

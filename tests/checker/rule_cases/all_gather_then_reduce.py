@@ -1,0 +1,67 @@
+"""Cases of JXD301."""
+
+from rule_cases import Case, Fixed, Negative
+
+_RUN = (
+    "import jax\nimport jax.numpy as jnp\n\ndef result():\n"
+    "    return jax.pmap(f, axis_name='i')(jnp.arange(16.0).reshape(8, 2))\n\ndef f(x):\n"
+)
+
+CASES: tuple[Case, ...] = (
+    Negative(
+        "the mean of each block is taken before it is gathered",
+        "import jax\nimport jax.numpy as jnp\ny = jax.lax.all_gather(jnp.mean(x, axis=0), 'i')\n",
+    ),
+    Negative(
+        "the mean over another dimension",
+        "import jax\ny = jax.lax.all_gather(x, 'i').mean(axis=1)\n",
+    ),
+    Negative(
+        "blocks joined along their own dimension",
+        "import jax\ny = jax.lax.all_gather(x, 'i', tiled=True).mean(0)\n",
+    ),
+    Negative(
+        "blocks of a group of devices",
+        "import jax\ny = jax.lax.all_gather(x, 'i', axis_index_groups=[[0, 1], [2, 3]]).mean(0)\n",
+    ),
+    Negative(
+        "gathered in front of another dimension",
+        "import jax\ny = jax.lax.all_gather(x, 'i', axis=1).mean(0)\n",
+    ),
+    Negative(
+        "what is gathered is used again",
+        "import jax\ng = jax.lax.all_gather(x, 'i')\ny = g.mean(0) + g.max()\n",
+    ),
+    Negative(
+        "only some are counted",
+        "import jax\nimport jax.numpy as jnp\n"
+        "y = jnp.mean(jax.lax.all_gather(x, 'i'), axis=0, where=m)\n",
+    ),
+    Negative(
+        "another library's gather", "import jax\nfrom mpi import lax\nlax.all_gather(x).sum(0)\n"
+    ),
+    Fixed(
+        "the mean as a method",
+        _RUN + "    return jax.lax.all_gather(x, 'i').mean(axis=0)  # all\n",
+        _RUN + "    return jax.lax.pmean(x, 'i')  # all\n",
+        runs=True,
+    ),
+    Fixed(
+        "the sum as a function, the axis by keyword",
+        _RUN + "    return 2 * jnp.sum(jax.lax.all_gather(x, axis_name='i'), 0)\n",
+        _RUN + "    return 2 * jax.lax.psum(x, axis_name='i')\n",
+        runs=True,
+    ),
+    Fixed(
+        "over all dimensions: those of a block are left to reduce",
+        _RUN
+        + "    return jnp.mean(jax.lax.all_gather(x, 'i')) + jax.lax.all_gather(x, 'i').max()\n",
+        _RUN + "    return jnp.mean(jax.lax.pmean(x, 'i')) + jax.lax.pmax(x, 'i').max()\n",
+        runs=True,
+    ),
+    Fixed(
+        "the function itself was imported",
+        "from jax.lax import all_gather, pmax\ny = all_gather(x, 'i').max(0)\n",
+        "from jax.lax import all_gather, pmax\ny = pmax(x, 'i')\n",
+    ),
+)

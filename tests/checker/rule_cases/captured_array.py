@@ -1,0 +1,75 @@
+"""Cases of JXD401."""
+
+from rule_cases import Case, Negative, Positive
+
+CASES: tuple[Case, ...] = (
+    Negative(
+        "jax_dist.pmap makes an argument of it",
+        "import jax_dist\nimport jax.numpy as jnp\nw = jnp.zeros(1000)\n"
+        "f = jax_dist.pmap(lambda x: x * w)\n",
+    ),
+    Negative(
+        "a few numbers, written out",
+        "import jax\nimport jax.numpy as jnp\nw = jnp.array([0.1, -0.2])\nz = jnp.zeros((8, 3))\n"
+        "f = jax.pmap(lambda x: x * w + z)\n",
+    ),
+    Negative(
+        "few numbers, put on devices",
+        "import jax\nimport numpy as np\nw = jax.device_put(np.arange(8).reshape(4, 2), s)\n"
+        "f = jax.pmap(lambda x: x * w)\n",
+    ),
+    Negative(
+        "passed as an argument",
+        "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\n"
+        "f = jax.pmap(lambda x, w: x @ w)\n",
+    ),
+    Negative(
+        "made inside",
+        "import jax\nimport jax.numpy as jnp\n@jax.pmap\ndef f(x):\n"
+        "    w = jnp.ones(x.shape)\n    return jax.vmap(lambda y: y * w)(x)\n",
+    ),
+    Negative(
+        "a function that is not traced",
+        "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\ndef show(): print(w)\n"
+        "f = jax.pmap(g)\n",
+    ),
+    Negative(
+        "a name with several values",
+        "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\nw = 1\n"
+        "f = jax.pmap(lambda x: w)\n",
+    ),
+    Negative(
+        "a name that had another value first",
+        "import jax\nimport jax.numpy as jnp\nw = 1\nw = jnp.load('w')\n"
+        "f = jax.pmap(lambda x: w)\n",
+    ),
+    Negative(
+        "a file that only uses jit",
+        "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\nf = jax.jit(lambda x: x @ w)\n",
+    ),
+    Positive(
+        "a name of the module",
+        "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\nf = jax.pmap(lambda x: x @ w)\n",
+        (4,),
+    ),
+    Positive(
+        "a name of an enclosing function, in a function inside",
+        "import jax\nimport numpy as np\ndef build(n):\n    w = np.zeros((n, n))\n"
+        "    def f(x):\n        return jax.vmap(lambda y: y @ w)(x)\n    return jax.pmap(f, 'i')\n",
+        (6,),
+    ),
+    Positive(
+        "an attribute of self",
+        "import jax\nclass A:\n    def __init__(self, key):\n"
+        "        self.w = jax.random.normal(key, (512, 512))\n"
+        "        self.step = jax.pmap(self._step)\n"
+        "    def _step(self, x):\n        return x @ self.w\n",
+        (7,),
+    ),
+    Positive(
+        "jit, beside shard_map",
+        "import jax\nfrom jax import shard_map\nimport jax.numpy as jnp\nw = jnp.arange(5000)\n"
+        "@jax.jit\ndef f(x):\n    return x * w\n",
+        (7,),
+    ),
+)

@@ -1,0 +1,58 @@
+"""Cases of JXD204."""
+
+from rule_cases import Case, Negative, Positive
+
+CASES: tuple[Case, ...] = (
+    Negative(
+        "devices that are put into a mesh",
+        "import jax\nimport numpy as np\nn = jax.local_device_count()\n"
+        "grid = np.asarray(jax.devices()).reshape(n, 1)\n",
+    ),
+    Negative(
+        "keys for something else", "import jax\nf = jax.pmap(g)\nks = jax.random.split(key, 4)\n"
+    ),
+    Negative(
+        "a batch cut by something else",
+        "import jax\nf = jax.pmap(g)\ny = x.reshape((num_envs, -1))\n",
+    ),
+    Negative(
+        "a size that only carries the name, in a file without pmap",
+        "import jax\nn = jax.local_device_count()\ndef cut(x, num_devices):\n"
+        "    return x.reshape((num_devices, -1))\n",
+    ),
+    Positive(
+        "a batch, cut by name",
+        "import jax\nn = jax.local_device_count()\nb = b.reshape((n, -1) + b.shape[1:])\n",
+        (3,),
+    ),
+    Positive(
+        "each array of a batch",
+        "import jax\nn = len(jax.local_devices())\nf = jax.pmap(g)\n"
+        "b = jax.tree.map(lambda x: x.reshape(n, -1, *x.shape[1:]), b)\n",
+        (4,),
+    ),
+    Positive(
+        "keys",
+        "import jax\nf = jax.pmap(g)\nks = jax.random.split(key, num=jax.device_count())\n",
+        (3,),
+    ),
+    Positive(
+        "copies",
+        "import jax\nimport jax.numpy as jnp\nf = jax.pmap(g)\nn = jax.local_device_count()\n"
+        "a = jnp.stack([x] * n)\nb = jnp.broadcast_to(x, (n,) + x.shape)\n"
+        "c = jnp.stack([x for _ in range(n)])\n",
+        (5, 6, 7),
+    ),
+    Positive(
+        "a number that a parameter's name tells, beside pmap",
+        "import jax\ndef cut(x, num_devices):\n    return x.reshape((num_devices, -1))\n"
+        "f = jax.pmap(g)\n",
+        (3,),
+    ),
+    Positive(
+        "flax's helpers",
+        "import flax.jax_utils\nfrom flax.training import common_utils\n"
+        "it = flax.jax_utils.prefetch_to_device(map(common_utils.shard, it), 2)\n",
+        (3, 3),
+    ),
+)

@@ -1,0 +1,126 @@
+"""Cases of JXD108."""
+
+from rule_cases import Case, Fixed, Negative, Positive
+
+CASES: tuple[Case, ...] = (
+    Negative("the function where it has always been", "import jax\njax.tree_util.tree_map(f, x)\n"),
+    Negative(
+        "another library's tree_map", "from tree import tree_map\nimport jax\ntree_map(f, x)\n"
+    ),
+    Negative("a parameter hides jax", "import jax\ndef f(jax):\n    return jax.tree_map(g, x)\n"),
+    Negative(
+        "ready for the name to be missing",
+        "import jax\ntry:\n    tree_map = jax.tree_map\nexcept AttributeError:\n"
+        "    tree_map = jax.tree.map\n",
+    ),
+    Negative(
+        "asked for before",
+        "import jax\nf = jax.tree_map if hasattr(jax, 'tree_map') else jax.tree.map\n",
+    ),
+    Negative("jax.core has this still", "import jax\nisinstance(x, jax.core.Tracer)\n"),
+    Positive(
+        "a module without a successor", "from jax.experimental import host_callback as hcb\n", (1,)
+    ),
+    Positive("a name of such a module", "from jax.experimental.host_callback import call\n", (1,)),
+    Positive(
+        "spelled out to its end",
+        "import jax.experimental.maps\njax.experimental.maps.xmap(f)\n",
+        (1, 2),
+    ),
+    Positive(
+        "a module of which more is used",
+        "from jax.lib import xla_bridge\nxla_bridge.other()\n",
+        (1,),
+    ),
+    Positive("indexed updates", "import jax\ny = jax.ops.index_update(x, i, 1)\n", (2,)),
+    Positive(
+        "the buffers of an array", "import jax\nb = x.device_buffer, x.device_buffers\n", (2, 2)
+    ),
+    Positive(
+        "a comment in the list of imports",
+        "from jax import (\n    # the old one\n    tree_map,\n)\n",
+        (3,),
+    ),
+    Positive(
+        "a comment behind a name",
+        "from jax import (\n    tree_map,  # the old one\n    jit,\n)\n",
+        (2,),
+    ),
+    Positive("no namesake", "import jax\nc = jax.xla_computation(f, (1,), axes)(x)\n", (2,)),
+    Fixed(
+        "tree_map and tree_leaves",
+        "import jax\nn = jax.tree_leaves(jax.tree_map(f, x))  # leaves\n",
+        "import jax\nn = jax.tree.leaves(jax.tree.map(f, x))  # leaves\n",
+    ),
+    Fixed(
+        "an imported function is imported from elsewhere",
+        "from jax import tree_map\ny = tree_map(f, x)\n",
+        "from jax.tree_util import tree_map\ny = tree_map(f, x)\n",
+    ),
+    Fixed(
+        "one of several imports",
+        "from jax import jit, tree_map, vmap\ny = tree_map(f, x)\n",
+        "from jax.tree_util import tree_map\nfrom jax import jit, vmap\ny = tree_map(f, x)\n",
+    ),
+    Fixed(
+        "the last of several, in parentheses",
+        "from jax import (\n    jit,\n    tree_map as tm,\n)\n",
+        "from jax.tree_util import tree_map as tm\nfrom jax import (\n    jit,\n)\n",
+    ),
+    Fixed(
+        "two of one statement, to two modules, in a function",
+        "def f():\n    from jax import tree_map, host_id, jit\n",
+        "def f():\n    from jax.tree_util import tree_map\n    from jax import process_index as "
+        "host_id\n    from jax import jit\n",
+    ),
+    Fixed(
+        "hosts are processes",
+        "import jax\nme = jax.host_id() == jax.host_count() - 1\n",
+        "import jax\nme = jax.process_index() == jax.process_count() - 1\n",
+    ),
+    Fixed(
+        "partial needs its own import",
+        "import jax\n\n@jax.partial(jax.jit, static_argnums=0)\ndef f(n): return n\n",
+        "import jax\nimport functools\n\n@functools.partial(jax.jit, static_argnums=0)\n"
+        "def f(n): return n\n",
+    ),
+    Fixed(
+        "a type in an annotation",
+        "import jax.numpy as jnp\ndef f(x: jnp.DeviceArray | None): ...\n",
+        "import jax.numpy as jnp\nimport jax\ndef f(x: jax.Array | None): ...\n",
+    ),
+    Fixed(
+        "a module that the new name needs",
+        "from jax import core\nadd_p = core.Primitive('add')\n",
+        "from jax import core\nimport jax\nimport jax.extend.core\n"
+        "add_p = jax.extend.core.Primitive('add')\n",
+    ),
+    Fixed(
+        "the last use of a module that is gone",
+        "import jax\nfrom jax.lib import xla_bridge\n"
+        "kind = xla_bridge.get_backend().platform, xla_bridge.device_count()\n",
+        "import jax\nimport jax.extend.backend\n"
+        "kind = jax.extend.backend.get_backend().platform, jax.device_count()\n",
+    ),
+    Fixed(
+        "the old home of config",
+        "from jax.config import config\nconfig.update('jax_enable_x64', True)\n",
+        "from jax import config\nconfig.update('jax_enable_x64', True)\n",
+    ),
+    Fixed(
+        "a mesh in its context",
+        "import jax\nwith jax.sharding.use_mesh(mesh):\n    f(x)\n",
+        "import jax\nwith jax.set_mesh(mesh):\n    f(x)\n",
+    ),
+    Fixed(
+        "a module that moved",
+        "from jax.experimental import stax\nfrom jax.experimental.optimizers import adam\n",
+        "from jax.example_libraries import stax\n"
+        "from jax.example_libraries.optimizers import adam\n",
+    ),
+    Fixed(
+        "jax.api was jax",
+        "from jax.api import jit\nimport jax\nf = jax.api.vmap(g)\n",
+        "from jax import jit\nimport jax\nf = jax.vmap(g)\n",
+    ),
+)

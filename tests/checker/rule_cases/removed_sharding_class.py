@@ -1,0 +1,33 @@
+"""Cases of JXD103."""
+
+from rule_cases import Case, Fixed, Negative, Positive
+
+CASES: tuple[Case, ...] = (
+    Negative(
+        "a class of one's own", "import jax\nfrom mine import PmapSharding\nPmapSharding(x)\n"
+    ),
+    Negative(
+        "asked for before",
+        "import jax\nif hasattr(jax.sharding, 'PmapSharding'):\n"
+        "    kinds = (jax.sharding.PmapSharding,)\n",
+    ),
+    Positive("an attribute", "import jax\nisinstance(s, jax.sharding.PmapSharding)\n", (2,)),
+    Positive(
+        "an import, and not again its uses",
+        "from jax.sharding import Mesh, PositionalSharding\ns = PositionalSharding(devices)\n",
+        (1,),
+    ),
+    Positive(
+        "another name of the module", "from jax import sharding as S\nS.GSPMDSharding\n", (2,)
+    ),
+    Fixed(
+        "renamed classes",
+        "import jax\nk = (jax.sharding.XLACompatibleSharding, jax.sharding.MeshPspecSharding)\n",
+        "import jax\nk = (jax.sharding.Sharding, jax.sharding.NamedSharding)\n",
+    ),
+    Fixed(
+        "a renamed class, imported",
+        "from jax.sharding import XLACompatibleSharding\n",
+        "from jax.sharding import Sharding as XLACompatibleSharding\n",
+    ),
+)
