@@ -4,7 +4,7 @@ Nothing outside of this folder imports from `jax._src`. Each symbol is guarded, 
 versions of jax that it was seen in.
 """
 
-from jax_dist._compat.arrays import auto_mesh, can_rewrap, put_slices, rewrap, without_types
+from jax_dist._compat.arrays import auto_mesh, can_rewrap, movable, put_slices, rewrap
 from jax_dist._compat.cache import (
     CacheWatcher,
     CompiledProgram,
@@ -60,6 +60,7 @@ from jax_dist._compat.versions import (
     CAN_REWRITE,
     CPU_HANGS_WHEN_FULL,
     NESTED_MANUAL_AXIS_INDEX,
+    PROCESSES_KEEP_WEAK_TYPES,
 )
 
 __all__ = [
@@ -77,6 +78,7 @@ __all__ = [
     "Joined",
     "NESTED_MANUAL_AXIS_INDEX",
     "PMAP_MODULE",
+    "PROCESSES_KEEP_WEAK_TYPES",
     "ScanLayout",
     "TakenPmap",
     "auto_mesh",
@@ -105,6 +107,7 @@ __all__ = [
     "jit_options",
     "joined_as",
     "leave_coordination",
+    "movable",
     "newly_manual_axes",
     "option_names",
     "pmaps_taken_over",
@@ -120,5 +123,4 @@ __all__ = [
     "varying_axes",
     "watch_cache",
     "watch_calls",
-    "without_types",
 ]

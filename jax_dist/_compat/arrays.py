@@ -29,18 +29,17 @@ def rewrap(array: jax.Array, aval: ShapedArray, sharding: NamedSharding) -> jax.
     fast = getattr(array, _REWRAP, None)
     if fast is not None:
         return fast(aval, sharding)
-    return jax.make_array_from_single_device_arrays(
-        aval.shape, sharding, [shard.data for shard in array.addressable_shards]
-    )
+    shards = array.addressable_shards
+    return put_slices(aval, sharding, [s.data for s in shards], [s.device for s in shards])
 
 
 def put_slices(
     aval: ShapedArray,
     sharding: NamedSharding,
-    slices: Sequence[np.ndarray],
+    slices: Sequence[np.ndarray | jax.Array],
     devices: Sequence[jax.Device],
 ) -> jax.Array:
-    """An array of all processes from NumPy slices, one for each device of this process.
+    """An array of all processes from slices, one for each device of this process.
 
     The public `make_array_from_callback` does the same at 25 us more, and a call with a NumPy batch
     is then slower than that of `jax.pmap`, which calls this function itself.
@@ -53,14 +52,21 @@ def put_slices(
     return jax.make_array_from_single_device_arrays(aval.shape, sharding, found)
 
 
-def without_types(array: jax.Array) -> jax.Array:
-    """The same array on a mesh whose shardings are no types, where `device_put` needs that.
+def movable(array: jax.Array, target: Any) -> jax.Array:
+    """The same array as `device_put` can move it to `target`.
 
-    On 0.7.2 it raises a ValueError for the axes of an Explicit mesh; on 0.10.2 and 0.12.0.1 it does
-    not.
+    On 0.7.2 it raises a ValueError for the axes of an Explicit mesh, whose shardings are types, and
+    an AssertionError for a PmapSharding of the same devices in another order; on 0.10.2 and
+    0.12.0.1 it does not.
     """
     own: Any = array.sharding
-    if jax.__version_info__ >= (0, 8) or not isinstance(own, NamedSharding):
+    if jax.__version_info__ >= (0, 8):
+        return array
+    wanted: Any = getattr(target, "mesh", None)
+    if type(own).__name__ == "PmapSharding" and wanted is not None:
+        is_in_order = own.devices.flatten().tolist() == wanted.devices.flatten().tolist()
+        return array if is_in_order else jax.device_put(array, own.devices.item(0))
+    if not isinstance(own, NamedSharding):
         return array
     if jax.sharding.AxisType.Explicit not in own.mesh.axis_types:
         return array

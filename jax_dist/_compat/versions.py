@@ -26,6 +26,13 @@ for, so the version is compared.
 """
 
 
+PROCESSES_KEEP_WEAK_TYPES = jax.__version_info__ < (0, 8)
+"""Whether arrays that `jax.pmap` takes and gives in several processes keep weak types.
+
+They do on 0.7.2, and do not on 0.8.0, 0.10.2 and 0.12.0.1. In one process they always do.
+"""
+
+
 CAN_REWRITE = jax.__version_info__ >= (0, 10)
 """Whether jaxprs are such as the passes know them: jit of shard_map, typed by `manual_axis_type`.
 

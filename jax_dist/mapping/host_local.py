@@ -168,7 +168,12 @@ def _axis_of(spec: P, name: str) -> Axis:
 
 
 def _aval(shape: tuple[int, ...], array: jax.Array) -> Any:
-    return ShapedArray(shape, array.dtype, weak_type=array.aval.weak_type)
+    return ShapedArray(shape, array.dtype, weak_type=is_weak(array))
+
+
+def is_weak(leaf: Any) -> bool:
+    """Whether an argument of several processes has a weak type, as far as jax.pmap keeps it."""
+    return _compat.PROCESSES_KEEP_WEAK_TYPES and jax.typeof(leaf).weak_type
 
 
 def _remember(known: dict, key: Any, value: _Known | _Way) -> None:

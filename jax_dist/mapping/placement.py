@@ -207,7 +207,7 @@ def put_as_jit_would(leaf: Any, target: Sharding) -> Any:
     guarded = {_compat.config_value(f"jax_transfer_guard_{kind}") for kind in kinds}
     level = next((level for level in ("disallow", "log") if level in guarded), None)
     if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
-        leaf = _compat.without_types(leaf)
+        leaf = _compat.movable(leaf, target)
     if level is None:
         return jax.device_put(leaf, target)
     with jax.transfer_guard(f"{level}_explicit"):

@@ -10,7 +10,7 @@ from jax_dist.mapping import agreements, refusals
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.body import Body
 from jax_dist.mapping.calls import Call, Options, any_tracer, bind
-from jax_dist.mapping.host_local import LocalView, Misfit
+from jax_dist.mapping.host_local import LocalView, Misfit, is_weak
 from jax_dist.mapping.keys import is_key
 from jax_dist.mapping.meshes import Layout, lay_out
 from jax_dist.passes.programs import Program
@@ -120,7 +120,8 @@ class ProcessCalls:
             shape = jnp.shape(leaf) if _is_whole(leaf) else view.whole_shape(jnp.shape(leaf), axis)
             # canonicalize_dtype refuses that of keys, which has no other form.
             dtype = leaf.dtype if is_key(leaf) else _canonical(leaf)
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=view.sharding(len(shape), axis))
+            sharding = view.sharding(len(shape), axis)
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=is_weak(leaf))
 
         try:
             return [described(*pair) for pair in zip(call.leaves, call.axes, strict=True)]

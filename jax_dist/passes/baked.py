@@ -11,10 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, Sharding
 
+from jax_dist import _compat
 from jax_dist.passes.interpreter import (
     bodies,
     constants,
@@ -123,23 +124,37 @@ def own_copy(value: Any) -> Any:
 def put_copy(value: Any, where: Sharding | None) -> Any:
     """A copy that shares no buffer with a jax array, which its owner may donate or delete.
 
-    By way of the host, from where all processes may put it on their devices. What has no type
-    there, or is held by other processes too, is copied where it lies.
+    What is held by other processes too is copied where it lies. What this process holds alone goes
+    to its own devices, as the constants of its program would: each process has its own value.
 
     Args:
       value: a NumPy array, or a jax array.
       where: the copy lies; None for the default device.
     """
-    if not isinstance(value, jax.Array):
-        return jax.device_put(value, where)
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+    is_jax = isinstance(value, jax.Array)
+    if is_jax and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         # JAX puts no keys on devices of other processes.
         data = put_copy(jax.random.key_data(value), where)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
-    if jax.typeof(value).weak_type or not value.is_fully_addressable:
-        now = value.sharding if value.committed else None
-        return jax.device_put(jax.device_put(value, now, may_alias=False), where)
-    return jax.device_put(np.array(jax.device_get(value)), where)
+    is_weak = is_jax and jax.typeof(value).weak_type
+    if isinstance(where, NamedSharding) and not where.is_fully_addressable:
+        if not is_jax or value.is_fully_addressable:
+            return _put_own(np.array(value), where, is_weak=is_weak)
+    elif is_jax and not is_weak:
+        return jax.device_put(np.array(jax.device_get(value)), where)
+    elif not is_jax:
+        return jax.device_put(value, where)
+    now = value.sharding if value.committed else None
+    return jax.device_put(jax.device_put(value, now, may_alias=False), where)
+
+
+def _put_own(host: np.ndarray, where: NamedSharding, *, is_weak: bool) -> jax.Array:
+    """`device_put` would first compare the values of all processes, and wait for them."""
+    dtype = jax.dtypes.canonicalize_dtype(host.dtype)
+    indices = where.addressable_devices_indices_map(host.shape)
+    aval = ShapedArray(host.shape, dtype, weak_type=is_weak)
+    slices = [host[index].astype(dtype) for index in indices.values()]
+    return _compat.put_slices(aval, where, slices, list(indices))
 
 
 def lies_on_many(value: Any) -> bool:

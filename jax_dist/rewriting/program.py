@@ -21,7 +21,7 @@ from jax_dist.mapping import agreements, throttle
 from jax_dist.mapping.tracebacks import hide_own_frames
 from jax_dist.multihost.fingerprints import Fingerprint, containers, describe
 from jax_dist.passes import interpreter, lifting, pipeline, programs, stages
-from jax_dist.passes.asking import mesh_of
+from jax_dist.passes.asking import mesh_of, meshes_of
 from jax_dist.passes.baked import lies_on_many, put_copy
 from jax_dist.passes.capture_policy import Watch
 from jax_dist.passes.captures import Capture
@@ -178,9 +178,8 @@ class RewrittenProgram:
     ) -> tuple[Program, PlacedCaptures | None, Found]:
         traced = traced or self._trace_user(args, kwargs)
         found = self._find(traced, args, kwargs, runs=True)
-        placed = self._placements.of(
-            traced.lifted, found.mesh, lambda value: _placed(value, found.mesh)
-        )
+        mesh = found.mesh or _mesh_of_processes(found)
+        placed = self._placements.of(traced.lifted, mesh, lambda value: _placed(value, mesh))
         return self._programs.of(placed, _variant(found)), placed, found
 
     def _find(self, traced: Traced, args: tuple, kwargs: dict, *, runs: bool) -> Found:
@@ -364,6 +363,14 @@ def _any_tracer(args: tuple, kwargs: dict) -> bool:
 def _named_sharding(leaf: Any) -> NamedSharding | None:
     sharding = None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
     return sharding if isinstance(sharding, NamedSharding) else None
+
+
+def _mesh_of_processes(found: Found) -> Mesh | None:
+    """One with devices of other processes too, where arrays of this one alone cannot be used."""
+    if jax.process_count() == 1:
+        return None
+    meshes = meshes_of(found.traced.lifted.jaxpr, found.shardings)
+    return next((mesh for mesh in meshes if mesh.is_multi_process), None)
 
 
 def _placed(value: Any, mesh: Mesh | None) -> Any:

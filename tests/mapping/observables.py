@@ -353,6 +353,21 @@ def _(pmap):
     return jax.vmap(pmap(lambda x: lax.psum(x, "i"), "i"), axis_name="i")(rows)[:, :2]
 
 
+@observable("ordered callbacks: what each device says, in order")
+def _(pmap):
+    from jax.experimental import io_callback
+
+    def body(x):
+        for step in range(3):
+            io_callback(lambda x, step=step: heard.append((int(x), step)), None, x, ordered=True)
+        return x
+
+    heard = []
+    pmap(body)(EIGHT).block_until_ready()
+    jax.effects_barrier()
+    return {device: [step for x, step in heard if x == device] for device in range(8)}
+
+
 @observable("`checkify` inside it")
 def _(pmap):
     from jax.experimental import checkify

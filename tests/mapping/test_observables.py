@@ -19,6 +19,7 @@ _IS_OLD = jax.__version_info__ < (0, 8)
 _DIFFERS_ON_OLD = {
     "the name of a result's axis",
     "under `jit` and `scan`",
+    "ordered callbacks: what each device says, in order",
     "`jax.export` of `jit` of it",
     "`debug_nans`",
     "`debug_nans` on a steady call",

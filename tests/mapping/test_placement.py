@@ -198,6 +198,23 @@ def test_shards_that_make_no_array_are_refused():
         jax_dist.device_put_replicated(1, [])
 
 
+@pytest.mark.parametrize("make", ["numbers", "keys", "columns"])
+def test_results_of_jax_pmap_go_to_devices_in_another_order(make):
+    made = {
+        "numbers": lambda: jax.pmap(lambda x: x)(np.arange(16.0).reshape(8, 2)),
+        "keys": lambda: jax.pmap(jax.random.key)(np.arange(8)),
+        "columns": lambda: jax.pmap(lambda x: x, out_axes=1)(np.arange(24.0).reshape(8, 3)),
+    }[make]()
+    axis = 1 if make == "columns" else 0
+    order = jax.devices()[3:] + jax.devices()[:3]
+    found = jax_dist.pmap(lambda x: x, in_axes=axis, out_axes=axis, devices=order)(made)
+
+    assert found.addressable_data(0).devices() == {order[0]}
+    if make == "keys":
+        found, made = jax.random.key_data(found), jax.random.key_data(made)
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(made))
+
+
 def test_what_is_put_here_is_taken_as_it_is():
     step = jax_dist.pmap(lambda s: s + 1, "i", donate_argnums=0)
     state = jax_dist.device_put_replicated(np.zeros(3, np.float32), jax.devices())

@@ -144,6 +144,20 @@ def test_the_first_line_that_is_known_counts():
     assert capture.used_at.endswith(f":{inner.__wrapped__.__code__.co_firstlineno + 3}")
 
 
+def test_a_body_is_read_again_for_each_array_that_it_is_given():
+    u, v, w = jnp.ones(3), jnp.ones(3), jnp.ones(3)
+
+    @jax.jit
+    def inner(x, y):
+        x = x * 2
+        return x + y
+
+    fun = lambda x: inner(w, x) + inner(w, v) + inner(x, u)
+    line = inner.__wrapped__.__code__.co_firstlineno
+    found = {capture.name: capture.used_at.rpartition(":")[2] for capture in _found(fun, _X)}
+    assert found == {"w": str(line + 2), "v": str(line + 3), "u": str(line + 3)}
+
+
 def test_values_of_a_trace_around_are_no_constants():
     found = []
 

@@ -63,6 +63,7 @@ def rows() -> dict[str, list]:
     warnings.filterwarnings("ignore", "JXD401")
     x, key = _own(), jax.random.key(3)
     weak = jnp.full((300,), 2.5)
+    weak_there = jax.device_put(weak, jax.local_devices()[-1])
     calls: dict[str, Callable[[], jax.Array]] = {
         "alone": lambda: total(x),
         "jit": lambda: jax.jit(total)(x),
@@ -100,6 +101,7 @@ def rows() -> dict[str, list]:
             lambda x: x + jax.random.uniform(jax.random.fold_in(key, lax.axis_index("i"))), "i"
         )(x),
         "captured, of weak type": lambda: jax_dist.pmap(lambda x: x + weak.sum(), "i")(x),
+        "the same, on a device": lambda: jax_dist.pmap(lambda x: x + weak_there.sum(), "i")(x),
         "virtual": lambda: jax_dist.pmap(
             lambda x: lax.psum(x, "i") + lax.axis_index("i"), "i", virtual=True
         )(_own(2).reshape(-1)),
@@ -177,6 +179,8 @@ def local_view() -> dict[str, Any]:
         given.append(state)
         state = step(state)
     own = jax_dist.pmap(lambda x: lax.psum(x, "i"), "i", devices=jax.local_devices())(_own())
+    with_default = jax_dist.pmap(lambda s, by=2.0: s * by, donate_argnums=(0, 1))
+    weak = [_types(pmap) for pmap in (jax_dist.pmap, jax.pmap)]
     return {
         "same as jax.pmap": bool((ours == old).all()) and bool((total == old_total).all()),
         "fully addressable": ours.is_fully_addressable and total.is_fully_addressable,
@@ -185,7 +189,24 @@ def local_view() -> dict[str, Any]:
         "state": state.tolist(),
         "donated": [array.is_deleted() for array in given],
         "own devices only": own.tolist(),
+        "donated, but left to its default": with_default(np.ones(4, np.float32)).tolist(),
+        "weak types as with jax.pmap": weak[0] == weak[1],
     }
+
+
+def _types(pmap: Callable) -> list[tuple]:
+    """What the body and the caller see of weak types: `[L]`, captured `[300]` and shared `[]`."""
+    weak, runs = jnp.full((jax.local_device_count(),), 2.5), []
+    table = jax.device_put(jnp.full((300,), 1.5), jax.local_devices()[-1])
+
+    def body(x: jax.Array, y: jax.Array) -> tuple:
+        runs.append((jax.typeof(x).weak_type, jax.typeof(y).weak_type))
+        return x * 2, table, x * jnp.bfloat16(1), jnp.full((3,), 2.0), y
+
+    mapped = pmap(body, "i", in_axes=(0, None))
+    results = mapped(weak, 2.0)
+    results = [*results, *mapped(results[0], 2.0)]
+    return [*runs[:1], *((each.dtype.name, each.weak_type) for each in results)]
 
 
 def test_results_are_the_view_of_each_process():
@@ -201,7 +222,32 @@ def test_results_are_the_view_of_each_process():
             "state": [3.0] * 4,
             "donated": [True] * 3,
             "own devices only": [[6.0] * 4, [22.0] * 4][rank],
+            "donated, but left to its default": [2.0] * 4,
+            "weak types as with jax.pmap": True,
         }
+
+
+def own_values() -> dict[str, Any]:
+    """Runs in every process: each captures values of its own, as a constant of jax.pmap's."""
+    warnings.filterwarnings("ignore", "JXD401")
+    rank, x = jax.process_index(), _own()
+    own = jax.device_put(jnp.full((300,), 1.0 + rank), jax.local_devices()[rank])
+    summed = [
+        pmap(lambda x: lax.psum(x + own.sum(), "i"), "i")(x).tolist()
+        for pmap in (jax_dist.pmap, jax.pmap)
+    ]
+    # Nobody waits for a process that runs a program without collectives alone.
+    alone = jax_dist.pmap(lambda x: x + own.sum(), "i")(x).tolist() if rank == 0 else None
+    return {"summed": summed[0], "as with jax.pmap": summed[0] == summed[1], "alone": alone}
+
+
+def test_captured_values_are_those_of_each_process():
+    first, second = run_processes(own_values, processes=2, cpu_devices=4, timeout=120)
+
+    assert [first.error, second.error] == [None, None]
+    summed = {"summed": [28.0 + 4 * 900] * 4, "as with jax.pmap": True}
+    assert first.value == {**summed, "alone": [300.0 + k for k in range(4)]}
+    assert second.value == {**summed, "alone": None}
 
 
 def global_arrays() -> dict[str, Any]:
@@ -214,10 +260,12 @@ def global_arrays() -> dict[str, Any]:
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("z",))
     spec = jax.sharding.PartitionSpec("z")
     placed = jax_dist.shard(_own(), mesh, spec)
+    turns = jax_dist.pmap(_psum, "i", arrays="global", virtual=True)
     return {
         "whole": (state.shape, state.is_fully_addressable),
         "state": _slices(state),
         "from an array of all slices": _slices(whole),
+        "several slices a device": _slices(turns(np.arange(8, dtype=np.float32))),
         "from shard": _slices(jax_dist.pmap(_psum, "i", arrays="global")(placed)),
         "in jit": _slices(jax.jit(jax_dist.pmap(_psum, "i", arrays="global"))(placed)),
     }
@@ -233,6 +281,7 @@ def test_global_arrays_are_never_halved():
             "whole": ((8,), False),
             "state": [84.0] * 4,
             "from an array of all slices": [28.0] * 4,
+            "several slices a device": [56.0] * 8,
             "from shard": [28.0] * 4,
             "in jit": [28.0] * 4,
         }
@@ -250,6 +299,7 @@ def mistakes() -> list[str]:
         lambda: local(x, np.ones(8)),
         lambda: whole(x, np.ones(3)),
         lambda: mapped(np.ones(6)),
+        lambda: mapped(np.ones(8)),
         lambda: jax.grad(lambda x: mapped(x).sum())(mapped(x)),
         lambda: jax.jit(jax_dist.pmap(_psum, "i", devices=scattered))(x),
         lambda: jax_dist.pmap(_psum, "i", axis_size=4)(x),
@@ -276,6 +326,7 @@ def test_mistakes_are_the_same_error_in_every_process():
         ("PlacementError", "'<lambda>' cannot tell which slices this array holds:"),
         ("MappedAxisError", "'<lambda>' got arguments of different sizes along the mapped axis:"),
         ("DeviceCountError", "'_psum' needs 6 devices, but there are 4:"),
+        ("DeviceCountError", "'_psum' needs 8 devices, but there are 4:"),
         ("PlacementError", "'_psum' got an array that only this process can see, while traced:"),
         ("DeviceCountError", "'_psum' cannot be traced over these devices:"),
         ("MappedAxisError", "'_psum' was promised axis_size=4, but received another:"),

@@ -62,6 +62,7 @@ def _programs(pmap: Callable) -> dict[str, Callable]:
     table = jnp.arange(800.0).reshape(8, 100)
     captured = pmap(lambda x: lax.psum(x, "i") * table[lax.axis_index("i"), 1], "i")
     key = jax.random.key(3)
+    there = jax.device_put(jnp.full((300,), 0.5), jax.local_devices()[-1])
     return {
         "jit": jax.jit(lambda x: total(x)),
         "jit of a pmap": jax.jit(total),
@@ -81,6 +82,7 @@ def _programs(pmap: Callable) -> dict[str, Callable]:
         "a captured key": lambda x: pmap(
             lambda x: x + jax.random.uniform(jax.random.fold_in(key, lax.axis_index("i"))), "i"
         )(x),
+        "captured on a device": lambda x: pmap(lambda x: x + there.sum(), "i")(x),
         "index": lambda x: pmap(lambda x: x + 10 * lax.axis_index("i"), "i")(x),
         "jit inside": lambda x: jax.jit(lambda x: jax.jit(total)(x) * 2)(x),
     }
@@ -114,6 +116,7 @@ _KNOWN = {  # without rewriting, jax.pmap sums over one process: 6 and 22 of the
     "in a class": [k - 0.5 * 3.5 * 1.75 for k in range(8)],
     "gathered": [3.5 + k for k in range(8)],
     "captured": [28.0 * (100 * k + 1) for k in range(8)],
+    "captured on a device": [150.0 + k for k in range(8)],
     "index": [11.0 * k for k in range(8)],
     "jit inside": [56.0] * 8,
 }

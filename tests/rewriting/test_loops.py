@@ -256,6 +256,23 @@ def test_the_report_tells_of_the_loop():
     assert [int(f.where.rpartition(":")[2]) for f in report.findings] == [line_of(fun)] * 2
 
 
+def test_what_only_a_branch_takes_cut_is_never_whole():
+    mesh = _MESHES["4x2"]
+    step = jax.pmap(lambda x, batch: x * batch + lax.pmean(x, "i"), "i")
+
+    def fun(x, batch):
+        body = lambda c, i: (lax.cond(i > 2, lambda c: step(c, batch), lambda c: c * 2, c), None)
+        return lax.scan(body, x, jnp.arange(5))[0]
+
+    rewritten = rewrite(fun, mesh=mesh)
+    assert_same(rewritten(_X, _XS[0]), jax.jit(fun)(_X, _XS[0]), rtol=2e-5)
+    (region,) = [
+        eqn for eqn in rewritten.trace(_X, _XS[0]).jaxpr.eqns if eqn.primitive.name == "shard_map"
+    ]
+    in_specs = region.params["in_specs"]  # of the batch, what is carried, and the steps
+    assert in_specs == (P("i"), P("i"), P())
+
+
 # ---- loops that stay outside
 
 
