@@ -124,6 +124,12 @@ def _add_proof(group: Any) -> None:
         "it ran (default: replayed)",
     )
     group.add_argument(
+        "--certificate",
+        metavar="FILE",
+        help="with --write: FILE.json gets the programs and what is proved of them, which "
+        "`jax-dist certificate FILE.json` checks again, without jax",
+    )
+    group.add_argument(
         "--devices",
         type=arguments.count,
         default=8,

@@ -2,8 +2,9 @@
 
 import argparse
 import dataclasses
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from jax_dist._usage import MisuseError
@@ -63,6 +64,14 @@ def _check(options: argparse.Namespace) -> None:
         raise MisuseError("what stands behind -- is the command of --verify, which is not given")
     if options.verify and options.check:
         raise MisuseError("--check changes nothing, so there is nothing to --verify")
+    if options.certificate is not None:
+        if not (options.verify and options.write):
+            raise MisuseError(
+                "--certificate speaks of files that are verified and written: add "
+                "--verify and --write"
+            )
+        if _suffix(options.certificate) != ".json":
+            raise MisuseError(f"--certificate {options.certificate}: the name must end with .json")
     if options.report not in (None, _STDIN) and _suffix(options.report) not in _FORMS:
         raise MisuseError(f"--report {options.report}: the name must end with .md or .json")
 
@@ -91,6 +100,7 @@ class _Migrate:
         if self._options.write and self._options.paths != [_STDIN]:
             files = self._written(files)
         self._show(files, proof)
+        self._certify(files, proof)
         found = self._report(files, context, proof)
         self._summarize(found, looked_at, proof)
         return self._exit(found, proof)
@@ -142,12 +152,26 @@ class _Migrate:
             self._aim = dataclasses.replace(self._aim, idiomatic=False)
             files, _, _ = self._migrated()
             proof = self._tried(files, merge=True)
-        lacking = proof.below(required)
-        if not lacking:
-            return files, proof
-        self._aim = dataclasses.replace(self._aim, without=_without(lacking, files))
-        files, _, _ = self._migrated()
-        return files, proof.put_back(lacking)
+        return self._kept(files, proof, required)
+
+    def _kept(
+        self, files: Sequence[FileMigration], proof: "Ledger", required: "Rung"
+    ) -> "tuple[Sequence[FileMigration], Ledger]":
+        """The places that are as sure as required, tried again where others were put back."""
+        put_back: dict[tuple[str, int, str], Entry] = {}
+        while lacking := proof.below(required):
+            put_back |= {(each.path, each.line, each.what): each for each in lacking}
+            before = _texts(files)
+            for left in (_without(put_back.values(), files), {(path, 0) for path in before}):
+                self._aim = dataclasses.replace(self._aim, without=frozenset(left))
+                files, _, _ = self._migrated()
+                if _texts(files) != before:
+                    break
+            if not any(file.changed for file in files):
+                proof = proof.only(())
+                break
+            proof = self._tried(files, merge=not self._aim.idiomatic)
+        return files, proof.with_put_back(put_back.values())
 
     def _tried(self, files: Sequence[FileMigration], *, merge: bool) -> "Ledger":
         from jax_dist.migrating.verify import verifying
@@ -160,6 +184,26 @@ class _Migrate:
             timeout=self._options.timeout,
             progress=self._say,
         )
+
+    def _certify(self, files: Sequence[FileMigration], proof: "Ledger | None") -> None:
+        """Writes the certificate of what is on the disk now."""
+        path = self._options.certificate
+        if path is None or proof is None:
+            return
+        from jax_dist.migrating.verify import certificate
+
+        folder = os.path.dirname(os.path.abspath(path))
+        found = certificate.made(
+            ({**each.to_dict(), "signatures": each.signatures} for each in proof.entries),
+            command=proof.command,
+            files=((file.path, file.before, file.after) for file in files if file.changed),
+            folder=folder,
+        )
+        try:
+            writing.write(path, (json.dumps(found, separators=(",", ":")) + "\n").encode())
+        except OSError as error:
+            reason = error.strerror or error
+            raise MisuseError(f"--certificate {path} cannot be written: {reason}") from error
 
     # --- showing
 
@@ -301,11 +345,15 @@ class _Migrate:
         return Exit.FINDINGS if self._failed or differs or would else Exit.OK
 
 
-def _without(lacking: "Sequence[Entry]", files: Sequence[FileMigration]) -> frozenset:
+def _without(lacking: "Iterable[Entry]", files: Sequence[FileMigration]) -> frozenset:
     """The places that stay, by path and line; what no place stands for keeps its whole file."""
     known = {(place.path, place.line) for file in files for place in file.outcomes}
     wanted = ((each.path, each.line) for each in lacking)
     return frozenset(each if each in known else (each[0], 0) for each in wanted)
+
+
+def _texts(files: Sequence[FileMigration]) -> dict[str, bytes]:
+    return {file.path: file.after for file in files}
 
 
 def _suffix(path: str) -> str:

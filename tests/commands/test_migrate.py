@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from jax_dist._compat.versions import CAN_REWRITE
 from jax_dist.checker.engine import fixer
 from jax_dist.commands.cli import main
 from jax_dist.migrating import migration
@@ -489,7 +490,8 @@ def test_verify_runs_the_command_before_and_after(folder: pathlib.Path):
     code, out, err = _run("--to", "jax", "--verify", "a.py", "--", sys.executable, "a.py")
 
     assert code == 0, err
-    assert "0 of 1 place proved, 1 replayed 1 of 1 calls." in out
+    proved = "1 of 1 place proved." if CAN_REWRITE else "1 replayed 1 of 1 calls."
+    assert proved in out
     assert "+step = mapped(" in out
     assert (folder / "a.py").read_text() == _PROGRAM  # --write was not given
 
@@ -507,6 +509,7 @@ class _Trial:
             Entry(each.path, each.line, each.what, self.rungs.get(f"line_{each.line}", Rung.RAN))
             for file in files
             for each in file.outcomes
+            if each.status == "done"
         ]
         return Ledger(tuple(command), tuple(entries), "copy", merged=True)
 

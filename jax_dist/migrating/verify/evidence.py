@@ -2,11 +2,12 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from jax_dist.migrating.verify import equivalence
 from jax_dist.migrating.verify.ledger import Rung
 from jax_dist.migrating.verify.merging import Spot
 
@@ -35,6 +36,8 @@ class Judgement:
     equal: int = 0
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()  # by which its programs are equal
+    signatures: tuple[Mapping[str, Any], ...] = ()  # the texts of these, where they prove it
 
 
 def read(folder: Path) -> dict[int, Evidence]:
@@ -88,7 +91,40 @@ def judged(
         return inside or Judgement(Rung.NEVER_RAN, notes=("it was made, and never called",))
     if inside is not None and inside.rung < Rung.REPLAYED:
         return Judgement(inside.rung, evidence.calls, equal, notes=inside.notes)
-    return Judgement(Rung.REPLAYED, evidence.calls, equal, notes=_first(notes))
+    replayed = Judgement(Rung.REPLAYED, evidence.calls, equal, notes=_first(notes))
+    return replayed if notes else _by_text(replayed, evidence)
+
+
+def _by_text(replayed: Judgement, evidence: Evidence) -> Judgement:
+    """More than that its calls were equal, where the texts of its programs show it."""
+    if not evidence.texts or any("why" in text for text in evidence.texts):
+        return replayed
+    rules: set[str] = set()
+    signatures = {json.dumps(text, sort_keys=True): text for text in evidence.texts}
+    try:
+        for text in signatures.values():
+            rules |= set(equivalence.proof(text).rules)
+    except equivalence.NotProvedError as reason:
+        return replace(replayed, notes=(*replayed.notes, f"its programs differ: {reason}"))
+    rung = Rung.BY_RULES if rules else Rung.SAME_PROGRAM
+    proved = tuple(signatures.values())
+    notes = tuple(_sizes_of_one_form(proved))
+    rules_ = tuple(sorted(rules))
+    return replace(replayed, rung=rung, rules=rules_, signatures=proved, notes=notes)
+
+
+def _sizes_of_one_form(signatures: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for name, other in (("before", "old"), ("after", "new")):
+        sizes = sorted(
+            {
+                size
+                for each in signatures
+                for size, texts in each["sizes"].items()
+                if [*texts] == [name]
+            }
+        )
+        if sizes:
+            yield f"on {', '.join(sizes)} of the devices only the {other} form runs"
 
 
 def _inside(
@@ -102,14 +138,19 @@ def _inside(
     if not (evidence.sides["old"] and evidence.sides["new"]):
         said = "JAX used one trace for both forms, so that they could not be told apart"
         return Judgement(Rung.RAN, notes=(said,))
-    lines = sorted({spots[number].line for number in evidence.outer})
-    where = ", ".join(map(str, lines))
-    outer = [found[number] for number in evidence.outer]
-    notes = (f"checked as part of line {where}",)
-    if all(each.calls and each.calls == each.equal for each in outer):
-        calls = sum(each.calls for each in outer)
-        return Judgement(Rung.REPLAYED, calls, calls, notes=notes)
-    return Judgement(Rung.RAN, notes=notes)
+    outer = [judged(spots[n], found, lenient=False, spots=spots) for n in sorted(evidence.outer)]
+    lines = ", ".join(str(line) for line in sorted({spots[n].line for n in evidence.outer}))
+    least = min(outer, key=lambda each: each.rung)
+    if least.rung < Rung.REPLAYED:
+        return Judgement(Rung.RAN, notes=(f"checked as part of line {lines}",))
+    return replace(
+        least,
+        calls=sum(each.calls for each in outer),
+        equal=sum(each.equal for each in outer),
+        notes=(f"checked as part of line {lines}",),
+        rules=tuple(sorted({rule for each in outer for rule in each.rules})),
+        signatures=tuple(text for each in outer for text in each.signatures),
+    )
 
 
 def _first(texts: Sequence[str]) -> tuple[str, ...]:

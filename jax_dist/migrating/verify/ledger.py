@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,8 @@ class Entry:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     put_back: bool = False
+    rules: tuple[str, ...] = ()  # by which its programs are equal
+    signatures: tuple[Mapping[str, Any], ...] = ()  # their texts, where these prove it
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -64,6 +66,7 @@ class Entry:
             "problems": list(self.problems),
             "notes": list(self.notes),
             "put_back": self.put_back,
+            "rules": list(self.rules),
         }
 
     @property
@@ -76,6 +79,8 @@ class Entry:
         """Its rung, with the calls that were compared."""
         if self.rung is Rung.REPLAYED:
             return f"replayed {self.equal} of {self.calls}"
+        if self.rung is Rung.BY_RULES:
+            return f"{self.rung} {', '.join(self.rules)}"
         return str(self.rung)
 
 
@@ -104,13 +109,15 @@ class Ledger:
         """The places that are not as sure as that."""
         return tuple(entry for entry in self.entries if entry.rung < required)
 
-    def put_back(self, entries: Sequence[Entry]) -> "Ledger":
-        """The same, where these places stay as they were."""
-        changed = tuple(
-            dataclasses.replace(each, put_back=True) if each in entries else each
-            for each in self.entries
-        )
-        return dataclasses.replace(self, entries=changed)
+    def with_put_back(self, entries: Iterable[Entry]) -> "Ledger":
+        """The same, with the places that stay as they were, and how sure they had been."""
+        back = (dataclasses.replace(each, put_back=True) for each in entries)
+        found = sorted((*self.entries, *back), key=lambda each: (each.path, each.line))
+        return dataclasses.replace(self, entries=tuple(found))
+
+    def only(self, entries: Iterable[Entry]) -> "Ledger":
+        """The same, of these places alone."""
+        return dataclasses.replace(self, entries=tuple(entries))
 
     @property
     def headline(self) -> str:

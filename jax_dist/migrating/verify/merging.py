@@ -170,12 +170,14 @@ class _Merge:
             for alias in added.names:
                 name = alias.asname or alias.name.partition(".")[0]
                 alone = ast.unparse(_only(added, alias))
+                if any(alone == text for _, text in _bound(self._old)):
+                    continue
                 if name not in self._bound or isinstance(added, ast.Import):
                     yield alone
                 elif any(name in _names_of(each) for each in gone):
                     former = next(each for each in gone if name in _names_of(each))
                     self._rebound(added, alias, name, former)
-                elif not any(alone == text for _, text in _bound(self._old)):
+                else:
                     self._leave(added)
         elif isinstance(added, (*_DEFINED, ast.Assign)) and not self._bound & set(names):
             yield from ast.unparse(added).split("\n")

@@ -138,13 +138,9 @@ def stage(
     """
     sandbox.check_command(command)
     folders = sandbox.roots(files)
-    folder = Path(sandbox.tempfile.mkdtemp(prefix="jax_dist_verify_", dir=sandbox.base(folders)))
-    with _ended_in_order():
-        try:
-            way = sandbox.way(folder, folders)
-            yield Stage(tuple(command), folder, folders, way, devices, timeout)
-        finally:
-            sandbox.discard(folder)
+    with _ended_in_order(), sandbox.folder(sandbox.base(folders)) as folder:
+        way = sandbox.way(folder, folders)
+        yield Stage(tuple(command), folder, folders, way, devices, timeout)
 
 
 def _wait(

@@ -4,7 +4,9 @@ On Linux, an overlay: all paths stay, and what the program writes lies elsewhere
 does not allow it, a copy, which the program's paths lead into as far as we can see them.
 """
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -12,7 +14,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -21,6 +23,7 @@ from jax_dist.migrating.verify import entering
 
 Way: TypeAlias = Literal["overlay", "copy"]
 
+_PREFIX, _LOCK = "jax_dist_verify_", "lock"
 _MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _LEFT_OUT = ("__pycache__", ".git", ".hg")
 _SPECIAL = frozenset(",:\\\n")  # of the mount's options
@@ -180,6 +183,35 @@ def _has_mounts(folders: Sequence[Path]) -> bool:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         points = [Path(line.split()[4].replace("\\040", " ")) for line in file]
     return any(folder in point.parents for folder in folders for point in points)
+
+
+@contextlib.contextmanager
+def folder(place: str) -> Iterator[Path]:
+    """An empty folder for runs, which goes with them; so does what killed ones have left.
+
+    Args:
+      place: the folder that it is made in.
+    """
+    for left in Path(place).glob(f"{_PREFIX}*"):
+        if _is_abandoned(left):
+            discard(left)
+    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    with open(made / _LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the system lets go of it when this process ends
+        try:
+            yield made
+        finally:
+            discard(made)
+
+
+def _is_abandoned(made: Path) -> bool:
+    """Whether its process has ended; one without a lock may just have been made."""
+    try:
+        with open(made / _LOCK) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def discard(folder: Path) -> None:

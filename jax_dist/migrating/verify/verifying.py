@@ -197,7 +197,8 @@ class _Trial:
         for number, spot in spots.items():
             if number not in taken:
                 judgement = evidence.judged(spot, found, lenient=False, spots=spots)
-                entries.append(_of_spot(spot, judgement))
+                place = Outcome(spot.path, spot.line, None, "", "done", spot.old)
+                entries.append(_entry(place, [judgement]))
         return entries, left
 
     def _is_covered(self, outcome: Outcome) -> bool:
@@ -343,18 +344,14 @@ def _entry(outcome: Outcome, judgements: Sequence[Judgement]) -> Entry:
         equal=sum(each.equal for each in judgements),
         problems=tuple(dict.fromkeys(said for each in judgements for said in each.problems)),
         notes=tuple(dict.fromkeys(said for each in judgements for said in each.notes)),
-    )
-
-
-def _of_spot(spot: Spot, found: Judgement) -> Entry:
-    problems, notes = found.problems, found.notes
-    return Entry(
-        spot.path, spot.line, spot.old, found.rung, found.calls, found.equal, problems, notes
+        rules=tuple(sorted({rule for each in judgements for rule in each.rules})),
+        signatures=tuple(text for each in judgements for text in each.signatures),
     )
 
 
 def _capped(entry: Entry) -> Entry:
-    return dataclasses.replace(entry, rung=min(entry.rung, Rung.RAN))
+    rung = min(entry.rung, Rung.RAN)
+    return dataclasses.replace(entry, rung=rung, rules=(), signatures=())
 
 
 def _output(found: Verification | None) -> str:

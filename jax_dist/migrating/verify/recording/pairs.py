@@ -7,8 +7,10 @@ simulated devices would wait for each other in a collective without end.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,12 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from . import equality, journal
+from . import equality, journal, programs
 
-_TEXTS = 8  # signatures of one place whose programs are written down
+_TEXTS = 32  # signatures of one place whose programs are written down
 
 _lock = threading.RLock()  # two pairs must not be in flight together either
 _world = threading.local()
+_signatures: dict[int, dict[Any, Any]] = {}  # by place: those whose texts were written
 
 
 def both(place: int, old: Callable[[], Any], new: Callable[[], Any]) -> Any:
@@ -104,7 +107,8 @@ class Pair:
         place = self._pair_place
         args, others = _two(args)
         kwargs, other_words = _two(kwargs)
-        self._write_texts(args, kwargs)
+        given, tree = jax.tree.flatten((args, kwargs))
+        types = [_abstract(leaf) for leaf in given]  # before arrays are donated
         new: Any = None
         problem: Exception | None = None
         try:
@@ -131,6 +135,7 @@ class Pair:
         found = [list(each) for each in equality.differences(old, new)]
         found += _donated((args, kwargs), (others, other_words))
         journal.note(place, "call", problems=found)
+        self._write_texts(types, tree)
         return old
 
     def _inside(self, side: str, args: Any, kwargs: Any) -> Any:
@@ -139,12 +144,62 @@ class Pair:
         journal.note(self._pair_place, "inside", side=side, of=outer)
         if side == "new":
             return self._pair_new(*args, **kwargs)
-        if not side:
-            self._write_texts(args, kwargs)
         return self._pair_old(*args, **kwargs)
 
-    def _write_texts(self, args: Any, kwargs: Any) -> None:
-        """The programs of both forms, once for each signature."""
+    def _write_texts(self, leaves: list[Any], tree: Any) -> None:
+        """The programs of both forms, once for each signature, and for other sizes of the mesh."""
+        known = _signatures.setdefault(self._pair_place, {})
+        by_type, by_value = (
+            (id(self._pair_old), tree, *(_signature(leaf, whole=whole) for leaf in leaves))
+            for whole in (False, True)
+        )
+        if by_type in known or by_value in known or len(known) > _TEXTS:
+            return
+        if len(known) == _TEXTS:
+            found: dict[str, Any] = {"why": f"it has more than {_TEXTS} signatures"}
+        else:
+            found = self._texts(leaves, tree)
+        whole = not found.pop("numbers_are_arguments", False)
+        known[by_value if whole else by_type] = self, leaves  # so that what has an id lives on
+        journal.note(self._pair_place, "text", **found)
+
+    def _texts(self, leaves: list[Any], tree: Any) -> dict[str, Any]:
+        """Both texts, and those of other sizes; or why there are none.
+
+        Python's numbers are arguments where the function takes them as such, else part of it.
+        """
+        why = "it takes an iterator" if any(isinstance(each, Iterator) for each in leaves) else ""
+        for is_argument in () if why else (_is_number_or_array, _is_array):
+            given = [i for i, leaf in enumerate(leaves) if is_argument(leaf)]
+            text = functools.partial(self._text, leaves, tree, given)
+            values = [leaves[i] for i in given]
+            try:
+                before, after = text(values, "old"), text(values, "new")
+            except Exception as error:  # noqa: BLE001  # whatever the program raises when traced
+                why = f"it cannot be traced: {type(error).__name__}"
+                continue
+            sizes = {
+                str(size): _of_other_size(text, resized)
+                for size, resized in programs.other_sizes(before, values)
+            }
+            numbers = is_argument is _is_number_or_array
+            texts = {"before": before, "after": after, "sizes": sizes}
+            return {**texts, "numbers_are_arguments": numbers, "environment": _environment()}
+        return {"why": why}
+
+    def _text(
+        self, leaves: list[Any], tree: Any, given: list[int], values: list[Any], side: str
+    ) -> dict[str, Any]:
+        """The program of one form as a function of some of the leaves."""
+
+        def program(*arguments: Any) -> Any:
+            own = list(leaves)
+            for i, argument in zip(given, arguments, strict=True):
+                own[i] = argument
+            args, kwargs = tree.unflatten(own)
+            return self._as(side, args, kwargs)
+
+        return programs.text(program, values)
 
     def _as(self, side: str, args: Any, kwargs: Any) -> Any:
         """Calls one form; what it traces is of this form too."""
@@ -183,6 +238,53 @@ def _two(tree: Any) -> tuple[Any, Any]:
         ones.append(one)
         others.append(other)
     return structure.unflatten(ones), structure.unflatten(others)
+
+
+def _environment() -> dict[str, Any]:
+    """What a program depends on beside its text."""
+    return {
+        "jax": jax.__version__,
+        "backend": jax.default_backend(),
+        "devices": jax.device_count(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    }
+
+
+def _of_other_size(text: Callable, values: list[Any]) -> dict[str, Any]:
+    """The texts for another number of devices; a form that refuses it has none."""
+    found: dict[str, Any] = {}
+    for name, side in (("before", "old"), ("after", "new")):
+        with contextlib.suppress(Exception):
+            found[name] = text(values, side)
+    return found
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def _is_number_or_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct | bool | int | float | complex)
+
+
+def _abstract(leaf: Any) -> Any:
+    """The type of an array; all else as it is."""
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+
+
+def _signature(leaf: Any, *, whole: bool) -> Any:
+    """What a program may depend on in an argument: the type, or the whole of a Python value."""
+    if _is_array(leaf):
+        return (tuple(leaf.shape), str(leaf.dtype), getattr(leaf, "weak_type", False))
+    if not whole and _is_number_or_array(leaf):
+        return type(leaf)
+    try:
+        hash(leaf)
+    except TypeError:
+        return id(leaf)
+    return type(leaf), leaf
 
 
 def _donated(old: Any, new: Any) -> list[list[str]]:

@@ -1,0 +1,57 @@
+"""Checks a certificate of `jax-dist migrate --verify --certificate FILE` again.
+
+It compares the texts of the programs in it, counts again, and reads the migrated files. It neither
+runs nor imports jax.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, TextIO
+
+from jax_dist.commands.exits import Exit
+from jax_dist.commands.help import Help
+
+_EPILOG = """\
+exit codes: 0 the certificate holds, 1 it does not, 2 it cannot be read
+
+example:
+  jax-dist migrate --write --verify --certificate proof.json src -- python train.py
+  jax-dist certificate proof.json
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "certificate",
+        help="check what a verified migration has proved",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=Help,
+    )
+    parser.add_argument("file", metavar="FILE", help="the certificate")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+    from jax_dist.migrating.verify import certificate
+
+    path = Path(options.file)
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        print(f"jax-dist certificate: {path} cannot be read: {error}", file=err)
+        return Exit.USAGE
+    problems = list(certificate.problems(found, path.resolve().parent))
+    if problems:
+        print(f"{path} does not hold:", file=out)
+        for problem in problems:
+            print(f"  * {problem}", file=out)
+        return Exit.FINDINGS
+    print(f"{path} holds: {certificate.headline(found)}.", file=out)
+    for title in ("premises", "not covered"):
+        if found[title]:
+            print(f"{title}:", file=out)
+            for each in found[title]:
+                print(f"  * {each}", file=out)
+    return Exit.OK

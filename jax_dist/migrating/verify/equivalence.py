@@ -1,0 +1,387 @@
+"""Whether two programs are the same, from their texts alone: a normal form, and named rules.
+
+A text is what `recording/programs.py` writes. In the normal form, calls are written out, dead
+equations are gone, variables and mesh axes have numbers, and a reshape that moves no element is no
+equation: each operand is its source with the shape that it is used in. Imports no jax.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+RULES = {
+    "R1": "a sum over an all_gather is a psum, up to the order of summation",
+    "R2": "a sum over no dimension changes nothing",
+    "R3": "a division by one changes nothing",
+    "R4": "a reduction over a dimension of size 1 changes nothing but the sign of a zero",
+}
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
+_AXIS_PARAMETERS = ("axes", "axis_name", "spmd_axis_name", "newly_manual_axes", "manual_axes")
+_REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod")
+_VARIABLE = re.compile(r"§\d+")  # json.dumps writes no § otherwise
+
+
+class NotProvedError(Exception):
+    """Why two texts say nothing of their programs, or differ."""
+
+
+@dataclass(frozen=True)
+class Equality:
+    """Two programs are equal."""
+
+    rules: tuple[str, ...]  # that were needed; none: they are the same program
+
+
+def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> Equality:
+    """How two programs are equal.
+
+    Args:
+      before: the text of one.
+      after: of the other, for the same arguments.
+
+    Raises:
+      NotProvedError: they are not, as far as texts and rules show.
+    """
+    for text in (before, after):
+        if (found := _opaque(text)) is not None:
+            raise NotProvedError(f"its text does not show all of it: {found}")
+    if normal_form(before)[0] == normal_form(after)[0]:
+        return Equality(())
+    (one, used), (other, others_used) = (normal_form(each, rules=True) for each in (before, after))
+    if one == other:
+        return Equality(tuple(sorted(used | others_used)))
+    raise NotProvedError(_first_difference(one, other))
+
+
+def proof(signature: Mapping[str, Any]) -> Equality:
+    """How the programs of one signature are equal, on each number of devices that takes it.
+
+    Args:
+      signature: the texts `before` and `after`, and in `sizes`, by the number of devices, both
+        again, or none where both forms refuse that number.
+
+    Raises:
+      NotProvedError: they are not, or one of the two runs on a number of devices only.
+    """
+    rules = set(compared(signature["before"], signature["after"]).rules)
+    for texts in signature["sizes"].values():
+        if len(texts) == 2:
+            rules |= set(compared(texts["before"], texts["after"]).rules)
+    return Equality(tuple(sorted(rules)))
+
+
+def normal_form(text: Mapping[str, Any], *, rules: bool = False) -> tuple[str, set[str]]:
+    """The normal form, a line for each equation, and the rules that were used."""
+    scope = _Scope(rules=rules)
+    inputs = [scope.new() for _ in text["in"]]
+    results = scope.run(text, inputs, top=True)
+    types = [
+        f"{each}:{kind}{'~' if weak else ''}"
+        for each, kind, weak in zip(results, _result_types(text), text["weak"], strict=True)
+    ]
+    lines = [
+        f"in {' '.join(f'{n}:{kind}' for n, (_, kind) in zip(inputs, text['in'], strict=True))}",
+        f"donated {[number for number, each in enumerate(inputs) if each in scope.donated]}",
+        f"options {sorted(scope.options)}",
+        *scope.alive(results, grouped=True),
+        f"out {' '.join(types)}",
+    ]
+    return _numbered("\n".join(lines)), scope.used
+
+
+@dataclass
+class _Line:
+    results: list[str]
+    operands: list[str]
+    text: str
+    group: int  # which call of the host it belongs to
+
+
+@dataclass
+class _Scope:
+    """The equations of one program, with the calls in it written out."""
+
+    rules: bool
+    axes: dict[str, str] = field(default_factory=dict)
+    counter: list[int] = field(default_factory=lambda: [0])
+    used: set[str] = field(default_factory=set)
+    lines: list[_Line] = field(default_factory=list)
+    donated: set[str] = field(default_factory=set)
+    options: set[str] = field(default_factory=set)
+    gathers: dict[str, tuple] = field(default_factory=dict)  # by result
+    placed: dict[str, tuple[str, str]] = field(default_factory=dict)  # result: source, sharding
+    mapped: dict[str, str] = field(default_factory=dict)  # results of a shard_map: their sharding
+    group: int = 0
+
+    def new(self) -> str:
+        self.counter[0] += 1
+        return f"§{self.counter[0]}"
+
+    def run(self, text: Mapping[str, Any], inputs: Sequence[str], *, top: bool = False) -> list:
+        """Adds the equations of a program; its results."""
+        names: dict[int, str] = {}
+        types: dict[int, str] = {}
+        for (number, kind), name in zip(text["in"], inputs, strict=True):
+            names[number], types[number] = name, kind
+        for number, kind, digest in text["consts"]:
+            names[number], types[number] = f"const({digest})", kind
+        for primitive, parameters, operands, results in text["eqns"]:
+            types.update({number: kind for number, kind in results})
+            given = [
+                (names[each], types[each]) if isinstance(each, int) else _literal(each)
+                for each in operands
+            ]
+            if top:
+                self.group += 1
+            found = self._equation(primitive, parameters, given, [k for _, k in results], top=top)
+            names.update({number: name for (number, _), name in zip(results, found, strict=True)})
+        return [names[each] if isinstance(each, int) else _literal(each)[0] for each in text["out"]]
+
+    def _equation(
+        self, primitive: str, parameters: Mapping, given: list, kinds: list[str], *, top: bool
+    ) -> list[str]:
+        if primitive in _CALLS:
+            return self._call(parameters, given, top=top)
+        if _moves_nothing(primitive, parameters, given, kinds):
+            return [given[0][0]]
+        if self.rules and (found := self._by_rule(primitive, parameters, given, kinds)):
+            return [found]
+        if primitive == "shard_map":
+            return self._shard_map(parameters, given, kinds)
+        results = [self.new() for _ in kinds]
+        if primitive == "all_gather":
+            self.gathers[results[0]] = (*given[0], kinds[0], parameters)
+        self._add(results, given, kinds, f"{primitive}{self._parameters(parameters)}")
+        return results
+
+    def _call(self, parameters: Mapping, given: list, *, top: bool) -> list[str]:
+        body = next(
+            parameters[key]["jaxpr"]
+            for key in ("jaxpr", "call_jaxpr", "fun_jaxpr")
+            if key in parameters
+        )
+        names = [name for name, _ in given]
+        if top:
+            flags = zip(names, parameters.get("donated_invars", ()), strict=False)
+            self.donated |= {name for name, flag in flags if flag}
+        for key in ("compiler_options_kvs", "in_layouts", "out_layouts"):
+            if any(each is not None for each in parameters.get(key) or ()):
+                self.options.add(f"{key} {self._value(parameters[key])}")
+        inner = [
+            self._put(name, kind, sharding)
+            for (name, kind), sharding in zip(
+                given, parameters.get("in_shardings") or [""] * len(given), strict=True
+            )
+        ]
+        results = self.run(body, inner)
+        shardings = parameters.get("out_shardings") or [""] * len(results)
+        return [
+            self._put(name, kind, sharding)
+            for name, kind, sharding in zip(results, _result_types(body), shardings, strict=True)
+        ]
+
+    def _put(self, name: str, kind: str, sharding: Any) -> str:
+        """A value where a jit wants it; nothing, where a shard_map has it there already."""
+        if not isinstance(sharding, dict):
+            return name  # not specified
+        wanted = self._value(sharding)
+        if self.mapped.get(name) == wanted:
+            return name
+        result = self.new()
+        self.placed[result] = name, wanted
+        self._add([result], [(name, kind)], [kind], f"placed[{wanted}]")
+        return result
+
+    def _shard_map(self, parameters: Mapping, given: list, kinds: list[str]) -> list[str]:
+        mesh = self._value(parameters["mesh"])  # numbers its axes
+        where = [f"{mesh} {self._value(each)}" for each in parameters["in_specs"]]
+        sources = []
+        for (name, kind), wanted in zip(given, where, strict=True):
+            source, sharding = self.placed.get(name, (name, ""))
+            sources.append((source if sharding == wanted else name, kind))
+        results = [self.new() for _ in kinds]
+        for result, spec in zip(results, parameters["out_specs"], strict=True):
+            self.mapped[result] = f"{mesh} {self._value(spec)}"
+        self._add(results, sources, kinds, f"shard_map{self._parameters(parameters)}")
+        return results
+
+    def _add(self, results: list[str], given: list, kinds: list[str], head: str) -> None:
+        left = " ".join(f"{each}:{kind}" for each, kind in zip(results, kinds, strict=True))
+        right = " ".join(f"{name}:{kind}" for name, kind in given)
+        operands = [name for name, _ in given]
+        self.lines.append(_Line(results, operands, f"{left} = {head} {right}", self.group))
+
+    def alive(self, results: Sequence[str], *, grouped: bool = False) -> list[str]:
+        """The lines that results need, those of one call of the host together."""
+        needed, kept = set(results), []
+        for line in reversed(self.lines):
+            if needed.intersection(line.results):
+                kept.append(line)
+                needed.update(line.operands)
+        texts, last = [], 0
+        for line in reversed(kept):
+            if grouped and line.group != last:
+                texts.append("call of the host")
+                last = line.group
+            texts.append(line.text)
+        return texts
+
+    # --- parameters
+
+    def _parameters(self, parameters: Mapping) -> str:
+        shown = []
+        for name, value in sorted(parameters.items()):
+            if name in _AXIS_PARAMETERS:
+                names = value if isinstance(value, list) else [value]
+                shown.append(f"{name}={self._axis_names(names)}")
+            else:
+                shown.append(f"{name}={self._value(value)}")
+        return f"[{', '.join(shown)}]"
+
+    def _axis_names(self, names: Sequence[Any] | Mapping) -> str:
+        if isinstance(names, dict):
+            names = names.get("set", [names])
+        if len(names) == 1 and isinstance(names[0], dict) and "set" in names[0]:
+            names = names[0]["set"]
+        return json.dumps([self._axis(name) for name in names])
+
+    def _axis(self, name: Any) -> Any:
+        return self.axes.get(name, name) if isinstance(name, str) else name
+
+    def _value(self, value: Any) -> str:
+        if isinstance(value, list):
+            return f"({', '.join(map(self._value, value))})"
+        if not isinstance(value, dict):
+            return json.dumps(value)
+        if "jaxpr" in value:
+            return self._nested(value["jaxpr"])
+        if "spec" in value:
+            cut = [[self._axis(name) for name in each] for each in value["spec"]]
+            while cut and not cut[-1]:
+                cut.pop()
+            return f"P{json.dumps(cut)}"
+        if "mesh" in value:
+            for name, _ in value["mesh"]:
+                self.axes.setdefault(name, f"axis-{len(self.axes)}")
+            sizes = [[self.axes[name], size] for name, size in value["mesh"]]
+            return f"mesh{json.dumps([sizes, value['kinds'], value.get('devices')])}"
+        if "sharding" in value:
+            return " ".join(map(self._value, value["sharding"]))
+        return json.dumps({key: self._value(each) for key, each in value.items()})
+
+    def _nested(self, text: Mapping[str, Any]) -> str:
+        """A program inside an equation: it sees no value of the outer one."""
+        inner = _Scope(self.rules, self.axes, self.counter, self.used)
+        inputs = [inner.new() for _ in text["in"]]
+        results = inner.run(text, inputs)
+        left = " ".join(
+            f"{name}:{kind}" for name, (_, kind) in zip(inputs, text["in"], strict=True)
+        )
+        right = " ".join(
+            f"{name}:{kind}" for name, kind in zip(results, _result_types(text), strict=True)
+        )
+        return f"{{{left} | {' ; '.join(inner.alive(results))} | {right}}}"
+
+    # --- rules
+
+    def _by_rule(
+        self, primitive: str, parameters: Mapping, given: list, kinds: list[str]
+    ) -> str | None:
+        """The value that takes the place of an equation."""
+        if primitive == "div" and _is_one(given[1][0]) and given[0][1] == kinds[0]:
+            return self._used("R3", given[0][0])
+        if primitive not in _REDUCTIONS:
+            return None
+        axes, sizes = parameters["axes"], _shape(given[0][1])
+        if not axes:
+            return self._used("R2", given[0][0])
+        gathered = self.gathers.get(given[0][0])
+        if primitive == "reduce_sum" and gathered and gathered[2] == given[0][1]:
+            source, kind, _, how = gathered
+            whole = how["axis_index_groups"] is None and how["tiled"] is False
+            if whole and axes == [how["all_gather_dimension"]] and kind == kinds[0]:
+                names = how["axis_name"]
+                names = names if isinstance(names, list) else [names]
+                result = self.new()
+                head = {"axes": names, "axis_index_groups": None}
+                self._add([result], [(source, kind)], kinds, f"psum{self._parameters(head)}")
+                return self._used("R1", result)
+        if all(sizes[axis] == 1 for axis in axes):
+            return self._used("R4", given[0][0])
+        return None
+
+    def _used(self, rule: str, name: str) -> str:
+        self.used.add(rule)
+        return name
+
+
+def _moves_nothing(primitive: str, parameters: Mapping, given: list, kinds: list[str]) -> bool:
+    """Whether an equation only names other dimensions of size 1, or groups elements otherwise."""
+    if parameters.get("sharding") is not None:
+        return False
+    if primitive == "reshape":
+        return parameters.get("dimensions") is None
+    if primitive == "squeeze":
+        return True
+    if primitive != "broadcast_in_dim" or len(given) != 1:
+        return False
+    old, new = _shape(given[0][1]), _shape(kinds[0])
+    dimensions = parameters["broadcast_dimensions"]
+    kept = all(old[i] == new[each] for i, each in enumerate(dimensions))
+    return kept and all(size == 1 for i, size in enumerate(new) if i not in dimensions)
+
+
+def _is_one(name: str) -> bool:
+    """Whether a literal is the number one."""
+    kind, _, data = name.removeprefix("literal(").removesuffix(")").partition(" ")
+    ones = {"float32[]": "0000803f", "float64[]": "000000000000f03f", "bfloat16[]": "803f"}
+    return name.startswith("literal(") and ones.get(kind) == data
+
+
+def _literal(text: str) -> tuple[str, str]:
+    return f"literal({text})", text.partition(" ")[0]
+
+
+def _shape(kind: str) -> list[int]:
+    inner = kind.partition("[")[2].partition("]")[0]
+    return [int(each) for each in inner.split(",") if each]
+
+
+def _result_types(text: Mapping[str, Any]) -> list[str]:
+    types = {number: kind for number, kind, *_ in (*text["in"], *text["consts"])}
+    for _, _, _, results in text["eqns"]:
+        types.update({number: kind for number, kind in results})
+    return [types[each] if isinstance(each, int) else _literal(each)[1] for each in text["out"]]
+
+
+def _numbered(text: str) -> str:
+    """Variables by their first use, so that equal programs have equal texts."""
+    numbers: dict[str, str] = {}
+    return _VARIABLE.sub(lambda found: numbers.setdefault(found[0], f"§{len(numbers)}"), text)
+
+
+def _opaque(value: Any) -> str | None:
+    """What is hidden in a text; None where nothing is."""
+    if isinstance(value, dict):
+        if "opaque" in value:
+            return str(value["opaque"])
+        value = list(value.values())
+    if isinstance(value, str):
+        return value if value.startswith(("opaque", "key opaque")) else None
+    if isinstance(value, list):
+        if len(value) == 4 and isinstance(value[0], str) and "callback" in value[0]:
+            return value[0]
+        return next((found for each in value if (found := _opaque(each)) is not None), None)
+    return None
+
+
+def _first_difference(one: str, other: str) -> str:
+    """In short: where the two normal forms part."""
+    for line, against in zip(one.split("\n"), other.split("\n"), strict=False):
+        if line != against:
+            at = next((i for i, (a, b) in enumerate(zip(line, against, strict=False)) if a != b), 0)
+            start = max(0, at - 30)
+            return f"{line[start : at + 40]!r} before, {against[start : at + 40]!r} after"
+    return "one has more equations than the other"
