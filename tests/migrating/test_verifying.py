@@ -391,7 +391,7 @@ def test_the_headline_says_the_worst():
     assert found.worst is Rung.NEVER_RAN
     assert found.below(Rung.REPLAYED) == entries[2:]
     assert (
-        str(found.put_back(entries[2:]))
+        str(found.only(entries[:2]).with_put_back(entries[2:]))
         == f"""\
 {said}
   command: python train.py
