@@ -253,8 +253,8 @@ class _Scope:
     def _value(self, value: Any) -> str:
         if isinstance(value, list):
             return f"({', '.join(map(self._value, value))})"
-        if not isinstance(value, dict):
-            return json.dumps(value)
+        if not isinstance(value, dict) or _says_nothing(value):
+            return json.dumps(None if isinstance(value, dict) else value)
         if "jaxpr" in value:
             return self._nested(value["jaxpr"])
         if "spec" in value:
@@ -319,7 +319,7 @@ class _Scope:
 
 def _moves_nothing(primitive: str, parameters: Mapping, given: list, kinds: list[str]) -> bool:
     """Whether an equation only names other dimensions of size 1, or groups elements otherwise."""
-    if parameters.get("sharding") is not None:
+    if not _says_nothing(parameters.get("sharding")):
         return False
     if primitive == "reshape":
         return parameters.get("dimensions") is None
@@ -331,6 +331,14 @@ def _moves_nothing(primitive: str, parameters: Mapping, given: list, kinds: list
     dimensions = parameters["broadcast_dimensions"]
     kept = all(old[i] == new[each] for i, each in enumerate(dimensions))
     return kept and all(size == 1 for i, size in enumerate(new) if i not in dimensions)
+
+
+def _says_nothing(sharding: Any) -> bool:
+    """Whether nothing is cut, of a mesh whose axes are all manual."""
+    if not isinstance(sharding, dict) or "sharding" not in sharding:
+        return sharding is None
+    mesh, spec = sharding["sharding"]
+    return not any(spec["spec"]) and {"AxisType.Manual"} == set(mesh["kinds"])
 
 
 def _is_one(name: str) -> bool:
