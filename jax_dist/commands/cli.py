@@ -14,7 +14,15 @@ from jax_dist.commands.help import Help, Parser
 
 # Loaded by name, and only the one that is asked for: `lint` must not wait for the others.
 _COMMANDS = (
-    "cache", "certificate", "checkpoint", "doctor", "launch", "lint", "migrate", "rule", "server",
+    "cache",
+    "certificate",
+    "checkpoint",
+    "doctor",
+    "launch",
+    "lint",
+    "migrate",
+    "rule",
+    "server",
 )
 # What stands behind their -- is a command to run.
 _WITH_PROGRAM = (["cache", "verify"], ["launch"], ["migrate"])

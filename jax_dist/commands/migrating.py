@@ -200,7 +200,7 @@ class _Migrate:
             folder=folder,
         )
         try:
-            writing.write(path, (json.dumps(found, separators=(",", ":")) + "\n").encode())
+            fixer.write(path, (json.dumps(found, separators=(",", ":")) + "\n").encode())
         except OSError as error:
             reason = error.strerror or error
             raise MisuseError(f"--certificate {path} cannot be written: {reason}") from error
