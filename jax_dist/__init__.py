@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist import cache as cache
+    from jax_dist import errors as errors
     from jax_dist import multihost as multihost
-    from jax_dist._errors import CapturedArrayWarning as CapturedArrayWarning
-    from jax_dist._errors import DonationError as DonationError
-    from jax_dist._errors import MemoryGrowthError as MemoryGrowthError
-    from jax_dist._errors import RecompileError as RecompileError
-    from jax_dist._errors import TransferError as TransferError
     from jax_dist.consistency.api import check as check
+    from jax_dist.errors import CapturedArrayWarning as CapturedArrayWarning
+    from jax_dist.errors import DonationError as DonationError
+    from jax_dist.errors import MemoryGrowthError as MemoryGrowthError
+    from jax_dist.errors import RecompileError as RecompileError
+    from jax_dist.errors import TransferError as TransferError
     from jax_dist.global_views.view import global_view as global_view
     from jax_dist.guards.memory import memory_guard as memory_guard
     from jax_dist.guards.strict import allow_recompiles as allow_recompiles
@@ -30,17 +31,18 @@ if TYPE_CHECKING:  # what editors and type checkers see
 __version__ = "0.1.0"
 
 _HOMES = {  # what Python sees: imported on first use, so that source tools never load jax
-    "CapturedArrayWarning": "jax_dist._errors",
-    "DonationError": "jax_dist._errors",
-    "MemoryGrowthError": "jax_dist._errors",
-    "RecompileError": "jax_dist._errors",
-    "TransferError": "jax_dist._errors",
+    "CapturedArrayWarning": "jax_dist.errors",
+    "DonationError": "jax_dist.errors",
+    "MemoryGrowthError": "jax_dist.errors",
+    "RecompileError": "jax_dist.errors",
+    "TransferError": "jax_dist.errors",
     "allow_recompiles": "jax_dist.guards.strict",
     "allow_transfers": "jax_dist.guards.strict",
     "cache": "jax_dist.cache",
     "check": "jax_dist.consistency.api",
     "device_put_replicated": "jax_dist.mapping.placement",
     "device_put_sharded": "jax_dist.mapping.placement",
+    "errors": "jax_dist.errors",
     "explain": "jax_dist.rewriting.api",
     "global_view": "jax_dist.global_views.view",
     "filter_pmap": "jax_dist.mapping.filter_pmap",
@@ -66,6 +68,7 @@ __all__ = (
     "check",
     "device_put_replicated",
     "device_put_sharded",
+    "errors",
     "explain",
     "global_view",
     "filter_pmap",

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax_dist._errors import message
 from jax_dist._test_worker import Failure, Function, Report, Task, load
+from jax_dist.errors import message
 from jax_dist.launch.environment import cpu_environment
 from jax_dist.launch.outcome import ending
 

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jax_dist._errors import message
+from jax_dist.errors import message
 
 _SCRIPT = "__jax_dist_main__"  # what a child calls the script that is __main__ in the parent
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dist
-from jax_dist._errors import message
 from jax_dist._test_processes import Outcome, run_processes
+from jax_dist.errors import message
 
 __all__ = (
     "Outcome",

@@ -1,13 +1,16 @@
 """The public names, and what importing them costs."""
 
 import ast
+import inspect
 import pathlib
+import pickle
 import subprocess
 import sys
 
 import pytest
 
 import jax_dist
+from jax_dist import errors
 
 _INIT = pathlib.Path(jax_dist.__file__)
 
@@ -60,3 +63,24 @@ def test_importing_pmap_does_not_start_the_backend():
     run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
 
     assert run.stdout.split() == ["3"], run.stderr
+
+
+def test_every_error_is_public_and_has_a_sentence():
+    classes = {name for name, kind in vars(errors).items() if inspect.isclass(kind)} - {"Sequence"}
+
+    assert set(errors.__all__) == classes
+    for name in classes:
+        assert getattr(errors, name).__doc__.endswith((".", ")."))
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_an_error_travels_between_processes(name):
+    kind = getattr(errors, name)
+    error = kind("what:\n  * which")
+    error.add_note("rank 3")
+
+    again = pickle.loads(pickle.dumps(error))
+
+    assert type(again) is kind
+    assert kind.__module__ == "jax_dist.errors"
+    assert (str(again), again.__notes__) == ("what:\n  * which", ["rank 3"])

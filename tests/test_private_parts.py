@@ -22,7 +22,7 @@ _PROGRAM = """
 import io, pathlib, sys, warnings
 import jax, numpy as np
 from jax_dist._compat import private
-from jax_dist._errors import UnsupportedError
+from jax_dist.errors import UnsupportedError
 
 hidden = set(sys.argv[1].split(","))
 found = private.find

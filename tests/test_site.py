@@ -38,11 +38,11 @@ def test_every_public_name_is_in_the_reference():
     text = "".join(path.read_text() for path in (_DOCS / "reference").glob("*.md"))
     shown = set(re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE))
     names = {f"jax_dist.{name}" for name in jax_dist.__all__}
-    for module in ("cache", "multihost", "testing"):
+    for module in ("cache", "errors", "multihost", "testing"):
         exported = importlib.import_module(f"jax_dist.{module}").__all__
         names |= {f"jax_dist.{module}.{name}" for name in exported}
 
-    modules = {"jax_dist.__version__", "jax_dist.cache", "jax_dist.multihost"}
+    modules = {"jax_dist.__version__", "jax_dist.cache", "jax_dist.errors", "jax_dist.multihost"}
     assert names - modules - shown == set()
 
 

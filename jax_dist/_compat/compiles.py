@@ -15,7 +15,7 @@ from jax import core
 
 from jax_dist._compat import private
 from jax_dist._compat.settings import config_value
-from jax_dist._errors import UnsupportedError
+from jax_dist.errors import UnsupportedError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

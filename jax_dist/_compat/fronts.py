@@ -20,7 +20,7 @@ import jax
 
 from jax_dist._compat import private
 from jax_dist._compat.settings import config_value
-from jax_dist._errors import UnsupportedError
+from jax_dist.errors import UnsupportedError
 
 Answer: TypeAlias = tuple[Any, Any, bool]  # results, what C++ has to remember, whether it is stale
 Miss: TypeAlias = Callable[..., Answer]

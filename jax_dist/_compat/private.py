@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jax_dist._errors import UnsupportedError, message
+from jax_dist.errors import UnsupportedError, message
 
 
 def find(module: str, name: str) -> Any | None:

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import jax
 
 from jax_dist import _compat
-from jax_dist._errors import CacheWarning, message
 from jax_dist.cache import entries, paths
 from jax_dist.cache.watching import Settings, watcher
+from jax_dist.errors import CacheWarning, message
 
 
 class Default(enum.Enum):

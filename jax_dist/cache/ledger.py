@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from jax_dist import _notes
-from jax_dist._errors import FailedBeforeError, message
 from jax_dist.cache.store import replace
+from jax_dist.errors import FailedBeforeError, message
 
 _SUFFIX = "-failure"
 _CERTAIN = ("INVALID_ARGUMENT", "UNIMPLEMENTED")

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 
-from jax_dist._errors import CacheDirectoryError, message
+from jax_dist.errors import CacheDirectoryError, message
 
 _CPU_FACTS = re.compile(
     r"^(vendor_id|cpu family|model|model name|flags|Features|CPU \w+)\s*:\s*(.*)$", re.MULTILINE

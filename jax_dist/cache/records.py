@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from jax_dist import _notes
-from jax_dist._errors import RecordError
 from jax_dist.cache.keys import Key
 from jax_dist.cache.operations import Operation
 from jax_dist.cache.settings import Settings
 from jax_dist.cache.store import replace
+from jax_dist.errors import RecordError
 
 _FORMAT = 1
 

@@ -48,9 +48,9 @@ def loaded(path: str) -> "Record":
     Raises:
       MisuseError: it cannot be read, or is none.
     """
-    from jax_dist._errors import RecordError
     from jax_dist._usage import MisuseError
     from jax_dist.cache.records import load
+    from jax_dist.errors import RecordError
 
     try:
         return load(path)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jax_dist import _compat
-from jax_dist._errors import ConsistencyError, UnsupportedError, message
 from jax_dist.consistency import pairs, programs, runs, words
 from jax_dist.consistency.graph import Graph, graph_of
 from jax_dist.consistency.origins import Origin, Search
@@ -20,6 +19,7 @@ from jax_dist.consistency.report import Consistency
 from jax_dist.consistency.runs import Reference
 from jax_dist.consistency.verdicts import Verdict, verdict
 from jax_dist.consistency.words import Explanation
+from jax_dist.errors import ConsistencyError, UnsupportedError, message
 from jax_dist.mapping import axes
 from jax_dist.mapping.axes import Axis, AxisPrefix
 

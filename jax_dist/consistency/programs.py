@@ -11,8 +11,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist._errors import ConsistencyError, message
 from jax_dist.consistency.evaluation import manual_axes
+from jax_dist.errors import ConsistencyError, message
 from jax_dist.mapping import axes
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.passes import interpreter

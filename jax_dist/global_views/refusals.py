@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jax_dist._errors import (
+from jax_dist.errors import (
     ArgumentTypeError,
     DeviceCountError,
     GlobalViewError,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_dist import _compat
-from jax_dist._errors import DonationError, message
+from jax_dist.errors import DonationError, message
 from jax_dist.guards import places
 from jax_dist.guards.naming import is_of_jax, shown_paths
 from jax_dist.guards.types import devices_of, text_of

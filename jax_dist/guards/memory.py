@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from jax_dist._errors import MemoryGrowthError, message
+from jax_dist.errors import MemoryGrowthError, message
 from jax_dist.guards import places
 from jax_dist.guards.types import text_of
 
@@ -48,7 +48,7 @@ class memory_guard:  # in small letters, for it is used as a function
     >>> with memory_guard():
     ...     losses.append(jnp.ones(3))
     Traceback (most recent call last):
-    jax_dist._errors.MemoryGrowthError: A step left more in memory than it found, at ...
+    jax_dist.errors.MemoryGrowthError: A step left more in memory than it found, at ...
       * device 0 holds 12 bytes more
       * 1 more of float32[3]
     ...

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jax_dist import _compat
-from jax_dist._errors import RecompileError, message
+from jax_dist.errors import RecompileError, message
 from jax_dist.guards import places
 from jax_dist.guards.naming import is_of_jax, shown_paths
 from jax_dist.guards.types import ArgumentType, Change, Signature, signature_of, text_of

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
-from jax_dist._errors import DonationError, RecompileError, TransferError, message
+from jax_dist.errors import DonationError, RecompileError, TransferError, message
 from jax_dist.guards import transfers as transfer_rules
 from jax_dist.guards.threads import Donation, Entry
 
@@ -51,7 +51,7 @@ class strict:  # in small letters, for it is used as a function
     ...     for batch in guard.steps(batches):
     ...         state = step(state, batch)
     Traceback (most recent call last):
-    jax_dist._errors.RecompileError: '<lambda>' would be compiled after the warm-up, at ...
+    jax_dist.errors.RecompileError: '<lambda>' would be compiled after the warm-up, at ...
       * batch has the shape (8,), before (4,)
     ...
     """

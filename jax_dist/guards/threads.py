@@ -12,7 +12,7 @@ import jax
 from jax.core import Tracer
 
 from jax_dist import _compat
-from jax_dist._errors import DonationError, RecompileError, TransferError
+from jax_dist.errors import DonationError, RecompileError, TransferError
 from jax_dist.guards import recompiles, transfers
 from jax_dist.guards.donation import DonationCheck, weak_key
 from jax_dist.guards.naming import is_of_jax, known_name

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jax_dist import _compat
-from jax_dist._errors import TransferError, message
+from jax_dist.errors import TransferError, message
 from jax_dist.guards import places
 from jax_dist.guards.naming import is_of_jax, shown_paths
 from jax_dist.guards.types import devices_of, text_of

@@ -21,7 +21,7 @@ _RAISED_SECONDS = 10.0
 # The last word of a rank that jax_dist.multihost ends. The one that failed may leave after it.
 _BLAMES = re.compile(r"rank \d+: stopping because (?:a step took .+? )?rank (\d+) ")
 # Of one that has waited for the others in vain.
-_NOT_JOINED = re.compile(r"jax_dist\._errors\.JoinError: (?:rank \d+ has not reached )?rank (\d+) ")
+_NOT_JOINED = re.compile(r"jax_dist\.errors\.JoinError: (?:rank \d+ has not reached )?rank (\d+) ")
 
 
 class StartError(RuntimeError):

@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, AxisType
 
 from jax_dist import _compat
-from jax_dist._errors import UnboundAxisError
+from jax_dist.errors import UnboundAxisError
 from jax_dist.mapping import axes, meshes, nesting, refusals
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.calls import Call, Options, bind

@@ -5,7 +5,7 @@ import collections
 import jax
 from jax.core import ShapedArray
 
-from jax_dist._errors import message
+from jax_dist.errors import message
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.body import type_of
 from jax_dist.mapping.calls import Call, Options

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from jax_dist._errors import ArgumentTypeError, AxesError, AxesTypeError, message
+from jax_dist.errors import ArgumentTypeError, AxesError, AxesTypeError, message
 from jax_dist.mapping.pmap import pmap
 
 _AXIS = "<filter_pmap>"  # of a function that names none

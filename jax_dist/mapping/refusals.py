@@ -3,7 +3,7 @@
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from jax_dist._errors import (
+from jax_dist.errors import (
     ArgumentTypeError,
     AxesError,
     AxesTypeError,

@@ -4,13 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what editors and type checkers see
-    from jax_dist._errors import CheckpointError as CheckpointError
-    from jax_dist._errors import CheckpointWarning as CheckpointWarning
-    from jax_dist._errors import DisagreementError as DisagreementError
-    from jax_dist._errors import JoinError as JoinError
-    from jax_dist._errors import MissingRanksError as MissingRanksError
-    from jax_dist._errors import OpenPortWarning as OpenPortWarning
-    from jax_dist._errors import UnequalError as UnequalError
+    from jax_dist.errors import CheckpointError as CheckpointError
+    from jax_dist.errors import CheckpointWarning as CheckpointWarning
+    from jax_dist.errors import DisagreementError as DisagreementError
+    from jax_dist.errors import JoinError as JoinError
+    from jax_dist.errors import MissingRanksError as MissingRanksError
+    from jax_dist.errors import OpenPortWarning as OpenPortWarning
+    from jax_dist.errors import UnequalError as UnequalError
     from jax_dist.multihost.agreeing import agree as agree
     from jax_dist.multihost.asserting import assert_equal as assert_equal
     from jax_dist.multihost.barriers import sync_global_devices as sync_global_devices
@@ -31,14 +31,14 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.multihost.watching import watchdog as watchdog
 
 _HOMES = {  # what Python sees: imported on first use, so that the launcher never loads jax
-    "CheckpointError": "jax_dist._errors",
-    "CheckpointWarning": "jax_dist._errors",
+    "CheckpointError": "jax_dist.errors",
+    "CheckpointWarning": "jax_dist.errors",
     "Checkpoints": "jax_dist.multihost.checkpoints",
-    "DisagreementError": "jax_dist._errors",
-    "JoinError": "jax_dist._errors",
-    "MissingRanksError": "jax_dist._errors",
-    "OpenPortWarning": "jax_dist._errors",
-    "UnequalError": "jax_dist._errors",
+    "DisagreementError": "jax_dist.errors",
+    "JoinError": "jax_dist.errors",
+    "MissingRanksError": "jax_dist.errors",
+    "OpenPortWarning": "jax_dist.errors",
+    "UnequalError": "jax_dist.errors",
     "agree": "jax_dist.multihost.agreeing",
     "assert_equal": "jax_dist.multihost.asserting",
     "broadcast_one_to_all": "jax_dist.multihost.broadcasting",

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jax_dist._errors import DisagreementError, message
+from jax_dist.errors import DisagreementError, message
 from jax_dist.multihost import coordination
 from jax_dist.multihost.coordination import Meeting, Place
 from jax_dist.multihost.fingerprints import Fingerprint, differences, fingerprint

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_dist._errors import DisagreementError, UnequalError
+from jax_dist.errors import DisagreementError, UnequalError
 from jax_dist.multihost.agreeing import agree_on
 from jax_dist.multihost.exchanging import TIMEOUT
 from jax_dist.multihost.fingerprints import fingerprint

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from jax_dist._errors import DisagreementError, message
+from jax_dist.errors import DisagreementError, message
 from jax_dist.multihost.exchanging import TIMEOUT, as_key_of, exchange, is_key
 from jax_dist.multihost.ranks import do
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from jax_dist._errors import (
+from jax_dist.errors import (
     CheckpointError,
     CheckpointWarning,
     MissingPackageError,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jax_dist import _compat
-from jax_dist._errors import JoinError, message
+from jax_dist.errors import JoinError, message
 from jax_dist.multihost.rendezvous import split
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

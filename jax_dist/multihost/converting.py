@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist._errors import DisagreementError, message
+from jax_dist.errors import DisagreementError, message
 from jax_dist.multihost.agreeing import agree_on
 from jax_dist.multihost.exchanging import TIMEOUT, as_key_of, is_key, is_whole, types
 from jax_dist.multihost.fingerprints import Fingerprint

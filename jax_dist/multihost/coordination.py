@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jax_dist import _compat
-from jax_dist._errors import MissingRanksError, UnsupportedError, message
+from jax_dist.errors import MissingRanksError, UnsupportedError, message
 from jax_dist.multihost.ranks import name_ranks
 
 _FOLDER = "jax_dist/meetings"  # of the keys

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jax_dist._errors import MissingRanksError, UnsupportedError, message
+from jax_dist.errors import MissingRanksError, UnsupportedError, message
 from jax_dist.multihost.agreeing import agree_on
 from jax_dist.multihost.fingerprints import fingerprint
 from jax_dist.multihost.ranks import name_ranks

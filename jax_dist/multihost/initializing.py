@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from jax_dist import _compat
-from jax_dist._errors import CacheDirectoryError, OpenPortWarning, message
+from jax_dist.errors import CacheDirectoryError, OpenPortWarning, message
 from jax_dist.multihost import agreeing, clusters, failing, rendezvous
 from jax_dist.multihost.clusters import Membership
 from jax_dist.multihost.job import Job

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_dist._errors import CheckpointError, message
+from jax_dist.errors import CheckpointError, message
 
 NUMBERS = (bool, int, float, complex)
 

@@ -9,7 +9,7 @@ from typing import Any
 from jax.experimental import multihost_utils
 
 from jax_dist import _compat
-from jax_dist._errors import message
+from jax_dist.errors import message
 from jax_dist.multihost import progress
 
 _NOT_STARTED = "has not been initialized"  # what JAX says of its service

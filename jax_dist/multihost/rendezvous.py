@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from jax_dist._errors import JoinError, message
+from jax_dist.errors import JoinError, message
 from jax_dist.multihost import machine
 from jax_dist.multihost.channel import Channel, Closed, Lost, Stranger
 from jax_dist.multihost.messages import Hello, Joined, Message, Refused

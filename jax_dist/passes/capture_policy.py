@@ -7,8 +7,8 @@ from typing import Any, Literal, TypeAlias
 import jax
 import numpy as np
 
-from jax_dist import _errors
-from jax_dist._errors import CapturedArrayError, CapturedArrayWarning
+from jax_dist import errors
+from jax_dist.errors import CapturedArrayError, CapturedArrayWarning
 from jax_dist.passes import captures as capturing
 from jax_dist.passes.captures import Capture
 from jax_dist.passes.user_lines import warn_user
@@ -121,7 +121,7 @@ def _has_changed(capture: Capture, placed: Any) -> bool:
 
 
 def _stale(captures: Sequence[Capture], fun_name: str) -> str:
-    return _errors.message(
+    return errors.message(
         what=f"JXD401: '{fun_name}' still uses the arrays that it captured when it was traced",
         which=[f"{c.name} has changed since" for c in captures],
         why="a captured array keeps the value of that moment, as it does under jax.jit",

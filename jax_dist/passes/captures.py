@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from jax_dist._errors import message
+from jax_dist.errors import message
 from jax_dist.passes.baked import Baked, Identity, array_identity, baked_arrays
 from jax_dist.passes.interpreter import Values
 from jax_dist.passes.naming import Found, Kind, find_names

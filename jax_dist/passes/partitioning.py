@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, Var
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _errors
+from jax_dist import errors
 from jax_dist.passes import asking, interpreter, places, routes
 from jax_dist.passes.findings import Finding, Outcome, Plan
 from jax_dist.passes.places import Path, Place
@@ -79,8 +79,8 @@ def _check_names(specs: Specs, sites: Sequence[Place]) -> None:
     known = list(dict.fromkeys(routes.name_of(site) for site in sites))
     unknown = [name for name in specs if name not in known]
     if unknown:
-        raise _errors.RewriteError(
-            _errors.message(
+        raise errors.RewriteError(
+            errors.message(
                 what="specs name operations that are not in the program",
                 which=[f"{name!r}" for name in unknown],
                 why=f"the custom_partitioning operations in it are {', '.join(map(repr, known))}",
@@ -130,8 +130,8 @@ def _fitting(
         strangers = [axis for axis in routes.axes_of(spec) if axis not in mesh.shape]
         problems += [f"{spec}: the mesh {dict(mesh.shape)} has no axis {a!r}" for a in strangers]
     if problems:
-        raise _errors.RewriteError(
-            _errors.message(
+        raise errors.RewriteError(
+            errors.message(
                 what=f"specs for the custom_partitioning op {routes.name_of(site)!r} do not fit it",
                 which=problems,
                 why="its partition() is asked with one spec for each operand and each result",

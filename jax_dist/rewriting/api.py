@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from jax_dist import _compat
-from jax_dist._errors import UnsupportedError
+from jax_dist.errors import UnsupportedError
 from jax_dist.passes.capture_policy import Captures
 from jax_dist.passes.gathers import Gathers
 from jax_dist.rewriting import arguments, reporting

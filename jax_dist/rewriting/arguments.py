@@ -6,8 +6,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from jax.sharding import Mesh
 
-from jax_dist import _errors
-from jax_dist._errors import RewriteError
+from jax_dist import errors
+from jax_dist.errors import RewriteError
 from jax_dist.passes.capture_policy import Captures, Policy
 from jax_dist.passes.gathers import Gathers
 
@@ -75,7 +75,7 @@ def _check_one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 def _wrong(name: str, value: object, why: str, do: str) -> RewriteError:
     return RewriteError(
-        _errors.message(
+        errors.message(
             what=f"rewrite got a wrong `{name}`",
             which=[f"{name} is {value!r}"],
             why=why,

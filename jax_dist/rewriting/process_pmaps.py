@@ -13,8 +13,8 @@ import jax
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 
-from jax_dist import _compat, _errors
-from jax_dist._errors import RewriteError
+from jax_dist import _compat, errors
+from jax_dist.errors import RewriteError
 from jax_dist.mapping import axes, body, emission
 from jax_dist.mapping.calls import Call, Options
 from jax_dist.mapping.meshes import DeviceChoice
@@ -103,7 +103,7 @@ def check_none_local(jaxpr: ClosedJaxpr) -> None:
         devices = devices_of(site.mesh) or ()
         if site.of_jax and all(device.process_index == jax.process_index() for device in devices):
             raise RewriteError(
-                _errors.message(
+                errors.message(
                     what="a jax.pmap sees the devices of this process only",
                     which=[f"the pmap over '{site.axis}', at {site.where or 'an unknown line'}"],
                     why="a jax.jit inside was traced before, and remembers it so; its collectives "

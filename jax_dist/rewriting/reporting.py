@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 
 from jax_dist import _compat
-from jax_dist._errors import CapturedArrayWarning
+from jax_dist.errors import CapturedArrayWarning
 from jax_dist.passes.captures import Capture, find_captures
 from jax_dist.passes.findings import Finding
 from jax_dist.passes.randomness import find_noise

@@ -10,8 +10,8 @@ import jax
 import pytest
 
 from jax_dist import cache
-from jax_dist._errors import CacheDirectoryError, CacheWarning
 from jax_dist.cache import paths
+from jax_dist.errors import CacheDirectoryError, CacheWarning
 
 PART = re.compile(r"\w+-[0-9a-f]{8}-jaxlib-\d+\.\d+\.\d+(\.\d+)?")
 

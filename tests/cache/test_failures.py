@@ -14,8 +14,8 @@ import jax
 import pytest
 
 from jax_dist import _compat, cache
-from jax_dist._errors import FailedBeforeError
 from jax_dist.cache import failures, ledger, settings
+from jax_dist.errors import FailedBeforeError
 
 # XLA knows no such handler, and says so when it compiles.
 _PROGRAM = textwrap.dedent("""

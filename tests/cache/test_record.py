@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from jax_dist import _compat
-from jax_dist._errors import RecordError
 from jax_dist.cache.operations import operations_of
 from jax_dist.cache.recording import record
 from jax_dist.cache.records import load
+from jax_dist.errors import RecordError
 
 _ROOT = pathlib.Path(__file__).parents[2]
 

@@ -15,7 +15,7 @@ from planted import CASES as PLANTED
 from programs_kit import KEY, ROWS, TARGETS, WEIGHTS, mesh_of
 
 import jax_dist
-from jax_dist._errors import ConsistencyError
+from jax_dist.errors import ConsistencyError
 from jax_dist.testing import assert_same_on
 
 pytestmark = pytest.mark.rewriting

@@ -11,7 +11,7 @@ from pmap_programs import PROGRAMS
 
 import jax_dist
 from jax_dist import rewrite
-from jax_dist._errors import CapturedArrayWarning
+from jax_dist.errors import CapturedArrayWarning
 
 pytestmark = pytest.mark.rewriting
 

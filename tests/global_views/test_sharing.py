@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import global_view
-from jax_dist._errors import GlobalViewError
+from jax_dist.errors import GlobalViewError
 
 pytestmark = pytest.mark.rewriting
 

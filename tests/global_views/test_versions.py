@@ -3,7 +3,7 @@
 import pytest
 
 from jax_dist import _compat, global_view
-from jax_dist._errors import UnsupportedError
+from jax_dist.errors import UnsupportedError
 
 pytestmark = [pytest.mark.mapping, pytest.mark.rewriting]
 

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from jax_dist import global_view
-from jax_dist._errors import PlacementError
+from jax_dist.errors import PlacementError
 from jax_dist.testing import run_processes
 
 pytestmark = pytest.mark.rewriting

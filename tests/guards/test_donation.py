@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from messages import forget, functions_entered, refused, said_by, text
 
 import jax_dist
-from jax_dist._errors import DonationError
+from jax_dist.errors import DonationError
 from jax_dist.guards.donation import Leaf, kept_leaves
 from jax_dist.guards.strict import strict
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from messages import said_by, text
 
-from jax_dist._errors import MemoryGrowthError
+from jax_dist.errors import MemoryGrowthError
 from jax_dist.guards.memory import memory_guard, memory_now
 
 _CUT = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("i",)), P("i"))

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from messages import refused, said_by, text
 
-from jax_dist._errors import RecompileError
+from jax_dist.errors import RecompileError
 from jax_dist.guards.strict import allow_recompiles, strict
 
 _MESH = Mesh(np.array(jax.devices()[:4]), ("i",))

@@ -343,7 +343,7 @@ if os.environ["RANK"] == "1":
 time.sleep(1)
 if sys.argv[1] == "abort": os.abort()
 if sys.argv[1] == "strange":
-    print("jax_dist._errors.JoinError: rank 0 meets a stranger at 127.0.0.1:4000:", file=sys.stderr)
+    print("jax_dist.errors.JoinError: rank 0 meets a stranger at 127.0.0.1:4000:", file=sys.stderr)
 sys.exit(3)
 """
 
@@ -386,7 +386,7 @@ def test_a_rank_that_has_finished_too_early_is_named():
 _IN_VAIN = _RANK_1 + (
     "time.sleep(600)\n"
     "time.sleep(0.3)\n"
-    "print('jax_dist._errors.JoinError:', sys.argv[1], file=sys.stderr)\n"
+    "print('jax_dist.errors.JoinError:', sys.argv[1], file=sys.stderr)\n"
     "sys.exit(1)"
 )
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _errors
+from jax_dist import errors
 from jax_dist.mapping import axes
 
 pytestmark = pytest.mark.mapping
@@ -53,7 +53,7 @@ def test_none_as_argument_has_no_leaves():
     ],
 )
 def test_the_first_mismatch_is_named(prefix, tree, at, stands):
-    with pytest.raises(_errors.AxesError) as caught:
+    with pytest.raises(errors.AxesError) as caught:
         axes.spread_in_axes(prefix, tree, {}, "f")
 
     assert f"* in_axes{at} is " in str(caught.value)
@@ -62,7 +62,7 @@ def test_the_first_mismatch_is_named(prefix, tree, at, stands):
 
 def test_negative_out_axes_count_from_the_end_of_the_result():
     assert axes.spread_out_axes((-1, None), (np.ones((2, 3)), 1.0), "f") == (-1, None)
-    with pytest.raises(_errors.AxesError, match="out of range"):
+    with pytest.raises(errors.AxesError, match="out of range"):
         axes.spread_out_axes(-4, np.ones((2, 3)), "f")
 
 

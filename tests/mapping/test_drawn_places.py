@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from test_parity import _NAME, _SETTINGS, Program, programs
 
 import jax_dist
-from jax_dist import _errors
+from jax_dist import errors
 
 pytestmark = [
     pytest.mark.mapping,
@@ -129,7 +129,7 @@ def _check(case: Placed) -> None:
     with _MESHES[case.mesh]():
         try:
             result = call(*args)
-        except _errors.NestingError:
+        except errors.NestingError:
             assert call is not mapped
             assert case.mesh != "none"
             return

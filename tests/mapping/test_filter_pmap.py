@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import jax_dist
-from jax_dist._errors import ArgumentTypeError, AxesError, AxesTypeError
+from jax_dist.errors import ArgumentTypeError, AxesError, AxesTypeError
 
 eqx = pytest.importorskip("equinox")
 pytestmark = pytest.mark.mapping

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist import _errors
+from jax_dist import errors
 
 pytestmark = pytest.mark.mapping
 
@@ -30,7 +30,7 @@ def test_unlike_sizes():
         return batch["x"] + mask
 
     _fails(
-        _errors.MappedAxisError,
+        errors.MappedAxisError,
         """\
         pmap of 'step' got arguments of different sizes along the mapped axis:
           * batch['x'] has size 8
@@ -47,14 +47,14 @@ def test_a_right_call_after_a_wrong_one_and_the_same_error_again():
     step = jax_dist.pmap(lambda x, y: x + y)
 
     for _ in range(2):
-        with pytest.raises(_errors.MappedAxisError):
+        with pytest.raises(errors.MappedAxisError):
             step(_EIGHT, np.ones(7))
         assert step(_EIGHT, _EIGHT).tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
 
 
 def test_more_slices_than_devices():
     _fails(
-        _errors.DeviceCountError,
+        errors.DeviceCountError,
         """\
         pmap of '<lambda>' needs 9 devices, but there are 8:
           * axis 'i' has size 9
@@ -70,7 +70,7 @@ def test_nested_sizes_that_need_too_many_devices():
     inner = jax_dist.pmap(lambda y: y * 2, "j")
 
     _fails(
-        _errors.DeviceCountError,
+        errors.DeviceCountError,
         """\
         pmap of 'outer' needs 16 devices, but there are 8:
           * axis 'i' has size 8
@@ -85,7 +85,7 @@ def test_nested_sizes_that_need_too_many_devices():
 
 def test_nothing_mapped():
     _fails(
-        _errors.MappedAxisError,
+        errors.MappedAxisError,
         """\
         pmap of '<lambda>' requires at least one argument with a mapped axis:
           * x has in_axes=None
@@ -94,13 +94,13 @@ def test_nothing_mapped():
         jax_dist.pmap(lambda x: x, in_axes=None),
         _EIGHT,
     )
-    with pytest.raises(_errors.MappedAxisError, match="there is no array argument"):
+    with pytest.raises(errors.MappedAxisError, match="there is no array argument"):
         jax_dist.pmap(lambda: 1)()
 
 
 def test_in_axes_that_is_no_prefix():
     _fails(
-        _errors.AxesError,
+        errors.AxesError,
         """\
         pmap of '<lambda>' got an in_axes that does not fit its positional arguments:
           * in_axes[0] is (0, 0, 0), but there stands a tuple of length 2
@@ -113,13 +113,13 @@ def test_in_axes_that_is_no_prefix():
 
 
 def test_in_axes_when_arguments_came_by_keyword():
-    with pytest.raises(_errors.AxesError, match="each argument passed by keyword is mapped"):
+    with pytest.raises(errors.AxesError, match="each argument passed by keyword is mapped"):
         jax_dist.pmap(lambda x, y: x, in_axes=(0, 0))(x=_EIGHT, y=_EIGHT)
 
 
 def test_in_axes_of_a_scalar():
     _fails(
-        _errors.AxesError,
+        errors.AxesError,
         """\
         pmap of '<lambda>' got an in_axes that is out of range:
           * y['w'] has shape (), in_axes 0
@@ -133,7 +133,7 @@ def test_in_axes_of_a_scalar():
 
 def test_out_axes_out_of_range():
     _fails(
-        _errors.AxesError,
+        errors.AxesError,
         """\
         pmap of '<lambda>' got an out_axes that is out of range:
           * output['a'] has shape () on each device, out_axes 1
@@ -145,14 +145,14 @@ def test_out_axes_out_of_range():
 
 
 def test_out_axes_that_is_no_prefix():
-    with pytest.raises(_errors.AxesError) as caught:
+    with pytest.raises(errors.AxesError) as caught:
         jax_dist.pmap(lambda x: ((x, x), x), out_axes=((0, 0, 0), 0))(_EIGHT)
 
     assert "* out_axes[0] is (0, 0, 0), but there stands a tuple of length 2" in str(caught.value)
 
 
 def test_an_output_that_is_no_array():
-    with pytest.raises(_errors.AxesTypeError, match=r"output\[1\] is a str: 'done'"):
+    with pytest.raises(errors.AxesTypeError, match=r"output\[1\] is a str: 'done'"):
         jax_dist.pmap(lambda x: (x, "done"))(_EIGHT)
 
 
@@ -164,7 +164,7 @@ def test_axes_of_the_wrong_type(argument):
 
 def test_a_static_argument_that_cannot_be_hashed():
     _fails(
-        _errors.StaticArgumentError,
+        errors.StaticArgumentError,
         """\
         Non-hashable static arguments are not supported by pmap of '<lambda>':
           * layers is a list: [3, 4]
@@ -178,7 +178,7 @@ def test_a_static_argument_that_cannot_be_hashed():
 
 def test_a_static_argument_passed_by_keyword():
     _fails(
-        _errors.StaticArgumentError,
+        errors.StaticArgumentError,
         """\
         pmap of '<lambda>' was called without one of its static arguments:
           * static_broadcasted_argnums is (1,)
@@ -200,7 +200,7 @@ def test_argument_numbers_count_from_the_left(argument, value):
 
 def test_devices_of_another_length():
     _fails(
-        _errors.DeviceCountError,
+        errors.DeviceCountError,
         """\
         pmap of '<lambda>' got 8 devices for an axis of size 4:
           * the mapped axis needs 4
@@ -235,7 +235,7 @@ def test_arrays_must_be_known():
 def test_devices_belong_to_the_outermost_pmap():
     inner = jax_dist.pmap(lambda y: y, "j", devices=jax.devices()[:2])
 
-    with pytest.raises(_errors.NestingError, match="Give devices= to the outermost pmap only"):
+    with pytest.raises(errors.NestingError, match="Give devices= to the outermost pmap only"):
         jax_dist.pmap(lambda x: inner(x), "i")(np.ones((2, 2)))
 
 
@@ -244,7 +244,7 @@ def test_inside_a_shard_map_that_is_not_ours():
     inner = jax_dist.pmap(lambda y: y, "j")
     outer = jax.shard_map(inner, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
 
-    with pytest.raises(_errors.NestingError, match=r"its manual axes are \('i',\)"):
+    with pytest.raises(errors.NestingError, match=r"its manual axes are \('i',\)"):
         jax.jit(outer)(np.ones((16, 2)))
 
 
@@ -256,7 +256,7 @@ def test_an_unbound_axis_name(axis_name, known):
     with pytest.raises(NameError) as caught:
         jax_dist.pmap(lambda x: lax.psum(x, "batch"), axis_name)(np.ones(8))
 
-    assert isinstance(caught.value, _errors.UnboundAxisError)
+    assert isinstance(caught.value, errors.UnboundAxisError)
     assert str(caught.value).splitlines()[:2] == [
         "Found an unbound axis name: batch, in pmap of '<lambda>':",
         f"  * {known}",
@@ -284,12 +284,12 @@ def test_devices_that_are_none(devices):
 
 
 def test_an_empty_batch():
-    with pytest.raises(_errors.MappedAxisError, match="x has size 0 along its mapped axis"):
+    with pytest.raises(errors.MappedAxisError, match="x has size 0 along its mapped axis"):
         jax_dist.pmap(lambda x: x)(np.ones((0, 3)))
 
 
 def test_a_list_of_numbers():
-    with pytest.raises(_errors.AxesError, match="x\\['a'\\] is a list of 8 numbers"):
+    with pytest.raises(errors.AxesError, match="x\\['a'\\] is a list of 8 numbers"):
         jax_dist.pmap(lambda x: x)({"a": [1.0, 2, 3, 4, 5, 6, 7, 8]})
 
 
@@ -307,7 +307,7 @@ def test_a_list_of_numbers():
 def test_an_argument_that_is_no_array(value, kind, axis):
     mapped = jax_dist.pmap(lambda x, how: x, in_axes=(0, axis))
 
-    with pytest.raises(_errors.ArgumentTypeError, match=f"how is {kind}"):
+    with pytest.raises(errors.ArgumentTypeError, match=f"how is {kind}"):
         mapped(np.ones(8), value)
 
 

@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist import _errors
+from jax_dist import errors
 
 pytestmark = pytest.mark.mapping
 
@@ -127,9 +127,9 @@ def test_weak_types_stay(value):
 
 
 def test_unreplicate_needs_a_leading_axis():
-    with pytest.raises(_errors.PlacementError, match=r"tree\['n'\] has shape \(\)"):
+    with pytest.raises(errors.PlacementError, match=r"tree\['n'\] has shape \(\)"):
         jax_dist.unreplicate({"n": 3})
-    with pytest.raises(_errors.PlacementError, match=r"has shape \(0, 2\)"):
+    with pytest.raises(errors.PlacementError, match=r"has shape \(0, 2\)"):
         jax_dist.unreplicate(np.ones((0, 2)))
 
 
@@ -186,15 +186,15 @@ def test_keys_can_be_put_too():
 def test_shards_that_make_no_array_are_refused():
     devices = jax.devices()[:2]
 
-    with pytest.raises(_errors.PlacementError, match="got 3 shards for 2 devices"):
+    with pytest.raises(errors.PlacementError, match="got 3 shards for 2 devices"):
         jax_dist.device_put_sharded([1, 2, 3], devices)
-    with pytest.raises(_errors.PlacementError, match=r"shard 1\['x'\] is float32\[3\]"):
+    with pytest.raises(errors.PlacementError, match=r"shard 1\['x'\] is float32\[3\]"):
         jax_dist.device_put_sharded(
             [{"x": np.ones(2, np.float32)}, {"x": np.ones(3, np.float32)}], devices
         )
-    with pytest.raises(_errors.PlacementError, match=r"shard 1 is PyTreeDef"):
+    with pytest.raises(errors.PlacementError, match=r"shard 1 is PyTreeDef"):
         jax_dist.device_put_sharded([{"x": 1}, {"y": 1}], devices)
-    with pytest.raises(_errors.PlacementError, match="for 0 devices"):
+    with pytest.raises(errors.PlacementError, match="for 0 devices"):
         jax_dist.device_put_replicated(1, [])
 
 

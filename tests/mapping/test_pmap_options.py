@@ -14,7 +14,7 @@ from jax import lax
 from watching import compiles, python_calls
 
 import jax_dist
-from jax_dist._errors import CapturedArrayError, CapturedArrayWarning
+from jax_dist.errors import CapturedArrayError, CapturedArrayWarning
 from jax_dist.mapping import throttle
 
 pytestmark = pytest.mark.rewriting

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist import _compat, _errors
+from jax_dist import _compat, errors
 
 _MESHES = {
     "another name": ((8,), ("q",)),
@@ -79,7 +79,7 @@ def test_right_or_refused(shape: str, name: str, kind: AxisType):
         with jax.set_mesh(mesh):
             given = _on(mesh, x) if cut else x
             if refuses and use != "call":
-                with pytest.raises(_errors.NestingError, match="under a mesh"):
+                with pytest.raises(errors.NestingError, match="under a mesh"):
                     wrap(make())(given)
                 continue
             result = wrap(make())(given)

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import jax_dist
-from jax_dist import _errors
+from jax_dist import errors
 
 pytestmark = pytest.mark.mapping
 
@@ -133,7 +133,7 @@ def test_pairs_that_are_no_permutation_are_refused(pairs):
         lambda x: lax.ppermute(x, "i", pairs), "i", virtual=True, devices=jax.devices()[:2]
     )
 
-    with pytest.raises(_errors.AxesError, match=r"must be unique[^@]*test_virtual.py:\d+"):
+    with pytest.raises(errors.AxesError, match=r"must be unique[^@]*test_virtual.py:\d+"):
         mapped(np.arange(8.0))
 
 
@@ -219,7 +219,7 @@ def test_as_many_devices_as_can_share_evenly(size, devices):
 def test_devices_that_cannot_share_evenly_are_refused():
     mapped = jax_dist.pmap(lambda x: x, virtual=True, devices=jax.devices()[:3])
 
-    with pytest.raises(_errors.DeviceCountError, match="cannot share 16 slices evenly"):
+    with pytest.raises(errors.DeviceCountError, match="cannot share 16 slices evenly"):
         mapped(_X)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jax_dist import multihost
-from jax_dist._errors import DisagreementError, MissingRanksError, UnequalError
+from jax_dist.errors import DisagreementError, MissingRanksError, UnequalError
 from jax_dist.testing import run_processes
 
 _SAME_IN_ALL = "Because what goes over devices must be the same in all processes."

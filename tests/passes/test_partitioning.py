@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import l1norm, layernorm, moments
 
-from jax_dist._errors import RewriteError
+from jax_dist.errors import RewriteError
 from jax_dist.passes import asking, partitioning, places
 
 pytestmark = pytest.mark.rewriting

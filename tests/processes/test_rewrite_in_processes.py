@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 import jax_dist
 from jax_dist import explain, rewrite
-from jax_dist._errors import RewriteError
+from jax_dist.errors import RewriteError
 from jax_dist.testing import run_processes
 
 pytestmark = pytest.mark.rewriting

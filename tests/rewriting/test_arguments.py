@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jax_dist
-from jax_dist._errors import RewriteError
+from jax_dist.errors import RewriteError
 
 pytestmark = pytest.mark.rewriting
 

@@ -16,7 +16,7 @@ from observing import compiles, mesh_of, numbers
 
 import jax_dist
 from jax_dist import rewrite
-from jax_dist._errors import CapturedArrayError, CapturedArrayWarning
+from jax_dist.errors import CapturedArrayError, CapturedArrayWarning
 
 pytestmark = pytest.mark.rewriting
 
@@ -26,7 +26,7 @@ _mean = jax.pmap(lambda v: jnp.mean(lax.all_gather(v, "i"), 0), axis_name="i")
 
 # What captures an array says so once; here only what a test is about should be heard.
 _QUIET = pytest.mark.filterwarnings(
-    "ignore:JXD401. '.*' captures:jax_dist._errors.CapturedArrayWarning"
+    "ignore:JXD401. '.*' captures:jax_dist.errors.CapturedArrayWarning"
 )
 
 

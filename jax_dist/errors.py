@@ -1,10 +1,45 @@
-"""The typed errors, and the one form of their text.
+"""The errors and warnings that this package raises, and the one form of their text.
 
-A message says what is wrong, which values, why it cannot be, and what to do, in that order. The
-classes have no `__init__` of their own: errors travel between processes, so they must unpickle.
+A message says what is wrong, which values, why it cannot be, and what to do, in that order. Each
+class derives from the built-in one that JAX or Python raises for the same mistake. None has an
+`__init__` of its own: errors travel between processes, so they must unpickle.
 """
 
 from collections.abc import Sequence
+
+__all__ = (
+    "ArgumentTypeError",
+    "AxesError",
+    "AxesTypeError",
+    "CacheDirectoryError",
+    "CacheWarning",
+    "CapturedArrayError",
+    "CapturedArrayWarning",
+    "CheckpointError",
+    "CheckpointWarning",
+    "ConsistencyError",
+    "DeviceCountError",
+    "DisagreementError",
+    "DonationError",
+    "FailedBeforeError",
+    "GlobalViewError",
+    "JoinError",
+    "MappedAxisError",
+    "MemoryGrowthError",
+    "MissingPackageError",
+    "MissingRanksError",
+    "NestingError",
+    "OpenPortWarning",
+    "PlacementError",
+    "RecompileError",
+    "RecordError",
+    "RewriteError",
+    "StaticArgumentError",
+    "TransferError",
+    "UnboundAxisError",
+    "UnequalError",
+    "UnsupportedError",
+)
 
 
 class MappedAxisError(ValueError):
