@@ -1,13 +1,263 @@
-"""Looks a cache over: what in it is broken, useless or unsafe; and mends what can be mended."""
+"""Looks a cache over: what in it is broken, useless or unsafe; and mends what can be mended.
+
+The checks come first, one function each; `doctor` runs them and removes what only costs space.
+"""
 
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+import re
+import shutil
+import stat
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jax_dist.cache import checks, entries, paths
-from jax_dist.cache.checks import Finding
+from jax_dist.cache import activation, entries
+from jax_dist.cache.entries import Entry
+
+_SCARCE = 10**9  # bytes of free space below which it is told
+_DEAD = 3600  # seconds after which an unfinished file has no writer any more
+_RUNS = 3  # that wrote new keys of one function, and none found one
+_FEATURES = re.compile(rb"\+[a-z0-9][a-z0-9_.-]*(?:,[+-][a-z0-9][a-z0-9_.-]*){7,}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, or good to know."""
+
+    kind: str  # one word or two, such as "damaged"
+    where: str  # the file or folder
+    what: str
+    do: str  # what to do about it
+    fixed: str = ""  # what was done about it
+    harmless: bool = False  # only told
+    cure: Callable[[], str] | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    def mended(self) -> "Finding":
+        """The same, once `cure` ran."""
+        if self.cure is None:
+            return self
+        try:
+            return dataclasses.replace(self, fixed=self.cure(), cure=None)
+        except OSError as error:
+            return dataclasses.replace(self, do=f"{self.do} (tried: {error.strerror})")
+
+    def to_dict(self) -> dict[str, object]:
+        fields = ("kind", "where", "what", "do", "fixed", "harmless")
+        return {name: getattr(self, name) for name in fields}
+
+    def __str__(self) -> str:
+        end = f"fixed: {self.fixed}" if self.fixed else f"help: {self.do}"
+        return f"{self.kind}: {self.where}\n  {self.what}\n  {end}"
+
+
+def no_folder(path: pathlib.Path) -> Finding:
+    if path.exists():
+        what, do = "It is a file, so there is no cache.", "Name another folder, or remove the file."
+        return Finding("not a folder", str(path), what, do)
+    return Finding("no folder", str(path), "Nothing is there yet.", "Run a program.", harmless=True)
+
+
+def folder_safety(folder: pathlib.Path, *, used: bool) -> Iterator[Finding]:
+    """Who can change what is in it. `used`: it, or a part of it, holds entries."""
+    why = activation.danger(folder)
+    if why is not None:
+        yield Finding(
+            "unsafe",
+            str(folder),
+            f"{why[0].upper()}{why[1:]}, and what lies here is run as code.",
+            f"chmod 700 {folder}",
+            cure=(lambda: _take_back(folder)) if used and _may_close(folder) else None,
+        )
+    if not _writable(folder):
+        what = "It cannot be written to: what is there is found, and nothing is added."
+        yield Finding("read-only", str(folder), what, "Make it writable, or name another folder.")
+
+
+def _may_close(folder: pathlib.Path) -> bool:
+    """Whether its mode is ours to change. The sticky bit says that it is meant for all: /tmp."""
+    status = folder.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & stat.S_ISVTX
+
+
+def _take_back(folder: pathlib.Path) -> str:
+    folder.chmod(stat.S_IMODE(folder.stat().st_mode) & ~0o022)
+    why = activation.danger(folder)
+    if why is not None:  # it is about the folder above, or about the owner
+        raise PermissionError(0, why)
+    return "nobody but its owner can write there now; look at what is in it"
+
+
+def _writable(folder: pathlib.Path) -> bool:
+    """By trying: the mode says nothing of a read-only disk, and binds no root."""
+    probe = folder / f".{os.getpid()}{entries.UNFINISHED}"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def disk(base: pathlib.Path) -> Iterator[Finding]:
+    free = shutil.disk_usage(base).free
+    if free < _SCARCE:
+        what = f"Only {entries.in_words(free)} are free; what does not fit is compiled every time."
+        yield Finding("disk full", str(base), what, "jax-dist cache prune --max-size SIZE")
+
+
+def content(found: Sequence[Entry]) -> Iterator[Finding]:
+    """What is in the files. Reads them all."""
+    host = None
+    for entry in found:
+        try:
+            data = entries.content(entry.path)
+        except OSError as error:
+            what = f"It cannot be read: {error.strerror}."
+            do = "Look at who owns it; enable() replaces it where it may."
+            yield Finding("unreadable", str(entry.path), what, do)
+            continue
+        damage = entries.damage(data, entry.key)
+        if damage is not None:
+            yield _broken(entry, damage)
+            continue
+        needed = features(data)
+        if needed:
+            host = _host_features() if host is None else host
+            yield from _of_other_cpu(entry, needed - host if host else frozenset())
+
+
+def _broken(entry: Entry, damage: str) -> Finding:
+    return Finding(
+        "misplaced" if damage.startswith("that of") else damage.split(" ")[0],
+        str(entry.path),
+        f"It is {damage}, so its program is compiled every time.",
+        "jax-dist cache doctor --fix, or enable(), which compiles it once and replaces it",
+        cure=lambda: _removed(entry),
+    )
+
+
+def _removed(entry: Entry) -> str:
+    return f"removed, {entries.in_words(entries.remove(entry))}"
+
+
+def features(data: bytes) -> frozenset[str]:
+    """What a program for CPUs asks of the CPU, such as "avx512f"; jax before 0.10 does not tell."""
+    try:
+        found = _FEATURES.search(zlib.decompress(data))
+    except zlib.error:
+        return frozenset()
+    wanted = found[0].decode().split(",") if found else []
+    return frozenset(each[1:] for each in wanted if each.startswith("+"))
+
+
+def _host_features() -> frozenset[str]:
+    """The same of a program that is compiled here and now."""
+    import jax  # only here: a cache without programs for CPUs can do without
+
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        compiled = jax.jit(lambda: 1).lower().compile()
+    serialize = getattr(compiled.runtime_executable(), "serialize", None)
+    if serialize is None:  # jax 0.7.2, where programs do not tell either
+        return frozenset()
+    return features(zlib.compress(serialize()))
+
+
+def _of_other_cpu(entry: Entry, missing: frozenset[str]) -> Iterator[Finding]:
+    if missing:
+        yield Finding(
+            "other CPU",
+            str(entry.path),
+            f"It needs what this CPU has not: {', '.join(sorted(missing)[:4])}.",
+            "Keep it, if other machines use this cache; else remove it.",
+            harmless=True,
+        )
+
+
+def litter(folder: pathlib.Path, found: Sequence[Entry]) -> Iterator[Finding]:
+    """What belongs to no entry."""
+    keys = {entry.key for entry in found}
+    for path in sorted(folder.glob(f"*{entries.ATIME}")):
+        ours = entries.is_of_entry(path.name, entries.ATIME)  # else it is not ours to judge
+        if ours and path.name.removesuffix(entries.ATIME) not in keys:
+            yield _litter("orphaned", path, "Its entry is gone.")
+    if any(entry.beside(entries.ATIME).exists() for entry in found):
+        yield from _without_time(found)
+    for path in entries.unfinished(folder):
+        if time.time() - path.stat().st_mtime > _DEAD:
+            yield _litter("unfinished", path, "Its writer died; no program reads it.")
+
+
+def _without_time(found: Sequence[Entry]) -> Iterator[Finding]:
+    """JAX set a limit here. Through 0.10.2 it writes nothing more, once it misses one file."""
+    for entry in found:
+        path = entry.beside(entries.ATIME)
+        if not path.exists():
+            yield Finding(
+                "orphaned",
+                str(entry.path),
+                "It lacks its -atime file; JAX through 0.10.2 with a size limit writes nothing "
+                "beside it.",
+                "jax-dist cache doctor --fix, or enable(max_size=...)",
+                cure=lambda entry=entry, path=path: _timed(entry, path),
+            )
+
+
+def _timed(entry: Entry, path: pathlib.Path) -> str:
+    path.write_bytes(int(entry.used * 1e9).to_bytes(8, "little"))
+    return f"{path.name} is written"
+
+
+def _litter(kind: str, path: pathlib.Path, what: str) -> Finding:
+    def cure() -> str:
+        path.unlink(missing_ok=True)
+        return "removed"
+
+    return Finding(kind, str(path), what, "jax-dist cache doctor --fix", cure=cure)
+
+
+def repetition(found: Sequence[Entry]) -> Iterator[Finding]:
+    """Functions that several runs each wrote again, and that none found."""
+    for function, group in _by_function(found).items():
+        runs = {seal.run for seal in map(entries.seal, group) if seal is not None}
+        if len(runs) >= _RUNS and not any(entry.repeated for entry in group):
+            yield Finding(
+                "never repeats",
+                function,
+                f"{len(runs)} runs wrote {len(group)} keys of it, and none was asked for again.",
+                "jax-dist cache verify -- python YOUR_PROGRAM says what differs, and where",
+            )
+
+
+def ranks(found: Sequence[Entry]) -> Iterator[Finding]:
+    """Functions whose key is another one in each process of a job."""
+    for function, group in _by_function(found).items():
+        writers: dict[int, set[str]] = {}
+        for entry in group:
+            seal = entries.seal(entry)
+            if seal is not None:
+                writers.setdefault(seal.rank, set()).add(entry.key)
+        if len(writers) > 1:
+            yield Finding(
+                "key by process",
+                function,
+                f"Processes {', '.join(map(str, sorted(writers)))} wrote keys of their "
+                "own, as CPUs make it.",
+                "Let every process write: enable(writers='every'), the default.",
+                harmless=True,
+            )
+
+
+def _by_function(found: Sequence[Entry]) -> dict[str, list[Entry]]:
+    groups: dict[str, list[Entry]] = {}
+    for entry in found:
+        groups.setdefault(entry.function, []).append(entry)
+    return groups
+
+
+# --- looks a cache over: what in it is broken, useless or unsafe; and mends what can be mended
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,10 +315,10 @@ def doctor(path: str | os.PathLike[str] | None = None, *, fix: bool = False) -> 
     >>> doctor(folder, fix=True).healthy, broken.exists()
     (True, False)
     """
-    base = pathlib.Path(paths.chosen(path, os.environ))
+    base = pathlib.Path(activation.chosen(path, os.environ))
     folders = entries.folders(base)
     if not folders:
-        return Health(str(base), 0, 0, (checks.no_folder(base),))
+        return Health(str(base), 0, 0, (no_folder(base),))
     found = list(_findings(base, folders))
     if fix:
         found = [finding.mended() for finding in found]
@@ -80,11 +330,11 @@ def doctor(path: str | os.PathLike[str] | None = None, *, fix: bool = False) -> 
 def _findings(base: pathlib.Path, folders: Sequence[pathlib.Path]) -> Iterator[Finding]:
     used = any(entries.of_folder(folder) for folder in folders)
     for folder in folders:
-        yield from checks.folder_safety(folder, used=used)
-    yield from checks.disk(base)
+        yield from folder_safety(folder, used=used)
+    yield from disk(base)
     for folder in folders:
         found = entries.of_folder(folder)
-        yield from checks.content(found)
-        yield from checks.litter(folder, found)
-        yield from checks.repetition(found)
-        yield from checks.ranks(found)
+        yield from content(found)
+        yield from litter(folder, found)
+        yield from repetition(found)
+        yield from ranks(found)

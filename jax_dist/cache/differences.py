@@ -5,7 +5,7 @@ import os
 from typing import TypeAlias
 
 from jax_dist.cache.causes import Finding
-from jax_dist.cache.explaining import explained
+from jax_dist.cache.explanation import explained
 from jax_dist.cache.matching import matched
 from jax_dist.cache.records import Record, load
 
@@ -60,7 +60,7 @@ def diff(a: Recorded, b: Recorded) -> Comparison:
       OSError: a file cannot be read.
 
     >>> import jax, numpy as np
-    >>> from jax_dist.cache.recording import record
+    >>> from jax_dist.cache.records import record
     >>> def run(table):
     ...     def look_up(x):
     ...         return x + table

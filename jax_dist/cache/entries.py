@@ -1,25 +1,94 @@
-"""The files of a cache: what each of them is, and whether an entry is whole.
+"""The files of a cache: their names, whether an entry is whole, and the seal at its end.
 
-An entry is what JAX makes it: `NAME-KEY-cache` holds, compressed, the seconds that compiling took
-(4 bytes) and the program; where `jax_dist.cache` wrote it, a seal follows. When it was last used is
-the access time of the file, which `touch` sets, so that it is right on every file system. Beside it
-may lie `NAME-KEY-atime`, which JAX writes where a size limit is set.
-
-Nothing here loads JAX.
+A seal says which key an entry belongs to, and holds a checksum: an entry that was cut short,
+damaged or copied from another key is never given to XLA.
 """
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import os
 import pathlib
 import re
+import struct
 import time
 import zlib
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from jax_dist import _notes
-from jax_dist.cache import seals
+
+_FRAME = struct.Struct("<II")  # of zstd: one of the numbers of skippable frames, and the length
+_SKIPPABLE = 0x184D2A5D
+_END = struct.Struct("<I8s")  # the length again, and the name: the seal is found from its end
+_NAME = b"jax_dist"
+LONGEST = 1 << 16  # bytes of a seal
+
+
+class Seal(NamedTuple):
+    """What an entry says of itself."""
+
+    key: str
+    sha256: str  # of the entry without its seal
+    rank: int  # of the process that wrote it
+    run: str  # one name for each process that runs
+
+
+class Opened(NamedTuple):
+    """An entry without its seal."""
+
+    content: bytes
+    seal: Seal | None  # None: JAX alone wrote it, or the seal is damaged
+
+    def fault(self, key: str) -> str | None:
+        """Why this is not the entry of `key`, as far as the seal tells."""
+        if self.seal is None:
+            return None
+        if self.seal.key != key:
+            return f"that of {self.seal.key}, under another name"
+        if hashlib.sha256(self.content).hexdigest() != self.seal.sha256:
+            return "damaged (other bytes than were written)"
+        return None
+
+
+def sealed(key: str, content: bytes, *, rank: int, run: str) -> bytes:
+    """An entry with its seal."""
+    seal = Seal(key, hashlib.sha256(content).hexdigest(), rank, run)
+    text = json.dumps(seal._asdict()).encode()
+    length = len(text) + _END.size
+    return content + _FRAME.pack(_SKIPPABLE, length) + text + _END.pack(length, _NAME)
+
+
+def opened(data: bytes) -> Opened:
+    """An entry, or the end of one, apart from its seal.
+
+    >>> opened(sealed("jit_f-1", b"program", rank=0, run="7")).fault("jit_g-1")
+    'that of jit_f-1, under another name'
+    """
+    if len(data) >= _FRAME.size + _END.size:
+        length, name = _END.unpack_from(data, len(data) - _END.size)
+        start = len(data) - length - _FRAME.size
+        if (
+            name == _NAME
+            and length <= LONGEST
+            and start >= 0
+            and _FRAME.unpack_from(data, start) == (_SKIPPABLE, length)
+        ):
+            text = data[start + _FRAME.size : -_END.size]
+            return Opened(data[:start], _notes.parse(text, Seal))
+    return Opened(data, None)
+
+
+# --- the files of a cache: what each of them is, and whether an entry is whole
+#
+# An entry is what JAX makes it: `NAME-KEY-cache` holds, compressed, the seconds that compiling
+# took (4 bytes) and the program; where `jax_dist.cache` wrote it, a seal follows. When it was last
+# used is the access time of the file, which `touch` sets, so that it is right on every file
+# system. Beside it may lie `NAME-KEY-atime`, which JAX writes where a size limit is set.
+#
+# Nothing here loads JAX.
+
 
 ENTRY, ATIME, UNFINISHED = "-cache", "-atime", ".unfinished"
 _TIME_BYTES = 4
@@ -146,7 +215,7 @@ def _look(path: pathlib.Path) -> Iterator[IO[bytes]]:
 
 def damage(data: bytes, key: str) -> str | None:
     """What is wrong with the bytes of the entry of `key`, as far as they tell."""
-    data, fault = (found := seals.opened(data)).content, found.fault(key)
+    data, fault = (found := opened(data)).content, found.fault(key)
     if fault is not None:
         return fault
     if not data:
@@ -171,12 +240,12 @@ def compile_seconds(entry: Entry) -> int | None:
     return int.from_bytes(seconds, "big") if len(seconds) == _TIME_BYTES else None
 
 
-def seal(entry: Entry) -> seals.Seal | None:
+def seal(entry: Entry) -> Seal | None:
     """What it says of itself; None where JAX alone wrote it."""
     try:
         with _look(entry.path) as file:
-            file.seek(max(0, entry.size - seals.LONGEST))
-            return seals.opened(file.read()).seal
+            file.seek(max(0, entry.size - LONGEST))
+            return opened(file.read()).seal
     except OSError:
         return None
 

@@ -1,14 +1,137 @@
 """The programs that did not compile in earlier runs, and are not tried again.
 
-`enable` keeps them beside the entries of the cache; `enable(retry=True)` or JAX_DIST_RETRY_FAILED=1
-tries them again.
+`enable` keeps them beside the entries of the cache, each in a file that says when, why and under
+which circumstances; `enable(retry=True)` or JAX_DIST_RETRY_FAILED=1 tries them again.
 """
 
+import contextlib
+import dataclasses
+import json
 import os
 import pathlib
+import re
+import time
+from collections.abc import Callable
+from typing import Any
 
-from jax_dist.cache import entries, ledger, paths
-from jax_dist.cache.ledger import Failure
+from jax_dist import _notes
+from jax_dist.cache import activation, entries
+from jax_dist.cache.store import replace
+from jax_dist.errors import FailedBeforeError, message
+
+_SUFFIX = "-failure"
+_CERTAIN = ("INVALID_ARGUMENT", "UNIMPLEMENTED")
+_NOT_FOUND = "NOT_FOUND"  # certain of a function outside XLA; else it may be a file
+_OF_THE_MOMENT = re.compile(
+    r"out of memory|RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE|CANCELLED|No space left|signal",
+    re.IGNORECASE,
+)
+NOT_REGISTERED = "not registered"
+CALL = "custom call "  # begins the name of one, in what a failure depends on
+_LONGEST = 1 << 16  # characters of a reason; XLA may add the whole program
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failure:
+    """A program that did not compile."""
+
+    function: str
+    key: str
+    reason: str  # as XLA says it, beginning with its code
+    seconds: float  # until it failed
+    at: str  # UTC, as 2026-11-21 14:40
+    under: dict[str, str]  # what it depends on beside its key, by name
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def read(folder: pathlib.Path) -> list[Failure]:
+    """All that is noted in a folder, by key."""
+    noted = (_notes.load(path, Failure) for path in sorted(folder.glob(f"*{_SUFFIX}")))
+    return [failure for failure in noted if failure is not None]
+
+
+def raise_if_failed(
+    folder: pathlib.Path, key: str, under: Callable[[], dict[str, str] | None]
+) -> None:
+    """Raises FailedBeforeError where an earlier run could not compile the program either.
+
+    Args:
+      folder: of the cache.
+      key: of the program.
+      under: gives what a failure depends on beside the key, as it is now.
+    """
+    failure = _notes.load(_path(folder, key), Failure)
+    if failure is not None and failure.key == key and failure.under == under():
+        raise FailedBeforeError(_skipped(failure))
+
+
+def note(
+    folder: pathlib.Path,
+    function: str,
+    key: str,
+    under: dict[str, str] | None,
+    seconds: float,
+    error: Exception,
+) -> bool:
+    """Notes a failure, if it is of a kind that comes again; says whether it did.
+
+    Args:
+      folder: of the cache.
+      function: what did not compile.
+      key: its key in the cache.
+      under: what the failure depends on beside the key; None where it cannot be told.
+      seconds: how long that took.
+      error: what XLA raised.
+    """
+    reason = str(error)[:_LONGEST]
+    if under is None or not _is_certain(reason, under):
+        return False
+    at = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+    failure = Failure(function, key, reason, round(seconds, 3), at, under)
+    try:
+        replace(_path(folder, key), json.dumps(failure.to_dict(), sort_keys=True).encode())
+    except OSError:  # a full disk; what the user must see is why it did not compile
+        return False
+    return True
+
+
+def forget(folder: pathlib.Path, key: str) -> None:
+    """Takes a note away, if there is one."""
+    with contextlib.suppress(OSError):  # none, or read-only
+        _path(folder, key).unlink()
+
+
+def _path(folder: pathlib.Path, key: str) -> pathlib.Path:
+    return folder / f"{key}{_SUFFIX}"
+
+
+def _is_certain(reason: str, under: dict[str, str]) -> bool:
+    if _OF_THE_MOMENT.search(reason):
+        return False
+    if reason.startswith(_NOT_FOUND):
+        missing = (name for name, state in under.items() if state == NOT_REGISTERED)
+        return any(name.removeprefix(CALL) in reason for name in missing)
+    return reason.startswith(_CERTAIN)
+
+
+def _skipped(failure: Failure) -> str:
+    first = failure.reason.splitlines()[0]
+    return message(
+        what=f"{failure.function} is not compiled",
+        which=[f"on {failure.at} UTC it failed, after {failure.seconds:.1f} s: {first}"],
+        why="the same program, for the same devices, flags and custom calls, fails again",
+        do="Change it; or set JAX_DIST_RETRY_FAILED=1, or enable(retry=True), to try again. "
+        "`jax-dist cache failures` lists them all.",
+    )
+
+
+# --- the programs that did not compile in earlier runs, and are not tried again
+#
+# `enable` keeps them beside the entries of the cache; `enable(retry=True)` or
+# JAX_DIST_RETRY_FAILED=1 tries them again.
+
 
 __all__ = ("Failure", "clear", "ls")
 
@@ -23,7 +146,7 @@ def ls(path: str | os.PathLike[str] | None = None) -> list[Failure]:
     >>> ls(tempfile.mkdtemp())
     []
     """
-    return [failure for folder in _folders(path) for failure in ledger.read(folder)]
+    return [failure for folder in _folders(path) for failure in read(folder)]
 
 
 def clear(path: str | os.PathLike[str] | None = None, *, function: str | None = None) -> int:
@@ -42,12 +165,12 @@ def clear(path: str | os.PathLike[str] | None = None, *, function: str | None = 
     """
     count = 0
     for folder in _folders(path):
-        for failure in ledger.read(folder):
+        for failure in read(folder):
             if function in (None, failure.function):
-                ledger.forget(folder, failure.key)
+                forget(folder, failure.key)
                 count += 1
     return count
 
 
 def _folders(path: str | os.PathLike[str] | None) -> list[pathlib.Path]:
-    return entries.folders(pathlib.Path(paths.chosen(path, os.environ)))
+    return entries.folders(pathlib.Path(activation.chosen(path, os.environ)))

@@ -1,14 +1,260 @@
 """The key under which JAX looks for a program in its persistent cache, part by part.
 
-The key is one hash over eight components. A program is found again if all eight are the same.
+The key is one hash over eight components. A program is found again if all eight are the same. Above
+them stand the two things that they are made from: the settings beside the program, and the
+operations inside it.
 """
 
 import dataclasses
-from typing import TypeAlias
+import hashlib
+import math
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import metadata, util
+from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 
 from jax_dist import _compat
+from jax_dist.cache.failures import CALL, NOT_REGISTERED
+
+Settings: TypeAlias = dict[str, str]  # by name, in words that can be shown
+
+DEBUG_OPTION = "debug option "
+COMPILER_OPTION = "compiler option "
+DIRECTORY = "cache directory"
+DEVICES = "devices"
+ALL_DEVICES = "devices of all processes"
+FLAGS = "XLA flags"
+HASH_SEED = "PYTHONHASHSEED"
+PROCESSES = "processes"
+METADATA = "metadata in key"
+
+# Custom calls that XLA resolves itself.
+_OF_XLA = re.compile(r"Sharding|SPMDFullToShardShape|SPMDShardToFullShape|annotate_.*|xla\..*")
+# Through jax 0.10.2 the cache's directory is also the place of these, and part of the key.
+DIRECTORY_OPTIONS = ("xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_kernel_cache_file")
+
+
+def settings_of(request: _compat.CompileRequest) -> Settings:
+    """What can make the key of a request differ, without its program."""
+    devices = request.devices.flatten().tolist()
+    return {
+        "jax": jax.__version__,
+        "jaxlib": metadata.version("jaxlib"),
+        "backend version": request.backend.platform_version,
+        FLAGS: " ".join(_flags()),
+        DEVICES: " ".join(str(device.id) for device in devices),
+        "kinds of devices": ", ".join(dict.fromkeys(device.device_kind for device in devices)),
+        ALL_DEVICES: str(request.backend.device_count()),
+        PROCESSES: str(jax.process_count()),
+        DIRECTORY: str(_compat.config_value("jax_compilation_cache_dir") or ""),
+        METADATA: str(_compat.config_value("jax_compilation_cache_include_metadata_in_key")),
+        "compression": "zlib" if util.find_spec("zstandard") is None else "zstandard",
+        HASH_SEED: os.environ.get("PYTHONHASHSEED", "random"),
+        **dict(_options(request.options)),
+    }
+
+
+def circumstances(program: _compat.CompiledProgram) -> Settings | None:
+    """What a failure to compile depends on beside its key; None where that cannot be told.
+
+    The versions and most flags are in the key too, but not each flag, and not which functions
+    outside XLA are registered.
+    """
+    under = {
+        "jax": jax.__version__,
+        "jaxlib": metadata.version("jaxlib"),
+        "platform": f"{program.platform} {program.backend.platform_version}",
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", ""),
+    }
+    calls = [name for name in sorted(program.custom_calls()) if not _OF_XLA.fullmatch(name)]
+    if not calls:
+        return under
+    registered = _compat.custom_call_targets(program.platform)
+    if registered is None:
+        return None
+    for name in calls:
+        under[CALL + name] = "registered" if name in registered else NOT_REGISTERED
+    return under
+
+
+def _flags() -> Iterator[str]:
+    """As JAX gathers them, from two variables and the command line, less those that only dump."""
+    said = [
+        *os.environ.get("XLA_FLAGS", "").split(),
+        *os.environ.get("LIBTPU_INIT_ARGS", "").split(),
+    ]
+    said += [argument for argument in sys.argv if argument.startswith("--xla")]
+    outside = _compat.flags_outside_key()
+    return (flag for flag in sorted(said) if flag.split("=")[0] not in outside)
+
+
+def _options(options: object) -> Iterator[tuple[str, str]]:
+    build = options.executable_build_options  # pyright: ignore[reportAttributeAccessIssue]
+    outside = _compat.flags_outside_key()
+    for name in dir(build.debug_options):
+        if name.startswith("xla") and f"--{name}" not in outside or name in DIRECTORY_OPTIONS:
+            yield DEBUG_OPTION + name, str(getattr(build.debug_options, name))
+    for name, value in options.env_option_overrides:  # pyright: ignore[reportAttributeAccessIssue]
+        if f"--{name}" not in outside:
+            yield COMPILER_OPTION + name, str(value)
+
+
+# --- what a program consists of, kept small enough to be written down and compared later
+#
+# An array inside the program becomes its type, a hash and its first numbers; everything else is
+# kept as text. Values are numbered as they are defined: arguments, then the results of each
+# operation.
+
+
+CONSTANT = "stablehlo.constant"
+
+_LONGEST = 4000  # characters of one attribute; of a longer one, the rest is hashed
+_SHOWN = 3  # numbers of an array that are shown
+_DIGITS = 32  # of a hash
+_BUFFERED = ("DenseFPElementsAttr", "DenseIntElementsAttr")
+_ELEMENTS = {"f16", "f32", "f64"} | {f"{sign}{n}" for sign in ("i", "ui") for n in (8, 16, 32, 64)}
+_SPLAT = re.compile(r"dense<([^<>\[\]\"]*)>")
+_FRAME = re.compile(r'"([^"]*)":(\d+):')
+_LIBRARY = re.compile(r"[\\/](site|dist)-packages[\\/]|[\\/]jax_dist[\\/]")
+_NO_FRAME = ("", 0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation of a program."""
+
+    kind: str  # such as "stablehlo.add"
+    attributes: tuple[tuple[str, str], ...]  # by name
+    types: str  # of its results: "tensor<4xf32>, tensor<i32>"
+    operands: tuple[int, ...]  # the numbers of the values
+    results: tuple[int, ...]
+    line: str  # of the user: "train.py:12", or ""
+
+    def attribute(self, name: str) -> str | None:
+        """The text of one attribute; None if there is none of that name."""
+        return dict(self.attributes).get(name)
+
+
+def operations_of(module: Any) -> tuple[Operation, ...]:
+    """All operations of an MLIR module, the module itself first, in the order of its text."""
+    return tuple(_Reader().read(module.operation))
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._lines: dict[Any, str] = {}
+
+    def read(self, operation: Any) -> Iterator[Operation]:
+        operands = tuple(map(self._number, operation.operands))
+        yield Operation(
+            kind=operation.name,
+            attributes=tuple(sorted(_attributes(operation))),
+            types=", ".join(str(result.type) for result in operation.results),
+            operands=operands,
+            results=tuple(map(self._number, operation.results)),
+            line=_user_line(operation.location),
+        )
+        for region in operation.regions:
+            for block in region.blocks:
+                for argument in block.arguments:
+                    self._number(argument)
+                for inner in block.operations:
+                    yield from self.read(inner.operation)
+
+    def _number(self, value: Any) -> int:
+        return self._numbers.setdefault(value, len(self._numbers))
+
+
+def _attributes(operation: Any) -> Iterator[tuple[str, str]]:
+    if operation.name == CONSTANT:
+        yield "value", _value(operation)
+        return
+    for name, attribute in _named(operation.attributes):
+        yield from _texts(name, attribute)
+
+
+def _value(operation: Any) -> str:
+    """`tensor<64xf32> afb9825a.. = 1.5, 2, 0.25, ...`: its type, hash, and first numbers."""
+    type_ = operation.results[0].type
+    # Asked first: of a complex array, the attribute alone makes jaxlib 0.7.2 end the process and
+    # 0.10.2 raise; of bfloat16, its buffer does so in 0.7.2.
+    attribute = operation.attributes["value"] if str(type_.element_type) in _ELEMENTS else None
+    if attribute is None or attribute.is_splat or type(attribute).__name__ not in _BUFFERED:
+        text = str(operation).partition(" = ")[-1]  # what stands before it is numbered
+        digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+        number = _SPLAT.search(text)
+        return f"{type_} {digest}" + (f" = {number[1]}" if number else "")
+    values = np.ascontiguousarray(memoryview(attribute))
+    digest = hashlib.sha256(values.data).hexdigest()[:_DIGITS]
+    shown = list(map(_number_text, values.ravel()[: _SHOWN + 1].tolist()))
+    more = ", ..." if len(shown) > _SHOWN else ""
+    return f"{type_} {digest} = {', '.join(shown[:_SHOWN])}{more}"
+
+
+def _number_text(number: Any) -> str:
+    return f"{number:.6g}" if isinstance(number, float) and math.isfinite(number) else str(number)
+
+
+def _named(attributes: Any) -> Iterator[tuple[str, Any]]:
+    for each in attributes:  # names in 0.10.2 and 0.12.0.1, pairs in 0.7.2
+        if isinstance(each, str):
+            yield each, attributes[each]
+        else:
+            yield each.name, each.attr
+
+
+def _texts(name: str, attribute: Any) -> Iterator[tuple[str, str]]:
+    """One text for each part, so that a difference has a name: `res_attrs[0].jax.result_info`."""
+    kind = type(attribute).__name__
+    if kind == "DictAttr":
+        for key, inner in _named(attribute):
+            yield from _texts(f"{name}.{key}", inner)
+    elif kind == "ArrayAttr" and any(type(each).__name__ == "DictAttr" for each in attribute):
+        for number, each in enumerate(attribute):
+            yield from _texts(f"{name}[{number}]", each)
+    else:
+        yield name, _shortened(str(attribute))
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+    return f"{text[:_LONGEST]}... {len(text)} characters, {digest}"
+
+
+def _user_line(location: Any) -> str:
+    """The innermost line that belongs to no library."""
+    frames = _FRAME.findall(str(location))
+    own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
+    file, line = next(iter(own or frames), _NO_FRAME)
+    return f"{file}:{line}" if file else ""
+
+
+def line_of(operations: Sequence[Operation], position: int) -> str:
+    """The line of an operation; of a constant, that of the first operation that reads it.
+
+    JAX says of a constant only where the jitted function was called.
+    """
+    operation = operations[position]
+    if operation.kind == CONSTANT:
+        for user in operations[position + 1 :]:
+            if user.line and not set(operation.results).isdisjoint(user.operands):
+                return user.line
+    return operation.line
+
+
+# --- the key under which JAX looks for a program in its persistent cache, part by part
+#
+# The key is one hash over eight components. A program is found again if all eight are the same.
+
 
 COMPONENTS = (  # in JAX's words and order
     "computation",

@@ -6,16 +6,19 @@ damaged, and is replaced. Nothing here raises: a program does not end because it
 """
 
 import contextlib
+import dataclasses
 import logging
 import os
 import pathlib
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 from jax_dist import _notes
-from jax_dist.cache import entries, seals
+from jax_dist.cache import entries
+from jax_dist.cache.entries import Entry
 
 _log = logging.getLogger("jax_dist.cache")
 
@@ -57,7 +60,7 @@ class Store:
             self.unusable(key)
             self._warn(f"cannot read {path}: {error.strerror}")
             return None
-        found = seals.opened(data)
+        found = entries.opened(data)
         fault = found.fault(key)
         if fault is not None:
             _log.warning("%s: it is %s, so its program is compiled again", path, fault)
@@ -82,7 +85,7 @@ class Store:
             self._said(None)
             return
         rank, run = self._writer()
-        value = seals.sealed(key, value, rank=rank, run=run)
+        value = entries.sealed(key, value, rank=rank, run=run)
         if self._max_size is not None and len(value) > self._max_size:
             self._said(f"it is larger than the whole cache may be ({self._max_size} bytes)")
             return
@@ -152,3 +155,50 @@ def _unfinished(path: pathlib.Path) -> Iterator[tuple[int, str]]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+# --- makes a cache smaller: by size, by age
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was removed, or would be."""
+
+    removed: tuple[Entry, ...]
+    kept: int  # entries
+    kept_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry.size for entry in self.removed)
+
+
+def prune(
+    path: pathlib.Path,
+    *,
+    max_size: int | None = None,
+    older_than: int | None = None,
+    dry_run: bool = False,
+) -> Pruned:
+    """Removes entries that were not used for long.
+
+    Args:
+      path: the folder of the cache.
+      max_size: the bytes that may stay; those used last stay.
+      older_than: those not used for so many seconds go.
+      dry_run: only say what would be removed.
+    """
+    found = sorted(entries.all_of(path), key=lambda entry: (-entry.used, entry.key))
+    now = time.time()
+    kept, removed, size = 0, [], 0
+    for entry in found:  # the one used last comes first
+        old = older_than is not None and now - entry.used > older_than
+        if old or (max_size is not None and size + entry.size > max_size):
+            removed.append(entry)
+        else:
+            kept += 1
+            size += entry.size
+    if not dry_run:
+        for entry in removed:
+            entries.remove(entry)
+    return Pruned(tuple(removed), kept, size)

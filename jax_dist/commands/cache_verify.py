@@ -16,7 +16,11 @@ from jax_dist.commands import arguments, terminal
 from jax_dist.commands.exits import Exit
 
 if TYPE_CHECKING:
-    from jax_dist.cache.verifying import Run, Verification, Verified
+    from jax_dist.cache.verification import (
+        Run,
+        Verification,
+        Verified,
+    )
 
 HELP = "check that a program hits the cache, or say why not"
 USAGE = "jax-dist cache verify [options] -- COMMAND ..."
@@ -90,13 +94,13 @@ def _new_folder(name: str) -> Path:
 
 
 def _verify(options: argparse.Namespace, folder: Path, err: TextIO) -> "Verification":
+    from jax_dist.cache import verification  # it loads jax, which `--help` need not wait for
     from jax_dist._usage import MisuseError
-    from jax_dist.cache import verifying  # it loads jax, which `--help` need not wait for
     from jax_dist.migrating.verify import recording
 
     progress = terminal.Progress(err, "runs done")
     try:
-        return verifying.verify(
+        return verification.verify(
             options.program,
             folder,
             Path(recording.__file__).with_name("bootstrap.py"),
@@ -111,7 +115,7 @@ def _verify(options: argparse.Namespace, folder: Path, err: TextIO) -> "Verifica
 
 
 def _lines(found: "Verification", *, colour: bool) -> Iterator[str]:
-    from jax_dist.cache.verifying import Verdict
+    from jax_dist.cache.verification import Verdict
 
     width = max((len(each.function) for each in found.functions), default=0)
     # What is well comes first, for one reads the end of a long table.
@@ -134,7 +138,7 @@ def _why(each: "Verified", *, colour: bool) -> Iterator[str]:
 
 
 def _summary(found: "Verification") -> Iterator[str]:
-    from jax_dist.cache.verifying import Verdict
+    from jax_dist.cache.verification import Verdict
 
     programs = sum(each.programs for each in found.functions)
     hit = sum(each.programs for each in found.functions if each.verdict is Verdict.HIT)

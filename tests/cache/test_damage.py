@@ -11,7 +11,7 @@ import cache_runs
 import pytest
 from cache_runs import DAMAGES, finish, run, start
 
-from jax_dist.cache import doctor, seals
+from jax_dist.cache import doctor, entries
 
 ALL = {"functions": list(DAMAGES)}
 NONE_HIT, ALL_HIT = dict.fromkeys(DAMAGES, False), dict.fromkeys(DAMAGES, True)
@@ -54,7 +54,7 @@ def test_what_jax_alone_wrote_is_found_and_what_we_wrote_is_found_by_jax_alone(t
     ours = pathlib.Path(run(tmp_path / "ours")["folder"])
     other = cache_runs.run(ours, stock=True)
     path = cache_runs.entry_of(ours, "step")
-    path.write_bytes(seals.opened(path.read_bytes()).content)  # as JAX writes it
+    path.write_bytes(entries.opened(path.read_bytes()).content)  # as JAX writes it
     again = run(tmp_path / "ours")
 
     assert other["hits"] == {"step": True}

@@ -10,8 +10,8 @@ import jax
 import pytest
 
 from jax_dist import cache
-from jax_dist.cache import checks
-from jax_dist.cache.seals import sealed
+from jax_dist.cache import diagnosis
+from jax_dist.cache.entries import sealed
 
 HASHES = [letter * 64 for letter in "0123456789abcdef"]
 GOOD = zlib.compress(b"\0\0\0\x02" + b"program")
@@ -32,7 +32,7 @@ def _kinds(health):
 @pytest.fixture(autouse=True)
 def _much_space(monkeypatch):
     """How full the disk of the test is, is not what most tests are about."""
-    monkeypatch.setattr(checks, "_SCARCE", 0)
+    monkeypatch.setattr(diagnosis, "_SCARCE", 0)
 
 
 def test_a_healthy_cache(tmp_path):
@@ -170,7 +170,7 @@ def test_a_folder_that_may_be_meant_for_all_is_left_as_it_is(tmp_path, mode):
 
 
 def test_a_disk_that_is_nearly_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(checks, "_SCARCE", 10**18)
+    monkeypatch.setattr(diagnosis, "_SCARCE", 10**18)
 
     assert _kinds(cache.doctor(tmp_path)) == ["disk full"]
 
@@ -178,7 +178,7 @@ def test_a_disk_that_is_nearly_full(tmp_path, monkeypatch):
 def test_a_read_only_cache():
     # Nobody can make a file in /proc/self, root neither.
     assert [
-        finding.kind for finding in checks.folder_safety(pathlib.Path("/proc/self"), used=True)
+        finding.kind for finding in diagnosis.folder_safety(pathlib.Path("/proc/self"), used=True)
     ] == ["read-only"]
 
 
@@ -203,7 +203,7 @@ def test_a_program_for_this_cpu_is_not_told(tmp_path):
     cache.enable(None)
     (path,) = tmp_path.rglob("*-cache")
     if jax.__version_info__ >= (0, 10):
-        assert checks.features(path.read_bytes())  # so that there is something to compare
+        assert diagnosis.features(path.read_bytes())  # so that there is something to compare
 
     assert cache.doctor(tmp_path).findings == ()
 

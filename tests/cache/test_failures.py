@@ -14,7 +14,7 @@ import jax
 import pytest
 
 from jax_dist import _compat, cache
-from jax_dist.cache import failures, ledger, settings
+from jax_dist.cache import failures, keys
 from jax_dist.errors import FailedBeforeError
 
 # XLA knows no such handler, and says so when it compiles.
@@ -116,7 +116,7 @@ def _note(folder, **changes):
     lowered = jax.jit(lambda x: x * number).lower(1.0)
     key = cache.key(lowered).name
     request = _compat.compile_request(lowered)
-    under = settings.circumstances(_compat.CompiledProgram(request.backend, request.module))
+    under = keys.circumstances(_compat.CompiledProgram(request.backend, request.module))
     note = {
         "function": "jit__lambda_",
         "key": key,
@@ -202,7 +202,7 @@ _CALLS_X = {"custom call x": "not registered"}
 def test_only_what_comes_again_is_noted(tmp_path, reason, under, noted):
     error = jax.errors.JaxRuntimeError(reason)
 
-    assert ledger.note(tmp_path, "jit_step", "key", under, 1.0, error) is noted
+    assert failures.note(tmp_path, "jit_step", "key", under, 1.0, error) is noted
     assert len(failures.ls(tmp_path)) == noted
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from jax_dist.cache import entries, pruning
+from jax_dist.cache import entries, store
 
 HASHES = {name: name * 64 for name in "abc"}
 _HOUR = 3600
@@ -42,7 +42,7 @@ def _left(folder):
     ],
 )
 def test_what_was_used_last_stays(folder, limits, left):
-    pruned = pruning.prune(folder, **limits)
+    pruned = store.prune(folder, **limits)
 
     assert _left(folder) == left
     assert pruned.kept == len(left)
@@ -53,11 +53,11 @@ def test_what_was_used_last_stays(folder, limits, left):
 
 
 def test_a_dry_run_removes_nothing(folder):
-    pruned = pruning.prune(folder, max_size=0, dry_run=True)
+    pruned = store.prune(folder, max_size=0, dry_run=True)
 
     assert [entry.function for entry in pruned.removed] == ["jit_a", "jit_b", "jit_c"]
     assert _left(folder) == ["jit_a", "jit_b", "jit_c"]
 
 
 def test_no_folder(tmp_path):
-    assert pruning.prune(tmp_path / "none", max_size=0).removed == ()
+    assert store.prune(tmp_path / "none", max_size=0).removed == ()

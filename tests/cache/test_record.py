@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from jax_dist import _compat
-from jax_dist.cache.operations import operations_of
-from jax_dist.cache.recording import record
-from jax_dist.cache.records import load
+from jax_dist.cache.keys import operations_of
+from jax_dist.cache.records import load, record
 from jax_dist.errors import RecordError
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -29,7 +28,7 @@ import warnings
 warnings.simplefilter("ignore")
 import jax, numpy as np
 from jax.experimental.compilation_cache import compilation_cache
-from jax_dist.cache.recording import record
+from jax_dist.cache.records import record
 
 def step(x):
     return x + 1
@@ -91,7 +90,7 @@ def test_what_became_of_each_program(tmp_path):
 _KILLED = """
 import os, signal, sys
 import jax, numpy as np
-from jax_dist.cache.recording import record
+from jax_dist.cache.records import record
 record(sys.argv[1]).start()
 jax.jit(lambda x: x + 1)(np.ones(3))
 os.kill(os.getpid(), signal.SIGKILL)

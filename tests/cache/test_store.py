@@ -11,7 +11,7 @@ import cache_runs
 import pytest
 
 from jax_dist.cache import entries
-from jax_dist.cache.seals import sealed
+from jax_dist.cache.entries import sealed
 from jax_dist.cache.store import Store
 
 KEY, OTHER, THIRD = (f"jit_{name}-{64 * name[0]}" for name in ("a", "b", "c"))

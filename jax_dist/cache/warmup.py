@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jax_dist.cache import entries
-from jax_dist.cache.counting import stats
+from jax_dist.cache.counters import stats
 from jax_dist.cache.keys import key
 
 

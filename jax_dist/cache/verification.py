@@ -14,10 +14,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jax_dist.cache.causes import Finding, finding
-from jax_dist.cache.explaining import explained
+from jax_dist.cache.explanation import explained
+from jax_dist.cache.keys import DIRECTORY
 from jax_dist.cache.matching import matched
-from jax_dist.cache.records import Compile, Outcome, Record, load
-from jax_dist.cache.settings import DIRECTORY
+from jax_dist.cache.records import (
+    Compile,
+    Outcome,
+    Record,
+    load,
+)
 
 _GRACE_SECONDS = 2.0  # to leave in, when told to
 _PACKAGE = Path(__file__).parents[1]
