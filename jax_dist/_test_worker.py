@@ -129,7 +129,7 @@ def main() -> None:
     sys.stdin.buffer.read()  # ends when the parent closes it, or is gone
     sys.stdout.flush()
     sys.stderr.flush()
-    multihost = sys.modules.get("jax_dist.multihost.initializing")
+    multihost = sys.modules.get("jax_dist.multihost.initialization")
     if multihost is not None:
         multihost.part()
     # Not sys.exit: at exit, JAX waits up to 300 s for processes that may be gone already.

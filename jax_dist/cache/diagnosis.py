@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jax_dist.cache import activation, entries
+from jax_dist.cache import entries, store
 from jax_dist.cache.entries import Entry
 
 _SCARCE = 10**9  # bytes of free space below which it is told
@@ -62,7 +62,7 @@ def no_folder(path: pathlib.Path) -> Finding:
 
 def folder_safety(folder: pathlib.Path, *, used: bool) -> Iterator[Finding]:
     """Who can change what is in it. `used`: it, or a part of it, holds entries."""
-    why = activation.danger(folder)
+    why = store.danger(folder)
     if why is not None:
         yield Finding(
             "unsafe",
@@ -84,7 +84,7 @@ def _may_close(folder: pathlib.Path) -> bool:
 
 def _take_back(folder: pathlib.Path) -> str:
     folder.chmod(stat.S_IMODE(folder.stat().st_mode) & ~0o022)
-    why = activation.danger(folder)
+    why = store.danger(folder)
     if why is not None:  # it is about the folder above, or about the owner
         raise PermissionError(0, why)
     return "nobody but its owner can write there now; look at what is in it"
@@ -315,7 +315,7 @@ def doctor(path: str | os.PathLike[str] | None = None, *, fix: bool = False) -> 
     >>> doctor(folder, fix=True).healthy, broken.exists()
     (True, False)
     """
-    base = pathlib.Path(activation.chosen(path, os.environ))
+    base = pathlib.Path(store.chosen(path, os.environ))
     folders = entries.folders(base)
     if not folders:
         return Health(str(base), 0, 0, (no_folder(base),))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jax_dist import _notes
-from jax_dist.cache import activation, entries
+from jax_dist.cache import entries, store
 from jax_dist.cache.store import replace
 from jax_dist.errors import FailedBeforeError, message
 
@@ -173,4 +173,4 @@ def clear(path: str | os.PathLike[str] | None = None, *, function: str | None = 
 
 
 def _folders(path: str | os.PathLike[str] | None) -> list[pathlib.Path]:
-    return entries.folders(pathlib.Path(activation.chosen(path, os.environ)))
+    return entries.folders(pathlib.Path(store.chosen(path, os.environ)))

@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     """Reads the folder and prints."""
     del err
-    from jax_dist.cache import activation, entries
+    from jax_dist.cache import entries, store
 
-    path = pathlib.Path(activation.chosen(options.folder, os.environ))
+    path = pathlib.Path(store.chosen(options.folder, os.environ))
     found = [entry for entry in entries.all_of(path) if options.function in (None, entry.function)]
     found.sort(key=lambda entry: (-entry.size, entry.key))
     if options.json:

@@ -58,7 +58,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     """Converts one checkpoint and says what became of it."""
-    from jax_dist._errors import CheckpointError, MissingPackageError
+    from jax_dist.errors import CheckpointError, MissingPackageError
     from jax_dist.multihost import conversion
 
     try:

@@ -27,8 +27,7 @@ from jax_dist.commands import arguments, terminal
 from jax_dist.commands.help import Help
 
 if TYPE_CHECKING:
-    from jax_dist.launch.outputs import Stream
-    from jax_dist.launch.printing import Printer
+    from jax_dist.launch.output import Printer, Stream
 
 _USAGE = "jax-dist launch -n N [options] -- COMMAND ..."
 
@@ -152,11 +151,11 @@ def _ranks(text: str) -> list[int]:
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
     """Runs the job, and shows what the ranks write and how it ended."""
     from jax_dist._usage import MisuseError
-    from jax_dist.launch import running, supervision, telling
+    from jax_dist.launch import job, outcome, supervision
     from jax_dist.launch.ranks import StartError
 
     command = _command(options)
-    settings = running.Settings(
+    settings = job.Settings(
         ranks=options.processes,
         cpu_devices=options.cpu_devices,
         gpus=options.gpus or 1,
@@ -168,7 +167,7 @@ def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
             printer.notice("standard output is closed: what the ranks write there is lost")
         try:
             if options.restarts:
-                outcome = supervision.supervise(
+                ended = supervision.supervise(
                     command,
                     settings,
                     printer,
@@ -176,14 +175,14 @@ def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
                     min_interval=options.min_interval,
                 )
             else:
-                outcome = running.run(command, settings, printer)
+                ended = job.run(command, settings, printer)
         except StartError as error:
             raise MisuseError(str(error)) from error
-        for text in telling.causes(outcome):
+        for text in outcome.causes(ended):
             printer.notice(text)
-        if outcome.exit_code or not options.quiet:
-            printer.notice(telling.summary(outcome))
-    return outcome.exit_code
+        if ended.exit_code or not options.quiet:
+            printer.notice(outcome.summary(ended))
+    return ended.exit_code
 
 
 def _command(options: argparse.Namespace) -> list[str]:
@@ -205,7 +204,11 @@ def _command(options: argparse.Namespace) -> list[str]:
 @contextlib.contextmanager
 def _printer(options: argparse.Namespace, out: TextIO, err: TextIO) -> "Iterator[Printer]":
     from jax_dist._usage import MisuseError
-    from jax_dist.launch.printing import LogFile, Printer, log_files
+    from jax_dist.launch.output import (
+        LogFile,
+        Printer,
+        log_files,
+    )
 
     streams: dict[Stream, TextIO] = {"stdout": out, "stderr": err}
     for stream in streams.values():

@@ -59,11 +59,11 @@ def ways() -> dict[str, str]:
 
 
 def cache() -> dict[str, Any]:
-    from jax_dist.cache import activation
+    from jax_dist.cache import store
     from jax_dist.cache.diagnosis import doctor
 
-    folder = activation.chosen(None, os.environ)
-    return {"path": folder} if activation.is_url(folder) else doctor().to_dict()
+    folder = store.chosen(None, os.environ)
+    return {"path": folder} if store.is_url(folder) else doctor().to_dict()
 
 
 def devices() -> dict[str, Any]:

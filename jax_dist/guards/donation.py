@@ -11,9 +11,8 @@ import jax.numpy as jnp
 
 from jax_dist import _compat
 from jax_dist.errors import DonationError, message
-from jax_dist.guards import places
-from jax_dist.guards.naming import is_of_jax, shown_paths
-from jax_dist.guards.types import devices_of, text_of
+from jax_dist.guards import descriptions
+from jax_dist.guards.descriptions import devices_of, is_of_jax, shown_paths, text_of
 
 _WORTH = 1024  # bytes: a counter or a key that is not donated is not worth a word
 _SHOWN = 8  # leaves in one message
@@ -216,7 +215,7 @@ def _weak(value: Any) -> Any:
 
 
 def _error_kept(call: _compat.JitCall, kept: Sequence[tuple[str, str]]) -> DonationError:
-    where = places.line_of(places.user_frame())
+    where = descriptions.line_of(descriptions.user_frame())
     count = f"{len(kept)} donated argument{'s' * (len(kept) > 1)}"
     return DonationError(
         message(
@@ -230,7 +229,7 @@ def _error_kept(call: _compat.JitCall, kept: Sequence[tuple[str, str]]) -> Donat
 
 
 def _error_forgotten(call: _compat.JitCall, forgotten: Sequence[tuple[str, str]]) -> DonationError:
-    where = places.line_of(places.user_frame())
+    where = descriptions.line_of(descriptions.user_frame())
     return DonationError(
         message(
             what=f"'{call.name}' is fed its own results and does not donate them, at {where}",

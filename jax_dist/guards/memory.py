@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import jax
 
 from jax_dist.errors import MemoryGrowthError, message
-from jax_dist.guards import places
-from jax_dist.guards.types import text_of
+from jax_dist.guards import descriptions
+from jax_dist.guards.descriptions import text_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -151,7 +151,7 @@ def _growth(before: Memory, after: Memory, slack: int) -> MemoryGrowthError:
     return MemoryGrowthError(
         message(
             what="A step left more in memory than it found, "
-            f"at {places.line_of(places.user_frame())}",
+            f"at {descriptions.line_of(descriptions.user_frame())}",
             which=[*which, *kinds[:_SHOWN]],
             why="what each step adds fills the device in the end",
             do="Drop what the step no longer needs, donate its state, "

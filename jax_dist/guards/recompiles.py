@@ -12,9 +12,16 @@ import jax
 
 from jax_dist import _compat
 from jax_dist.errors import RecompileError, message
-from jax_dist.guards import places
-from jax_dist.guards.naming import is_of_jax, shown_paths
-from jax_dist.guards.types import ArgumentType, Change, Signature, signature_of, text_of
+from jax_dist.guards import descriptions
+from jax_dist.guards.descriptions import (
+    ArgumentType,
+    Change,
+    Signature,
+    is_of_jax,
+    shown_paths,
+    signature_of,
+    text_of,
+)
 from jax_dist.passes.user_lines import shown
 
 _KEPT = 8  # signatures of each function: enough to find one near
@@ -55,7 +62,7 @@ def remember(call: _compat.JitCall) -> None:
 def refusal(name: str) -> RecompileError:
     """The error for a compilation that is about to begin in this thread."""
     calls = _compat.calls_under_way()
-    where = places.line_of(places.user_frame())
+    where = descriptions.line_of(descriptions.user_frame())
     if not calls:  # an explicit `.compile()`, and jax.pmap before 0.8
         changes = [Change("first", "its arguments are not known here")]
         return _error(name, where, changes)

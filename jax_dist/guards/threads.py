@@ -14,8 +14,8 @@ from jax.core import Tracer
 from jax_dist import _compat
 from jax_dist.errors import DonationError, RecompileError, TransferError
 from jax_dist.guards import recompiles, transfers
+from jax_dist.guards.descriptions import is_of_jax, known_name
 from jax_dist.guards.donation import DonationCheck, weak_key
-from jax_dist.guards.naming import is_of_jax, known_name
 
 Refusal: TypeAlias = TransferError | RecompileError | DonationError
 Donation: TypeAlias = Literal["first", "always", False]

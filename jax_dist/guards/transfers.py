@@ -8,9 +8,8 @@ import numpy as np
 
 from jax_dist import _compat
 from jax_dist.errors import TransferError, message
-from jax_dist.guards import places
-from jax_dist.guards.naming import is_of_jax, shown_paths
-from jax_dist.guards.types import devices_of, text_of
+from jax_dist.guards import descriptions
+from jax_dist.guards.descriptions import devices_of, is_of_jax, shown_paths, text_of
 
 # What stands between the user's line and the copy, as the user wrote it; the outermost one counts.
 _READS = {
@@ -71,7 +70,7 @@ def is_refusal(error: BaseException | None) -> bool:
 
 def refused_by_jax(error: BaseException) -> TransferError:
     """In our words, for what only JAX has seen."""
-    where = places.line_of(places.frame_of(error.__traceback__))
+    where = descriptions.line_of(descriptions.frame_of(error.__traceback__))
     text = str(error).split("Disallowed ", 1)[-1]
     return TransferError(
         message(
@@ -98,7 +97,7 @@ def _moved(values: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
 
 
 def _misplaced(moved: Sequence[Any]) -> TransferError:
-    frame = places.user_frame()
+    frame = descriptions.user_frame()
     calls = _compat.calls_under_way()
     call = calls[-1] if calls else None
     which = [f"{_path(value, call, frame)} is {_held(value)}" for value in moved]
@@ -107,7 +106,7 @@ def _misplaced(moved: Sequence[Any]) -> TransferError:
     placed = "jax.device_put(x, sharding)" if isinstance(moved[0], jax.Array) else "jax.device_put"
     return TransferError(
         message(
-            what=f"The call of {fun} would move arrays {onto}, at {places.line_of(frame)}",
+            what=f"The call of {fun} would move arrays {onto}, at {descriptions.line_of(frame)}",
             which=which,
             why="it moves them again in each call, and strict wants explicit transfers",
             do=f"Place them with {placed}, once if they stay the same, "
@@ -119,11 +118,11 @@ def _misplaced(moved: Sequence[Any]) -> TransferError:
 def _path(value: Any, call: _compat.JitCall | None, frame: Any) -> str:
     """The path among the arguments of a function of the user; else his own name for the value."""
     if call is None:
-        return places.name_of(value, frame) or "an argument"
+        return descriptions.name_of(value, frame) or "an argument"
     pairs = zip(call.paths, call.leaves, strict=False)
     path, leaf = next((pair for pair in pairs if _same(pair[1], value)), ("an argument", value))
     if is_of_jax(call.fun):
-        return places.name_of(leaf, frame) or path
+        return descriptions.name_of(leaf, frame) or path
     return shown_paths(call).get(path, path)
 
 
@@ -142,13 +141,14 @@ def _held(value: Any) -> str:
 
 
 def _read(array: jax.Array) -> TransferError:
-    frame = places.user_frame()
-    passed = [name for name in places.entered_by() if name in _READS]
+    frame = descriptions.user_frame()
+    passed = [name for name in descriptions.entered_by() if name in _READS]
     by = _READS[passed[-1]] if passed else "NumPy"
-    name = places.name_of(array, frame) or "an array"
+    line = descriptions.line_of(frame)
+    name = descriptions.name_of(array, frame) or "an array"
     return TransferError(
         message(
-            what=f"An array would move from the devices to the host, at {places.line_of(frame)}",
+            what=f"An array would move from the devices to the host, at {line}",
             which=[f"{name}, {text_of(array)} on {devices_of(array)}, is read by {by}"],
             why="the program waits there until the devices have computed it",
             do="Use jax.device_get where you mean it, and not in each step, "

@@ -1,8 +1,37 @@
-"""What a rank finds in its environment: who it is, in the words of three launchers."""
+"""Who a rank is, in JAX's, SLURM's and torchrun's words; and the coordinator's port."""
 
-from collections.abc import Mapping
+import contextlib
+import socket
+import sys
+from collections.abc import Iterator, Mapping
 
-from jax_dist.launch.ports import LOOPBACK
+LOOPBACK = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of the loopback interface that no other program gets as long as the block runs.
+
+    On Linux it is bound here, though nobody listens, and so the system gives it to nobody. Rank 0,
+    which is told, can bind it as well, since gRPC asks for SO_REUSEADDR, as servers do. On other
+    systems the port was free a moment ago, which is all that can be said.
+
+    >>> with reserved_port() as port:
+    ...     1024 < port < 65536
+    True
+    """
+    with socket.socket() as holder:
+        if sys.platform == "linux":
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((LOOPBACK, 0))
+        port = holder.getsockname()[1]
+        if sys.platform != "linux":
+            holder.close()
+        yield port
+
+
+# --- what a rank finds in its environment: who it is, in the words of three launchers
+
 
 # Where this launcher runs inside a job itself, these speak of that job. JAX looks for Open MPI
 # first, and a port or a device given to one process fits no two.

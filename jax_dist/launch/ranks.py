@@ -1,4 +1,4 @@
-"""One process of a job, with all that it starts."""
+"""One process of a job, with all that it starts, and its end even if the launcher is killed."""
 
 import collections
 import contextlib
@@ -9,11 +9,100 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
 
-from jax_dist.launch.orphanage import Orphanage
-from jax_dist.launch.outputs import Output, Stream
-from jax_dist.launch.tracebacks import Traceback
-from jax_dist.multihost import machine
+from jax_dist.launch.output import Output, Stream
+from jax_dist.multihost import ranks
+
+_FIRST = "Traceback (most recent call last):"
+_LONGEST = 100  # lines
+
+
+class Traceback:
+    """Follows the lines of a rank, and keeps the last traceback among them.
+
+    >>> traceback = Traceback()
+    >>> traceback.follow(["epoch 1", "Traceback (most recent call last):", "  File a.py", "E: no"])
+    >>> traceback.lines[-1], traceback.is_last_word
+    ('E: no', True)
+    >>> traceback.follow(["epoch 2"])
+    >>> traceback.is_last_word
+    False
+    """
+
+    def __init__(self) -> None:
+        self.lines: tuple[str, ...] = ()
+        self.is_last_word = False  # nothing was written since
+        self._unfinished: list[str] = []
+
+    def follow(self, lines: Sequence[str]) -> None:
+        """Takes what the rank has written."""
+        for line in lines:
+            self._follow(line)
+
+    def _follow(self, line: str) -> None:
+        if line.startswith(_FIRST):
+            self._unfinished = [line]
+        elif self._unfinished:
+            self._unfinished.append(line)
+        self.is_last_word = bool(self._unfinished) and not line.startswith((" ", _FIRST))
+        if self.is_last_word or len(self._unfinished) > _LONGEST:
+            self.lines = tuple(self._unfinished)
+            self._unfinished = []
+
+
+# --- what happens to the ranks when the launcher itself is killed
+
+
+_PROGRAM = Path(__file__).with_name("reaper.py")
+
+
+class Orphanage:
+    """A small program that kills the groups it knows of when this process dies, however it dies.
+
+    Linux can end a process with its parent, but not what that process has started; other systems
+    cannot even do that. So both are left to a program that waits for the end of a pipe.
+    """
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_PROGRAM)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # what ends the launcher's group must not end this
+        )
+
+    def add(self, group: int) -> None:
+        """From now on it is killed when this process dies."""
+        self._tell(f"+{group}\n")
+
+    def remove(self, group: int) -> None:
+        """It is gone; its number may belong to others."""
+        self._tell(f"-{group}\n")
+
+    def __enter__(self) -> "Orphanage":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._process.stdin is not None  # it was asked for
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it was killed; the job can do without it
+            os.write(self._process.stdin.fileno(), line.encode())
+
+
+# --- one process of a job, with all that it starts
+
 
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 _TAIL_LINES = 20
@@ -97,7 +186,7 @@ class Rank:
 
     def is_stopped(self) -> bool:
         """Whether it, or what it has started, was stopped by a signal. Linux tells."""
-        return machine.is_group_stopped(self._process.pid)
+        return ranks.is_group_stopped(self._process.pid)
 
     def send(self, number: int) -> None:
         """Sends a signal to the whole group, as a terminal does."""

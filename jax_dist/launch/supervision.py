@@ -7,11 +7,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from jax_dist.launch import running
-from jax_dist.launch.outcome import Outcome, Reason
-from jax_dist.launch.running import Listener, Settings
-from jax_dist.launch.telling import causes
-from jax_dist.multihost import progress
+from jax_dist.launch import job
+from jax_dist.launch.job import Listener, Settings
+from jax_dist.launch.outcome import Outcome, Reason, causes
+from jax_dist.multihost import ranks
 
 RESTART = "JAX_DIST_RESTART"  # the variable that tells the ranks how often they were started before
 
@@ -57,8 +56,8 @@ def supervise(
         for count in range(1 << 62):
             start = time.monotonic()
             timeout = None if until is None else max(0.1, until - start)
-            variables = {**inherited, progress.FOLDER: name, RESTART: str(count)}
-            outcome = running.run(
+            variables = {**inherited, ranks.PROGRESS_FOLDER: name, RESTART: str(count)}
+            outcome = job.run(
                 command, dataclasses.replace(settings, timeout=timeout), listener, variables
             )
             if outcome.reason is not Reason.FAILED or outcome.was_terminated:
@@ -80,7 +79,7 @@ def supervise(
 
 def _failure(folder: pathlib.Path, outcome: Outcome) -> Failure:
     assert outcome.first is not None  # it failed
-    said = [progress.read(folder, each.rank) for each in outcome.ended]
+    said = [ranks.read_progress(folder, each.rank) for each in outcome.ended]
     restored = max(each.restored for each in said)
     return Failure(outcome.first.rank, restored, said[outcome.first.rank].reached)
 

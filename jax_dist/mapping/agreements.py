@@ -19,8 +19,12 @@ from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.body import Body, type_of
 from jax_dist.mapping.calls import Call, Options
 from jax_dist.mapping.meshes import Layout
-from jax_dist.multihost import agreeing
-from jax_dist.multihost.fingerprints import Fingerprint, containers, describe
+from jax_dist.multihost import agreement
+from jax_dist.multihost.agreement import (
+    Fingerprint,
+    containers,
+    describe,
+)
 from jax_dist.passes.interpreter import equations
 
 _LOCAL = ("axis_index", "pcast", "pvary")  # they name a mesh axis, and move nothing
@@ -69,7 +73,7 @@ def agree_to_run(name: str, fingerprint: Fingerprint, ranks: Sequence[int]) -> N
     """
     if _compat.joined_as() is None:  # nothing to compare over
         return
-    agreeing.agree_on(name, fingerprint, timeout=agreeing.program_timeout, ranks=ranks, do=_DO)
+    agreement.agree_on(name, fingerprint, timeout=agreement.program_timeout, ranks=ranks, do=_DO)
 
 
 def processes_of(mesh: jax.sharding.Mesh) -> tuple[int, ...]:

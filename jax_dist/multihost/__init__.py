@@ -11,24 +11,24 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.errors import MissingRanksError as MissingRanksError
     from jax_dist.errors import OpenPortWarning as OpenPortWarning
     from jax_dist.errors import UnequalError as UnequalError
-    from jax_dist.multihost.agreeing import agree as agree
-    from jax_dist.multihost.asserting import assert_equal as assert_equal
-    from jax_dist.multihost.barriers import sync_global_devices as sync_global_devices
-    from jax_dist.multihost.broadcasting import broadcast_one_to_all as broadcast_one_to_all
+    from jax_dist.multihost.agreement import agree as agree
     from jax_dist.multihost.checkpoints import Checkpoints as Checkpoints
-    from jax_dist.multihost.converting import (
+    from jax_dist.multihost.collectives import assert_equal as assert_equal
+    from jax_dist.multihost.collectives import broadcast_one_to_all as broadcast_one_to_all
+    from jax_dist.multihost.collectives import process_allgather as process_allgather
+    from jax_dist.multihost.collectives import sync_global_devices as sync_global_devices
+    from jax_dist.multihost.global_arrays import (
         global_array_to_host_local_array as global_array_to_host_local_array,
     )
-    from jax_dist.multihost.converting import (
+    from jax_dist.multihost.global_arrays import (
         host_local_array_to_global_array as host_local_array_to_global_array,
     )
-    from jax_dist.multihost.gathering import process_allgather as process_allgather
-    from jax_dist.multihost.initializing import initialize as initialize
-    from jax_dist.multihost.preempting import preempted as preempted
-    from jax_dist.multihost.preempting import (
+    from jax_dist.multihost.initialization import initialize as initialize
+    from jax_dist.multihost.preemption import preempted as preempted
+    from jax_dist.multihost.preemption import (
         reached_preemption_sync_point as reached_preemption_sync_point,
     )
-    from jax_dist.multihost.watching import watchdog as watchdog
+    from jax_dist.multihost.watchdogs import watchdog as watchdog
 
 _HOMES = {  # what Python sees: imported on first use, so that the launcher never loads jax
     "CheckpointError": "jax_dist.errors",
@@ -39,17 +39,17 @@ _HOMES = {  # what Python sees: imported on first use, so that the launcher neve
     "MissingRanksError": "jax_dist.errors",
     "OpenPortWarning": "jax_dist.errors",
     "UnequalError": "jax_dist.errors",
-    "agree": "jax_dist.multihost.agreeing",
-    "assert_equal": "jax_dist.multihost.asserting",
-    "broadcast_one_to_all": "jax_dist.multihost.broadcasting",
-    "global_array_to_host_local_array": "jax_dist.multihost.converting",
-    "host_local_array_to_global_array": "jax_dist.multihost.converting",
-    "initialize": "jax_dist.multihost.initializing",
-    "preempted": "jax_dist.multihost.preempting",
-    "process_allgather": "jax_dist.multihost.gathering",
-    "reached_preemption_sync_point": "jax_dist.multihost.preempting",
-    "sync_global_devices": "jax_dist.multihost.barriers",
-    "watchdog": "jax_dist.multihost.watching",
+    "agree": "jax_dist.multihost.agreement",
+    "assert_equal": "jax_dist.multihost.collectives",
+    "broadcast_one_to_all": "jax_dist.multihost.collectives",
+    "global_array_to_host_local_array": "jax_dist.multihost.global_arrays",
+    "host_local_array_to_global_array": "jax_dist.multihost.global_arrays",
+    "initialize": "jax_dist.multihost.initialization",
+    "preempted": "jax_dist.multihost.preemption",
+    "process_allgather": "jax_dist.multihost.collectives",
+    "reached_preemption_sync_point": "jax_dist.multihost.preemption",
+    "sync_global_devices": "jax_dist.multihost.collectives",
+    "watchdog": "jax_dist.multihost.watchdogs",
 }
 __all__ = (
     "CheckpointError",

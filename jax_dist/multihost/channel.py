@@ -1,22 +1,189 @@
-"""A connection between two processes of a job, which carries small messages.
+"""A connection between two processes of a job, opened by a token, and what goes over it.
 
-Both sides prove that they know the token of the job without sending it: each sends a random number
-and answers the other's with a hash of both, keyed by the token. So nobody else gets in, not
-even after listening to an earlier greeting. Later messages are neither secret nor signed.
-
-When a process ends, for whatever reason, its kernel closes the connection: the other side learns
-this immediately, where a heartbeat would take a while.
+What comes in is bytes from somebody who may be a stranger. What goes out is a message of a known
+kind, or Stranger, Closed or Lost: nothing else may get past here.
 """
 
 import contextlib
+import dataclasses
 import hmac
+import json
 import secrets
 import selectors
 import socket
 import struct
 
-from jax_dist.multihost import messages
-from jax_dist.multihost.messages import Message
+from jax_dist import _notes
+
+_CUT = 1 << 16  # characters of one text; the traceback of a large exception may have millions
+
+
+@dataclasses.dataclass(frozen=True)
+class Hello:
+    """To rank 0, first of all."""
+
+    rank: int
+    processes: int  # how many it was told that there are
+    machine: str  # one text for each machine, or container
+    pid: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """From rank 0: all are here."""
+
+    machine: str
+    pid: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """From rank 0: they cannot be brought together."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """To rank 0: this process has failed."""
+
+    what: str  # as in "ValueError: its text"
+    traceback: str
+    code: int  # the exit code
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """To rank 0: this process is done, and waits for the others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SomeFinished:
+    """From rank 0: say so if you wait in JAX for those that have finished."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stuck:
+    """To rank 0: this process waits in JAX, and has not moved since others have finished."""
+
+    stack: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Leave:
+    """From rank 0: all are done."""
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """From rank 0: all shall end."""
+
+    culprit: int | None  # the rank to blame
+    text: str  # behind "stopping because"
+    code: int  # the exit code
+    stacks: bool  # whether to show what each thread is doing
+
+
+@dataclasses.dataclass(frozen=True)
+class Ping:
+    """From rank 0, now and then."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pong:
+    """The answer: this process runs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stalled:
+    """To rank 0: a watchdog has waited in vain."""
+
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """From rank 0: where do you stand?"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """The answer: where a process stands."""
+
+    step: int  # the number of the last one that began; 0 before the first
+    inside: bool  # whether it has not ended
+    seconds: float  # since then
+    in_jax: bool
+    stack: str
+    watched: bool = True
+
+    def __str__(self) -> str:
+        if not self.watched:
+            where = "without a watchdog"
+        elif self.step == 0:
+            where = f"before its first step for {self.seconds:.0f} s"
+        elif self.inside:
+            where = f"in step {self.step} for {self.seconds:.0f} s"
+        else:
+            where = f"after step {self.step} for {self.seconds:.0f} s"
+        return f"{where}, {'waiting in JAX' if self.in_jax else 'not waiting in JAX'}"
+
+
+Message = (
+    Hello
+    | Joined
+    | Refused
+    | Failed
+    | Finished
+    | SomeFinished
+    | Stuck
+    | Leave
+    | End
+    | Ping
+    | Pong
+    | Stalled
+    | Where
+    | Status
+)
+_KINDS = {kind.__name__: kind for kind in Message.__args__}
+
+
+def dump(message: Message) -> bytes:
+    """As it goes over a connection. Texts that are too long are cut in the middle.
+
+    >>> load(dump(Refused(text=100_000 * "x"))).text[32_768:32_800]
+    ' ... [34464 characters left out]'
+    """
+    fields = {name: _cut(value) for name, value in dataclasses.asdict(message).items()}
+    return json.dumps([type(message).__name__, fields]).encode("ascii")
+
+
+def load(data: bytes) -> Message | None:
+    """None where it is no message of ours."""
+    try:
+        name, fields = _notes.decode(data)
+    except (ValueError, TypeError):
+        return None
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    return None if kind is None else _notes.read(fields, kind)
+
+
+def _cut(value: object) -> object:
+    if not isinstance(value, str) or len(value) <= _CUT:
+        return value
+    half = _CUT // 2
+    return f"{value[:half]} ... [{len(value) - _CUT} characters left out] ... {value[-half:]}"
+
+
+# --- A connection between two processes of a job, which carries small messages
+#
+# Both sides prove that they know the token of the job without sending it: each sends a random
+# number and answers the other's with a hash of both, keyed by the token. So nobody else gets in,
+# not even after listening to an earlier greeting. Later messages are neither secret nor signed.
+#
+# When a process ends, for whatever reason, its kernel closes the connection: the other side learns
+# this immediately, where a heartbeat would take a while.
+
 
 _NAME, _VERSION = b"jax_dist", b" 2\n"
 _NONCE, _PROOF = 16, 32  # bytes
@@ -83,7 +250,7 @@ class Channel:
 
     def send(self, message: Message) -> bool:
         """Whether there was somebody to send to."""
-        data = messages.dump(message)
+        data = dump(message)
         data = _LENGTH.pack(len(data)) + data
         if self._other_nonce is None:
             self._unsent += data
@@ -162,7 +329,7 @@ class Channel:
         end = _LENGTH.size + length
         if len(self._unread) < end:
             return None
-        message = messages.load(self._unread[_LENGTH.size : end])
+        message = load(self._unread[_LENGTH.size : end])
         self._unread = self._unread[end:]
         if message is None:
             raise Stranger("what it says is no message of a job")

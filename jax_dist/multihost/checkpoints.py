@@ -21,10 +21,10 @@ from jax_dist.errors import (
     MissingPackageError,
     message,
 )
-from jax_dist.multihost import device_copies, manifests, preempting, progress
-from jax_dist.multihost.agreeing import agree_on
-from jax_dist.multihost.broadcasting import broadcast_one_to_all
-from jax_dist.multihost.fingerprints import Fingerprint, fingerprint
+from jax_dist.multihost import device_copies, manifests, preemption, ranks
+from jax_dist.multihost.agreement import agree_on
+from jax_dist.multihost.collectives import broadcast_one_to_all
+from jax_dist.multihost.agreement import Fingerprint, fingerprint
 from jax_dist.multihost.leaves import Leaf, leaves_of, with_leaves
 from jax_dist.multihost.step_folders import StepFolders
 
@@ -77,7 +77,7 @@ class Checkpoints:
         self._steps = StepFolders(self._folder)
         if jax.process_index() == 0:
             self._steps.clean()
-        preempting.watch()
+        preemption.watch()
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +124,7 @@ class Checkpoints:
         for damage in found.damages.values():
             warnings.warn(CheckpointWarning(damage), stacklevel=2)
         self._damaged, self._last = tuple(map(int, found.damages)), found.step
-        progress.restored(found.step)
+        ranks.restored(found.step)
         if found.step == 0:
             return state, 0
         leaves = leaves_of(state)
@@ -182,7 +182,7 @@ class Checkpoints:
         Raises:
           RuntimeError: JAX's preemption service is switched off.
         """
-        return preempting.preempted(step)
+        return preemption.preempted(step)
 
     def _read(
         self, folder: pathlib.Path, leaves: Sequence[Leaf], copies: Mapping[str, np.ndarray]

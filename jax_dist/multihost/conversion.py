@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jax_dist._errors import CheckpointError, MissingPackageError, message
+from jax_dist.errors import CheckpointError, MissingPackageError, message
 from jax_dist.multihost import device_copies, manifests
 from jax_dist.multihost.step_folders import sync, sync_tree
 

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-from jax_dist._errors import CheckpointError, message
+from jax_dist.errors import CheckpointError, message
 from jax_dist.multihost.leaves import NUMBERS, Leaf
 
 Choice: TypeAlias = Literal["mean", "first", "keep"]

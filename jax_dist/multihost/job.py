@@ -12,23 +12,31 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from jax_dist.multihost import machine
-from jax_dist.multihost.channel import Closed, Lost, Stranger
-from jax_dist.multihost.endings import FAILED, end_now, say
-from jax_dist.multihost.messages import (
+from jax_dist.multihost import ranks
+from jax_dist.multihost.channel import (
+    Closed,
     End,
     Failed,
     Finished,
     Leave,
+    Lost,
     Message,
     Ping,
     Pong,
     SomeFinished,
+    Stranger,
     Stuck,
+)
+from jax_dist.multihost.main_thread import (
+    FAILED,
+    Progress,
+    end_now,
+    is_leaving_jax,
+    say,
+    stack_of_main,
 )
 from jax_dist.multihost.ranks import do
 from jax_dist.multihost.rendezvous import Peer
-from jax_dist.multihost.standing import Progress, is_leaving_jax, stack_of_main
 
 Kind = TypeVar("Kind", bound=Any)  # of message
 
@@ -270,7 +278,7 @@ class Job:
         for rank, peer in list(self._peers.items()):
             if self.rank == 0:
                 self.tell(rank, Ping())
-            if peer.machine != machine.name() or not machine.is_stopped(peer.pid):
+            if peer.machine != ranks.machine_name() or not ranks.is_stopped(peer.pid):
                 self._stopped.pop(rank, None)
                 continue
             seconds = now - self._stopped.setdefault(rank, now)

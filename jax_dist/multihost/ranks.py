@@ -1,6 +1,16 @@
-"""Ranks in sentences."""
+"""The ranks of a job, in words and in files, for a rank and for its launcher; no jax.
 
+How many ranks are named in a sentence, which machine a rank runs on, and how far each has got.
+"""
+
+import contextlib
+import functools
+import os
+import pathlib
+import platform
+import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -31,3 +41,96 @@ def do(ranks: Sequence[int], one: str, several: str) -> str:
 
 def _joined(texts: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
+
+
+# --- which machine a process runs on, and whether another one on the same machine is stopped
+
+
+_STOPPED = ("T", "t")  # by a signal, and by a debugger
+
+
+@functools.cache
+def machine_name() -> str:
+    """The same for all processes that see one another's process ids, and for no others."""
+    try:
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # not Linux; or not permitted
+        return platform.node()
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process of this machine was stopped, as by SIGSTOP or a debugger. Linux tells."""
+    try:
+        status = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] in _STOPPED
+
+
+def is_group_stopped(group: int) -> bool:
+    """The same for a process group: whether a process in it is."""
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group and fields[0] in _STOPPED:
+                return True
+    return False
+
+
+# --- how far each rank is, in a file that a launcher reads when it starts the job again
+#
+# `jax-dist launch --restarts` names the folder. A rank writes two numbers there in each step,
+# which takes a microsecond, and which its death cannot take back.
+
+
+PROGRESS_FOLDER = "JAX_DIST_PROGRESS"  # the variable
+_NUMBERS = struct.Struct("<qq")
+
+
+class Progress(NamedTuple):
+    """Of one rank; -1 where it has not said."""
+
+    restored: int = -1  # the step of the checkpoint that it began from
+    reached: int = -1  # the last step that it has done
+
+
+class _Note:
+    """The file of this process; it is opened when it is first written."""
+
+    def __init__(self):
+        self._file: int | None = None
+        self._said = Progress()
+
+    def say(self, **changes: int) -> None:
+        self._said = self._said._replace(**changes)
+        folder, rank = os.environ.get(PROGRESS_FOLDER), os.environ.get("JAX_PROCESS_ID")
+        if not folder or not rank:
+            return
+        try:
+            if self._file is None:
+                self._file = os.open(os.path.join(folder, rank), os.O_WRONLY | os.O_CREAT, 0o600)
+            os.pwrite(self._file, _NUMBERS.pack(*self._said), 0)
+        except OSError:  # the launcher has gone, or its disk is full: it can do without
+            return
+
+
+_note = _Note()
+
+
+def restored(step: int) -> None:
+    """This process goes on from the checkpoint of that step; 0: it begins."""
+    _note.say(restored=step, reached=step)
+
+
+def reached(step: int) -> None:
+    """This process has done that step."""
+    _note.say(reached=step)
+
+
+def read_progress(folder: pathlib.Path, rank: int) -> Progress:
+    """What a rank has said."""
+    try:
+        return Progress(*_NUMBERS.unpack((folder / str(rank)).read_bytes()))
+    except (OSError, struct.error):
+        return Progress()

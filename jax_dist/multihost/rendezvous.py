@@ -17,9 +17,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jax_dist.errors import JoinError, message
-from jax_dist.multihost import machine
-from jax_dist.multihost.channel import Channel, Closed, Lost, Stranger
-from jax_dist.multihost.messages import Hello, Joined, Message, Refused
+from jax_dist.multihost import ranks
+from jax_dist.multihost.channel import (
+    Channel,
+    Closed,
+    Hello,
+    Joined,
+    Lost,
+    Message,
+    Refused,
+    Stranger,
+)
 from jax_dist.multihost.ranks import do, name_ranks
 
 _log = logging.getLogger("jax_dist.multihost")
@@ -50,7 +58,7 @@ class Peer:
     """Another process of the job."""
 
     channel: Channel
-    machine: str
+    ranks: str
     pid: int
 
 
@@ -109,7 +117,7 @@ class _Host:
             if refusal is not None:
                 self._tell(Refused(refusal))
                 raise JoinError(refusal)
-        self._tell(Joined(machine.name(), os.getpid()))
+        self._tell(Joined(ranks.machine_name(), os.getpid()))
         return self._came
 
     def _collect(self, listener: socket.socket, deadline: float) -> None:
@@ -256,7 +264,7 @@ def _ask_who_listens(plan: Plan) -> str | None:
 
 def _say_hello(plan: Plan, connection: socket.socket) -> Channel:
     channel = Channel(connection, plan.token, is_host=False)
-    channel.send(Hello(plan.rank, plan.processes, machine.name(), os.getpid()))
+    channel.send(Hello(plan.rank, plan.processes, ranks.machine_name(), os.getpid()))
     return channel
 
 

@@ -19,7 +19,11 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist.mapping import agreements, throttle
 from jax_dist.mapping.tracebacks import hide_own_frames
-from jax_dist.multihost.fingerprints import Fingerprint, containers, describe
+from jax_dist.multihost.agreement import (
+    Fingerprint,
+    containers,
+    describe,
+)
 from jax_dist.passes import interpreter, lifting, pipeline, programs, stages
 from jax_dist.passes.asking import mesh_of, meshes_of
 from jax_dist.passes.baked import lies_on_many, put_copy

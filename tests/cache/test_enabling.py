@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from jax_dist import cache
-from jax_dist.cache import activation
+from jax_dist.cache import store
 from jax_dist.errors import CacheDirectoryError, CacheWarning
 
 PART = re.compile(r"\w+-[0-9a-f]{8}-jaxlib-\d+\.\d+\.\d+(\.\d+)?")
@@ -44,15 +44,15 @@ def _scale(factor):
 def test_the_nearest_word_counts(monkeypatch, argument, variables, chosen):
     monkeypatch.setattr("sys.platform", "linux")
 
-    assert activation.chosen(argument, variables) == chosen
+    assert store.chosen(argument, variables) == chosen
 
 
 def test_the_default_is_in_the_home_of_the_user(monkeypatch):
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setattr("sys.platform", "linux")
 
-    assert activation.chosen(None, {}) == "/home/ada/.cache/jax_dist"
-    assert activation.chosen("~/mine", {}) == "/home/ada/mine"
+    assert store.chosen(None, {}) == "/home/ada/.cache/jax_dist"
+    assert store.chosen("~/mine", {}) == "/home/ada/mine"
 
 
 def test_the_folder_is_for_its_user_alone_and_for_this_machine(tmp_path):

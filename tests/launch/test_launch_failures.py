@@ -21,8 +21,13 @@ from launching import (
     wait_until,
 )
 
-from jax_dist.launch.outcome import Ended, Outcome, Reason
-from jax_dist.launch.telling import causes, summary
+from jax_dist.launch.outcome import (
+    Ended,
+    Outcome,
+    Reason,
+    causes,
+    summary,
+)
 
 _RANK_1 = "import os, sys, time\nif os.environ['RANK'] == '1':\n    "
 _IMMUNE = "import signal; signal.signal(15, signal.SIG_IGN); "

@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 from jax_dist import _compat, multihost
-from jax_dist.multihost.fingerprints import Fingerprint, differences, fingerprint
+from jax_dist.multihost.agreement import (
+    Fingerprint,
+    differences,
+    fingerprint,
+)
 from jax_dist.multihost.ranks import name_ranks
 from jax_dist.testing import run_processes
 

@@ -12,8 +12,8 @@ import time
 import pytest
 from jobs import run_job
 
-from jax_dist.multihost import job, machine
-from jax_dist.multihost.messages import Failed
+from jax_dist.multihost import job, ranks
+from jax_dist.multihost.channel import Failed
 from jax_dist.multihost.rendezvous import Peer
 
 _SECONDS = 15.0  # on a loaded machine; a fraction of one by itself, and 3 more after an early exit
@@ -187,7 +187,7 @@ def _job(
 ) -> tuple[job.Job, list]:
     """One that is not started, beside a process `pid`; and what it ends with."""
     ends: list[str] = []
-    peer = Peer(_Deaf(), on or machine.name(), pid)
+    peer = Peer(_Deaf(), on or ranks.machine_name(), pid)
     found = job.Job(
         rank,
         3,

@@ -29,7 +29,7 @@ from strangers import (
 )
 
 from jax_dist import multihost
-from jax_dist.multihost import clusters, initializing, rendezvous
+from jax_dist.multihost import clusters, initialization, rendezvous
 from jax_dist.multihost.channel import Channel
 from jax_dist.multihost.clusters import Membership
 from jax_dist.multihost.rendezvous import Plan
@@ -213,8 +213,8 @@ def test_a_rank_that_came_and_ended_is_named_at_once_by_all():
 
 def test_other_machines_are_let_in_by_a_token_only(monkeypatch):
     met = []
-    monkeypatch.setattr(initializing.rendezvous, "meet", lambda plan: met.append(plan) or 1 / 0)
-    monkeypatch.setattr(initializing._compat, "backend_started", lambda: False)
+    monkeypatch.setattr(initialization.rendezvous, "meet", lambda plan: met.append(plan) or 1 / 0)
+    monkeypatch.setattr(initialization._compat, "backend_started", lambda: False)
     address = f"192.0.2.1:{free_port()}"  # of no interface here: rank 0 listens at all of them
     with (
         pytest.warns(
@@ -305,7 +305,7 @@ def test_one_process_needs_nothing():
 
 def attached() -> list:
     """Runs in every process, which jax.distributed has joined already."""
-    from jax_dist.multihost.initializing import current_stalls
+    from jax_dist.multihost.initialization import current_stalls
 
     multihost.initialize()
     multihost.initialize()

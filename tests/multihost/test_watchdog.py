@@ -9,7 +9,11 @@ import pytest
 from jobs import run_job
 
 from jax_dist import multihost
-from jax_dist.multihost.stalls import Status, _culprits, _verdict
+from jax_dist.multihost.failures import (
+    Status,
+    _culprits,
+    _verdict,
+)
 
 
 def _status(step: int, *, inside: bool = True, in_jax: bool = True, watched: bool = True) -> Status:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_dist
 from jax_dist import _compat, multihost
-from jax_dist.multihost import agreeing
+from jax_dist.multihost import agreement
 from jax_dist.testing import run_processes
 
 pytestmark = pytest.mark.mapping
@@ -56,7 +56,7 @@ def scaled(offset: float, x: jax.Array, factor: float, again: float) -> jax.Arra
 
 def pmap_rows(arrays: str) -> dict[str, object]:
     """Runs in both processes."""
-    agreeing.program_timeout = 3.0
+    agreement.program_timeout = 3.0
     rank, local = jax.process_index(), jax.local_device_count()
     x = np.ones((local, 3), np.float32)
     first, second, shaped, branched, lowered, slow = (
@@ -89,7 +89,7 @@ def pmap_rows(arrays: str) -> dict[str, object]:
 
 def rewrite_rows() -> dict[str, object]:
     """Runs in both processes."""
-    agreeing.program_timeout = 3.0
+    agreement.program_timeout = 3.0
     rank, local = jax.process_index(), jax.local_device_count()
     mesh = Mesh(np.array(jax.devices()), ("i",))
     ones = np.ones((local, 3), np.float32)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jax_dist.launch.orphanage import Orphanage
+from jax_dist.launch.ranks import Orphanage
 from jax_dist.migrating.verify import evidence, records, sandbox
 from jax_dist.migrating.verify.evidence import Evidence
 from jax_dist.migrating.verify.sandbox import Sandbox

@@ -19,9 +19,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist.errors import DisagreementError, message
-from jax_dist.multihost.agreeing import agree_on
-from jax_dist.multihost.exchanging import TIMEOUT, as_key_of, is_key, is_whole, types
-from jax_dist.multihost.fingerprints import Fingerprint
+from jax_dist.multihost.agreement import Fingerprint, agree_on
+from jax_dist.multihost.exchange import (
+    TIMEOUT,
+    as_key_of,
+    is_key,
+    is_whole,
+    types,
+)
 from jax_dist.multihost.ranks import do
 
 _NAME = "host_local_array_to_global_array"

@@ -10,7 +10,7 @@ from jax.experimental import multihost_utils
 
 from jax_dist import _compat
 from jax_dist.errors import message
-from jax_dist.multihost import progress
+from jax_dist.multihost import ranks
 
 _NOT_STARTED = "has not been initialized"  # what JAX says of its service
 
@@ -72,7 +72,7 @@ class _Notice:
     def at(self, step: int) -> bool:
         if self._since is None and step != self._asked:  # the service answers once for each step
             self._asked = step
-            progress.reached(step)
+            ranks.reached(step)
             if self._is_last(step):
                 self._since = step
         return self._since is not None

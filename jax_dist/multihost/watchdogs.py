@@ -7,11 +7,14 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import TypeVar
 
-from jax_dist.multihost.endings import STALLED, end_now
-from jax_dist.multihost.initializing import current_stalls
-from jax_dist.multihost.messages import Status
-from jax_dist.multihost.stalls import ANSWER, SILENT, status_without_watchdog
-from jax_dist.multihost.standing import seen_waiting_in_jax, stack_of_main
+from jax_dist.multihost.channel import Status
+from jax_dist.multihost.failures import (
+    ANSWER,
+    SILENT,
+    status_without_watchdog,
+)
+from jax_dist.multihost.initialization import current_stalls
+from jax_dist.multihost.main_thread import STALLED, end_now, seen_waiting_in_jax, stack_of_main
 
 Item = TypeVar("Item")
 

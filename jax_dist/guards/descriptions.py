@@ -1,13 +1,118 @@
-"""What a compiled program depends on in its arguments, in words: type, placement, static value."""
+"""What a guard says: where the user's code stands, which call it is, and of which types."""
 
+import contextlib
 import dataclasses
+import inspect
+import os
 from collections.abc import Iterator, Mapping
+from types import FrameType, TracebackType
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from jax_dist import _compat
+from jax_dist.passes.user_lines import shown
+
+_NOT_THE_USER = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep
+    for path in (os.path.dirname(__file__), jax.__file__, np.__file__)
+)
+_STANDARD = (contextlib.__file__,)  # its frames stand between a guard and the block
+
+
+def user_frame() -> FrameType | None:
+    """The innermost frame that is neither ours nor JAX's nor NumPy's."""
+    frame = inspect.currentframe()
+    while frame is not None and not _is_user(frame):
+        frame = frame.f_back
+    return frame
+
+
+def frame_of(trace: TracebackType | None) -> FrameType | None:
+    """The user's innermost frame in a traceback; it is still alive there."""
+    found = None
+    while trace is not None:
+        found = trace.tb_frame if _is_user(trace.tb_frame) else found
+        trace = trace.tb_next
+    return found
+
+
+def line_of(frame: FrameType | None) -> str:
+    """Such as "train.py:12"."""
+    return "?" if frame is None else f"{shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def name_of(value: object, frame: FrameType | None) -> str | None:
+    """What the user calls `value` there: "loss", "metrics['loss']"; None if it has no name."""
+    if frame is None:
+        return None
+    for names in (frame.f_locals, frame.f_globals):
+        for name, held in names.items():
+            if held is value:
+                return name
+        for name, held in names.items():
+            path = _path_in(held, value)
+            if path is not None:
+                return name + path
+    return None
+
+
+def entered_by() -> Iterator[str]:
+    """The functions between the user's line and here, the outermost last."""
+    frame = inspect.currentframe()
+    while frame is not None and not _is_user(frame):
+        yield frame.f_code.co_name
+        frame = frame.f_back
+
+
+def _is_user(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return not file.startswith((*_NOT_THE_USER, "<frozen")) and file not in _STANDARD
+
+
+def _path_in(held: object, value: object) -> str | None:
+    """Where `value` is in a container of the user."""
+    if not isinstance(held, dict | list | tuple):
+        return None
+    leaves: list[tuple[Any, Any]] = jax.tree_util.tree_leaves_with_path(held)
+    return next((jax.tree_util.keystr(path) for path, leaf in leaves if leaf is value), None)
+
+
+# --- A call in the user's words, where a wrapper of ours or of JAX stands around his function
+
+
+_OF_WRAPPERS = ("args[", "kwargs[", "flat_args[")
+
+
+def known_name(call: _compat.JitCall) -> str:
+    """`jax.pmap` keeps no name of what it maps."""
+    module = getattr(call.fun, "__module__", None)
+    return "jax.pmap" if module == _compat.PMAP_MODULE else call.name
+
+
+def shown_paths(call: _compat.JitCall) -> dict[str, str]:
+    """How to call each argument: `args[1]['w']` of a wrapper is what the user calls that value."""
+    frame = user_frame()
+    return {
+        path: _shown(path, leaf, frame) for path, leaf in zip(call.paths, call.leaves, strict=False)
+    }
+
+
+def is_of_jax(fun: Any) -> bool:
+    """Whether JAX itself defines the function, as it does `add` for `+`."""
+    return (getattr(fun, "__module__", None) or "").split(".")[0] == "jax"
+
+
+def _shown(path: str, leaf: Any, frame: Any) -> str:
+    if not path.startswith(_OF_WRAPPERS):
+        return path
+    return name_of(leaf, frame) or path
+
+
+# --- what a compiled program depends on in its arguments, in words: type, placement, static value
+
 
 _STRENGTH = {True: "a weak type, as Python numbers do", False: "a strong type, as arrays do"}
 

@@ -1,13 +1,23 @@
-"""Which of the processes of a job holds up the others, when one finds that it does not get on."""
+"""One rank that fails, or has left while others wait: all end, and it is named."""
 
+import atexit
+import logging
+import os
+import sys
 import threading
+import traceback
+import types
 from collections.abc import Callable
 
-from jax_dist.multihost.endings import STALLED
+from jax_dist import _compat
+from jax_dist.multihost.channel import (
+    Stalled,
+    Status,
+    Where,
+)
 from jax_dist.multihost.job import Job
-from jax_dist.multihost.messages import Stalled, Status, Where
+from jax_dist.multihost.main_thread import FAILED, STALLED, say, seen_waiting_in_jax, stack_of_main
 from jax_dist.multihost.ranks import do
-from jax_dist.multihost.standing import seen_waiting_in_jax, stack_of_main
 
 ANSWER = 3.0  # seconds in which a process that lives says where it stands
 SILENT = "does not answer: it is stopped, or native code in it holds Python's lock"
@@ -105,3 +115,59 @@ def _verdict(
         if rank in answers:
             lines.append(f"Rank {rank} stands at:\n{answers[rank].stack}")
     return "\n".join(lines)
+
+
+# --- fail-fast: an exception in one process is the end of all, and the end of one is not the end
+
+
+_INTERRUPTED = 130  # the exit code of who is ended by Ctrl-C, as shells have it
+
+
+def install(job: Job) -> None:
+    """Tells the job of exceptions that nobody catches, and of the end of this process.
+
+    What was there before is called first: the hooks of a notebook or of a debugger stay in place.
+    """
+    before, before_in_threads = sys.excepthook, threading.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, where: types.TracebackType | None
+    ) -> None:
+        if not (job.is_here() and job.is_ending):  # else the reason is on the screen already
+            before(kind, error, where)
+        if job.is_here() and not _goes_on():
+            _fail(job, error, in_main=True)
+
+    def hook_in_threads(args: threading.ExceptHookArgs) -> None:
+        before_in_threads(args)
+        if job.is_here() and args.exc_value is not None and args.exc_type is not SystemExit:
+            _fail(job, args.exc_value, in_main=False)
+
+    sys.excepthook, threading.excepthook = hook, hook_in_threads
+    # Before the functions that were there: that of JAX would wait for processes that have failed.
+    atexit.register(_at_exit, job)
+
+
+def _fail(job: Job, error: BaseException, *, in_main: bool) -> None:
+    what = "".join(traceback.format_exception_only(error)).strip()
+    code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+    job.fail(what, "".join(traceback.format_exception(error)), code, in_main=in_main)
+
+
+def _goes_on() -> bool:
+    """Whether an uncaught exception is not the end: at the prompt of a Python session."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def _at_exit(job: Job) -> None:
+    if not job.is_here():
+        return
+    if job.has_failed:
+        code = job.wait_until_known()
+        logging.shutdown()
+        say("")
+        os._exit(code)
+    if not job.finish():
+        # By `sys.exit`, perhaps, whose code only Python itself knows: so it goes on to its end.
+        job.wait_until_known()
+        _compat.leave_coordination()

@@ -1,22 +1,60 @@
-"""Starts the ranks of a job, watches them, and ends them together."""
+"""Starts the ranks of a job, watches them, passes signals on, and ends them together."""
 
 import collections
+import contextlib
 import os
 import secrets
 import selectors
 import signal
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Protocol
 
-from jax_dist.launch.environment import rank_environment
-from jax_dist.launch.orphanage import Orphanage
-from jax_dist.launch.outcome import Ended, Outcome, Reason, ending
-from jax_dist.launch.outputs import Output, Stream
-from jax_dist.launch.ports import reserved_port
-from jax_dist.launch.ranks import Rank
-from jax_dist.launch.signals import received
+from jax_dist.launch.environment import rank_environment, reserved_port
+from jax_dist.launch.outcome import (
+    Ended,
+    Outcome,
+    Reason,
+    ending,
+)
+from jax_dist.launch.output import Output, Stream
+from jax_dist.launch.ranks import Orphanage, Rank
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@contextlib.contextmanager
+def received() -> Iterator[list[int]]:
+    """A list that grows by each signal that comes in the block; none of them ends the process.
+
+    What was ignored before stays so: a shell lets a job in the background ignore Ctrl-C. Outside
+    the main thread, Python hands out no signals, and the list stays empty.
+    """
+    numbers: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
+        numbers.append(number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in _PASSED_ON}
+    # None is a handler that Python did not install, and cannot put back.
+    changed = {k: old for k, old in before.items() if old not in (signal.SIG_IGN, None)}
+    try:
+        for number in changed:
+            signal.signal(number, note)
+        yield numbers
+    finally:
+        for number, old in changed.items():
+            signal.signal(number, old)
+
+
+# --- starts the ranks of a job, watches them, and ends them together
+
 
 _POLL_SECONDS = 0.02
 _LAST_LINES_SECONDS = 1.0  # for what a rank started to write the last lines of its output

@@ -13,11 +13,11 @@ import jax
 
 from jax_dist import _compat
 from jax_dist.errors import CacheDirectoryError, OpenPortWarning, message
-from jax_dist.multihost import agreeing, clusters, failing, rendezvous
+from jax_dist.multihost import agreement, clusters, failures, rendezvous
 from jax_dist.multihost.clusters import Membership
+from jax_dist.multihost.failures import Stalls
 from jax_dist.multihost.job import Job
 from jax_dist.multihost.rendezvous import Plan
-from jax_dist.multihost.stalls import Stalls
 
 _log = logging.getLogger("jax_dist.multihost")
 
@@ -98,7 +98,7 @@ def initialize(
 
     >>> initialize()  # in one process
     """
-    agreeing.program_timeout = program_timeout
+    agreement.program_timeout = program_timeout
     devices = [local_device_ids] if isinstance(local_device_ids, int) else local_device_ids
     asked = (coordinator_address, num_processes, process_id)
     if _joined.job is not None:
@@ -131,7 +131,7 @@ def initialize(
     _joined.stalls = Stalls(job)
     job.start()  # before JAX joins them: a process that ends meanwhile is named immediately
     if fail_fast:
-        failing.install(job)
+        failures.install(job)
     if found is not None:
         _join(found, plan, heartbeat=heartbeat, shutdown=shutdown_timeout)
     job.joined()

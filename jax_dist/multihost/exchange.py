@@ -16,8 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jax_dist.errors import MissingRanksError, UnsupportedError, message
-from jax_dist.multihost.agreeing import agree_on
-from jax_dist.multihost.fingerprints import fingerprint
+from jax_dist.multihost.agreement import agree_on, fingerprint
 from jax_dist.multihost.ranks import name_ranks
 
 TIMEOUT = 60.0  # seconds
