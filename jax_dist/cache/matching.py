@@ -14,7 +14,7 @@ from jax_dist.cache.keys import (
     line_of,
 )
 from jax_dist.cache.records import Compile
-from jax_dist.passes.user_lines import shown
+from jax_dist.passes.findings import shown
 
 _MOST = 2000  # operations between the first and the last difference that are aligned
 

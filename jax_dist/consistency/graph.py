@@ -13,7 +13,7 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 from jax_dist import _compat
 from jax_dist.passes import interpreter
-from jax_dist.passes.primitives import CALLS
+from jax_dist.passes.interpreter import CALLS
 
 Path: TypeAlias = tuple[int, ...]  # the place of an equation, and of those around it
 # An equation and which of its results; ((), n): an input. Below 0: what a scan carries over.

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from jax_dist.passes import interpreter
-from jax_dist.passes.interpreter import Values
-from jax_dist.passes.primitives import EXACT
+from jax_dist.passes.interpreter import EXACT, Values
 
 _SUMS = (
     # Their rounding goes with the terms, not with what is left of them.

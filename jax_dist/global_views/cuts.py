@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.passes import interpreter
-from jax_dist.passes.primitives import CALLS, ELEMENTWISE
+from jax_dist.passes.interpreter import CALLS, ELEMENTWISE
 
 Cuts: TypeAlias = dict[Var, Any]  # a PartitionSpec for each value that is wanted cut
 

@@ -20,8 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist.global_views import control_flow
 from jax_dist.global_views.islands import BodyPlan, Island, Step
 from jax_dist.passes import interpreter, rebind
-from jax_dist.passes.interpreter import Values
-from jax_dist.passes.primitives import ELEMENTWISE, INLINED
+from jax_dist.passes.interpreter import ELEMENTWISE, INLINED, Values
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jax_dist.passes import interpreter
-from jax_dist.passes.interpreter import Atom, Values
-from jax_dist.passes.primitives import INLINED
+from jax_dist.passes.interpreter import INLINED, Atom, Values
 
 
 def flattened(jaxpr: Any, is_inlined: Callable[[JaxprEqn], bool]) -> tuple[Jaxpr, list[Any]]:

@@ -15,7 +15,13 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax_dist import _compat
 from jax_dist.passes import interpreter
 from jax_dist.passes.interpreter import Atom
-from jax_dist.passes.invariance import NOWHERE, Invariance, Same, Scope, same_of
+from jax_dist.passes.uniformity import (
+    NOWHERE,
+    Invariance,
+    Same,
+    Scope,
+    same_of,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

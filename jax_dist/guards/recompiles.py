@@ -22,7 +22,7 @@ from jax_dist.guards.descriptions import (
     signature_of,
     text_of,
 )
-from jax_dist.passes.user_lines import shown
+from jax_dist.passes.findings import shown
 
 _KEPT = 8  # signatures of each function: enough to find one near
 _REMEDIES = {

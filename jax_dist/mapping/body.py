@@ -17,10 +17,10 @@ from jax_dist.mapping import axes, meshes, nesting, refusals
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.calls import Call, Options, bind
 from jax_dist.mapping.meshes import InnerAxis
-from jax_dist.passes import baked, interpreter, lifting
-from jax_dist.passes.capture_policy import Policy
+from jax_dist.passes import constants, interpreter, lifting
+from jax_dist.passes.captures import Policy
 from jax_dist.passes.lifting import Lifted
-from jax_dist.passes.memo import Memo
+from jax_dist.passes.programs import Memo
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -124,7 +124,7 @@ def traced(options: Options, call: Call) -> Body:
             raise refusal.with_traceback(error.__traceback__) from None
     _check_groups(jaxpr, name, call)
     names_meshes = any(
-        baked.lies_on_many(each.value) for each in baked.baked_arrays(jaxpr).values()
+        constants.lies_on_many(each.value) for each in constants.baked_arrays(jaxpr).values()
     )
     structure, out_axes = output_of[-1]
     lifted = lifting.lift(jaxpr, call.fun, options.choice.fun_name, policy, axis_env=environment)

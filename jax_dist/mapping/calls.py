@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jax_dist.mapping import axes, refusals
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.mapping.meshes import DeviceChoice
-from jax_dist.passes.capture_policy import Captures
+from jax_dist.passes.captures import Captures
 from jax_dist.passes.gathers import Gathers
 
 

@@ -26,8 +26,12 @@ from jax.extend.core import JaxprEqn
 from jax_dist import _compat
 from jax_dist.mapping import refusals
 from jax_dist.passes import interpreter
-from jax_dist.passes.extremes import extreme, has_extremes
-from jax_dist.passes.interpreter import Handler, Values, equations
+from jax_dist.passes.gather_reductions import extreme, has_extremes
+from jax_dist.passes.interpreter import (
+    Handler,
+    Values,
+    equations,
+)
 
 MeshAxis: TypeAlias = str | tuple[str, ...]  # several count as one, the first the outermost
 

@@ -42,9 +42,9 @@ from jax_dist.mapping.emission import Found
 from jax_dist.mapping.meshes import InnerAxis, Layout
 from jax_dist.mapping.process_calls import ProcessCalls
 from jax_dist.mapping.tracebacks import hide_own_frames
-from jax_dist.passes import lifting, programs, stages
-from jax_dist.passes.baked import put_copy
-from jax_dist.passes.capture_policy import Policy, Watch
+from jax_dist.passes import lifting, programs
+from jax_dist.passes.captures import Policy, Watch
+from jax_dist.passes.constants import put_copy
 from jax_dist.passes.lifting import PlacedCaptures, Placements
 from jax_dist.passes.programs import Program, Programs
 
@@ -111,7 +111,7 @@ class Dispatcher:
         with programs.under_way(self, found):
             lowered = programs.with_captures(program.jitted.lower, placed)(*args, **kwargs)
         _compat.describe_arguments(lowered, described)
-        return lowered if placed is None else stages.lowered_without(lowered, placed.values)
+        return lowered if placed is None else programs.lowered_without(lowered, placed.values)
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The jaxpr as a caller sees it, on the same arguments; captured arrays are in it."""

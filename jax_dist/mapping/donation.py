@@ -10,7 +10,7 @@ from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.body import type_of
 from jax_dist.mapping.calls import Call, Options
 from jax_dist.mapping.emission import Found
-from jax_dist.passes.user_lines import warn_user
+from jax_dist.passes.findings import warn_user
 
 
 def warn_of_unusable(options: Options, call: Call, found: Found) -> None:

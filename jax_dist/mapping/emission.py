@@ -19,8 +19,8 @@ from jax_dist.mapping.collectives import AxisPlace
 from jax_dist.mapping.meshes import InnerAxis, Layout
 from jax_dist.passes import pipeline
 from jax_dist.passes.gathers import plan_gathers
+from jax_dist.passes.interpreter import GATHERS
 from jax_dist.passes.pipeline import Pass
-from jax_dist.passes.primitives import GATHERS
 
 
 class Found(NamedTuple):

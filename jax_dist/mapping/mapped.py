@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 import jax
 
 from jax_dist.mapping.dispatch import Dispatcher
-from jax_dist.passes.functions import definition
+from jax_dist.passes.variable_names import definition
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

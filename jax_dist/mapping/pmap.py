@@ -14,7 +14,7 @@ from jax_dist.mapping.dispatch import Dispatcher
 from jax_dist.mapping.mapped import Mapped
 from jax_dist.mapping.meshes import UNNAMED, DeviceChoice
 from jax_dist.mapping.stand_ins import stand_in
-from jax_dist.passes.capture_policy import Captures
+from jax_dist.passes.captures import Captures
 from jax_dist.passes.gathers import Gathers
 
 Arrays = Literal["local", "global"]

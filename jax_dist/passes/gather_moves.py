@@ -26,9 +26,8 @@ from jax_dist.passes.gather_states import (
     spelled,
     with_params,
 )
-from jax_dist.passes.interpreter import Values, replay
-from jax_dist.passes.invariance import axes_of
-from jax_dist.passes.primitives import ELEMENTWISE
+from jax_dist.passes.interpreter import ELEMENTWISE, Values, replay
+from jax_dist.passes.uniformity import axes_of
 
 
 @rule(*ELEMENTWISE)

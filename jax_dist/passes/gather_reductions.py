@@ -1,15 +1,24 @@
-"""Rules for what takes the gathered dimension away: a local reduction, then one over devices."""
+"""Maximum and minimum over devices that keep NaN and have the gradient of reduce_max.
+
+`lax.pmax` drops a NaN on CPU and cannot be differentiated. Here floats are compared as integers of
+the same order, in which a NaN (made positive for a maximum, negative for a minimum) wins.
+
+Shapes: `x` is this device's block, `[*s]`; `[*r]` is what is left of `s` without the reduced
+dimensions.
+"""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from jax_dist.passes.extremes import Kind, extreme, has_extremes
 from jax_dist.passes.gather_moves import cutter
 from jax_dist.passes.gather_states import (
     Collective,
@@ -29,7 +38,94 @@ from jax_dist.passes.gather_states import (
     with_params,
 )
 from jax_dist.passes.interpreter import Values, replay
-from jax_dist.passes.invariance import AxisName
+from jax_dist.passes.uniformity import AxisName
+
+Kind: TypeAlias = Literal["max", "min"]
+Names: TypeAlias = tuple[Any, ...]
+Groups: TypeAlias = tuple[tuple[int, ...], ...] | None
+
+_ORDERED = {2: jnp.int16, 4: jnp.int32, 8: jnp.int64}  # by the bytes of a float
+
+
+def has_extremes(dtype: Any) -> bool:
+    """Whether values of a type can be compared here: no complex numbers, no floats of 8 bits."""
+    if dtype == jnp.bool_ or jnp.issubdtype(dtype, jnp.integer):
+        return True
+    return dtype in (jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64)
+
+
+def extreme(
+    kind: Kind, x: jax.Array, axes: tuple[int, ...], names: Names, groups: Groups = None
+) -> jax.Array:
+    """The largest or the smallest over dimensions and devices, `[*s] -> [*r]`.
+
+    Args:
+      kind: "max" or "min".
+      x: this device's block, of a type that `has_extremes`.
+      axes: the dimensions of the block to reduce.
+      names: the mesh axes to reduce over.
+      groups: as axis_index_groups.
+    """
+    if x.dtype == jnp.bool_:
+        found = _over_devices(kind, x.astype(jnp.int8), axes, names, groups)
+        return found.astype(jnp.bool_)
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return _over_devices(kind, x, axes, names, groups)
+    return _of_floats(kind, axes, names, groups, x)
+
+
+def _over_devices(
+    kind: Kind, x: jax.Array, axes: tuple[int, ...], names: Names, groups: Groups
+) -> jax.Array:
+    local, over = (lax.reduce_max, lax.pmax) if kind == "max" else (lax.reduce_min, lax.pmin)
+    return over(local(x, axes), names, axis_index_groups=_lists(groups))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
+def _of_floats(
+    kind: Kind, axes: tuple[int, ...], names: Names, groups: Groups, x: jax.Array
+) -> jax.Array:
+    local = lax.reduce_max(x, axes) if kind == "max" else lax.reduce_min(x, axes)
+    return _from_ordered(_over_devices(kind, _to_ordered(kind, local), (), names, groups), x.dtype)
+
+
+@_of_floats.defjvp
+def _of_floats_jvp(
+    kind: Kind, axes: tuple[int, ...], names: Names, groups: Groups, primals: Any, tangents: Any
+) -> tuple[jax.Array, jax.Array]:
+    """All that reach the extreme share its gradient, on whichever device they are."""
+    (x,), (dx,) = primals, tangents
+    found = _of_floats(kind, axes, names, groups, x)
+    reached = lax.eq(x, jnp.broadcast_to(lax.expand_dims(found, axes), x.shape)).astype(x.dtype)
+
+    def total(terms: jax.Array) -> jax.Array:
+        return lax.psum(lax.reduce_sum(terms, axes), names, axis_index_groups=_lists(groups))
+
+    return found, total(dx * reached) / total(reached)
+
+
+def _to_ordered(kind: Kind, x: jax.Array) -> jax.Array:
+    nan = jnp.array(np.nan if kind == "max" else np.copysign(np.nan, -1), x.dtype)
+    x = jnp.where(jnp.isnan(x), nan, x)
+    return _flip(lax.bitcast_convert_type(x, _ORDERED[x.dtype.itemsize]))
+
+
+def _from_ordered(ordered: jax.Array, dtype: Any) -> jax.Array:
+    return lax.bitcast_convert_type(_flip(ordered), dtype)
+
+
+def _flip(bits: jax.Array) -> jax.Array:
+    """Its own inverse: negative floats count downwards in their lower bits."""
+    lower = jnp.array(jnp.iinfo(bits.dtype).max, bits.dtype)
+    return jnp.where(bits < 0, bits ^ lower, bits)
+
+
+def _lists(groups: Groups) -> list[list[int]] | None:
+    return None if groups is None else [list(group) for group in groups]
+
+
+# --- rules for what takes the gathered dimension away: a local reduction, then one over devices
+
 
 _NOT_REDUCED = (jnp.dtype("int2"), jnp.dtype("uint2"))
 

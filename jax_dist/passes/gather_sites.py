@@ -1,13 +1,12 @@
-"""The gathers of a program: what stands for them, which belong together, and what they cost.
-
-Gathers whose values meet in one equation are kept or deferred together, so they are one group, and
-it is the group that has to be worth its while.
-"""
+"""Names and reasons for reports, in the words of the user."""
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+import jax
 from jax.extend.core import JaxprEqn
 
 from jax_dist import _compat
@@ -20,10 +19,60 @@ from jax_dist.passes.gather_states import (
     Spread,
     State,
     aval_of,
+    ring_bytes,
     spelled,
 )
-from jax_dist.passes.invariance import axes_of
-from jax_dist.passes.ring import ring_bytes
+from jax_dist.passes.interpreter import bodies, open_jaxpr
+from jax_dist.passes.uniformity import axes_of
+
+
+def why_outside(eqn: JaxprEqn) -> str:
+    """Why an equation with bodies takes no gathered value."""
+    name = eqn.primitive.name
+    if name in ("scan", "while"):
+        return (
+            f"the gather is outside the {plain_name(eqn)} and its use inside: a reduction over "
+            "devices would run in every iteration"
+        )
+    if name == "cond":
+        return (
+            "the gather is outside the cond and its use inside: a reduction over devices would "
+            "stand in a branch that some of them may not take"
+        )
+    if name in ("custom_jvp_call", "custom_vjp_call"):
+        return (
+            f"{plain_name(eqn)} has its own rule of differentiation, which is for the whole "
+            "value: apply it to the block, before the gather"
+        )
+    return f"{plain_name(eqn)} takes the gathered value whole: gather inside it"
+
+
+def plain_name(eqn: JaxprEqn) -> str:
+    """In the user's words: "relu" of a custom_jvp_call."""
+    plain = {"remat2": "checkpoint", "while": "while loop"}.get(eqn.primitive.name)
+    if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
+        return traced_function(bodies(eqn)[0])[0] or eqn.primitive.name
+    return plain or eqn.primitive.name
+
+
+def traced_function(jaxpr: Any) -> tuple[str, str]:
+    """Name and file of the function that a jaxpr was traced from; "" where unknown."""
+    info = open_jaxpr(jaxpr).debug_info
+    return (info.func_name or "", info.func_filename or "") if info.func_src_info else ("", "")
+
+
+def is_of_jax(jaxpr: Any) -> bool:
+    """Whether it is a helper of jax itself, such as jnp.var.
+
+    JAX traces it once, so its equations bear the line of its first caller in the process.
+    """
+    return traced_function(jaxpr)[1].startswith(os.path.dirname(jax.__file__) + os.sep)
+
+
+# --- the gathers of a program: what stands for them, which belong together, and what they cost
+#
+# Gathers whose values meet in one equation are kept or deferred together, so they are one group,
+# and it is the group that has to be worth its while.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

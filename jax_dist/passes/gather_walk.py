@@ -13,7 +13,17 @@ from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jax_dist.passes import gather_moves, gather_reductions, scatters
-from jax_dist.passes.gather_sites import Gather, Groups, Made, deferred, spread_of, why_never
+from jax_dist.passes.gather_sites import (
+    Gather,
+    Groups,
+    Made,
+    deferred,
+    is_of_jax,
+    plain_name,
+    spread_of,
+    why_never,
+    why_outside,
+)
 from jax_dist.passes.gather_states import (
     RULES,
     Gathered,
@@ -24,8 +34,9 @@ from jax_dist.passes.gather_states import (
     aval_of,
     no_rule,
 )
-from jax_dist.passes.gather_words import is_of_jax, plain_name, why_outside
 from jax_dist.passes.interpreter import (
+    EXACT,
+    INLINED,
     Atom,
     Handler,
     Values,
@@ -39,8 +50,13 @@ from jax_dist.passes.interpreter import (
     trace_again,
     with_bodies,
 )
-from jax_dist.passes.invariance import Facts, Invariance, Same, Scope, same_of
-from jax_dist.passes.primitives import EXACT, INLINED
+from jax_dist.passes.uniformity import (
+    Facts,
+    Invariance,
+    Same,
+    Scope,
+    same_of,
+)
 
 RULE_MODULES = (gather_moves, gather_reductions)  # they fill RULES
 

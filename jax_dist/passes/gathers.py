@@ -11,7 +11,11 @@ from typing import Any, Literal, TypeAlias
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jax_dist.passes.findings import Finding, Plan
-from jax_dist.passes.gather_sites import Gather, Group, why_not_worth
+from jax_dist.passes.gather_sites import (
+    Gather,
+    Group,
+    why_not_worth,
+)
 from jax_dist.passes.gather_states import Site, spelled
 from jax_dist.passes.gather_walk import (
     Handlers,
@@ -21,8 +25,19 @@ from jax_dist.passes.gather_walk import (
     shard_map_handler,
     traced_again,
 )
-from jax_dist.passes.interpreter import bodies, equations, open_jaxpr, run, source_line
-from jax_dist.passes.invariance import NOWHERE, OUTSIDE, Invariance, axes_of
+from jax_dist.passes.interpreter import (
+    bodies,
+    equations,
+    open_jaxpr,
+    run,
+    source_line,
+)
+from jax_dist.passes.uniformity import (
+    NOWHERE,
+    OUTSIDE,
+    Invariance,
+    axes_of,
+)
 
 CODE = "JXD301"
 Gathers: TypeAlias = Literal["reduce", "exact", "keep"]

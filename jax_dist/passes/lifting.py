@@ -15,11 +15,9 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from jax_dist.passes import capture_policy
 from jax_dist.passes import captures as capturing
-from jax_dist.passes.baked import frozen, own_copy
-from jax_dist.passes.capture_policy import Policy
-from jax_dist.passes.captures import Capture
+from jax_dist.passes.captures import Capture, Policy
+from jax_dist.passes.constants import frozen, own_copy
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +53,7 @@ def lift(
     if policy.captures == "allow":
         return Lifted(frozen(jaxpr), (), (), [])
     found = capturing.find_captures(jaxpr, fun)
-    captures = capture_policy.worth_lifting(found, name, policy)
+    captures = capturing.worth_lifting(found, name, policy)
     if captures:
         jaxpr = _with_inputs(jaxpr, captures, axis_env)
     values = [own_copy(capture.value) for capture in captures]

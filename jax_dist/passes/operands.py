@@ -18,7 +18,7 @@ from jax.extend.core import JaxprEqn, Literal
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.passes.baked import Identity, array_identity
+from jax_dist.passes.constants import Identity, array_identity
 from jax_dist.passes.interpreter import (
     Values,
     bodies,

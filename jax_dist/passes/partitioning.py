@@ -13,9 +13,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import errors
-from jax_dist.passes import asking, interpreter, places, routes
-from jax_dist.passes.findings import Finding, Outcome, Plan
-from jax_dist.passes.places import Path, Place
+from jax_dist.passes import equation_paths, interpreter, propagation, routes
+from jax_dist.passes.equation_paths import Path, Place
+from jax_dist.passes.findings import (
+    Finding,
+    Outcome,
+    Plan,
+)
 from jax_dist.passes.propagation import Layout, Unknown
 from jax_dist.passes.routes import Route
 
@@ -46,11 +50,11 @@ def plan_partitioning(
     Raises:
       RewriteError: `specs` does not fit the op, or the mesh, or names an op that is not there.
     """
-    sites = list(places.places(jaxpr, asking.is_partitioned))
+    sites = list(equation_paths.places(jaxpr, propagation.is_partitioned))
     if not sites:
         return Plan(None)
     _check_names(specs or {}, sites)
-    meshes = asking.meshes_of(jaxpr, in_shardings) if mesh is None else [mesh]
+    meshes = propagation.meshes_of(jaxpr, in_shardings) if mesh is None else [mesh]
     if len(meshes) > 1:
         why = "the program uses several meshes: choose one by mesh="
         return Plan(None, tuple(_refused(site, why) for site in sites))
@@ -72,7 +76,7 @@ def plan_partitioning(
     if not handlers:
         return Plan(None, tuple(findings))
     handlers = _joined([site for site in sites if site.path in handlers], handlers)
-    return Plan(lambda *args: places.run(jaxpr, args, handlers), tuple(findings))
+    return Plan(lambda *args: equation_paths.run(jaxpr, args, handlers), tuple(findings))
 
 
 def _check_names(specs: Specs, sites: Sequence[Place]) -> None:
@@ -106,7 +110,7 @@ def _layouts(
             given[site.path] = _given(site, specs[routes.name_of(site)], mesh)
         else:
             others.append(site)
-    return given | (asking.layouts_of(jaxpr, others, mesh, in_shardings) if others else {})
+    return given | (propagation.layouts_of(jaxpr, others, mesh, in_shardings) if others else {})
 
 
 def _given(site: Place, specs: tuple[Any, Any], mesh: Mesh) -> Layout:

@@ -1,11 +1,7 @@
-"""The jit objects of one function, and the calls of it that are under way.
+"""The jit objects of one function, by the captured arrays that they take.
 
-A function has one jit object for each set of captured arrays, which are its first argument; mostly
-that is one. Each stands behind a front (see `_compat.fronts`): what the front does not know comes
-to `miss`, with the arguments.
-
-While a call runs a jit object, it stands on a stack of its thread; the trace of the jit object
-looks there for what the call has found out.
+jit itself is the memo of what was found for a signature. Lowered and Compiled, as the user sees
+them, hide the captured arrays.
 """
 
 import contextlib
@@ -20,7 +16,148 @@ import jax
 from jax.core import Tracer
 
 from jax_dist import _compat
+from jax_dist._compat import JitOptions
 from jax_dist.passes.lifting import PlacedCaptures
+
+_OF_ARGUMENTS = ("args_info", "in_avals", "input_formats", "input_shardings")  # of (args, kwargs)
+
+
+def lowered_without(lowered: jax.stages.Lowered, values: Sequence[Any]) -> jax.stages.Lowered:
+    """The program without its first argument, which is always `values`."""
+    return _Lowered(lowered, values)
+
+
+def _hiding(stage: type) -> type:
+    """A class with the names of `stage`, which answers for another object of it."""
+
+    class Hiding(stage):
+        __slots__ = ("_inner", "_values")
+
+        def __init__(self, inner: Any, values: Sequence[Any]):
+            self._inner, self._values = inner, values
+
+        @property
+        def in_tree(self) -> Any:
+            numbers = jax.tree.unflatten(self._inner.in_tree, range(self._inner.in_tree.num_leaves))
+            return jax.tree.structure(_without_first(numbers))
+
+        @property
+        def donate_argnums(self) -> tuple[int, ...]:
+            hidden = len(self._values)
+            return tuple(number - hidden for number in self._inner.donate_argnums)
+
+    for name in dir(stage):
+        if not name.startswith("_") and name not in vars(Hiding):
+            setattr(Hiding, name, property(_answer(name)))
+    Hiding.__name__ = Hiding.__qualname__ = stage.__name__
+    return Hiding
+
+
+def _answer(name: str) -> Callable[[Any], Any]:
+    def answer(self: Any) -> Any:
+        told = getattr(self._inner, name)
+        return _without_first(told) if name in _OF_ARGUMENTS else told
+
+    return answer
+
+
+def _without_first(of_call: tuple[tuple, dict]) -> tuple[tuple, dict]:
+    (_, *args), kwargs = of_call
+    return tuple(args), kwargs
+
+
+class _Lowered(_hiding(jax.stages.Lowered)):
+    __slots__ = ()
+
+    def compile(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
+        return _Compiled(self._inner.compile(*args, **kwargs), self._values)
+
+
+class _Compiled(_hiding(jax.stages.Compiled)):
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._inner(self._values, *args, **kwargs)
+
+
+# --- what was found out about a function for one signature, remembered by JAX
+#
+# A signature is all that a trace depends on: types, static values, settings such as x64. JAX keeps
+# its traces by it, and forgets them with `jax.clear_caches()`. So a function is traced by a jit
+# object whose result has no arrays, only a token: the token leads to what belongs to it.
+
+
+class Memo:
+    """Remembers what `trace` gives for a signature."""
+
+    def __init__(self, name: str, trace: Callable[[tuple, dict], Any], options: JitOptions):
+        """
+        Args:
+          name: of the function, as JAX reports it.
+          trace: takes arguments and keywords, as tracers; what it gives holds none of them.
+          options: which arguments are static.
+        """
+        self._name, self._trace, self._options = name, trace, options
+
+    @functools.cached_property
+    def _found(self) -> "weakref.WeakKeyDictionary[_Token, Any]":
+        # Caches of JAX may keep a token longer than this lives; what it stands for, they do not.
+        return weakref.WeakKeyDictionary()
+
+    @functools.cached_property
+    def _jitted(self) -> Any:
+        found, trace = self._found, self._trace
+
+        def traced(*args: Any, **kwargs: Any) -> "_Result":
+            token = _Token()
+            found[token] = trace(args, kwargs)
+            return _Result(token)
+
+        # No functools.wraps: jit would read the user's signature.
+        traced.__name__ = traced.__qualname__ = self._name
+        return jax.jit(
+            traced,
+            static_argnums=self._options.static_argnums,
+            static_argnames=self._options.static_argnames or None,
+        )
+
+    def of(self, args: tuple, kwargs: dict) -> Any:
+        """What belongs to arguments of these types; their values do not matter."""
+        result: Any = self._jitted.trace(*args, **kwargs).out_info
+        return self._found[result.token]
+
+    def clear(self) -> None:
+        self._jitted.clear_cache()
+
+
+class _Token:
+    """Stands for what was found for one signature."""
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Result:
+    """Of a jit object: no arrays."""
+
+    token: _Token
+
+    def tree_flatten(self) -> tuple[tuple[()], _Token]:
+        return (), self.token
+
+    @classmethod
+    def tree_unflatten(cls, token: _Token, _: Sequence[Any]) -> "_Result":
+        return cls(token)
+
+
+# --- the jit objects of one function, and the calls of it that are under way
+#
+# A function has one jit object for each set of captured arrays, which are its first argument;
+# mostly that is one. Each stands behind a front (see `_compat.fronts`): what the front does not
+# know comes to `miss`, with the arguments.
+#
+# While a call runs a jit object, it stands on a stack of its thread; the trace of the jit object
+# looks there for what the call has found out.
+
 
 Miss = Callable[["Program", tuple, dict], _compat.Answer]
 Trace = Callable[[Sequence[Any], tuple, dict], Any]  # of captured arrays and arguments, as tracers

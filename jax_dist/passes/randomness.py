@@ -15,8 +15,15 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from jax_dist import _compat
 from jax_dist.passes import interpreter
 from jax_dist.passes.findings import Finding
-from jax_dist.passes.invariance import OUTSIDE, Invariance, Same, Scope, cut_along, same_of
-from jax_dist.passes.primitives import CALLS, ELEMENTWISE
+from jax_dist.passes.interpreter import CALLS, ELEMENTWISE
+from jax_dist.passes.uniformity import (
+    OUTSIDE,
+    Invariance,
+    Same,
+    Scope,
+    cut_along,
+    same_of,
+)
 
 REPEATED, DRIFTING = "JXD501", "JXD502"
 _DRAWS = ("random_bits", "random_gamma")

@@ -16,8 +16,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
+from jax_dist.passes.equation_paths import Place
 from jax_dist.passes.interpreter import Atom, Values
-from jax_dist.passes.places import Place
 from jax_dist.passes.propagation import Layout
 
 

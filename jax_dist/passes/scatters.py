@@ -11,9 +11,19 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from jax_dist.passes.gather_reductions import Over, psum
-from jax_dist.passes.gather_states import as_typed, aval_of, shape_of
-from jax_dist.passes.interpreter import Atom, Values, bodies, open_jaxpr
-from jax_dist.passes.primitives import CALLS, ELEMENTWISE
+from jax_dist.passes.gather_states import (
+    as_typed,
+    aval_of,
+    shape_of,
+)
+from jax_dist.passes.interpreter import (
+    CALLS,
+    ELEMENTWISE,
+    Atom,
+    Values,
+    bodies,
+    open_jaxpr,
+)
 
 Dimensions: TypeAlias = frozenset[int]  # along which a value is constant
 Constancy: TypeAlias = Mapping[Var, Dimensions]

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from jax_dist import _compat
 from jax_dist.errors import UnsupportedError
-from jax_dist.passes.capture_policy import Captures
+from jax_dist.passes.captures import Captures
 from jax_dist.passes.gathers import Gathers
 from jax_dist.rewriting import arguments, reporting
 from jax_dist.rewriting.arguments import Partitioning, Specs

@@ -1,4 +1,4 @@
-"""What is said to `rewrite`, checked."""
+"""The options of a rewriting, checked."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from jax_dist import errors
 from jax_dist.errors import RewriteError
-from jax_dist.passes.capture_policy import Captures, Policy
+from jax_dist.passes.captures import Captures, Policy
 from jax_dist.passes.gathers import Gathers
 
 Partitioning: TypeAlias = Literal["route", "keep"]

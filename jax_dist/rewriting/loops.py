@@ -1,19 +1,341 @@
-"""Loops around pmaps, run inside the mapped region: one region, entered and left once."""
+"""Loops around pmaps, run inside the mapped region: one region, entered and left once.
+
+First which values of a loop are cut over the mapped axis, and which are whole; then the rules for
+scan, while and cond; then the loop itself. What these cannot show sound is Refused: the loop stays
+as it is.
+
+Letters: `n` is the size of the mapped axis. A value is whole where every device has all of it, or
+cut along a dimension of size `n * k`, of which each device has one block, `[.., k, ..]`; `k` is 1
+for what the user maps, and may be more for what JAX keeps for a gradient.
+"""
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
 import jax
-from jax.extend.core import JaxprEqn, Var
+from jax import lax
+from jax.extend.core import JaxprEqn, Literal, Var
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jax_dist import _compat
 from jax_dist.mapping import meshes
-from jax_dist.passes.interpreter import Values
-from jax_dist.rewriting import loop_rules
-from jax_dist.rewriting.loop_states import WHOLE, Region, State, Step, Walk
+from jax_dist.passes import interpreter, rebind
+from jax_dist.passes.interpreter import ELEMENTWISE, INLINED, Values
+from jax_dist.rewriting.pmap_sites import mapped_dimension, pmap_site
 
-RULES = loop_rules  # imported for the rules that it registers
+WHOLE: Final = None
+State: TypeAlias = int | None  # the cut dimension, or WHOLE
+States: TypeAlias = tuple[State, ...]
+Emit: TypeAlias = Callable[[Values], Values]  # from local values to local results
+
+
+class Refused(Exception):
+    """Why a loop cannot run inside the mapped region."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Region:
+    """The mapped region that a loop should run in."""
+
+    axis: str
+    size: int
+
+    def cut(self, value: Any, state: State, wanted: State) -> Any:
+        """A whole value cut along a dimension, on each device; any other stays."""
+        if state == wanted:
+            return value
+        if state is not None or wanted is None:
+            raise Refused("a value that is cut over the devices is used as a whole")
+        block = value.shape[wanted] // self.size
+        start = lax.axis_index(self.axis) * block
+        return lax.dynamic_slice_in_dim(value, start, block, axis=wanted)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """What becomes of an equation: states of its results, and how to compute them."""
+
+    states: States
+    emit: Emit
+    taken: States  # of the operands, as `emit` wants them
+
+
+LOOPS: dict[str, Callable[["Walk", JaxprEqn, States], Step]] = {}  # by primitive
+
+
+def loop(primitive: str) -> Callable[[Callable], Callable]:
+    """Registers the rule for a loop inside the one that is moved."""
+
+    def register(rule: Callable) -> Callable:
+        LOOPS[primitive] = rule
+        return rule
+
+    return register
+
+
+class Walk:
+    """Goes through the body of a loop, equation by equation."""
+
+    def __init__(self, region: Region):
+        self.region = region
+        self.wanted: dict[Var, int] = {}  # whole values that a pmap would take cut
+
+    def states(self, jaxpr: Any, states: Sequence[State]) -> States:
+        """The states of the results of a jaxpr, from those of its inputs."""
+        body = interpreter.open_jaxpr(jaxpr)
+        known: dict[Any, State] = dict.fromkeys(body.constvars, WHOLE)
+        known.update(zip(body.invars, states, strict=True))
+        for eqn in body.eqns:
+            known.update(
+                zip(eqn.outvars, self.step(eqn, _of(eqn.invars, known)).states, strict=True)
+            )
+        return _of(body.outvars, known)
+
+    def evaluate(self, jaxpr: Any, args: Sequence[Any], states: Sequence[State]) -> Values:
+        """The local results of a jaxpr, from its local inputs."""
+        body = interpreter.open_jaxpr(jaxpr)
+        known: dict[Any, State] = dict.fromkeys(body.constvars, WHOLE)
+        known.update(zip(body.invars, states, strict=True))
+
+        def handle(eqn: JaxprEqn, values: Values) -> Values:
+            given = _of(eqn.invars, known)
+            step = self.step(eqn, given)
+            known.update(zip(eqn.outvars, step.states, strict=True))
+            values = rebind.untied_literals(eqn.invars, values)
+            return step.emit(self.cut_all(values, given, step.taken))
+
+        handlers = dict.fromkeys(range(len(body.eqns)), handle)
+        results = interpreter.run(jaxpr, args, handlers, anew=True)
+        return rebind.untied_literals(body.outvars, results)
+
+    def cut_all(self, values: Values, given: Sequence[State], wanted: Sequence[State]) -> Values:
+        each = zip(values, given, wanted, strict=True)
+        return [self.region.cut(value, state, want) for value, state, want in each]
+
+    def step(self, eqn: JaxprEqn, states: States) -> Step:
+        """Decides on one equation; raises Refused."""
+        site = pmap_site(eqn)
+        if site is not None:
+            return self._pmap(eqn, states, site)
+        name = eqn.primitive.name
+        if name in INLINED:
+            return self._call(eqn, states)
+        if name in LOOPS:
+            return LOOPS[name](self, eqn, states)
+        if eqn.effects:
+            raise Refused(f"'{name}' has an effect, which every device would have")
+        if all(state is None for state in states):
+            return Step(
+                (WHOLE,) * len(eqn.outvars), lambda values: rebind.bind_again(eqn, values), states
+            )
+        if name in ELEMENTWISE:
+            return self._elementwise(eqn, states)
+        if name == "reduce_sum":
+            return self._sum(eqn, states)
+        raise Refused(f"'{name}' is applied to a value that is cut over the devices")
+
+    def _pmap(self, eqn: JaxprEqn, states: States, site: Any) -> Step:
+        if site.axis != self.region.axis:
+            raise Refused("its pmaps go over several axes")
+        taken = tuple(mapped_dimension(spec) for spec in eqn.params["in_specs"])
+        for atom, state, want in zip(eqn.invars, states, taken, strict=True):
+            if state is None:
+                self.want(atom, want)
+            elif want != state:
+                raise Refused("a pmap takes a value in another way than it is cut")
+        results = tuple(mapped_dimension(spec) for spec in eqn.params["out_specs"])
+        return Step(results, lambda values: rebind.evaluate(site.body, values), taken)
+
+    def want(self, atom: Any, dim: State) -> None:
+        """Notes that a pmap would take a whole value cut along a dimension."""
+        if dim is not None and isinstance(atom, Var):
+            self.wanted.setdefault(atom, dim)
+
+    def want_as(self, inner: "Walk", body: Any, atoms: Sequence[Any]) -> None:
+        """Notes what the body of an equation wants, of the operands that become its inputs."""
+        for var, atom in zip(inputs_of(body), atoms, strict=True):
+            self.want(atom, inner.wanted.get(var, WHOLE))
+
+    def _call(self, eqn: JaxprEqn, states: States) -> Step:
+        (body,) = interpreter.bodies(eqn)
+        inner = Walk(self.region)
+        results = inner.states(body, states)
+        self.want_as(inner, body, eqn.invars)
+        return Step(results, lambda values: inner.evaluate(body, values, states), states)
+
+    def _elementwise(self, eqn: JaxprEqn, states: States) -> Step:
+        dim = one(states)
+        taken = tuple(
+            dim if state is None and _spans(atom, dim) else state
+            for atom, state in zip(eqn.invars, states, strict=True)
+        )
+        return Step((dim,), lambda values: rebind.bind_again(eqn, values), taken)
+
+    def _sum(self, eqn: JaxprEqn, states: States) -> Step:
+        """Over the cut dimension, a sum of the block, and then one over the devices."""
+        dim = one(states)
+        axes = tuple(int(axis) for axis in eqn.params["axes"])
+        if dim not in axes:
+            left = dim - sum(axis < dim for axis in axes)
+            return Step((left,), lambda values: rebind.bind_again(eqn, values), states)
+
+        def emit(values: Values) -> Values:
+            return [lax.psum(value, self.region.axis) for value in rebind.bind_again(eqn, values)]
+
+        return Step((WHOLE,), emit, states)
+
+
+def _of(atoms: Sequence[Any], known: dict[Any, State]) -> States:
+    return tuple(WHOLE if isinstance(atom, Literal) else known[atom] for atom in atoms)
+
+
+def one(states: Sequence[State]) -> int:
+    """The one dimension along which operands are cut, of which there are some."""
+    dims = {state for state in states if state is not None}
+    if len(dims) > 1:
+        raise Refused("values are combined that are cut along different dimensions")
+    return dims.pop()
+
+
+def _spans(atom: Any, dim: int) -> bool:
+    """Whether it has a dimension that is cut in the other operands; a size of 1 is stretched."""
+    shape = atom.aval.shape
+    return len(shape) > dim and shape[dim] > 1
+
+
+def inputs_of(body: Any) -> Sequence[Var]:
+    return interpreter.open_jaxpr(body).invars
+
+
+# --- scan, while and cond on values of which one device has a part: the same, of smaller bodies
+
+
+def _settled(
+    walk: Walk,
+    body: Any,
+    states: list[State],
+    carries_in: Sequence[int],
+    carries_out: Sequence[int],
+) -> tuple[list[State], States]:
+    """The states of a body's inputs and results, once what is carried is cut as it comes out."""
+    while True:
+        results = walk.states(body, states)
+        changed = False
+        for place, result in zip(carries_in, carries_out, strict=True):
+            if states[place] is None and results[result] is not None:
+                states[place] = results[result]
+                changed = True
+            elif results[result] not in (WHOLE, states[place]):
+                raise Refused("what is carried is cut in another way after each step")
+        if not changed:
+            return states, results
+
+
+@loop("scan")
+def _scan(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
+    (body,) = interpreter.bodies(eqn)
+    layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
+    fixed = {*layout.constants, *layout.carries_in}
+    if any(state == 0 for place, state in enumerate(states) if place not in fixed):
+        raise Refused("the scan runs along the dimension that is cut over the devices")
+    inner = Walk(walk.region)
+    start = [_in_a_step(state, is_fixed=place in fixed) for place, state in enumerate(states)]
+    inside, results = _settled(inner, body, start, layout.carries_in, layout.carries_out)
+    carried = dict(zip(layout.carries_out, [inside[p] for p in layout.carries_in], strict=True))
+    leaving = tuple(carried.get(place, result) for place, result in enumerate(results))
+    outside = tuple(_outside(state, is_fixed=place in fixed) for place, state in enumerate(inside))
+    for place, (var, atom) in enumerate(zip(inputs_of(body), eqn.invars, strict=True)):
+        walk.want(atom, _outside(inner.wanted.get(var, WHOLE), is_fixed=place in fixed))
+
+    def emit(values: Values) -> Values:
+        new = _local_body(walk.region, inner, body, inside, leaving)
+        return interpreter.replay(rebind.without_mesh(eqn, {"jaxpr": new}), values)
+
+    made = tuple(_outside(state, is_fixed=place in carried) for place, state in enumerate(leaving))
+    return Step(made, emit, outside)
+
+
+def _in_a_step(state: State, *, is_fixed: bool) -> State:
+    """What is stacked has one dimension more in front, that of the steps; in a step it is gone."""
+    return state if is_fixed or state is None else state - 1
+
+
+def _outside(state: State, *, is_fixed: bool) -> State:
+    return state if is_fixed or state is None else state + 1
+
+
+@loop("while")
+def _while(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
+    params = eqn.params
+    conds, consts = params["cond_nconsts"], params["body_nconsts"]
+    carries = range(consts, len(states) - conds)
+    inner = Walk(walk.region)
+    start = list(states[conds:])
+    inside, _ = _settled(inner, params["body_jaxpr"], start, carries, range(len(carries)))
+    carried = tuple(inside[consts:])
+    of_cond = (*states[:conds], *carried)
+    if inner.states(params["cond_jaxpr"], of_cond) != (WHOLE,):
+        raise Refused("whether the loop goes on depends on a value that is cut over the devices")
+
+    def emit(values: Values) -> Values:
+        bodies = {
+            "body_jaxpr": _local_body(walk.region, inner, params["body_jaxpr"], inside, carried),
+            "cond_jaxpr": _local_body(walk.region, inner, params["cond_jaxpr"], of_cond, (WHOLE,)),
+        }
+        return interpreter.replay(rebind.without_mesh(eqn, bodies), values)
+
+    walk.want_as(inner, params["body_jaxpr"], eqn.invars[conds:])
+    return Step(carried, emit, (*states[:conds], *inside))
+
+
+@loop("cond")
+def _cond(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
+    if states[0] is not None:
+        raise Refused("a branch is chosen by a value that is cut over the devices")
+    inner = Walk(walk.region)
+    branches = eqn.params["branches"]
+    results = [inner.states(branch, states[1:]) for branch in branches]
+    leaving = tuple(_joined(each) for each in zip(*results, strict=True))
+
+    def emit(values: Values) -> Values:
+        new = tuple(
+            _local_body(walk.region, inner, branch, states[1:], leaving) for branch in branches
+        )
+        return interpreter.replay(rebind.without_mesh(eqn, {"branches": new}), values)
+
+    for branch in branches:
+        walk.want_as(inner, branch, eqn.invars[1:])
+    return Step(leaving, emit, states)
+
+
+def _joined(states: Sequence[State]) -> State:
+    return WHOLE if all(state is None for state in states) else one(states)
+
+
+def _local_body(
+    region: Region, walk: Walk, body: Any, states: Sequence[State], leaving: Sequence[State]
+) -> Any:
+    """The body on what one device has of its inputs."""
+    results = walk.states(body, states)
+
+    def evaluate(*args: Any) -> Values:
+        return walk.cut_all(walk.evaluate(body, args, states), results, leaving)
+
+    types = [
+        _local_type(region, var.aval, state)
+        for var, state in zip(inputs_of(body), states, strict=True)
+    ]
+    return interpreter.in_form_of(body, jax.make_jaxpr(evaluate)(*types))
+
+
+def _local_type(region: Region, aval: Any, state: State) -> jax.ShapeDtypeStruct:
+    sizes = {} if state is None else {state: aval.shape[state] // region.size}
+    return rebind.type_of(aval, sizes)
+
+
+# --- loops around pmaps, run inside the mapped region: one region, entered and left once
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

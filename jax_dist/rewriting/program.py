@@ -24,22 +24,20 @@ from jax_dist.multihost.agreement import (
     containers,
     describe,
 )
-from jax_dist.passes import interpreter, lifting, pipeline, programs, stages
-from jax_dist.passes.asking import mesh_of, meshes_of
-from jax_dist.passes.baked import lies_on_many, put_copy
-from jax_dist.passes.capture_policy import Watch
-from jax_dist.passes.captures import Capture
+from jax_dist.passes import interpreter, lifting, pipeline, programs
+from jax_dist.passes.captures import Capture, Watch
+from jax_dist.passes.constants import lies_on_many, put_copy
 from jax_dist.passes.findings import Finding, Plan
 from jax_dist.passes.gathers import plan_gathers
+from jax_dist.passes.interpreter import GATHERS
 from jax_dist.passes.lifting import Lifted, PlacedCaptures, Placements
-from jax_dist.passes.memo import Memo
 from jax_dist.passes.partitioning import plan_partitioning
 from jax_dist.passes.pipeline import Pass
-from jax_dist.passes.primitives import GATHERS
-from jax_dist.passes.programs import Program, Programs
-from jax_dist.rewriting import first_places, misplaced
+from jax_dist.passes.programs import Memo, Program, Programs
+from jax_dist.passes.propagation import mesh_of
+from jax_dist.rewriting import initial_sharding
 from jax_dist.rewriting.arguments import Wishes
-from jax_dist.rewriting.process_pmaps import check_none_local, pmaps_over_all_processes
+from jax_dist.rewriting.pmap_sites import check_none_local, pmaps_over_all_processes
 from jax_dist.rewriting.remesh import plan_remesh
 
 _WATCHED = 1024  # calls in which to look whether captured objects have changed
@@ -111,7 +109,7 @@ class RewrittenProgram:
         program, placed, found = self._prepared(args, kwargs)
         with programs.under_way(self, found):
             lowered = programs.with_captures(program.jitted.lower, placed)(*args, **kwargs)
-        return lowered if placed is None else stages.lowered_without(lowered, placed.values)
+        return lowered if placed is None else programs.lowered_without(lowered, placed.values)
 
     def trace(self, args: tuple, kwargs: dict) -> jax.stages.Traced:
         """The rewritten jaxpr, with the captured arrays in it."""
@@ -137,7 +135,7 @@ class RewrittenProgram:
             return self._run(program, traced, args, kwargs)
         except ValueError as refusal:
             mesh = self.wishes.mesh
-            moved = None if mesh is None else misplaced.put_on(mesh, args, kwargs)
+            moved = None if mesh is None else initial_sharding.put_on(mesh, args, kwargs)
             if moved is None:
                 raise
             del refusal
@@ -169,11 +167,11 @@ class RewrittenProgram:
             return args, kwargs
         leaves, tree = jax.tree.flatten((args, kwargs))
         hidden = len(traced.lifted.captures)
-        wanted = first_places.first_places(traced.lifted.jaxpr, self.wishes.mesh)
+        wanted = initial_sharding.first_places(traced.lifted.jaxpr, self.wishes.mesh)
         for number, target in wanted.items():
             if number >= hidden:
                 place = traced.places[number - hidden]
-                if first_places.is_anywhere(leaves[place]):
+                if initial_sharding.is_anywhere(leaves[place]):
                     leaves[place] = jax.device_put(leaves[place], target)
         return jax.tree.unflatten(tree, leaves)
 

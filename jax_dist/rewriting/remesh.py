@@ -19,11 +19,20 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.mapping import meshes
-from jax_dist.passes import interpreter, places, rebind
-from jax_dist.passes.findings import Finding, Outcome, Plan
+from jax_dist.passes import equation_paths, interpreter, rebind
+from jax_dist.passes.findings import (
+    Finding,
+    Outcome,
+    Plan,
+)
 from jax_dist.passes.interpreter import Handler, Values
-from jax_dist.rewriting import loop_states, loops
-from jax_dist.rewriting.pmap_sites import PmapSite, devices_of, pmap_site, pmap_sites
+from jax_dist.rewriting import loops
+from jax_dist.rewriting.pmap_sites import (
+    PmapSite,
+    devices_of,
+    pmap_site,
+    pmap_sites,
+)
 
 CODE = "JXD002"
 
@@ -70,8 +79,8 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> Plan:
             return functools.partial(_emit, moves[id(eqn)])
         return None
 
-    handlers = places.handlers(jaxpr, handler_of)
-    return Plan(lambda *args: places.run(jaxpr, args, handlers), tuple(findings))
+    handlers = equation_paths.handlers(jaxpr, handler_of)
+    return Plan(lambda *args: equation_paths.run(jaxpr, args, handlers), tuple(findings))
 
 
 def operand_shardings(site: PmapSite, mesh: Mesh | None) -> list[NamedSharding] | None:
@@ -177,7 +186,7 @@ def _loops_inside(
         if name in ("scan", "while"):
             try:
                 found[id(eqn)] = _loop_inside(eqn, sites, moves)
-            except (Refused, loop_states.Refused) as refused:
+            except (Refused, loops.Refused) as refused:
                 what = f"the {name} stays outside of the mapped region"
                 findings.append(_finding(where, "noted", what, str(refused)))
             else:

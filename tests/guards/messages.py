@@ -10,7 +10,7 @@ import pytest
 
 import jax_dist
 from jax_dist.guards import threads
-from jax_dist.passes.user_lines import shown
+from jax_dist.passes.findings import shown
 
 _OURS = str(pathlib.Path(jax_dist.__file__).parent)
 

@@ -11,7 +11,11 @@ from jax_dist.passes.captures import (
     find_captures,
     warning_text,
 )
-from jax_dist.passes.interpreter import constants, open_jaxpr, with_bodies
+from jax_dist.passes.interpreter import (
+    constants,
+    open_jaxpr,
+    with_bodies,
+)
 
 pytestmark = pytest.mark.rewriting
 

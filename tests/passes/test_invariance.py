@@ -8,7 +8,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_dist.passes.interpreter import equations
-from jax_dist.passes.invariance import NOWHERE, OUTSIDE, Invariance
+from jax_dist.passes.uniformity import (
+    NOWHERE,
+    OUTSIDE,
+    Invariance,
+)
 
 pytestmark = pytest.mark.rewriting
 

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import l1norm, layernorm, moments
 
 from jax_dist.errors import RewriteError
-from jax_dist.passes import asking, partitioning, places
+from jax_dist.passes import equation_paths, partitioning, propagation
 
 pytestmark = pytest.mark.rewriting
 
@@ -256,7 +256,9 @@ def test_a_jit_is_cut_at_each_of_its_calls_as_the_compiler_does():
     x = placed(X[:, :4], None, "i")
     plan = plan_of(lambda x: constrained(inner(x), "j", "i"), x)
 
-    site = next(places.places(jax.make_jaxpr(inner)(x), lambda eqn: "custom" in str(eqn.primitive)))
+    site = next(
+        equation_paths.places(jax.make_jaxpr(inner)(x), lambda eqn: "custom" in str(eqn.primitive))
+    )
     assert site.path == (0, 0, 0)
     assert texts(plan) == [
         ("rewritten", "'l1norm': shard_map, (P(None, 'i')) -> (P(None, 'i'))", "")
@@ -607,7 +609,7 @@ def test_without_shardy_only_given_specs_are_used():
 
 
 def test_a_call_that_is_not_found_again_is_refused(monkeypatch):
-    monkeypatch.setattr(asking, "_SCOPE", "elsewhere_{}")
+    monkeypatch.setattr(propagation, "_SCOPE", "elsewhere_{}")
 
     plan = plan_of(l1norm, placed(X, "i"))
 
@@ -629,16 +631,16 @@ def test_mesh_of_finds_the_one_mesh():
     inner = jax.jit(jnp.sin, in_shardings=NamedSharding(MESH, P("i")))
     region = jax.shard_map(jnp.sin, mesh=MESH, in_specs=P("i"), out_specs=P("i"))
 
-    assert asking.mesh_of(jaxpr(jnp.sin), [None]) is None
-    assert asking.mesh_of(jaxpr(jnp.sin), [NamedSharding(MESH, P())]) == MESH
-    assert asking.mesh_of(jaxpr(lambda x: constrained(x, "i")), [None]) == MESH
-    assert asking.mesh_of(jaxpr(lambda x: inner(x)), [None]) == MESH
-    assert asking.mesh_of(jaxpr(region), [None]) == MESH
-    assert asking.mesh_of(jaxpr(region), [NamedSharding(mesh_4x2(names=("a", "b")), P())]) == (
+    assert propagation.mesh_of(jaxpr(jnp.sin), [None]) is None
+    assert propagation.mesh_of(jaxpr(jnp.sin), [NamedSharding(MESH, P())]) == MESH
+    assert propagation.mesh_of(jaxpr(lambda x: constrained(x, "i")), [None]) == MESH
+    assert propagation.mesh_of(jaxpr(lambda x: inner(x)), [None]) == MESH
+    assert propagation.mesh_of(jaxpr(region), [None]) == MESH
+    assert propagation.mesh_of(jaxpr(region), [NamedSharding(mesh_4x2(names=("a", "b")), P())]) == (
         mesh_4x2(names=("a", "b"))
     )
     with jax.set_mesh(MESH):
-        assert asking.mesh_of(jaxpr(jnp.sin), [None]) == MESH
+        assert propagation.mesh_of(jaxpr(jnp.sin), [None]) == MESH
 
 
 def test_specs_for_an_op_that_is_not_there():

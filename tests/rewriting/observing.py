@@ -10,7 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_dist.passes.interpreter import bodies, equations, open_jaxpr
+from jax_dist.passes.interpreter import (
+    bodies,
+    equations,
+    open_jaxpr,
+)
 from jax_dist.rewriting import remesh
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jax_dist.rewriting import device_groups
+from jax_dist.rewriting import cost
 
 pytestmark = pytest.mark.rewriting
 
@@ -39,7 +39,7 @@ _WRITTEN = {
 
 @pytest.mark.parametrize("written", _WRITTEN)
 def test_groups_are_read(written):
-    assert device_groups.groups_of(written, 6) == _WRITTEN[written]
+    assert cost.groups_of(written, 6) == _WRITTEN[written]
 
 
 _SIZES = {"i": 3, "j": 2, "k": 1}
@@ -59,7 +59,7 @@ _SIZES = {"i": 3, "j": 2, "k": 1}
     ],
 )
 def test_axes_of_groups(groups, axes):
-    assert device_groups.axes_joined(groups, _SIZES) == axes
+    assert cost.axes_joined(groups, _SIZES) == axes
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_axes_of_groups(groups, axes):
     ],
 )
 def test_axes_of_pairs(pairs, axes):
-    assert device_groups.axes_crossed(pairs, _SIZES) == axes
+    assert cost.axes_crossed(pairs, _SIZES) == axes

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import jax_dist
 from jax_dist.passes.findings import Finding
 from jax_dist.rewriting import cost, rendering, stability
-from jax_dist.rewriting.comparison import Comparison
+from jax_dist.rewriting.alternatives import Comparison
 from jax_dist.rewriting.cost import Collective, Program
 from jax_dist.rewriting.report import CapturedArray, Report
 from jax_dist.rewriting.stability import CacheVerdict

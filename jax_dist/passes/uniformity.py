@@ -12,8 +12,13 @@ from typing import Any, TypeAlias
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jax_dist import _compat
-from jax_dist.passes.interpreter import Atom, bodies, open_jaxpr
-from jax_dist.passes.primitives import CALLS, DETERMINISTIC
+from jax_dist.passes.interpreter import (
+    CALLS,
+    DETERMINISTIC,
+    Atom,
+    bodies,
+    open_jaxpr,
+)
 
 AxisName: TypeAlias = Any  # hashable; nearly always a string
 Same: TypeAlias = frozenset[AxisName]  # the axes along which all devices hold the same
