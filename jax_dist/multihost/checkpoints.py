@@ -22,9 +22,8 @@ from jax_dist.errors import (
     message,
 )
 from jax_dist.multihost import device_copies, manifests, preemption, ranks
-from jax_dist.multihost.agreement import agree_on
+from jax_dist.multihost.agreement import Fingerprint, agree_on, fingerprint
 from jax_dist.multihost.collectives import broadcast_one_to_all
-from jax_dist.multihost.agreement import Fingerprint, fingerprint
 from jax_dist.multihost.leaves import Leaf, leaves_of, with_leaves
 from jax_dist.multihost.step_folders import StepFolders
 
