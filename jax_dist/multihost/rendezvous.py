@@ -58,7 +58,7 @@ class Peer:
     """Another process of the job."""
 
     channel: Channel
-    ranks: str
+    machine: str
     pid: int
 
 
