@@ -47,9 +47,9 @@ def _read(name: str) -> Callable[[str], int]:
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     """Removes and prints."""
     del err
+    from jax_dist._usage import MisuseError
     from jax_dist.cache import entries, store
     from jax_dist.cache.store import prune
-    from jax_dist._usage import MisuseError
 
     if options.max_size is None and options.older_than is None:
         raise MisuseError("prune needs --max-size, --older-than, or both")

@@ -1,6 +1,6 @@
 """What is the same on all devices, and what varies; and where a leaf of the state began to vary.
 
-The facts are those of `passes.invariance`. Whether a leaf of the state is shared is not said by
+The facts are those of `passes.uniformity`. Whether a leaf of the state is shared is not said by
 anybody, so all are taken to be shared, the step is looked at, and those that come out varying vary
 from the start; until none is left. A step traced once serves all rounds, for one device sees the
 same shapes either way.

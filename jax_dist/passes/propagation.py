@@ -231,7 +231,7 @@ def meshes_of(jaxpr: ClosedJaxpr, in_shardings: Sequence[NamedSharding | None]) 
     eqns = list(interpreter.equations(jaxpr))
     asked = [sharding for eqn in eqns for sharding in _shardings_in(eqn)]
     regions = [eqn.params["mesh"] for eqn in eqns if eqn.primitive.name == "shard_map"]
-    for mentioned in (_meshes_of(in_shardings), _meshes_of(asked), regions, [_context_mesh()]):
+    for mentioned in (_meshes_in(in_shardings), _meshes_in(asked), regions, [_context_mesh()]):
         found = dict.fromkeys(mesh for mesh in mentioned if isinstance(mesh, Mesh))
         if found:
             return [mesh for mesh in found if not mesh.empty]
@@ -248,7 +248,7 @@ def _shardings_in(eqn: JaxprEqn) -> Sequence[Any]:
     return ()
 
 
-def _meshes_of(shardings: Sequence[Any]) -> list[Any]:
+def _meshes_in(shardings: Sequence[Any]) -> list[Any]:
     return [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
 
 

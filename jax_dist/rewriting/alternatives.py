@@ -1,247 +1,212 @@
-<<<<<<<< HEAD:jax_dist/rewriting/comparison.py
-"""The same function written in several ways, by what each moves and what each device holds."""
+"""The same function as pmap, as shard_map, and with its state sharded in the global view."""
 
 import dataclasses
-from typing import TYPE_CHECKING
-========
-"""The same function as pmap, as shard_map and as automatic jit, side by side."""
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-import dataclasses
-from typing import Any
->
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.extend.core import ClosedJaxpr, JaxprEqn
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.extend.core import ClosedJaxpr, Literal, Var
+from jax.sharding import Mesh
 
-from jax_dist.passes import equation_paths, interpreter, rebind
-from jax_dist.passes.findings import human_bytes
-from jax_dist.passes.interpreter import Values
-from jax_dist.rewriting import rendering
+from jax_dist import _compat
+from jax_dist.passes import interpreter, rebind
+from jax_dist.rewriting.comparison import Comparison, Sharded
 from jax_dist.rewriting.cost import Program, program_of
-from jax_dist.rewriting.pmap_sites import (
-    PmapSite,
-    mapped_dimension,
-    pmap_site,
-    pmap_sites,
-)
-from jax_dist.rewriting.rendering import counted
+from jax_dist.rewriting.pmap_sites import PmapSite, mapped_dimension, pmap_site, pmap_sites
 
 if TYPE_CHECKING:
-    from jax_dist.global_views.report import Report
+    from jax_dist.global_views.view import GlobalView
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sharded:
-    """A step whose state is cut over the devices, as `jax_dist.global_view` runs it."""
-
-    state: "Report"  # what was found of each leaf
-    program: Program
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Comparison:
-    """Ways to write one function, and the program that each becomes."""
-
-    name: str  # of the function
-    # Each way with its program, or with the reason why there is none. Of equal ones, the last is
-    # the simplest.
-    rows: tuple[tuple[str, Program | str], ...]
-    sharded: Sharded | None = None  # the row "global view": it takes and gives other arrays
-
-    @property
-    def best(self) -> str | None:
-        """The way to take: the one that moves least, and of equal ones the simplest.
-
-        The global view is not among them: it saves memory, and its arguments are other arrays.
-        """
-        ways = self._moved()
-        return min(reversed(ways), key=ways.__getitem__) if ways else None
-
-    @property
-    def advice(self) -> str:
-        """Which way to take, in a sentence, and why."""
-        ways = self._moved()
-        if self.best is None:
-            return "Take none of them: none compiles."
-        least = ways[self.best]
-        equal = [way for way, moved in ways.items() if moved == least and way != self.best]
-        worse = [f"{human_bytes(moved)} with {way}" for way, moved in ways.items() if moved > least]
-        against = f", against {' and '.join(worse)}" if worse else ""
-        simpler = f" It moves as much as {' and '.join(equal)}, and is simpler." if equal else ""
-        take = f"Take {self.best}: {human_bytes(least)} moved per step{against}.{simpler}"
-        return f"{take} {self._memory_advice()}" if self.sharded else take
-
-    def _memory_advice(self) -> str:
-        assert self.sharded is not None
-        state, moved = self.sharded.state, self.sharded.program.moved_bytes
-        return (
-            "If memory is short, shard the state with jax_dist.global_view(..., shardings='fsdp'): "
-            f"a device then keeps {human_bytes(state.bytes_per_device)} of it instead of "
-            f"{human_bytes(state.bytes_under_pmap)}, and {human_bytes(moved)} are moved per step."
-        )
-
-    def to_dict(self) -> dict[str, object]:
-        """For machines: only dicts, lists, strings, numbers and None."""
-        return {
-            "name": self.name,
-            "rows": [_row(way, outcome) for way, outcome in self.rows],
-            "best": self.best,
-            "advice": self.advice,
-            "state": self.sharded.state.as_json() if self.sharded else None,
-        }
-
-    def sections(self) -> tuple[rendering.Section, ...]:
-        """What both printed forms show below the advice."""
-        programs = [(way, program) for way, program in self.rows if isinstance(program, Program)]
-        failed = [rendering.Entry(way, each) for way, each in self.rows if isinstance(each, str)]
-        bars = [(way, each.moved_bytes, human_bytes(each.moved_bytes)) for way, each in programs]
-        sections = []
-        if programs:
-            header = ("", "collectives", "moved", "arguments", "temporary")
-            table = rendering.Table(header, tuple(_cells(*pair) for pair in programs), numbers=4)
-            sections.append(rendering.Section("Each way, per step on one device", (table,)))
-        if any(amount for _, amount, _ in bars):
-            moved = rendering.Bars(tuple(bars))
-            sections.append(rendering.Section("Moved, per step from one device", (moved,)))
-        if self.sharded:
-            sections += self._sharded_sections(programs, self.sharded.state)
-        if failed:
-            sections.append(rendering.Section("Does not compile", rendering.aligned(failed)))
-        return tuple(sections)
-
-    def _sharded_sections(
-        self, programs: list[tuple[str, Program]], state: "Report"
-    ) -> list[rendering.Section]:
-        peaks = [(way, _peak(program)) for way, program in programs]
-        bars = [(way, peak, human_bytes(peak)) for way, peak in peaks if peak is not None]
-        header = ("leaf", "found", "kept as", "bytes on each")
-        cells = tuple((path, *others) for path, _, *others in state.rows())
-        rows = rendering.Table(header, cells, numbers=1)
-        return [
-            rendering.Section("Memory at the peak, on one device", (rendering.Bars(tuple(bars)),)),
-            rendering.Section("State in the global view", (rows,)),
-        ][not bars :]
-
-    def __repr__(self) -> str:  # at a prompt, the table
-        return str(self)
-
-    def __str__(self) -> str:
-        return rendering.as_text(self._headline(), self.sections())
-
-    def _repr_html_(self) -> str:
-        return rendering.as_html(self._headline(), self.sections())
-
-    def _headline(self) -> str:
-        return f"{self.name}, {counted(len(self.rows), 'way')} to write it. {self.advice}"
-
-    def _moved(self) -> dict[str, int]:
-        """In whole bytes, so that ways which differ by rounding are equal."""
-        programs = [(way, each) for way, each in self.rows if isinstance(each, Program)]
-        if self.sharded:
-            programs = [(way, each) for way, each in programs if each is not self.sharded.program]
-        return {way: round(program.moved_bytes) for way, program in programs}
-
-
-def _row(way: str, outcome: Program | str) -> dict[str, object]:
-    if isinstance(outcome, str):
-        return {"way": way, "moved_bytes": None, "program": None, "failed": outcome}
-    return {
-        "way": way,
-        "moved_bytes": outcome.moved_bytes,
-        "program": rendering.plain(outcome),
-        "failed": None,
-    }
-
-
-def _cells(way: str, program: Program) -> tuple[str, ...]:
-    count = sum(each.count for each in program.collectives)
-<    temporary = "unknown" if program.temp_bytes is None else human_bytes(program.temp_bytes)
-    return way, str(count), human_bytes(program.moved_bytes), temporary
-
-
-# --- the same function as pmap, as shard_map, and as a jit that is left to find its collectives
-
-
-def compare(jaxpr: ClosedJaxpr, name: str, programs: tuple[Program, Program]) -> Comparison | None:
+def compare(
+    traced: jax.stages.Traced,
+    fun: Callable,
+    name: str,
+    arguments: tuple[tuple, dict],
+    programs: tuple[Program, Program],
+) -> Comparison | None:
     """The ways to write a function with pmaps; None for one without.
 
     Args:
-      jaxpr: of the function as it is.
+      traced: the function as it is.
+      fun: the function.
       name: of the function.
+      arguments: positional ones and keywords, as it was traced with.
       programs: as it is, and rewritten.
     """
-    if not pmap_sites(jaxpr):
+    if not pmap_sites(traced.jaxpr):
         return None
     before, after = programs
-    rows = (("pmap", before), ("shard_map", after), ("automatic jit", _automatic(jaxpr)))
-    return Comparison(name, rows)
+    rows: list[tuple[str, Program | str]] = [("pmap", before), ("shard_map", after)]
+    sharded = None
+    step = _mapped_step(traced) if _compat.CAN_REWRITE else None
+    if step is not None:
+        found = _in_global_view(step, fun, arguments, traced.out_info)
+        if isinstance(found, Sharded):
+            sharded = found
+            rows.append(("global view", found.program))
+        elif found is not None:
+            rows.append(("global view", found))
+    return Comparison(name, tuple(rows), sharded)
 
 
-def _automatic(jaxpr: ClosedJaxpr) -> Program | str:
-    """Each pmap as a vmap whose mapped axis is cut over the mesh: XLA places the collectives."""
-    if any(_has_region(site.body) for site in pmap_sites(jaxpr)):
-        return "not tried for a pmap in a pmap"
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Step:
+    """A program that is one pmap, of the arguments as they come."""
 
-    handlers = equation_paths.handlers(jaxpr, _handler_of)
+    site: PmapSite
+    consts: Sequence[Any]  # the first operands of the shard_map, which the function captured
 
-    def automatic(*args: Any) -> Values:
-        return equation_paths.run(jaxpr, args, handlers)
+    @property
+    def in_dims(self) -> list[int | None]:
+        specs = self.site.eqn.params["in_specs"][len(self.consts) :]
+        return [mapped_dimension(spec) for spec in specs]
 
-    # Whatever it is that vmap has no rule for, or fails over, as for a permutation of some devices
-    # only: it is a row of a table, and the program runs as it is.
-    try:
-        return program_of(jax.jit(automatic).lower(*jaxpr.in_avals))
-    except Exception as error:  # noqa: BLE001
-        first, *_ = str(error).splitlines() or [""]
-        return first or f"vmap raises {type(error).__name__}"
+    @property
+    def out_dims(self) -> list[int | None]:
+        return [mapped_dimension(spec) for spec in self.site.eqn.params["out_specs"]]
+
+    def on_one_device(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
+        """The slices of one device, to its slices of the results."""
+        blocks = [
+            leaf if dim is None else jnp.expand_dims(leaf, dim)
+            for leaf, dim in zip(leaves, self.in_dims, strict=True)
+        ]
+        outs = rebind.evaluate(self.site.body, [*self.consts, *blocks])
+        return [
+            out if dim is None else jnp.squeeze(out, dim)
+            for out, dim in zip(outs, self.out_dims, strict=True)
+        ]
+
+    def changed_results(self) -> set[int]:
+        """The result leaves that are not an argument as it came."""
+        body = interpreter.open_jaxpr(self.site.body)
+        made: dict[Any, Any] = {var: eqn for eqn in body.eqns for var in eqn.outvars}
+        found = set()
+        for place, atom in enumerate(body.outvars):
+            if isinstance(atom, Literal):
+                found.add(place)
+                continue
+            while (eqn := made.get(atom)) and eqn.primitive.name in _UNIT_DIMENSIONS:
+                atom = eqn.invars[0]
+            if atom in made:
+                found.add(place)
+        return found
 
 
-def _has_region(body: Any) -> bool:
-    return any(eqn.primitive.name == "shard_map" for eqn in interpreter.equations(body))
+_UNIT_DIMENSIONS = ("squeeze", "broadcast_in_dim", "expand_dims", "reshape")  # come and go
 
 
-def _handler_of(eqn: JaxprEqn) -> interpreter.Handler | None:
-    site = pmap_site(eqn)
-    if site is None:
+def _mapped_step(traced: jax.stages.Traced) -> _Step | None:
+    """None where more is done than one pmap: then nothing says what its state is."""
+    closed: ClosedJaxpr = traced.jaxpr
+    while True:
+        jaxpr = closed.jaxpr
+        if len(jaxpr.eqns) != 1:
+            return None
+        (eqn,) = jaxpr.eqns
+        arguments = [v for v in eqn.invars if v not in jaxpr.constvars]
+        if [*arguments] != [*jaxpr.invars] or [*eqn.outvars] != [*jaxpr.outvars]:
+            return None
+        if (site := pmap_site(eqn)) is not None:
+            break
+        if eqn.primitive.name != "jit" or len(arguments) < len(eqn.invars):
+            return None
+        closed = eqn.params["jaxpr"]
+    values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    captured = [values[v] for v in eqn.invars if isinstance(v, Var) and v in values]
+    if eqn.invars[len(captured) :] != arguments or _maps_inside(site):
         return None
-    return lambda _, values: _batched(site, values)
+    return _Step(site, captured)
 
 
-def _batched(site: PmapSite, values: Values) -> Values:
-    """The blocks of all devices side by side, along a dimension of their own."""
-    dims_in = [mapped_dimension(spec) for spec in site.eqn.params["in_specs"]]
-    dims_out = [mapped_dimension(spec) for spec in site.eqn.params["out_specs"]]
-    laid = [_laid(site, value, dim) for value, dim in zip(values, dims_in, strict=True)]
-    blocks = [_split(value, dim, site.size) for value, dim in zip(laid, dims_in, strict=True)]
-
-    def body(*blocks: Any) -> Values:
-        return rebind.evaluate(site.body, blocks)
-
-    results = jax.vmap(
-        body, in_axes=tuple(dims_in), out_axes=0, axis_name=site.axis, axis_size=site.size
-    )(*blocks)
-    return [_joined(result, dim) for result, dim in zip(results, dims_out, strict=True)]
+def _maps_inside(site: PmapSite) -> bool:
+    return any(eqn.primitive.name == "shard_map" for eqn in interpreter.equations(site.body))
 
 
-def _split(value: Any, dim: int | None, count: int) -> Any:
-    """`[.., n * k, ..] -> [.., n, k, ..]`"""
-    if dim is None:
-        return value
-    return jnp.reshape(value, (*value.shape[:dim], count, -1, *value.shape[dim + 1 :]))
+def _in_global_view(
+    step: _Step, fun: Callable, arguments: tuple[tuple, dict], results: Any
+) -> Sharded | str | None:
+    """The step with its state cut over the devices; a text: why not; None: nothing is cut."""
+    args, kwargs = arguments
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    if len(leaves) != len(step.in_dims):
+        return None  # static arguments
+    types = jax.tree.unflatten(structure, map(_type_of, leaves))
+    state = _state_among(step, types[0], results)
+    if not state:
+        return None
+    dims, _ = jax.tree.unflatten(structure, step.in_dims)
+    slices = [
+        _slice(kind, dim) for kind, dim in zip(jax.tree.leaves(types), step.in_dims, strict=True)
+    ]
+    one_device, _ = jax.tree.unflatten(structure, slices)
+    given = [one_device[n] if n in state else types[0][n] for n in range(len(args))]
+    # Whatever of it fails is a row of a table; the function itself runs as it is.
+    try:
+        view = _view(step, fun, dims, results, state)
+        lowered = view.lower(*given, **types[1])
+        report = view.report()
+    except Exception as error:  # noqa: BLE001
+        return str(error).splitlines()[0] if str(error) else type(error).__name__
+    if report.bytes_per_device == report.bytes_under_pmap:
+        return None
+    return Sharded(report, program_of(lowered))
 
 
-def _joined(result: Any, dim: int | None) -> Any:
-    """`[n, .., k, ..] -> [.., n * k, ..]`; of what all devices share, one."""
-    if dim is None:
-        return result[0]
-    moved = jnp.moveaxis(result, 0, dim)
-    return jnp.reshape(moved, (*moved.shape[:dim], -1, *moved.shape[dim + 2 :]))
+def _view(step: _Step, fun: Callable, dims: tuple, results: Any, state: list[int]) -> "GlobalView":
+    # The only part of a report that needs the global view: a rewriting does without.
+    from jax_dist.global_views.view import global_view  # noqa: PLC0415
+
+    out_structure = jax.tree.structure(results)
+
+    @functools.wraps(fun)
+    def of_device(*args: Any, **kwargs: Any) -> Any:
+        outs = step.on_one_device(jax.tree.leaves((args, kwargs)))
+        return jax.tree.unflatten(out_structure, outs)
+
+    mesh = step.site.mesh
+    return global_view(
+        of_device,
+        step.site.axis,
+        in_axes=dims,
+        out_axes=jax.tree.unflatten(out_structure, step.out_dims),
+        state=state,
+        mesh=mesh if isinstance(mesh, Mesh) else None,
+        shardings="fsdp",
+    )
 
 
-def _laid(site: PmapSite, value: Any, dim: int | None) -> Any:
-    spec = P() if dim is None else P(*[None] * dim, site.axis)
-    return lax.with_sharding_constraint(value, NamedSharding(site.mesh, spec))
->>>>>>>> 757b3f8 (passes, rewriting: 24 and 17 modules for 36 and 22, with the field's names)
+def _state_among(step: _Step, args: tuple, results: Any) -> list[int]:
+    """The positions of arguments that come back changed: tree, shapes and types are a result's."""
+    numbered = jax.tree.unflatten(jax.tree.structure(results), range(len(step.out_dims)))
+    parts = [(numbered, results)]
+    if isinstance(results, tuple | list):
+        parts += zip(numbered, results, strict=True)
+    changed = step.changed_results()
+    news = [(_kinds(part), any(n in changed for n in jax.tree.leaves(own))) for own, part in parts]
+    found = []
+    for position, arg in enumerate(args):
+        new = (_kinds(arg), True)
+        if new in news and jax.tree.leaves(arg):
+            news.remove(new)
+            found.append(position)
+        elif found:
+            break  # what comes back after another argument may be anything
+    return found
+
+
+def _kinds(tree: Any) -> tuple:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
+
+
+def _type_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(jnp.shape(leaf), jax.dtypes.result_type(leaf))
+
+
+def _slice(kind: jax.ShapeDtypeStruct, dim: int | None) -> jax.ShapeDtypeStruct:
+    shape = [size for n, size in enumerate(kind.shape) if n != dim]
+    return jax.ShapeDtypeStruct(shape, kind.dtype)

@@ -34,7 +34,7 @@ from jax_dist.passes.lifting import Lifted, PlacedCaptures, Placements
 from jax_dist.passes.partitioning import plan_partitioning
 from jax_dist.passes.pipeline import Pass
 from jax_dist.passes.programs import Memo, Program, Programs
-from jax_dist.passes.propagation import mesh_of
+from jax_dist.passes.propagation import mesh_of, meshes_of
 from jax_dist.rewriting import initial_sharding
 from jax_dist.rewriting.arguments import Wishes
 from jax_dist.rewriting.pmap_sites import check_none_local, pmaps_over_all_processes

@@ -5,12 +5,8 @@ from collections.abc import Iterator
 
 from jax_dist.passes.findings import Finding, Outcome, human_bytes
 from jax_dist.rewriting import rendering
-from jax_dist.rewriting.alternatives import Comparison
-from jax_dist.rewriting.cost import (
-    Collective,
-    Program,
-    Runs,
-)
+from jax_dist.rewriting.comparison import Comparison
+from jax_dist.rewriting.cost import Collective, Program, Runs
 from jax_dist.rewriting.rendering import counted
 from jax_dist.rewriting.stability import CacheVerdict
 

@@ -2,8 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Sequence
 
 import jax
 
@@ -13,15 +12,12 @@ from jax_dist.passes.captures import Capture, find_captures
 from jax_dist.passes.findings import Finding
 from jax_dist.passes.randomness import find_noise
 from jax_dist.rewriting import alternatives, gradients
-from jax_dist.rewriting.alternatives import Comparison
 from jax_dist.rewriting.arguments import Wishes
+from jax_dist.rewriting.comparison import Comparison
 from jax_dist.rewriting.cost import Program, program_of
 from jax_dist.rewriting.program import RewrittenProgram
 from jax_dist.rewriting.report import CapturedArray, Report
 from jax_dist.rewriting.stability import CacheVerdict, verdict_of
-
-Partitioning: TypeAlias = Literal["route", "keep"]
-Specs: TypeAlias = Mapping[str, tuple[Any, Any]]
 
 
 def report_of(rewriting: RewrittenProgram, args: tuple, kwargs: dict) -> Report:
@@ -90,7 +86,8 @@ def _comparison(
     """None also with several processes, where the program as it is may compute something else."""
     if before.lowered is None or jax.process_count() > 1:
         return None
-    return alternatives.compare(traced.jaxpr, name, (before.program, after))
+    programs = (before.program, after)
+    return alternatives.compare(traced, rewriting.fun, rewriting.name, arguments, programs)
 
 
 def _large(captured: Sequence[Capture], wishes: Wishes) -> list[str]:
