@@ -42,10 +42,10 @@ from jax_dist.checker.model import discovery, pmaps, sources
 from jax_dist.checker.model.discovery import Patterns
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import UnreadableError
-from jax_dist.migrating import helper_text, migration
+from jax_dist.migrating import helper_module, migration
 from jax_dist.migrating.facts import Promises
 from jax_dist.migrating.files import Options
-from jax_dist.migrating.outcomes import FileMigration
+from jax_dist.migrating.results import FileMigration
 
 _FAULT = "jax-dist failed on it"
 _PMAP = "JXD001"
@@ -238,7 +238,7 @@ def _note(result: Result, path: str, migrated: FileMigration) -> None:
     if migrated.changed:
         result.changed.append(path)
         before, after = _code(path, migrated.before), _code(path, migrated.after)
-        if helper_text.LICENCE.encode() in migrated.after:
+        if helper_module.LICENCE.encode() in migrated.after:
             result.inside.append(path)
         result.added += _added(before, after)
         result.direct += after.count("shard_map") - before.count("shard_map")
@@ -257,11 +257,11 @@ def _code(path: str, data: bytes) -> str:
         return ""
     text = source.code.decode("utf-8", "replace").replace("\r\n", "\n")
     python = source.python.decode("utf-8", "replace")
-    names = helper_text.present_in(python) if helper_text.is_ours(text) else ()
+    names = helper_module.present_in(python) if helper_module.is_ours(text) else ()
     for unit in ("    ", "  ", "\t"):
-        last = helper_text.block(names, unit).splitlines()[-1] if names else ""
+        last = helper_module.block(names, unit).splitlines()[-1] if names else ""
         if last and f"\n{last}" in text:
-            start, end = text.index(helper_text.LICENCE), text.rindex(f"\n{last}")
+            start, end = text.index(helper_module.LICENCE), text.rindex(f"\n{last}")
             return text[:start].rstrip("\n") + "\n" + text[end + len(last) + 1 :].lstrip("\n")
     return text
 

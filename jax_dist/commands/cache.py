@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, TextIO
 
-from jax_dist.commands.exits import Exit
-from jax_dist.commands.help import Help
+from jax_dist.commands.terminal import Exit, Help
 
 # Each in a module `cache_NAME`, with HELP, EPILOG, `add_arguments(parser)` and `run(options, ...)`.
 _SUBCOMMANDS = ("verify", "ls", "show", "diff", "doctor", "prune", "warm", "failures")

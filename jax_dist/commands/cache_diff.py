@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import TextIO
 
-from jax_dist.commands.exits import Exit
+from jax_dist.commands.terminal import Exit
 
 HELP = "explain why the keys of two recorded runs differ"
 EPILOG = """\

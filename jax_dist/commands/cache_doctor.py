@@ -9,7 +9,7 @@ import json
 from typing import TextIO
 
 from jax_dist.commands import cache
-from jax_dist.commands.exits import Exit
+from jax_dist.commands.terminal import Exit
 
 HELP = "find broken entries in a cache, and repair it"
 EPILOG = """\

@@ -8,7 +8,7 @@ import json
 from typing import TextIO
 
 from jax_dist.commands import cache
-from jax_dist.commands.exits import Exit
+from jax_dist.commands.terminal import Exit
 
 HELP = "list programs that failed to compile and are not tried again"
 EPILOG = """\

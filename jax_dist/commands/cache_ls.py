@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from jax_dist.commands import cache
-from jax_dist.commands.exits import Exit
+from jax_dist.commands.terminal import Exit
 
 if TYPE_CHECKING:
     from jax_dist.cache.entries import Entry

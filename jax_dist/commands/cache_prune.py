@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from jax_dist.commands import cache
-from jax_dist.commands.exits import Exit
+from jax_dist.commands.terminal import Exit
 
 HELP = "make a cache smaller"
 EPILOG = """\

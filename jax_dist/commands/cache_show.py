@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from jax_dist.commands.exits import Exit
+from jax_dist.commands.terminal import Exit
 
 if TYPE_CHECKING:
     from jax_dist.cache.records import Compile, Record

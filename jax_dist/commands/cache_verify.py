@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from jax_dist.commands import arguments, terminal
-from jax_dist.commands.exits import Exit
+from jax_dist.commands import terminal
+from jax_dist.commands.terminal import Exit
 
 if TYPE_CHECKING:
     from jax_dist.cache.verification import (
@@ -46,11 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--runs", type=_runs, default=3, metavar="N", help="number of runs (3; at least 2)"
     )
     parser.add_argument(
-        "--timeout", type=arguments.seconds, metavar="SECONDS", help="time limit of each run"
+        "--timeout", type=terminal.seconds, metavar="SECONDS", help="time limit of each run"
     )
     parser.add_argument("--keep", metavar="FOLDER", help="keep cache, records and output there")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    arguments.add_color(parser)
+    terminal.add_color(parser)
 
 
 def _runs(text: str) -> int:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-from jax_dist.commands.exits import Exit
+from jax_dist.commands.terminal import Exit
 
 HELP = "compile ahead of time, from shapes"
 EPILOG = """\

@@ -9,8 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, TextIO
 
-from jax_dist.commands.exits import Exit
-from jax_dist.commands.help import Help
+from jax_dist.commands.terminal import Exit, Help
 
 _EPILOG = """\
 exit codes: 0 the certificate holds, 1 it does not, 2 it cannot be read

@@ -4,8 +4,7 @@ import argparse
 import pathlib
 from typing import Any, TextIO
 
-from jax_dist.commands.exits import Exit
-from jax_dist.commands.help import Help
+from jax_dist.commands.terminal import Exit, Help
 
 _EPILOG = """\
 exit codes: 0 all is well, 1 something was found, 2 the command was invalid

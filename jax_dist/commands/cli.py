@@ -9,8 +9,7 @@ from typing import Any, NoReturn, TextIO
 
 import jax_dist
 from jax_dist.commands import terminal
-from jax_dist.commands.exits import Exit
-from jax_dist.commands.help import Help, Parser
+from jax_dist.commands.terminal import Exit, Help, Parser
 
 # Loaded by name, and only the one that is asked for: `lint` must not wait for the others.
 _COMMANDS = (

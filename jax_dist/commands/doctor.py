@@ -9,9 +9,8 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from jax_dist.commands import arguments, terminal
-from jax_dist.commands.exits import Exit
-from jax_dist.commands.help import Help
+from jax_dist.commands import terminal
+from jax_dist.commands.terminal import Exit, Help
 
 if TYPE_CHECKING:
     from jax_dist.doctor.diagnosis import Diagnosis
@@ -43,12 +42,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--quiet", action="store_true", help="only harmful findings")
     parser.add_argument(
         "--timeout",
-        type=arguments.seconds,
+        type=terminal.seconds,
         default=60.0,
         metavar="SECONDS",
         help="time limit for JAX to start (60)",
     )
-    arguments.add_color(parser)
+    terminal.add_color(parser)
     parser.set_defaults(run=run)
 
 

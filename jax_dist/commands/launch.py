@@ -23,8 +23,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from jax_dist.commands import arguments, terminal
-from jax_dist.commands.help import Help
+from jax_dist.commands import terminal
+from jax_dist.commands.terminal import Help
 
 if TYPE_CHECKING:
     from jax_dist.launch.output import Printer, Stream
@@ -107,7 +107,7 @@ def add_parser(commands: Any) -> None:
         help="show only the output of these ranks; logs and failure reports cover all",
     )
     parser.add_argument("--quiet", action="store_true", help="no summary if all is well")
-    arguments.add_color(parser)
+    terminal.add_color(parser)
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 

@@ -8,9 +8,8 @@ import os
 import sys
 from typing import Any, TextIO
 
-from jax_dist.commands import arguments
-from jax_dist.commands.exits import Exit
-from jax_dist.commands.help import Help
+from jax_dist.commands import terminal
+from jax_dist.commands.terminal import Exit, Help
 
 _FORMATS = ("text", "json", "sarif", "github")
 
@@ -102,7 +101,7 @@ def _add_output(group: Any) -> None:
     group.add_argument("-o", "--output-file", metavar="FILE", help="write to this file")
     group.add_argument("--statistics", action="store_true", help="count findings by rule")
     group.add_argument("-q", "--quiet", action="store_true", help="findings only, no summary")
-    arguments.add_color(group)
+    terminal.add_color(group)
     group.add_argument(
         "--exit-zero", action="store_true", help="exit with 0 even if something is found"
     )
@@ -113,7 +112,7 @@ def _add_running(group: Any) -> None:
     group.add_argument(
         "-j",
         "--jobs",
-        type=arguments.count,
+        type=terminal.count,
         metavar="N",
         help="number of processes (default: chosen by the size of the input)",
     )
@@ -124,6 +123,6 @@ def _add_running(group: Any) -> None:
 
 
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
-    from jax_dist.commands import linting  # only here: `--help` need not wait for the rules
+    from jax_dist.commands import lint_run  # only here: `--help` need not wait for the rules
 
-    return linting.run(options, stdin=sys.stdin, out=out, err=err)
+    return lint_run.run(options, stdin=sys.stdin, out=out, err=err)

@@ -8,8 +8,8 @@ import argparse
 import sys
 from typing import Any, TextIO
 
-from jax_dist.commands import arguments
-from jax_dist.commands.exits import Exit
+from jax_dist.commands import terminal
+from jax_dist.commands.terminal import Exit
 
 _EPILOG = """\
 the two targets:
@@ -131,13 +131,13 @@ def _add_proof(group: Any) -> None:
     )
     group.add_argument(
         "--devices",
-        type=arguments.count,
+        type=terminal.count,
         default=8,
         metavar="N",
         help="CPU devices to simulate (8)",
     )
     group.add_argument(
-        "--timeout", type=arguments.seconds, metavar="SECONDS", help="for each run of the command"
+        "--timeout", type=terminal.seconds, metavar="SECONDS", help="for each run of the command"
     )
     group.add_argument(
         "--keep", action="store_true", help="with --write: keep every place, however sure it is"
@@ -150,10 +150,10 @@ def _add_running(group: Any) -> None:
     )
     group.add_argument("--stdin-filename", metavar="FILE", help="name to use for standard input")
     group.add_argument("-q", "--quiet", action="store_true", help="no summary and no reasons")
-    arguments.add_color(group)
+    terminal.add_color(group)
 
 
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
-    from jax_dist.commands import migrating  # only here: `--help` need not wait for the rules
+    from jax_dist.commands import migrate_run  # only here: `--help` need not wait for the rules
 
-    return migrating.run(options, stdin=sys.stdin, out=out, err=err)
+    return migrate_run.run(options, stdin=sys.stdin, out=out, err=err)

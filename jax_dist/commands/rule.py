@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from jax_dist import _usage
 from jax_dist.checker.output import markdown
 from jax_dist.checker.rules import Page
-from jax_dist.commands.exits import Exit
+from jax_dist.commands.terminal import Exit
 
 _EPILOG = """\
 exit codes: 0 all is well, 2 there is no such rule

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
-from jax_dist.commands.exits import Exit
+from jax_dist.commands.terminal import Exit
 
 if TYPE_CHECKING:
     from jax_dist.checker.model.sources import Source
@@ -59,12 +59,12 @@ def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
 
 def _migrated(source: "Source", line: int) -> bytes | None:
     """The code with the pmaps of one line migrated to jax_dist; None where they are left."""
-    from jax_dist.migrating import files, renaming  # not at the top: most sessions never ask
+    from jax_dist.migrating import files, pmap_renames  # not at the top: most sessions never ask
     from jax_dist.migrating.context import Context
 
     # No other place goes with it, so a function that is compared with jax.pmap must stay.
     context = dataclasses.replace(Context.of([source.path]), among=frozenset())
-    if any(is_compared for _, is_compared in renaming.meetings(context.project.module(source))):
+    if any(is_compared for _, is_compared in pmap_renames.meetings(context.project.module(source))):
         return None
     found = files.migrate(source, context, files.Options())
     others = {each.line for each in found.outcomes} - {line}

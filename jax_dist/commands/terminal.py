@@ -1,8 +1,86 @@
-"""What depends on whether a person is watching: colours, and how far a long run is."""
+"""What all subcommands share: exit codes, help, arguments, colours, and how far a long run is."""
 
+import argparse
+import enum
 import os
+import re
 import time
-from typing import Literal, TextIO, TypeAlias
+from typing import Any, Literal, NoReturn, TextIO, TypeAlias
+
+
+class Exit(enum.IntEnum):
+    """Exit codes, as `--help` lists them."""
+
+    OK = 0
+    FINDINGS = 1  # something was found, or would be changed
+    USAGE = 2  # misuse, as argparse has it for unknown options; or a fault of jax-dist itself
+    INTERRUPTED = 130  # as a shell has it
+
+
+def add_color(parser: Any) -> None:
+    """Adds `--color` to a parser, or to a group of its arguments."""
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="%(choices)s (auto: on a terminal; NO_COLOR and FORCE_COLOR count)",
+        metavar="WHEN",
+    )
+
+
+def count(text: str) -> int:
+    """A whole number of something, at least one."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
+
+
+def seconds(text: str) -> float:
+    """A time that passes."""
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return number
+
+
+_WIDEST = 100  # columns; longer lines are hard to read
+_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """As wide as the terminal, up to a limit; descriptions stay as they are written.
+
+    argparse would load shutil for the width, in every run, which costs as much as a small check.
+    """
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=min(_columns() - 2, _WIDEST))
+
+
+class Parser(argparse.ArgumentParser):
+    """Names the nearest choice where a word is none; its subcommands do the same."""
+
+    def error(self, message: str) -> NoReturn:
+        found = _CHOICE.search(message)
+        if found:
+            from jax_dist import _usage  # only here: it is rarely needed
+
+            near = _usage.hint(found[1], re.findall(r"[\w.-]+", found[2]), "")
+            message = f"{message}. {near}" if near else message
+        super().error(message)
+
+
+def _columns() -> int:
+    try:
+        return int(os.environ["COLUMNS"])
+    except (KeyError, ValueError):
+        pass
+    try:
+        return os.get_terminal_size().columns
+    except (OSError, ValueError):  # a pipe
+        return 80
+
 
 When: TypeAlias = Literal["auto", "always", "never"]
 

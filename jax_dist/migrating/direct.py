@@ -11,10 +11,9 @@ from typing import Any
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
-from jax_dist.migrating import axes, names
-from jax_dist.migrating.layout import Call, Value
-from jax_dist.migrating.outcomes import Left
-from jax_dist.migrating.texts import Texts
+from jax_dist.migrating import facts, names
+from jax_dist.migrating.codegen import Call, Texts, Value
+from jax_dist.migrating.results import Left
 
 _KNOWN = frozenset(("axis_name", "in_axes", "out_axes", "devices", "donate_argnums"))
 _UNNAMED_AXIS = "devices"
@@ -56,11 +55,11 @@ def plan(module: Module, site: Site, texts: Texts) -> Plan:
     in_axes, out_axes = given.get("in_axes"), given.get("out_axes")
     axis = module.text(given["axis_name"]) if "axis_name" in given else texts.quoted(_UNNAMED_AXIS)
     spec = texts.named("jax.sharding.PartitionSpec")
-    is_plain = axes.is_default(in_axes) and axes.is_default(out_axes)
+    is_plain = facts.is_default(in_axes) and facts.is_default(out_axes)
     return Plan(
         axis=axis,
-        in_specs=axes.spec_text(in_axes, axis, spec, "in_axes"),
-        out_specs=axes.spec_text(out_axes, axis, spec, "out_axes"),
+        in_specs=facts.spec_text(in_axes, axis, spec, "in_axes"),
+        out_specs=facts.spec_text(out_axes, axis, spec, "out_axes"),
         in_axes="" if is_plain or in_axes is None else module.text(in_axes),
         out_axes="" if is_plain or out_axes is None else module.text(out_axes),
         donated=module.text(given["donate_argnums"]) if "donate_argnums" in given else "",

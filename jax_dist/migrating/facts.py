@@ -14,9 +14,72 @@ from jax_dist.checker.model.flow import Flow
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
-from jax_dist.migrating import axes, calls, names, sources
+from jax_dist.migrating import device_counts, names, use_sites
 from jax_dist.migrating.context import Context
-from jax_dist.migrating.outcomes import Left
+from jax_dist.migrating.results import Left
+
+
+def spec_text(axes: ast.expr | None, axis: str, spec: str, parameter: str) -> str:
+    """The PartitionSpecs that say the same as `axes`.
+
+    Args:
+      axes: what the file gives for `in_axes` or `out_axes`; None: not given, which means 0.
+      axis: the text of the mesh axis, such as `"'batch'"`.
+      spec: how the file calls `jax.sharding.PartitionSpec`.
+      parameter: "in_axes" or "out_axes", for messages.
+
+    Raises:
+      Left: the axes are no literals that count from the front.
+    """
+    if axes is None:
+        return f"{spec}({axis})"
+    match axes:
+        case ast.Constant(value=None):
+            return f"{spec}()"
+        case ast.Constant(value=int() as number) if not isinstance(number, bool):
+            return f"{spec}({'None, ' * number}{axis})"
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            texts = [spec_text(part, axis, spec, parameter) for part in parts]
+            if isinstance(axes, ast.Tuple):
+                return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+            return f"[{', '.join(texts)}]"
+        case ast.Dict(keys=keys, values=values) if all(isinstance(k, ast.Constant) for k in keys):
+            pairs = zip(keys, values, strict=True)
+            texts = [
+                f"{ast.unparse(key)}: {spec_text(value, axis, spec, parameter)}"  # type: ignore[arg-type]
+                for key, value in pairs
+            ]
+            return f"{{{', '.join(texts)}}}"
+    raise Left(f"{parameter} is no literal that counts from the front")
+
+
+def integers(node: ast.expr | None, parameter: str) -> tuple[int, ...]:
+    """The literal integers of `donate_argnums`; () if not given. Raises Left."""
+    match node:
+        case None | ast.Constant(value=None):
+            return ()
+        case ast.Constant(value=int() as number) if not isinstance(number, bool):
+            return (number,)
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            numbers = [part.value for part in parts if isinstance(part, ast.Constant)]
+            if len(numbers) == len(parts) and all(type(number) is int for number in numbers):
+                return tuple(numbers)  # type: ignore[arg-type]
+    raise Left(f"{parameter} is no literal that counts from the front")
+
+
+def is_default(axes: ast.expr | None) -> bool:
+    """Whether every part is axis 0."""
+    match axes:
+        case None:
+            return True
+        case ast.Constant(value=0) if axes.value is not False:
+            return True
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return all(map(is_default, parts))
+        case ast.Dict(values=values):
+            return all(map(is_default, values))
+    return False
+
 
 _FORMS = ("call", "decorator", "partial decorator")
 
@@ -127,7 +190,7 @@ class Facts:
     def _of_calls(self, site: Site) -> str:
         """All calls are seen, by position, with nothing shared but literals."""
         found = self._flow
-        lost = calls.unseen(self._module, found, site)
+        lost = use_sites.unseen(self._module, found, site)
         if lost:
             return lost
         made = self._calls_of(site)
@@ -192,9 +255,11 @@ class Facts:
         match origin.kind:
             case Kind.REPLICATED | Kind.SPLIT:
                 is_call = isinstance(origin.node, ast.Call)
-                return is_call and not sources.why_not(self._module, origin.node)  # type: ignore[arg-type]
+                return is_call and not device_counts.why_not(self._module, origin.node)  # type: ignore[arg-type]
             case Kind.KEYS:
-                return origin.count is not None and sources.counts_all(self._module, origin.count)
+                return origin.count is not None and device_counts.counts_all(
+                    self._module, origin.count
+                )
             case Kind.MAPPED:
                 site = self._of_node.get(origin.site.node)  # type: ignore[union-attr]
                 return site is not None and not self._unknown[site]
@@ -213,6 +278,6 @@ def _shared(site: Site):
             return lambda position: False
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
             is_none = [isinstance(each, ast.Constant) and each.value is None for each in parts]
-            if all(isinstance(each, ast.Constant) or axes.is_default(each) for each in parts):
+            if all(isinstance(each, ast.Constant) or is_default(each) for each in parts):
                 return lambda position: position < len(is_none) and is_none[position]
     return None

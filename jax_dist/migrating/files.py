@@ -13,25 +13,20 @@ from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Source
 from jax_dist.checker.rules import Version
 from jax_dist.migrating import (
-    by_rules,
-    definers,
+    beside_pmap,
+    codegen,
     direct,
-    helper_text,
+    helper_module,
     idiomatic,
-    import_time,
-    other_libraries,
-    placements,
-    places,
-    renaming,
-    texts,
-    unused_imports,
+    imports,
+    pmap_renames,
+    results,
 )
+from jax_dist.migrating.codegen import Texts
 from jax_dist.migrating.context import Context
 from jax_dist.migrating.facts import Facts, Promises
 from jax_dist.migrating.names import HelperNames, LibraryNames, Namer
-from jax_dist.migrating.outcomes import FileMigration, Helpers, Left, Outcome
-from jax_dist.migrating.places import Place
-from jax_dist.migrating.texts import Texts
+from jax_dist.migrating.results import FileMigration, Helpers, Left, Outcome, Place
 
 Target: TypeAlias = Literal["jax_dist", "jax"]
 
@@ -104,7 +99,7 @@ class _File:
 
     def __init__(self, module: Module, context: Context, options: Options):
         self._first, self._context, self._options = module, context, options
-        self._style = texts.style_of(module.source.code)
+        self._style = codegen.style_of(module.source.code)
         self._helpers = HelperNames(context.homes.of(module)) if options.to == "jax" else None
         self._namer: Namer = self._helpers or LibraryNames()
         self.helpers: Helpers | None = None  # what the new text imports from a helper module
@@ -136,8 +131,8 @@ class _File:
             return source.written(source.code)
         needed: Collection[str] = ()
         if self._helpers is not None and self._helpers.home.is_inside:
-            needed = helper_text.bound_names(self._helpers.used)
-        source = source.edited(unused_imports.tidied(self._first, module, needed))
+            needed = helper_module.bound_names(self._helpers.used)
+        source = source.edited(imports.tidied(self._first, module, needed))
         if self._helpers is not None:
             source = self._with_helpers(source, self._helpers)
         self._check_order(source)
@@ -156,13 +151,13 @@ class _File:
         missing = {name for name in helpers.used if name in loads and name not in scope.bindings}
         if not missing:
             return source
-        text = helper_text.block(missing, self._style.unit, new_imports.names_above(source))
+        text = helper_module.block(missing, self._style.unit, new_imports.names_above(source))
         return new_imports.with_block(source, text)
 
     def _check_order(self, source: Source) -> None:
         """What is read while the file is imported must be bound above, as it was."""
-        before = import_time.read_too_early(self._first.tree)
-        after = import_time.read_too_early(sources.parse(source.python))
+        before = imports.read_too_early(self._first.tree)
+        after = imports.read_too_early(sources.parse(source.python))
         for name, line in after.items():
             if name not in before:
                 raise _RefusedError(
@@ -182,19 +177,23 @@ class _File:
         for site in pmaps.sites(module):
             place = freed.pop(site.reference, None) or self._of_pmap(module, site, facts)
             found.append(_explained(place, kept.get(site.reference, "")))
-        for alias in renaming.handed_on(module):
+        for alias in pmap_renames.handed_on(module):
             if alias.asname != alias.name and self._is_imported(module, alias):
                 found.append(self._of_import(module, alias))
-        removed = placements.REMOVED
-        codes = removed if self._options.to == "jax" else removed | placements.OF_FLAX
-        for name, node in placements.places(module, codes):
+        removed = beside_pmap.REMOVED
+        codes = removed if self._options.to == "jax" else removed | beside_pmap.OF_FLAX
+        for name, node in beside_pmap.places_of_puts(module, codes):
             call = module.parent(node)
             place = freed.pop(call, None) if isinstance(call, ast.expr) else None
             found.append(place or self._of_placement(module, name, node))
         found += freed.values()
-        found += other_libraries.of(module, to_library=self._options.to == "jax_dist")
+        found += beside_pmap.places_of_other_pmaps(
+            module, to_library=self._options.to == "jax_dist"
+        )
         covered = [place.span for place in found]
-        by_rule = by_rules.places(module, self._options.target, idiomatic=self._options.idiomatic)
+        by_rule = beside_pmap.places_of_rules(
+            module, self._options.target, idiomatic=self._options.idiomatic
+        )
         found += [place for place in by_rule if not _is_covered(place.span, covered)]
         return [_unproved(each) if self._stays(each) else each for each in found]
 
@@ -212,7 +211,7 @@ class _File:
             return {}, {}
         found = idiomatic.find(module, self._style, self._namer, facts)
         freed = {
-            change.node: places.done(module, change.node, "JXD204", change.fix, change.said)
+            change.node: results.done(module, change.node, "JXD204", change.fix, change.said)
             for change in found.changes
         }
         return freed, found.kept
@@ -227,14 +226,14 @@ class _File:
                 if kept is not None:
                     raise kept
                 stays = lambda other: self._identity(module, other) is not None
-                fix = renaming.fix(module, site, self._namer, stays)
+                fix = pmap_renames.fix(module, site, self._namer, stays)
                 if fix is None:
                     said = self._by_definition(module, site)
                 else:
-                    said = renaming.said(module, site) or self._not_direct(site, facts)
+                    said = pmap_renames.said(module, site) or self._not_direct(site, facts)
         except Left as left:
-            return places.left(module, site.reference, "JXD001", left)
-        return places.done(module, site.reference, "JXD001", fix, said)
+            return results.left(module, site.reference, "JXD001", left)
+        return results.done(module, site.reference, "JXD001", fix, said)
 
     def _direct(
         self, module: Module, site: pmaps.Site, facts: Facts | None
@@ -256,7 +255,7 @@ class _File:
 
     def _identity(self, module: Module, site: pmaps.Site) -> Left | None:
         """Why a function keeps its identity: it may meet `f is jax.pmap`."""
-        if not renaming.may_be_compared(module, site):
+        if not pmap_renames.may_be_compared(module, site):
             return None
         found = self._context.comparison(module)
         if found is not None:
@@ -278,7 +277,7 @@ class _File:
 
     def _by_definition(self, module: Module, site: pmaps.Site) -> str:
         """What is said of a name that changes its meaning where it is defined. Raises Left."""
-        home = definers.definer(module, self._context.project, site.reference)
+        home = imports.definer(module, self._context.project, site.reference)
         among = self._context.among
         if home is not None and among is not None and home not in among:
             path = os.path.relpath(home)
@@ -295,18 +294,18 @@ class _File:
 
     def _of_import(self, module: Module, alias: ast.alias) -> Place:
         try:
-            fix = renaming.fix_of_import(module, alias, self._namer)
+            fix = pmap_renames.fix_of_import(module, alias, self._namer)
         except Left as left:
-            return places.left(module, alias, "JXD001", left)
-        return places.done(module, alias, "JXD001", fix, "other files import it from here")
+            return results.left(module, alias, "JXD001", left)
+        return results.done(module, alias, "JXD001", fix, "other files import it from here")
 
     def _of_placement(self, module: Module, name: str, node: ast.expr) -> Place:
-        code = (placements.REMOVED | placements.OF_FLAX)[name]
+        code = (beside_pmap.REMOVED | beside_pmap.OF_FLAX)[name]
         try:
-            fix = placements.fix(module, name, node, self._namer)
+            fix = beside_pmap.fix_of_put(module, name, node, self._namer)
         except Left as left:
-            return places.left(module, node, code, left)
-        return places.done(module, node, code, fix)
+            return results.left(module, node, code, left)
+        return results.done(module, node, code, fix)
 
 
 def _unproved(place: Place) -> Place:
@@ -344,7 +343,7 @@ def _check_site(module: Module, site: pmaps.Site) -> None:
 
 def _check_replaced(module: Module, to: Target) -> None:
     """Raises Left where the file has jax.pmap replaced while it runs."""
-    for node in renaming.replaced_by(module):
+    for node in pmap_renames.replaced_by(module):
         of_chex = (module.qualified_name(node) or "").startswith("chex.")
         if to == "jax" or not of_chex:  # chex's fakes replace jax_dist.pmap too
             raise Left(

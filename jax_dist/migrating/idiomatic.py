@@ -6,22 +6,109 @@ Where all arguments and results of a function can do without it, the function is
 
 import ast
 import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
-from jax_dist.checker.model import pmaps
+from jax_dist.checker.model import flow, functions, pmaps, reaching_definitions, scopes
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
-from jax_dist.migrating import direct, lives, renaming, unwrapping
+from jax_dist.migrating import codegen, direct, pmap_renames
+from jax_dist.migrating.axis_layout import Argument, Component, Layout, Layouts, Slot, Source
+from jax_dist.migrating.codegen import Style, Texts
 from jax_dist.migrating.direct import Plan
 from jax_dist.migrating.facts import Facts
-from jax_dist.migrating.following import First
-from jax_dist.migrating.layout import Style
-from jax_dist.migrating.layouts import Layouts
 from jax_dist.migrating.names import Namer
-from jax_dist.migrating.outcomes import Left
-from jax_dist.migrating.slots import Argument, Component, Layout, Slot, Source
-from jax_dist.migrating.texts import Texts
+from jax_dist.migrating.results import Left
+from jax_dist.migrating.use_sites import First
+
+# What these give is no view of the array.
+_COPIES = frozenset(
+    ("jax.device_get", "numpy.asarray", "numpy.array", "copy.deepcopy")
+    + ("jax.numpy.array", "jax.numpy.copy")
+)
+_COPYING_BUILTINS = frozenset(("float", "int", "bool", "str", "repr", "print", "len"))
+
+_KEEPING = frozenset(("append", "appendleft", "extend", "insert", "add", "put", "update"))
+_DEEPEST = 3
+
+
+def outlives(module: Module, first: ast.expr, donating: Iterable[ast.Call]) -> bool:
+    """Whether a value may be used after one of the calls that donate what it is a part of.
+
+    Args:
+      module: the file.
+      first: `x[0]`, `unreplicate(x)`.
+      donating: the calls that donate `x`, or what it becomes.
+    """
+    return not _is_used_up(module, first, 0) and any(
+        _is_later(module, first, each) for each in donating
+    )
+
+
+def _is_used_up(module: Module, first: ast.expr, depth: int) -> bool:
+    """Whether the statement keeps nothing of it but a copy."""
+    node: ast.AST = first
+    for around in module.ancestors(first):
+        match around:
+            case ast.Call(func=function) if node is not function:
+                name = module.qualified_name(function)
+                if name in _COPIES:
+                    return True
+                is_builtin = isinstance(function, ast.Name) and function.id in _COPYING_BUILTINS
+                if is_builtin and name is None:
+                    return True
+                called = pmaps.definition(module, function)
+                if called is not None:
+                    return depth < _DEEPEST and _is_used_up_by(module, around, called, node, depth)
+            case ast.FormattedValue() | ast.If() | ast.While() | ast.Assert():
+                return True
+            case ast.Yield() | ast.NamedExpr():
+                return False
+            case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))) if name in _KEEPING:
+                return False
+            case ast.Expr():
+                return True
+            case ast.stmt():
+                return False
+        node = around
+    return False
+
+
+def _is_used_up_by(module: Module, call: Any, called: Any, argument: Any, depth: int) -> bool:
+    """Whether a function of this file keeps nothing of an argument."""
+    given = argument.value if isinstance(argument, ast.keyword) else argument
+    for parameter in scopes.parameters(called.args):
+        if functions.argument_of(module, call, called, parameter) is given:
+            reads = module.reads(module.scopes.of[called], parameter.arg)
+            return all(_is_used_up(module, read, depth + 1) for read in reads)
+    return False
+
+
+def _is_later(module: Module, first: ast.expr, call: ast.Call) -> bool:
+    """Whether the call may run after: further down, in the same loop, or in another function."""
+    if module.function(first) is not module.function(call):
+        return True
+    if module.statement(first) is module.statement(call):
+        return _shares_loop(module, first, call)
+    is_below = reaching_definitions.place(call) > reaching_definitions.place(first)
+    return is_below or _shares_loop(module, first, call) or _comes_back(module, call)
+
+
+def _comes_back(module: Module, call: ast.Call) -> bool:
+    """Whether the next call of the function around may give it what this one has left."""
+    around = module.function(call)
+    return any(
+        any(each is around for each in origin.through)
+        for argument in call.args
+        for origin in flow.of(module).origins(argument)
+    )
+
+
+def _shares_loop(module: Module, one: ast.AST, other: ast.AST) -> bool:
+    loops = [each for each in module.ancestors(one) if isinstance(each, ast.For | ast.While)]
+    return any(each is around for around in module.ancestors(other) for each in loops)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,7 +243,7 @@ class _Writer:
 
     def _mapped(self, site: Site, plan: Plan, group: str, said: str) -> Change:
         """`mapped` in the place of pmap, with None for what has lost its axis."""
-        fix = renaming.fix(self._module, site, self._namer)
+        fix = pmap_renames.fix(self._module, site, self._namer)
         texts = self._texts(site.node)
         edits = fix and direct.with_axes(self._module, site, plan, texts, fix.edits)
         if fix is None or edits is None:
@@ -200,7 +287,7 @@ class _Writer:
         donated = self._layouts.donating_calls(part)
         places = [self._source(source, group) for source in part.sources]
         for first in part.firsts:
-            copied = lives.outlives(self._module, first.node, donated)
+            copied = outlives(self._module, first.node, donated)
             places.append(self._first(first, group, copied=copied))
         places += [self._shown(node, group) for node in part.shown]
         return places + [self._forest(call, group) for call in part.forests]
@@ -213,23 +300,23 @@ class _Writer:
                 end = f", {self._module.text(source.devices)})"
             said = "a whole copy on each device, without the axis"
         else:
-            start = unwrapping.around(self._module, source.node, source.of)
-            end = unwrapping.around(self._module, source.node, source.of, end=True)
+            start = codegen.around(self._module, source.node, source.of)
+            end = codegen.around(self._module, source.node, source.of, end=True)
             said = "one global array"
-        edits = unwrapping.shell(texts, source.node, source.of, start, end)
+        edits = codegen.shell(texts, source.node, source.of, start, end)
         fix = Fix(said, Safety.UNSAFE, edits, texts.imports, group)
         return Change(source.node, fix, said)
 
     def _first(self, first: First, group: str, *, copied: bool) -> Change:
         """The value itself; a copy of it where a later call donates that."""
         texts = self._texts(first.node)
-        start = unwrapping.around(self._module, first.node, first.of)
-        end = unwrapping.around(self._module, first.node, first.of, end=True)
+        start = codegen.around(self._module, first.node, first.of)
+        end = codegen.around(self._module, first.node, first.of, end=True)
         said = "the value has no device axis any more"
         if copied:
             start = f"{texts.named('jax.tree.map')}({texts.named('jax.numpy.copy')}, "
             end, said = ")", f"{said}; it is copied, for the value is donated later"
-        edits = unwrapping.shell(texts, first.node, first.of, start, end)
+        edits = codegen.shell(texts, first.node, first.of, start, end)
         fix = Fix(said, Safety.UNSAFE, edits, texts.imports, group)
         return Change(first.node, fix, said)
 
@@ -250,7 +337,7 @@ class _Writer:
         texts = self._texts(call)
         stack = texts.named("flax.training.common_utils.stack_forest")
         get = texts.named("jax.device_get")
-        edits = unwrapping.shell(texts, call, call.args[0], f"{stack}({get}(", "))")
+        edits = codegen.shell(texts, call, call.args[0], f"{stack}({get}(", "))")
         said = "the metrics have no device axis any more"
         fix = Fix(said, Safety.UNSAFE, edits, texts.imports, group)
         return Change(call, fix, said)

@@ -1,17 +1,17 @@
-"""Files that are migrated together, and the helper modules that they need."""
+"""Files that are migrated together, the helper modules that they need, and what to know of them."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from jax_dist.checker.engine import linter
+from jax_dist.checker.engine import linter, requirement
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import edits, sources
 from jax_dist.checker.model.sources import UnreadableError
-from jax_dist.migrating import by_rules, files, helper_text
+from jax_dist.migrating import beside_pmap, files, helper_module
 from jax_dist.migrating.context import Context
 from jax_dist.migrating.files import Options
-from jax_dist.migrating.outcomes import FileMigration, Left
+from jax_dist.migrating.results import FileMigration, Left
 
 Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
 
@@ -84,7 +84,7 @@ def wanted(data: bytes) -> bool:
     """Whether a file may have something to migrate, by its bytes; False is certain."""
     if any(sources.holds(word, data) for word in _WORDS):
         return True
-    return linter.wanted(data, by_rules.CODES)
+    return linter.wanted(data, beside_pmap.CODES)
 
 
 # --- helper modules
@@ -122,13 +122,13 @@ def _module(path: str, names: frozenset[str], unit: str) -> FileMigration:
         with open(path, encoding="utf-8", newline="") as file:
             present = file.read()
     except FileNotFoundError:
-        return FileMigration(shown, b"", helper_text.module(names, unit).encode(), is_new=True)
+        return FileMigration(shown, b"", helper_module.module(names, unit).encode(), is_new=True)
     except (OSError, ValueError) as error:
         raise Left("the module for its helpers cannot be read", "", f"{shown}: {error}") from error
     before = present.encode()
-    known = helper_text.present_in(present)
-    if helper_text.is_unchanged(present):
-        return FileMigration(shown, before, helper_text.module(names | known, unit).encode())
+    known = helper_module.present_in(present)
+    if helper_module.is_unchanged(present):
+        return FileMigration(shown, before, helper_module.module(names | known, unit).encode())
     missing = ", ".join(sorted(names - known))
     if missing:
         raise Left(
@@ -137,3 +137,44 @@ def _module(path: str, names: frozenset[str], unit: str) -> FileMigration:
             f"{shown}: {missing}",
         )
     return FileMigration(shown, before, before)
+
+
+_PMAP = "JXD001"
+_NEEDS = (0, 8)
+_BUILD_FILES = ("BUILD", "BUILD.bazel")
+
+
+def cautions_of(
+    files: Sequence[FileMigration], context: Context, options: Options
+) -> Iterator[str]:
+    """The cautions of one migration, a sentence each.
+
+    Args:
+      files: what became of them.
+      context: their projects.
+      options: what was asked for.
+    """
+    places = [outcome for file in files for outcome in file.outcomes if outcome.status == "done"]
+    if options.to != "jax" or not any(outcome.code == _PMAP for outcome in places):
+        return
+    fake = context.fake()
+    if fake is not None:
+        yield (
+            f"{fake} has jax.pmap replaced while it runs: mapped is not replaced there. In tests, "
+            "give it as many devices as slices."
+        )
+    if context.sign is not None and not options.promises.one_process:
+        yield (
+            f"The program may run in several processes ({context.sign}). There, mapped keeps the "
+            "view of jax.pmap; inside jit, grad or vmap it raises an error, where jax.pmap "
+            "silently uses the devices of one process only."
+        )
+    asked = [each for each in map(requirement.lower_bound, context.graph.roots) if each is not None]
+    if asked and min(asked) < _NEEDS:
+        oldest = ".".join(map(str, min(asked)))
+        yield f"What was written needs jax 0.8 or newer; the project asks for {oldest} or newer."
+    for file in files:
+        for name in _BUILD_FILES if file.is_new else ():
+            build = os.path.join(os.path.dirname(file.path), name)
+            if os.path.isfile(build):
+                yield f"Add {os.path.basename(file.path)} to the sources in {build}."

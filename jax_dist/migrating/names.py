@@ -7,9 +7,9 @@ from typing import Protocol
 from jax_dist.checker.model import new_imports
 from jax_dist.checker.model.findings import Edit
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.migrating import helper_text
-from jax_dist.migrating.helper_home import Home
-from jax_dist.migrating.outcomes import Left
+from jax_dist.migrating import helper_module
+from jax_dist.migrating.helper_module import Home
+from jax_dist.migrating.results import Left
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _taken(module: Module, functions: frozenset[str]) -> list[str]:
     """The names of helpers, and of what these need, that mean something else in a file."""
     known = module.once(_known)
     if functions not in known:
-        known[functions] = _looked_up(module, helper_text.bound_names(functions))
+        known[functions] = _looked_up(module, helper_module.bound_names(functions))
     return known[functions]
 
 
@@ -157,9 +157,9 @@ def _is_same(found: str, target: str) -> bool:
 def _defined_by_us(module: Module) -> frozenset[str]:
     """What an earlier migration has put into the file."""
     text = module.source.code.decode()
-    if not helper_text.is_ours(text):
+    if not helper_module.is_ours(text):
         return frozenset()
-    return frozenset(helper_text.bound_names(helper_text.present_in(text)))
+    return frozenset(helper_module.bound_names(helper_module.present_in(text)))
 
 
 def _bound_to(module: Module, target: str) -> str:

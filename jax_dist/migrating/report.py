@@ -25,7 +25,7 @@ from typing import Any
 from jax_dist.checker.engine import catalogue
 from jax_dist.checker.model.findings import Code
 from jax_dist.migrating.files import Target
-from jax_dist.migrating.outcomes import FileMigration, Outcome
+from jax_dist.migrating.results import FileMigration, Outcome
 
 _SCHEMA = 3
 

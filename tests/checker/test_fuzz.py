@@ -22,7 +22,7 @@ from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
 from jax_dist.migrating import files as migrating
 from jax_dist.migrating.context import Context
 from jax_dist.migrating.facts import Promises
-from jax_dist.migrating.helper_home import Homes
+from jax_dist.migrating.helper_module import Homes
 
 ALL = frozenset(catalogue.RULES)
 SYNTAX_ERROR = "JXD901"

@@ -12,7 +12,7 @@ from jax_dist.checker.engine import catalogue, linter
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.findings import Edit, Finding, Fix, Safety
 from jax_dist.checker.rules import Page, bad_suppression_code, syntax_error, unused_suppression
-from jax_dist.commands import linting
+from jax_dist.commands import lint_run
 
 _WORDS = {
     "old": ("JXD101", "olden", Safety.SAFE, "new"),
@@ -86,4 +86,4 @@ def words(monkeypatch):
     monkeypatch.setattr(linter, "check", check)
     monkeypatch.setattr(linter, "likely", lambda data, codes: codes)
     monkeypatch.setattr(catalogue, "PAGES", PAGES)
-    monkeypatch.setattr(linting, "PAGES", PAGES)
+    monkeypatch.setattr(lint_run, "PAGES", PAGES)

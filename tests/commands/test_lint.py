@@ -12,7 +12,7 @@ import pytest
 
 from jax_dist.checker.engine import catalogue, linter
 from jax_dist.checker.rules import bad_suppression_code, unused_suppression
-from jax_dist.commands import linting, terminal
+from jax_dist.commands import lint_run, terminal
 from jax_dist.commands.cli import main
 
 _PMAP = "import jax\nstep = jax.pmap(update)\n"
@@ -262,7 +262,7 @@ class TestFixes:
         file, other = _write(_PSUM), _write(_PSUM, "b.py")
         monkeypatch.setattr(linter, "check", check)
         # As if it happened between the reading and the writing:
-        monkeypatch.setattr(linting._Lint, "_read", lambda self, path: _PSUM.encode())
+        monkeypatch.setattr(lint_run._Lint, "_read", lambda self, path: _PSUM.encode())
 
         code, out, err = _lint(way, "--target-jax=0.10")
 

@@ -22,7 +22,7 @@ import jax
 import pytest
 
 from jax_dist import CapturedArrayWarning
-from jax_dist.migrating import helper_text, migration
+from jax_dist.migrating import helper_module, migration
 from jax_dist.migrating.context import Context
 from jax_dist.migrating.facts import Promises
 from jax_dist.migrating.files import Options
@@ -76,7 +76,7 @@ def migrated(name: str, options: Options) -> str:
 
 
 def helpers() -> str:
-    return helper_text.module({"mapped", "replicated"})
+    return helper_module.module({"mapped", "replicated"})
 
 
 def run(path: pathlib.Path, name: str) -> Any:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from jax_dist.migrating import helper_text
+from jax_dist.migrating import helper_module
 
 
 @pytest.fixture(scope="session", autouse=True)
 def helpers() -> Iterator[None]:
     module = types.ModuleType("_mapped")
-    text = helper_text.module(helper_text.functions())
+    text = helper_module.module(helper_module.functions())
     exec(compile(text, "_mapped.py", "exec"), module.__dict__)
     sys.modules["_mapped"] = module
     yield

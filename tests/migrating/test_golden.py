@@ -25,12 +25,12 @@ import pytest
 
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.project import Project
-from jax_dist.migrating import files, helper_text
+from jax_dist.migrating import files, helper_module
 from jax_dist.migrating.context import Context
 from jax_dist.migrating.facts import Promises
 from jax_dist.migrating.files import Options
-from jax_dist.migrating.helper_home import Homes
-from jax_dist.migrating.outcomes import FileMigration
+from jax_dist.migrating.helper_module import Homes
+from jax_dist.migrating.results import FileMigration
 
 _FOLDER = pathlib.Path(__file__).parent / "golden"
 _OPTIONS = {
@@ -157,7 +157,7 @@ def test_a_wrong_migration_would_be_seen():
     assert right[0].devices == 8
 
 
-@pytest.mark.parametrize("name", sorted(helper_text.functions()))
+@pytest.mark.parametrize("name", sorted(helper_module.functions()))
 def test_each_helper_is_in_some_case(name: str):
     texts = [text for case in names() for text in read(case).after.values()]
     assert any(re.search(rf"(?m)^from _mapped import .*\b{name}\b", text) for text in texts)

@@ -16,7 +16,7 @@ import pytest
 import test_golden as golden
 import test_idiomatic_refused as small
 
-from jax_dist.migrating.outcomes import FileMigration
+from jax_dist.migrating.results import FileMigration
 
 _FOLDER = pathlib.Path(__file__).parent / "idiomatic_programs"
 _MARK = "# --- becomes\n"

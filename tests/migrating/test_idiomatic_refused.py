@@ -22,7 +22,7 @@ import pytest
 import test_golden as golden
 
 from jax_dist.migrating.facts import Facts
-from jax_dist.migrating.outcomes import FileMigration
+from jax_dist.migrating.results import FileMigration
 
 _FOLDER = pathlib.Path(__file__).parent / "idiomatic_programs" / "refused"
 _ABOVE = """\

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from jax_dist.migrating.import_time import read_too_early
+from jax_dist.migrating.imports import read_too_early
 
 
 def _early(text: str) -> dict[str, int]:

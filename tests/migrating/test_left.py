@@ -13,7 +13,7 @@ from jax_dist.checker.model import sources
 from jax_dist.migrating import files
 from jax_dist.migrating.context import Context
 from jax_dist.migrating.files import Options
-from jax_dist.migrating.outcomes import FileMigration
+from jax_dist.migrating.results import FileMigration
 
 
 class Said(NamedTuple):

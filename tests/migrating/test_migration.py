@@ -8,7 +8,7 @@ import pytest
 
 from jax_dist.migrating import migration
 from jax_dist.migrating.files import Options
-from jax_dist.migrating.outcomes import FileMigration
+from jax_dist.migrating.results import FileMigration
 
 _CONSTANTS = """\
 import functools

@@ -4,8 +4,8 @@ import json
 import os
 
 from jax_dist.migrating import report
-from jax_dist.migrating.outcomes import FileMigration, Helpers, Outcome
 from jax_dist.migrating.report import Report
+from jax_dist.migrating.results import FileMigration, Helpers, Outcome
 
 _DONE = Outcome("a.py", 12, None, "JXD001", "done", "a | jax.pmap", "a | b")
 _LOCAL = "pmap takes what each process holds"

@@ -18,7 +18,7 @@ from verified_programs import IDIOMATIC, TRAINING, changed
 
 from jax_dist._compat.versions import CAN_REWRITE
 from jax_dist._usage import MisuseError
-from jax_dist.migrating.outcomes import FileMigration
+from jax_dist.migrating.results import FileMigration
 from jax_dist.migrating.verify import merging, sandbox
 from jax_dist.migrating.verify.ledger import REQUIREMENTS, Entry, Ledger, Rung
 from jax_dist.migrating.verify.verification import Ending, Verdict, Verification
@@ -256,7 +256,7 @@ def _started(file: pathlib.Path, after: bytes) -> subprocess.Popen:
     script = textwrap.dedent(f"""\
         import signal
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, around the tests, ignores it
-        from jax_dist.migrating.outcomes import FileMigration
+        from jax_dist.migrating.results import FileMigration
         from jax_dist.migrating.verify.verifying import verified
         migrated = FileMigration({str(file)!r}, {file.read_bytes()!r}, {after!r})
         verified([{sys.executable!r}, {str(file)!r}], [migrated], merge=False)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from jax_dist._usage import MisuseError
 from jax_dist.checker.model import sources
-from jax_dist.migrating import placements
-from jax_dist.migrating.outcomes import FileMigration, Outcome
+from jax_dist.migrating import beside_pmap
+from jax_dist.migrating.results import FileMigration, Outcome
 from jax_dist.migrating.verify import evidence, merging, runs
 from jax_dist.migrating.verify.evidence import Evidence, Judgement
 from jax_dist.migrating.verify.judging import judged
@@ -24,7 +24,7 @@ from jax_dist.migrating.verify.merging import Merged, Spot
 from jax_dist.migrating.verify.runs import Stage
 from jax_dist.migrating.verify.verification import SiteComparison, Verification, tail
 
-_LENIENT = frozenset((placements.REMOVED | placements.OF_FLAX).values())
+_LENIENT = frozenset((beside_pmap.REMOVED | beside_pmap.OF_FLAX).values())
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.migrating.names import Namer
-from jax_dist.migrating.outcomes import Left
+from jax_dist.migrating.results import Left
 
 
 def fix(

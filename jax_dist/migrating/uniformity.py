@@ -1,18 +1,19 @@
-"""A function of a file, run on no more than this: which values are the same on each device.
+"""Which values of a mapped function are the same on each device, as its text shows.
 
-What changes a value in place taints it, and every name that it may have: too much rather than
-too little.
+What is computed from the same values is the same; so is what a collective over the mapped axis
+gives. What is computed from a device's own slice, or from its number, is not. What changes a value
+in place taints it, and every name that it may have: too much rather than too little.
 """
 
 import ast
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeAlias
 
 from jax_dist.checker.model import functions, pmaps, scopes, stacking, structure
 from jax_dist.checker.model.pmaps import Site
-from jax_dist.checker.model.semantic_model import Module
-from jax_dist.migrating import collectives
-from jax_dist.migrating.values import Names, Same, Value, either, joined, merged, root_of
+from jax_dist.checker.model.semantic_model import PARTIAL, Module
+from jax_dist.migrating import uniform_values
+from jax_dist.migrating.uniform_values import Names, Same, Value, either, joined, merged, root_of
 
 _SIZES = ("shape", "dtype", "ndim", "size")
 _FILLING = ("append", "appendleft", "extend", "insert", "add", "update", "setdefault")
@@ -32,7 +33,7 @@ class Run:
 
     def __init__(self, module: Module, site: Site):
         self._module = module
-        self._axis = collectives.Axis(module, site)
+        self._axis = uniform_values.Axis(module, site)
         self._aliases: dict[str, set[str]] = {}
 
     def call(
@@ -228,7 +229,7 @@ class Run:
         name = self._module.qualified_name(node.func) or ""
         is_builtin = isinstance(node.func, ast.Name) and name == ""
         is_seen = self._function(node.func, names) is not None
-        if is_seen or is_builtin or name.startswith(collectives.LIBRARIES):
+        if is_seen or is_builtin or name.startswith(uniform_values.LIBRARIES):
             return
         for each in given:
             self._taint(root_of(each), min(worst, Same.UNKNOWN), names)
@@ -276,10 +277,10 @@ class Run:
 
     def _of_call(self, call: ast.Call, names: Names, depth: int) -> Value:
         name = self._module.qualified_name(call.func) or ""
-        if name in collectives.TOGETHER:
+        if name in uniform_values.TOGETHER:
             value = self._of(call.args[0], names, depth) if call.args else Same.UNKNOWN
             return self._axis.together(call, value)
-        if name in collectives.APART:
+        if name in uniform_values.APART:
             return Same.NO
         function = self._function(call.func, names)
         if function is not None:
@@ -295,7 +296,7 @@ class Run:
             whole = max(whole, joined(self._of(call.func, names, depth)))
         if whole is not Same.NO:
             return max(whole, self._axis.in_unseen(call, name))
-        if collectives.is_transparent(call, name) and not self._may_add_up(given, names):
+        if uniform_values.is_transparent(call, name) and not self._may_add_up(given, names):
             return Same.NO
         return Same.UNKNOWN
 
@@ -308,7 +309,7 @@ class Run:
         is_inner = self._module.function(function) is not None
         found = self.call(function, given, named, names if is_inner else {}, depth + 1)
         worst = max(joined(tuple(given)), joined(tuple(named.values())))
-        if collectives.changes_arguments(function):
+        if uniform_values.changes_arguments(function):
             for each in (*call.args, *(keyword.value for keyword in call.keywords)):
                 self._taint(root_of(each), worst, names)
         if structure.is_plain(self._module, function):
@@ -338,6 +339,60 @@ class Run:
         for node in functions.all_nodes(function):
             if isinstance(node, ast.Call):
                 name = self._module.qualified_name(node.func) or ""
-                if name in collectives.TOGETHER or not collectives.is_transparent(node, name):
+                if name in uniform_values.TOGETHER or not uniform_values.is_transparent(node, name):
                     return True
         return False
+
+
+def of_results(
+    module: Module,
+    site: Site,
+    shared: list[bool],
+    by_name: Collection[str | None],
+    arity: int | None,
+) -> list[Same]:
+    """One answer for each result, or one for all where `arity` is None.
+
+    Args:
+      module: the file.
+      site: what maps the function.
+      shared: by position, whether an argument is the same on each device.
+      by_name: the arguments that calls give by name, each device its own; None: `**kwargs`.
+      arity: how many results there are.
+    """
+    count = 1 if arity is None else arity
+    function = structure.mapped_function(module, site) or _made(module, site.fun)
+    if function is None or not structure.is_plain(module, function):
+        return [Same.UNKNOWN] * count
+    given: list[Value] = [Same.YES] * _bound(module, site.fun)
+    given += [Same.YES if each else Same.NO for each in shared]
+    names = [each.arg for each in scopes.parameters(function.args)] if None in by_name else []
+    named: dict[str, Value] = dict.fromkeys((*names[len(given) :], *filter(None, by_name)), Same.NO)
+    found = Run(module, site).call(function, given, named, {}, 0)
+    if arity is None:
+        return [joined(found)]
+    if isinstance(found, tuple) and len(found) == arity:
+        return [joined(each) for each in found]
+    return [min(joined(found), Same.UNKNOWN)] * count  # not told apart
+
+
+def _made(module: Module, fun: Any) -> scopes.Function | None:
+    """The inner function that a function of this file makes: `make_step(rate)`."""
+    maker = pmaps.definition(module, fun.func) if isinstance(fun, ast.Call) else None
+    results = None if maker is None else functions.results_of(maker)
+    if not results or len(results) != 1 or not isinstance(results[0], ast.Name):
+        return None
+    made = pmaps.definition(module, results[0])
+    return made if made is not None and module.function(made) is maker else None
+
+
+def _bound(module: Module, fun: Any) -> int:
+    """How many positional arguments partials around the function give."""
+    count = 0
+    if _made(module, fun) is not None:
+        return count
+    while isinstance(fun, ast.Call) and fun.args:
+        if module.qualified_name(fun.func) in PARTIAL:
+            count += len(fun.args) - 1
+        fun = fun.args[0]
+    return count

@@ -6,18 +6,64 @@ import os
 from collections.abc import Sequence, Sized
 from typing import TextIO
 
-from jax_dist._usage import MisuseError
+from jax_dist._usage import MisuseError, hint
 from jax_dist.checker import output
-from jax_dist.checker.engine import config, runner
+from jax_dist.checker.engine import config, requirement, runner
 from jax_dist.checker.engine.catalogue import PAGES
-from jax_dist.checker.engine.linter import load
+from jax_dist.checker.engine.config import Choice, Config, known, selected, split
+from jax_dist.checker.engine.linter import Examiner, load
 from jax_dist.checker.model import discovery
-from jax_dist.checker.model.discovery import Found
+from jax_dist.checker.model.discovery import Found, Patterns
 from jax_dist.checker.model.findings import Finding, Safety
+from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import Source, UnreadableError
-from jax_dist.commands import lint_options, terminal
-from jax_dist.commands.exits import Exit
-from jax_dist.commands.lint_options import STDIN
+from jax_dist.commands import terminal
+from jax_dist.commands.terminal import Exit
+
+STDIN = "-"
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises MisuseError where options contradict each other."""
+    if STDIN in options.paths and len(options.paths) > 1:
+        raise MisuseError("- reads the standard input, and goes with no other path")
+    if options.unsafe_fixes and not (options.fix or options.diff):
+        raise MisuseError("say --fix with --unsafe-fixes to make the fixes, or --diff to see them")
+    ways = ("fix", "diff", "add_noqa", "write_baseline")
+    asked = [f"--{way.replace('_', '-')}" for way in ways if getattr(options, way)]
+    if len(asked) > 1 and asked != ["--fix", "--diff"]:
+        raise MisuseError(f"{' and '.join(asked)} do not go together")
+    if options.add_noqa and STDIN in options.paths:
+        raise MisuseError("--add-noqa needs files, not the standard input")
+    if options.output_format not in output.FORMATS:  # argparse does not look at the environment
+        remedy = hint(options.output_format, output.FORMATS, f"Say {', '.join(output.FORMATS)}.")
+        raise MisuseError(f"$JAX_DIST_OUTPUT_FORMAT is {options.output_format!r}. {remedy}")
+
+
+def examiner(options: argparse.Namespace, config: Config, paths: Sequence[str]) -> Examiner:
+    """What to look for.
+
+    Raises:
+      MisuseError: an option names a rule or a version that is none.
+    """
+    asked = Choice(
+        select=split(options.select) if options.select else None,
+        extend_select=split(options.extend_select),
+        ignore=split(options.ignore),
+    )
+    target = options.target_jax
+    return Examiner(
+        codes=selected([config.choice, asked], PAGES),
+        project=Project((*config.project_roots, *paths)),
+        target=requirement.version(target) if target else config.target_jax,
+        ignores=tuple(
+            (
+                Patterns((glob,), config.folder),
+                frozenset().union(*(known(code, PAGES) for code in codes)),
+            )
+            for glob, codes in config.per_file_ignores
+        ),
+    )
 
 
 def run(options: argparse.Namespace, *, stdin: TextIO, out: TextIO, err: TextIO) -> Exit:
@@ -26,7 +72,7 @@ def run(options: argparse.Namespace, *, stdin: TextIO, out: TextIO, err: TextIO)
     Raises:
       MisuseError: a path, an option or a setting cannot be followed.
     """
-    lint_options.check(options)
+    check(options)
     lint = _Lint(options, stdin=stdin, out=out, err=err)
     if options.add_noqa:
         return lint.add_noqa()
@@ -50,7 +96,7 @@ class _Lint:
         places = [self._name] if self._stdin is not None else options.paths
         self._config = config.load(places, options.config)
         self._config.check_codes(PAGES)
-        self._examiner = lint_options.examiner(options, self._config, places)
+        self._examiner = examiner(options, self._config, places)
         self._made: dict[str, bytes] = {}  # what mended files hold now, or would hold
 
     def findings(self) -> list[Finding]:

@@ -13,13 +13,13 @@ from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import discovery
 from jax_dist.checker.model.discovery import Patterns
 from jax_dist.commands import terminal
-from jax_dist.commands.exits import Exit
-from jax_dist.migrating import cautions, migration, report
+from jax_dist.commands.terminal import Exit
+from jax_dist.migrating import migration, report
 from jax_dist.migrating.context import Context
 from jax_dist.migrating.facts import Promises
 from jax_dist.migrating.files import Options
-from jax_dist.migrating.outcomes import FileMigration
 from jax_dist.migrating.report import Report
+from jax_dist.migrating.results import FileMigration
 
 if TYPE_CHECKING:
     from jax_dist.migrating.verify.ledger import Entry, Ledger, Rung
@@ -285,7 +285,7 @@ class _Migrate:
             files,
             None if proof is None else proof.to_dict(),
             "" if proof is None else str(proof),
-            tuple(cautions.of(files, context, self._aim)),
+            tuple(migration.cautions_of(files, context, self._aim)),
         )
         where = self._options.report
         if where == _STDIN:

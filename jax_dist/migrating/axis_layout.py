@@ -6,18 +6,85 @@ keeps its axis where anything is done with its values that is not followed.
 """
 
 import ast
-from typing import Any
+import dataclasses
+import enum
+from typing import Any, TypeAlias
 
 from jax_dist.checker.model import flow
 from jax_dist.checker.model.flow import Flow, Origin
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
-from jax_dist.migrating import axes, calls, escapes, following, sameness, sources
-from jax_dist.migrating.following import Collected, First, Given, Kept, Lost, Shown
-from jax_dist.migrating.outcomes import Left
-from jax_dist.migrating.slots import Argument, Component, Layout, Result, Slot, Source
-from jax_dist.migrating.values import Same
+from jax_dist.migrating import device_counts, escapes, facts, uniformity, use_sites
+from jax_dist.migrating.results import Left
+from jax_dist.migrating.uniform_values import Same
+from jax_dist.migrating.use_sites import Collected, First, Given, Kept, Lost, Shown
+
+
+class Layout(enum.Enum):
+    """How the values of a slot lie on the devices."""
+
+    STACKED = "a device axis in front"
+    SHARED = "whole on each device"
+    SPLIT = "one global array, cut along its first dimension"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Argument:
+    """One positional argument of a mapped function."""
+
+    site: Site
+    position: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """One result of a mapped function; position None: all that it returns."""
+
+    site: Site
+    position: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """A copy for each device, or a split by their number, and of what."""
+
+    node: ast.Call
+    of: ast.expr
+    kind: Kind
+    devices: ast.expr | None = None  # the first of all devices, where copies are on these alone
+
+
+Slot: TypeAlias = Argument | Result | ast.expr  # the expression of a source
+
+
+@dataclasses.dataclass(slots=True)
+class Component:
+    """Slots that are laid out alike."""
+
+    slots: list[Slot] = dataclasses.field(default_factory=list)
+    sources: list[Source] = dataclasses.field(default_factory=list)
+    firsts: list[First] = dataclasses.field(default_factory=list)
+    forests: list[ast.Call] = dataclasses.field(default_factory=list)  # of get_metrics
+    shown: list[ast.expr] = dataclasses.field(default_factory=list)  # where others see the axis
+    donors: list[Site] = dataclasses.field(default_factory=list)  # that donate one of the slots
+    kept: str = ""  # why the axis stays; "" where it can go
+    cautions: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def layout(self) -> Layout:
+        """What the slots can be."""
+        kinds = {source.kind for source in self.sources}
+        if self.kept or not self.slots:
+            return Layout.STACKED
+        if kinds == {Kind.REPLICATED}:
+            return Layout.SHARED
+        results = any(isinstance(slot, Result) for slot in self.slots)
+        if kinds == {Kind.SPLIT}:
+            return Layout.STACKED if results or self.firsts or self.forests else Layout.SPLIT
+        if not kinds and (self.firsts or self.forests) and results:
+            return Layout.SHARED
+        return Layout.STACKED
 
 
 class Layouts:
@@ -46,7 +113,7 @@ class Layouts:
             self._see_site(site)
             if told:
                 self.keep_site(site, told)
-        for node in following.carriers(module, self._flow):
+        for node in use_sites.carriers(module, self._flow):
             self._see_value(node)
         for slot, read in self._due:
             self._see_read(slot, read)
@@ -91,7 +158,7 @@ class Layouts:
     def _see_site(self, site: Site) -> None:
         for slot in self.results(site):
             self._part(slot)
-        lost = calls.unseen(self._module, self._flow, site)
+        lost = use_sites.unseen(self._module, self._flow, site)
         if lost or not self._calls[site]:
             self.keep_site(site, lost or f"no call of it is seen; it is made in line {_line(site)}")
         if self._calls[site] and self.arguments(site) is None:
@@ -125,7 +192,7 @@ class Layouts:
         if isinstance(node, ast.Call) and self._is_unpacked(node):
             self._see_unpacked(node)
             return
-        slots = [self._slot_of(origin) for origin in following.origins_of(self._flow, node)]
+        slots = [self._slot_of(origin) for origin in use_sites.origins_of(self._flow, node)]
         known = [slot for slot in slots if slot is not None]
         if not known:
             return
@@ -137,7 +204,7 @@ class Layouts:
             text = self._module.text(node)
             self._keep(known[0], f"other files may give {text} of line {node.lineno}")
         part = self._part(known[0])
-        match following.use(self._module, self._flow, node):
+        match use_sites.use_of(self._module, self._flow, node):
             case First() as first:
                 part.firsts.append(first)
             case Given(call=call, position=position):
@@ -164,7 +231,7 @@ class Layouts:
 
     def _see_read(self, slot: Slot, read: ast.expr) -> None:
         """Where a value is read again, the way back must lead to where it came from."""
-        found = [self._slot_of(origin) for origin in following.origins_of(self._flow, read)]
+        found = [self._slot_of(origin) for origin in use_sites.origins_of(self._flow, read)]
         if not any(each is not None and self._root(each) == self._root(slot) for each in found):
             text = self._module.text(read)
             self._keep(slot, f"it is not followed to {text} in line {read.lineno}")
@@ -177,7 +244,7 @@ class Layouts:
     def _see_unpacked(self, call: ast.Call) -> None:
         """Each result of a mapped function goes into a name of its own."""
         site = self._sites[self._flow.mapped_calls[call].node]
-        match following.use(self._module, self._flow, call):
+        match use_sites.use_of(self._module, self._flow, call):
             case Lost(why=why):
                 self.keep_site(site, why)
             case _:
@@ -194,7 +261,7 @@ class Layouts:
             site = self._sites.get(origin.site.node)
             return None if site is None else self._result_at(site, origin)
         is_made = origin.kind in (Kind.REPLICATED, Kind.SPLIT) and isinstance(origin.node, ast.Call)
-        if is_made and origin.of is not None and not following.is_iterated(self._module, origin):
+        if is_made and origin.of is not None and not use_sites.is_iterated(self._module, origin):
             self._see_source(origin.node, origin.of, origin.kind)  # type: ignore[arg-type]
             return origin.node
         return None
@@ -204,8 +271,8 @@ class Layouts:
             return
         self._seen.add(node)
         part = self._part(node)
-        part.sources.append(Source(node, of, kind, sources.first_devices(self._module, node)))
-        why = sources.why_not(self._module, node)
+        part.sources.append(Source(node, of, kind, device_counts.first_devices(self._module, node)))
+        why = device_counts.why_not(self._module, node)
         if why:
             self._keep(node, f"of {self._module.text(node.func)} in line {node.lineno} {why}")
 
@@ -227,7 +294,7 @@ class Layouts:
         """A split copies its batch; without it, the batch itself would be donated."""
         given = site.arguments.get("donate_argnums")
         try:
-            donated = axes.integers(given, "donate_argnums")
+            donated = facts.integers(given, "donate_argnums")
         except Left as left:
             self.keep_site(site, left.reason)
             return
@@ -246,7 +313,7 @@ class Layouts:
         results = self.results(site)
         arity = None if results[0].position is None else len(results)
         by_name = {each.arg for call in self._calls[site] for each in call.keywords}
-        found = sameness.of_results(self._module, site, shared, by_name, arity)
+        found = uniformity.of_results(self._module, site, shared, by_name, arity)
         done = True
         for slot, same in zip(results, found, strict=True):
             part = self._part(slot)

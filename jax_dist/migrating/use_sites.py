@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from jax_dist.checker.model import functions, pmaps, scopes, stacking
 from jax_dist.checker.model.flow import Flow, Origin, is_tree
+from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
 from jax_dist.migrating import escapes
@@ -87,7 +88,7 @@ def _is_leaf_call(module: Module, node: ast.Call) -> bool:
     return stacking.stacking(module, call) is not None
 
 
-def use(module: Module, flow: Flow, node: ast.expr) -> Use:
+def use_of(module: Module, flow: Flow, node: ast.expr) -> Use:
     """What is done with a value, seen from the expression that reads it."""
     around = module.parent(node)
     match around:
@@ -106,7 +107,7 @@ def use(module: Module, flow: Flow, node: ast.expr) -> Use:
         case ast.Return():
             return _returned(module, around)
         case ast.IfExp(test=test) if test is not node:
-            return use(module, flow, around)
+            return use_of(module, flow, around)
         case ast.Compare(ops=[ast.Is() | ast.IsNot()]) | ast.Expr():
             return Kept()  # its shape does not matter there
         case ast.Lambda():
@@ -120,7 +121,7 @@ def _of_part(module: Module, flow: Flow, node: ast.expr, around: ast.expr) -> Us
     if all(origin.kind is Kind.ONE for origin in found):
         return _first(module, around, node)
     if all(origin.is_stacked for origin in found):
-        return use(module, flow, around)
+        return use_of(module, flow, around)
     return Lost(f"line {node.lineno} uses {_short(module, around)}")
 
 
@@ -138,7 +139,7 @@ def _in_call(module: Module, flow: Flow, node: ast.expr, call: ast.Call) -> Use:
         return _first(module, call, node)
     name = module.qualified_name(call.func)
     if name == "jax.block_until_ready" and call.args == [node]:
-        return use(module, flow, call)
+        return use_of(module, flow, call)
     followed = _into(module, call, node)
     if followed is not None:
         return followed
@@ -350,3 +351,92 @@ def _is_map(call: ast.Call) -> bool:
 def _short(module: Module, node: Any) -> str:
     text = " ".join(module.text(node).split()) if hasattr(node, "lineno") else "it"
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def unseen(module: Module, flow: Flow, site: Site) -> str:
+    """Why not all calls of a mapped function are known; "" where they are."""
+    why = _known_elsewhere(module, site)
+    if why:
+        return why
+    waiting = list(pmaps.held_by(module, site))
+    seen: set[ast.expr] = set()
+    while waiting:
+        read = waiting.pop()
+        if read in seen:
+            continue
+        seen.add(read)
+        call = module.parent(read)
+        if isinstance(call, ast.Call) and call.func is read:
+            if escapes.may_be_traced(module, call):
+                return f"line {read.lineno} may be run under a transformation"
+            mine = flow.mapped_calls.get(call)
+            if (
+                mine is None
+                or mine.node is not site.node
+                or not _calls_it_alone(module, flow, read)
+            ):
+                return f"line {read.lineno} may call another function in its place"
+        elif read is site.node and isinstance(call, ast.Assign | ast.AnnAssign):
+            continue  # its reads are among those which hold it
+        else:
+            use = use_of(module, flow, read)
+            if not isinstance(use, Kept):
+                return f"the mapped function is handed on in line {read.lineno}"
+            waiting += use.reads
+    return ""
+
+
+def _known_elsewhere(module: Module, site: Site) -> str:
+    """Whether other files, or other objects of this one, may call it."""
+    if site.form != "call":
+        names = [site.fun.name] if module.function(site.fun) is None else []
+        owner = module.parent(site.fun)
+        if isinstance(owner, ast.ClassDef):
+            return "it is a method"
+        if site.fun.decorator_list[0] is not site.node:
+            return f"line {site.fun.decorator_list[0].lineno} decorates the mapped function"
+    else:
+        statement = module.parent(site.node)
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        for target in targets:
+            if isinstance(target, ast.Attribute):
+                why = _attribute_elsewhere(module, target)
+            elif isinstance(target, ast.Name):
+                found = escapes.from_target(module, target, statement)
+                why = "" if isinstance(found, Kept) else found.why
+            else:
+                why = f"line {target.lineno} keeps the mapped function in {module.text(target)}"
+            if why:
+                return why
+        names = []
+    for name in names:
+        if escapes.is_used_elsewhere(module, name):
+            return f"other files may call {name}"
+    return ""
+
+
+def _attribute_elsewhere(module: Module, target: ast.Attribute) -> str:
+    owner = module.class_of(target)
+    if not isinstance(target.value, ast.Name) or owner is None:
+        return f"line {target.lineno} keeps the mapped function in {module.text(target)}"
+    for node in escapes.attributes(module, target.attr):
+        same = isinstance(node.value, ast.Name) and node.value.id == target.value.id
+        if not same or module.class_of(node) is not owner:
+            return f"line {node.lineno} may mean it by {module.text(node)}"
+    if escapes.is_used_elsewhere(module, target.attr):
+        return f"other files may call .{target.attr}"
+    return ""
+
+
+def _calls_it_alone(module: Module, flow: Flow, read: ast.expr) -> bool:
+    """Whether nothing else may be meant by the name that is called."""
+    if isinstance(read, ast.Name):
+        bindings = module.reaching(read) or []
+        values = [each for each in bindings if not _is_none(each.value)]
+        if len(values) == 1 and values[0].kind != "parameter":
+            return True
+    return len(flow.origins(read)) == 1
+
+
+def _is_none(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Constant) and value.value is None

@@ -1,0 +1,309 @@
+"""The imports of a migrated file: names read too early, unused imports, who defines pmap.
+
+Names are read too early if a module reads them while it is imported, before it has bound them.
+Statements are taken in the order of the text, branches and loops as if each ran once; the bodies of
+functions run later, and are not looked at. What the module binds nowhere comes from elsewhere: a
+builtin, a magic of a notebook, `import *`.
+"""
+
+import ast
+import os
+import re
+from collections.abc import Callable, Collection, Iterable
+
+from jax_dist.checker.model import edits, scopes
+from jax_dist.checker.model.findings import Edit
+from jax_dist.checker.model.project import Project
+from jax_dist.checker.model.semantic_model import Module
+
+
+def tidied(before: Module, after: Module, needed: Collection[str] = ()) -> bytes:
+    """The code of `after` without the imports that only `before` used.
+
+    What was unused before stays: it may be there for others.
+
+    Args:
+      before: the file as it was.
+      after: the file with all edits made.
+      needed: names that are to stay whatever uses them.
+    """
+    if os.path.basename(before.source.path) == "__init__.py":
+        return after.source.code
+    kept = _exported(after) | set(needed)
+    used = _used_elsewhere(before)
+    made: list[Edit] = []
+    for statement in after.tree.body:
+        if not isinstance(statement, ast.Import | ast.ImportFrom):
+            continue
+        idle = [
+            alias
+            for alias in statement.names
+            if (name := _bound(alias)) not in kept
+            and alias.asname != alias.name  # `import a as a` says that it is for others
+            and _reads(before, name)
+            and not _reads(after, name)
+            and not used(name)
+        ]
+        made += _removals(after, statement, idle, made[-1] if made else None)
+    return edits.apply(after.source.code, made)
+
+
+def _used_elsewhere(module: Module) -> Callable[[str], bool]:
+    """Whether another file imports a name from this one, or reads it as an attribute."""
+    graph = module.graph
+    path = os.path.abspath(module.source.path)
+    if graph is None:
+        return lambda name: False
+    return lambda name: not graph.is_whole or any(True for _ in graph.users(path, name))
+
+
+def _bound(alias: ast.alias) -> str:
+    return alias.asname or alias.name.partition(".")[0]
+
+
+def _reads(module: Module, name: str) -> bool:
+    scope = module.scopes.module
+    if name not in scope.bindings:
+        return False
+    return bool(module.reads(scope, name)) or _in_strings(module, name)
+
+
+def _in_strings(module: Module, name: str) -> bool:
+    """Annotations may be strings, and examples in docstrings run: `x: "jax_utils.T"`."""
+    word = re.compile(rf"\b{re.escape(name)}\b")
+    return any(
+        isinstance(node, ast.Constant) and isinstance(node.value, str) and word.search(node.value)
+        for node in ast.walk(module.tree)
+    )
+
+
+def _exported(module: Module) -> set[str]:
+    """The names in `__all__`."""
+    names: set[str] = set()
+    for binding in module.scopes.module.bindings.get("__all__", ()):
+        for node in ast.walk(binding.node):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names.add(node.value)
+    return names
+
+
+def _removals(
+    module: Module,
+    statement: ast.Import | ast.ImportFrom,
+    idle: list[ast.alias],
+    above: Edit | None,
+) -> list[Edit]:
+    """The edits that take names out of an import, or all of it; `above` is the edit before it."""
+    start, end = module.span(statement)
+    line = module.source.line_text(start)
+    after = module.source.line_text(end)[module.source.position(end).column - 1 :]
+    if not idle or "#" in module.text(statement) + after:
+        return []  # a comment may be the reason why it is there
+    if len(idle) == len(statement.names):
+        if line.strip() != module.text(statement).split("\n")[0].strip() or after.strip():
+            return []  # another statement shares its line
+        top = start if above is None or above.end != start else above.start
+        is_under_blank = (
+            not module.source.code[:top].removesuffix(b"\n").rpartition(b"\n")[2].strip()
+        )
+        below = _next_line(module, end)
+        if is_under_blank and not module.source.line_text(below).strip():
+            below = _next_line(module, below)
+        return [Edit(start, below, "")]
+    return [_without(module, statement, alias) for alias in idle[:1]] if len(idle) == 1 else []
+
+
+def _next_line(module: Module, end: int) -> int:
+    code = module.source.code
+    for newline in (b"\r\n", b"\n", b"\r"):
+        if code.startswith(newline, end + len(code[end:]) - len(code[end:].lstrip(b" \t"))):
+            return end + len(code[end:]) - len(code[end:].lstrip(b" \t")) + len(newline)
+    return end
+
+
+def _without(module: Module, statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> Edit:
+    names = statement.names
+    position = names.index(alias)
+    if position + 1 < len(names):
+        return Edit(module.span(alias)[0], module.span(names[position + 1])[0], "")
+    return Edit(module.span(names[position - 1])[1], module.span(alias)[1], "")
+
+
+_Late = dict[str, int]  # by name: the line of its first read that comes too early
+
+
+def read_too_early(tree: ast.Module) -> _Late:
+    """Each name that is read above its first binding, with the line of the read."""
+    walk = _Walk()
+    walk.block(tree.body)
+    return {name: line for name, line in walk.early.items() if name in walk.bound}
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.bound: set[str] = set()
+        self.early: _Late = {}
+
+    def block(self, statements: Iterable[ast.stmt]) -> None:
+        for statement in statements:
+            self.statement(statement)
+
+    def statement(self, node: ast.stmt) -> None:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self.read(*node.decorator_list, node.args.defaults, node.args.kw_defaults)
+                self.bound.add(node.name)
+            case ast.ClassDef():
+                self.read(*node.decorator_list, node.bases, [each.value for each in node.keywords])
+                outside = set(self.bound)
+                self.block(node.body)
+                self.bound = outside | {node.name}
+            case ast.Import() | ast.ImportFrom():
+                for alias in node.names:
+                    self.bound.add(alias.asname or alias.name.partition(".")[0])
+            case ast.Assign(targets=targets, value=value):
+                self.read(value, *targets)
+                self.bind(*targets)
+            case (
+                ast.AnnAssign(target=target, value=value)
+                | ast.AugAssign(target=target, value=value)
+            ):
+                self.read(value, target)
+                self.bind(target)
+            case ast.For() | ast.AsyncFor():
+                self.read(node.iter)
+                self.bind(node.target)
+                self.block([*node.body, *node.orelse])
+            case ast.With() | ast.AsyncWith():
+                for item in node.items:
+                    self.read(item.context_expr)
+                    self.bind(item.optional_vars)
+                self.block(node.body)
+            case ast.Try() | ast.TryStar():
+                self.block(node.body)
+                for handler in node.handlers:
+                    self.read(handler.type)
+                    self.bound.update(filter(None, [handler.name]))
+                    self.block(handler.body)
+                self.block([*node.orelse, *node.finalbody])
+            case ast.If() | ast.While():
+                self.read(node.test)
+                self.block([*node.body, *node.orelse])
+            case ast.Match():
+                self.read(node.subject)
+                for case in node.cases:
+                    self.bind(case.pattern)
+                    self.block(case.body)
+            case _:
+                self.read(node)
+
+    def read(self, *nodes: ast.AST | Iterable[ast.AST | None] | None) -> None:
+        """Notes the names that expressions read when they are computed."""
+        waiting: list[ast.AST | None] = []
+        for node in nodes:
+            waiting += [node] if node is None or isinstance(node, ast.AST) else node
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, ast.NamedExpr):
+                self.bind(node.target)
+            if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+                self.comprehension(node)
+            elif isinstance(node, ast.Lambda):
+                waiting += [*node.args.defaults, *node.args.kw_defaults]
+            elif isinstance(node, ast.Name):
+                if isinstance(node.ctx, ast.Load) and node.id not in self.bound:
+                    self.early.setdefault(node.id, node.lineno)
+            elif node is not None:
+                waiting += reversed(list(ast.iter_child_nodes(node)))
+
+    def comprehension(self, node: scopes.Comprehension) -> None:
+        """Its targets are bound inside it only."""
+        outside = set(self.bound)
+        for each in node.generators:
+            self.read(each.iter)
+            self.bind(each.target)
+            self.read(*each.ifs)
+        self.read(*([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]))
+        self.bound = outside
+
+    def bind(self, *targets: ast.AST | None) -> None:
+        for target in filter(None, targets):
+            for node in ast.walk(target):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    self.bound.add(node.id)
+                elif isinstance(node, ast.MatchAs | ast.MatchStar) and node.name:
+                    self.bound.add(node.name)
+                elif isinstance(node, ast.MatchMapping) and node.rest:
+                    self.bound.add(node.rest)
+
+
+_LONGEST = 20  # files that hand a name on; more are a circle
+
+
+def definer(module: Module, project: Project, reference: ast.expr) -> str | None:
+    """The other file of the project that binds a name which is used here.
+
+    Files that only import it and hand it on are looked through.
+
+    Args:
+      module: the file that uses the name.
+      project: finds the others.
+      reference: the name, or attribute: `constants.pmap`.
+
+    Returns:
+      The path; None where the name is bound in this file, or comes from no file of the project.
+    """
+    name = _imported(module, reference)
+    path = os.path.abspath(module.source.path)
+    home: str | None = None
+    for _ in range(_LONGEST):
+        found = None if name is None else _found(project, name, os.path.dirname(path))
+        if found is None:
+            return home
+        path, rest = found
+        home = path
+        other = project.opened(path)
+        name = None if other is None else _handed_on(other, rest)
+    return home
+
+
+def _imported(module: Module, reference: ast.expr) -> str | None:
+    """The dotted name, where an import of this file gives it."""
+    attributes: list[str] = []
+    while isinstance(reference, ast.Attribute):
+        attributes.insert(0, reference.attr)
+        reference = reference.value
+    if not isinstance(reference, ast.Name):
+        return None
+    found = module.scope(reference).lookup(reference.id)
+    if found is None:
+        return _from_star(module, [reference.id, *attributes])
+    binding = found[1][0]
+    if binding.kind != "import":
+        return None
+    return ".".join((module.absolute(binding.target), *attributes))
+
+
+def _handed_on(module: Module, names: list[str]) -> str | None:
+    """What the module imports under the first of the names, with the others behind it."""
+    bindings = module.scopes.module.bindings.get(names[0])
+    if bindings is None:
+        return _from_star(module, names)
+    if bindings[0].kind != "import":
+        return None
+    return ".".join((module.absolute(bindings[0].target), *names[1:]))
+
+
+def _from_star(module: Module, names: list[str]) -> str | None:
+    bases = module.scopes.module.star_imports
+    return ".".join((module.absolute(bases[0]), *names)) if len(bases) == 1 else None
+
+
+def _found(project: Project, name: str, folder: str) -> tuple[str, list[str]] | None:
+    """The file of the longest part that is a module, and what is asked of it."""
+    parts = name.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        path = project.file(".".join(parts[:length]), folder)
+        if path is not None:
+            return path, parts[length:]
+    return None
