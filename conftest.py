@@ -21,6 +21,8 @@ _PAGES = ("test_docs.py", "test_error_pages.py")
 _RUNTIME = ("cache", "doctor", "guards", "launch", "multihost", *_PAGES)
 # Their tests start programs, send signals and wait by the clock, which a busy machine upsets.
 _REAL = ("cache", "examples", "guards", "launch", "migrating", "multihost", "processes", *_PAGES)
+# What to run while editing: texts and small programs; nothing drawn, and nothing migrated runs.
+_QUICK = ("checker", "test_golden.py", "test_axes.py", "test_pmap.py", "test_refusals.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,5 +30,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         place = item.path.relative_to(_TESTS).parts[0] if item.path.is_relative_to(_TESTS) else ""
         if place in _RUNTIME:
             item.add_marker("runtime")
+        if (place in _QUICK or item.path.name in _QUICK) and not _is_long(item):
+            item.add_marker("quick")
         if place in _REAL:
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def _is_long(item: pytest.Item) -> bool:
+    return item.path.name == "test_fuzz.py" or "the_numbers_are_the_same" in item.name
