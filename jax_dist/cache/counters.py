@@ -132,7 +132,7 @@ class Watcher:
 
     def __init__(self) -> None:
         self.settings: Settings | None = None
-        self.total = Tally()  # of the process, since somebody first asked
+        self.total: Tally = Tally()  # of the process, since somebody first asked
         self._tallies: tuple[Tally, ...] = (self.total,)
         self._store: Store | None = None
         self._failed: set[str] = set()  # keys, in this process
@@ -219,7 +219,7 @@ class Watcher:
         return (self.settings is not None and self.settings.retry) or asked not in ("", "0")
 
 
-watcher = Watcher()
+watcher: Watcher = Watcher()
 
 
 # --- what the persistent cache did: hits, true misses, what was written, what never is and why

@@ -42,7 +42,8 @@ class Search:
     def __init__(
         self, graph: Graph, values: Values, reference: Reference, pairs: Mapping[Path, Path]
     ) -> None:
-        self.graph, self._reference, self._pairs = graph, reference, pairs
+        self.graph: Graph = graph
+        self._reference, self._pairs = reference, pairs
         self._known: dict[Path, list[Relation | None]] = {}
         for path, node in graph.nodes.items():
             self._known[path] = self._relations(node, values.records.get(path))

@@ -36,7 +36,7 @@ class PerDevice:
     name: str
     axis_name: Hashable
     in_axes: AxisPrefix
-    args: tuple
+    args: tuple[Any, ...]
 
     def skipped(self, devices: int) -> str | None:
         """Why there is no program for so many devices."""
@@ -110,7 +110,7 @@ class Global:
     fun: Callable
     name: str
     mesh: Mesh  # whose axes it names; made smaller for fewer devices
-    args: tuple
+    args: tuple[Any, ...]
 
     def skipped(self, devices: int) -> str | None:
         if devices > jax.device_count():

@@ -141,7 +141,7 @@ class Rank:
         self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self.ended_at: float | None = None  # seconds; when that was seen
         self.sent: int | None = None  # the last signal that it got from the launcher
-        self.traceback = Traceback()
+        self.traceback: Traceback = Traceback()
         self.was_stopped = False  # when the others could not go on without it
         self.could_not_join = False
         self.blames: int | None = None  # the rank that it says it ended for
@@ -152,7 +152,7 @@ class Rank:
         orphanage.add(self._process.pid)
         assert self._process.stdout is not None  # both were asked for
         assert self._process.stderr is not None
-        self.outputs = (
+        self.outputs: tuple[Output, Output] = (
             Output("stdout", self._process.stdout),
             Output("stderr", self._process.stderr),
         )
@@ -171,7 +171,7 @@ class Rank:
         for line in lines:
             waited = _NOT_JOINED.match(line)
             blames = waited or _BLAMES.match(line)
-            self.could_not_join |= waited is not None
+            self.could_not_join = self.could_not_join or waited is not None
             self.blames = int(blames[1]) if blames else self.blames
 
     def is_silent_after_raising(self, now: float) -> bool:

@@ -29,7 +29,7 @@ def check_axes(argument: str, prefix: AxisPrefix) -> None:
 
 
 def spread_in_axes(
-    in_axes: AxisPrefix, args: tuple, kwargs: dict, fun_name: str
+    in_axes: AxisPrefix, args: tuple[Any, ...], kwargs: dict[str, Any], fun_name: str
 ) -> tuple[Axis, ...]:
     """One axis for each leaf of `(args, kwargs)`, in their order.
 
@@ -150,7 +150,9 @@ def _check_lists(short: Sequence[tuple[str, Any]], fun_name: str) -> None:
 _ELEMENT = re.compile(r"(?P<list>.+)\[\d+\]")
 
 
-def argument_paths(fun: Callable, args: tuple, kwargs: dict, numbers: Sequence[int]) -> list[str]:
+def argument_paths(
+    fun: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: Sequence[int]
+) -> list[str]:
     """The name of each leaf of `(args, kwargs)`, as in `["batch['x']", "mask"]`.
 
     Args:

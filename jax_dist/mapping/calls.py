@@ -60,7 +60,7 @@ def any_tracer(leaves: Iterable[Any]) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in leaves)
 
 
-def bind(options: Options, fun: Callable, args: tuple, kwargs: dict) -> Call:
+def bind(options: Options, fun: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """Flattens the arguments, and finds the mapped axis of each leaf.
 
     Raises:

@@ -302,7 +302,7 @@ class Dispatcher:
         call = self._front
         if self._processes is not None and self._options.arrays == "local":
             call = self._processes.call
-        self.call = self._explaining(call) if self._options.static else call
+        self.call: Callable[..., Any] = self._explaining(call) if self._options.static else call
         for caller in self._callers:
             caller.__call__ = self.call
 

@@ -38,7 +38,7 @@ class _Identity(NamedTuple):
     build: Callable[..., Callable]  # from the parts
 
 
-def get(fun: Callable, asked: tuple) -> Dispatcher | None:
+def get(fun: Callable, asked: tuple[Any, ...]) -> Dispatcher | None:
     """The dispatcher for a function with these options, if there is one."""
     known = _known.get(_identity(fun).key)
     if known is None or not known.is_alive():
@@ -50,7 +50,7 @@ def get(fun: Callable, asked: tuple) -> Dispatcher | None:
 
 
 def put(
-    fun: Callable, asked: tuple, make: Callable[[Callable[[], Callable]], Dispatcher]
+    fun: Callable, asked: tuple[Any, ...], make: Callable[[Callable[[], Callable]], Dispatcher]
 ) -> Dispatcher:
     """A new dispatcher; remembered, unless the function cannot be held weakly.
 
@@ -105,7 +105,7 @@ def _forget(key: Hashable) -> Callable[[weakref.ref], None]:
     return forget
 
 
-def _hashable(asked: tuple) -> tuple:
+def _hashable(asked: tuple[Any, ...]) -> tuple:
     """The same request with its containers flattened."""
     leaves, structure = jax.tree.flatten(asked, is_leaf=lambda node: node is None)
     return (*leaves, structure)

@@ -66,7 +66,7 @@ class Mapped(Generic[P, R]):
         """
         self.__wrapped__ = fun
         self.__name__ = getattr(fun, "__name__", type(fun).__name__)
-        self.__qualname__ = getattr(fun, "__qualname__", self.__name__)
+        self.__qualname__: str = getattr(fun, "__qualname__", self.__name__)
         own = getattr(fun, "__dict__", {})  # but for what would hide methods of this class
         self.__dict__.update({key: own[key] for key in own if not hasattr(Mapped, key)})
         self.__dict__["__module__"] = getattr(fun, "__module__", None)

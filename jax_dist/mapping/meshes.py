@@ -174,7 +174,7 @@ def _devices(mesh: Any) -> list[jax.Device]:
     return list(mesh.devices.flat)
 
 
-def no_mesh() -> contextlib.AbstractContextManager:
+def no_mesh() -> contextlib.AbstractContextManager[Any]:
     """Steps out of a mesh that the user has set, outside of any trace."""
     return jax.set_mesh(Mesh(np.empty((), dtype=object), ()))
 

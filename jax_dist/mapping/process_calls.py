@@ -92,7 +92,9 @@ class ProcessCalls:
         flat, structure = jax.tree.flatten(output)
         return jax.tree.unflatten(structure, [view.leave(leaf) for leaf in flat])
 
-    def abstract(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def abstract(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments as shapes of whole arrays, for lower."""
         call = bind(self._options, self._fun(), args, kwargs)
         if any_tracer(call.leaves):

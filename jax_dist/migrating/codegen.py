@@ -109,7 +109,9 @@ class Texts:
     """Writes new text for one place of a file, and notes what it needs at the top."""
 
     def __init__(self, module: Module, at: ast.AST, style: Style, namer: Namer):
-        self.module, self.at, self.style = module, at, style
+        self.module: Module = module
+        self.at: ast.AST = at
+        self.style: Style = style
         self._namer = namer
         self._imports: dict[str, None] = {}
 

@@ -57,7 +57,7 @@ class HelperNames:
       home: where it is.
     """
 
-    title = "mapped"
+    title: str = "mapped"
 
     def __init__(self, home: Home):
         self.home = home

@@ -92,7 +92,9 @@ class Left(Exception):  # noqa: N818 - not an error: a place that is left as it 
 
     def __init__(self, reason: str, by_hand: str = "", detail: str = ""):
         super().__init__(reason, by_hand, detail)
-        self.reason, self.by_hand, self.detail = reason, by_hand, detail
+        self.reason: str = reason
+        self.by_hand: str = by_hand
+        self.detail: str = detail
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

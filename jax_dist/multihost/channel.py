@@ -221,8 +221,8 @@ class Channel:
           token: what only the processes of the job know.
           is_host: whether the other side has come here, and not this one there.
         """
-        self.is_open = False
-        self.origin = _origin(connection)
+        self.is_open: bool = False
+        self.origin: str = _origin(connection)
         self._socket, self._token = connection, token
         self._own_role, self._other_role = (b"host", b"guest") if is_host else (b"guest", b"host")
         self._longest = _LONGEST_FIRST if is_host else _LONGEST

@@ -84,7 +84,8 @@ class Job:
           heartbeat_timeout: the seconds after which JAX gives up a process that does not answer.
           shutdown_timeout: the seconds that a finished process waits for those that still work.
         """
-        self.rank, self.processes = rank, processes
+        self.rank: int = rank
+        self.processes: int = processes
         self._peers = dict(peers)  # those that have not ended
         self._fail_fast = fail_fast
         self._early_exit_timeout, self._shutdown_timeout = early_exit_timeout, shutdown_timeout

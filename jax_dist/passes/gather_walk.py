@@ -116,10 +116,10 @@ class Walk:
     def __init__(
         self, pins: Mapping[Site, Pin], invariance: Invariance, *, exact: bool = False
     ) -> None:
-        self.pins = dict(pins)
+        self.pins: dict[Site, Pin] = dict(pins)
         self._exact = exact
         self.gathers: dict[Site, Gather] = {}
-        self.groups = Groups()
+        self.groups: Groups = Groups()
         self.scatters: list[JaxprEqn] = []
         self._invariance = invariance
         self._equal: dict[Any, Site] = {}  # the first of equal gathers

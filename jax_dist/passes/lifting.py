@@ -99,7 +99,7 @@ class PlacedCaptures:
 
     def __init__(self, holders: "Sequence[_Holder]"):
         self._holders = holders
-        self.values = tuple(holder.value for holder in holders)
+        self.values: tuple[Any, ...] = tuple(holder.value for holder in holders)
 
 
 class Placements:

@@ -186,7 +186,7 @@ class Program:
         self._traced, self._options = traced, options
         self._static = static
         self._donated = tuple(first + number for number in options.donate_argnums)
-        self.front = _compat.front(
+        self.front: Callable[..., Any] = _compat.front(
             name,
             miss,
             fun=traced,
@@ -230,8 +230,11 @@ class Programs:
           miss: makes a call that a front does not know; is given the program of that front.
           without_jit: makes a call under `jax.disable_jit`.
         """
-        self.name, self.options = name, options
-        self.trace, self.miss, self.without_jit = trace, miss, without_jit
+        self.name: str = name
+        self.options: _compat.JitOptions = options
+        self.trace: Trace = trace
+        self.miss: Miss = miss
+        self.without_jit: Callable[..., Any] = without_jit
         self._plain: dict[Hashable, Program] = {}
 
     @functools.cached_property

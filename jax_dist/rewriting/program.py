@@ -78,7 +78,9 @@ class RewrittenProgram:
     """
 
     def __init__(self, fun: Callable, name: str, wishes: Wishes):
-        self.fun, self.name, self.wishes = fun, name, wishes
+        self.fun: Callable[..., Any] = fun
+        self.name: str = name
+        self.wishes: Wishes = wishes
         self.findings: tuple[Finding, ...] = ()
         self.found: tuple[Capture, ...] = ()
         self.lifted: tuple[Capture, ...] = ()
@@ -105,13 +107,13 @@ class RewrittenProgram:
         """The same, and nothing traced: what jit has in its cache tells no findings any more."""
         return RewrittenProgram(self.fun, self.name, self.wishes)
 
-    def lower(self, args: tuple, kwargs: dict) -> jax.stages.Lowered:
+    def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Lowered:
         program, placed, found = self._prepared(args, kwargs)
         with programs.under_way(self, found):
             lowered = programs.with_captures(program.jitted.lower, placed)(*args, **kwargs)
         return lowered if placed is None else programs.lowered_without(lowered, placed.values)
 
-    def trace(self, args: tuple, kwargs: dict) -> jax.stages.Traced:
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
         """The rewritten jaxpr, with the captured arrays in it."""
         found = self._find(self._trace_user(args, kwargs), args, kwargs, runs=False)
         with programs.under_way(self, found):
@@ -119,14 +121,18 @@ class RewrittenProgram:
 
     # ---- a call that the front does not know
 
-    def _miss(self, program: Program, args: tuple, kwargs: dict) -> _compat.Answer:
+    def _miss(
+        self, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _compat.Answer:
         try:
             return self._first_sight(program, args, kwargs)
         except Exception as error:
             hide_own_frames(error)
             raise
 
-    def _first_sight(self, program: Program, args: tuple, kwargs: dict) -> _compat.Answer:
+    def _first_sight(
+        self, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _compat.Answer:
         traced = self._trace_user(args, kwargs)
         if programs.is_staged() or _any_tracer(args, kwargs):
             return self._stage(traced, args, kwargs), None, False
@@ -142,7 +148,9 @@ class RewrittenProgram:
         results, _, _ = self._run(program, traced, *moved)
         return results, None, False
 
-    def _run(self, program: Program, traced: Traced, args: tuple, kwargs: dict) -> _compat.Answer:
+    def _run(
+        self, program: Program, traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _compat.Answer:
         own, placed, found = self._prepared(args, kwargs, traced)
         self._watch.warn_of(traced.lifted.captures, lifted=True)
         if found.mesh is not None and jax.process_count() > 1:
@@ -153,7 +161,7 @@ class RewrittenProgram:
         self._use(own, placed, traced)
         return results, memory if own is program else None, stale
 
-    def _stage(self, traced: Traced, args: tuple, kwargs: dict) -> Any:
+    def _stage(self, traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is part of a trace outside. Captured arrays become constants of that."""
         found = self._find(traced, args, kwargs, runs=False)
         if not lifting.is_lifted_outside():
@@ -161,7 +169,9 @@ class RewrittenProgram:
         with programs.under_way(self, found):
             return self._programs.of(None, _variant(found)).jitted(*args, **kwargs)
 
-    def _first_state_placed(self, traced: Traced, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def _first_state_placed(
+        self, traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple, dict]:
         """The arguments, with a first state where the next one will lie; see `first_places`."""
         if jax.process_count() > 1:  # what one process holds is not the whole
             return args, kwargs
@@ -237,7 +247,7 @@ class RewrittenProgram:
 
     # ---- what is traced
 
-    def _trace_user(self, args: tuple, kwargs: dict) -> Traced:
+    def _trace_user(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
         """The user's function for arguments of these types; their values do not matter."""
         args, kwargs = jax.tree.map(_described, (args, kwargs))
         traced = self._memo.of(args, kwargs)
@@ -247,7 +257,7 @@ class RewrittenProgram:
             traced = self._memo.of(args, kwargs)
         return traced
 
-    def _traced(self, args: tuple, kwargs: dict) -> Traced:
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
         """His Python runs here, once per signature."""
         leaves, tree = jax.tree.flatten((args, kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
@@ -277,7 +287,7 @@ class RewrittenProgram:
         described = {f"argument {jax.tree_util.keystr(path)}": describe(x) for path, x in paths}
         return Traced(lifted, tuple(places), out_trees[-1], described, tuple(findings), routes)
 
-    def _trace(self, captured: Sequence[Any], args: tuple, kwargs: dict) -> Any:
+    def _trace(self, captured: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What jit traces: the rewritten program."""
         found = programs.found_by(self)
         if found is None:
@@ -358,7 +368,7 @@ def _fingerprint(traced: Traced) -> Fingerprint:
     return Fingerprint(containers(traced.out_tree), leaves)
 
 
-def _any_tracer(args: tuple, kwargs: dict) -> bool:
+def _any_tracer(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs)))
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -20,7 +21,7 @@ from jax_dist.rewriting.report import CapturedArray, Report
 from jax_dist.rewriting.stability import CacheVerdict, verdict_of
 
 
-def report_of(rewriting: RewrittenProgram, args: tuple, kwargs: dict) -> Report:
+def report_of(rewriting: RewrittenProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
     """What a rewriting, which has traced nothing yet, does on these arguments."""
     fun, name, wishes = rewriting.fun, rewriting.name, rewriting.wishes
     traced = _compat.jit_like(fun).trace(*args, **kwargs)

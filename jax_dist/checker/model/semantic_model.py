@@ -59,8 +59,8 @@ class Module:
     ):
         self.source = source
         self.name = name
-        self.tree = sources.parse(source.python)
-        self.scopes = scopes.build(self.tree)
+        self.tree: ast.Module = sources.parse(source.python)
+        self.scopes: scopes.Scopes = scopes.build(self.tree)
         self._elsewhere = elsewhere
         self._graph = graph
         self._meanings: dict[tuple[Scope, str], Meaning | None] = {}

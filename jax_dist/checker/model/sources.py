@@ -108,7 +108,9 @@ class ParseError(ValueError):
 
     def __init__(self, message: str, line: int = 1, column: int = 1):
         super().__init__(message, line, column)
-        self.message, self.line, self.column = message, line, column
+        self.message: str = message
+        self.line: int = line
+        self.column: int = column
 
 
 def parse(code: bytes) -> ast.Module:

@@ -248,7 +248,7 @@ class Server(LanguageServer):
 
     def __init__(self) -> None:
         super().__init__("jax-dist", jax_dist.__version__, notebook_document_sync=_NOTEBOOKS)
-        self.exit_code = 0
+        self.exit_code: int = 0
         self._was_shut_down = False
         self.checked: dict[str, _Checked] = {}
         self._examiners: dict[str, Examiner] = {}

@@ -94,7 +94,7 @@ class Pair:
         for name in ("__name__", "__qualname__", "__doc__", "__module__"):
             if hasattr(old, name):
                 setattr(self, name, getattr(old, name))
-        self.__wrapped__ = getattr(old, "__wrapped__", old)
+        self.__wrapped__: Any = getattr(old, "__wrapped__", old)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         side = getattr(_world, "side", "")

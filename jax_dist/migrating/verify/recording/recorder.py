@@ -53,7 +53,7 @@ class Recorder:
     """
 
     def __init__(self, *, folder: str, files: list[str]):
-        self.files = frozenset(os.path.realpath(file) for file in files)
+        self.files: frozenset[str] = frozenset(os.path.realpath(file) for file in files)
         self._folder = _own_folder(folder)
         self._sites: dict[Any, Site] = {}
         self._left = _ENOUGH
@@ -175,7 +175,7 @@ class Call:
         self._recorder = recorder
         self._inside = False
 
-    def given(self, args: tuple, kwargs: dict[str, Any]) -> None:
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Copies the arguments, before they may be donated."""
         self.inputs = self._leaves(args) + self._leaves(kwargs)
 
