@@ -21,6 +21,7 @@ that a second run changes again, or that do not keep their findings; CPU seconds
 """
 
 import argparse
+import ast
 import collections
 import contextlib
 import dataclasses
@@ -40,6 +41,7 @@ from collections.abc import Iterator, Sequence
 from jax_dist.checker.engine import linter
 from jax_dist.checker.model import discovery, pmaps, sources
 from jax_dist.checker.model.discovery import Patterns
+from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import UnreadableError
 from jax_dist.migrating import helper_module, migration
@@ -241,12 +243,28 @@ def _note(result: Result, path: str, migrated: FileMigration) -> None:
         if helper_module.LICENCE.encode() in migrated.after:
             result.inside.append(path)
         result.added += _added(before, after)
-        result.direct += after.count("shard_map") - before.count("shard_map")
+        written = _shard_maps(path, migrated.after) - _shard_maps(path, migrated.before)
+        result.direct += sum(written.values())
         result.hunks += _hunks(f"{result.repository}/{path}", before, after)
         try:
             sources.parse(linter.load(path, migrated.after).python)
         except (UnreadableError, sources.ParseError):
             result.broken.append(path)
+
+
+def _shard_maps(path: str, data: bytes) -> collections.Counter[str]:
+    """The calls of jax.shard_map by any name, but for the helpers': what each maps, how often."""
+    try:
+        module = Module(linter.load(path, data))
+    except (UnreadableError, sources.ParseError):
+        return collections.Counter()
+    calls = module.calls("jax.shard_map", "jax.experimental.shard_map.shard_map")
+    around = [module.class_of(call) for call in calls]
+    return collections.Counter(
+        ast.unparse(call.args[0]) if call.args else ""
+        for call, owner in zip(calls, around, strict=True)
+        if owner is None or owner.name != "_Program"  # that of `mapped` in helpers inside
+    )
 
 
 def _code(path: str, data: bytes) -> str:
@@ -261,7 +279,8 @@ def _code(path: str, data: bytes) -> str:
     for unit in ("    ", "  ", "\t"):
         last = helper_module.block(names, unit).splitlines()[-1] if names else ""
         if last and f"\n{last}" in text:
-            start, end = text.index(helper_module.LICENCE), text.rindex(f"\n{last}")
+            start = text.index(helper_module.LICENCE)
+            end = text.index(f"\n{last}", start)
             return text[:start].rstrip("\n") + "\n" + text[end + len(last) + 1 :].lstrip("\n")
     return text
 

@@ -95,8 +95,10 @@ def _refusals() -> dict[str, str]:
         return x * 2
 
     call = mapped(f)
+    placed = call(_own(4))
     cases: dict[str, Callable[[], Any]] = {
         "in jit": lambda: jax.jit(call)(_own(4)),
+        "in jit, of what it captures": lambda: jax.jit(lambda: call(placed))(),
         "in grad": lambda: jax.grad(lambda x: jnp.sum(call(x)))(jnp.asarray(_own(4))),
         "too many slices": lambda: call(_own(5)),
         "another size": lambda: mapped(f, axis_size=4)(_own(4)),

@@ -509,6 +509,7 @@ def test_several_processes():
         )
         assert found["refused"] == {
             "in jit": message,
+            "in jit, of what it captures": message,
             "in grad": message,
             "too many slices": "f got 5 slices, one for each of 4 devices",
             "another size": "f got 8 slices; axis_size=4",

@@ -11,17 +11,15 @@ Where devices and layouts are known, plain JAX needs none of this:
     jax.jit(jax.shard_map(fun, mesh=..., in_specs=..., out_specs=...))
 """
 
+import collections
 import contextlib
-import dataclasses
 import functools
 import inspect
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
@@ -64,8 +62,7 @@ def mapped(
             raise ValueError(f"{axis!r} among the axes is no int")
     if devices is not None and not len(devices):
         raise ValueError("devices is empty; None stands for all of them")
-    program = _program(
-        fun,
+    options = _Options(
         "mapped" if axis_name is None else axis_name,
         _axes(tuple(in_axes) if isinstance(in_axes, list) else in_axes),
         _axes(out_axes),
@@ -75,6 +72,7 @@ def mapped(
         backend,
         axis_size,
     )
+    program = _program(fun, options)
 
     @functools.wraps(fun)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -85,23 +83,41 @@ def mapped(
                 # jit takes no arrays that lie on other devices, and pmap takes
                 # some. Every other error is the caller's.
                 with contextlib.suppress(ValueError):
-                    program.placed(args, kwargs)
+                    program.place(args, kwargs)
                 if not program.has_strays:
                     raise
-        return program.run(fun, args, kwargs)
+        return program.run(args, kwargs)
 
-    call.lower = functools.partial(program.lower, fun)  # type: ignore
+    @functools.wraps(fun)  # so that it, too, keeps the function alive
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        if program.processes > 1:
+            args, kwargs, _ = program.place(args, kwargs)
+        return program.jitted.lower(*args, **kwargs)
+
+    call.lower = lower  # type: ignore
     return call
+
+
+class _Options(NamedTuple):
+    """How a function is mapped; JAX takes it apart as a tree."""
+
+    axis_name: Hashable
+    in_axes: Any
+    out_axes: Any
+    static: tuple[int, ...]
+    donated: tuple[int, ...]
+    devices: tuple[Any, ...] | None
+    backend: str | None
+    axis_size: int | None
 
 
 _SHARED = "shared"  # for None among axes, which would be no leaf of a tree
 
 
 def _axes(tree: Any) -> Any:
+    is_none = lambda axis: axis is None  # noqa: E731
     return jax.tree.map(
-        lambda axis: _SHARED if axis is None else axis,
-        tree,
-        is_leaf=lambda axis: axis is None,
+        lambda axis: _SHARED if axis is None else axis, tree, is_leaf=is_none
     )
 
 
@@ -109,7 +125,6 @@ def _positions(numbers: int | Iterable[int]) -> tuple[int, ...]:
     return (numbers,) if isinstance(numbers, int) else tuple(numbers)
 
 
-@dataclasses.dataclass(eq=False)
 class _Program:
     """A function that is mapped in one way: one `jax.jit` for all its calls.
 
@@ -118,99 +133,47 @@ class _Program:
     weakly, for `_programs` keeps this as long as the function lives.
     """
 
-    fun: Callable[[], Any]  # gives the function
-    name: str
-    axis_name: Hashable
-    in_axes: Any
-    out_axes: Any
-    static: tuple[int, ...]
-    donated: tuple[int, ...]
-    chosen: tuple[Any, ...] | None  # devices
-    backend: str | None
-    axis_size: int | None
-    has_strays: bool = False  # some arguments of the last call lay elsewhere
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, fun: Callable[[], Any], name: str, options: _Options
+    ) -> None:
         # Not functools.wraps: by the signature of the function, jit would
         # donate and hold static what is given by keyword; pmap does not.
         def traced(*args: Any, **kwargs: Any) -> Any:
             return self.trace(args, kwargs)
 
-        traced.__name__ = traced.__qualname__ = self.name
+        self.fun, self.options, self.has_strays = fun, options, False
+        self.name = traced.__name__ = traced.__qualname__ = name
         self.jitted = jax.jit(
-            traced, static_argnums=self.static, donate_argnums=self.donated
+            traced,
+            static_argnums=options.static,
+            donate_argnums=options.donated,
         )
         # With several processes, each call asks for these.
         self.layout = functools.cache(self.layout)  # type: ignore
-        self.broadcast = functools.cache(self.broadcast)  # type: ignore
+        self.spread = functools.cache(self.spread)  # type: ignore
 
     @functools.cached_property
     def devices(self) -> Sequence[Any]:
         """Those that may be used; asked for by the first call."""
-        return self.chosen or sorted(
-            jax.devices(self.backend), key=lambda device: device.process_index
+        return self.options.devices or sorted(
+            jax.devices(self.options.backend), key=lambda x: x.process_index
         )
 
     @functools.cached_property
     def processes(self) -> int:
-        """How many processes own them."""
+        """How many own them."""
         return len({device.process_index for device in self.devices})
-
-    def run(self, fun: Any, args: Any, kwargs: Any) -> Any:
-        del fun  # the reference of the caller keeps it alive
-        args, kwargs, mesh = self.placed(args, kwargs)
-        results = self.jitted(*args, **kwargs)
-        if self.processes == 1:
-            return results
-        leaves, tree = jax.tree.flatten(results)
-        axes = self.broadcast("out_axes", tree)
-        parts = [_part(self.checked(x), mesh, a) for x, a in zip(leaves, axes)]
-        return tree.unflatten(parts)
-
-    def placed(self, args: Any, kwargs: Any) -> tuple[Any, Any, Mesh]:
-        """The arguments where they belong, as arrays of all processes."""
-        leaves, tree = self.flatten(args, kwargs)
-        if self.processes > 1:
-            leaves = list(map(self.checked, leaves))
-        axes, mesh = self.layout(tree, tuple(map(jax.numpy.shape, leaves)))
-        self.has_strays = False
-        for i, axis in enumerate(axes):
-            if self.processes > 1:
-                leaves[i] = _whole(leaves[i], mesh, axis)
-            elif _is_stray(leaves[i], _sharding(mesh, axis)):
-                leaves[i] = jax.device_put(leaves[i], _sharding(mesh, axis))
-                self.has_strays = True
-        return *self.unflatten(tree, leaves, args), mesh
-
-    def checked(self, leaf: Any) -> Any:
-        if isinstance(leaf, Tracer):
-            raise NotImplementedError(
-                f"{self.name}, mapped over {self.processes} processes, is "
-                "called inside jit, grad or vmap, where a process has only "
-                "its own slices: put these inside the function"
-            )
-        if getattr(leaf, "dtype", None) == jax.dtypes.float0:
-            return jax.numpy.zeros(leaf.shape, bool)  # no device holds float0
-        return leaf
-
-    def lower(self, fun: Any, *args: Any, **kwargs: Any) -> Any:
-        """As jit's; with several processes, for the arguments of all."""
-        del fun
-        if self.processes > 1:
-            args, kwargs, _ = self.placed(args, kwargs)
-        return self.jitted.lower(*args, **kwargs)
 
     def trace(self, args: Any, kwargs: Any) -> Any:
         """The shard_map for these arguments, which are those of all."""
-        leaves, tree = self.flatten(args, kwargs)
-        shapes = tuple(map(jax.numpy.shape, leaves))
+        leaves, shapes, tree = self.flatten(args, kwargs)
         axes, mesh = self.layout(tree, shapes, self.processes)
 
         def body(*blocks: Any) -> Any:
             slices = _each(jax.numpy.squeeze, blocks, axes)
             own, by_name = self.unflatten(tree, slices, args)
             results, out_tree = jax.tree.flatten(self.fun()(*own, **by_name))
-            out_axes = self.broadcast("out_axes", out_tree)
+            out_axes = self.spread("out_axes", out_tree)
             stacked = _each(jax.numpy.expand_dims, results, out_axes)
             return out_tree.unflatten(stacked)
 
@@ -219,21 +182,54 @@ class _Program:
             body,
             mesh=mesh,
             in_specs=tuple(map(spec, axes)),
-            out_specs=jax.tree.map(spec, self.out_axes),
+            out_specs=jax.tree.map(spec, self.options.out_axes),
             check_vma=False,  # with it, gradients would be summed once more
         )(*leaves)
 
-    def flatten(self, args: Any, kwargs: Any) -> tuple[list[Any], Any]:
-        """The leaves of the arguments that are not static, and the tree."""
-        args = [None if i in self.static else x for i, x in enumerate(args)]
-        return jax.tree.flatten((tuple(args), kwargs))
+    def run(self, args: Any, kwargs: Any) -> Any:
+        """A call whose arguments may lie elsewhere, or in one process only."""
+        args, kwargs, mesh = self.place(args, kwargs)
+        results = self.jitted(*args, **kwargs)
+        if self.processes == 1:
+            return results
+        leaves, tree = jax.tree.flatten(results)
+        self.refuse_traced(leaves)
+        axes = self.spread("out_axes", tree)
+        parts = [_part(x, mesh, axis) for x, axis in zip(leaves, axes)]
+        return tree.unflatten(parts)
+
+    def place(self, args: Any, kwargs: Any) -> tuple[Any, Any, Mesh]:
+        """The arguments where they belong, as arrays of all processes."""
+        leaves, shapes, tree = self.flatten(args, kwargs)
+        if self.processes > 1:
+            self.refuse_traced(leaves)
+        axes, mesh = self.layout(tree, shapes)
+        change = _whole if self.processes > 1 else _moved
+        new = [change(leaf, mesh, axis) for leaf, axis in zip(leaves, axes)]
+        self.has_strays = any(x is not y for x, y in zip(leaves, new))
+        return *self.unflatten(tree, new, args), mesh
+
+    def refuse_traced(self, leaves: list[Any]) -> None:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            raise NotImplementedError(
+                f"{self.name}, mapped over {self.processes} processes, is "
+                "called inside jit, grad or vmap, where a process has only "
+                "its own slices: put these inside the function"
+            )
+
+    def flatten(self, args: Any, kwargs: Any) -> tuple[list[Any], Any, Any]:
+        """Leaves of what is not static, their shapes, and the tree."""
+        static = self.options.static
+        args = [None if i in static else x for i, x in enumerate(args)]
+        leaves, tree = jax.tree.flatten((tuple(args), kwargs))
+        return leaves, tuple(getattr(x, "shape", ()) for x in leaves), tree
 
     def unflatten(self, tree: Any, leaves: Any, args: Any) -> tuple[Any, Any]:
         """Arguments of new leaves, and of what is static in `args`."""
         new, kwargs = tree.unflatten(leaves)
-        static = self.static
-        args = [x if i in static else new[i] for i, x in enumerate(args)]
-        return args, kwargs
+        static = self.options.static
+        new = [args[i] if i in static else x for i, x in enumerate(new)]
+        return new, kwargs
 
     def layout(
         self, tree: Any, shapes: tuple[Any, ...], processes: int = 1
@@ -242,7 +238,7 @@ class _Program:
 
         The leaves have the slices of so many processes.
         """
-        axes = self.broadcast("in_axes", tree)
+        axes = self.spread("in_axes", tree)
         numbers = tree.unflatten(range(tree.num_leaves))
         found: dict[Any, str] = {}  # by size: where it was seen first
         for path, i in jax.tree.leaves_with_path(numbers):
@@ -263,12 +259,13 @@ class _Program:
         ((total,),) = found
         return axes, self.mesh(total // processes)
 
-    def broadcast(self, name: str, tree: Any) -> list[Any]:
+    def spread(self, name: str, tree: Any) -> list[Any]:
         """in_axes or out_axes: one for each leaf of a tree."""
-        axes = self.out_axes if name == "out_axes" else (self.in_axes, 0)
+        axes = getattr(self.options, name)
+        prefix = (axes, 0) if name == "in_axes" else axes  # 0: for keywords
         numbers = tree.unflatten(range(tree.num_leaves))
         try:
-            leaves = jax.tree.leaves(jax.tree.broadcast(axes, numbers))
+            leaves = jax.tree.leaves(jax.tree.broadcast(prefix, numbers))
         except ValueError as error:
             raise ValueError(
                 f"{self.name}: {name} does not fit. Its first part is for the "
@@ -284,22 +281,21 @@ class _Program:
 
     def mesh(self, size: int) -> Mesh:
         """A mesh of the first `size` devices of each process."""
-        total = size * self.processes
-        if self.axis_size not in (None, total):
-            raise ValueError(
-                f"{self.name} got {total} slices; axis_size={self.axis_size}"
-            )
-        own = defaultdict(list)
+        total, axis_size = size * self.processes, self.options.axis_size
+        if axis_size not in (None, total):
+            raise ValueError(f"{self.name} got {total} slices; {axis_size=}")
+        taken = collections.Counter()
+        chosen = []
         for device in self.devices:
-            own[device.process_index].append(device)
-        fewest = min(map(len, own.values()))
-        if size > fewest:
+            if taken[device.process_index] < size:
+                taken[device.process_index] += 1
+                chosen.append(device)
+        if (fewest := min(taken.values())) < size:
             raise ValueError(
                 f"{self.name} got {size} slices, one for each of {fewest} "
                 "devices"
             )
-        chosen = [d for d in self.devices if d in own[d.process_index][:size]]
-        return Mesh(chosen, (self.axis_name,))
+        return Mesh(chosen, (self.options.axis_name,))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -319,24 +315,26 @@ def _each(change: Any, leaves: Iterable[Any], axes: list[Any]) -> list[Any]:
     ]
 
 
-def _is_stray(x: Any, place: NamedSharding) -> bool:
-    """Whether jit would refuse an array for where it lies."""
-    if not isinstance(x, jax.Array) or isinstance(x, Tracer):
-        return False
-    return x.committed and not x.sharding.is_equivalent_to(place, x.ndim)
+def _moved(x: Any, mesh: Mesh, axis: Any) -> Any:
+    """`x`, or where jit would refuse it for where it lies, a copy."""
+    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+        return x
+    place = _sharding(mesh, axis)
+    fits = not x.committed or x.sharding.is_equivalent_to(place, x.ndim)
+    return x if fits else jax.device_put(x, place)
 
 
 def _whole(x: Any, mesh: Mesh, axis: Any) -> jax.Array:
     """The array of all processes of which `x` is the part of this one."""
     place, here = _sharding(mesh, axis), _sharding(mesh.local_mesh, axis)
-    whole, is_array = _wholes.get(x), isinstance(x, jax.Array)
-    if whole is not None and whole.sharding == place:
-        return whole
-    if not is_array and jax.numpy.ndim(x):
-        x = jax.make_array_from_callback(x.shape, here, x.__getitem__)
-    elif not is_array or not x.sharding.is_equivalent_to(here, x.ndim):
-        x = jax.device_put(x, here)
-    whole = _wholes[x] = _over(x, place, axis)
+    whole = _wholes.get(x)
+    if whole is None or whole.sharding != place:
+        is_array = isinstance(x, jax.Array)
+        if not is_array and getattr(x, "ndim", 0):  # NumPy, without a copy
+            x = jax.make_array_from_callback(x.shape, here, x.__getitem__)
+        elif not is_array or not x.sharding.is_equivalent_to(here, x.ndim):
+            x = jax.device_put(x, here)
+        whole = _wholes[x] = _over(x, place, axis)
     return whole
 
 
@@ -349,13 +347,11 @@ def _part(whole: jax.Array, mesh: Mesh, axis: Any) -> jax.Array:
 
 def _over(array: jax.Array, place: NamedSharding, axis: Any) -> jax.Array:
     """The same slices as an array over another mesh; nothing is copied."""
-    shape = list(array.shape)
+    shape = array.shape
     if axis is not _SHARED:
-        shape[axis] = place.mesh.size
+        shape = (*shape[:axis], place.mesh.size, *shape[axis + 1 :])
     slices = [shard.data for shard in array.addressable_shards]
-    return jax.make_array_from_single_device_arrays(
-        tuple(shape), place, slices
-    )
+    return jax.make_array_from_single_device_arrays(shape, place, slices)
 
 
 class _Memory:
@@ -378,7 +374,7 @@ _programs = _Memory()  # by function, or a method's object: {options: program}
 _wholes = _Memory()  # by the array of one process: that of all processes
 
 
-def _program(fun: Any, *options: Any) -> _Program:
+def _program(fun: Any, options: _Options) -> _Program:
     """The program for these options, the same for as long as `fun` lives."""
     is_method = inspect.ismethod(fun)
     owner = fun.__self__ if is_method else fun
@@ -389,12 +385,12 @@ def _program(fun: Any, *options: Any) -> _Program:
         try:
             _programs[owner] = programs
         except TypeError:  # an object that cannot be held weakly
-            return _Program(lambda: fun, name, *options)
+            return _Program(lambda: fun, name, options)
     leaves, tree = jax.tree.flatten(options)
     how = (fun.__func__ if is_method else None, tree, *leaves)
     if how not in programs:
         weakly = weakref.WeakMethod if is_method else weakref.ref
-        programs[how] = _Program(weakly(fun), name, *options)
+        programs[how] = _Program(weakly(fun), name, options)
     return programs[how]
 
 
