@@ -41,8 +41,8 @@ from collections.abc import Iterator, Sequence
 from jax_dist.checker.engine import linter
 from jax_dist.checker.model import discovery, pmaps, sources
 from jax_dist.checker.model.discovery import Patterns
-from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.project import Project
+from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import UnreadableError
 from jax_dist.migrating import helper_module, migration
 from jax_dist.migrating.facts import Promises
