@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: 0BSD
-# By jax-dist migrate 0.1.0, 6b408d2ecc4e. Yours to keep.
+# By jax-dist migrate 0.1.0, d7fb9112da14. Yours to keep.
 """What `jax.pmap` does, by `jax.jit` and `jax.shard_map`.
 
 `mapped` takes the arguments of `jax.pmap` and keeps its contract: each device
@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
@@ -211,7 +212,7 @@ class _Program:
         return *self.unflatten(tree, new, args), mesh
 
     def refuse_traced(self, leaves: list[Any]) -> None:
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
             raise NotImplementedError(
                 f"{self.name}, mapped over {self.processes} processes, is "
                 "called inside jit, grad or vmap, where a process has only "
@@ -318,7 +319,7 @@ def _each(change: Any, leaves: Iterable[Any], axes: list[Any]) -> list[Any]:
 
 def _moved(x: Any, mesh: Mesh, axis: Any) -> Any:
     """`x`, or where jit would refuse it for where it lies, a copy."""
-    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+    if not isinstance(x, jax.Array) or isinstance(x, Tracer):
         return x
     place = _sharding(mesh, axis)
     fits = not x.committed or x.sharding.is_equivalent_to(place, x.ndim)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
@@ -210,7 +211,7 @@ class _Program:
         return *self.unflatten(tree, new, args), mesh
 
     def refuse_traced(self, leaves: list[Any]) -> None:
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
             raise NotImplementedError(
                 f"{self.name}, mapped over {self.processes} processes, is "
                 "called inside jit, grad or vmap, where a process has only "
@@ -317,7 +318,7 @@ def _each(change: Any, leaves: Iterable[Any], axes: list[Any]) -> list[Any]:
 
 def _moved(x: Any, mesh: Mesh, axis: Any) -> Any:
     """`x`, or where jit would refuse it for where it lies, a copy."""
-    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+    if not isinstance(x, jax.Array) or isinstance(x, Tracer):
         return x
     place = _sharding(mesh, axis)
     fits = not x.committed or x.sharding.is_equivalent_to(place, x.ndim)
