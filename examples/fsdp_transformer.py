@@ -1,0 +1,238 @@
+"""A character-level transformer, written for pmap, trained with its state sharded over the devices.
+
+    python examples/fsdp_transformer.py --devices 8
+    jax-dist launch -n 2 --cpu-devices 4 -- python examples/fsdp_transformer.py
+
+`train_step` is a step for `jax.pmap`: each device has all parameters, takes its part of the batch,
+and averages the gradients. It is trained twice, from the same parameters on the same text: under
+`jax_dist.pmap`, and unchanged under `jax_dist.global_view(..., shardings="fsdp")`, where a device
+keeps one part of the parameters and of Adam's two moments. The losses are the same; the picture has
+them, and the memory of one device.
+
+The text is that of the documentation. Shapes: `D` devices, `b` rows on each, `T` characters a row,
+`V` different characters, `H` the width.
+"""
+
+import dataclasses
+import math
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags
+from jax import lax
+from matplotlib.figure import Figure
+
+import jax_dist
+from jax_dist import multihost
+from jax_dist.testing import simulated_devices
+
+_DEVICES = flags.DEFINE_integer("devices", 0, "Simulated CPU devices; 0 takes what is there.")
+_SIZE = flags.DEFINE_enum("size", "10m", ["10m", "small"], "Parameters: 10 million, or 60,000.")
+_STEPS = flags.DEFINE_integer("steps", 20, "Updates of the parameters.", lower_bound=1)
+_SEED = flags.DEFINE_integer("seed", 0, "Of the first parameters, and of the rows that are drawn.")
+_OUT = flags.DEFINE_string("out", "runs/fsdp_transformer", "The folder for the picture.")
+
+ADAM = optax.adamw(1e-3)
+HEADS = 8
+TEXT = "\n".join(
+    path.read_text(encoding="utf-8")
+    for path in sorted((pathlib.Path(__file__).parents[1] / "docs").glob("*.md"))
+)
+LETTERS = sorted(set(TEXT))
+
+State: TypeAlias = dict[str, Any]  # "params" and "adam"
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    layers: int
+    width: int
+    length: int  # T
+    rows: int  # b
+
+
+SIZES = {
+    "10m": Size(layers=8, width=320, length=128, rows=2),
+    "small": Size(layers=2, width=48, length=32, rows=2),
+}
+
+
+# ---- the program, as it was written for pmap
+
+
+def train_step(state: State, rows: jax.Array) -> tuple[State, jax.Array]:
+    """One update on one device, from its rows `[b, T + 1]`; returns the mean loss, `[]`."""
+    loss, gradient = jax.value_and_grad(loss_of)(state["params"], rows)
+    gradient = lax.pmean(gradient, "batch")
+    update, adam = ADAM.update(gradient, state["adam"], state["params"])
+    params = optax.apply_updates(state["params"], update)
+    return {"params": params, "adam": adam}, lax.pmean(loss, "batch")
+
+
+def loss_of(params: Any, rows: jax.Array) -> jax.Array:
+    logits = forward(params, rows[:, :-1])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, rows[:, 1:]).mean()
+
+
+def forward(params: Any, rows: jax.Array) -> jax.Array:
+    """`[b, T] -> [b, T, V]`"""
+    x = params["letters"][rows] + params["places"]
+    x, _ = lax.scan(lambda x, layer: (_layer(layer, x), None), x, params["layers"])
+    return _normed(x, params["scale"]) @ params["letters"].T
+
+
+def _layer(layer: Any, x: jax.Array) -> jax.Array:
+    """`[b, T, H] -> [b, T, H]`"""
+    per_head = (*x.shape[:-1], HEADS, x.shape[-1] // HEADS)
+    read = _normed(x, layer["scales"][0]) @ layer["read"]
+    query, key, value = (part.reshape(per_head) for part in jnp.split(read, 3, axis=-1))
+    seen = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+    x = x + seen.reshape(x.shape) @ layer["write"]
+    return x + jax.nn.gelu(_normed(x, layer["scales"][1]) @ layer["up"]) @ layer["down"]
+
+
+def _normed(x: jax.Array, scale: jax.Array) -> jax.Array:
+    return scale * x * lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6)
+
+
+def first_state(size: Size, seed: int) -> State:
+    """Without a device axis. On the host, so that each way of training puts it where it wants."""
+    random, width, layers = np.random.default_rng(seed), size.width, size.layers
+
+    def drawn(*shape: int) -> np.ndarray:
+        return (random.normal(size=shape) / math.sqrt(shape[-2])).astype(np.float32)
+
+    params = {
+        "letters": drawn(len(LETTERS), width),
+        "places": drawn(size.length, width),
+        "scale": np.ones(width, np.float32),
+        "layers": {
+            "scales": np.ones((layers, 2, width), np.float32),
+            "read": drawn(layers, width, 3 * width),
+            "write": drawn(layers, width, width),
+            "up": drawn(layers, width, 4 * width),
+            "down": drawn(layers, 4 * width, width),
+        },
+    }
+    adam = jax.tree.map(np.asarray, jax.jit(ADAM.init)(params))
+    return {"params": params, "adam": adam}
+
+
+def batches(size: Size, seed: int, steps: int) -> Iterator[np.ndarray]:
+    """The rows of this process, `[its devices, b, T + 1]`; those of all differ."""
+    numbers = {letter: number for number, letter in enumerate(LETTERS)}
+    text = np.array([numbers[letter] for letter in TEXT], np.int32)
+    random = np.random.default_rng(seed)
+    here = [device.process_index == jax.process_index() for device in jax.devices()]
+    for _ in range(steps):
+        starts = random.integers(len(text) - size.length - 1, size=(len(here), size.rows, 1))
+        yield text[starts[np.array(here)] + np.arange(size.length + 1)]
+
+
+# ---- training it, both ways
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    losses: list[float]
+    kept: int  # bytes of the state on one device, between two steps: of the arrays that live
+    peak: int  # bytes on one device while the step runs: arguments and temporary ones, by XLA
+    seconds: float  # of a step, the median
+
+
+def under_pmap(size: Size, seed: int, steps: int) -> Run:
+    step = jax_dist.pmap(train_step, axis_name="batch", donate_argnums=0)
+    state = jax_dist.device_put_replicated(first_state(size, seed), jax.local_devices())
+    return _trained(step, state, batches(size, seed, steps))
+
+
+def sharded(size: Size, seed: int, steps: int) -> Run:
+    step = jax_dist.global_view(
+        train_step, "batch", shardings="fsdp", donate_argnums=0, out_axes=(0, None)
+    )
+    rows = map(step.place_batch, batches(size, seed, steps))
+    return _trained(step, step.place(first_state(size, seed), stacked=False), rows)
+
+
+def _trained(step: Any, state: State, rows: Iterator[Any]) -> Run:
+    losses, seconds, peak = [], [], 0
+    for each in rows:
+        if not peak:
+            memory = step.lower(state, each).compile().memory_analysis()
+            peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+        start = time.perf_counter()
+        state, loss = step(state, each)
+        losses.append(float(np.ravel(loss.addressable_data(0))[0]))
+        seconds.append(time.perf_counter() - start)
+    return Run(losses, bytes_on_one_device(state), peak, float(np.median(seconds)))
+
+
+def bytes_on_one_device(state: State) -> int:
+    """Of the arrays themselves, not by their shardings."""
+    first = jax.local_devices()[0]
+    shards = [shard for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards]
+    return sum(shard.data.nbytes for shard in shards if shard.device == first)
+
+
+# ---- what is shown
+
+
+def picture(runs: dict[str, Run], folder: pathlib.Path) -> pathlib.Path:
+    """The losses over each other, and bars for the memory."""
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for style, (name, run) in zip(("-", "--"), runs.items(), strict=True):
+        left.plot(run.losses, style, label=name, linewidth=2)
+    left.set(xlabel="step", ylabel="loss per character")
+    left.legend()
+    bars = {"state, kept": "kept", "peak in a step": "peak"}
+    for number, (name, run) in enumerate(runs.items()):
+        heights = [getattr(run, field) / 1e6 for field in bars.values()]
+        drawn = right.bar(np.arange(len(bars)) + 0.4 * number, heights, 0.38, label=name)
+        right.bar_label(drawn, fmt="%.1f")
+    right.set_xticks(np.arange(len(bars)) + 0.2, list(bars))
+    right.set(ylabel="MB on one device")
+    right.legend()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "fsdp_transformer.png"
+    figure.savefig(path, dpi=120)
+    return path
+
+
+WAYS: dict[str, Callable[[Size, int, int], Run]] = {"pmap": under_pmap, "global view": sharded}
+
+
+def main(argv: list[str]) -> None:
+    if argv[1:]:
+        raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
+    if _DEVICES.value:
+        simulated_devices(_DEVICES.value)
+    multihost.initialize()
+    size = SIZES[_SIZE.value]
+    runs = {name: way(size, _SEED.value, _STEPS.value) for name, way in WAYS.items()}
+    if jax.process_index():
+        return
+    one, other = runs.values()
+    count = sum(leaf.size for leaf in jax.tree.leaves(first_state(size, 0)["params"]))
+    print(
+        f"{count:,} parameters on {jax.device_count()} devices of {jax.process_count()} processes"
+    )
+    for name, run in runs.items():
+        print(
+            f"{name:<12} loss {run.losses[0]:.4f} -> {run.losses[-1]:.4f}, "
+            f"state {run.kept / 1e6:.2f} MB, peak {run.peak / 1e6:.2f} MB on one device, "
+            f"{run.seconds:.2f} s a step"
+        )
+    apart = np.abs(np.subtract(one.losses, other.losses)).max()
+    print(f"losses       at most {apart:.1e} apart")
+    print(f"picture      {picture(runs, pathlib.Path(_OUT.value))}")
+
+
+if __name__ == "__main__":
+    app.run(main)
