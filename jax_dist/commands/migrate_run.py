@@ -174,9 +174,9 @@ class _Migrate:
         return files, proof.with_put_back(put_back.values())
 
     def _tried(self, files: Sequence[FileMigration], *, merge: bool) -> "Ledger":
-        from jax_dist.migrating.verify import verifying
+        from jax_dist.migrating.verify import trial
 
-        return verifying.verified(
+        return trial.verified(
             self._options.program,
             files,
             devices=self._options.devices,

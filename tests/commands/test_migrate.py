@@ -13,7 +13,7 @@ from jax_dist._compat.versions import CAN_REWRITE
 from jax_dist.checker.engine import fixer
 from jax_dist.commands.cli import main
 from jax_dist.migrating import migration
-from jax_dist.migrating.verify import verifying
+from jax_dist.migrating.verify import trial
 from jax_dist.migrating.verify.ledger import Entry, Ledger, Rung
 
 _ROOT = str(pathlib.Path(__file__).parents[2])
@@ -532,7 +532,7 @@ def test_what_is_less_sure_than_asked_for_is_put_back(
 ):
     (folder / "a.py").write_text(_TWO)
     sure = _Trial(line_2=rung, line_3=Rung.SAME_PROGRAM)
-    monkeypatch.setattr(verifying, "verified", sure)
+    monkeypatch.setattr(trial, "verified", sure)
 
     found, out, _ = _run("--write", *options, "--verify", "a.py", "--", "python")
 
@@ -557,7 +557,7 @@ def test_an_edit_made_meanwhile_survives_and_is_named(folder: pathlib.Path, monk
         (folder / "a.py").write_text(_TWO + "# mine\n")
         return sure(*args, **options)
 
-    monkeypatch.setattr(verifying, "verified", verified)
+    monkeypatch.setattr(trial, "verified", verified)
     code, _, err = _run("--write", "--verify", "a.py", "--", "python")
 
     assert code == 1
@@ -567,15 +567,15 @@ def test_an_edit_made_meanwhile_survives_and_is_named(folder: pathlib.Path, monk
 
 def test_verify_hands_its_options_on(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     (folder / "a.py").write_text(_BEFORE)
-    trial = _Trial()
-    monkeypatch.setattr(verifying, "verified", trial)
+    sure = _Trial()
+    monkeypatch.setattr(trial, "verified", sure)
 
     _run(
         *("--verify", "--devices", "4", "--timeout", "60", "--keep"),
         *("--write", "a.py", "--", "python", "train.py", "--", "--write"),
     )
 
-    given = trial.given
+    given = sure.given
     assert given.pop("progress")
     assert given == {
         "command": ("python", "train.py", "--", "--write"),
@@ -589,7 +589,7 @@ def test_where_nothing_changes_there_is_nothing_to_prove(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     (folder / "a.py").write_text(_AFTER)
-    monkeypatch.setattr(verifying, "verified", None)
+    monkeypatch.setattr(trial, "verified", None)
 
     code, _, err = _run("--verify", "a.py", "--", "python")
 

@@ -5,9 +5,9 @@ import pathlib
 import pytest
 from verified_programs import IDIOMATIC, TRAINING, WITH_SHARD_MAP, changed, recorded
 
-from jax_dist.migrating.verify.judging import judged
 from jax_dist.migrating.verify.records import Record, Site
 from jax_dist.migrating.verify.runs import Run
+from jax_dist.migrating.verify.verdict import judged
 from jax_dist.migrating.verify.verification import Verdict, Verification
 
 

@@ -1,7 +1,7 @@
 """Which mapped function of one run is which of another."""
 
-from jax_dist.migrating.verify.matching import pairs
 from jax_dist.migrating.verify.records import Record, Site
+from jax_dist.migrating.verify.verdict import pairs
 
 
 def _site(

@@ -19,10 +19,10 @@ from verified_programs import IDIOMATIC, TRAINING, changed
 from jax_dist._compat.versions import CAN_REWRITE
 from jax_dist._usage import MisuseError
 from jax_dist.migrating.results import FileMigration
-from jax_dist.migrating.verify import merging, sandbox
+from jax_dist.migrating.verify import merged_program, sandbox
 from jax_dist.migrating.verify.ledger import REQUIREMENTS, Entry, Ledger, Rung
+from jax_dist.migrating.verify.trial import verified
 from jax_dist.migrating.verify.verification import Ending, Verdict, Verification
-from jax_dist.migrating.verify.verifying import verified
 
 _GOOD = b"# \xc3\xa9t\xc3\xa9\r\nprint('same')"  # no final newline
 
@@ -257,7 +257,7 @@ def _started(file: pathlib.Path, after: bytes) -> subprocess.Popen:
         import signal
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, around the tests, ignores it
         from jax_dist.migrating.results import FileMigration
-        from jax_dist.migrating.verify.verifying import verified
+        from jax_dist.migrating.verify.trial import verified
         migrated = FileMigration({str(file)!r}, {file.read_bytes()!r}, {after!r})
         verified([{sys.executable!r}, {str(file)!r}], [migrated], merge=False)
         """)
@@ -339,7 +339,7 @@ def test_what_a_killed_run_has_left_goes_with_the_next(tmp_path: pathlib.Path):
     ids=["body of a class", "super", "import", "decorator"],
 )
 def test_old_and_new_stand_side_by_side(before: str, after: str, expected: str):
-    merged = merging.merged("a.py", before, after, 0)
+    merged = merged_program.merged("a.py", before, after, 0)
     compile(merged.text, "a.py", "exec")
 
     assert expected in merged.text
@@ -356,7 +356,7 @@ def test_old_and_new_stand_side_by_side(before: str, after: str, expected: str):
     ids=["walrus", "await", "a statement less"],
 )
 def test_what_would_happen_twice_or_not_at_all_stays_apart(before: str, after: str):
-    merged = merging.merged("a.py", before, after, 0)
+    merged = merged_program.merged("a.py", before, after, 0)
     compile(merged.text, "a.py", "exec")
 
     assert merged.unmerged

@@ -9,7 +9,7 @@ from typing import Any
 
 from jax_dist.migrating.verify import equivalence
 from jax_dist.migrating.verify.ledger import Rung
-from jax_dist.migrating.verify.merging import Spot
+from jax_dist.migrating.verify.merged_program import Spot
 
 _SHOWN = 3  # problems of one place
 

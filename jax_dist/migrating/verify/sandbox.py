@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from jax_dist._usage import MisuseError
-from jax_dist.migrating.verify import entering
+from jax_dist.migrating.verify import overlay
 
 Way: TypeAlias = Literal["overlay", "copy"]
 
@@ -87,7 +87,7 @@ class Sandbox:
             "folder": self.inside(os.path.realpath(os.curdir)),
             "overlays": overlays if self.way == "overlay" else [],
         }
-        python = [sys.executable, "-I", "-S", str(Path(entering.__file__))]
+        python = [sys.executable, "-I", "-S", str(Path(overlay.__file__))]
         return [*python, json.dumps(wanted), *(self._argument(each) for each in command)]
 
     def search_path(self, inherited: str) -> list[str]:

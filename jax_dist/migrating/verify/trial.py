@@ -16,12 +16,12 @@ from jax_dist._usage import MisuseError
 from jax_dist.checker.model import sources
 from jax_dist.migrating import beside_pmap
 from jax_dist.migrating.results import FileMigration, Outcome
-from jax_dist.migrating.verify import evidence, merging, runs
+from jax_dist.migrating.verify import evidence, merged_program, runs
 from jax_dist.migrating.verify.evidence import Evidence, Judgement
-from jax_dist.migrating.verify.judging import judged
 from jax_dist.migrating.verify.ledger import Entry, Ledger, Rung
-from jax_dist.migrating.verify.merging import Merged, Spot
+from jax_dist.migrating.verify.merged_program import Merged, Spot
 from jax_dist.migrating.verify.runs import Stage
+from jax_dist.migrating.verify.verdict import judged
 from jax_dist.migrating.verify.verification import SiteComparison, Verification, tail
 
 _LENIENT = frozenset((beside_pmap.REMOVED | beside_pmap.OF_FLAX).values())
@@ -280,7 +280,7 @@ def _merged(files: Sequence[FileMigration]) -> dict[str, Merged]:
             texts = [
                 sources.read(file.path, each).code.decode() for each in (file.before, file.after)
             ]
-            found[file.path] = merging.merged(file.path, texts[0], texts[1], number)
+            found[file.path] = merged_program.merged(file.path, texts[0], texts[1], number)
             number += len(found[file.path].spots)
     return found
 
@@ -292,7 +292,7 @@ def _marked(files: Sequence[FileMigration], lines: set[tuple[str, int]]) -> dict
         own = sorted(line for path, line in lines if path == file.path)
         if own and file.changed and not file.is_new and file.path.endswith(".py"):
             text = sources.read(file.path, file.before).code.decode()
-            found[file.path] = merging.marked(file.path, text, own, number)
+            found[file.path] = merged_program.marked(file.path, text, own, number)
             number += len(found[file.path].spots)
     return found
 
