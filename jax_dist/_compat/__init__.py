@@ -19,6 +19,7 @@ from jax_dist._compat.calls import (
     CallWatcher,
     JitCall,
     calls_under_way,
+    hide_frames,
     is_tracing,
     watch_calls,
 )
@@ -98,6 +99,7 @@ __all__ = [
     "flags_outside_key",
     "front",
     "has_side_effects",
+    "hide_frames",
     "initialize_options",
     "inside_jit",
     "is_dropped",

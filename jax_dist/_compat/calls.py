@@ -158,9 +158,7 @@ def _hooks() -> _Hooks:
     handlers = dict(_shard_arg_handlers())
     jax.monitoring.register_scalar_listener(_heard)  # cannot be taken back in 0.7.2
     # Our frames stand between the user's in each error under trace; hidden with those of JAX.
-    hide = private.find("jax._src.traceback_util", "register_exclusion")
-    if hide is not None:
-        hide(__file__)
+    hide_frames(__file__)
     return _Hooks(
         names=tuple(
             (home, name, vars(home)[name], ours(vars(home)[name])) for home, name, ours in parts
@@ -168,6 +166,13 @@ def _hooks() -> _Hooks:
         handlers=handlers,
         our_handlers={kind: _places(handler) for kind, handler in handlers.items()},
     )
+
+
+def hide_frames(path: str) -> None:
+    """Leaves files below `path` out of JAX's tracebacks and of `jax.debug.breakpoint`."""
+    hide = private.find("jax._src.traceback_util", "register_exclusion")
+    if hide is not None:
+        hide(path)
 
 
 def _put_hooks(*, ours: bool) -> None:

@@ -295,7 +295,10 @@ def place_of(file: str, line: int | str) -> str:
 _DEFINED = re.compile(r"(?P<name>\S+) at (?P<file>.+):(?P<line>\d+)")  # "body at spread.py:47"
 _SUMMARY = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:\d+)? \(")  # "train.py:12:4 (step)"
 # Lines of our own are not the user's, neither in reports nor in the programs that we emit.
-source_info_util.register_exclusion(os.path.dirname(os.path.dirname(__file__)) + os.sep)
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+source_info_util.register_exclusion(_PACKAGE)
+# And `jax.debug.breakpoint` passes the variables of all frames but these into the program.
+_compat.hide_frames(_PACKAGE)
 
 
 def _is_manual() -> bool:

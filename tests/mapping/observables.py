@@ -368,6 +368,19 @@ def _(pmap):
     return {device: [step for x, step in heard if x == device] for device in range(8)}
 
 
+@observable("`jax.debug.breakpoint` inside it")
+def _(pmap):
+    def body(x):
+        doubled = x * 2
+        jax.debug.breakpoint(stdin=io.StringIO("p doubled\nc\n"), stdout=said, backend="cli")
+        return doubled
+
+    said = io.StringIO()
+    pmap(body)(EIGHT[3:4]).block_until_ready()
+    jax.effects_barrier()
+    return said.getvalue()
+
+
 @observable("`checkify` inside it")
 def _(pmap):
     from jax.experimental import checkify
