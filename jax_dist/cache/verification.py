@@ -8,8 +8,6 @@ import dataclasses
 import enum
 import json
 import os
-import signal
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,8 +21,8 @@ from jax_dist.cache.records import (
     Record,
     load,
 )
+from jax_dist.launch.ranks import run_to_end
 
-_GRACE_SECONDS = 2.0  # to leave in, when told to
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -135,39 +133,8 @@ def _run(command: Sequence[str], folder: Path, number: int, timeout: float | Non
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    exit_code = _to_the_end(command, environment, output, timeout)
+    exit_code = run_to_end(command, environment, output, timeout)
     return Run(seed, exit_code, output.read_text(errors="replace"))
-
-
-def _to_the_end(
-    command: Sequence[str], environment: dict[str, str], output: Path, timeout: float | None
-) -> int | None:
-    with open(output, "wb") as stream:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that all that it starts can be ended with it
-        )
-    try:
-        return process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen) -> None:
-    if process.poll() is not None:
-        return
-    os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(_GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 # --- the judge

@@ -106,6 +106,7 @@ class Orphanage:
 
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 _TAIL_LINES = 20
+_GRACE_SECONDS = 2.0  # that a command by itself has to leave in, when told to
 _RAISED_SECONDS = 10.0
 # The last word of a rank that jax_dist.multihost ends. The one that failed may leave after it.
 _BLAMES = re.compile(r"rank \d+: stopping because (?:a step took .+? )?rank (\d+) ")
@@ -245,3 +246,52 @@ def _dying_with_parent() -> Callable[[], None] | None:
             os._exit(1)
 
     return arrange
+
+
+# --- a command by itself, run to its end
+
+
+def run_to_end(
+    command: Sequence[str], environment: Mapping[str, str], output: Path, timeout: float | None
+) -> int | None:
+    """The exit code of a command, and None if it was stopped after `timeout` seconds.
+
+    All that it starts ends with it, and with this process, even if that is killed.
+
+    Args:
+      command: the program and its arguments.
+      environment: all that it finds there.
+      output: the file that gets its standard output and error.
+      timeout: seconds; None for no limit.
+
+    Raises:
+      OSError: the command cannot be started.
+    """
+    with Orphanage() as orphanage, open(output, "wb") as stream:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that all that it starts can be ended with it
+        )
+        orphanage.add(process.pid)
+        try:
+            return process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _end_all(process)
+            orphanage.remove(process.pid)
+
+
+def _end_all(process: subprocess.Popen) -> None:
+    """Ends what the program started, which may live on where itself has ended."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_SECONDS)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -5,20 +5,18 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jax_dist.launch.ranks import Orphanage
+from jax_dist.launch.ranks import run_to_end
 from jax_dist.migrating.verify import evidence, records, sandbox
 from jax_dist.migrating.verify.evidence import Evidence
 from jax_dist.migrating.verify.sandbox import Sandbox
 
 _RECORDING = Path(__file__).with_name("recording")
-_GRACE_SECONDS = 2.0  # to leave in, when told to
 _ENDING = ("SIGTERM", "SIGHUP", "SIGQUIT")  # beside Ctrl-C, which raises by itself
 
 
@@ -112,7 +110,7 @@ class Stage:
             ),
         }
         output = folder / "output"
-        code = _wait(box.command(self.command), environment, output, self.timeout)
+        code = run_to_end(box.command(self.command), environment, output, self.timeout)
         text = output.read_text(errors="replace")
         return code, text
 
@@ -141,39 +139,6 @@ def stage(
     with _ended_in_order(), sandbox.folder(sandbox.base(folders)) as folder:
         way = sandbox.way(folder, folders)
         yield Stage(tuple(command), folder, folders, way, devices, timeout)
-
-
-def _wait(
-    command: Sequence[str], environment: Mapping[str, str], output: Path, timeout: float | None
-) -> int | None:
-    with Orphanage() as orphanage, open(output, "wb") as stream:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that all that it starts can be ended with it
-        )
-        orphanage.add(process.pid)
-        try:
-            return process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            _end(process)
-            orphanage.remove(process.pid)
-
-
-def _end(process: subprocess.Popen) -> None:
-    """Ends all that the program started, which may live on where itself has ended."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_SECONDS)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 @contextlib.contextmanager
