@@ -201,24 +201,26 @@ KINDS: dict[str, Edit] = {
 }
 
 
-def mutants(text: str) -> Iterator[Mutant]:
-    """All mutants of a text, kind by kind."""
+def sites(text: str) -> Iterator[tuple[str, int]]:
+    """Where a text can be mutated: kinds, and numbers of nodes."""
     tree = ast.parse(text)
-    same = ast.unparse(tree)
-    nodes = list(ast.walk(tree))
     for kind, edit in KINDS.items():
-        for number, node in enumerate(nodes):
-            if not isinstance(node, ast.expr) or edit(copy.deepcopy(node)) is None:
-                continue
-            changed = copy.deepcopy(tree)
-            mutated = _mutated(changed, list(ast.walk(changed))[number], edit)
-            if mutated != same:
-                yield Mutant(kind, node.lineno, mutated)
+        for number, node in enumerate([*ast.walk(copy.deepcopy(tree))]):  # which edits change
+            if isinstance(node, ast.expr) and edit(node) is not None:
+                yield kind, number
+
+
+def mutant(text: str, kind: str, number: int) -> Mutant:
+    """The mutant of one site."""
+    tree = ast.parse(text)
+    node = list(ast.walk(tree))[number]
+    line = node.lineno if isinstance(node, ast.expr) else 0
+    return Mutant(kind, line, _mutated(tree, node, KINDS[kind]))
 
 
 def _mutated(tree: ast.AST, target: ast.AST, edit: Edit) -> str:
     class Replace(ast.NodeTransformer):
         def visit(self, node: ast.AST) -> Any:
-            return edit(node) if node is target else self.generic_visit(node)
+            return edit(node) or node if node is target else self.generic_visit(node)
 
     return ast.unparse(ast.fix_missing_locations(Replace().visit(tree)))

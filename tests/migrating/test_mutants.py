@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from mutants import Mutant, mutants
+from mutants import Mutant, mutant, sites
 
 from jax_dist._compat.versions import CAN_REWRITE
 from jax_dist.migrating import migration
@@ -107,21 +107,21 @@ def _drawn(number: int, seed: int, folder: pathlib.Path) -> Iterator[tuple[Mutan
     for name, text in _programs():
         after = _migrated(folder / name, text) if "def result()" in text else None
         by_kind = collections.defaultdict(list)
-        for mutant in mutants(after) if after is not None else ():
-            by_kind[mutant.kind].append((name, text, mutant))
+        for kind, node in sites(after) if after is not None else ():
+            by_kind[kind].append((name, text, after, kind, node))
         for each in by_kind.values():
             pool += random.Random(seed).sample(each, min(3, len(each)))
     random.Random(seed).shuffle(pool)
     results: dict[str, Any] = {}
-    for name, text, mutant in pool:
-        here = folder / name
+    for name, text, after, kind, node in pool:
+        here, mutated = folder / name, mutant(after, kind, node)
         if name not in results:
             results[name] = _result(text, here)
-        result = _result(mutant.text, here)
+        result = _result(mutated.text, here)
         if isinstance(result, str) or isinstance(results[name], str):
             continue  # it raises, and so nobody believes it
-        rung = _told(text, mutant.text, here)
-        yield mutant, "two runs" if rung is None else str(rung), results[name], result
+        rung = _told(text, mutated.text, here)
+        yield mutated, "two runs" if rung is None else str(rung), results[name], result
         number -= 1
         if not number:
             return
@@ -134,8 +134,8 @@ def test_no_mutant_that_changes_a_result_is_called_the_same(tmp_path: pathlib.Pa
 
     assert len(told) == 40
     assert [
-        (mutant.kind, mutant.line, rung)
-        for mutant, rung, before, after in told
+        (each.kind, each.line, rung)
+        for each, rung, before, after in told
         if before != after and rung in ("same program", "equal by rules", "replayed")
     ] == []
     assert any(rung == "same program" for _, rung, _, _ in told)  # equal mutants can be proved
@@ -144,8 +144,8 @@ def test_no_mutant_that_changes_a_result_is_called_the_same(tmp_path: pathlib.Pa
 def _table(number: int, seed: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as place:
         counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
-        for mutant, rung, before, after in _drawn(number, seed, pathlib.Path(place)):
-            counts[mutant.kind][rung if before == after else f"{rung}, other result"] += 1
+        for each, rung, before, after in _drawn(number, seed, pathlib.Path(place)):
+            counts[each.kind][rung if before == after else f"{rung}, other result"] += 1
         for kind, each in sorted(counts.items()):
             yield f"| {kind} | {dict(each)} |\n"
 
