@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from jax_dist import _codes
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cause:
@@ -22,27 +24,27 @@ _ALL = (
         "An array inside the program has other values: the function takes it from around it, or "
         "makes it with NumPy while it is traced.",
         "Pass it as an argument, or let jax_dist.rewrite or jax_dist.pmap lift it.",
-        "JXD401",
+        _codes.CAPTURED_ARRAY,
     ),
     Cause(
         "custom-partitioning",
         "A custom_partitioning operation holds the address of a Python object.",
         "Let jax_dist.rewrite route it through shard_map.",
-        "JXD402",
+        _codes.CUSTOM_PARTITIONING_OUTSIDE_SHARD_MAP,
     ),
     Cause(
         "traced-value",
         "A number inside the program differs: it is computed again while tracing, from random "
         "numbers, the time, or a static argument.",
         "Pass it as an array argument.",
-        "JXD403",
+        _codes.UNSTABLE_TRACE_VALUE,
     ),
     Cause(
         "order",
         "The same operations or names stand in another order: that of a set, of a dict that is "
         "filled in varying order, or of a shuffled list.",
         "Iterate in sorted order.",
-        "JXD404",
+        _codes.SET_ORDER_IN_TRACE,
     ),
     Cause(
         "function-name",
@@ -90,7 +92,7 @@ _ALL = (
         "cache-directory",
         "The cache has another path, which is part of the key through jax 0.10.2.",
         "Keep the path, or set jax_persistent_cache_enable_xla_caches to 'none'.",
-        "JXD406",
+        _codes.CACHE_CONFIG,
     ),
     Cause(
         "device-order",
@@ -125,13 +127,13 @@ _ALL = (
         "It calls back into Python (jax.debug.print, pure_callback, io_callback), and this jax "
         "never writes such a program.",
         "Take the callback out, or use jax 0.11 or later.",
-        "JXD405",
+        _codes.CALLBACK_NOT_CACHED,
     ),
     Cause(
         "threshold",
         "It compiled too quickly or is too small to be written.",
         "Call jax_dist.cache.enable(), or set jax_persistent_cache_min_compile_time_secs to 0.",
-        "JXD406",
+        _codes.CACHE_CONFIG,
     ),
     Cause(
         "rank",
@@ -143,7 +145,7 @@ _ALL = (
         "The persistent cache is off: it has no directory, or jax_enable_compilation_cache is "
         "False.",
         "Call jax_dist.cache.enable().",
-        "JXD406",
+        _codes.CACHE_CONFIG,
     ),
     Cause(
         "damaged-entry",
@@ -159,7 +161,7 @@ _ALL = (
         "moving-directory",
         "The program chooses another directory for its cache in each run.",
         "Keep one: call jax_dist.cache.enable().",
-        "JXD406",
+        _codes.CACHE_CONFIG,
     ),
     Cause(
         "not-in-every-run",

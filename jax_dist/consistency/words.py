@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_dist import _codes
 from jax_dist.consistency.graph import Node
 from jax_dist.consistency.origins import Origin
 from jax_dist.consistency.relations import Relation
@@ -86,7 +87,7 @@ def explain(origin: Origin, axis: Any, devices: int) -> Explanation:
 def drifting(draw: Node, axis: Any) -> Explanation:
     """Noise of each device's own in what all devices should share."""
     return Explanation(
-        "JXD502",
+        _codes.DRIFTING_COPIES,
         "noise of each device's own makes results differ that all devices should share",
         f"the key differs along {_named(axis)}, and the draw has no dimension that is split",
         "draw with a key that all devices share, or reduce over the devices afterwards, as in "
@@ -102,7 +103,7 @@ def _repeated(case: _Case) -> _Words | None:
     if case.origin.relation is not None and not case.origin.relation.alike:
         return None
     return (
-        "JXD501",
+        _codes.REPEATED_NOISE,
         "all devices draw the same numbers, each for rows of its own",
         f"the key is the same on all devices of {case.axis}, so the numbers repeat after each "
         f"share of the rows: {case.devices} devices, one device's worth of noise",

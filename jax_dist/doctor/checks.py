@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from jax_dist import _codes
 from jax_dist.doctor.facts import Facts, Finding, Version, harm, note
 
 # ---- whether JAX starts, and computes right
@@ -88,31 +89,31 @@ CHANGES = (
         (0, 6, 0),
         "jax.tree_map and its like are removed",
         "jax-dist lint --fix . writes jax.tree.map",
-        "JXD108",
+        _codes.REMOVED_NAME,
     ),
     Change(
         (0, 6, 1),
         "shard_map by hand gives gradients that are N times pmap's, unless check_vma=False",
         "jax_dist.pmap, and jax-dist migrate, keep pmap's gradients",
-        "JXD303",
+        _codes.GRAD_PSUM_WITH_VMA,
     ),
     Change(
         (0, 9, 0),
         "pmap inside jit, scan or grad reduces over one process only, where there are several",
         "jax-dist migrate . makes it right in every process",
-        "JXD002",
+        _codes.JIT_OF_PMAP,
     ),
     Change(
         (0, 8, 0),
         "pmap inside pmap raises 'The context mesh ... should match'",
         "jax-dist migrate . (jax_dist.pmap nests)",
-        "JXD003",
+        _codes.NESTED_PMAP,
     ),
     Change(
         (0, 8, 0),
         "pmap refuses arrays that lie on other devices or on another mesh",
         "jax-dist migrate . (jax_dist.pmap moves them, once)",
-        "JXD001",
+        _codes.PMAP_CALL,
     ),
     Change(
         (0, 8, 0),
@@ -124,31 +125,31 @@ CHANGES = (
         (0, 8, 0),
         "x[0] of what pmap gives sends the whole array to every device",
         "jax_dist.unreplicate takes the first slice without communication",
-        "JXD203",
+        _codes.INDEX_ZERO_OF_SHARDED,
     ),
     Change(
         (0, 9, 0),
         "jax.make_mesh makes Explicit axes, on which shard_map refuses arrays cut otherwise",
         "jax-dist lint --fix --unsafe-fixes . writes axis_types",
-        "JXD302",
+        _codes.MAKE_MESH_EXPLICIT,
     ),
     Change(
         (0, 10, 0),
         "device_put_replicated, device_put_sharded, PmapSharding and lax.pvary are removed",
         "jax-dist lint --fix . writes what takes their place",
-        "JXD101",
+        _codes.REMOVED_DEVICE_PUT_REPLICATED,
     ),
     Change(
         (0, 10, 0),
         "jax_pmap_shmap_merge is removed: the old pmap cannot be switched on any more",
         "jax-dist lint --fix . takes it out",
-        "JXD104",
+        _codes.REMOVED_PMAP_CONFIG,
     ),
     Change(
         (0, 4, 31),
         "a program with debug.print or a callback is compiled again in every run",
         "take the callback out of the step, or take jax 0.11",
-        "JXD405",
+        _codes.CALLBACK_NOT_CACHED,
         until=(0, 11, 0),
     ),
     Change(
@@ -230,7 +231,7 @@ def variables(facts: Facts) -> Iterator[Finding]:
             f"{_STALE} is on: after a change of a partition function, the old program is found in "
             "the cache and run",
             "unset it; jax_dist.rewrite makes such programs cacheable without it",
-            "JXD402",
+            _codes.CUSTOM_PARTITIONING_OUTSIDE_SHARD_MAP,
         )
 
 
@@ -249,7 +250,12 @@ def _unknown(facts: Facts) -> Iterator[Finding]:
 def _of_unknown(variable: str, known: list[str]) -> Finding:
     what = f"{variable} is set, and this jax does not read it"
     if variable in _REMOVED:
-        return harm("removed-option", what, f"unset {variable}; the old pmap is gone", "JXD104")
+        return harm(
+            "removed-option",
+            what,
+            f"unset {variable}; the old pmap is gone",
+            _codes.REMOVED_PMAP_CONFIG,
+        )
     near = difflib.get_close_matches(variable, known, n=1)
     return harm("unknown-option", what, f"did you mean {near[0]}?" if near else f"unset {variable}")
 

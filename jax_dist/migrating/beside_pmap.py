@@ -7,6 +7,7 @@ shard (JXD202, JXD203) is another place, and nothing at all inside a trace.
 import ast
 from collections.abc import Iterator
 
+from jax_dist import _codes
 from jax_dist.checker.engine import linter
 from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Safety
 from jax_dist.checker.model.semantic_model import Module
@@ -16,16 +17,16 @@ from jax_dist.migrating.names import LibraryNames, Namer
 from jax_dist.migrating.results import Left, Outcome, Place, Status
 
 _RENAMES: tuple[Code, ...] = (
-    "JXD103",
-    "JXD104",
-    "JXD105",
-    "JXD106",
-    "JXD107",
-    "JXD108",
-    "JXD207",
+    _codes.REMOVED_SHARDING_CLASS,
+    _codes.REMOVED_PMAP_CONFIG,
+    _codes.EXPERIMENTAL_SHARD_MAP,
+    _codes.PJIT_TO_JIT,
+    _codes.PVARY_TO_PCAST,
+    _codes.REMOVED_NAME,
+    _codes.SPEC_TUPLE_COMPARE,
 )
 # Not JXD302: what this writes has a mesh of its own, and a mesh of the file may be meant so.
-_IDIOMS: tuple[Code, ...] = ("JXD301",)
+_IDIOMS: tuple[Code, ...] = (_codes.ALL_GATHER_THEN_REDUCE,)
 
 CODES = frozenset(_RENAMES + _IDIOMS)  # all that is asked for
 
@@ -70,10 +71,13 @@ def _outcome(finding: Finding, fix: Fix | None) -> Outcome:
 
 _REPLICATE = "flax.jax_utils.replicate"
 REMOVED: dict[str, Code] = {
-    "jax.device_put_replicated": "JXD101",
-    "jax.device_put_sharded": "JXD102",
+    "jax.device_put_replicated": _codes.REMOVED_DEVICE_PUT_REPLICATED,
+    "jax.device_put_sharded": _codes.REMOVED_DEVICE_PUT_SHARDED,
 }
-OF_FLAX: dict[str, Code] = {_REPLICATE: "JXD201", "flax.jax_utils.unreplicate": "JXD202"}
+OF_FLAX: dict[str, Code] = {
+    _REPLICATE: _codes.FLAX_REPLICATE,
+    "flax.jax_utils.unreplicate": _codes.FLAX_UNREPLICATE,
+}
 _NEW = {
     "jax.device_put_replicated": "device_put_replicated",
     "jax.device_put_sharded": "device_put_sharded",
@@ -153,16 +157,16 @@ def places_of_other_pmaps(module: Module, *, to_library: bool) -> Iterator[Place
     for node in module.uses(_EQUINOX):
         try:
             yield results.done(
-                module, node, "JXD001", _filter_pmap(module, node, to_library=to_library)
+                module, node, _codes.PMAP_CALL, _filter_pmap(module, node, to_library=to_library)
             )
         except Left as left:
-            yield results.left(module, node, "JXD001", left)
+            yield results.left(module, node, _codes.PMAP_CALL, left)
     for name in _NNX:
         for node in module.uses(name):
             yield results.left(
                 module,
                 node,
-                "JXD001",
+                _codes.PMAP_CALL,
                 Left(
                     f"{name} maps modules, which pmap does not take",
                     "Give jax_dist.pmap a function of the state: nnx.split before the call, "

@@ -7,6 +7,7 @@ import os
 from collections.abc import Collection, Iterator
 from typing import Literal, TypeAlias
 
+from jax_dist import _codes
 from jax_dist.checker.model import edits, new_imports, pmaps, sources
 from jax_dist.checker.model.findings import Fix
 from jax_dist.checker.model.semantic_model import Module
@@ -84,7 +85,15 @@ def _unparsed_cells(source: Source) -> Iterator[Outcome]:
         what = source.line_text(offset).strip()
         reason = "Python cannot parse the cell"
         yield Outcome(
-            source.path, place.line, place.cell, "JXD901", "left", what, reason, "", cell.message
+            source.path,
+            place.line,
+            place.cell,
+            _codes.SYNTAX_ERROR,
+            "left",
+            what,
+            reason,
+            "",
+            cell.message,
         )
 
 
@@ -211,7 +220,9 @@ class _File:
             return {}, {}
         found = idiomatic.find(module, self._style, self._namer, facts)
         freed = {
-            change.node: results.done(module, change.node, "JXD204", change.fix, change.said)
+            change.node: results.done(
+                module, change.node, _codes.FAKE_DEVICE_AXIS, change.fix, change.said
+            )
             for change in found.changes
         }
         return freed, found.kept
@@ -232,8 +243,8 @@ class _File:
                 else:
                     said = pmap_renames.said(module, site) or self._not_direct(site, facts)
         except Left as left:
-            return results.left(module, site.reference, "JXD001", left)
-        return results.done(module, site.reference, "JXD001", fix, said)
+            return results.left(module, site.reference, _codes.PMAP_CALL, left)
+        return results.done(module, site.reference, _codes.PMAP_CALL, fix, said)
 
     def _direct(
         self, module: Module, site: pmaps.Site, facts: Facts | None
@@ -296,8 +307,8 @@ class _File:
         try:
             fix = pmap_renames.fix_of_import(module, alias, self._namer)
         except Left as left:
-            return results.left(module, alias, "JXD001", left)
-        return results.done(module, alias, "JXD001", fix, "other files import it from here")
+            return results.left(module, alias, _codes.PMAP_CALL, left)
+        return results.done(module, alias, _codes.PMAP_CALL, fix, "other files import it from here")
 
     def _of_placement(self, module: Module, name: str, node: ast.expr) -> Place:
         code = (beside_pmap.REMOVED | beside_pmap.OF_FLAX)[name]

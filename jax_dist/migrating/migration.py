@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
+from jax_dist import _codes
 from jax_dist.checker.engine import linter, requirement
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import edits, sources
@@ -139,7 +140,7 @@ def _module(path: str, names: frozenset[str], unit: str) -> FileMigration:
     return FileMigration(shown, before, before)
 
 
-_PMAP = "JXD001"
+_PMAP = _codes.PMAP_CALL
 _NEEDS = (0, 8)
 _BUILD_FILES = ("BUILD", "BUILD.bazel")
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
+from jax_dist import _codes
 from jax_dist.passes.findings import Finding, Plan
 from jax_dist.passes.gather_sites import (
     Gather,
@@ -39,7 +40,7 @@ from jax_dist.passes.uniformity import (
     axes_of,
 )
 
-CODE = "JXD301"
+CODE = _codes.ALL_GATHER_THEN_REDUCE
 Gathers: TypeAlias = Literal["reduce", "exact", "keep"]
 
 

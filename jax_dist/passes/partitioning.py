@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, Var
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import errors
+from jax_dist import _codes, errors
 from jax_dist.passes import equation_paths, interpreter, propagation, routes
 from jax_dist.passes.equation_paths import Path, Place
 from jax_dist.passes.findings import (
@@ -25,7 +25,7 @@ from jax_dist.passes.routes import Route
 
 Specs: TypeAlias = Mapping[str, tuple[Any, Any]]  # name of an op: (in_specs, out_specs)
 
-_CODE = "JXD402"
+_CODE = _codes.CUSTOM_PARTITIONING_OUTSIDE_SHARD_MAP
 
 
 def plan_partitioning(

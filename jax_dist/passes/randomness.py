@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn, Literal, Var
 
-from jax_dist import _compat
+from jax_dist import _codes, _compat
 from jax_dist.passes import interpreter
 from jax_dist.passes.findings import Finding
 from jax_dist.passes.interpreter import CALLS, ELEMENTWISE
@@ -25,7 +25,7 @@ from jax_dist.passes.uniformity import (
     same_of,
 )
 
-REPEATED, DRIFTING = "JXD501", "JXD502"
+REPEATED, DRIFTING = _codes.REPEATED_NOISE, _codes.DRIFTING_COPIES
 _DRAWS = ("random_bits", "random_gamma")
 _SHAPED_ALIKE = {*ELEMENTWISE, "bitcast_convert_type", "pcast", "pvary"}
 

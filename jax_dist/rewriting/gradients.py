@@ -11,10 +11,11 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn, Var
 
+from jax_dist import _codes
 from jax_dist.passes import interpreter
 from jax_dist.passes.findings import Finding
 
-CODE = "JXD303"
+CODE = _codes.GRAD_PSUM_WITH_VMA
 _SUMS = ("psum", "psum_invariant")
 _REMATS = ("checkpoint", "remat2")
 _TRANSPOSED_SUMS = ("pvary", "pcast")  # what a psum of the user's becomes in transposing

@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _compat, errors
+from jax_dist import _codes, _compat, errors
 from jax_dist.errors import RewriteError
 from jax_dist.mapping import axes, body, emission, region
 from jax_dist.mapping.calls import Call, Options
@@ -92,7 +92,7 @@ _OUR_FILE = os.path.abspath(region.__file__)
 # with no error. While a rewriting traces, each is run as ours, which is right there.
 
 
-CODE = "JXD002"
+CODE = _codes.JIT_OF_PMAP
 
 
 @contextlib.contextmanager

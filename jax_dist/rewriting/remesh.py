@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _compat
+from jax_dist import _codes, _compat
 from jax_dist.mapping import meshes
 from jax_dist.passes import equation_paths, interpreter, rebind
 from jax_dist.passes.findings import (
@@ -34,7 +34,7 @@ from jax_dist.rewriting.pmap_sites import (
     pmap_sites,
 )
 
-CODE = "JXD002"
+CODE = _codes.JIT_OF_PMAP
 
 
 class Refused(Exception):

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jax_dist import _compat
+from jax_dist import _codes, _compat
 from jax_dist.errors import CapturedArrayWarning
 from jax_dist.passes.captures import Capture, find_captures
 from jax_dist.passes.findings import Finding
@@ -68,7 +68,7 @@ def _as_given(traced: jax.stages.Traced) -> _AsGiven:
     except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         what = "the program as it is does not compile: before, all is unknown"
-        return _AsGiven(None, Program(), (Finding("JXD002", "noted", what, reason, ""),))
+        return _AsGiven(None, Program(), (Finding(_codes.JIT_OF_PMAP, "noted", what, reason, ""),))
 
 
 def _verdict_before(before: _AsGiven, captured: Sequence[str]) -> CacheVerdict:

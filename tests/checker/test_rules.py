@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import pathlib
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import rule_cases
 from rule_cases import Case, Fixed, Negative, Positive
 
+from jax_dist import _codes
 from jax_dist.checker.engine import catalogue, linter
 from jax_dist.checker.model import edits, new_imports, sources
 from jax_dist.checker.model.findings import Finding, Safety
@@ -187,6 +189,29 @@ def test_codes_and_names_are_used_once():
         assert (rule.__doc__ or "").startswith(f"{rule.PAGE.code}: ")
         assert rule.check.page is rule.PAGE
     assert list(catalogue.PAGES) == sorted(catalogue.PAGES)
+
+
+def test_codes_that_others_speak_of_are_those_of_the_rules():
+    names = {page.name.upper().replace("-", "_"): code for code, page in catalogue.PAGES.items()}
+    codes = {name: code for name, code in vars(_codes).items() if name.isupper()}
+
+    assert codes.items() <= names.items()
+    assert "PMAP_CALL" in codes
+
+
+def test_no_other_file_writes_a_code_out():
+    """But for what runs in the user's project without this package."""
+    root = pathlib.Path(_codes.__file__).parent
+    apart = {root / "_codes.py", *(root / "migrating" / "vendored").glob("*.py")}
+    found = [
+        f"{path}:{node.lineno}"
+        for path in sorted(set(root.rglob("*.py")) - apart)
+        if path.parent.name != "rules"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and re.fullmatch(r"JXD\d{3}", str(node.value))
+    ]
+
+    assert found == []
 
 
 def test_each_rule_has_its_cases_and_each_case_its_rule():

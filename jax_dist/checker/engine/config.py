@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from jax_dist import _codes
 from jax_dist._usage import MisuseError, hint
 from jax_dist.checker.engine import requirement
 from jax_dist.checker.engine.requirement import Version
@@ -14,7 +15,7 @@ from jax_dist.checker.model.discovery import Patterns
 from jax_dist.checker.model.findings import Code
 from jax_dist.checker.rules import Page
 
-ALWAYS: Code = "JXD901"  # what cannot be parsed was not checked, so it must be said
+ALWAYS: Code = _codes.SYNTAX_ERROR  # what cannot be parsed was not checked, so it must be said
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def _precision(selector: str) -> int:
     upper = selector.upper()
     if upper == "ALL":
         return 0
-    return len(upper) if upper.startswith("JXD") else len("JXD000")
+    return len(upper) if upper.startswith("JXD") else len(ALWAYS)
 
 
 _MISSPELT = ("jax_dist", "jaxdist", "jax-dist")  # the last without `tool`

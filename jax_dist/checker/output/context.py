@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
+from jax_dist import _codes
 from jax_dist.checker.model.findings import Code, Edit, Finding, Position
 from jax_dist.checker.model.sources import Source
 from jax_dist.checker.rules import Page
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
 
-_SYNTAX_ERROR = "JXD901"
+_SYNTAX_ERROR = _codes.SYNTAX_ERROR
 _LINK = re.compile(r"https://[^\s)>\]`,;]+[^\s)>\]`,;.]")
 
 

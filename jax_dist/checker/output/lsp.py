@@ -13,7 +13,7 @@ from pygls import uris
 from pygls.lsp.server import LanguageServer
 
 import jax_dist
-from jax_dist import _usage
+from jax_dist import _codes, _usage
 from jax_dist.checker.engine import catalogue, config, fixer, suppressions
 from jax_dist.checker.engine.linter import Examiner
 from jax_dist.checker.model import semantic_model, sources
@@ -33,7 +33,7 @@ _SEVERITIES: dict[Severity, types.DiagnosticSeverity] = {
 }
 _CONTEXT = Context(catalogue.PAGES)
 _FIX_ALL = "source.fixAll.jax-dist"
-_PMAP = "JXD001"
+_PMAP = _codes.PMAP_CALL
 
 # Migrates the pmaps of one line of a source: the new code; None where they are left.
 Migrated: TypeAlias = Callable[[Source, int], bytes | None]
@@ -197,9 +197,9 @@ def _point(finding: Finding) -> types.Range:
 
 
 def _tags(code: str) -> list[types.DiagnosticTag]:
-    if code == "JXD900":
+    if code == _codes.UNUSED_SUPPRESSION:
         return [types.DiagnosticTag.Unnecessary]
-    gone = code == "JXD001" or code.startswith("JXD1")  # pmap, and what jax has removed
+    gone = code == _codes.PMAP_CALL or code.startswith("JXD1")  # pmap, and what jax has removed
     return [types.DiagnosticTag.Deprecated] if gone else []
 
 
