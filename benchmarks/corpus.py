@@ -46,7 +46,7 @@ from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import UnreadableError
 from jax_dist.migrating import helper_module, migration
 from jax_dist.migrating.facts import Promises
-from jax_dist.migrating.files import Options
+from jax_dist.migrating.files import MigrationOptions
 from jax_dist.migrating.results import FileMigration
 
 _FAULT = "jax-dist failed on it"
@@ -100,10 +100,10 @@ REPOSITORIES = (
 )
 
 TARGETS = {
-    "jax_dist": Options(to="jax_dist"),
-    "jax": Options(to="jax"),
-    "promised": Options(to="jax", promises=Promises(one_process=True, all_devices=True)),
-    "idiomatic": Options(to="jax", idiomatic=True, promises=Promises(one_process=True)),
+    "jax_dist": MigrationOptions(to="jax_dist"),
+    "jax": MigrationOptions(to="jax"),
+    "promised": MigrationOptions(to="jax", promises=Promises(one_process=True, all_devices=True)),
+    "idiomatic": MigrationOptions(to="jax", idiomatic=True, promises=Promises(one_process=True)),
 }
 
 

@@ -98,7 +98,7 @@ def _verify(options: argparse.Namespace, folder: Path, err: TextIO) -> "Verifica
     from jax_dist.cache import verification  # it loads jax, which `--help` need not wait for
     from jax_dist.migrating.verify import recording
 
-    progress = terminal.Progress(err, "runs done")
+    progress = terminal.ProgressLine(err, "runs done")
     try:
         return verification.verify(
             options.program,

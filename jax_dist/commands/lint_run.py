@@ -13,7 +13,7 @@ from jax_dist.checker.engine.catalogue import PAGES
 from jax_dist.checker.engine.config import Choice, Config, known, selected, split
 from jax_dist.checker.engine.linter import Examiner, load
 from jax_dist.checker.model import discovery
-from jax_dist.checker.model.discovery import Found, Patterns
+from jax_dist.checker.model.discovery import FoundFiles, Patterns
 from jax_dist.checker.model.findings import Finding, Safety
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import Source, UnreadableError
@@ -103,7 +103,7 @@ class _Lint:
         """What is found in all files, and not switched off."""
         if self._stdin is not None:
             return runner.examined(self._name, self._stdin, self._examiner)
-        progress = terminal.Progress(self._err, "files checked")
+        progress = terminal.ProgressLine(self._err, "files checked")
         try:
             return runner.run(
                 self._found.files,
@@ -169,7 +169,7 @@ class _Lint:
         return Exit.OK
 
     @functools.cached_property
-    def _found(self) -> Found:
+    def _found(self) -> FoundFiles:
         found = discovery.find(self._options.paths, self._config.excluded)
         for folder in found.unreadable:
             print(f"jax-dist lint: the folder {folder} cannot be read", file=self._err)
@@ -186,7 +186,7 @@ class _Lint:
         here = os.path.dirname(self._config.file or "")
         folder = self._options.cache_dir or os.path.join(here, runner.FOLDER)
         target, files = self._examiner.target, self._found.files
-        return runner.Store(folder, self._options.paths, target, files)
+        return runner.FindingStore(folder, self._options.paths, target, files)
 
     def _mend(self, findings: Sequence[Finding], *, write: bool = True) -> list[Finding]:
         """Makes fixes; the findings that are left."""
@@ -245,7 +245,7 @@ class _Lint:
         colour = terminal.wants_colour(options.color, out) and (
             file is None or options.color == "always"
         )
-        context = output.Context(PAGES, self._source, colour)
+        context = output.RenderContext(PAGES, self._source, colour)
         if options.statistics and options.output_format == "text":
             from jax_dist.checker.output import text as text_form
 

@@ -15,17 +15,17 @@ from jax_dist.checker.model.discovery import Patterns
 from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit
 from jax_dist.migrating import migration, report
-from jax_dist.migrating.context import Context
+from jax_dist.migrating.context import ProjectContext
 from jax_dist.migrating.facts import Promises
-from jax_dist.migrating.files import Options
-from jax_dist.migrating.report import Report
+from jax_dist.migrating.files import MigrationOptions
+from jax_dist.migrating.report import MigrationReport
 from jax_dist.migrating.results import FileMigration
 
 if TYPE_CHECKING:
     from jax_dist.migrating.verify.ledger import Entry, Ledger, Rung
 
 _STDIN = "-"
-_FORMS: dict[str, Callable[[Report], str]] = {
+_FORMS: dict[str, Callable[[MigrationReport], str]] = {
     ".json": report.as_json,
     ".md": report.as_markdown,
 }
@@ -85,7 +85,7 @@ class _Migrate:
         self._name = options.stdin_filename or "stdin.py"
         self._failed = False  # a file could not be written
         target = options.target_jax
-        self._aim = Options(
+        self._aim = MigrationOptions(
             to=options.to,
             promises=Promises(options.one_process, options.all_devices),
             idiomatic=options.idiomatic,
@@ -107,16 +107,16 @@ class _Migrate:
 
     # --- reading
 
-    def _migrated(self) -> tuple[list[FileMigration], Context, int]:
+    def _migrated(self) -> tuple[list[FileMigration], ProjectContext, int]:
         """What each file becomes, their projects, and how many were looked at."""
         helpers = self._options.helpers or ""
         if self._options.paths == [_STDIN]:
             data = self._stdin.buffer.read()
-            context = Context.alone()
+            context = ProjectContext.alone()
             found = migration.of_text(self._name, data, context, self._aim)
             return [found or FileMigration(self._name, data, data)], context, 1
         paths = self._files()
-        progress = terminal.Progress(self._err, "files migrated")
+        progress = terminal.ProgressLine(self._err, "files migrated")
         try:
             found, context = migration.migrate(paths, self._aim, helpers=helpers, progress=progress)
         finally:
@@ -278,9 +278,9 @@ class _Migrate:
     # --- saying
 
     def _report(
-        self, files: Sequence[FileMigration], context: Context, proof: "Ledger | None"
-    ) -> Report:
-        made = Report(
+        self, files: Sequence[FileMigration], context: ProjectContext, proof: "Ledger | None"
+    ) -> MigrationReport:
+        made = MigrationReport(
             self._options.to,
             files,
             None if proof is None else proof.to_dict(),
@@ -299,7 +299,7 @@ class _Migrate:
                 raise MisuseError(f"--report {where} cannot be written: {reason}") from error
         return made
 
-    def _summarize(self, found: Report, looked_at: int, proof: "Ledger | None") -> None:
+    def _summarize(self, found: MigrationReport, looked_at: int, proof: "Ledger | None") -> None:
         for file in found.problems:
             self._complain(f"{file.path} is left as it is: {file.problem}")
         if not found.outcomes and not found.problems:
@@ -314,7 +314,7 @@ class _Migrate:
             self._say(caution)
         self._say_left(found)
 
-    def _say_left(self, found: Report) -> None:
+    def _say_left(self, found: MigrationReport) -> None:
         """The reasons, the most frequent first, each with its first place."""
         groups = found.by_reason()
         if not groups:
@@ -339,7 +339,7 @@ class _Migrate:
 
         return REQUIREMENTS[self._options.require]
 
-    def _exit(self, found: Report, proof: "Ledger | None") -> Exit:
+    def _exit(self, found: MigrationReport, proof: "Ledger | None") -> Exit:
         differs = proof is not None and bool(proof.below(self._required()) or proof.problems)
         would = self._options.check and bool(found.changed)
         return Exit.FINDINGS if self._failed or differs or would else Exit.OK

@@ -112,7 +112,7 @@ def silence(stream: TextIO) -> None:
         return
 
 
-class Progress:
+class ProgressLine:
     """One line on a terminal that says how far a run is, once it takes long; else silence.
 
     Args:

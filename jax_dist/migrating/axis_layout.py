@@ -18,10 +18,10 @@ from jax_dist.checker.model.stacking import Kind
 from jax_dist.migrating import device_counts, escapes, facts, uniformity, use_sites
 from jax_dist.migrating.results import Left
 from jax_dist.migrating.uniform_values import Same
-from jax_dist.migrating.use_sites import Collected, First, Given, Kept, Lost, Shown
+from jax_dist.migrating.use_sites import Collected, Escaped, First, GivenTo, Kept, Shown
 
 
-class Layout(enum.Enum):
+class AxisLayout(enum.Enum):
     """How the values of a slot lie on the devices."""
 
     STACKED = "a device axis in front"
@@ -46,7 +46,7 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Source:
+class SlotSource:
     """A copy for each device, or a split by their number, and of what."""
 
     node: ast.Call
@@ -63,7 +63,7 @@ class Component:
     """Slots that are laid out alike."""
 
     slots: list[Slot] = dataclasses.field(default_factory=list)
-    sources: list[Source] = dataclasses.field(default_factory=list)
+    sources: list[SlotSource] = dataclasses.field(default_factory=list)
     firsts: list[First] = dataclasses.field(default_factory=list)
     forests: list[ast.Call] = dataclasses.field(default_factory=list)  # of get_metrics
     shown: list[ast.expr] = dataclasses.field(default_factory=list)  # where others see the axis
@@ -72,19 +72,21 @@ class Component:
     cautions: list[str] = dataclasses.field(default_factory=list)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> AxisLayout:
         """What the slots can be."""
         kinds = {source.kind for source in self.sources}
         if self.kept or not self.slots:
-            return Layout.STACKED
+            return AxisLayout.STACKED
         if kinds == {Kind.REPLICATED}:
-            return Layout.SHARED
+            return AxisLayout.SHARED
         results = any(isinstance(slot, Result) for slot in self.slots)
         if kinds == {Kind.SPLIT}:
-            return Layout.STACKED if results or self.firsts or self.forests else Layout.SPLIT
+            return (
+                AxisLayout.STACKED if results or self.firsts or self.forests else AxisLayout.SPLIT
+            )
         if not kinds and (self.firsts or self.forests) and results:
-            return Layout.SHARED
-        return Layout.STACKED
+            return AxisLayout.SHARED
+        return AxisLayout.STACKED
 
 
 class Layouts:
@@ -207,7 +209,7 @@ class Layouts:
         match use_sites.use_of(self._module, self._flow, node):
             case First() as first:
                 part.firsts.append(first)
-            case Given(call=call, position=position):
+            case GivenTo(call=call, position=position):
                 site = self._sites.get(self._flow.mapped_calls[call].node)
                 if site is None:
                     self._keep(
@@ -226,7 +228,7 @@ class Layouts:
             case Shown(node=shown, to=function):
                 part.shown.append(shown)
                 self._caution(part, f"line {shown.lineno} puts it back for {function}")
-            case Lost(why=why):
+            case Escaped(why=why):
                 self._keep(known[0], why)
 
     def _see_read(self, slot: Slot, read: ast.expr) -> None:
@@ -245,7 +247,7 @@ class Layouts:
         """Each result of a mapped function goes into a name of its own."""
         site = self._sites[self._flow.mapped_calls[call].node]
         match use_sites.use_of(self._module, self._flow, call):
-            case Lost(why=why):
+            case Escaped(why=why):
                 self.keep_site(site, why)
             case _:
                 targets: Any = self._module.parent(call)
@@ -271,7 +273,9 @@ class Layouts:
             return
         self._seen.add(node)
         part = self._part(node)
-        part.sources.append(Source(node, of, kind, device_counts.first_devices(self._module, node)))
+        part.sources.append(
+            SlotSource(node, of, kind, device_counts.first_devices(self._module, node))
+        )
         why = device_counts.why_not(self._module, node)
         if why:
             self._keep(node, f"of {self._module.text(node.func)} in line {node.lineno} {why}")
@@ -307,7 +311,7 @@ class Layouts:
     def _are_same(self, site: Site) -> bool:
         """Whether nothing had to be kept: what differs from device to device needs the axis."""
         arguments = self.arguments(site) or []
-        shared = [self._part(slot).layout is Layout.SHARED for slot in arguments]
+        shared = [self._part(slot).layout is AxisLayout.SHARED for slot in arguments]
         if all(shared) and self._keep_first_devices(arguments):
             return False
         results = self.results(site)
@@ -317,7 +321,7 @@ class Layouts:
         done = True
         for slot, same in zip(results, found, strict=True):
             part = self._part(slot)
-            if part.layout is not Layout.SHARED or same is Same.YES:
+            if part.layout is not AxisLayout.SHARED or same is Same.YES:
                 continue
             which = "what it returns" if slot.position is None else f"result {slot.position}"
             if same is Same.NO:

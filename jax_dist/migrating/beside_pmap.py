@@ -14,7 +14,7 @@ from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Version
 from jax_dist.migrating import pmap_renames, results
 from jax_dist.migrating.names import LibraryNames, Namer
-from jax_dist.migrating.results import Left, Outcome, Place, Status
+from jax_dist.migrating.results import Left, PlaceResult, PlannedPlace, Status
 
 _RENAMES: tuple[Code, ...] = (
     _codes.REMOVED_SHARDING_CLASS,
@@ -31,7 +31,9 @@ _IDIOMS: tuple[Code, ...] = (_codes.ALL_GATHER_THEN_REDUCE,)
 CODES = frozenset(_RENAMES + _IDIOMS)  # all that is asked for
 
 
-def places_of_rules(module: Module, target: Version | None, *, idiomatic: bool) -> list[Place]:
+def places_of_rules(
+    module: Module, target: Version | None, *, idiomatic: bool
+) -> list[PlannedPlace]:
     """The places of a file that rules find and mend.
 
     Args:
@@ -40,10 +42,10 @@ def places_of_rules(module: Module, target: Version | None, *, idiomatic: bool) 
       idiomatic: whether slow idioms go too.
     """
     unsafe = _IDIOMS if idiomatic else ()
-    found: list[Place] = []
+    found: list[PlannedPlace] = []
     for finding in linter.check_module(module, frozenset(_RENAMES + unsafe), target):
         fix = finding.fix if _is_wanted(finding.fix, finding.code, unsafe) else None
-        found.append(Place(_outcome(finding, fix), finding.span, fix))
+        found.append(PlannedPlace(_outcome(finding, fix), finding.span, fix))
     return found
 
 
@@ -53,11 +55,11 @@ def _is_wanted(fix: Fix | None, code: Code, unsafe: tuple[Code, ...]) -> bool:
     return fix.safety is Safety.SAFE or (fix.safety is Safety.UNSAFE and code in unsafe)
 
 
-def _outcome(finding: Finding, fix: Fix | None) -> Outcome:
+def _outcome(finding: Finding, fix: Fix | None) -> PlaceResult:
     status: Status = "left" if fix is None else "done"
     by_hand = "" if fix is not None or finding.fix is None else finding.fix.title
     place, what = finding.start, finding.line_text.strip()
-    return Outcome(
+    return PlaceResult(
         finding.path,
         place.line,
         place.cell,
@@ -147,7 +149,7 @@ _EQUINOX = "equinox.filter_pmap"
 _NNX = ("flax.nnx.pmap", "flax.experimental.nnx.pmap")
 
 
-def places_of_other_pmaps(module: Module, *, to_library: bool) -> Iterator[Place]:
+def places_of_other_pmaps(module: Module, *, to_library: bool) -> Iterator[PlannedPlace]:
     """What becomes of each use of them.
 
     Args:

@@ -13,11 +13,11 @@ from jax_dist.checker.model.semantic_model import Module
 from jax_dist.migrating.names import Namer
 from jax_dist.migrating.results import Left
 
-Value: TypeAlias = "str | Call"
+Value: TypeAlias = "str | CallText"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Call:
+class CallText:
     """A call to be written: `name(*positional, **keywords)`."""
 
     name: str

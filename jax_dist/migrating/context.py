@@ -93,7 +93,7 @@ _FAKE = re.compile(rb"\bfake_pmap|(?:patch|setattr|object)\([^)]*[\"']jax\.pmap[
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Meeting:
+class PmapValue:
     """A place to which `jax.pmap` goes as a value."""
 
     path: str  # absolute
@@ -103,7 +103,7 @@ class Meeting:
 
 
 @dataclasses.dataclass(eq=False)
-class Context:
+class ProjectContext:
     """One run: the files that are migrated together, and the projects around them."""
 
     project: Project
@@ -112,7 +112,7 @@ class Context:
     among: frozenset[str] | None = None  # absolute paths of what is migrated; None: all is
 
     @classmethod
-    def of(cls, paths: Sequence[str], helpers: str = "") -> "Context":
+    def of(cls, paths: Sequence[str], helpers: str = "") -> "ProjectContext":
         """Of files that are migrated together.
 
         Args:
@@ -124,7 +124,7 @@ class Context:
         return cls(project, project.graph, Homes(project, helpers), among)
 
     @classmethod
-    def alone(cls) -> "Context":
+    def alone(cls) -> "ProjectContext":
         """Of a file that is judged by itself."""
         project = Project()
         return cls(project, project.graph, Homes(project))
@@ -134,7 +134,7 @@ class Context:
         """What shows that the program runs in several processes."""
         return first_sign(self.graph)
 
-    def comparison(self, module: Module) -> Meeting | None:
+    def comparison(self, module: Module) -> PmapValue | None:
         """A place that may meet a function of this file, and asks whether it is jax.pmap.
 
         Not those where all that they may meet is migrated together: in files of this run that no
@@ -149,18 +149,18 @@ class Context:
             None,
         )
 
-    def twin(self, module: Module) -> Meeting | None:
+    def twin(self, module: Module) -> PmapValue | None:
         """A place to which pmap goes as a value too, in a file that is not migrated now."""
         path = os.path.abspath(module.source.path)
         others = (found for found in self._near(module) if found.path != path)
         return next((found for found in others if not found.is_here), None)
 
-    def _near(self, module: Module) -> Iterator[Meeting]:
+    def _near(self, module: Module) -> Iterator[PmapValue]:
         """The places that may meet a function of a file."""
         path = os.path.abspath(module.source.path)
         is_here = self.among is not None and path in self.among
         for line, is_compared in pmap_renames.meetings(module):
-            yield Meeting(path, line, is_compared, is_here)
+            yield PmapValue(path, line, is_compared, is_here)
         for found in self._meetings:
             if found.path != path and self.graph.are_connected(path, found.path):
                 yield dataclasses.replace(found, is_here=found.is_here and is_here)
@@ -178,9 +178,9 @@ class Context:
         return None
 
     @functools.cached_property
-    def _meetings(self) -> list[Meeting]:
+    def _meetings(self) -> list[PmapValue]:
         """All places of the projects to which jax.pmap goes as a value."""
-        found: list[Meeting] = []
+        found: list[PmapValue] = []
         for path, data in self.graph.files.items():
             if not _VALUE.search(data):
                 continue
@@ -189,5 +189,5 @@ class Context:
             except (UnreadableError, ParseError):
                 continue
             is_here = self.among is not None and path in self.among
-            found += (Meeting(path, *each, is_here) for each in pmap_renames.meetings(module))
+            found += (PmapValue(path, *each, is_here) for each in pmap_renames.meetings(module))
         return found

@@ -12,7 +12,7 @@ from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.migrating import facts, names
-from jax_dist.migrating.codegen import Call, Texts, Value
+from jax_dist.migrating.codegen import CallText, Texts, Value
 from jax_dist.migrating.results import Left
 
 _KNOWN = frozenset(("axis_name", "in_axes", "out_axes", "devices", "donate_argnums"))
@@ -20,7 +20,7 @@ _UNNAMED_AXIS = "devices"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
+class DirectPlan:
     """The pieces of the new text; texts are Python."""
 
     axis: str  # the name of the mesh axis: "'batch'"
@@ -32,7 +32,7 @@ class Plan:
     donated: str = ""
 
 
-def plan(module: Module, site: Site, texts: Texts) -> Plan:
+def plan(module: Module, site: Site, texts: Texts) -> DirectPlan:
     """Reads the arguments of one application of pmap.
 
     Raises:
@@ -56,7 +56,7 @@ def plan(module: Module, site: Site, texts: Texts) -> Plan:
     axis = module.text(given["axis_name"]) if "axis_name" in given else texts.quoted(_UNNAMED_AXIS)
     spec = texts.named("jax.sharding.PartitionSpec")
     is_plain = facts.is_default(in_axes) and facts.is_default(out_axes)
-    return Plan(
+    return DirectPlan(
         axis=axis,
         in_specs=facts.spec_text(in_axes, axis, spec, "in_axes"),
         out_specs=facts.spec_text(out_axes, axis, spec, "out_axes"),
@@ -73,22 +73,22 @@ def _is_none(name: str, value: ast.expr) -> bool:
     )
 
 
-def written(module: Module, site: Site, plan: Plan, texts: Texts, group: str = "") -> Fix:
+def written(module: Module, site: Site, plan: DirectPlan, texts: Texts, group: str = "") -> Fix:
     """The fix that puts a plan into words."""
     edit = (_call_edit if site.form == "call" else _decorator_edit)(module, site, plan, texts)
     title = "use jax.jit(jax.shard_map(...))"
     return Fix(title, Safety.UNSAFE, (edit,), texts.imports, group)
 
 
-def _call_edit(module: Module, site: Site, plan: Plan, texts: Texts) -> Edit:
+def _call_edit(module: Module, site: Site, plan: DirectPlan, texts: Texts) -> Edit:
     whole = _around(module, site)
     depth = 2 if plan.is_bare else 3  # calls around it
     mapped: Value = texts.moved(site.fun, depth)
     if not plan.is_bare:
-        mapped = Call(texts.helper("per_device"), [mapped], _axes(plan))
-    mapped = Call(texts.named("jax.shard_map"), [mapped], _specs(plan, texts))
+        mapped = CallText(texts.helper("per_device"), [mapped], _axes(plan))
+    mapped = CallText(texts.named("jax.shard_map"), [mapped], _specs(plan, texts))
     comments = texts.comments(whole, [site.fun, *site.arguments.values()])
-    value = Call(texts.named("jax.jit"), [mapped], _donation(plan), comments)
+    value = CallText(texts.named("jax.jit"), [mapped], _donation(plan), comments)
     return Edit(*module.span(whole), texts.written(value, whole))
 
 
@@ -99,9 +99,9 @@ def _around(module: Module, site: Site) -> ast.expr:
     return around if plain and module.qualified_name(around.func) == "jax.jit" else site.node
 
 
-def _specs(plan: Plan, texts: Texts) -> list[tuple[str, Value]]:
+def _specs(plan: DirectPlan, texts: Texts) -> list[tuple[str, Value]]:
     devices = f"{texts.named('jax.devices')}()"
-    mesh = Call(texts.named("jax.sharding.Mesh"), [devices, f"({plan.axis},)"])
+    mesh = CallText(texts.named("jax.sharding.Mesh"), [devices, f"({plan.axis},)"])
     return [
         ("mesh", mesh),
         ("in_specs", plan.in_specs),
@@ -110,16 +110,16 @@ def _specs(plan: Plan, texts: Texts) -> list[tuple[str, Value]]:
     ]
 
 
-def _axes(plan: Plan) -> list[tuple[str, str]]:
+def _axes(plan: DirectPlan) -> list[tuple[str, str]]:
     given = [("in_axes", plan.in_axes), ("out_axes", plan.out_axes)]
     return [(name, text) for name, text in given if text]
 
 
-def _donation(plan: Plan) -> list[tuple[str, str]]:
+def _donation(plan: DirectPlan) -> list[tuple[str, str]]:
     return [("donate_argnums", plan.donated)] if plan.donated else []
 
 
-def _decorator_edit(module: Module, site: Site, plan: Plan, texts: Texts) -> Edit:
+def _decorator_edit(module: Module, site: Site, plan: DirectPlan, texts: Texts) -> Edit:
     """`@jax.jit`, then `@partial(jax.shard_map, ...)`, then `@per_device`, each on its line."""
     partial = texts.named(_partial_name(module, site))
     lines = [
@@ -139,7 +139,7 @@ def _decorator_edit(module: Module, site: Site, plan: Plan, texts: Texts) -> Edi
 
 
 def _as_decorator(name: str, partial: str, keywords: Any) -> Value:
-    return Call(partial, [name], keywords) if keywords else name
+    return CallText(partial, [name], keywords) if keywords else name
 
 
 def _partial_name(module: Module, site: Site) -> str:
@@ -151,7 +151,7 @@ def _partial_name(module: Module, site: Site) -> str:
 
 
 def with_axes(
-    module: Module, site: Site, plan: Plan, texts: Texts, edits: Sequence[Edit]
+    module: Module, site: Site, plan: DirectPlan, texts: Texts, edits: Sequence[Edit]
 ) -> tuple[Edit, ...] | None:
     """The edits that rename pmap and give it the axes of a plan; None where it has no brackets.
 
@@ -181,7 +181,7 @@ def with_axes(
     renamed = {each.start: each.text for each in inside}  # each is a whole name
     positional = [_text(module, each, renamed) for each in call.args]
     keywords = [(each.arg or "", module.text(each.value)) for each in call.keywords]
-    value = Call(_text(module, call.func, renamed), positional, [*keywords, *_axes(plan)])
+    value = CallText(_text(module, call.func, renamed), positional, [*keywords, *_axes(plan)])
     outside = [each for each in edits if each not in inside]
     return tuple(sorted((*outside, Edit(low, high, texts.written(value, call)))))
 

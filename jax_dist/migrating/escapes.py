@@ -21,13 +21,13 @@ class Kept:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Lost:
+class Escaped:
     """Something is done that is not followed."""
 
     why: str
 
 
-def from_target(module: Module, target: ast.expr, binding: ast.AST) -> Kept | Lost:
+def from_target(module: Module, target: ast.expr, binding: ast.AST) -> Kept | Escaped:
     """Out of a name on the left of an assignment.
 
     Args:
@@ -37,23 +37,23 @@ def from_target(module: Module, target: ast.expr, binding: ast.AST) -> Kept | Lo
     """
     if not isinstance(target, ast.Name):
         text = " ".join(module.text(target).split())
-        return Lost(f"line {target.lineno} keeps it in {text}")
+        return Escaped(f"line {target.lineno} keeps it in {text}")
     scope = module.scope(target)
     if scope is module.scopes.module and is_used_elsewhere(module, target.id):
-        return Lost(f"other files may use {target.id}, which line {target.lineno} sets")
+        return Escaped(f"other files may use {target.id}, which line {target.lineno} sets")
     return from_binding(module, scope, target.id, binding)
 
 
-def from_binding(module: Module, scope: Scope, name: str, binding: ast.AST) -> Kept | Lost:
+def from_binding(module: Module, scope: Scope, name: str, binding: ast.AST) -> Kept | Escaped:
     """Out of a name that has got it, in the reads which that binding may reach."""
     line = getattr(binding, "lineno", 0)
     if scope.is_class:
-        return Lost(f"line {line} keeps it in a class")
+        return Escaped(f"line {line} keeps it in a class")
     if name in scope.outer or _is_bound_inside(module, scope, name):
-        return Lost(f"line {line} keeps it in {name}, which several functions set")
+        return Escaped(f"line {line} keeps it in {name}, which several functions set")
     for each in scope.bindings.get(name, ()):
         if isinstance(each.node, ast.Name) and isinstance(module.parent(each.node), ast.AugAssign):
-            return Lost(f"line {each.node.lineno} changes {name} in place")
+            return Escaped(f"line {each.node.lineno} changes {name} in place")
     reads = [
         read
         for read in module.reads(scope, name)

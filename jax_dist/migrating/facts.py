@@ -15,7 +15,7 @@ from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
 from jax_dist.migrating import device_counts, names, use_sites
-from jax_dist.migrating.context import Context
+from jax_dist.migrating.context import ProjectContext
 from jax_dist.migrating.results import Left
 
 
@@ -92,7 +92,7 @@ class Promises:
     all_devices: bool = False  # what is mapped has one slice for each device there is
 
 
-class Facts:
+class PmapFacts:
     """Tells for each place of a file what is not known.
 
     Args:
@@ -101,7 +101,7 @@ class Facts:
       promises: what need not be shown.
     """
 
-    def __init__(self, module: Module, context: Context, promises: Promises):
+    def __init__(self, module: Module, context: ProjectContext, promises: Promises):
         self._module, self._context, self._promises = module, context, promises
         self._unknown: dict[Site, str] = {}
         sites = [site for site in pmaps.sites(module) if site.form in _FORMS]

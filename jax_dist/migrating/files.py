@@ -24,10 +24,10 @@ from jax_dist.migrating import (
     results,
 )
 from jax_dist.migrating.codegen import Texts
-from jax_dist.migrating.context import Context
-from jax_dist.migrating.facts import Facts, Promises
+from jax_dist.migrating.context import ProjectContext
+from jax_dist.migrating.facts import PmapFacts, Promises
 from jax_dist.migrating.names import HelperNames, LibraryNames, Namer
-from jax_dist.migrating.results import FileMigration, Helpers, Left, Outcome, Place
+from jax_dist.migrating.results import FileMigration, Helpers, Left, PlaceResult, PlannedPlace
 
 Target: TypeAlias = Literal["jax_dist", "jax"]
 
@@ -35,7 +35,7 @@ _ROUNDS = 10  # a fix inside another one waits for the next round
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Options:
+class MigrationOptions:
     """What is asked for."""
 
     to: Target = "jax_dist"
@@ -50,7 +50,7 @@ class _RefusedError(Exception):
     """The new text would do harm, so the file is left whole."""
 
 
-def migrate(source: Source, context: Context, options: Options) -> FileMigration:
+def migrate(source: Source, context: ProjectContext, options: MigrationOptions) -> FileMigration:
     """Migrates one file.
 
     Args:
@@ -77,14 +77,14 @@ def migrate(source: Source, context: Context, options: Options) -> FileMigration
     return FileMigration(source.path, before, after, outcomes, helpers=file.helpers)
 
 
-def _unparsed_cells(source: Source) -> Iterator[Outcome]:
+def _unparsed_cells(source: Source) -> Iterator[PlaceResult]:
     """Cells of a notebook that Python cannot parse; the others are migrated."""
     for cell in getattr(source, "unparsed", ()):
         offset = source.line_starts[min(cell.line, len(source.line_starts)) - 1]
         place = source.position(offset)
         what = source.line_text(offset).strip()
         reason = "Python cannot parse the cell"
-        yield Outcome(
+        yield PlaceResult(
             source.path,
             place.line,
             place.cell,
@@ -106,7 +106,7 @@ class _File:
       options: the target.
     """
 
-    def __init__(self, module: Module, context: Context, options: Options):
+    def __init__(self, module: Module, context: ProjectContext, options: MigrationOptions):
         self._first, self._context, self._options = module, context, options
         self._style = codegen.style_of(module.source.code)
         self._helpers = HelperNames(context.homes.of(module)) if options.to == "jax" else None
@@ -115,7 +115,7 @@ class _File:
         own = module.source.path
         self._without = {line for path, line in options.without if path == own}
 
-    def rewritten(self, found: list[Place]) -> bytes:
+    def rewritten(self, found: list[PlannedPlace]) -> bytes:
         """The new bytes of the file. Raises _RefusedError."""
         module = self._first
         try:
@@ -176,13 +176,13 @@ class _File:
 
     # --- places
 
-    def places(self, module: Module) -> list[Place]:
+    def places(self, module: Module) -> list[PlannedPlace]:
         """What becomes of each place of the file, as it is now."""
         facts = None
         if self._options.to == "jax":
-            facts = Facts(module, self._context, self._options.promises)
+            facts = PmapFacts(module, self._context, self._options.promises)
         freed, kept = self._freed(module, facts)
-        found: list[Place] = []
+        found: list[PlannedPlace] = []
         for site in pmaps.sites(module):
             place = freed.pop(site.reference, None) or self._of_pmap(module, site, facts)
             found.append(_explained(place, kept.get(site.reference, "")))
@@ -206,15 +206,15 @@ class _File:
         found += [place for place in by_rule if not _is_covered(place.span, covered)]
         return [_unproved(each) if self._stays(each) else each for each in found]
 
-    def _stays(self, place: Place) -> bool:
+    def _stays(self, place: PlannedPlace) -> bool:
         """Whether it was not proved, so that it is not to change."""
         lines = range(place.outcome.line, place.outcome.line + place.outcome.what.count("\n") + 1)
         is_named = not self._without.isdisjoint(lines) or 0 in self._without
         return is_named and place.outcome.cell is None and place.outcome.status == "done"
 
     def _freed(
-        self, module: Module, facts: Facts | None
-    ) -> tuple[dict[ast.expr, Place], dict[ast.expr, str]]:
+        self, module: Module, facts: PmapFacts | None
+    ) -> tuple[dict[ast.expr, PlannedPlace], dict[ast.expr, str]]:
         """By node: the places that lose the axis over devices; and why other sites keep it."""
         if facts is None or not self._options.idiomatic:
             return {}, {}
@@ -227,7 +227,7 @@ class _File:
         }
         return freed, found.kept
 
-    def _of_pmap(self, module: Module, site: pmaps.Site, facts: Facts | None) -> Place:
+    def _of_pmap(self, module: Module, site: pmaps.Site, facts: PmapFacts | None) -> PlannedPlace:
         try:
             _check_site(module, site)
             _check_replaced(module, self._options.to)
@@ -247,7 +247,7 @@ class _File:
         return results.done(module, site.reference, _codes.PMAP_CALL, fix, said)
 
     def _direct(
-        self, module: Module, site: pmaps.Site, facts: Facts | None
+        self, module: Module, site: pmaps.Site, facts: PmapFacts | None
     ) -> tuple[Fix | None, str]:
         """`jit(shard_map)`, where all that it takes is known."""
         if facts is None or facts.unknown(site):
@@ -258,7 +258,7 @@ class _File:
         except Left:
             return None, ""
 
-    def _not_direct(self, site: pmaps.Site, facts: Facts | None) -> str:
+    def _not_direct(self, site: pmaps.Site, facts: PmapFacts | None) -> str:
         """Why it is no `jit(shard_map)`, where the user has promised something for that."""
         if facts is None or self._options.promises == Promises():
             return ""
@@ -303,14 +303,14 @@ class _File:
         graph, path = self._context.graph, os.path.abspath(module.source.path)
         return any(True for _ in graph.users(path, alias.asname or alias.name))
 
-    def _of_import(self, module: Module, alias: ast.alias) -> Place:
+    def _of_import(self, module: Module, alias: ast.alias) -> PlannedPlace:
         try:
             fix = pmap_renames.fix_of_import(module, alias, self._namer)
         except Left as left:
             return results.left(module, alias, _codes.PMAP_CALL, left)
         return results.done(module, alias, _codes.PMAP_CALL, fix, "other files import it from here")
 
-    def _of_placement(self, module: Module, name: str, node: ast.expr) -> Place:
+    def _of_placement(self, module: Module, name: str, node: ast.expr) -> PlannedPlace:
         code = (beside_pmap.REMOVED | beside_pmap.OF_FLAX)[name]
         try:
             fix = beside_pmap.fix_of_put(module, name, node, self._namer)
@@ -319,14 +319,14 @@ class _File:
         return results.done(module, node, code, fix)
 
 
-def _unproved(place: Place) -> Place:
+def _unproved(place: PlannedPlace) -> PlannedPlace:
     outcome = dataclasses.replace(
         place.outcome,
         status="left",
         reason="--verify did not find that it computes the same",
         by_hand="Run a command that reaches it, or --keep it and compare by hand.",
     )
-    return Place(outcome, place.span)
+    return PlannedPlace(outcome, place.span)
 
 
 def _moved(lines: set[int], before: Source, after: Source) -> set[int]:
@@ -369,7 +369,7 @@ def _is_covered(span: tuple[int, int], covered: list[tuple[int, int]]) -> bool:
     return any(span[0] == start or (start <= span[0] and span[1] <= end) for start, end in covered)
 
 
-def _explained(place: Place, kept: str) -> Place:
+def _explained(place: PlannedPlace, kept: str) -> PlannedPlace:
     """Says why an argument or a result keeps its axis."""
     if not kept or place.outcome.status == "left":
         return place

@@ -15,10 +15,17 @@ from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
 from jax_dist.migrating import codegen, direct, pmap_renames
-from jax_dist.migrating.axis_layout import Argument, Component, Layout, Layouts, Slot, Source
+from jax_dist.migrating.axis_layout import (
+    Argument,
+    AxisLayout,
+    Component,
+    Layouts,
+    Slot,
+    SlotSource,
+)
 from jax_dist.migrating.codegen import Style, Texts
-from jax_dist.migrating.direct import Plan
-from jax_dist.migrating.facts import Facts
+from jax_dist.migrating.direct import DirectPlan
+from jax_dist.migrating.facts import PmapFacts
 from jax_dist.migrating.names import Namer
 from jax_dist.migrating.results import Left
 from jax_dist.migrating.use_sites import First
@@ -112,7 +119,7 @@ def _shares_loop(module: Module, one: ast.AST, other: ast.AST) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Change:
+class FreedPlace:
     """One place that loses the axis."""
 
     node: ast.expr
@@ -124,11 +131,11 @@ class Change:
 class Idiomatic:
     """All that one file can be freed of, and why the rest stays."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[FreedPlace, ...]
     kept: dict[ast.expr, str]  # by the node of the site
 
 
-def find(module: Module, style: Style, namer: Namer, facts: Facts) -> Idiomatic:
+def find(module: Module, style: Style, namer: Namer, facts: PmapFacts) -> Idiomatic:
     """The places of a file that can do without the axis over devices.
 
     Args:
@@ -149,7 +156,7 @@ def find(module: Module, style: Style, namer: Namer, facts: Facts) -> Idiomatic:
     return Idiomatic((*changes, *write.places(sites, groups)), kept)
 
 
-def _may_change(site: Site, facts: Facts) -> bool:
+def _may_change(site: Site, facts: PmapFacts) -> bool:
     if site.form not in ("call", "decorator", "partial decorator") or site.fun is None:
         return False
     given = site.arguments.keys() - {"axis_name", "donate_argnums"}
@@ -174,7 +181,7 @@ def _groups(layouts: Layouts, sites: list[Site]) -> dict[int, str]:
 
 
 def _free(layouts: Layouts, site: Site) -> list[Component]:
-    return [part for part in _parts(layouts, site) if part.layout is not Layout.STACKED]
+    return [part for part in _parts(layouts, site) if part.layout is not AxisLayout.STACKED]
 
 
 def _parts(layouts: Layouts, site: Site) -> list[Component]:
@@ -190,7 +197,9 @@ def _parts(layouts: Layouts, site: Site) -> list[Component]:
 class _Writer:
     """Writes the changes of one file."""
 
-    def __init__(self, module: Module, layouts: Layouts, facts: Facts, style: Style, namer: Namer):
+    def __init__(
+        self, module: Module, layouts: Layouts, facts: PmapFacts, style: Style, namer: Namer
+    ):
         self._module, self._layouts, self._facts = module, layouts, facts
         self._style, self._namer = style, namer
 
@@ -199,9 +208,9 @@ class _Writer:
 
     # --- mapped functions
 
-    def sites(self, sites: list[Site], groups: dict[int, str]) -> list[Change] | None:
+    def sites(self, sites: list[Site], groups: dict[int, str]) -> list[FreedPlace] | None:
         """Their changes; None where a slot had to be kept: then all is asked again."""
-        changes: list[Change] = []
+        changes: list[FreedPlace] = []
         for site in sites:
             free = _free(self._layouts, site)
             if not free:
@@ -216,7 +225,7 @@ class _Writer:
             changes.append(change)
         return changes
 
-    def _site(self, site: Site, group: str) -> Change | None:
+    def _site(self, site: Site, group: str) -> FreedPlace | None:
         arguments = self._layouts.arguments(site)
         if arguments is None:
             raise Left("its calls differ in the number of arguments")
@@ -226,22 +235,22 @@ class _Writer:
         texts = self._texts(site.node)
         plan = self._freed(direct.plan(self._module, site, texts), arguments, site, texts)
         said = _said(self._layouts, site, arguments)
-        if Layout.STACKED not in layouts and not named and not self._facts.unfit_place(site):
-            return Change(
+        if AxisLayout.STACKED not in layouts and not named and not self._facts.unfit_place(site):
+            return FreedPlace(
                 site.reference, direct.written(self._module, site, plan, texts, group), said
             )
         split = [
-            slot for slot, layout in zip(slots, layouts, strict=True) if layout is Layout.SPLIT
+            slot for slot, layout in zip(slots, layouts, strict=True) if layout is AxisLayout.SPLIT
         ]
         for slot in split:  # only shard_map takes a whole batch
             self._layouts.keep_slot(slot, "another argument or result keeps its axis")
         if split:
             return None
-        if not named and Layout.STACKED not in layouts[: len(arguments)]:
+        if not named and AxisLayout.STACKED not in layouts[: len(arguments)]:
             raise Left("no other argument would show how many devices there are")
         return self._mapped(site, plan, group, said)
 
-    def _mapped(self, site: Site, plan: Plan, group: str, said: str) -> Change:
+    def _mapped(self, site: Site, plan: DirectPlan, group: str, said: str) -> FreedPlace:
         """`mapped` in the place of pmap, with None for what has lost its axis."""
         fix = pmap_renames.fix(self._module, site, self._namer)
         texts = self._texts(site.node)
@@ -249,9 +258,11 @@ class _Writer:
         if fix is None or edits is None:
             raise Left("pmap has no brackets for in_axes there")
         new = Fix(fix.title, Safety.UNSAFE, edits, fix.imports, group)
-        return Change(site.reference, new, said)
+        return FreedPlace(site.reference, new, said)
 
-    def _freed(self, plan: Plan, arguments: list[Argument], site: Site, texts: Texts) -> Plan:
+    def _freed(
+        self, plan: DirectPlan, arguments: list[Argument], site: Site, texts: Texts
+    ) -> DirectPlan:
         """The plan with each slot laid out as it can be."""
         ins = [self._layouts.component(slot).layout for slot in arguments]
         results = self._layouts.results(site)
@@ -259,22 +270,24 @@ class _Writer:
         one_result = results[0].position is None
         spec = texts.named("jax.sharding.PartitionSpec")
         cut = f"{spec}({plan.axis})"
-        specs = {Layout.SHARED: f"{spec}()", Layout.SPLIT: cut, Layout.STACKED: cut}
-        axes = {Layout.SHARED: "None", Layout.SPLIT: "None", Layout.STACKED: "0"}
+        specs = {AxisLayout.SHARED: f"{spec}()", AxisLayout.SPLIT: cut, AxisLayout.STACKED: cut}
+        axes = {AxisLayout.SHARED: "None", AxisLayout.SPLIT: "None", AxisLayout.STACKED: "0"}
         return dataclasses.replace(
             plan,
             in_specs=_tuple([specs[each] for each in ins]),
             out_specs=specs[outs[0]] if one_result else _tuple([specs[each] for each in outs]),
-            in_axes=_tuple([axes[each] for each in ins]) if set(ins) != {Layout.STACKED} else "",
+            in_axes=_tuple([axes[each] for each in ins])
+            if set(ins) != {AxisLayout.STACKED}
+            else "",
             out_axes=axes[outs[0]] if one_result else _tuple([axes[each] for each in outs]),
             is_bare=True,
         )
 
     # --- copies, splits and first parts
 
-    def places(self, sites: list[Site], groups: dict[int, str]) -> list[Change]:
+    def places(self, sites: list[Site], groups: dict[int, str]) -> list[FreedPlace]:
         """The changes of those that belong to the freed slots."""
-        found: list[Change] = []
+        found: list[FreedPlace] = []
         seen: list[Component] = []
         for site in sites:
             for part in _parts(self._layouts, site):
@@ -283,7 +296,7 @@ class _Writer:
                     found += self._places_of(part, groups[id(part)])
         return found
 
-    def _places_of(self, part: Component, group: str) -> list[Change]:
+    def _places_of(self, part: Component, group: str) -> list[FreedPlace]:
         donated = self._layouts.donating_calls(part)
         places = [self._source(source, group) for source in part.sources]
         for first in part.firsts:
@@ -292,7 +305,7 @@ class _Writer:
         places += [self._shown(node, group) for node in part.shown]
         return places + [self._forest(call, group) for call in part.forests]
 
-    def _source(self, source: Source, group: str) -> Change:
+    def _source(self, source: SlotSource, group: str) -> FreedPlace:
         texts = self._texts(source.node)
         if source.kind is Kind.REPLICATED:
             start, end = f"{texts.helper('replicated')}(", ")"
@@ -305,9 +318,9 @@ class _Writer:
             said = "one global array"
         edits = codegen.shell(texts, source.node, source.of, start, end)
         fix = Fix(said, Safety.UNSAFE, edits, texts.imports, group)
-        return Change(source.node, fix, said)
+        return FreedPlace(source.node, fix, said)
 
-    def _first(self, first: First, group: str, *, copied: bool) -> Change:
+    def _first(self, first: First, group: str, *, copied: bool) -> FreedPlace:
         """The value itself; a copy of it where a later call donates that."""
         texts = self._texts(first.node)
         start = codegen.around(self._module, first.node, first.of)
@@ -318,9 +331,9 @@ class _Writer:
             end, said = ")", f"{said}; it is copied, for the value is donated later"
         edits = codegen.shell(texts, first.node, first.of, start, end)
         fix = Fix(said, Safety.UNSAFE, edits, texts.imports, group)
-        return Change(first.node, fix, said)
+        return FreedPlace(first.node, fix, said)
 
-    def _shown(self, node: ast.expr, group: str) -> Change:
+    def _shown(self, node: ast.expr, group: str) -> FreedPlace:
         """A function of another file gets what it got before."""
         texts = self._texts(node)
         start, end = self._module.span(node)
@@ -330,9 +343,9 @@ class _Writer:
         )
         said = "a function of another file still gets one slice for each device"
         fix = Fix(said, Safety.UNSAFE, edits, texts.imports, group)
-        return Change(node, fix, said)
+        return FreedPlace(node, fix, said)
 
-    def _forest(self, call: ast.Call, group: str) -> Change:
+    def _forest(self, call: ast.Call, group: str) -> FreedPlace:
         """flax's `get_metrics` takes the first slice of each leaf, and stacks; now it stacks."""
         texts = self._texts(call)
         stack = texts.named("flax.training.common_utils.stack_forest")
@@ -340,7 +353,7 @@ class _Writer:
         edits = codegen.shell(texts, call, call.args[0], f"{stack}({get}(", "))")
         said = "the metrics have no device axis any more"
         fix = Fix(said, Safety.UNSAFE, edits, texts.imports, group)
-        return Change(call, fix, said)
+        return FreedPlace(call, fix, said)
 
 
 def _tuple(parts: list[str]) -> str:
@@ -351,12 +364,12 @@ def _said(layouts: Layouts, site: Site, arguments: list[Argument]) -> str:
     freed = [
         str(slot.position)
         for slot in arguments
-        if layouts.component(slot).layout is not Layout.STACKED
+        if layouts.component(slot).layout is not AxisLayout.STACKED
     ]
     results = [
         "all" if slot.position is None else str(slot.position)
         for slot in layouts.results(site)
-        if layouts.component(slot).layout is not Layout.STACKED
+        if layouts.component(slot).layout is not AxisLayout.STACKED
     ]
     cautions = [caution for part in _parts(layouts, site) for caution in part.cautions]
     words = [

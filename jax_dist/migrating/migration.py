@@ -10,8 +10,8 @@ from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import edits, sources
 from jax_dist.checker.model.sources import UnreadableError
 from jax_dist.migrating import beside_pmap, files, helper_module
-from jax_dist.migrating.context import Context
-from jax_dist.migrating.files import Options
+from jax_dist.migrating.context import ProjectContext
+from jax_dist.migrating.files import MigrationOptions
 from jax_dist.migrating.results import FileMigration, Left
 
 Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
@@ -22,11 +22,11 @@ _WORDS = (b"pmap", b"replicate", b"device_put_")
 
 def migrate(
     paths: Sequence[str],
-    options: Options,
+    options: MigrationOptions,
     *,
     helpers: str = "",
     progress: Progress = lambda done, total: None,
-) -> tuple[list[FileMigration], Context]:
+) -> tuple[list[FileMigration], ProjectContext]:
     """Migrates files together; nothing is written.
 
     Args:
@@ -39,7 +39,7 @@ def migrate(
       The files with something to migrate, and those that could not be read, in the order given;
       then the helper modules. And the projects, for what a report says of them.
     """
-    context = Context.of(paths, helpers)
+    context = ProjectContext.of(paths, helpers)
     held: dict[str, bytes] = {}
     found: dict[str, FileMigration] = {}
     for path in paths:
@@ -66,7 +66,9 @@ def migrate(
     return _with_modules([found[path] for path in paths if path in found]), context
 
 
-def of_text(path: str, data: bytes, context: Context, options: Options) -> FileMigration | None:
+def of_text(
+    path: str, data: bytes, context: ProjectContext, options: MigrationOptions
+) -> FileMigration | None:
     """One file; None where there is nothing to do in it, and nothing to say of it.
 
     It need not be `wanted`. A fault of ours stays in its file: the file is left whole, and says so.
@@ -146,7 +148,7 @@ _BUILD_FILES = ("BUILD", "BUILD.bazel")
 
 
 def cautions_of(
-    files: Sequence[FileMigration], context: Context, options: Options
+    files: Sequence[FileMigration], context: ProjectContext, options: MigrationOptions
 ) -> Iterator[str]:
     """The cautions of one migration, a sentence each.
 

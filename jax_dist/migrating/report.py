@@ -25,13 +25,13 @@ from typing import Any
 from jax_dist.checker.engine import catalogue
 from jax_dist.checker.model.findings import Code
 from jax_dist.migrating.files import Target
-from jax_dist.migrating.results import FileMigration, Outcome
+from jax_dist.migrating.results import FileMigration, PlaceResult
 
 _SCHEMA = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class MigrationReport:
     """All that one migration did."""
 
     to: Target
@@ -41,15 +41,15 @@ class Report:
     cautions: tuple[str, ...] = ()  # what a reader has to know of what was done
 
     @property
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[PlaceResult]:
         return [outcome for file in self.files for outcome in in_order(file)]
 
     @property
-    def done(self) -> list[Outcome]:
+    def done(self) -> list[PlaceResult]:
         return [outcome for outcome in self.outcomes if outcome.status == "done"]
 
     @property
-    def left(self) -> list[Outcome]:
+    def left(self) -> list[PlaceResult]:
         return [outcome for outcome in self.outcomes if outcome.status == "left"]
 
     @property
@@ -113,30 +113,30 @@ class Report:
         left = Counter(outcome.code for outcome in self.left)
         return [(code, done[code], left[code]) for code in sorted({*done, *left})]
 
-    def by_reason(self) -> list[list[Outcome]]:
+    def by_reason(self) -> list[list[PlaceResult]]:
         """The places that were left, those with the same reason together, most frequent first."""
-        groups: dict[str, list[Outcome]] = {}
+        groups: dict[str, list[PlaceResult]] = {}
         for outcome in self.left:
             groups.setdefault(outcome.reason, []).append(outcome)
         return sorted(groups.values(), key=lambda places: -len(places))
 
 
-def in_order(file: FileMigration) -> list[Outcome]:
+def in_order(file: FileMigration) -> list[PlaceResult]:
     """The places of a file from its top to its end."""
     return sorted(file.outcomes, key=lambda place: (place.cell or 0, place.line))
 
 
-def as_json(report: Report) -> str:
+def as_json(report: MigrationReport) -> str:
     """The report as one JSON object; the module's docstring says what is in it."""
     return json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n"
 
 
-def as_markdown(report: Report) -> str:
+def as_markdown(report: MigrationReport) -> str:
     """The report as a page."""
     return "\n".join(_lines(report)) + "\n"
 
 
-def _place(outcome: Outcome) -> dict[str, Any]:
+def _place(outcome: PlaceResult) -> dict[str, Any]:
     return {
         "path": outcome.path,
         "line": outcome.line,
@@ -157,7 +157,7 @@ def _name(code: Code) -> str:
     return page.name if page is not None else ""
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: MigrationReport) -> Iterator[str]:
     yield f"# Migration to {report.to}"
     yield ""
     yield (
@@ -193,7 +193,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield "```"
 
 
-def _left(report: Report) -> Iterator[str]:
+def _left(report: MigrationReport) -> Iterator[str]:
     yield from _heading("Left, and why")
     groups = report.by_reason()
     yield "| places | reason |"
@@ -208,7 +208,7 @@ def _left(report: Report) -> Iterator[str]:
             yield f"* {_where(place)} {_code(place.what)}{detail}"
 
 
-def _by_hand(places: Sequence[Outcome]) -> Iterator[str]:
+def _by_hand(places: Sequence[PlaceResult]) -> Iterator[str]:
     """What to do; where that differs from place to place, once each."""
     for remedy, sketch in dict.fromkeys((place.remedy, place.sketch) for place in places):
         if remedy:
@@ -221,7 +221,7 @@ def _by_hand(places: Sequence[Outcome]) -> Iterator[str]:
             yield ""
 
 
-def _done(report: Report) -> Iterator[str]:
+def _done(report: MigrationReport) -> Iterator[str]:
     yield from _heading("Done")
     yield "| place | rule | what | |"
     yield "|---|---|---|---|"
@@ -237,11 +237,11 @@ def _heading(text: str, level: str = "##") -> Iterator[str]:
     yield ""
 
 
-def _where(place: Outcome) -> str:
+def _where(place: PlaceResult) -> str:
     return f"`{where(place)}`"
 
 
-def where(place: Outcome) -> str:
+def where(place: PlaceResult) -> str:
     """`a.py:12`, or `a.ipynb:cell 3:12`."""
     cell = "" if place.cell is None else f"cell {place.cell}:"
     return f"{place.path}:{cell}{place.line}"

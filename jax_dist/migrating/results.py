@@ -11,7 +11,7 @@ Status: TypeAlias = Literal["done", "left"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
+class PlaceResult:
     """One place of one file."""
 
     path: str
@@ -55,7 +55,7 @@ class FileMigration:
     path: str
     before: bytes
     after: bytes
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[PlaceResult, ...] = ()
     problem: str = ""  # why the file was left whole: it does not parse, say
     helpers: Helpers | None = None
     is_new: bool = False  # a helper module that was not there
@@ -98,31 +98,31 @@ class Left(Exception):  # noqa: N818 - not an error: a place that is left as it 
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class PlannedPlace:
     """`span`: the bytes it covers."""
 
-    outcome: Outcome
+    outcome: PlaceResult
     span: tuple[int, int]
     fix: Fix | None = None
 
 
 def done(
     module: Module, node: ast.expr | ast.alias, code: Code, fix: Fix | None, said: str = ""
-) -> Place:
+) -> PlannedPlace:
     """A place that is migrated, by its own fix or by that of another place."""
-    return Place(_outcome(module, node, code, "done", said), module.span(node), fix)
+    return PlannedPlace(_outcome(module, node, code, "done", said), module.span(node), fix)
 
 
-def left(module: Module, node: ast.expr | ast.alias, code: Code, why: Left) -> Place:
+def left(module: Module, node: ast.expr | ast.alias, code: Code, why: Left) -> PlannedPlace:
     """A place that stays as it is."""
     outcome = _outcome(module, node, code, "left", why.reason)
     outcome = dataclasses.replace(outcome, by_hand=why.by_hand, detail=why.detail)
-    return Place(outcome, module.span(node))
+    return PlannedPlace(outcome, module.span(node))
 
 
 def _outcome(
     module: Module, node: ast.expr | ast.alias, code: Code, status: Status, reason: str
-) -> Outcome:
+) -> PlaceResult:
     start = module.source.position(module.span(node)[0])
     what = module.text(node)
-    return Outcome(module.source.path, start.line, start.cell, code, status, what, reason)
+    return PlaceResult(module.source.path, start.line, start.cell, code, status, what, reason)

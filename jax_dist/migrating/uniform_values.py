@@ -82,7 +82,7 @@ _REDUCING = ("sum", "mean", "max", "min")
 _METHODS = frozenset(_OF_STATES + _OF_ARRAYS + _REDUCING)
 
 
-class Axis:
+class MappedAxis:
     """The mapped axis of one site.
 
     Args:

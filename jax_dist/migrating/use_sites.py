@@ -11,7 +11,7 @@ from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
 from jax_dist.migrating import escapes
-from jax_dist.migrating.escapes import Kept, Lost
+from jax_dist.migrating.escapes import Escaped, Kept
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -23,7 +23,7 @@ class First:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Given:
+class GivenTo:
     """It is a positional argument of a mapped call."""
 
     call: ast.Call
@@ -45,7 +45,7 @@ class Collected:
     calls: tuple[ast.Call, ...]  # of get_metrics
 
 
-Use: TypeAlias = First | Given | Kept | Lost | Shown | Collected
+Use: TypeAlias = First | GivenTo | Kept | Escaped | Shown | Collected
 
 GET_METRICS = "flax.training.common_utils.get_metrics"
 
@@ -111,9 +111,9 @@ def use_of(module: Module, flow: Flow, node: ast.expr) -> Use:
         case ast.Compare(ops=[ast.Is() | ast.IsNot()]) | ast.Expr():
             return Kept()  # its shape does not matter there
         case ast.Lambda():
-            return Lost(f"a lambda in line {around.lineno} returns it")
+            return Escaped(f"a lambda in line {around.lineno} returns it")
     what = type(around).__name__.lower()
-    return Lost(f"line {node.lineno} uses it in a {what}: {_short(module, around)}")
+    return Escaped(f"line {node.lineno} uses it in a {what}: {_short(module, around)}")
 
 
 def _of_part(module: Module, flow: Flow, node: ast.expr, around: ast.expr) -> Use:
@@ -122,20 +122,20 @@ def _of_part(module: Module, flow: Flow, node: ast.expr, around: ast.expr) -> Us
         return _first(module, around, node)
     if all(origin.is_stacked for origin in found):
         return use_of(module, flow, around)
-    return Lost(f"line {node.lineno} uses {_short(module, around)}")
+    return Escaped(f"line {node.lineno} uses {_short(module, around)}")
 
 
 def _in_call(module: Module, flow: Flow, node: ast.expr, call: ast.Call) -> Use:
     if node is call.func:
-        return Lost(f"line {node.lineno} calls it")
+        return Escaped(f"line {node.lineno} calls it")
     if call in flow.mapped_calls:
-        return Given(call, next(n for n, each in enumerate(call.args) if each is node))
+        return GivenTo(call, next(n for n, each in enumerate(call.args) if each is node))
     done = stacking.stacking(module, call)
     if done is not None and done.kind is Kind.ONE and done.of is node:
         return _first(module, call, node)
     if stacking.first_of_leaves(module, call) is node:
         if any(each.attr == "addressable_data" for each in _attributes_of(call)):
-            return Lost(f"line {node.lineno} asks for the part that one device holds")
+            return Escaped(f"line {node.lineno} asks for the part that one device holds")
         return _first(module, call, node)
     name = module.qualified_name(call.func)
     if name == "jax.block_until_ready" and call.args == [node]:
@@ -148,16 +148,16 @@ def _in_call(module: Module, flow: Flow, node: ast.expr, call: ast.Call) -> Use:
         return Collected(calls)
     if name is not None and _is_alone(module, call):
         return Shown(node, _short(module, call.func))
-    return Lost(f"line {node.lineno} gives it to {_short(module, call.func)}")
+    return Escaped(f"line {node.lineno} gives it to {_short(module, call.func)}")
 
 
-def _first(module: Module, whole: ast.expr, of: ast.expr) -> First | Lost:
+def _first(module: Module, whole: ast.expr, of: ast.expr) -> First | Escaped:
     """flax's unreplicate asks where an array lies: of the part it would now take another one."""
     around = module.parent(whole)
     if isinstance(around, ast.Call) and (
         module.qualified_name(around.func) in stacking.UNREPLICATE
     ):
-        return Lost(f"line {whole.lineno} takes a part of it twice")
+        return Escaped(f"line {whole.lineno} takes a part of it twice")
     return First(whole, of)
 
 
@@ -225,11 +225,11 @@ def _is_filled(module: Module, read: ast.Name) -> bool:
 def _by_name(module: Module, flow: Flow, node: ast.expr) -> Use:
     call = module.parent(module.parent(node))
     if not isinstance(call, ast.Call):
-        return Lost(f"line {node.lineno} gives it to a class")
+        return Escaped(f"line {node.lineno} gives it to a class")
     if call in flow.mapped_calls:
-        return Lost(f"line {node.lineno} gives it by name to a mapped function")
+        return Escaped(f"line {node.lineno} gives it by name to a mapped function")
     followed = _into(module, call, node)
-    return followed or Lost(f"line {node.lineno} gives it to {_short(module, call.func)}")
+    return followed or Escaped(f"line {node.lineno} gives it to {_short(module, call.func)}")
 
 
 def _into(module: Module, call: ast.Call, node: ast.expr) -> Use | None:
@@ -259,12 +259,12 @@ def _assigned(module: Module, flow: Flow, statement: ast.Assign, node: ast.expr)
                 uses = [escapes.from_target(module, target, statement)]
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
                 if not _can_unpack(module, flow, node):
-                    return Lost(f"line {node.lineno} unpacks it, and it may be an array")
+                    return Escaped(f"line {node.lineno} unpacks it, and it may be an array")
                 uses = [escapes.from_target(module, each, each) for each in parts]
             case _:
-                return Lost(f"line {node.lineno} keeps it in {_short(module, target)}")
+                return Escaped(f"line {node.lineno} keeps it in {_short(module, target)}")
         for use_ in uses:
-            if isinstance(use_, Lost):
+            if isinstance(use_, Escaped):
                 return use_
             found += use_.reads
     return Kept(tuple(found))
@@ -293,7 +293,7 @@ def _in_tuple(module: Module, display: Any, node: ast.expr) -> Use:
         case ast.Assign(targets=[ast.Tuple(elts=parts)]) if len(parts) == size:
             if not any(isinstance(each, ast.Starred) for each in (*parts, *display.elts)):
                 return escapes.from_target(module, parts[position], parts[position])
-    return Lost(f"line {node.lineno} puts it into a tuple or list")
+    return Escaped(f"line {node.lineno} puts it into a tuple or list")
 
 
 def _returned(
@@ -302,31 +302,31 @@ def _returned(
     """Out of a function: to its callers, which must all be seen, or to those of other files."""
     function: Any = module.function(statement)
     if function is None or isinstance(function, ast.Lambda):
-        return Lost(f"line {statement.lineno} returns it")
+        return Escaped(f"line {statement.lineno} returns it")
     calls = escapes.callers(module, function)
     if calls is None:
-        return Lost(f"{function.name} returns it, and not all that call it are seen")
+        return Escaped(f"{function.name} returns it, and not all that call it are seen")
     user = (
         escapes.user_of_result(module, function.name)
         if escapes.is_known_outside(module, function)
         else ""
     )
     if user:
-        return Lost(f"{function.name} returns it, and {user} uses that")
+        return Escaped(f"{function.name} returns it, and {user} uses that")
     found: list[ast.expr] = []
     for call in calls:
         if position is None:
             found.append(call)
             continue
         use_ = _unpacked(module, call, position, size)
-        if isinstance(use_, Lost):
+        if isinstance(use_, Escaped):
             return use_
         found += use_.reads
     caution = f"{function.name} returns it: its callers now get it without the device axis"
     return Kept(tuple(found), "" if calls else caution)
 
 
-def _unpacked(module: Module, call: ast.Call, position: int, size: int) -> Kept | Lost:
+def _unpacked(module: Module, call: ast.Call, position: int, size: int) -> Kept | Escaped:
     """One of several results of a function, where a call of it takes them apart."""
     match module.parent(call):
         case ast.Assign(targets=[ast.Tuple(elts=parts)]) if len(parts) == size:
@@ -334,7 +334,7 @@ def _unpacked(module: Module, call: ast.Call, position: int, size: int) -> Kept 
                 return escapes.from_target(module, parts[position], parts[position])
         case ast.Expr():
             return Kept()
-    return Lost(f"line {call.lineno} gets it in a tuple")
+    return Escaped(f"line {call.lineno} gets it in a tuple")
 
 
 def is_iterated(module: Module, origin: Origin) -> bool:

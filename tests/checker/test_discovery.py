@@ -7,7 +7,7 @@ import pytest
 
 from jax_dist._usage import MisuseError
 from jax_dist.checker.model import discovery
-from jax_dist.checker.model.discovery import Found, Patterns
+from jax_dist.checker.model.discovery import FoundFiles, Patterns
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ class TestFind:
 
         monkeypatch.setattr(os, "scandir", scandir)
 
-        assert discovery.find(["pkg"], Patterns(discovery.EXCLUDED, ".")) == Found(
+        assert discovery.find(["pkg"], Patterns(discovery.EXCLUDED, ".")) == FoundFiles(
             files=("pkg/c.py",), unreadable=("pkg/deep",)
         )
 

@@ -20,7 +20,7 @@ from jax_dist.checker.model.findings import Finding, Safety
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
 from jax_dist.migrating import files as migrating
-from jax_dist.migrating.context import Context
+from jax_dist.migrating.context import ProjectContext
 from jax_dist.migrating.facts import Promises
 from jax_dist.migrating.helper_module import Homes
 
@@ -29,10 +29,10 @@ SYNTAX_ERROR = "JXD901"
 # Only while one file is checked; what stands in other folders must not matter.
 _PATH = "/nowhere/at/all/fuzzed.py"
 TARGETS = (
-    migrating.Options(to="jax_dist"),
-    migrating.Options(to="jax"),
-    migrating.Options(to="jax", promises=Promises(one_process=True, all_devices=True)),
-    migrating.Options(to="jax", idiomatic=True),
+    migrating.MigrationOptions(to="jax_dist"),
+    migrating.MigrationOptions(to="jax"),
+    migrating.MigrationOptions(to="jax", promises=Promises(one_process=True, all_devices=True)),
+    migrating.MigrationOptions(to="jax", idiomatic=True),
 )
 _SETTINGS = {
     "deadline": None,
@@ -93,11 +93,11 @@ def _assert_fixes_settle(source: Source, allowed: frozenset[Safety]) -> None:
 
 
 def _assert_migration_settles(
-    source: Source, options: migrating.Options, helpers: str = "/nowhere/helpers.py"
+    source: Source, options: migrating.MigrationOptions, helpers: str = "/nowhere/helpers.py"
 ) -> None:
     """What is migrated parses and keeps its comments, and a second run does nothing."""
     project = Project(())
-    context = Context(project, project.graph, Homes(project, helpers))
+    context = ProjectContext(project, project.graph, Homes(project, helpers))
     first = migrating.migrate(source, context, options)
     assert "report" not in first.problem, first.problem
     if not first.changed:
@@ -162,7 +162,7 @@ def test_a_notebook_is_a_file_in_pieces(code: str, seed: int):
 def test_a_file_with_its_helpers_inside_settles(code: str, seed: int):
     notebook = generating.notebook(code, random.Random(seed))
     for data, path in ((code.encode(), _PATH), (notebook, _PATH.replace(".py", ".ipynb"))):
-        _assert_migration_settles(linter.load(path, data), migrating.Options(to="jax"), "")
+        _assert_migration_settles(linter.load(path, data), migrating.MigrationOptions(to="jax"), "")
 
 
 @hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))

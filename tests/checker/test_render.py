@@ -7,7 +7,7 @@ import pytest
 
 from jax_dist.checker.model import notebooks, sources
 from jax_dist.checker.model.findings import Edit, Finding, Fix, Position, Safety
-from jax_dist.checker.output import FORMATS, Context, text
+from jax_dist.checker.output import FORMATS, RenderContext, text
 from jax_dist.checker.output.markdown import page_markdown
 from jax_dist.checker.rules import Page
 
@@ -58,7 +58,7 @@ def _fix(safety: Safety = Safety.SAFE, *edits: Edit, **more) -> Fix:
 
 
 def _text(*findings: Finding, colour: bool = False) -> str:
-    return FORMATS["text"](findings, Context(_PAGES, colour=colour))
+    return FORMATS["text"](findings, RenderContext(_PAGES, colour=colour))
 
 
 class TestText:
@@ -146,7 +146,7 @@ class TestText:
         code = b"import jax\n\nn = psum(1, 'i')\nm = 1\nk = psum(1, 'j')\n"
         made = (Edit(16, 20, "size"), Edit(39, 43, "size"))
         fix = _fix(Safety.DISPLAY, *made, imports=("from a import size",))
-        context = Context(_PAGES, lambda path: sources.read(path, code))
+        context = RenderContext(_PAGES, lambda path: sources.read(path, code))
 
         shown = FORMATS["text"]([_finding(code, b"psum(1, 'i')", fix=fix)], context)
 
@@ -210,7 +210,7 @@ class TestJson:
         source = sources.read("train.py", code)
 
         shown = FORMATS["json"](
-            [_finding(code, b"psum(1, 'i')", fix=fix)], Context(_PAGES, lambda path: source)
+            [_finding(code, b"psum(1, 'i')", fix=fix)], RenderContext(_PAGES, lambda path: source)
         )
 
         assert json.loads(shown) == [
@@ -243,10 +243,10 @@ class TestJson:
         ]
 
     def test_without_findings_it_is_an_empty_list(self):
-        assert FORMATS["json"]([], Context({})) == "[]\n"
+        assert FORMATS["json"]([], RenderContext({})) == "[]\n"
 
     def test_without_the_file_edits_have_bytes_only(self):
-        shown = FORMATS["json"]([_finding(b"psum", b"psum", fix=_fix())], Context({}))
+        shown = FORMATS["json"]([_finding(b"psum", b"psum", fix=_fix())], RenderContext({}))
 
         assert json.loads(shown)[0]["fix"]["edits"] == [{"bytes": [0, 4], "text": "axis_size"}]
 
@@ -254,14 +254,14 @@ class TestJson:
         place = Position(2, 1, cell=3)
         finding = Finding("a.ipynb", "JXD306", "x", "bad", place, place, (0, 0), "psum")
 
-        shown = json.loads(FORMATS["json"]([finding], Context({})))
+        shown = json.loads(FORMATS["json"]([finding], RenderContext({})))
 
         assert shown[0]["start"] == {"cell": 3, "line": 2, "column": 1}
 
 
 class TestGithub:
     def test_one_command_a_finding(self):
-        context = Context(_PAGES)
+        context = RenderContext(_PAGES)
         many = [
             _finding(b"n = psum(1)\n", b"psum(1)"),
             _finding(b"x\nn = psum(\n1)\n", b"psum(\n1)", rule="JXD205"),
@@ -280,7 +280,7 @@ class TestGithub:
     def test_what_a_command_could_not_hold_is_escaped(self):
         finding = _finding(b"n", b"n", path="a,b:c%.py", message="100%\nof::it\r")
 
-        assert FORMATS["github"]([finding], Context({})) == (
+        assert FORMATS["github"]([finding], RenderContext({})) == (
             "::warning title=jax-dist (JXD306),file=a%2Cb%3Ac%25.py,line=1,endLine=1,col=1,"
             "endColumn=2::JXD306 100%25%0Aof::it%0D\n"
         )
@@ -288,7 +288,7 @@ class TestGithub:
 
 class TestSarif:
     def _run(self, *findings: Finding, code: bytes = b"n = psum(1, 'i')\n") -> dict:
-        context = Context(_PAGES, lambda path: sources.read(path, code))
+        context = RenderContext(_PAGES, lambda path: sources.read(path, code))
         document = json.loads(FORMATS["sarif"](findings, context))
         assert document["version"] == "2.1.0"
         (run,) = document["runs"]
@@ -440,7 +440,7 @@ def _of_notebook(*imports: str) -> tuple[notebooks.Notebook, Finding]:
 def test_a_line_of_a_notebook_is_found_in_its_json():
     notebook, finding = _of_notebook()
 
-    assert FORMATS["github"]([finding], Context({}, lambda path: notebook)) == (
+    assert FORMATS["github"]([finding], RenderContext({}, lambda path: notebook)) == (
         "::warning title=jax-dist (JXD306),file=a.ipynb,line=5,endLine=5,col=1,endColumn=1"
         "::JXD306 cell 1, line 2: bad\n"
     )
@@ -449,7 +449,7 @@ def test_a_line_of_a_notebook_is_found_in_its_json():
 def test_a_fix_of_a_notebook_is_one_of_its_json():
     notebook, finding = _of_notebook("import jax")
 
-    document = json.loads(FORMATS["sarif"]([finding], Context({}, lambda path: notebook)))
+    document = json.loads(FORMATS["sarif"]([finding], RenderContext({}, lambda path: notebook)))
 
     (result,) = document["runs"][0]["results"]
     assert result["fixes"][0]["artifactChanges"][0]["replacements"] == [

@@ -10,7 +10,7 @@ from word_rules import words  # noqa: F401 (a fixture)
 
 from jax_dist.checker.engine import linter, runner
 from jax_dist.checker.engine.linter import Examiner
-from jax_dist.checker.engine.runner import Store
+from jax_dist.checker.engine.runner import FindingStore
 from jax_dist.checker.model.discovery import Patterns
 from jax_dist.checker.model.findings import Edit, Finding, Fix, Position, Safety
 from jax_dist.checker.model.project import Project
@@ -44,8 +44,8 @@ def _run(memory=None, examiner=Examiner(word_rules.CODES), files=_FILES, **optio
     return [f"{each.path}:{each.code}" for each in found]
 
 
-def _memory(folder: str = "cache", paths=(".",), target=None, files=_FILES) -> Store:
-    return Store(folder, paths, target, files)
+def _memory(folder: str = "cache", paths=(".",), target=None, files=_FILES) -> FindingStore:
+    return FindingStore(folder, paths, target, files)
 
 
 _ALL = ["a.py:JXD101", "c.py:JXD102", "c.py:JXD101"]

@@ -468,7 +468,7 @@ class TestRunning:
         stream, now = io.StringIO(), [0.0]
         stream.isatty = lambda: True
         monkeypatch.setattr(time, "monotonic", lambda: now[0])
-        progress = terminal.Progress(stream, "files checked")
+        progress = terminal.ProgressLine(stream, "files checked")
         for seconds, done in ((0.5, 1), (1.1, 2), (1.15, 3), (1.3, 4)):
             now[0] = seconds
             progress(done, 9)
@@ -478,7 +478,7 @@ class TestRunning:
 
     def test_progress_is_not_told_in_a_pipe(self):
         stream = io.StringIO()
-        progress = terminal.Progress(stream, "files checked")
+        progress = terminal.ProgressLine(stream, "files checked")
         progress._next = 0.0
         progress(1, 2)
         progress.close()

@@ -23,13 +23,13 @@ import pytest
 
 from jax_dist import CapturedArrayWarning
 from jax_dist.migrating import helper_module, migration
-from jax_dist.migrating.context import Context
+from jax_dist.migrating.context import ProjectContext
 from jax_dist.migrating.facts import Promises
-from jax_dist.migrating.files import Options
+from jax_dist.migrating.files import MigrationOptions
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FOLDER = _ROOT / "examples" / "migrations"
-_IDIOMATIC = Options(to="jax", idiomatic=True, promises=Promises(one_process=True))
+_IDIOMATIC = MigrationOptions(to="jax", idiomatic=True, promises=Promises(one_process=True))
 _HELPERS = _FOLDER / "_mapped.py"
 
 
@@ -67,9 +67,9 @@ def text(name: str) -> str:
     return (_FOLDER / f"{name}.py").read_text()
 
 
-def migrated(name: str, options: Options) -> str:
+def migrated(name: str, options: MigrationOptions) -> str:
     path = str(_FOLDER / f"{name}_before.py")
-    context = Context.of([path], str(_HELPERS))
+    context = ProjectContext.of([path], str(_HELPERS))
     found = migration.of_text(path, text(f"{name}_before").encode(), context, options)
     assert found is not None
     return found.after.decode()
@@ -160,7 +160,7 @@ def test_the_numbers_are_the_same(name):
 @_each
 def test_the_smallest_change_gives_the_same_numbers_too(name, tmp_path):
     path = tmp_path / f"{name}_smallest.py"
-    path.write_text(migrated(name, Options(to="jax_dist")))
+    path.write_text(migrated(name, MigrationOptions(to="jax_dist")))
     assert "jax_dist" in path.read_text()
 
     with _warning_of(_PROGRAMS[name].captured):

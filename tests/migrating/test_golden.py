@@ -26,18 +26,18 @@ import pytest
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.project import Project
 from jax_dist.migrating import files, helper_module
-from jax_dist.migrating.context import Context
+from jax_dist.migrating.context import ProjectContext
 from jax_dist.migrating.facts import Promises
-from jax_dist.migrating.files import Options
+from jax_dist.migrating.files import MigrationOptions
 from jax_dist.migrating.helper_module import Homes
 from jax_dist.migrating.results import FileMigration
 
 _FOLDER = pathlib.Path(__file__).parent / "golden"
 _OPTIONS = {
-    "jax_dist": Options(to="jax_dist"),
-    "jax": Options(to="jax"),
-    "promised": Options(to="jax", promises=Promises(one_process=True, all_devices=True)),
-    "idiomatic": Options(to="jax", idiomatic=True),
+    "jax_dist": MigrationOptions(to="jax_dist"),
+    "jax": MigrationOptions(to="jax"),
+    "promised": MigrationOptions(to="jax", promises=Promises(one_process=True, all_devices=True)),
+    "idiomatic": MigrationOptions(to="jax", idiomatic=True),
 }
 
 
@@ -77,7 +77,7 @@ _EACH = [(name, to) for name in names() for to in targets(read(name))]
 def migrated(text: str, to: str) -> FileMigration:
     project = Project()
     homes = Homes(project, str(_FOLDER / "_mapped.py"))
-    context = Context(project, project.graph, homes)
+    context = ProjectContext(project, project.graph, homes)
     return files.migrate(sources.read("case.py", text.encode()), context, _OPTIONS[to])
 
 

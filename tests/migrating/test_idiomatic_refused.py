@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import test_golden as golden
 
-from jax_dist.migrating.facts import Facts
+from jax_dist.migrating.facts import PmapFacts
 from jax_dist.migrating.results import FileMigration
 
 _FOLDER = pathlib.Path(__file__).parent / "idiomatic_programs" / "refused"
@@ -78,7 +78,7 @@ _ALL = [program for path in sorted(_FOLDER.glob("*.txt")) for program in read(pa
 def migrated(text: str) -> FileMigration:
     """As if each place were one where a mesh may be made: what flows is asked here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Facts, "unfit_place", lambda facts, site: "")
+        patch.setattr(PmapFacts, "unfit_place", lambda facts, site: "")
         return golden.migrated(text, "idiomatic")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from jax_dist.checker.model import sources
 from jax_dist.migrating import files
-from jax_dist.migrating.context import Context
+from jax_dist.migrating.context import ProjectContext
 
 _TRAPS = {
     "a module that is called pmap": """\
@@ -151,7 +151,9 @@ name = jax.pmap.__name__
 
 def _after(text: str, to: Any) -> str:
     source = sources.read("a.py", text.encode())
-    return files.migrate(source, Context.alone(), files.Options(to=to)).after.decode()
+    return files.migrate(
+        source, ProjectContext.alone(), files.MigrationOptions(to=to)
+    ).after.decode()
 
 
 @pytest.mark.parametrize("to", ["jax_dist", "jax"])
@@ -187,6 +189,8 @@ def test_a_file_that_compares_and_applies_gets_both():
     ],
 )
 def test_bytes_of_files_without_a_place_stay(before: bytes, to: Any):
-    found = files.migrate(sources.read("a.py", before), Context.alone(), files.Options(to=to))
+    found = files.migrate(
+        sources.read("a.py", before), ProjectContext.alone(), files.MigrationOptions(to=to)
+    )
 
     assert (found.after, found.outcomes, found.problem) == (before, (), "")

@@ -11,8 +11,8 @@ import test_golden as golden
 
 from jax_dist.checker.model import sources
 from jax_dist.migrating import files
-from jax_dist.migrating.context import Context
-from jax_dist.migrating.files import Options
+from jax_dist.migrating.context import ProjectContext
+from jax_dist.migrating.files import MigrationOptions
 from jax_dist.migrating.results import FileMigration
 
 
@@ -26,7 +26,7 @@ class Said(NamedTuple):
 def _migrated(text: str, to: Any, **options: Any) -> FileMigration:
     """As a file of its own, which has its helpers inside."""
     source = sources.read("a.py", text.encode())
-    return files.migrate(source, Context.alone(), Options(to=to, **options))
+    return files.migrate(source, ProjectContext.alone(), MigrationOptions(to=to, **options))
 
 
 _ASKED = "pmap is asked about itself, and another function would answer differently"

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from jax_dist.migrating import migration
-from jax_dist.migrating.files import Options
+from jax_dist.migrating.files import MigrationOptions
 from jax_dist.migrating.results import FileMigration
 
 _CONSTANTS = """\
@@ -41,7 +41,7 @@ def package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.
 
 
 def _migrate(*paths: str, to: str = "jax_dist", **options) -> list[FileMigration]:
-    found, _ = migration.migrate(paths, Options(to=to), **options)  # type: ignore[arg-type]
+    found, _ = migration.migrate(paths, MigrationOptions(to=to), **options)  # type: ignore[arg-type]
     return found
 
 

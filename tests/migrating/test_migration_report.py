@@ -4,10 +4,10 @@ import json
 import os
 
 from jax_dist.migrating import report
-from jax_dist.migrating.report import Report
-from jax_dist.migrating.results import FileMigration, Helpers, Outcome
+from jax_dist.migrating.report import MigrationReport
+from jax_dist.migrating.results import FileMigration, Helpers, PlaceResult
 
-_DONE = Outcome("a.py", 12, None, "JXD001", "done", "a | jax.pmap", "a | b")
+_DONE = PlaceResult("a.py", 12, None, "JXD001", "done", "a | jax.pmap", "a | b")
 _LOCAL = "pmap takes what each process holds"
 _FILES = (
     FileMigration(
@@ -15,7 +15,7 @@ _FILES = (
         b"1",
         b"2",
         (
-            Outcome("a.py", 30, None, "JXD001", "left", "jax.pmap", _LOCAL, "Use X.", "line 3"),
+            PlaceResult("a.py", 30, None, "JXD001", "left", "jax.pmap", _LOCAL, "Use X.", "line 3"),
             _DONE,
         ),
         helpers=Helpers(os.path.abspath("pkg/_mapped.py"), frozenset({"mapped"})),
@@ -26,8 +26,8 @@ _FILES = (
         b"1",
         b"1",
         (
-            Outcome("c.ipynb", 2, 4, "JXD001", "left", "jax.pmap", _LOCAL, "Use X."),
-            Outcome(
+            PlaceResult("c.ipynb", 2, 4, "JXD001", "left", "jax.pmap", _LOCAL, "Use X."),
+            PlaceResult(
                 *("c.ipynb", 1, 3, "JXD108", "left", "xmap(\n  f)", "gone | away"),
                 "Write it anew:\nf = jax.jit(\n    f)",
             ),
@@ -97,13 +97,13 @@ The same.
 
 
 def test_markdown():
-    found = Report("jax", _FILES, proof="The same.", cautions=(_CAUTION,))
+    found = MigrationReport("jax", _FILES, proof="The same.", cautions=(_CAUTION,))
 
     assert report.as_markdown(found) == _MARKDOWN
 
 
 def test_json():
-    made = Report("jax", _FILES, {"verdict": "same"}, cautions=(_CAUTION,))
+    made = MigrationReport("jax", _FILES, {"verdict": "same"}, cautions=(_CAUTION,))
     found = json.loads(report.as_json(made))
 
     assert list(found) == [
@@ -137,7 +137,7 @@ def test_json():
 
 
 def test_places_are_in_order_and_have_all_fields():
-    places = json.loads(report.as_json(Report("jax", _FILES)))["places"]
+    places = json.loads(report.as_json(MigrationReport("jax", _FILES)))["places"]
 
     assert [(place["path"], place["cell"], place["line"]) for place in places] == [
         ("a.py", None, 12),
@@ -161,11 +161,11 @@ def test_places_are_in_order_and_have_all_fields():
 
 
 def test_without_a_proof_there_is_none():
-    assert json.loads(report.as_json(Report("jax", _FILES)))["verification"] is None
-    assert "Verification" not in report.as_markdown(Report("jax", _FILES))
+    assert json.loads(report.as_json(MigrationReport("jax", _FILES)))["verification"] is None
+    assert "Verification" not in report.as_markdown(MigrationReport("jax", _FILES))
 
 
 def test_nothing_at_all():
-    assert report.as_markdown(Report("jax_dist", ())) == (
+    assert report.as_markdown(MigrationReport("jax_dist", ())) == (
         "# Migration to jax_dist\n\n0 files changed, 0 places done, 0 left.\n"
     )

@@ -29,7 +29,7 @@ Signature: 8a477f597d28d172789f06886806bc55
 """
 
 
-class Store:
+class FindingStore:
     """The findings of earlier runs over the same paths.
 
     Args:
@@ -251,7 +251,7 @@ def run(
     examiner: Examiner,
     *,
     jobs: int | None = None,
-    memory: "Store | None" = None,
+    memory: "FindingStore | None" = None,
     progress: Progress = lambda done, total: None,
 ) -> list[Finding]:
     """The findings of all files, in the order of the files.
@@ -304,7 +304,9 @@ def data_of(path: str) -> bytes | Finding:
 class _Sifted:
     """Files whose findings are known, and files that must be checked."""
 
-    def __init__(self, files: Sequence[str], examiner: Examiner, memory: "Store | None") -> None:
+    def __init__(
+        self, files: Sequence[str], examiner: Examiner, memory: "FindingStore | None"
+    ) -> None:
         self.found: dict[str, list[Finding]] = {}
         self.pending: list[_Pending] = []
         self.read: set[str] = set()  # what was looked into while others were checked

@@ -97,14 +97,14 @@ _SUFFIXES = (".py", ".pyi", ".ipynb")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Found:
+class FoundFiles:
     """What a search gave, each part sorted."""
 
     files: tuple[str, ...]  # named as the user named the folder they are in
     unreadable: tuple[str, ...] = ()  # folders that could not be opened
 
 
-def find(paths: Sequence[str], exclude: Patterns) -> Found:
+def find(paths: Sequence[str], exclude: Patterns) -> FoundFiles:
     """The files to look at, each once.
 
     Links to folders are not followed, so that no loop is entered; links to files are, unless what
@@ -131,7 +131,7 @@ def find(paths: Sequence[str], exclude: Patterns) -> Found:
         for link in sorted(walk.links):
             known.setdefault(os.path.realpath(link), _plain(link))
         files = dict.fromkeys(known.values())
-    return Found(tuple(sorted(files)), tuple(sorted(walk.unreadable)))
+    return FoundFiles(tuple(sorted(files)), tuple(sorted(walk.unreadable)))
 
 
 class _Walk:

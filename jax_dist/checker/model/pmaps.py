@@ -278,7 +278,7 @@ def undecorated(module: Module, decorator: ast.expr) -> tuple[Edit, ...]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Application:
+class TransformUse:
     """`t(f, a, k=b)`, `@t`, `@partial(t, k=b)` or `partial(t, k=b)(f)`."""
 
     node: ast.expr  # all of it
@@ -287,19 +287,19 @@ class Application:
     fun: ast.AST | None  # the function, or the decorated def; None: by keyword, or not given
 
 
-def application(module: Module, transform: ast.expr) -> Application | None:
+def application(module: Module, transform: ast.expr) -> TransformUse | None:
     """How the transform is applied where it stands; None where it is only passed on."""
     around = module.parent(transform)
     if decorates(around, transform):
-        return Application(transform, (), (), around)
+        return TransformUse(transform, (), (), around)
     if not isinstance(around, ast.Call):
         return None
     if around.func is transform:
         outside = module.parent(around)
         if not around.args and decorates(outside, around):
-            return Application(around, (), around.keywords, outside)
+            return TransformUse(around, (), around.keywords, outside)
         fun = around.args[0] if around.args else None
-        return Application(around, around.args[1:], around.keywords, fun)
+        return TransformUse(around, around.args[1:], around.keywords, fun)
     if around.args[:1] != [transform] or len(around.args) != 1:
         return None
     if module.qualified_name(around.func) not in PARTIAL:
@@ -307,13 +307,13 @@ def application(module: Module, transform: ast.expr) -> Application | None:
     return _of_partial(module, around)
 
 
-def _of_partial(module: Module, partial: ast.Call) -> Application | None:
+def _of_partial(module: Module, partial: ast.Call) -> TransformUse | None:
     outside = module.parent(partial)
     if decorates(outside, partial):
-        return Application(partial, (), partial.keywords, outside)
+        return TransformUse(partial, (), partial.keywords, outside)
     if isinstance(outside, ast.Call) and outside.func is partial and outside.args:
         keywords = (*partial.keywords, *outside.keywords)
-        return Application(outside, outside.args[1:], keywords, outside.args[0])
+        return TransformUse(outside, outside.args[1:], keywords, outside.args[0])
     return None
 
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from jax_dist.checker.model.findings import Finding
-from jax_dist.checker.output.context import Context
+from jax_dist.checker.output.context import RenderContext
 
-Render: TypeAlias = Callable[[Sequence[Finding], Context], str]
+Render: TypeAlias = Callable[[Sequence[Finding], RenderContext], str]
 
 
-def _render(name: str, findings: Sequence[Finding], context: Context) -> str:
+def _render(name: str, findings: Sequence[Finding], context: RenderContext) -> str:
     module = importlib.import_module(f"jax_dist.checker.output.{name}")
     return module.render(findings, context)
 

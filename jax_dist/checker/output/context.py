@@ -19,7 +19,7 @@ _LINK = re.compile(r"https://[^\s)>\]`,;]+[^\s)>\]`,;.]")
 
 
 @dataclasses.dataclass(frozen=True)
-class Context:
+class RenderContext:
     """What is known about the rules and the files.
 
     Args:
@@ -70,7 +70,7 @@ def placed(edits: Iterable[Edit], source: Source | None) -> list[PlacedEdit]:
     ]
 
 
-def in_file(finding: Finding, context: Context) -> tuple[Position, Position]:
+def in_file(finding: Finding, context: RenderContext) -> tuple[Position, Position]:
     """The places of a finding, for forms that know nothing of cells.
 
     For a notebook that is the line of its JSON on which the line of code stands.

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 
 from jax_dist.checker.model.findings import Finding
-from jax_dist.checker.output.context import Context, Severity, in_file, sentence, slashed
+from jax_dist.checker.output.context import RenderContext, Severity, in_file, sentence, slashed
 
 _LEVELS: dict[Severity, str] = {"error": "error", "warning": "warning", "note": "notice"}
 
 
-def render(findings: Sequence[Finding], context: Context) -> str:
+def render(findings: Sequence[Finding], context: RenderContext) -> str:
     """One `::warning` line for each finding."""
     return "".join(f"{_command(finding, context)}\n" for finding in findings)
 
 
-def _command(finding: Finding, context: Context) -> str:
+def _command(finding: Finding, context: RenderContext) -> str:
     start, end = in_file(finding, context)
     properties = {
         "title": f"jax-dist ({finding.code})",

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax_dist.checker.model.findings import Finding, Fix, Position
-from jax_dist.checker.output.context import Context, placed
+from jax_dist.checker.output.context import RenderContext, placed
 
 
-def render(findings: Sequence[Finding], context: Context) -> str:
+def render(findings: Sequence[Finding], context: RenderContext) -> str:
     """One array; lines, columns and cells count from 1, bytes from 0."""
     return json.dumps([_entry(finding, context) for finding in findings], indent=2) + "\n"
 
 
-def _entry(finding: Finding, context: Context) -> dict[str, Any]:
+def _entry(finding: Finding, context: RenderContext) -> dict[str, Any]:
     return {
         "path": finding.path,
         "code": finding.code,
@@ -34,7 +34,7 @@ def _position(position: Position) -> dict[str, int]:
     return entry if position.cell is None else {"cell": position.cell, **entry}
 
 
-def _fix(fix: Fix, path: str, context: Context) -> dict[str, Any]:
+def _fix(fix: Fix, path: str, context: RenderContext) -> dict[str, Any]:
     places = placed(fix.edits, context.source(path)) or [None] * len(fix.edits)
     edits = [
         {

@@ -23,7 +23,7 @@ from jax_dist.checker.model.notebook_json import Cell
 from jax_dist.checker.model.notebooks import Notebook, joined
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import Source
-from jax_dist.checker.output.context import Context, Severity
+from jax_dist.checker.output.context import RenderContext, Severity
 from jax_dist.checker.output.markdown import page_markdown
 
 _SEVERITIES: dict[Severity, types.DiagnosticSeverity] = {
@@ -31,7 +31,7 @@ _SEVERITIES: dict[Severity, types.DiagnosticSeverity] = {
     "warning": types.DiagnosticSeverity.Warning,
     "note": types.DiagnosticSeverity.Information,
 }
-_CONTEXT = Context(catalogue.PAGES)
+_CONTEXT = RenderContext(catalogue.PAGES)
 _FIX_ALL = "source.fixAll.jax-dist"
 _PMAP = _codes.PMAP_CALL
 

@@ -12,8 +12,8 @@ from jax_dist.checker.model import edits, semantic_model, sources
 from jax_dist.checker.model.findings import Edit, Finding, Safety
 from jax_dist.checker.model.sources import Source
 from jax_dist.checker.output.context import (
-    Context,
     PlacedEdit,
+    RenderContext,
     fingerprints,
     in_file,
     placed,
@@ -28,7 +28,7 @@ _SCHEMA = (
 )
 
 
-def render(findings: Sequence[Finding], context: Context) -> str:
+def render(findings: Sequence[Finding], context: RenderContext) -> str:
     """One run; columns count characters."""
     codes = sorted({finding.code for finding in findings})
     prints = fingerprints(findings)
@@ -45,7 +45,7 @@ def render(findings: Sequence[Finding], context: Context) -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
-def _driver(codes: list[str], context: Context) -> dict[str, Any]:
+def _driver(codes: list[str], context: RenderContext) -> dict[str, Any]:
     import jax_dist
 
     return {
@@ -55,7 +55,7 @@ def _driver(codes: list[str], context: Context) -> dict[str, Any]:
     }
 
 
-def _rule(code: str, page: Page | None, context: Context) -> dict[str, Any]:
+def _rule(code: str, page: Page | None, context: RenderContext) -> dict[str, Any]:
     if page is None:
         return {"id": code}
     rule = {
@@ -81,7 +81,7 @@ def _result(
     index: int,
     mark: str,
     fix: dict[str, Any] | None,
-    context: Context,
+    context: RenderContext,
 ) -> dict[str, Any]:
     place = {"artifactLocation": _artifact(finding.path), "region": _region(finding, context)}
     result = {
@@ -102,13 +102,13 @@ def _artifact(path: str) -> dict[str, str]:
     return {"uri": urllib.parse.quote(name)}
 
 
-def _region(finding: Finding, context: Context) -> dict[str, int]:
+def _region(finding: Finding, context: RenderContext) -> dict[str, int]:
     start, end = in_file(finding, context)
     region = {"startLine": start.line, "startColumn": start.column}
     return {**region, "endLine": end.line, "endColumn": end.column}
 
 
-def _fixes(findings: Sequence[Finding], context: Context) -> list[dict[str, Any] | None]:
+def _fixes(findings: Sequence[Finding], context: RenderContext) -> list[dict[str, Any] | None]:
     """One for each finding; None where there is none, or only a sketch."""
     in_files: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -122,7 +122,7 @@ def _fixes(findings: Sequence[Finding], context: Context) -> list[dict[str, Any]
     return fixes
 
 
-def _module(findings: Sequence[Finding], context: Context) -> semantic_model.Module | None:
+def _module(findings: Sequence[Finding], context: RenderContext) -> semantic_model.Module | None:
     """None where nothing is fixed, and for a file that is not what was checked."""
     if not any(finding.fix for finding in findings):
         return None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from jax_dist.checker.model.findings import Finding, Fix, Safety
 from jax_dist.checker.model.sources import Source
-from jax_dist.checker.output.context import Context
+from jax_dist.checker.output.context import RenderContext
 
 _WIDEST = 160  # columns of a source line; a longer one is cut around what is found
 _BEFORE = 40  # columns that are kept before it then
@@ -14,7 +14,7 @@ _SIGNS = {"-": "\x1b[31m", "+": "\x1b[32m"}
 _BOLD, _RED, _CYAN, _BLUE, _PLAIN = "\x1b[1m", "\x1b[1;31m", "\x1b[36m", "\x1b[1;34m", "\x1b[0m"
 
 
-def render(findings: Sequence[Finding], context: Context) -> str:
+def render(findings: Sequence[Finding], context: RenderContext) -> str:
     """A block for each finding, and a last line that counts them."""
     blocks = [_block(finding, context) for finding in findings]
     return "\n".join((*blocks, summary(findings) + "\n"))
@@ -58,7 +58,7 @@ def _safety(finding: Finding) -> Safety | None:
     return finding.fix.safety if finding.fix else None
 
 
-def _block(finding: Finding, context: Context) -> str:
+def _block(finding: Finding, context: RenderContext) -> str:
     paint = _painted if context.colour else _unpainted
     start = finding.start
     cell = f"cell {start.cell}:" if start.cell is not None else ""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from jax_dist.checker.model import pmaps
 from jax_dist.checker.model.findings import Edit, Fix, Safety
-from jax_dist.checker.model.pmaps import Application
+from jax_dist.checker.model.pmaps import TransformUse
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, _rename_edits, rule
 
@@ -129,7 +129,7 @@ def _argument_edits(module: Module, use: ast.expr) -> list[Edit] | None:
     return edits
 
 
-def _unseen(used: Application) -> bool:
+def _unseen(used: TransformUse) -> bool:
     if used.fun is None or isinstance(used.fun, ast.Starred):
         return True
     if any(isinstance(argument, ast.Starred) for argument in used.args):
@@ -141,7 +141,7 @@ def _keyword(parameter: str) -> str:
     return "check_vma" if parameter == "check_rep" else parameter
 
 
-def _auto_edits(module: Module, keyword: ast.keyword, used: Application) -> list[Edit]:
+def _auto_edits(module: Module, keyword: ast.keyword, used: TransformUse) -> list[Edit]:
     """A sketch: all axes of the mesh but these."""
     meshes = [each.value for each in used.keywords if each.arg == "mesh"] or list(used.args[:1])
     mesh = module.text(meshes[0]) if meshes else "mesh"

@@ -15,7 +15,7 @@ from pathlib import Path
 from jax_dist._usage import MisuseError
 from jax_dist.checker.model import sources
 from jax_dist.migrating import beside_pmap
-from jax_dist.migrating.results import FileMigration, Outcome
+from jax_dist.migrating.results import FileMigration, PlaceResult
 from jax_dist.migrating.verify import evidence, merged_program, runs
 from jax_dist.migrating.verify.evidence import Evidence, Judgement
 from jax_dist.migrating.verify.ledger import Entry, Ledger, Rung
@@ -47,7 +47,7 @@ class _Plan:
         return {spot.number: spot for each in self.merged.values() for spot in each.spots}
 
     @property
-    def outcomes(self) -> Iterator[Outcome]:
+    def outcomes(self) -> Iterator[PlaceResult]:
         """What is to be proved."""
         for file in self.files:
             for outcome in file.outcomes:
@@ -180,11 +180,11 @@ class _Trial:
             return found, (code, tail(output))
         return {}, None
 
-    def _by_spots(self, found: dict[int, Evidence]) -> tuple[list[Entry], list[Outcome]]:
+    def _by_spots(self, found: dict[int, Evidence]) -> tuple[list[Entry], list[PlaceResult]]:
         """The entries that the merged run can judge, and the outcomes of those that it cannot."""
         entries, spots = [], self._plan.spots
         taken: set[int] = set()
-        left: list[Outcome] = []
+        left: list[PlaceResult] = []
         for outcome in self._plan.outcomes:
             own = [spot for spot in spots.values() if _belongs(spot, outcome)]
             if own:
@@ -197,11 +197,11 @@ class _Trial:
         for number, spot in spots.items():
             if number not in taken:
                 judgement = evidence.judged(spot, found, lenient=False, spots=spots)
-                place = Outcome(spot.path, spot.line, None, "", "done", spot.old)
+                place = PlaceResult(spot.path, spot.line, None, "", "done", spot.old)
                 entries.append(_entry(place, [judgement]))
         return entries, left
 
-    def _is_covered(self, outcome: Outcome) -> bool:
+    def _is_covered(self, outcome: PlaceResult) -> bool:
         """Whether no expression was edited for it: another place does all."""
         merged = self._plan.merged.get(outcome.path)
         if merged is None:
@@ -237,7 +237,7 @@ class _Trial:
         return found, marks
 
     def _by_runs(
-        self, found: Verification, marks: Mapping, outcomes: Sequence[Outcome]
+        self, found: Verification, marks: Mapping, outcomes: Sequence[PlaceResult]
     ) -> Iterator[Entry]:
         """The entries of two runs, each by its own mapped function, else by all of them."""
         for outcome in outcomes:
@@ -307,7 +307,7 @@ def _texts(files: Sequence[FileMigration], merged: Mapping[str, Merged]) -> dict
     }
 
 
-def _belongs(spot: Spot, outcome: Outcome) -> bool:
+def _belongs(spot: Spot, outcome: PlaceResult) -> bool:
     if spot.path != outcome.path or outcome.cell is not None:
         return False
     if spot.name:
@@ -316,24 +316,24 @@ def _belongs(spot: Spot, outcome: Outcome) -> bool:
     return spot.line <= last and outcome.line <= spot.end_line
 
 
-def _is_site(site: SiteComparison, outcome: Outcome) -> bool:
+def _is_site(site: SiteComparison, outcome: PlaceResult) -> bool:
     last = outcome.line + outcome.what.count("\n")
     return os.path.realpath(site.file) == os.path.realpath(outcome.path) and (
         outcome.line <= site.line <= last
     )
 
 
-def _as_outcomes(left: Sequence[tuple[str, int, str]], plan: _Plan) -> list[Outcome]:
+def _as_outcomes(left: Sequence[tuple[str, int, str]], plan: _Plan) -> list[PlaceResult]:
     """Statements that no outcome speaks of."""
     known = {(each.path, each.line) for each in plan.outcomes}
     return [
-        Outcome(path, line, None, "", "done", text)
+        PlaceResult(path, line, None, "", "done", text)
         for path, line, text in left
         if (path, line) not in known
     ]
 
 
-def _entry(outcome: Outcome, judgements: Sequence[Judgement]) -> Entry:
+def _entry(outcome: PlaceResult, judgements: Sequence[Judgement]) -> Entry:
     """A place is as sure as the least sure of its spots."""
     return Entry(
         path=outcome.path,
