@@ -25,7 +25,7 @@ from mutants import Mutant, mutant, sites
 
 from jax_dist._compat.versions import CAN_REWRITE
 from jax_dist.migrating import migration
-from jax_dist.migrating.files import Options
+from jax_dist.migrating.files import MigrationOptions
 from jax_dist.migrating.verify import evidence, merged_program
 from jax_dist.migrating.verify.ledger import Rung
 
@@ -43,7 +43,7 @@ def _migrated(folder: pathlib.Path, text: str) -> str | None:
     (folder / ".git").mkdir(parents=True)
     path = folder / "program.py"
     path.write_text(text)
-    files, _ = migration.migrate([str(path)], Options(to="jax"), helpers="")
+    files, _ = migration.migrate([str(path)], MigrationOptions(to="jax"), helpers="")
     for file in files:
         if file.changed and file.is_new:
             pathlib.Path(file.path).write_bytes(file.after)

@@ -409,7 +409,7 @@ def _listen_to_notebooks(server: Server) -> None:
 def _configured(settings: config.Config, path: str) -> Examiner:
     settings.check_codes(catalogue.PAGES)
     ignores = tuple(
-        (Patterns((glob,), settings.folder), _codes(codes))
+        (Patterns((glob,), settings.folder), _selected_codes(codes))
         for glob, codes in settings.per_file_ignores
     )
     on = config.selected([settings.choice], catalogue.PAGES)
@@ -417,7 +417,7 @@ def _configured(settings: config.Config, path: str) -> Examiner:
     return Examiner(on, Project(roots), settings.target_jax, ignores)
 
 
-def _codes(selectors: tuple[str, ...]) -> frozenset[str]:
+def _selected_codes(selectors: tuple[str, ...]) -> frozenset[str]:
     each = (config.known(selector, catalogue.PAGES) for selector in selectors)
     return frozenset().union(*each)
 
