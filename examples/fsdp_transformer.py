@@ -13,6 +13,7 @@ The text is that of the documentation. Shapes: `D` devices, `b` rows on each, `T
 `V` different characters, `H` the width.
 """
 
+import argparse
 import dataclasses
 import math
 import pathlib
@@ -24,19 +25,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, flags
 from jax import lax
 from matplotlib.figure import Figure
 
 import jax_dist
 from jax_dist import multihost
 from jax_dist.testing import simulated_devices
-
-_DEVICES = flags.DEFINE_integer("devices", 0, "Simulated CPU devices; 0 takes what is there.")
-_SIZE = flags.DEFINE_enum("size", "10m", ["10m", "small"], "Parameters: 10 million, or 60,000.")
-_STEPS = flags.DEFINE_integer("steps", 20, "Updates of the parameters.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Of the first parameters, and of the rows that are drawn.")
-_OUT = flags.DEFINE_string("out", "runs/fsdp_transformer", "The folder for the picture.")
 
 ADAM = optax.adamw(1e-3)
 HEADS = 8
@@ -208,14 +202,22 @@ def picture(runs: dict[str, Run], folder: pathlib.Path) -> pathlib.Path:
 WAYS: dict[str, Callable[[Size, int, int], Run]] = {"pmap": under_pmap, "global view": sharded}
 
 
-def main(argv: list[str]) -> None:
-    if argv[1:]:
-        raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
-    if _DEVICES.value:
-        simulated_devices(_DEVICES.value)
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Train a transformer under pmap, and with its state sharded.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--devices", type=int, default=0, help="simulated; 0: what is there")
+    parser.add_argument("--size", choices=SIZES, default="10m", help="parameters: 10m, or 60,000")
+    parser.add_argument("--steps", type=int, default=20, help="updates of the parameters")
+    parser.add_argument("--seed", type=int, default=0, help="of parameters and drawn rows")
+    parser.add_argument("--out", type=pathlib.Path, default="runs/fsdp_transformer")
+    flags = parser.parse_args()
+    if flags.devices:
+        simulated_devices(flags.devices)
     multihost.initialize()
-    size = SIZES[_SIZE.value]
-    runs = {name: way(size, _SEED.value, _STEPS.value) for name, way in WAYS.items()}
+    size = SIZES[flags.size]
+    runs = {name: way(size, flags.seed, flags.steps) for name, way in WAYS.items()}
     if jax.process_index():
         return
     one, other = runs.values()
@@ -231,8 +233,8 @@ def main(argv: list[str]) -> None:
         )
     apart = np.abs(np.subtract(one.losses, other.losses)).max()
     print(f"losses       at most {apart:.1e} apart")
-    print(f"picture      {picture(runs, pathlib.Path(_OUT.value))}")
+    print(f"picture      {picture(runs, flags.out)}")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -45,7 +45,7 @@ def written(value: Value, style: Style, indent: str = "", used: int = 0) -> str:
       indent: of the statement that holds it.
       used: columns before it, and after it on its last line.
 
-    >>> print(written(Call("f", ["a", Call("g", ["b"])]), Style(width=9)))
+    >>> print(written(CallText("f", ["a", CallText("g", ["b"])]), Style(width=9)))
     f(
         a,
         g(b),

@@ -60,10 +60,11 @@ def proof(signature: Mapping[str, Any]) -> Equality:
 
     Args:
       signature: the texts `before` and `after`, and in `sizes`, by the number of devices, both
-        again, or none where both forms refuse that number.
+        again; only those of the forms that take that number. Where one form alone takes it, there
+        is nothing to compare, and the ledger says so.
 
     Raises:
-      NotProvedError: they are not, or one of the two runs on a number of devices only.
+      NotProvedError: they are not, as far as texts and rules show.
     """
     rules = set(compared(signature["before"], signature["after"]).rules)
     for texts in signature["sizes"].values():
