@@ -135,6 +135,23 @@ def test_the_architecture_page_names_every_module():
     assert [module.name for module in modules if module.name not in page] == []
 
 
+def test_the_architecture_page_names_no_module_that_is_gone():
+    page = (_ROOT / "docs" / "architecture.md").read_text()
+    package = _ROOT / "jax_dist"
+    walks, modules = page.split("\n## Modules\n")
+    named = re.findall(r"`([\w/]+/\w+\.py)`", walks)
+    folder, listed = "", []
+    for line in modules[modules.index("```text\n") + 8 : modules.rindex("```")].splitlines():
+        if not line.startswith(" "):
+            folder = line.split()[0].removeprefix("jax_dist/")
+        else:
+            listed += [folder + name for name in line.split()]
+
+    assert len(named) > 20
+    assert len(listed) == len(set(listed)) > 100
+    assert [name for name in (*named, *listed) if not (package / name).is_file()] == []
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [

@@ -2,8 +2,10 @@
 
 import importlib
 import importlib.util
+import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -224,3 +226,26 @@ def test_the_site_builds_strictly_and_needs_nothing_from_elsewhere(tmp_path):
         fetched += re.findall(r"<link[^>]*rel=\"?stylesheet[^>]*href=\"?(https?:[^\s\">]+)", html)
         assert fetched == [], page
         assert "<pre>&gt;&gt;&gt;" not in html
+
+
+@pytest.mark.slow
+def test_the_search_finds_the_page_first(tmp_path):
+    for name in ("material", "mkdocstrings", "mermaidx"):
+        pytest.importorskip(name)
+    if shutil.which("node") is None:
+        pytest.skip("needs node, which runs the search of the site")
+    pages = {
+        "unreplicate": "flax.html#replace-replicate-and-unreplicate",
+        "dropout": "flax.html#dropout",
+        "donate": "pmap.html#training-loops-donate-the-state",
+        "equinox": "equinox.html",
+        "batch norm": "flax.html#batch-norm",
+        "orbax": "preemption.html",
+    }
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
+    subprocess.run(command, cwd=_ROOT, check=True)
+    search = ["node", str(_ROOT / "tests" / "site_search.js"), str(tmp_path), *pages]
+    ran = subprocess.run(search, capture_output=True, text=True, check=True)
+
+    found = json.loads(ran.stdout)
+    assert {query: found[query][0] for query in pages} == pages

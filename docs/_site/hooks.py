@@ -27,7 +27,11 @@ _RULE_LINK = re.compile(r"\((?:rules\.md)?#(jxd\d{3})-[a-z0-9-]+\)")
 _MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _HELP = re.compile(r"^<!-- help: ([a-z ]+) -->$", re.MULTILINE)
 _WORKER = "https://unpkg.com/iframe-worker/shim"  # that the offline plugin would load
-_LAST_FOUND = ("architecture.md",)  # its list of files has every word; other pages explain it
+_SEARCH_BOOST = {
+    "architecture.md": 0.1,  # its list of files has every word; other pages explain it
+    "design.md": 0.1,
+    "flax.md": 4,  # before the rules, which have the same words in their titles
+}
 _FIRST_RULE = re.compile(r"^## JXD", re.MULTILINE)
 
 
@@ -63,8 +67,8 @@ def _chain(pages: list[Page]) -> None:
 
 
 def on_page_markdown(text: str, page: Page, **_: Any) -> str:
-    if page.file.src_uri in _LAST_FOUND:
-        page.meta.setdefault("search", {"boost": 0.1})
+    if boost := _SEARCH_BOOST.get(page.file.src_uri):
+        page.meta.setdefault("search", {"boost": boost})
     if page.file.src_uri == "rules.md":
         cut = _FIRST_RULE.search(text)
         text = text[: cut.start()] if cut else text
