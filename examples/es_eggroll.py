@@ -1,0 +1,292 @@
+"""A character-level language model, trained without gradients, by perturbations of low rank.
+
+    python examples/es_eggroll.py --devices 8
+    python examples/es_eggroll.py --devices 8 --first_order    # the same model, by Adam alone
+
+Sarkar et al., "Evolution Strategies at the Hyperscale" (EGGROLL, arXiv 2511.16652), perturb each
+matrix by a product of two thin ones. A layer applies that product without forming it:
+`x @ W + s * (x @ L) @ R.T`. The whole population therefore shares the large multiplication by `W`,
+and a pair of members costs `m + n` random numbers instead of `m * n`. Those are so few that every
+device draws them again for all pairs, and the devices exchange nothing but the losses.
+
+The text is that of the documentation. Shapes: `P` mirrored pairs (the population is twice that), `D`
+devices, `b` rows of text for each pair, `T` letters that the model sees, `V` different letters,
+`[m, n]` a matrix, `r` the rank of its perturbation.
+"""
+
+import dataclasses
+import functools
+import math
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import chex
+import es_common
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import flags
+from es_common import check_redrawable, keys_of
+from jax import lax
+
+import jax_dist
+
+_PAIRS = flags.DEFINE_integer("pairs", 512, "Mirrored pairs; a multiple of 8.", lower_bound=8)
+_RANK = flags.DEFINE_integer("rank", 1, "Of the perturbation of a matrix.", lower_bound=1)
+_FIRST_ORDER = flags.DEFINE_bool(
+    "first_order", default=False, help="Train the same model on the same rows, by gradients."
+)
+
+SIGMA = 0.1  # standard deviation of each number of a perturbation
+BLOCKS = 8  # a device plays whole blocks of pairs: their shape is the same on 1 to 8 devices
+LETTERS_OF = "".join(
+    path.read_text(encoding="utf-8")
+    for path in sorted((pathlib.Path(__file__).parents[1] / "docs").glob("*.md"))
+)
+LETTERS = sorted(set(LETTERS_OF))
+
+Params: TypeAlias = dict[str, jax.Array]  # matrices, by name; each [m, n]
+Thin: TypeAlias = tuple[jax.Array, jax.Array]  # left, [m, r], and right, [n, r]
+State: TypeAlias = tuple[Params, optax.OptState]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Sizes, and how the model is trained."""
+
+    pairs: int = 512  # P
+    rank: int = 1  # r
+    rows: int = 8  # b
+    length: int = 8  # T
+    letter: int = 16  # numbers for each letter
+    width: int = 128
+    first_order: bool = False
+
+    def __post_init__(self) -> None:
+        chex.assert_is_divisible(self.pairs, BLOCKS)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        return {
+            "letters": (len(LETTERS), self.letter),
+            "first": (self.length * self.letter, self.width),
+            "second": (self.width, self.width),
+            "out": (self.width, len(LETTERS)),
+        }
+
+    @property
+    def adam(self) -> optax.GradientTransformation:
+        return optax.adam(0.003 if self.first_order else 0.01)
+
+
+# ---- a perturbation, applied and never formed
+
+
+def noise_of(plan: Plan, key: jax.Array, pair: jax.Array) -> dict[str, Thin]:
+    """The factors of one pair: a function of the key and the pair. The key is not consumed."""
+    check_redrawable(key)
+    count = sum(m + n for m, n in plan.shapes.values())
+    pair_key = jax.random.fold_in(key, pair)
+    # Compiled once: without the barrier, each use below would compile a generator of its own.
+    numbers = lax.optimization_barrier(jax.random.normal(pair_key, (count, plan.rank)))
+    noise, start = {}, 0
+    for name, (m, n) in plan.shapes.items():
+        middle, end = start + m, start + m + n
+        noise[name] = numbers[start:middle], numbers[middle:end]
+        start = end
+    return noise
+
+
+def dense(x: jax.Array, matrix: jax.Array, thin: Thin, scale: float | jax.Array) -> jax.Array:
+    """`[b, m], [m, n] -> [b, n]`: as `x @ (matrix + scale * left @ right.T)`."""
+    left, right = thin
+    return x @ matrix + (scale * (x @ left)) @ right.T
+
+
+def lookup(letters: jax.Array, matrix: jax.Array, thin: Thin, scale: jax.Array) -> jax.Array:
+    """`[b, T], [V, e] -> [b, T, e]`: rows of a perturbed matrix."""
+    left, right = thin
+    return matrix[letters] + (scale * left[letters]) @ right.T
+
+
+def member_loss(
+    params: Params, noise: dict[str, Thin], scale: float | jax.Array, rows: jax.Array
+) -> jax.Array:
+    """`[b, T + 1] -> []`: of the last letter of each row, for the model perturbed by `scale`."""
+    x = lookup(rows[:, :-1], params["letters"], noise["letters"], scale)
+    x = x.reshape(len(rows), -1)  # [b, T * e]
+    for name in ("first", "second"):
+        x = jnp.tanh(dense(x, params[name], noise[name], scale))
+    return cross_entropy(dense(x, params["out"], noise["out"], scale), rows[:, -1])
+
+
+def weighted_sum(weights: jax.Array, thin: Thin) -> jax.Array:
+    """`[P], ([P, m, r], [P, n, r]) -> [m, n]`: over pairs and ranks together, in one product."""
+    left, right = thin
+    return jnp.einsum("pmr,pnr->mn", weights[:, None, None] * left, right)
+
+
+# ---- the same model without perturbation
+
+
+def loss_of(params: Params, rows: jax.Array) -> jax.Array:
+    """`[b, T + 1] -> []`"""
+    x = params["letters"][rows[:, :-1]].reshape(len(rows), -1)
+    x = jnp.tanh(x @ params["first"])
+    x = jnp.tanh(x @ params["second"])
+    return cross_entropy(x @ params["out"], rows[:, -1])
+
+
+def cross_entropy(logits: jax.Array, letters: jax.Array) -> jax.Array:
+    return optax.softmax_cross_entropy_with_integer_labels(logits, letters).mean()
+
+
+def first_params(plan: Plan, key: jax.Array) -> Params:
+    """The key is consumed."""
+    keys = jax.random.split(key, len(plan.shapes))
+    params = {
+        name: jax.random.normal(each, shape) / math.sqrt(shape[0])
+        for each, (name, shape) in zip(keys, plan.shapes.items(), strict=True)
+    }
+    params["letters"] *= math.sqrt(len(LETTERS))  # its rows are looked up, not summed
+    return params
+
+
+def rows_of(plan: Plan, text: jax.Array, key: jax.Array, pair: jax.Array) -> jax.Array:
+    """`[letters] -> [b, T + 1]`: at random places. The key is not consumed."""
+    row_key = jax.random.fold_in(key, pair)
+    starts = jax.random.randint(row_key, (plan.rows, 1), 0, len(text) - plan.length)
+    return lax.optimization_barrier(text[starts + jnp.arange(plan.length + 1)])
+
+
+# ---- one update
+
+
+def generation(
+    plan: Plan, state: State, text: jax.Array, key: jax.Array, pairs: jax.Array
+) -> tuple[State, jax.Array]:
+    """On one device, with its own `pairs`, `[P / D]`; also gives all losses, `[P, 2]`.
+
+    The key is consumed.
+    """
+    params, adam = state
+    noise_key, row_key = jax.random.split(key)
+    scale = SIGMA / math.sqrt(plan.rank)
+
+    def play(pair: jax.Array) -> jax.Array:
+        """`[] -> [2]`: both members of a pair, on the same rows."""
+        noise, rows = noise_of(plan, noise_key, pair), rows_of(plan, text, row_key, pair)
+        signs = jnp.array([scale, -scale])
+        return jax.vmap(member_loss, in_axes=(None, None, 0, None))(params, noise, signs, rows)
+
+    blocks = pairs.reshape(-1, plan.pairs // BLOCKS)
+    own = lax.map(jax.vmap(play), blocks).reshape(-1, 2)  # [P / D, 2]
+    losses = lax.all_gather(own, "devices", tiled=True)  # [P, 2]; nothing else is ever sent
+
+    weights = (losses[:, 0] - losses[:, 1]) / (2 * plan.pairs * scale * plan.rank)  # [P]
+    noise = jax.vmap(functools.partial(noise_of, plan, noise_key))(jnp.arange(plan.pairs))
+    gradient = {name: weighted_sum(weights, thin) for name, thin in noise.items()}
+    change, adam = plan.adam.update(gradient, adam)
+    return (optax.apply_updates(params, change), adam), losses
+
+
+def first_order_step(
+    plan: Plan, state: State, text: jax.Array, key: jax.Array, pairs: jax.Array
+) -> tuple[State, jax.Array]:
+    """The same with gradients, on the same rows; also gives the mean loss. The key is consumed."""
+    params, adam = state
+    _, row_key = jax.random.split(key)
+    rows = jax.vmap(functools.partial(rows_of, plan, text, row_key))(pairs)
+    rows = rows.reshape(-1, plan.length + 1)  # [P / D * b, T + 1]
+    loss, gradient = jax.value_and_grad(loss_of)(params, rows)
+    loss, gradient = lax.pmean((loss, gradient), "devices")
+    change, adam = plan.adam.update(gradient, adam)
+    return (optax.apply_updates(params, change), adam), loss
+
+
+# ---- training
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A mapped update, and its first arguments."""
+
+    update: Callable[..., tuple[State, jax.Array]]  # state, text, key, pairs
+    state: State
+    text: jax.Array  # [letters], what the model learns from
+    held_out: jax.Array  # [rows, T + 1], what it never sees
+    pairs: np.ndarray  # [D, P / D]
+
+    def run(self, state: State, key: jax.Array) -> tuple[State, jax.Array]:
+        return self.update(state, self.text, key, self.pairs)
+
+
+def build(plan: Plan, devices: Sequence[jax.Device], key: jax.Array) -> Program:
+    """Maps the update and places the arguments. The key is consumed."""
+    chex.assert_is_divisible(BLOCKS, len(devices))
+    update = jax_dist.pmap(
+        functools.partial(first_order_step if plan.first_order else generation, plan),
+        axis_name="devices",
+        in_axes=(None, None, None, 0),  # state, text and key are the same everywhere
+        out_axes=None,
+        devices=devices,
+    )
+    params = first_params(plan, key)
+    numbers = {letter: number for number, letter in enumerate(LETTERS)}
+    text = np.array([numbers[letter] for letter in LETTERS_OF], np.int32)
+    seen, unseen = np.split(text, [len(text) * 9 // 10])
+    starts = np.arange(0, len(unseen) - plan.length, plan.length + 1)[:, None]
+    state, placed = jax_dist.replicate(((params, plan.adam.init(params)), seen), devices)
+    pairs = np.arange(plan.pairs).reshape(len(devices), -1)
+    held_out = jnp.asarray(unseen[starts + np.arange(plan.length + 1)])
+    return Program(update, state, placed, held_out, pairs)
+
+
+def train(
+    plan: Plan,
+    devices: Sequence[jax.Device],
+    seed: int,
+    generations: int,
+    follow: es_common.Follow,
+    saved: es_common.Checkpoints,
+) -> tuple[Program, State]:
+    build_key, key = jax.random.split(jax.random.key(seed))
+    program = build(plan, devices, build_key)
+    state, done = saved.restore(program.state)
+    for number in range(done, generations):
+        state, losses = program.run(state, jax.random.fold_in(key, number))
+        follow(number, loss=float(losses.mean()))
+        saved.save(number + 1, state)
+    return program, state
+
+
+def main(session: es_common.Session) -> None:
+    plan = Plan(_PAIRS.value, _RANK.value, first_order=_FIRST_ORDER.value)
+    follow = es_common.Follower(session)
+    start = time.process_time()
+    with es_common.checkpoints(session.out / "checkpoints", session.save_every) as saved:
+        program, (params, _) = train(
+            plan, session.devices, session.seed, session.generations, follow, saved
+        )
+    seconds = time.process_time() - start
+    count = sum(math.prod(shape) for shape in plan.shapes.values())
+    picture = session.out / "learning_curve.png"
+    es_common.draw_curves(
+        picture,
+        {"training": follow.curve["loss"]},
+        title=f"{count:,} parameters, " + ("Adam" if plan.first_order else f"rank {plan.rank}"),
+        ylabel="loss per letter (nats)",
+    )
+    held_out = jax.jit(loss_of)(jax.device_get(params), program.held_out)
+    print(f"parameters   {count:,} on {session.where}")
+    print(f"loss         {follow.curve['loss'][0]:.3f} -> {follow.curve['loss'][-1]:.3f}")
+    print(f"held out     {float(held_out):.3f} on text that it never saw")
+    print(f"CPU time     {seconds:.1f} s, compilation included")
+    print(f"picture      {picture}")
+
+
+if __name__ == "__main__":
+    es_common.run(main, program="es_eggroll", generations=300)
