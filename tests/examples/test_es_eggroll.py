@@ -1,0 +1,148 @@
+"""Perturbations of low rank, applied without forming them, train the model that formed ones would."""
+
+import math
+import re
+
+import es_common
+import es_eggroll
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+_PLAN = es_eggroll.Plan(pairs=16, rank=2, rows=2, length=3, letter=4, width=8)
+
+
+def key_of(number=0):
+    return jax.random.key(number)
+
+
+def trained(plan, devices, generations=3):
+    """The parameters, and the mean losses."""
+    losses = []
+    _, (params, _) = es_eggroll.train(
+        plan,
+        jax.devices()[:devices],
+        0,
+        generations,
+        lambda _, loss: losses.append(loss),
+        es_common.NoCheckpoints(),
+    )
+    return jax.device_get(params), losses
+
+
+@pytest.fixture(scope="module")
+def usual():
+    return trained(_PLAN, 8)
+
+
+@pytest.fixture(scope="module")
+def program():
+    return es_eggroll.build(_PLAN, jax.devices(), key_of())
+
+
+def formed(noise, sign):
+    """What is added to each matrix by one member of a pair."""
+    scale = sign * es_eggroll.SIGMA / math.sqrt(_PLAN.rank)
+    return {name: scale * left @ right.T for name, (left, right) in noise.items()}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_member_is_the_model_with_the_sums_formed(sign):
+    params = es_eggroll.first_params(_PLAN, key_of())
+    noise = es_eggroll.noise_of(_PLAN, key_of(1), jnp.int32(5))
+    rows = es_eggroll.rows_of(_PLAN, jnp.arange(50), key_of(2), jnp.int32(5))
+    scale = sign * es_eggroll.SIGMA / math.sqrt(_PLAN.rank)
+
+    applied = es_eggroll.member_loss(params, noise, scale, rows)
+    member = jax.tree.map(jnp.add, params, formed(noise, sign))
+
+    np.testing.assert_allclose(applied, es_eggroll.loss_of(member, rows), rtol=1e-5)
+    assert abs(applied - es_eggroll.loss_of(params, rows)) > 1e-3
+
+
+def test_the_update_is_that_of_the_sum_over_formed_members(program):
+    key = key_of(7)
+    (params, _), losses = program.run(program.state, key)
+
+    noise_key, row_key = jax.random.split(key)
+    before, adam = jax.device_get(program.state)
+    text = jnp.asarray(jax.device_get(program.text))
+    gradient = {name: np.zeros_like(matrix) for name, matrix in before.items()}
+    scores = np.zeros((_PLAN.pairs, 2))
+    for pair in range(_PLAN.pairs):
+        noise = es_eggroll.noise_of(_PLAN, noise_key, jnp.int32(pair))
+        rows = es_eggroll.rows_of(_PLAN, text, row_key, jnp.int32(pair))
+        for column, sign in enumerate((1, -1)):
+            added = formed(noise, sign)
+            member = jax.tree.map(jnp.add, before, added)
+            scores[pair, column] = loss = float(es_eggroll.loss_of(member, rows))
+            for name, matrix in added.items():
+                share = loss / (2 * _PLAN.pairs * es_eggroll.SIGMA**2)
+                gradient[name] += share * np.asarray(matrix)
+    change, _ = _PLAN.adam.update(gradient, adam)
+
+    np.testing.assert_allclose(losses, scores, rtol=1e-5)
+    for name, matrix in jax.device_get(params).items():
+        np.testing.assert_allclose(matrix - before[name], change[name], atol=1e-5, err_msg=name)
+
+
+def test_the_sum_is_over_members():
+    left, right = (jax.random.normal(key_of(n), (6, size, 2)) for n, size in ((0, 3), (1, 4)))
+    weights = jnp.arange(6.0)
+
+    summed = es_eggroll.weighted_sum(weights, (left, right))
+
+    explicit = sum(weights[p] * left[p] @ right[p].T for p in range(6))
+    np.testing.assert_allclose(summed, explicit, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_the_curve_is_the_same_on_any_number_of_devices(usual, devices):
+    params, losses = trained(_PLAN, devices)
+
+    assert losses == usual[1]
+    for name, matrix in params.items():
+        np.testing.assert_array_equal(matrix, usual[0][name], err_msg=name)
+
+
+def test_the_loss_falls():
+    for first_order in (False, True):
+        plan = es_eggroll.Plan(
+            pairs=64, rows=4, length=3, letter=4, width=8, first_order=first_order
+        )
+        losses = trained(plan, 8, generations=40)[1]
+
+        assert losses[0] > 4.3  # nats; there are about 100 letters
+        assert np.mean(losses[-5:]) < losses[0] - (0.3 if first_order else 0.4), first_order
+
+
+def compiled_text(program):
+    arguments = (program.state, program.text, key_of(), program.pairs)
+    return program.update.lower(*arguments).compile().as_text()
+
+
+def test_only_the_losses_are_sent_and_no_member_is_formed(program):
+    text = compiled_text(program)
+
+    assert es_common.exchanged(text) == {"all-gather": 2 * _PLAN.pairs * 4}
+    assert len(re.findall(r" all-gather(?:-start)?\(", text)) == 1
+    for m, n in _PLAN.shapes.values():
+        members = re.findall(rf"\[(?:\d+,)+(?:{m},{n}|{n},{m})\]", text)
+        assert members == []
+
+
+def test_factors_are_alike_in_any_batch():
+    def make(pair):
+        return es_eggroll.noise_of(_PLAN, key_of(3), pair)
+
+    together = jax.vmap(make)(jnp.arange(16))["first"][0]
+
+    np.testing.assert_array_equal(together[5], make(jnp.int32(5))["first"][0])
+    assert together.shape == (16, 12, 2)
+    assert not np.allclose(together[5], together[6])
+
+
+def test_keys_whose_noise_depends_on_the_batch_are_refused():
+    with pytest.raises(ValueError, match="noise cannot be drawn twice from a key of .* 'rbg'"):
+        es_eggroll.noise_of(_PLAN, jax.random.key(0, impl="rbg"), jnp.int32(0))
