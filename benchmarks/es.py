@@ -4,6 +4,7 @@
     python benchmarks/es.py --parameters 1000000 --rounds 2 --without-evosax
     python benchmarks/es.py --parameters 10000000 --rounds 1 --without-evosax --apart
     python benchmarks/es.py --pair                # es_before_pmap.py, its migrations, es_after.py
+    python benchmarks/es.py --low-rank            # a population in a forward pass, by es_eggroll.py
 
 The ways take turns, one generation each, and the first is there twice, to show the noise. With
 `--apart` each comes after the other, for what does not fit into memory together. CPU time is that
@@ -36,6 +37,7 @@ _ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(_ROOT), str(_ROOT / "examples")]
 
 import es_common  # noqa: E402  # beside the programs that it measures
+import es_eggroll  # noqa: E402  # the same
 import es_large  # noqa: E402  # the same
 
 _WAYS = [
@@ -214,6 +216,68 @@ make_update = lambda seed: jax_dist.rewrite(_make_update(seed), mesh=_mesh())
 """
 
 
+def low_rank(rounds: int, *, width: int = 512, pairs: int = 128, rows: int = 4) -> None:
+    """Three layers for a population, each member with rows of its own; on one device.
+
+    Except for plain inference, noise is drawn in the pass, and both members of a pair share it.
+    """
+    layers = range(3)
+    random = jax.random.key(0)
+    matrices = jax.random.normal(random, (len(layers), width, width)) / width**0.5
+    batch = jax.random.normal(random, (pairs, 2 * rows, width))
+    signs = 0.01 * jnp.repeat(jnp.array([1.0, -1.0]), rows)[:, None]  # of a pair's rows
+
+    def draw(key: jax.Array, pair: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        numbers = jax.random.normal(jax.random.fold_in(key, pair), shape)
+        return jax.lax.optimization_barrier(numbers)  # drawn once, for all that use it
+
+    def plain(matrices: jax.Array, batch: jax.Array, key: jax.Array) -> jax.Array:
+        del key
+        for layer in layers:
+            batch = jnp.tanh(batch @ matrices[layer])
+        return batch.mean((1, 2))
+
+    def applied(matrices: jax.Array, batch: jax.Array, key: jax.Array) -> jax.Array:
+        def one(pair: jax.Array, x: jax.Array) -> jax.Array:
+            noise = draw(key, pair, (len(layers), 2, width, 1))
+            for layer in layers:
+                thin = noise[layer, 0], noise[layer, 1]
+                x = jnp.tanh(es_eggroll.dense(x, matrices[layer], thin, signs))
+            return x.mean()
+
+        return jax.vmap(one)(jnp.arange(pairs), batch)
+
+    def formed(matrices: jax.Array, batch: jax.Array, key: jax.Array) -> jax.Array:
+        def one(each: tuple[jax.Array, jax.Array]) -> jax.Array:
+            pair, x = each
+            plus, minus = x[:rows], x[rows:]
+            for layer in layers:
+                noise = 0.01 * draw(key, len(layers) * pair + layer, (width, width))
+                plus = jnp.tanh(plus @ (matrices[layer] + noise))
+                minus = jnp.tanh(minus @ (matrices[layer] - noise))
+            return (plus.mean() + minus.mean()) / 2
+
+        return jax.lax.map(one, (jnp.arange(pairs), batch))
+
+    names = {"plain inference": plain, "low rank, applied": applied, "full rank, formed": formed}
+    ways = []
+    for name, pass_ in names.items():
+        compiled = jax.jit(pass_).lower(matrices, batch, random).compile()
+
+        def run(compiled: jax.stages.Compiled = compiled) -> None:
+            jax.block_until_ready(compiled(matrices, batch, random))
+
+        ways.append(Way(name, run, 0, compiled.memory_analysis().temp_size_in_bytes))
+    measure(ways, rounds)
+    print(f"{2 * pairs} members, width {width}, {rows} rows each, jax {jax.__version__}")
+    least = [min(way.cpu) for way in ways]
+    for way, seconds in zip(ways, least, strict=True):
+        print(
+            f"{way.name:<20}{1000 * seconds:>9.1f} CPU ms{least[0] / seconds:>8.3f} of plain"
+            f"{least[-1] / seconds:>8.1f} times full rank{way.temporary / 1e6:>8.1f} MB"
+        )
+
+
 def _tool(*arguments: str) -> None:
     command = [sys.executable, "-m", "jax_dist", *arguments]
     environment = os.environ | {"PYTHONPATH": str(_ROOT)}
@@ -245,11 +309,16 @@ def main() -> None:
     parser.add_argument("--apart", action="store_true", help="one way after the other: less memory")
     parser.add_argument("--pair", action="store_true", help="the migration, in place of the ways")
     parser.add_argument("--generations", type=int, default=30, help="of the migration")
+    parser.add_argument("--low-rank", action="store_true", help="a forward pass of a population")
+    parser.add_argument("--rows", type=int, default=4, help="of each member, with --low-rank")
     options = parser.parse_args()
     if options.pair:
         pair(options.generations, options.rounds or 3)
         return
     rounds = options.rounds or 5
+    if options.low_rank:
+        low_rank(rounds, rows=options.rows)
+        return
     jax.config.update("jax_num_cpu_devices", 8)
     makers = [functools.partial(ours, options.parameters, *way) for way in _WAYS]
     if not options.without_evosax:

@@ -9,8 +9,8 @@ matrix by a product of two thin ones. A layer applies that product without formi
 and a pair of members costs `m + n` random numbers instead of `m * n`. Those are so few that every
 device draws them again for all pairs, and the devices exchange nothing but the losses.
 
-The text is that of the documentation. Shapes: `P` mirrored pairs (the population is twice that), `D`
-devices, `b` rows of text for each pair, `T` letters that the model sees, `V` different letters,
+The text is that of the documentation. Shapes: `P` mirrored pairs (the population is twice that),
+`D` devices, `b` rows of text for each pair, `T` letters that the model sees, `V` different letters,
 `[m, n]` a matrix, `r` the rank of its perturbation.
 """
 
@@ -29,13 +29,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import flags
-from es_common import check_redrawable, keys_of
+from es_common import check_redrawable
 from jax import lax
 
 import jax_dist
 
 _PAIRS = flags.DEFINE_integer("pairs", 512, "Mirrored pairs; a multiple of 8.", lower_bound=8)
-_RANK = flags.DEFINE_integer("rank", 1, "Of the perturbation of a matrix.", lower_bound=1)
+_RANK = flags.DEFINE_integer("noise_rank", 1, "Of the perturbation of a matrix.", lower_bound=1)
 _FIRST_ORDER = flags.DEFINE_bool(
     "first_order", default=False, help="Train the same model on the same rows, by gradients."
 )

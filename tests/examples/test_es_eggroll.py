@@ -1,4 +1,4 @@
-"""Perturbations of low rank, applied without forming them, train the model that formed ones would."""
+"""Low-rank perturbations, applied without forming them, train as formed ones would."""
 
 import math
 import re
