@@ -40,7 +40,7 @@ _FIRST_ORDER = flags.DEFINE_bool(
     "first_order", default=False, help="Train the same model on the same rows, by gradients."
 )
 
-SIGMA = 0.1  # standard deviation of each number of a perturbation
+SIGMA = 0.02  # standard deviation of each number of a perturbation
 BLOCKS = 8  # a device plays whole blocks of pairs: their shape is the same on 1 to 8 devices
 LETTERS_OF = "".join(
     path.read_text(encoding="utf-8")
@@ -60,9 +60,9 @@ class Plan:
     pairs: int = 512  # P
     rank: int = 1  # r
     rows: int = 8  # b
-    length: int = 8  # T
-    letter: int = 16  # numbers for each letter
-    width: int = 128
+    length: int = 4  # T
+    letter: int = 8  # numbers for each letter
+    width: int = 32
     first_order: bool = False
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def adam(self) -> optax.GradientTransformation:
-        return optax.adam(0.003 if self.first_order else 0.01)
+        return optax.adam(optax.exponential_decay(0.03, 100, 0.4))  # of 100 updates
 
 
 # ---- a perturbation, applied and never formed

@@ -70,13 +70,14 @@ def test_the_update_is_that_of_the_sum_over_formed_members(program):
     text = jnp.asarray(jax.device_get(program.text))
     gradient = {name: np.zeros_like(matrix) for name, matrix in before.items()}
     scores = np.zeros((_PLAN.pairs, 2))
+    loss_of = jax.jit(es_eggroll.loss_of)
     for pair in range(_PLAN.pairs):
         noise = es_eggroll.noise_of(_PLAN, noise_key, jnp.int32(pair))
         rows = es_eggroll.rows_of(_PLAN, text, row_key, jnp.int32(pair))
         for column, sign in enumerate((1, -1)):
             added = formed(noise, sign)
             member = jax.tree.map(jnp.add, before, added)
-            scores[pair, column] = loss = float(es_eggroll.loss_of(member, rows))
+            scores[pair, column] = loss = float(loss_of(member, rows))
             for name, matrix in added.items():
                 share = loss / (2 * _PLAN.pairs * es_eggroll.SIGMA**2)
                 gradient[name] += share * np.asarray(matrix)
@@ -107,14 +108,11 @@ def test_the_curve_is_the_same_on_any_number_of_devices(usual, devices):
 
 
 def test_the_loss_falls():
-    for first_order in (False, True):
-        plan = es_eggroll.Plan(
-            pairs=64, rows=4, length=3, letter=4, width=8, first_order=first_order
-        )
-        losses = trained(plan, 8, generations=40)[1]
+    plan = es_eggroll.Plan(pairs=64, rows=4, length=3, letter=4, width=8)
+    losses = trained(plan, 8, generations=25)[1]
 
-        assert losses[0] > 4.3  # nats; there are about 100 letters
-        assert np.mean(losses[-5:]) < losses[0] - (0.3 if first_order else 0.4), first_order
+    assert losses[0] > 4.3  # nats; there are about 100 letters
+    assert np.mean(losses[-5:]) < losses[0] - 0.2
 
 
 def compiled_text(program):
