@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-_PLAN = es_eggroll.Plan(pairs=16, rank=2, rows=2, length=3, letter=4, width=8)
+_PLAN = es_eggroll.Plan(pairs=16, rank=2, rows=5, length=3, letter=4, width=8)
 
 
 def key_of(number=0):
