@@ -98,7 +98,7 @@ def test_the_sum_is_over_members():
     np.testing.assert_allclose(summed, explicit, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("devices", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_the_curve_is_the_same_on_any_number_of_devices(usual, devices):
     params, losses = trained(_PLAN, devices)
 
