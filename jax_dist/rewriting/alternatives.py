@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, Var
 from jax.sharding import Mesh
 
-from jax_dist import _compat
+from jax_dist.mapping.body import type_of
 from jax_dist.passes import interpreter, rebind
 from jax_dist.rewriting.comparison import Comparison, Sharded
 from jax_dist.rewriting.cost import Program, program_of
@@ -41,7 +41,7 @@ def compare(
     before, after = programs
     rows: list[tuple[str, Program | str]] = [("pmap", before), ("shard_map", after)]
     sharded = None
-    step = _mapped_step(traced) if _compat.CAN_REWRITE else None
+    step = _mapped_step(traced)
     if step is not None:
         found = _in_global_view(step, fun, arguments, traced.out_info)
         if isinstance(found, Sharded):
@@ -96,7 +96,7 @@ class _Step:
         return found
 
 
-_UNIT_DIMENSIONS = ("squeeze", "broadcast_in_dim", "expand_dims", "reshape")  # come and go
+_UNIT_DIMENSIONS = ("squeeze", "broadcast_in_dim", "reshape")  # come and go
 
 
 def _mapped_step(traced: jax.stages.Traced) -> _Step | None:
@@ -134,7 +134,7 @@ def _in_global_view(
     leaves, structure = jax.tree.flatten((args, kwargs))
     if len(leaves) != len(step.in_dims):
         return None  # static arguments
-    types = jax.tree.unflatten(structure, map(_type_of, leaves))
+    types = jax.tree.unflatten(structure, map(type_of, leaves))
     state = _state_among(step, types[0], results)
     if not state:
         return None
@@ -201,10 +201,6 @@ def _state_among(step: _Step, args: tuple, results: Any) -> list[int]:
 def _kinds(tree: Any) -> tuple:
     leaves, structure = jax.tree.flatten(tree)
     return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
-
-
-def _type_of(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(jnp.shape(leaf), jax.dtypes.result_type(leaf))
 
 
 def _slice(kind: jax.ShapeDtypeStruct, dim: int | None) -> jax.ShapeDtypeStruct:
