@@ -44,10 +44,10 @@ from jax_dist.checker.model.discovery import Patterns
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import UnreadableError
-from jax_dist.migrating import helper_module, migration
-from jax_dist.migrating.facts import Promises
-from jax_dist.migrating.files import MigrationOptions
-from jax_dist.migrating.results import FileMigration
+from jax_dist.codemod import helper_module, migration
+from jax_dist.codemod.facts import Promises
+from jax_dist.codemod.files import MigrationOptions
+from jax_dist.codemod.results import FileMigration
 
 _FAULT = "jax-dist failed on it"
 _PMAP = "JXD001"

@@ -156,7 +156,7 @@ def checkpoints(chance: random.Random) -> Trials:
 
 def sources(chance: random.Random) -> Trials:
     """a mutated source, `lint --fix` and `migrate --write`: no fault, and what parsed still does"""
-    known = sorted([*_ROOT.glob("tests/migrating/**/*.py"), *_ROOT.glob("examples/**/*.py")])
+    known = sorted([*_ROOT.glob("tests/codemod/**/*.py"), *_ROOT.glob("examples/**/*.py")])
     with tempfile.TemporaryDirectory() as name:
         path = pathlib.Path(name, "source.py")
         while True:

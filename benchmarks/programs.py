@@ -344,7 +344,7 @@ def _restore() -> None:
 def _row(
     program: Program, target: str, python: Path, options: argparse.Namespace, work: Path
 ) -> Row:
-    from jax_dist.migrating.verify.trial import compared
+    from jax_dist.codemod.verify.trial import compared
 
     folder = work / f"{program.name}-{target}"
     shutil.rmtree(folder, ignore_errors=True)

@@ -122,7 +122,7 @@ def test_the_architecture_page_names_every_module():
         for name in (
             "",
             *names,
-            "migrating",
+            "codemod",
             "cache",
             "guards",
             "consistency",

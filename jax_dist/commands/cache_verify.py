@@ -96,7 +96,7 @@ def _new_folder(name: str) -> Path:
 def _verify(options: argparse.Namespace, folder: Path, err: TextIO) -> "Verification":
     from jax_dist._usage import MisuseError
     from jax_dist.cache import verification  # it loads jax, which `--help` need not wait for
-    from jax_dist.migrating.verify import recording
+    from jax_dist.codemod.verify import recording
 
     progress = terminal.ProgressLine(err, "runs done")
     try:

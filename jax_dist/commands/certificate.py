@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
-    from jax_dist.migrating.verify import certificate
+    from jax_dist.codemod.verify import certificate
 
     path = Path(options.file)
     try:

@@ -12,17 +12,17 @@ from jax_dist.checker.engine import config, fixer, requirement
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import discovery
 from jax_dist.checker.model.discovery import Patterns
+from jax_dist.codemod import migration, report
+from jax_dist.codemod.context import ProjectContext
+from jax_dist.codemod.facts import Promises
+from jax_dist.codemod.files import MigrationOptions
+from jax_dist.codemod.report import MigrationReport
+from jax_dist.codemod.results import FileMigration
 from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit
-from jax_dist.migrating import migration, report
-from jax_dist.migrating.context import ProjectContext
-from jax_dist.migrating.facts import Promises
-from jax_dist.migrating.files import MigrationOptions
-from jax_dist.migrating.report import MigrationReport
-from jax_dist.migrating.results import FileMigration
 
 if TYPE_CHECKING:
-    from jax_dist.migrating.verify.ledger import Entry, Ledger, Rung
+    from jax_dist.codemod.verify.ledger import Entry, Ledger, Rung
 
 _STDIN = "-"
 _FORMS: dict[str, Callable[[MigrationReport], str]] = {
@@ -174,7 +174,7 @@ class _Migrate:
         return files, proof.with_put_back(put_back.values())
 
     def _tried(self, files: Sequence[FileMigration], *, merge: bool) -> "Ledger":
-        from jax_dist.migrating.verify import trial
+        from jax_dist.codemod.verify import trial
 
         return trial.verified(
             self._options.program,
@@ -190,7 +190,7 @@ class _Migrate:
         path = self._options.certificate
         if path is None or proof is None:
             return
-        from jax_dist.migrating.verify import certificate
+        from jax_dist.codemod.verify import certificate
 
         folder = os.path.dirname(os.path.abspath(path))
         found = certificate.made(
@@ -335,7 +335,7 @@ class _Migrate:
         print(f"jax-dist migrate: {text}", file=self._err)
 
     def _required(self) -> "Rung":
-        from jax_dist.migrating.verify.ledger import REQUIREMENTS
+        from jax_dist.codemod.verify.ledger import REQUIREMENTS
 
         return REQUIREMENTS[self._options.require]
 

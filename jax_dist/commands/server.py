@@ -59,8 +59,8 @@ def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
 
 def _migrated(source: "Source", line: int) -> bytes | None:
     """The code with the pmaps of one line migrated to jax_dist; None where they are left."""
-    from jax_dist.migrating import files, pmap_renames  # not at the top: most sessions never ask
-    from jax_dist.migrating.context import ProjectContext
+    from jax_dist.codemod import files, pmap_renames  # not at the top: most sessions never ask
+    from jax_dist.codemod.context import ProjectContext
 
     # No other place goes with it, so a function that is compared with jax.pmap must stay.
     context = dataclasses.replace(ProjectContext.of([source.path]), among=frozenset())

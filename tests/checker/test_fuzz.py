@@ -19,20 +19,20 @@ from jax_dist.checker.model import new_imports, sources
 from jax_dist.checker.model.findings import Finding, Safety
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
-from jax_dist.migrating import files as migrating
-from jax_dist.migrating.context import ProjectContext
-from jax_dist.migrating.facts import Promises
-from jax_dist.migrating.helper_module import Homes
+from jax_dist.codemod import files as codemod
+from jax_dist.codemod.context import ProjectContext
+from jax_dist.codemod.facts import Promises
+from jax_dist.codemod.helper_module import Homes
 
 ALL = frozenset(catalogue.RULES)
 SYNTAX_ERROR = "JXD901"
 # Only while one file is checked; what stands in other folders must not matter.
 _PATH = "/nowhere/at/all/fuzzed.py"
 TARGETS = (
-    migrating.MigrationOptions(to="jax_dist"),
-    migrating.MigrationOptions(to="jax"),
-    migrating.MigrationOptions(to="jax", promises=Promises(one_process=True, all_devices=True)),
-    migrating.MigrationOptions(to="jax", idiomatic=True),
+    codemod.MigrationOptions(to="jax_dist"),
+    codemod.MigrationOptions(to="jax"),
+    codemod.MigrationOptions(to="jax", promises=Promises(one_process=True, all_devices=True)),
+    codemod.MigrationOptions(to="jax", idiomatic=True),
 )
 _SETTINGS = {
     "deadline": None,
@@ -93,12 +93,12 @@ def _assert_fixes_settle(source: Source, allowed: frozenset[Safety]) -> None:
 
 
 def _assert_migration_settles(
-    source: Source, options: migrating.MigrationOptions, helpers: str = "/nowhere/helpers.py"
+    source: Source, options: codemod.MigrationOptions, helpers: str = "/nowhere/helpers.py"
 ) -> None:
     """What is migrated parses and keeps its comments, and a second run does nothing."""
     project = Project(())
     context = ProjectContext(project, project.graph, Homes(project, helpers))
-    first = migrating.migrate(source, context, options)
+    first = codemod.migrate(source, context, options)
     assert "report" not in first.problem, first.problem
     if not first.changed:
         return
@@ -107,7 +107,7 @@ def _assert_migration_settles(
     if not any(each.code == "JXD104" for each in first.outcomes):  # a statement goes as a whole
         lost = _comments(source) - _comments(after)
         assert not lost, f"{lost} of\n{source.code.decode()}"
-    second = migrating.migrate(after, context, options)
+    second = codemod.migrate(after, context, options)
     assert second.after == first.after, second.after.decode()
 
 
@@ -162,7 +162,7 @@ def test_a_notebook_is_a_file_in_pieces(code: str, seed: int):
 def test_a_file_with_its_helpers_inside_settles(code: str, seed: int):
     notebook = generating.notebook(code, random.Random(seed))
     for data, path in ((code.encode(), _PATH), (notebook, _PATH.replace(".py", ".ipynb"))):
-        _assert_migration_settles(linter.load(path, data), migrating.MigrationOptions(to="jax"), "")
+        _assert_migration_settles(linter.load(path, data), codemod.MigrationOptions(to="jax"), "")
 
 
 @hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))

@@ -11,10 +11,10 @@ import pytest
 
 from jax_dist._compat.versions import CAN_REWRITE
 from jax_dist.checker.engine import fixer
+from jax_dist.codemod import migration
+from jax_dist.codemod.verify import trial
+from jax_dist.codemod.verify.ledger import Entry, Ledger, Rung
 from jax_dist.commands.cli import main
-from jax_dist.migrating import migration
-from jax_dist.migrating.verify import trial
-from jax_dist.migrating.verify.ledger import Entry, Ledger, Rung
 
 _ROOT = str(pathlib.Path(__file__).parents[2])
 

@@ -22,10 +22,10 @@ import jax
 import pytest
 
 from jax_dist import CapturedArrayWarning
-from jax_dist.migrating import helper_module, migration
-from jax_dist.migrating.context import ProjectContext
-from jax_dist.migrating.facts import Promises
-from jax_dist.migrating.files import MigrationOptions
+from jax_dist.codemod import helper_module, migration
+from jax_dist.codemod.context import ProjectContext
+from jax_dist.codemod.facts import Promises
+from jax_dist.codemod.files import MigrationOptions
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FOLDER = _ROOT / "examples" / "migrations"

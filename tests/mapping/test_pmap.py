@@ -225,7 +225,7 @@ def test_only_public_names_of_jax_outside_of_compat():
         r"|from jax\.experimental(?! import multihost_utils)"
     )
 
-    asides = {package / "checker", package / "migrating"}  # which speak of such names in texts
+    asides = {package / "checker", package / "codemod"}  # which speak of such names in texts
     modules = [path for path in package.rglob("*.py") if asides.isdisjoint(path.parents)]
 
     found = {path.parent.name for path in modules if private.search(path.read_text())}

@@ -1,0 +1,393 @@
+"""Which arguments and results of mapped functions can do without the axis over devices in front.
+
+Each argument and each result of a mapped function is a slot. What flows from a slot, or from a copy
+made for each device, into another slot ties the two: they are laid out alike, or not at all. A slot
+keeps its axis where anything is done with its values that is not followed.
+"""
+
+import ast
+import dataclasses
+import enum
+from typing import Any, TypeAlias
+
+from jax_dist.checker.model import flow
+from jax_dist.checker.model.flow import Flow, Origin
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.stacking import Kind
+from jax_dist.codemod import device_counts, escapes, facts, uniformity, use_sites
+from jax_dist.codemod.results import Left
+from jax_dist.codemod.uniform_values import Same
+from jax_dist.codemod.use_sites import Collected, Escaped, First, GivenTo, Kept, Shown
+
+
+class AxisLayout(enum.Enum):
+    """How the values of a slot lie on the devices."""
+
+    STACKED = "a device axis in front"
+    SHARED = "whole on each device"
+    SPLIT = "one global array, cut along its first dimension"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Argument:
+    """One positional argument of a mapped function."""
+
+    site: Site
+    position: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """One result of a mapped function; position None: all that it returns."""
+
+    site: Site
+    position: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class SlotSource:
+    """A copy for each device, or a split by their number, and of what."""
+
+    node: ast.Call
+    of: ast.expr
+    kind: Kind
+    devices: ast.expr | None = None  # the first of all devices, where copies are on these alone
+
+
+Slot: TypeAlias = Argument | Result | ast.expr  # the expression of a source
+
+
+@dataclasses.dataclass(slots=True)
+class Component:
+    """Slots that are laid out alike."""
+
+    slots: list[Slot] = dataclasses.field(default_factory=list)
+    sources: list[SlotSource] = dataclasses.field(default_factory=list)
+    firsts: list[First] = dataclasses.field(default_factory=list)
+    forests: list[ast.Call] = dataclasses.field(default_factory=list)  # of get_metrics
+    shown: list[ast.expr] = dataclasses.field(default_factory=list)  # where others see the axis
+    donors: list[Site] = dataclasses.field(default_factory=list)  # that donate one of the slots
+    kept: str = ""  # why the axis stays; "" where it can go
+    cautions: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def layout(self) -> AxisLayout:
+        """What the slots can be."""
+        kinds = {source.kind for source in self.sources}
+        if self.kept or not self.slots:
+            return AxisLayout.STACKED
+        if kinds == {Kind.REPLICATED}:
+            return AxisLayout.SHARED
+        results = any(isinstance(slot, Result) for slot in self.slots)
+        if kinds == {Kind.SPLIT}:
+            return (
+                AxisLayout.STACKED if results or self.firsts or self.forests else AxisLayout.SPLIT
+            )
+        if not kinds and (self.firsts or self.forests) and results:
+            return AxisLayout.SHARED
+        return AxisLayout.STACKED
+
+
+class Layouts:
+    """The layouts of all slots of one file.
+
+    Args:
+      module: the file.
+      sites: the mapped functions that may be changed.
+    """
+
+    def __init__(self, module: Module, sites: list[Site]):
+        self._module = module
+        self._flow: Flow = flow.of(module)
+        self._sites = {site.node: site for site in sites}
+        self._calls: dict[Site, list[ast.Call]] = {site: [] for site in sites}
+        for call, site in self._flow.mapped_calls.items():
+            if site.node in self._sites:
+                self._calls[self._sites[site.node]].append(call)
+        self._arity = {site: self._results(site) for site in sites}
+        self._up: dict[Slot, Slot] = {}
+        self._parts: dict[Slot, Component] = {}
+        self._seen: set[ast.expr] = set()  # sources
+        self._due: list[tuple[Slot, ast.expr]] = []  # each read must turn out to be of the slot
+        told = escapes.by_text(module)
+        for site in sites:
+            self._see_site(site)
+            if told:
+                self.keep_site(site, told)
+        for node in use_sites.carriers(module, self._flow):
+            self._see_value(node)
+        for slot, read in self._due:
+            self._see_read(slot, read)
+        for site in sites:
+            self._see_donations(site)
+        while not all([self._are_same(site) for site in sites]):
+            pass  # what is kept now differs for the functions that it is given to
+
+    def component(self, slot: Slot) -> Component:
+        """The slots that are laid out like this one."""
+        return self._part(slot)
+
+    def arguments(self, site: Site) -> list[Argument] | None:
+        """One slot for each positional argument; None where calls differ in their number."""
+        counts = {len(call.args) for call in self._calls[site]}
+        starred = any(
+            isinstance(argument, ast.Starred)
+            for call in self._calls[site]
+            for argument in call.args
+        )
+        if len(counts) != 1 or starred:
+            return None
+        return [Argument(site, position) for position in range(counts.pop())]
+
+    def results(self, site: Site) -> list[Result]:
+        """One slot for each result, or one for all."""
+        arity = self._arity[site]
+        if arity is None:
+            return [Result(site, None)]
+        return [Result(site, position) for position in range(arity)]
+
+    def has_named_arguments(self, site: Site) -> bool:
+        """Whether a call gives arguments by name, which pmap maps over their first dimension."""
+        return any(call.keywords for call in self._calls[site])
+
+    def donating_calls(self, part: Component) -> list[ast.Call]:
+        """The calls that donate one of the slots."""
+        return [call for site in part.donors for call in self._calls[site]]
+
+    # --- what flows
+
+    def _see_site(self, site: Site) -> None:
+        for slot in self.results(site):
+            self._part(slot)
+        lost = use_sites.unseen(self._module, self._flow, site)
+        if lost or not self._calls[site]:
+            self.keep_site(site, lost or f"no call of it is seen; it is made in line {_line(site)}")
+        if self._calls[site] and self.arguments(site) is None:
+            self.keep_site(site, "its calls differ in the number of arguments")
+        for call in self._calls[site]:
+            for position, argument in enumerate(call.args):
+                slot = Argument(site, position)
+                for origin in self._flow.origins(argument):
+                    self._flows_in(origin, slot, argument)
+
+    def keep_site(self, site: Site, why: str) -> None:
+        """All slots of a site keep the axis."""
+        given = {position for call in self._calls[site] for position in range(len(call.args))}
+        for slot in (*self.results(site), *(Argument(site, each) for each in sorted(given))):
+            self._keep(slot, why)
+
+    def keep_slot(self, slot: Slot, why: str) -> None:
+        """A slot keeps the axis, and what is laid out like it."""
+        self._keep(slot, why)
+
+    def _flows_in(self, origin: Origin, slot: Slot, argument: ast.expr) -> None:
+        source = self._slot_of(origin)
+        if source is None:
+            text = self._module.text(argument)
+            self._keep(slot, f"nothing shows that {text} in line {argument.lineno} is replicated")
+        else:
+            self._tie(source, slot)
+
+    def _see_value(self, node: ast.expr) -> None:
+        """A name, attribute or call with a device axis in front: what is done with it."""
+        if isinstance(node, ast.Call) and self._is_unpacked(node):
+            self._see_unpacked(node)
+            return
+        slots = [self._slot_of(origin) for origin in use_sites.origins_of(self._flow, node)]
+        known = [slot for slot in slots if slot is not None]
+        if not known:
+            return
+        for slot in known[1:]:
+            self._tie(known[0], slot)
+        if len(known) < len(slots):
+            self._keep(known[0], f"line {node.lineno} mixes it with values that are not followed")
+        if escapes.may_be_given(self._module, node):
+            text = self._module.text(node)
+            self._keep(known[0], f"other files may give {text} of line {node.lineno}")
+        part = self._part(known[0])
+        match use_sites.use_of(self._module, self._flow, node):
+            case First() as first:
+                part.firsts.append(first)
+            case GivenTo(call=call, position=position):
+                site = self._sites.get(self._flow.mapped_calls[call].node)
+                if site is None:
+                    self._keep(
+                        known[0], f"line {call.lineno} gives it to a mapped function that stays"
+                    )
+                else:
+                    self._tie(known[0], Argument(site, position))
+            case Kept(reads=reads, caution=caution):
+                self._due += ((known[0], read) for read in reads)
+                self._caution(part, caution)
+            case Collected(calls=forests):
+                for call in forests:  # other values may be in the same list
+                    self._tie(known[0], call)
+                    if not any(call is each for each in self._part(call).forests):
+                        self._part(call).forests.append(call)
+            case Shown(node=shown, to=function):
+                part.shown.append(shown)
+                self._caution(part, f"line {shown.lineno} puts it back for {function}")
+            case Escaped(why=why):
+                self._keep(known[0], why)
+
+    def _see_read(self, slot: Slot, read: ast.expr) -> None:
+        """Where a value is read again, the way back must lead to where it came from."""
+        found = [self._slot_of(origin) for origin in use_sites.origins_of(self._flow, read)]
+        if not any(each is not None and self._root(each) == self._root(slot) for each in found):
+            text = self._module.text(read)
+            self._keep(slot, f"it is not followed to {text} in line {read.lineno}")
+
+    def _is_unpacked(self, call: ast.Call) -> bool:
+        site = self._flow.mapped_calls.get(call)
+        mine = None if site is None else self._sites.get(site.node)
+        return mine is not None and self._arity[mine] is not None
+
+    def _see_unpacked(self, call: ast.Call) -> None:
+        """Each result of a mapped function goes into a name of its own."""
+        site = self._sites[self._flow.mapped_calls[call].node]
+        match use_sites.use_of(self._module, self._flow, call):
+            case Escaped(why=why):
+                self.keep_site(site, why)
+            case _:
+                targets: Any = self._module.parent(call)
+                for slot, target in zip(self.results(site), targets.targets[0].elts, strict=True):
+                    found = escapes.from_target(self._module, target, target)
+                    reads = found.reads if isinstance(found, Kept) else ()
+                    self._due += ((slot, read) for read in reads)
+
+    def _slot_of(self, origin: Origin) -> Slot | None:
+        if origin.on_host or not escapes.stays_inside(self._module, origin):
+            return None
+        if origin.site is not None:
+            site = self._sites.get(origin.site.node)
+            return None if site is None else self._result_at(site, origin)
+        is_made = origin.kind in (Kind.REPLICATED, Kind.SPLIT) and isinstance(origin.node, ast.Call)
+        if is_made and origin.of is not None and not use_sites.is_iterated(self._module, origin):
+            self._see_source(origin.node, origin.of, origin.kind)  # type: ignore[arg-type]
+            return origin.node
+        return None
+
+    def _see_source(self, node: ast.Call, of: ast.expr, kind: Kind) -> None:
+        if node in self._seen:
+            return
+        self._seen.add(node)
+        part = self._part(node)
+        part.sources.append(
+            SlotSource(node, of, kind, device_counts.first_devices(self._module, node))
+        )
+        why = device_counts.why_not(self._module, node)
+        if why:
+            self._keep(node, f"of {self._module.text(node.func)} in line {node.lineno} {why}")
+
+    def _result_at(self, site: Site, origin: Origin) -> Slot | None:
+        if self._arity[site] is None:
+            return Result(site, None)
+        if origin.path and isinstance(origin.path[0], int):
+            return Result(site, origin.path[0])
+        for slot in self.results(site):
+            self._keep(slot, f"all results are used as one value in line {origin.node.lineno}")
+        return None
+
+    def _results(self, site: Site) -> int | None:
+        """How many results there are, where the function or all of its calls show a tuple."""
+        counts = {_targets(self._module, call) for call in self._calls[site]}
+        return counts.pop() if len(counts) == 1 else None
+
+    def _see_donations(self, site: Site) -> None:
+        """A split copies its batch; without it, the batch itself would be donated."""
+        given = site.arguments.get("donate_argnums")
+        try:
+            donated = facts.integers(given, "donate_argnums")
+        except Left as left:
+            self.keep_site(site, left.reason)
+            return
+        for position in donated:
+            part = self._part(Argument(site, position))
+            part.donors.append(site)
+            if any(source.kind is Kind.SPLIT for source in part.sources):
+                part.kept = part.kept or "it is donated, and the batch that it is made of is not"
+
+    def _are_same(self, site: Site) -> bool:
+        """Whether nothing had to be kept: what differs from device to device needs the axis."""
+        arguments = self.arguments(site) or []
+        shared = [self._part(slot).layout is AxisLayout.SHARED for slot in arguments]
+        if all(shared) and self._keep_first_devices(arguments):
+            return False
+        results = self.results(site)
+        arity = None if results[0].position is None else len(results)
+        by_name = {each.arg for call in self._calls[site] for each in call.keywords}
+        found = uniformity.of_results(self._module, site, shared, by_name, arity)
+        done = True
+        for slot, same in zip(results, found, strict=True):
+            part = self._part(slot)
+            if part.layout is not AxisLayout.SHARED or same is Same.YES:
+                continue
+            which = "what it returns" if slot.position is None else f"result {slot.position}"
+            if same is Same.NO:
+                part.kept, done = f"{which} differs from device to device", False
+            else:
+                self._caution(part, f"nothing shows that {which} is the same on each device")
+        return done
+
+    def _keep_first_devices(self, arguments: list[Argument]) -> bool:
+        """Keeps copies on some devices, where no other argument will show on how many."""
+        parts = [self._part(slot) for slot in arguments]
+        some = [part for part in parts if any(each.devices is not None for each in part.sources)]
+        for part in some:
+            part.kept = "its copies are on some of the devices, and no other argument shows which"
+        return bool(some)
+
+    def _caution(self, part: Component, caution: str) -> None:
+        if caution and caution not in part.cautions:
+            part.cautions.append(caution)
+
+    # --- ties
+
+    def _root(self, slot: Slot) -> Slot:
+        while slot in self._up:
+            slot = self._up[slot]
+        return slot
+
+    def _part(self, slot: Slot) -> Component:
+        root = self._root(slot)
+        if root not in self._parts:
+            self._parts[root] = Component([root] if not isinstance(root, ast.expr) else [])
+        return self._parts[root]
+
+    def _keep(self, slot: Slot, why: str) -> None:
+        part = self._part(slot)
+        part.kept = part.kept or why
+
+    def _tie(self, one: Slot, two: Slot) -> None:
+        into, gone = self._part(one), self._part(two)
+        if into is gone:
+            return
+        root = self._root(two)
+        self._up[root] = self._root(one)
+        del self._parts[root]
+        into.slots += gone.slots
+        into.sources += gone.sources
+        into.firsts += gone.firsts
+        into.forests += gone.forests
+        into.shown += gone.shown
+        into.donors += gone.donors
+        into.cautions += gone.cautions
+        into.kept = into.kept or gone.kept
+
+
+def _line(site: Site) -> int:
+    return site.node.lineno
+
+
+def _targets(module: Module, call: ast.Call) -> int | None:
+    """How many names the result of a call is unpacked into."""
+    around = module.parent(call)
+    if not isinstance(around, ast.Assign) or len(around.targets) != 1:
+        return None
+    target = around.targets[0]
+    if not isinstance(target, ast.Tuple | ast.List):
+        return None
+    if any(isinstance(each, ast.Starred) for each in target.elts):
+        return None
+    return len(target.elts)

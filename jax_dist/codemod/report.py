@@ -1,0 +1,260 @@
+"""What a migration did and left, for people (Markdown) and for machines (JSON).
+
+The JSON is one object:
+  schema: 3; grows when a field changes its meaning, not when one is added
+  to: "jax_dist" or "jax"
+  summary: files (with places or problems), changed, done, left (places), problems
+  rules: [{code, name, done, left}]
+  reasons: [{reason, by_hand, sketch, places}], the most frequent first
+  files: [{path, changed, problem}]; a problem is why the file was left whole, or ""
+  places: [{path, line, cell, code, name, status, what, reason, detail, by_hand, sketch}], in order
+    of file and place; status is "done" or "left"; line is of the file as it was (in a notebook: of
+    the cell, which is counted from 1); sketch is Python, or ""
+  helpers: [{path, functions, is_new}] of the modules that the files import helpers from
+  cautions: what a reader has to know of what was done
+  verification: what --verify found, or null
+"""
+
+import dataclasses
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jax_dist.checker.engine import catalogue
+from jax_dist.checker.model.findings import Code
+from jax_dist.codemod.files import Target
+from jax_dist.codemod.results import FileMigration, PlaceResult
+
+_SCHEMA = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class MigrationReport:
+    """All that one migration did."""
+
+    to: Target
+    files: Sequence[FileMigration]
+    verification: Mapping[str, Any] | None = None  # as `Verification.to_dict` gives it
+    proof: str = ""  # the same, for people
+    cautions: tuple[str, ...] = ()  # what a reader has to know of what was done
+
+    @property
+    def outcomes(self) -> list[PlaceResult]:
+        return [outcome for file in self.files for outcome in in_order(file)]
+
+    @property
+    def done(self) -> list[PlaceResult]:
+        return [outcome for outcome in self.outcomes if outcome.status == "done"]
+
+    @property
+    def left(self) -> list[PlaceResult]:
+        return [outcome for outcome in self.outcomes if outcome.status == "left"]
+
+    @property
+    def changed(self) -> list[FileMigration]:
+        return [file for file in self.files if file.changed]
+
+    @property
+    def problems(self) -> list[FileMigration]:
+        return [file for file in self.files if file.problem]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": _SCHEMA,
+            "to": self.to,
+            "summary": {
+                "files": len(self.files),
+                "changed": len(self.changed),
+                "done": len(self.done),
+                "left": len(self.left),
+                "problems": len(self.problems),
+            },
+            "rules": [
+                {"code": code, "name": _name(code), "done": done, "left": left}
+                for code, done, left in self.by_rule()
+            ],
+            "reasons": [
+                {
+                    "reason": places[0].reason,
+                    "by_hand": places[0].remedy,
+                    "sketch": places[0].sketch,
+                    "places": len(places),
+                }
+                for places in self.by_reason()
+            ],
+            "files": [
+                {"path": file.path, "changed": file.changed, "problem": file.problem}
+                for file in self.files
+            ],
+            "places": [_place(outcome) for outcome in self.outcomes],
+            "helpers": self.helpers(),
+            "cautions": list(self.cautions),
+            "verification": self.verification,
+        }
+
+    def helpers(self) -> list[dict[str, Any]]:
+        """The modules that the files import helpers from."""
+        names: dict[str, set[str]] = {}
+        for file in self.files:
+            if file.helpers is not None:
+                shown = os.path.relpath(file.helpers.path)
+                names.setdefault(shown, set()).update(file.helpers.names)
+        new = {file.path for file in self.files if file.is_new}
+        return [
+            {"path": path, "functions": sorted(each), "is_new": path in new}
+            for path, each in sorted(names.items())
+        ]
+
+    def by_rule(self) -> list[tuple[Code, int, int]]:
+        """`(code, places done, places left)` of each rule that had a place."""
+        done = Counter(outcome.code for outcome in self.done)
+        left = Counter(outcome.code for outcome in self.left)
+        return [(code, done[code], left[code]) for code in sorted({*done, *left})]
+
+    def by_reason(self) -> list[list[PlaceResult]]:
+        """The places that were left, those with the same reason together, most frequent first."""
+        groups: dict[str, list[PlaceResult]] = {}
+        for outcome in self.left:
+            groups.setdefault(outcome.reason, []).append(outcome)
+        return sorted(groups.values(), key=lambda places: -len(places))
+
+
+def in_order(file: FileMigration) -> list[PlaceResult]:
+    """The places of a file from its top to its end."""
+    return sorted(file.outcomes, key=lambda place: (place.cell or 0, place.line))
+
+
+def as_json(report: MigrationReport) -> str:
+    """The report as one JSON object; the module's docstring says what is in it."""
+    return json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n"
+
+
+def as_markdown(report: MigrationReport) -> str:
+    """The report as a page."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _place(outcome: PlaceResult) -> dict[str, Any]:
+    return {
+        "path": outcome.path,
+        "line": outcome.line,
+        "cell": outcome.cell,
+        "code": outcome.code,
+        "name": _name(outcome.code),
+        "status": outcome.status,
+        "what": outcome.what,
+        "reason": outcome.reason,
+        "detail": outcome.detail,
+        "by_hand": outcome.remedy,
+        "sketch": outcome.sketch,
+    }
+
+
+def _name(code: Code) -> str:
+    page = catalogue.PAGES.get(code)
+    return page.name if page is not None else ""
+
+
+def _lines(report: MigrationReport) -> Iterator[str]:
+    yield f"# Migration to {report.to}"
+    yield ""
+    yield (
+        f"{_count(len(report.changed), 'file')} changed, {_count(len(report.done), 'place')} done, "
+        f"{len(report.left)} left."
+    )
+    for caution in report.cautions:
+        yield ""
+        yield caution
+    if report.outcomes:
+        yield ""
+        yield "| rule | done | left |"
+        yield "|---|---:|---:|"
+        for code, done, left in report.by_rule():
+            yield f"| {code} {_name(code)} | {done} | {left} |"
+    if report.helpers():
+        yield from _heading("Helper modules")
+        for each in report.helpers():
+            functions = ", ".join(f"`{name}`" for name in each["functions"])
+            yield f"* `{each['path']}`{' (new)' if each['is_new'] else ''}: {functions}"
+    if report.problems:
+        yield from _heading("Files left whole")
+        for file in report.problems:
+            yield f"* `{file.path}`: {file.problem}"
+    if report.left:
+        yield from _left(report)
+    if report.done:
+        yield from _done(report)
+    if report.proof:
+        yield from _heading("Verification")
+        yield "```text"
+        yield report.proof
+        yield "```"
+
+
+def _left(report: MigrationReport) -> Iterator[str]:
+    yield from _heading("Left, and why")
+    groups = report.by_reason()
+    yield "| places | reason |"
+    yield "|---:|---|"
+    for places in groups:
+        yield f"| {len(places)} | {places[0].reason.replace('|', chr(92) + '|')} |"
+    for places in groups:
+        yield from _heading(_sentence(places[0].reason), "###")
+        yield from _by_hand(places)
+        for place in places:
+            detail = f" ({place.detail})" if place.detail else ""
+            yield f"* {_where(place)} {_code(place.what)}{detail}"
+
+
+def _by_hand(places: Sequence[PlaceResult]) -> Iterator[str]:
+    """What to do; where that differs from place to place, once each."""
+    for remedy, sketch in dict.fromkeys((place.remedy, place.sketch) for place in places):
+        if remedy:
+            yield f"What to do: {remedy}"
+            yield ""
+        if sketch:
+            yield "```python"
+            yield sketch
+            yield "```"
+            yield ""
+
+
+def _done(report: MigrationReport) -> Iterator[str]:
+    yield from _heading("Done")
+    yield "| place | rule | what | |"
+    yield "|---|---|---|---|"
+    for place in report.done:
+        what = _code(place.what).replace("|", "\\|")
+        reason = place.reason.replace("|", "\\|")
+        yield f"| {_where(place)} | {place.code} | {what} | {reason} |"
+
+
+def _heading(text: str, level: str = "##") -> Iterator[str]:
+    yield ""
+    yield f"{level} {text}"
+    yield ""
+
+
+def _where(place: PlaceResult) -> str:
+    return f"`{where(place)}`"
+
+
+def where(place: PlaceResult) -> str:
+    """`a.py:12`, or `a.ipynb:cell 3:12`."""
+    cell = "" if place.cell is None else f"cell {place.cell}:"
+    return f"{place.path}:{cell}{place.line}"
+
+
+def _code(text: str) -> str:
+    first, newline, _ = text.partition("\n")
+    return f"`{first.rstrip()} ...`" if newline else f"`{first}`"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,398 @@
+"""Which values of a mapped function are the same on each device, as its text shows.
+
+What is computed from the same values is the same; so is what a collective over the mapped axis
+gives. What is computed from a device's own slice, or from its number, is not. What changes a value
+in place taints it, and every name that it may have: too much rather than too little.
+"""
+
+import ast
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, TypeAlias
+
+from jax_dist.checker.model import functions, pmaps, scopes, stacking, structure
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.semantic_model import PARTIAL, Module
+from jax_dist.codemod import uniform_values
+from jax_dist.codemod.uniform_values import Names, Same, Value, either, joined, merged, root_of
+
+_SIZES = ("shape", "dtype", "ndim", "size")
+_FILLING = ("append", "appendleft", "extend", "insert", "add", "update", "setdefault")
+_DEEPEST = 6
+_MOST = 10  # rounds of one loop until what it carries round is known
+
+_Branch: TypeAlias = "Callable[[Names], None]"
+
+
+class UniformityRun:
+    """Runs functions on what is known of their arguments.
+
+    Args:
+      module: the file.
+      site: what maps the outermost of them.
+    """
+
+    def __init__(self, module: Module, site: Site):
+        self._module = module
+        self._axis = uniform_values.MappedAxis(module, site)
+        self._aliases: dict[str, set[str]] = {}
+
+    def call(
+        self,
+        function: scopes.Function,
+        given: list[Value],
+        named: dict[str, Value],
+        around: Names,
+        depth: int,
+    ) -> Value:
+        """What a function returns.
+
+        Args:
+          function: the function.
+          given: what is given by position, without self.
+          named: what is given by name.
+          around: what the names of the functions around it are; those that it sets are changed.
+          depth: how many calls there are around this one.
+        """
+        names = self._begun(function, given, named, around, depth)
+        if isinstance(function, ast.Lambda):
+            return self._of(function.body, names, depth)
+        returned: list[Value] = []
+        self._block(function.body, names, returned, depth)
+        own = self._module.scopes.of[function]
+        for name, value in names.items():
+            if name in around and (name not in own.bindings or name in own.outer):
+                around[name] = merged(around[name], value)
+        if any(
+            isinstance(each, ast.Yield | ast.YieldFrom) for each in functions.own_nodes(function)
+        ):
+            returned += [value for value in names.values() if isinstance(value, Same | tuple)]
+        return either(returned)
+
+    def _begun(
+        self,
+        function: scopes.Function,
+        given: list[Value],
+        named: dict[str, Value],
+        around: Names,
+        depth: int,
+    ) -> Names:
+        """The names of a function before its first statement."""
+        names: Names = dict(around)
+        arguments = function.args
+        positional = [*arguments.posonlyargs, *arguments.args]
+        if isinstance(self._module.parent(function), ast.ClassDef):
+            positional = positional[1:]  # self
+        for each in scopes.parameters(arguments):
+            names[each.arg] = Same.YES
+        defaults = zip(reversed(positional), reversed(arguments.defaults), strict=False)
+        for each, default in (*defaults, *zip(arguments.kwonlyargs, arguments.kw_defaults)):  # noqa: B905
+            if default is not None:
+                names[each.arg] = joined(self._of(default, dict(around), depth))
+        for each, value in zip(positional, given, strict=False):
+            names[each.arg] = value
+        if arguments.vararg is not None:
+            names[arguments.vararg.arg] = joined(tuple(given[len(positional) :]))
+        known = {each.arg for each in scopes.parameters(arguments)}
+        names.update({name: value for name, value in named.items() if name in known})
+        if arguments.kwarg is not None:
+            rest = tuple(value for name, value in named.items() if name not in known)
+            names[arguments.kwarg.arg] = joined(rest)
+        return names
+
+    # --- statements
+
+    def _block(
+        self, statements: Iterable[ast.stmt], names: Names, returned: list[Value], depth: int
+    ) -> None:
+        for each in statements:
+            self._statement(each, names, returned, depth)
+
+    def _statement(self, node: ast.stmt, names: Names, returned: list[Value], depth: int) -> None:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                names[node.name] = node
+            case ast.Assign(targets=targets, value=value):
+                found = self._of(value, names, depth)
+                for target in targets:
+                    self._bind(target, found, names)
+                    self._tie(target, value)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                self._bind(target, self._of(value, names, depth), names)
+                self._tie(target, value)
+            case ast.AugAssign(target=target, value=value):
+                before = joined(self._of(target, names, depth))
+                self._bind(target, max(before, joined(self._of(value, names, depth))), names)
+            case ast.Return(value=ast.expr() as value):
+                returned.append(self._of(value, names, depth))
+            case ast.Expr(value=value):
+                self._effect(value, names, depth)
+            case _:
+                self._compound(node, names, returned, depth)
+
+    def _compound(self, node: ast.stmt, names: Names, returned: list[Value], depth: int) -> None:
+        def block(statements: Iterable[ast.stmt]) -> _Branch:
+            return lambda inside: self._block(statements, inside, returned, depth)
+
+        match node:
+            case ast.If():
+                self._of(node.test, names, depth)
+                self._one_of([block(node.body), block(node.orelse)], names)
+            case ast.Match():
+                subject = joined(self._of(node.subject, names, depth))
+                for each in ast.walk(node):
+                    if isinstance(each, ast.MatchAs | ast.MatchStar) and each.name:
+                        names[each.name] = subject
+                self._one_of([block(()), *(block(case.body) for case in node.cases)], names)
+            case ast.With() | ast.AsyncWith():
+                for item in node.items:
+                    found = joined(self._of(item.context_expr, names, depth))
+                    if item.optional_vars is not None:
+                        self._bind(item.optional_vars, found, names)
+                self._block(node.body, names, returned, depth)
+            case ast.For() | ast.AsyncFor() | ast.While():
+                self._loop(node, names, returned, depth)
+            case ast.Try() | ast.TryStar():
+                handlers = [block(each.body) for each in node.handlers]
+                self._one_of([block(()), block((*node.body, *node.orelse))], names)
+                self._one_of([block(()), *handlers], names)
+                self._block(node.finalbody, names, returned, depth)
+
+    def _one_of(self, branches: list[_Branch], names: Names) -> None:
+        """One of several blocks is run: each name is the worst that it may be."""
+        ends: list[Names] = []
+        for branch in branches:
+            inside = dict(names)
+            branch(inside)
+            ends.append(inside)
+        for end in ends:
+            for name in end:
+                names[name] = end[name]
+        for end in ends:
+            for name in end:
+                names[name] = merged(names[name], end[name])
+
+    def _loop(self, node: Any, names: Names, returned: list[Value], depth: int) -> None:
+        for _ in range(_MOST):
+            before = dict(names)
+            if isinstance(node, ast.For | ast.AsyncFor):
+                self._bind(node.target, joined(self._of(node.iter, names, depth)), names)
+                self._tie(node.target, node.iter)
+            else:
+                self._of(node.test, names, depth)
+            self._block(node.body, names, returned, depth)
+            for name, value in before.items():
+                names[name] = merged(value, names[name])
+            if names == before:
+                break
+        self._block(node.orelse, names, returned, depth)
+
+    def _bind(self, target: ast.expr, value: Value, names: Names) -> None:
+        match target:
+            case ast.Name(id=name):
+                names[name] = value
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                apart = isinstance(value, tuple) and len(value) == len(parts)
+                whole = joined(value)
+                for number, part in enumerate(parts):
+                    self._bind(part, value[number] if apart else whole, names)  # type: ignore[index]
+            case ast.Starred(value=inner):
+                self._bind(inner, joined(value), names)
+            case _:
+                self._taint(root_of(target), joined(value), names)
+
+    # --- what changes in place
+
+    def _tie(self, target: ast.expr, value: ast.expr) -> None:
+        """Both names may mean one object from here on."""
+        one, two = root_of(target), root_of(value)
+        if one is None or two is None:
+            return
+        both = self._aliases.get(one, {one}) | self._aliases.get(two, {two})
+        self._aliases.update(dict.fromkeys(both, both))
+
+    def _taint(self, name: str | None, value: Same, names: Names) -> None:
+        if name is not None:
+            names.setdefault(name, Same.YES)
+            for each in self._aliases.get(name, {name}) & names.keys():
+                names[each] = merged(names[each], value)
+
+    def _effect(self, node: ast.expr, names: Names, depth: int) -> None:
+        """`metrics.update(x)`, `put(metrics, x)`: what a call by itself may change."""
+        found = joined(self._of(node, names, depth))
+        if not isinstance(node, ast.Call):
+            return
+        given = [*node.args, *(each.value for each in node.keywords)]
+        worst = max((joined(self._of(each, names, depth)) for each in given), default=Same.YES)
+        if isinstance(node.func, ast.Attribute):
+            fills = node.func.attr in _FILLING
+            self._taint(root_of(node.func), worst if fills else found, names)
+        name = self._module.qualified_name(node.func) or ""
+        is_builtin = isinstance(node.func, ast.Name) and name == ""
+        is_seen = self._function(node.func, names) is not None
+        if is_seen or is_builtin or name.startswith(uniform_values.LIBRARIES):
+            return
+        for each in given:
+            self._taint(root_of(each), min(worst, Same.UNKNOWN), names)
+
+    # --- expressions
+
+    def _of(self, node: ast.expr, names: Names, depth: int) -> Value:
+        match node:
+            case ast.Name(id=name):
+                found = names.get(name, Same.YES)
+                if isinstance(found, scopes.Function):
+                    return self._of_function(found, Same.YES, names, depth)
+                return found
+            case ast.NamedExpr(target=target, value=value):
+                found = self._of(value, names, depth)
+                self._bind(target, found, names)
+                self._tie(target, value)
+                return found
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                return tuple(self._of(each, names, depth) for each in parts)
+            case ast.Subscript(value=value, slice=ast.Constant(value=int() as position)):
+                found = self._of(value, names, depth)
+                if isinstance(found, tuple) and -len(found) <= position < len(found):
+                    return found[position]
+                return joined(found)
+            case ast.Attribute(attr=attribute) if attribute in _SIZES:
+                return Same.YES
+            case ast.Lambda():
+                return self._of_function(node, Same.YES, names, depth)
+            case ast.Call():
+                return self._of_call(node, names, depth)
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+                names = dict(names)
+                for each in node.generators:
+                    self._bind(each.target, joined(self._of(each.iter, names, depth)), names)
+        parts = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
+        return max((joined(self._of(each, names, depth)) for each in parts), default=Same.YES)
+
+    def _of_function(self, function: Any, given: Same, names: Names, depth: int) -> Same:
+        """What a function gives that is handed on: of what it is given, and of what it reads."""
+        if depth > _DEEPEST:
+            return Same.UNKNOWN
+        count = len(function.args.posonlyargs) + len(function.args.args)
+        return joined(self.call(function, [given] * count, {}, names, depth + 1))
+
+    def _of_call(self, call: ast.Call, names: Names, depth: int) -> Value:
+        name = self._module.qualified_name(call.func) or ""
+        if name in uniform_values.TOGETHER:
+            value = self._of(call.args[0], names, depth) if call.args else Same.UNKNOWN
+            return self._axis.together(call, value)
+        if name in uniform_values.APART:
+            return Same.NO
+        function = self._function(call.func, names)
+        if function is not None:
+            return self._of_known(call, function, names, depth)
+        if name in stacking.TREE_MAPS and len(call.args) > 1:
+            function = self._function(call.args[0], names)
+            if function is not None:
+                trees = [joined(self._of(each, names, depth)) for each in call.args[1:]]
+                return self._of_function(function, max(trees), names, depth)
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        whole = max((joined(self._of(each, names, depth)) for each in given), default=Same.YES)
+        if not name:
+            whole = max(whole, joined(self._of(call.func, names, depth)))
+        if whole is not Same.NO:
+            return max(whole, self._axis.in_unseen(call, name))
+        if uniform_values.is_transparent(call, name) and not self._may_add_up(given, names):
+            return Same.NO
+        return Same.UNKNOWN
+
+    def _of_known(self, call: ast.Call, function: Any, names: Names, depth: int) -> Value:
+        starred = any(isinstance(each, ast.Starred) for each in call.args)
+        if depth > _DEEPEST or starred or any(each.arg is None for each in call.keywords):
+            return Same.UNKNOWN
+        given: list[Value] = [self._of(each, names, depth) for each in call.args]
+        named = {str(each.arg): self._of(each.value, names, depth) for each in call.keywords}
+        is_inner = self._module.function(function) is not None
+        found = self.call(function, given, named, names if is_inner else {}, depth + 1)
+        worst = max(joined(tuple(given)), joined(tuple(named.values())))
+        if uniform_values.changes_arguments(function):
+            for each in (*call.args, *(keyword.value for keyword in call.keywords)):
+                self._taint(root_of(each), worst, names)
+        if structure.is_plain(self._module, function):
+            return found
+        return max(joined(found), min(worst, Same.UNKNOWN))  # a decorator may give more
+
+    def _function(self, func: ast.expr, names: Names) -> scopes.Function | None:
+        if isinstance(func, ast.Lambda):
+            return func
+        if isinstance(func, ast.Name) and func.id in names:
+            found = names[func.id]
+            return found if isinstance(found, scopes.Function) else None
+        return pmaps.definition(self._module, func)
+
+    def _may_add_up(self, given: list[ast.expr], names: Names) -> bool:
+        """Whether functions among the arguments use collectives, or what is not followed."""
+        for argument in given:
+            for node in ast.walk(argument):
+                function = node if isinstance(node, ast.Lambda) else None
+                if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+                    function = self._function(node, names)
+                if function is not None and self._calls_others(function):
+                    return True
+        return False
+
+    def _calls_others(self, function: Any) -> bool:
+        for node in functions.all_nodes(function):
+            if isinstance(node, ast.Call):
+                name = self._module.qualified_name(node.func) or ""
+                if name in uniform_values.TOGETHER or not uniform_values.is_transparent(node, name):
+                    return True
+        return False
+
+
+def of_results(
+    module: Module,
+    site: Site,
+    shared: list[bool],
+    by_name: Collection[str | None],
+    arity: int | None,
+) -> list[Same]:
+    """One answer for each result, or one for all where `arity` is None.
+
+    Args:
+      module: the file.
+      site: what maps the function.
+      shared: by position, whether an argument is the same on each device.
+      by_name: the arguments that calls give by name, each device its own; None: `**kwargs`.
+      arity: how many results there are.
+    """
+    count = 1 if arity is None else arity
+    function = structure.mapped_function(module, site) or _made(module, site.fun)
+    if function is None or not structure.is_plain(module, function):
+        return [Same.UNKNOWN] * count
+    given: list[Value] = [Same.YES] * _bound(module, site.fun)
+    given += [Same.YES if each else Same.NO for each in shared]
+    names = [each.arg for each in scopes.parameters(function.args)] if None in by_name else []
+    named: dict[str, Value] = dict.fromkeys((*names[len(given) :], *filter(None, by_name)), Same.NO)
+    found = UniformityRun(module, site).call(function, given, named, {}, 0)
+    if arity is None:
+        return [joined(found)]
+    if isinstance(found, tuple) and len(found) == arity:
+        return [joined(each) for each in found]
+    return [min(joined(found), Same.UNKNOWN)] * count  # not told apart
+
+
+def _made(module: Module, fun: Any) -> scopes.Function | None:
+    """The inner function that a function of this file makes: `make_step(rate)`."""
+    maker = pmaps.definition(module, fun.func) if isinstance(fun, ast.Call) else None
+    results = None if maker is None else functions.results_of(maker)
+    if not results or len(results) != 1 or not isinstance(results[0], ast.Name):
+        return None
+    made = pmaps.definition(module, results[0])
+    return made if made is not None and module.function(made) is maker else None
+
+
+def _bound(module: Module, fun: Any) -> int:
+    """How many positional arguments partials around the function give."""
+    count = 0
+    if _made(module, fun) is not None:
+        return count
+    while isinstance(fun, ast.Call) and fun.args:
+        if module.qualified_name(fun.func) in PARTIAL:
+            count += len(fun.args) - 1
+        fun = fun.args[0]
+    return count

@@ -1,0 +1,442 @@
+"""What is done with one value that has an axis over devices in front."""
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+from jax_dist.checker.model import functions, pmaps, scopes, stacking
+from jax_dist.checker.model.flow import Flow, Origin, is_tree
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.stacking import Kind
+from jax_dist.codemod import escapes
+from jax_dist.codemod.escapes import Escaped, Kept
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class First:
+    """The part of one device is taken: `unreplicate(x)`, `x[0]`, `tree_map(lambda x: x[0], x)`."""
+
+    node: ast.expr  # the whole
+    of: ast.expr  # x
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GivenTo:
+    """It is a positional argument of a mapped call."""
+
+    call: ast.Call
+    position: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shown:
+    """It is given to a function of another file, once, in a statement of its own."""
+
+    node: ast.expr
+    to: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Collected:
+    """It is put into a list whose elements lose the axis later, by flax's `get_metrics`."""
+
+    calls: tuple[ast.Call, ...]  # of get_metrics
+
+
+Use: TypeAlias = First | GivenTo | Kept | Escaped | Shown | Collected
+
+GET_METRICS = "flax.training.common_utils.get_metrics"
+
+
+def origins_of(flow: Flow, node: ast.expr) -> list[Origin]:
+    """Where a value comes from; of a tuple of values, where each of them does."""
+    found: list[Origin] = []
+    for origin in flow.origins(node):
+        if isinstance(origin.node, ast.Tuple) and not origin.path and origin.node is not node:
+            parts = (part for each in origin.node.elts for part in origins_of(flow, each))
+            found += (dataclasses.replace(each, through=origin.through) for each in parts)
+        else:
+            found.append(origin)
+    return found
+
+
+def carriers(module: Module, flow: Flow) -> Iterator[ast.expr]:
+    """Every expression that is read and may have the axis: names, `self.x`, calls that make it."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            if any(origin.is_stacked for origin in origins_of(flow, node)):
+                yield node
+        elif isinstance(node, ast.Call) and not _is_leaf_call(module, node):
+            is_local = pmaps.definition(module, node.func) is not None
+            found = flow.origins(node)
+            if any(each.is_stacked and (is_local or each.node is node) for each in found):
+                yield node
+        elif isinstance(node, ast.Attribute) and functions.is_self(node):
+            is_read = isinstance(node.ctx, ast.Load)
+            if is_read and any(each.is_stacked for each in flow.origins(node)):
+                yield node
+
+
+def _is_leaf_call(module: Module, node: ast.Call) -> bool:
+    """Whether it stands in the lambda of a tree_map: there it is done to each leaf."""
+    around = module.parent(node)
+    call = module.parent(around) if isinstance(around, ast.Lambda) else None
+    if not isinstance(call, ast.Call) or module.qualified_name(call.func) not in stacking.TREE_MAPS:
+        return False
+    return stacking.stacking(module, call) is not None
+
+
+def use_of(module: Module, flow: Flow, node: ast.expr) -> Use:
+    """What is done with a value, seen from the expression that reads it."""
+    around = module.parent(node)
+    match around:
+        case ast.Attribute(value=value) if value is node:
+            return _of_part(module, flow, node, around)
+        case ast.Subscript(value=value) if value is node:
+            return _of_part(module, flow, node, around)
+        case ast.Call():
+            return _in_call(module, flow, node, around)
+        case ast.keyword():
+            return _by_name(module, flow, node)
+        case ast.Assign(value=value) if value is node:
+            return _assigned(module, flow, around, node)
+        case ast.Tuple() | ast.List() if isinstance(around.ctx, ast.Load):
+            return _in_tuple(module, around, node)
+        case ast.Return():
+            return _returned(module, around)
+        case ast.IfExp(test=test) if test is not node:
+            return use_of(module, flow, around)
+        case ast.Compare(ops=[ast.Is() | ast.IsNot()]) | ast.Expr():
+            return Kept()  # its shape does not matter there
+        case ast.Lambda():
+            return Escaped(f"a lambda in line {around.lineno} returns it")
+    what = type(around).__name__.lower()
+    return Escaped(f"line {node.lineno} uses it in a {what}: {_short(module, around)}")
+
+
+def _of_part(module: Module, flow: Flow, node: ast.expr, around: ast.expr) -> Use:
+    found = flow.origins(around)
+    if all(origin.kind is Kind.ONE for origin in found):
+        return _first(module, around, node)
+    if all(origin.is_stacked for origin in found):
+        return use_of(module, flow, around)
+    return Escaped(f"line {node.lineno} uses {_short(module, around)}")
+
+
+def _in_call(module: Module, flow: Flow, node: ast.expr, call: ast.Call) -> Use:
+    if node is call.func:
+        return Escaped(f"line {node.lineno} calls it")
+    if call in flow.mapped_calls:
+        return GivenTo(call, next(n for n, each in enumerate(call.args) if each is node))
+    done = stacking.stacking(module, call)
+    if done is not None and done.kind is Kind.ONE and done.of is node:
+        return _first(module, call, node)
+    if stacking.first_of_leaves(module, call) is node:
+        if any(each.attr == "addressable_data" for each in _attributes_of(call)):
+            return Escaped(f"line {node.lineno} asks for the part that one device holds")
+        return _first(module, call, node)
+    name = module.qualified_name(call.func)
+    if name == "jax.block_until_ready" and call.args == [node]:
+        return use_of(module, flow, call)
+    followed = _into(module, call, node)
+    if followed is not None:
+        return followed
+    calls = _collected(module, flow, call)
+    if calls:
+        return Collected(calls)
+    if name is not None and _is_alone(module, call):
+        return Shown(node, _short(module, call.func))
+    return Escaped(f"line {node.lineno} gives it to {_short(module, call.func)}")
+
+
+def _first(module: Module, whole: ast.expr, of: ast.expr) -> First | Escaped:
+    """flax's unreplicate asks where an array lies: of the part it would now take another one."""
+    around = module.parent(whole)
+    if isinstance(around, ast.Call) and (
+        module.qualified_name(around.func) in stacking.UNREPLICATE
+    ):
+        return Escaped(f"line {whole.lineno} takes a part of it twice")
+    return First(whole, of)
+
+
+def _is_alone(module: Module, call: ast.Call) -> bool:
+    """Whether a call is a statement of its own that no loop repeats."""
+    if not isinstance(module.parent(call), ast.Expr):
+        return False
+    repeating = ast.For | ast.AsyncFor | ast.While
+    return not any(isinstance(each, repeating) for each in module.ancestors(call))
+
+
+def _attributes_of(call: ast.Call) -> Iterator[ast.Attribute]:
+    return (each for each in ast.walk(call) if isinstance(each, ast.Attribute))
+
+
+def _collected(module: Module, flow: Flow, call: ast.Call) -> tuple[ast.Call, ...]:
+    """The calls of get_metrics on the list that `call` appends to; () where more is done to it."""
+    match call.func:
+        case ast.Attribute(value=ast.Name() as found, attr="append"):
+            home = module.scope(found).lookup(found.id)
+        case _:
+            return ()
+    if home is None or not all(_is_empty_or_metrics(module, each) for each in home[1]):
+        return ()
+    calls: list[ast.Call] = []
+    for read in module.reads(home[0], found.id):
+        around = module.parent(read)
+        match around:
+            case ast.Attribute(attr="append"):
+                if not _appends_stacked(module, flow, around):
+                    return ()
+            case ast.Call(args=[argument]) if argument is read:
+                if module.qualified_name(around.func) == GET_METRICS:
+                    calls.append(around)
+                elif _is_filled(module, read):
+                    return ()
+            case _ if _is_filled(module, read):
+                return ()
+    return tuple(calls)
+
+
+def _appends_stacked(module: Module, flow: Flow, append: ast.Attribute) -> bool:
+    """Whether what is appended has the axis too."""
+    call = module.parent(append)
+    if not (isinstance(call, ast.Call) and call.func is append and len(call.args) == 1):
+        return False
+    return flow.is_stacked(call.args[0])
+
+
+def _is_empty_or_metrics(module: Module, binding: Any) -> bool:
+    match binding.value:
+        case ast.List(elts=[]):
+            return True
+        case ast.Call(func=function):
+            return module.qualified_name(function) == GET_METRICS
+    return False
+
+
+def _is_filled(module: Module, read: ast.Name) -> bool:
+    """Whether a read may see the list; after `xs = get_metrics(xs)` it sees another value."""
+    values = module.values(read)
+    return values is None or any(not isinstance(value, ast.Call) for value in values)
+
+
+def _by_name(module: Module, flow: Flow, node: ast.expr) -> Use:
+    call = module.parent(module.parent(node))
+    if not isinstance(call, ast.Call):
+        return Escaped(f"line {node.lineno} gives it to a class")
+    if call in flow.mapped_calls:
+        return Escaped(f"line {node.lineno} gives it by name to a mapped function")
+    followed = _into(module, call, node)
+    return followed or Escaped(f"line {node.lineno} gives it to {_short(module, call.func)}")
+
+
+def _into(module: Module, call: ast.Call, node: ast.expr) -> Use | None:
+    """Into a function of this file; None where the flow does not go on there."""
+    function: Any = pmaps.definition(module, call.func)
+    if (
+        function is None
+        or isinstance(function, ast.Lambda)
+        or not escapes.is_private(module, function)
+    ):
+        return None
+    if not escapes.are_seen(module, function):
+        return None
+    for parameter in scopes.parameters(function.args):
+        if functions.argument_of(module, call, function, parameter) is node:
+            return escapes.from_binding(
+                module, module.scopes.of[function], parameter.arg, parameter
+            )
+    return None
+
+
+def _assigned(module: Module, flow: Flow, statement: ast.Assign, node: ast.expr) -> Use:
+    found: list[ast.expr] = []
+    for target in statement.targets:
+        match target:
+            case ast.Name():
+                uses = [escapes.from_target(module, target, statement)]
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                if not _can_unpack(module, flow, node):
+                    return Escaped(f"line {node.lineno} unpacks it, and it may be an array")
+                uses = [escapes.from_target(module, each, each) for each in parts]
+            case _:
+                return Escaped(f"line {node.lineno} keeps it in {_short(module, target)}")
+        for use_ in uses:
+            if isinstance(use_, Escaped):
+                return use_
+            found += use_.reads
+    return Kept(tuple(found))
+
+
+def _can_unpack(module: Module, flow: Flow, node: ast.expr) -> bool:
+    """Whether the parts of a value are parts of a tree, and not the rows of an array."""
+    if node in flow.mapped_calls:  # rows of arrays have an axis over devices: none unpacks them
+        return is_tree(module, flow.origins(node)[0]) is not False
+    return all(
+        is_tree(module, origin) or isinstance(origin.of, ast.Tuple | ast.List)
+        for origin in flow.origins(node)
+    )
+
+
+def _in_tuple(module: Module, display: Any, node: ast.expr) -> Use:
+    position = next(number for number, each in enumerate(display.elts) if each is node)
+    size = len(display.elts)
+    match module.parent(display):
+        case ast.Call() as call if isinstance(display, ast.Tuple):
+            followed = _into(module, call, display)
+            if followed is not None:
+                return followed
+        case ast.Return() as statement:
+            return _returned(module, statement, position, size)
+        case ast.Assign(targets=[ast.Tuple(elts=parts)]) if len(parts) == size:
+            if not any(isinstance(each, ast.Starred) for each in (*parts, *display.elts)):
+                return escapes.from_target(module, parts[position], parts[position])
+    return Escaped(f"line {node.lineno} puts it into a tuple or list")
+
+
+def _returned(
+    module: Module, statement: ast.stmt, position: int | None = None, size: int = 0
+) -> Use:
+    """Out of a function: to its callers, which must all be seen, or to those of other files."""
+    function: Any = module.function(statement)
+    if function is None or isinstance(function, ast.Lambda):
+        return Escaped(f"line {statement.lineno} returns it")
+    calls = escapes.callers(module, function)
+    if calls is None:
+        return Escaped(f"{function.name} returns it, and not all that call it are seen")
+    user = (
+        escapes.user_of_result(module, function.name)
+        if escapes.is_known_outside(module, function)
+        else ""
+    )
+    if user:
+        return Escaped(f"{function.name} returns it, and {user} uses that")
+    found: list[ast.expr] = []
+    for call in calls:
+        if position is None:
+            found.append(call)
+            continue
+        use_ = _unpacked(module, call, position, size)
+        if isinstance(use_, Escaped):
+            return use_
+        found += use_.reads
+    caution = f"{function.name} returns it: its callers now get it without the device axis"
+    return Kept(tuple(found), "" if calls else caution)
+
+
+def _unpacked(module: Module, call: ast.Call, position: int, size: int) -> Kept | Escaped:
+    """One of several results of a function, where a call of it takes them apart."""
+    match module.parent(call):
+        case ast.Assign(targets=[ast.Tuple(elts=parts)]) if len(parts) == size:
+            if not any(isinstance(each, ast.Starred) for each in parts):
+                return escapes.from_target(module, parts[position], parts[position])
+        case ast.Expr():
+            return Kept()
+    return Escaped(f"line {call.lineno} gets it in a tuple")
+
+
+def is_iterated(module: Module, origin: Origin) -> bool:
+    """Whether the value is an element of what the node makes."""
+    assert isinstance(origin.node, ast.Call)
+    name = module.qualified_name(origin.node.func)
+    return name in stacking.PREFETCH or (name is None and _is_map(origin.node))
+
+
+def _is_map(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and call.func.id == "map"
+
+
+def _short(module: Module, node: Any) -> str:
+    text = " ".join(module.text(node).split()) if hasattr(node, "lineno") else "it"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def unseen(module: Module, flow: Flow, site: Site) -> str:
+    """Why not all calls of a mapped function are known; "" where they are."""
+    why = _known_elsewhere(module, site)
+    if why:
+        return why
+    waiting = list(pmaps.held_by(module, site))
+    seen: set[ast.expr] = set()
+    while waiting:
+        read = waiting.pop()
+        if read in seen:
+            continue
+        seen.add(read)
+        call = module.parent(read)
+        if isinstance(call, ast.Call) and call.func is read:
+            if escapes.may_be_traced(module, call):
+                return f"line {read.lineno} may be run under a transformation"
+            mine = flow.mapped_calls.get(call)
+            if (
+                mine is None
+                or mine.node is not site.node
+                or not _calls_it_alone(module, flow, read)
+            ):
+                return f"line {read.lineno} may call another function in its place"
+        elif read is site.node and isinstance(call, ast.Assign | ast.AnnAssign):
+            continue  # its reads are among those which hold it
+        else:
+            use = use_of(module, flow, read)
+            if not isinstance(use, Kept):
+                return f"the mapped function is handed on in line {read.lineno}"
+            waiting += use.reads
+    return ""
+
+
+def _known_elsewhere(module: Module, site: Site) -> str:
+    """Whether other files, or other objects of this one, may call it."""
+    if site.form != "call":
+        names = [site.fun.name] if module.function(site.fun) is None else []
+        owner = module.parent(site.fun)
+        if isinstance(owner, ast.ClassDef):
+            return "it is a method"
+        if site.fun.decorator_list[0] is not site.node:
+            return f"line {site.fun.decorator_list[0].lineno} decorates the mapped function"
+    else:
+        statement = module.parent(site.node)
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        for target in targets:
+            if isinstance(target, ast.Attribute):
+                why = _attribute_elsewhere(module, target)
+            elif isinstance(target, ast.Name):
+                found = escapes.from_target(module, target, statement)
+                why = "" if isinstance(found, Kept) else found.why
+            else:
+                why = f"line {target.lineno} keeps the mapped function in {module.text(target)}"
+            if why:
+                return why
+        names = []
+    for name in names:
+        if escapes.is_used_elsewhere(module, name):
+            return f"other files may call {name}"
+    return ""
+
+
+def _attribute_elsewhere(module: Module, target: ast.Attribute) -> str:
+    owner = module.class_of(target)
+    if not isinstance(target.value, ast.Name) or owner is None:
+        return f"line {target.lineno} keeps the mapped function in {module.text(target)}"
+    for node in escapes.attributes(module, target.attr):
+        same = isinstance(node.value, ast.Name) and node.value.id == target.value.id
+        if not same or module.class_of(node) is not owner:
+            return f"line {node.lineno} may mean it by {module.text(node)}"
+    if escapes.is_used_elsewhere(module, target.attr):
+        return f"other files may call .{target.attr}"
+    return ""
+
+
+def _calls_it_alone(module: Module, flow: Flow, read: ast.expr) -> bool:
+    """Whether nothing else may be meant by the name that is called."""
+    if isinstance(read, ast.Name):
+        bindings = module.reaching(read) or []
+        values = [each for each in bindings if not _is_none(each.value)]
+        if len(values) == 1 and values[0].kind != "parameter":
+            return True
+    return len(flow.origins(read)) == 1
+
+
+def _is_none(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Constant) and value.value is None

@@ -1,0 +1,231 @@
+"""Compares the calls of one mapped function before and after, array by array.
+
+Shapes: `N` is the size of the device axis, which `jax.pmap` puts first and a migration may drop;
+`*s` is the rest.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from jax_dist.codemod.verify.records import Array, Call, Site
+from jax_dist.codemod.verify.verification import How, SiteComparison
+
+_SHOWN = 3  # problems of one mapped function
+
+
+def compare(before: Site, after: Site | None, tolerance: float) -> SiteComparison:
+    """Compares the first calls.
+
+    Args:
+      before: the function as it was.
+      after: the same function after the migration, if one was called.
+      tolerance: how far a float may differ, relative to the largest value of its array.
+    """
+    found = _Found(tolerance)
+    if after is None:
+        found.problems[""] = "it was called before, and no mapped function like it after"
+    else:
+        found.calls(before, after)
+    return SiteComparison(
+        file=before.file,
+        line=before.line,
+        function=before.function,
+        calls_before=before.count,
+        calls_after=0 if after is None else after.count,
+        compared=found.compared,
+        devices_before=_fewest_devices(before),
+        devices_after=0 if after is None else _fewest_devices(after),
+        absolute=found.absolute,
+        relative=found.relative,
+        how=tuple(sorted(found.how)),
+        problems=_first(found.problems.values()),
+        notes=_first(found.notes),
+    )
+
+
+class _Found:
+    """Gathers what differs in the calls of one function."""
+
+    def __init__(self, tolerance: float):
+        self.tolerance = tolerance
+        self.compared = 0
+        self.absolute = self.relative = 0.0
+        self.how: set[How] = set()
+        self.problems: dict[str, str] = {}  # by what differs: its first difference says enough
+        self.notes: list[str] = []
+
+    def calls(self, before: Site, after: Site) -> None:
+        for number, (one, other) in enumerate(zip(before.calls, after.calls, strict=False), 1):
+            self._call(number, one, other)
+        if not after.count:
+            self.problems["calls"] = "it was called before, and is not called after"
+        elif len(before.calls) > len(after.calls):
+            self.problems["calls"] = f"calls: {before.count} before, {after.count} after"
+        elif before.count != after.count:
+            self.notes.append(f"calls: {before.count} before, {after.count} after")
+
+    def _call(self, call: int, before: Call, after: Call) -> None:
+        if before.raised or after.raised:
+            self._errors(call, before.raised, after.raised)
+            return
+        self.compared += 1
+        if len(before.given) == len(after.given):
+            for one, other in _partners(before.given, after.given):
+                self._array(call, f"argument{one.path}", one, other)
+        else:
+            counts = f"{len(before.given)} arrays before, {len(after.given)} after"
+            self.notes.append(f"the arguments were not compared: {counts}")
+        if len(before.returned) == len(after.returned):
+            for one, other in _partners(before.returned, after.returned):
+                self._result(call, f"result{one.path}", one, other)
+        else:
+            counts = f"{len(before.returned)} arrays before, {len(after.returned)} after"
+            self._different(call, "result", counts)
+
+    def _errors(self, call: int, before: str | None, after: str | None) -> None:
+        if before is None or after is None:
+            raised = f"raised {before or 'nothing'} before, {after or 'nothing'} after"
+            self._different(call, "error", raised)
+        elif before != after:
+            self.notes.append(f"call {call} raised {before} before, {after} after")
+
+    def _result(self, call: int, what: str, before: Array, after: Array) -> None:
+        if after.devices < before.devices:
+            said = f"on {before.devices} devices before, on {after.devices} after"
+            self._different(call, what, said)
+        if before.dtype != after.dtype:
+            self._different(call, what, f"{before.dtype} before, {after.dtype} after")
+            return
+        found = self._array(call, what, before, after)
+        if found is not None:
+            how, absolute, relative = found
+            if how != "one of equal copies" and after.parts < before.parts:
+                parts = f"cut into {before.parts} parts before, and into {after.parts} after"
+                self._different(call, what, parts)
+            self.how.add(how)
+            self.absolute = max(self.absolute, absolute)
+            self.relative = max(self.relative, relative)
+
+    def _array(
+        self, call: int, what: str, before: Array, after: Array
+    ) -> tuple[How, float, float] | None:
+        try:
+            how, absolute, relative = difference(before, after)
+        except Unlike as reason:
+            self._different(call, what, str(reason))
+            return None
+        if not relative <= self.tolerance:
+            size = f"differs by up to {absolute:.3g}, {relative:.2g} times its largest value"
+            self._different(call, what, size + _times(before, after, how))
+        return how, absolute, relative
+
+    def _different(self, call: int, what: str, said: str) -> None:
+        self.problems.setdefault(what, f"call {call}, {what}: {said}")
+
+
+class Unlike(Exception):  # noqa: N818 - not an error: two arrays that cannot be subtracted
+    """Two arrays differ in more than their values; says how."""
+
+
+def difference(before: Array, after: Array) -> tuple[How, float, float]:
+    """How two arrays correspond, and their largest difference, absolute and relative.
+
+    Raises:
+      Unlike: they do not correspond; or they do not equal each other, and are too large to say
+        how far they differ.
+    """
+    if before.archive is None or after.archive is None:
+        return _difference_of_digests(before, after)
+    one, other = before.values(), after.values()
+    for how, view in _views(one, other.shape):
+        return how, *_distance(view, other)
+    raise Unlike(f"{_shape(one.shape)} before, {_shape(other.shape)} after")
+
+
+def _views(values: np.ndarray, shape: tuple[int, ...]) -> Iterator[tuple[How, np.ndarray]]:
+    """The readings of `values` that have this shape."""
+    if values.shape == shape:
+        yield "as is", values
+    if values.shape[1:] == shape and values.ndim and _same(values, values[:1]):
+        yield "one of equal copies", values[0]
+    if values.ndim > 1 and shape == (values.shape[0] * values.shape[1], *values.shape[2:]):
+        yield "device axis merged", values.reshape(shape)
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether all are equal, where NaN equals NaN; broadcasts."""
+    nan = (one != one) & (other != other)
+    return bool(np.all((one == other) | nan))
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """The largest difference; and relative to the largest value of `one`."""
+    if _same(one, other):
+        return 0.0, 0.0
+    wide = np.complex128 if one.dtype.kind == "c" else np.float64
+    with np.errstate(invalid="ignore", over="ignore"):
+        each = np.abs(one.astype(wide) - other.astype(wide))
+    each = np.where((one == other) | ((one != one) & (other != other)), 0.0, each)
+    absolute = float(np.max(each))
+    if not math.isfinite(absolute):  # a NaN or an infinity on one side only
+        return math.inf, math.inf
+    largest = float(np.max(np.abs(one.astype(wide)), where=np.isfinite(one), initial=0.0))
+    exact = one.dtype.kind in "biu"  # rounding is no excuse
+    return absolute, math.inf if exact or not largest else absolute / largest
+
+
+def _difference_of_digests(before: Array, after: Array) -> tuple[How, float, float]:
+    """Of large arrays: equal or not. A row-major reshape changes no byte, so no digest."""
+    merged = (math.prod(before.shape[:2]), *before.shape[2:])
+    if after.shape in (before.shape, merged) and _digest(before) == _digest(after):
+        return ("as is" if after.shape == before.shape else "device axis merged"), 0.0, 0.0
+    if after.shape == before.shape[1:] and set(before.rows) == {_digest(after)}:
+        return "one of equal copies", 0.0, 0.0
+    if before.shape == after.shape:
+        raise Unlike(f"a large array differs: mean {before.mean} before, {after.mean} after")
+    raise Unlike(f"{_shape(before.shape)} before, {_shape(after.shape)} after")
+
+
+def _digest(array: Array) -> str:
+    """As the recording computes it; one of the two arrays may have been small enough to keep."""
+    return array.digest or hashlib.sha256(array.values().tobytes()).hexdigest()
+
+
+def _times(before: Array, after: Array, how: How) -> str:
+    """A constant factor tells what went wrong: a sum for a mean, over all devices."""
+    one, other = before.values(), after.values()
+    view = dict(_views(one, other.shape))[how]
+    usual = (view != 0) & np.isfinite(view) & np.isfinite(other)
+    if view.dtype.kind not in "f" or not np.any(usual):
+        return ""
+    ratios = other[usual].astype(np.float64) / view[usual].astype(np.float64)
+    factor = float(np.median(ratios))
+    constant = np.all(np.abs(ratios - factor) <= 1e-3 * abs(factor))
+    return f": {factor:.4g} times what it was" if constant and abs(factor - 1) > 1e-2 else ""
+
+
+def _partners(before: Sequence[Array], after: Sequence[Array]) -> list[tuple[Array, Array]]:
+    """By their paths, if these are the same; otherwise in their order."""
+    by_path = {array.path: array for array in after}
+    if {array.path for array in before} == set(by_path):
+        return [(array, by_path[array.path]) for array in before]
+    return list(zip(before, after, strict=True))
+
+
+def _fewest_devices(site: Site) -> int:
+    results = [array.devices for call in site.calls for array in call.returned]
+    return min(results, default=0)
+
+
+def _first(texts: Iterable[str]) -> tuple[str, ...]:
+    """Without repetition, and not too many."""
+    different = list(dict.fromkeys(texts))
+    more = len(different) - _SHOWN
+    return tuple(different[:_SHOWN]) + ((f"and {more} more",) if more > 0 else ())
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, shape))}]"

@@ -1,0 +1,213 @@
+"""What a verification found, place by place: data, and the table that people read."""
+
+import dataclasses
+import enum
+import os
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax_dist.codemod.verify.verification import Verification
+
+
+class Rung(enum.IntEnum):
+    """How sure a place is, the surest last."""
+
+    DIFFERENT = 0
+    NEVER_RAN = 1
+    RAN = 2
+    SAME_RUNS = 3
+    REPLAYED = 4
+    BY_RULES = 5
+    SAME_PROGRAM = 6
+
+    def __str__(self) -> str:
+        return _WORDS[self]
+
+
+_WORDS = {
+    Rung.DIFFERENT: "different",
+    Rung.NEVER_RAN: "never ran",
+    Rung.RAN: "ran",
+    Rung.SAME_RUNS: "same in two runs",
+    Rung.REPLAYED: "replayed",
+    Rung.BY_RULES: "equal by rules",
+    Rung.SAME_PROGRAM: "same program",
+}
+# "replayed" takes two equal runs too: what cannot be merged has nothing better.
+REQUIREMENTS = {"proved": Rung.BY_RULES, "replayed": Rung.SAME_RUNS, "ran": Rung.RAN}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One place."""
+
+    path: str  # as the migration was given it
+    line: int  # before
+    what: str
+    rung: Rung
+    calls: int = 0  # or values, where it is no function
+    equal: int = 0
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    put_back: bool = False
+    rules: tuple[str, ...] = ()  # by which its programs are equal
+    signatures: tuple[Mapping[str, Any], ...] = ()  # their texts, where these prove it
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "path": os.path.relpath(self.path),
+            "line": self.line,
+            "what": self.what,
+            "rung": str(self.rung),
+            "calls": self.calls,
+            "equal": self.equal,
+            "problems": list(self.problems),
+            "notes": list(self.notes),
+            "put_back": self.put_back,
+            "rules": list(self.rules),
+        }
+
+    @property
+    def where(self) -> str:
+        """Its file and line."""
+        return f"{os.path.relpath(self.path)}:{self.line}"
+
+    @property
+    def shown(self) -> str:
+        """Its rung, with the calls that were compared."""
+        if self.rung is Rung.REPLAYED:
+            return f"replayed {self.equal} of {self.calls}"
+        if self.rung is Rung.BY_RULES:
+            return f"{self.rung} {', '.join(self.rules)}"
+        return str(self.rung)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """A command, and what its run says of each place."""
+
+    command: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    kept_apart: str  # "overlay" or "copy"
+    merged: bool  # one run of both forms; else two runs
+    exit_code: int | None = 0
+    output: str = ""  # its end, where the command failed
+    runs: Verification | None = None  # before and after, where that was needed
+    problems: tuple[str, ...] = ()  # of all places together
+    notes: tuple[str, ...] = ()
+
+    @property
+    def worst(self) -> Rung:
+        """Of all places; of none, nothing is known."""
+        if self.problems:
+            return Rung.DIFFERENT
+        return min((entry.rung for entry in self.entries), default=Rung.NEVER_RAN)
+
+    def below(self, required: Rung) -> tuple[Entry, ...]:
+        """The places that are not as sure as that."""
+        return tuple(entry for entry in self.entries if entry.rung < required)
+
+    def with_put_back(self, entries: Iterable[Entry]) -> "Ledger":
+        """The same, with the places that stay as they were, and how sure they had been."""
+        back = (dataclasses.replace(each, put_back=True) for each in entries)
+        found = sorted((*self.entries, *back), key=lambda each: (each.path, each.line))
+        return dataclasses.replace(self, entries=tuple(found))
+
+    def only(self, entries: Iterable[Entry]) -> "Ledger":
+        """The same, of these places alone."""
+        return dataclasses.replace(self, entries=tuple(entries))
+
+    @property
+    def headline(self) -> str:
+        """One sentence, which says the worst."""
+        calls = 0 if self.runs is None else self.runs.before.calls
+        return ", ".join(_counts(self.entries, calls)) + "."
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines, in JSON's types."""
+        return {
+            "command": list(self.command),
+            "headline": self.headline,
+            "worst": str(self.worst),
+            "places": [entry.to_dict() for entry in self.entries],
+            "kept_apart": self.kept_apart,
+            "merged": self.merged,
+            "exit_code": self.exit_code,
+            "runs": None if self.runs is None else self.runs.to_dict(),
+            "problems": list(self.problems),
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def _counts(entries: Sequence[Entry], calls_of_runs: int) -> Iterator[str]:
+    groups: dict[Rung, list[Entry]] = {rung: [] for rung in Rung}
+    for entry in entries:
+        groups[entry.rung].append(entry)
+    proved = len(groups[Rung.SAME_PROGRAM]) + len(groups[Rung.BY_RULES])
+    yield f"{proved} of {len(entries)} {_places(len(entries))} proved"
+    if replayed := groups[Rung.REPLAYED]:
+        equal, calls = sum(e.equal for e in replayed), sum(e.calls for e in replayed)
+        yield f"{len(replayed)} replayed {equal} of {calls} calls"
+    if same := groups[Rung.SAME_RUNS]:
+        yield f"{len(same)} the same in two runs of {calls_of_runs} calls"
+    for rung, verb in ((Rung.RAN, "ran"), (Rung.NEVER_RAN, "never ran")):
+        if groups[rung]:
+            yield f"{len(groups[rung])} {verb}: {_where(groups[rung])}"
+    if different := groups[Rung.DIFFERENT]:
+        verb = "differs" if len(different) == 1 else "differ"
+        yield f"{len(different)} {verb}: {_where(different)}"
+
+
+def _where(entries: Sequence[Entry]) -> str:
+    first = [entry.where for entry in entries[:3]]
+    more = [f"and {len(entries) - 3} more"] if len(entries) > 3 else []
+    return ", ".join([*first, *more])
+
+
+def _places(number: int) -> str:
+    return "place" if number == 1 else "places"
+
+
+def _lines(ledger: Ledger) -> Iterator[str]:
+    yield ledger.headline[0].upper() + ledger.headline[1:]
+    how = "one run of both forms" if ledger.merged else "two runs, before and after"
+    yield f"  command: {shlex.join(ledger.command)}"
+    yield f"  how:     {how}, in {_APART[ledger.kept_apart]}"
+    if ledger.entries:
+        yield ""
+        yield from _table(ledger.entries)
+    for title, texts in (("Different:", ledger.problems), ("Also:", ledger.notes)):
+        if texts:
+            yield ""
+            yield title
+            yield from (f"  * {text}" for text in texts)
+    if ledger.output:
+        yield ""
+        yield "The output ended with:"
+        yield from (f"    {line}" for line in ledger.output.splitlines())
+
+
+_APART = {"overlay": "an overlay of the project", "copy": "a copy of the project"}
+
+
+def _table(entries: Sequence[Entry]) -> Iterator[str]:
+    rows = [("place", "what", "proof", "")]
+    for each in entries:
+        what = each.what.partition("\n")[0]
+        what = what if len(what) <= _WIDTH else what[: _WIDTH - 3] + "..."
+        rows.append((each.where, what, each.shown, "put back" if each.put_back else ""))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row, entry in zip(rows, (None, *entries), strict=True):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield ("  " + "  ".join(cells)).rstrip()
+        if entry is not None:
+            yield from (f"      different: {problem}" for problem in entry.problems)
+            yield from (f"      {note}" for note in entry.notes)
+
+
+_WIDTH = 32

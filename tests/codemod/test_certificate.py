@@ -1,0 +1,237 @@
+"""Texts of programs prove that two forms are equal; a certificate of it is refused when altered."""
+
+import copy
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from jax_dist._compat.versions import CAN_REWRITE
+from jax_dist.codemod.verify import certificate, equivalence
+from jax_dist.codemod.verify.equivalence import NotProvedError, compared
+from jax_dist.codemod.verify.recording import programs
+
+ROWS = PartitionSpec("i")
+X = jax.ShapeDtypeStruct((8, 3), np.float32)
+
+
+def _text(body: Callable, *, out_specs: Any = ROWS, names: str = "i", **options: Any) -> dict:
+    """The text of a body of one slice each, on all devices, as a migration writes it."""
+    devices = options.pop("devices", None) or jax.devices()
+    split = PartitionSpec(names)
+    out_specs = split if out_specs == ROWS else out_specs
+    mapped = jax.shard_map(
+        lambda x: body(x[0])[None],
+        mesh=Mesh(devices, (names,)),
+        in_specs=split,
+        out_specs=out_specs,
+        check_vma=False,
+    )
+    return programs.text(jax.jit(mapped, **options), [X])
+
+
+def _step(x: jax.Array) -> jax.Array:
+    return x - jax.lax.pmean(jnp.sin(x) * 2, "i")
+
+
+@pytest.mark.skipif(not CAN_REWRITE, reason="jax.pmap was another program")
+def test_pmap_and_shard_map_are_the_same_program():
+    before = programs.text(jax.pmap(_step, axis_name="i"), [X])
+
+    assert compared(before, _text(_step)).rules == ()
+
+
+def _step_in_parts(x: jax.Array) -> jax.Array:
+    return x - jax.jit(lambda y: jax.lax.pmean(jnp.sin(y) * 2, "batch"))(x)
+
+
+def test_names_of_axes_and_calls_make_no_difference():
+    assert compared(_text(_step), _text(_step_in_parts, names="batch")).rules == ()
+
+
+def _gathered(x: jax.Array) -> jax.Array:
+    return x + jnp.sum(jax.lax.all_gather(x, "i"), axis=0)
+
+
+def _reduced(x: jax.Array) -> jax.Array:
+    return x + jax.lax.psum(x, "i")
+
+
+def _over_one(x: jax.Array) -> jax.Array:
+    return jnp.max(x[None], axis=0) * 3
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rule"),
+    [
+        (_gathered, _reduced, "R1"),
+        (lambda x: jax.lax.reduce_sum_p.bind(x, axes=(), out_sharding=None), lambda x: x, "R2"),
+        (lambda x: jnp.sin(x) / 1.0, jnp.sin, "R3"),
+        (_over_one, lambda x: x * 3, "R4"),
+    ],
+    ids=["R1", "R2", "R3", "R4"],
+)
+def test_each_rule_by_itself(before: Callable, after: Callable, rule: str):
+    if rule == "R2" and not CAN_REWRITE:
+        pytest.skip("the primitive takes other parameters")
+    assert compared(_text(before), _text(after)).rules == (rule,)
+    assert rule in equivalence.RULES
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: x + jnp.max(jax.lax.all_gather(x, "i"), axis=0),
+        lambda x: x + jnp.sum(jax.lax.all_gather(x, "i"), axis=1)[:3],
+        lambda x: x + jnp.sum(jax.lax.all_gather(x, "i", tiled=True).reshape(8, 3)[:4], axis=0),
+        lambda x: (x + jax.lax.psum(x, "i")) / 2.0,
+        lambda x: x + jnp.sum(x),
+    ],
+    ids=["max", "other dimension", "half", "by two", "whole"],
+)
+def test_no_rule_reaches_further(other: Callable):
+    with pytest.raises(NotProvedError):
+        compared(_text(other), _text(_reduced))
+
+
+_CONSTANT = np.arange(256.0, dtype=np.float32)
+_OTHER = np.where(np.arange(256) == 200, 1.0, _CONSTANT).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: _text(lambda x: x - jax.lax.psum(jnp.sin(x) * 2, "i")),
+        lambda: _text(lambda x: x - jax.lax.pmean(jnp.sin(x) * 2.5, "i")),
+        lambda: _text(_step, out_specs=PartitionSpec()),
+        lambda: _text(_step, devices=jax.devices()[::-1]),
+        lambda: _text(_step, donate_argnums=0),
+    ],
+    ids=["psum", "constant", "out_specs", "order of devices", "donation"],
+)
+def test_what_no_call_of_the_run_may_show_is_seen(other: Callable):
+    with pytest.raises(NotProvedError, match="before"):
+        compared(_text(_step), other())
+
+
+def test_one_element_of_a_captured_array_is_seen():
+    texts = [
+        _text(lambda x, table=table: x + table[:3] + table.sum()) for table in (_CONSTANT, _OTHER)
+    ]
+
+    with pytest.raises(NotProvedError):
+        compared(*texts)
+
+
+def test_a_callback_shows_nothing():
+    text = _text(lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((3,), np.float32), x))
+
+    with pytest.raises(NotProvedError, match="does not show all of it"):
+        compared(text, text)
+
+
+def test_the_mapped_dimensions_are_resized():
+    ((one, values), *_) = programs.other_sizes(_text(_step), [X])
+
+    assert (one, values[0].shape, values[0].dtype) == (1, (1, 3), np.float32)
+
+
+# --- the certificate
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    (tmp_path / "train.py").write_text("new")
+    return tmp_path
+
+
+@pytest.fixture
+def proved(folder: pathlib.Path) -> dict[str, Any]:
+    """Two proved places, one by a rule, and one that never ran."""
+    same = {"before": _text(_step), "after": _text(_step_in_parts, names="batch"), "sizes": {}}
+    ruled = {"before": _text(_gathered), "after": _text(_reduced), "sizes": {"2": {}, "4": same}}
+    place = {"path": "train.py", "what": "jax.pmap", "put_back": False, "notes": []}
+    places = [
+        {"line": 3, "rung": "same program", "rules": [], "calls": 2, "equal": 2},
+        {"line": 5, "rung": "equal by rules", "rules": ["R1"], "calls": 4, "equal": 4},
+        {"line": 9, "rung": "never ran", "rules": [], "calls": 0, "equal": 0},
+    ]
+    texts = ([same], [ruled], [])
+    return certificate.made(
+        ({**place, **each, "signatures": s} for each, s in zip(places, texts, strict=True)),
+        command=["python", "train.py"],
+        files=[(str(folder / "train.py"), b"old", b"new")],
+        folder=str(folder),
+    )
+
+
+def _problems(found: dict[str, Any], folder: pathlib.Path) -> list[str]:
+    """Of a certificate whose digest was made anew, as by someone who means to deceive."""
+    content = {key: value for key, value in found.items() if key != "seal"}
+    seal = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return list(certificate.problems({**content, "seal": seal}, folder))
+
+
+def test_a_certificate_holds(proved: dict[str, Any], folder: pathlib.Path):
+    read = json.loads(json.dumps(proved))
+
+    assert list(certificate.problems(read, folder)) == []
+    assert certificate.headline(read) == "2 of 3 places proved, 1 never ran"
+    assert read["not covered"] == ["train.py:9 jax.pmap: never ran"]
+
+
+def _set(*path: Any, to: Any) -> Callable[[dict], None]:
+    def change(found: Any) -> None:
+        for step in path[:-1]:
+            found = found[step]
+        found[path[-1]] = to
+
+    return change
+
+
+def _to_psum(found: dict) -> None:
+    text = json.dumps(found["places"][0]["signatures"][0]["after"])
+    found["places"][0]["signatures"][0]["after"] = json.loads(text.replace('"psum"', '"pmax"'))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_to_psum, "its programs are not equal"),
+        (_set("places", 0, "signatures", 0, "after", "eqns", to=[None]), "cannot be read"),
+        (_set("places", 1, "rules", to=["R2"]), "it needs the rules ['R1'], and names ['R2']"),
+        (_set("places", 1, "rung", to="same program"), "and is equal by rules"),
+        (_set("places", 0, "calls", to=40), "2 of 40 calls were equal"),
+        (_set("places", 0, "signatures", to=[]), "has no texts"),
+        (_set("places", 2, "rung", to="replayed"), "0 of 0 calls were equal"),
+        (_set("counts", "never ran", to=0), "its counts"),
+        (_set("not covered", to=[]), "its list of what is not covered"),
+        (_set("files", 0, "after", to="0"), "does not hold what was certified"),
+        (_set("format", to=2), "its format is 2"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_altered_certificate_is_refused(
+    proved: dict[str, Any], folder: pathlib.Path, change: Callable, said: str
+):
+    altered = copy.deepcopy(proved)
+    change(altered)
+
+    assert any(said in problem for problem in _problems(altered, folder))
+    assert any(
+        "altered" in each or "format" in each for each in certificate.problems(altered, folder)
+    )
+
+
+def test_a_file_that_changed_is_refused(proved: dict[str, Any], folder: pathlib.Path):
+    (folder / "train.py").write_text("old")
+
+    (said,) = certificate.problems(proved, folder)
+    assert "what it held before the migration" in said

@@ -1,0 +1,196 @@
+"""Arrays and calls, before and after."""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from jax_dist.codemod.verify.comparison import Unlike, compare, difference
+from jax_dist.codemod.verify.records import Array, Call, Site
+
+
+@pytest.fixture
+def kept(tmp_path: pathlib.Path):
+    """Makes an array as a record has it."""
+
+    def keep(
+        values: object,
+        dtype: str = "float32",
+        *,
+        devices: int = 8,
+        parts: int = 8,
+        path: str = "",
+    ) -> Array:
+        archive = tmp_path / f"{len(list(tmp_path.iterdir()))}.npz"
+        array = np.array(values, dtype)
+        np.savez(archive, x=array)
+        return Array(path, dtype, array.shape, devices, parts, archive, "x")
+
+    return keep
+
+
+def _site(*calls: Call, count: int | None = None) -> Site:
+    return Site(
+        process=0,
+        file="a.py",
+        line=1,
+        within=("<module>",),
+        function="f",
+        is_mapped=True,
+        inside=False,
+        hidden=False,
+        calls=calls,
+        count=len(calls) if count is None else count,
+    )
+
+
+def _problems(before: Array, after: Array, tolerance: float = 0.0) -> tuple[str, ...]:
+    ones, others = Call((), (before,), None), Call((), (after,), None)
+    return compare(_site(ones), _site(others), tolerance).problems
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "how"),
+    [
+        ([[1, 2], [3, 4]], [[1, 2], [3, 4]], "as is"),
+        ([1.0, float("nan")], [1.0, float("nan")], "as is"),
+        ([[1, 2], [1, 2]], [1, 2], "one of equal copies"),
+        ([7.0, 7.0], 7.0, "one of equal copies"),
+        ([[[1], [2]], [[3], [4]]], [[1], [2], [3], [4]], "device axis merged"),
+    ],
+)
+def test_the_ways_in_which_two_arrays_are_the_same(kept, before, after, how):
+    assert difference(kept(before), kept(after)) == (how, 0.0, 0.0)
+
+
+def test_copies_that_are_not_equal_cannot_become_one(kept):
+    with pytest.raises(Unlike, match=r"^\[2, 2\] before, \[2\] after$"):
+        difference(kept([[1, 2], [1, 3]]), kept([1, 2]))
+
+
+def test_merged_in_the_wrong_order(kept):
+    how, absolute, relative = difference(kept([[1, 2], [3, 4]]), kept([1, 3, 2, 4]))
+
+    assert (how, absolute, relative) == ("device axis merged", 1.0, 0.25)
+
+
+def test_a_difference_within_the_tolerance_is_reported_and_allowed(kept):
+    one, other = kept([2.0, 4.0]), kept([2.0, 4.0 + 2**-20])
+    compared = compare(
+        _site(Call((), (one,), None)), _site(Call((), (other,), None)), tolerance=1e-6
+    )
+
+    assert (compared.problems, compared.absolute, compared.relative) == ((), 2**-20, 2**-22)
+    assert _problems(one, other) == (
+        "call 1, result: differs by up to 9.54e-07, 2.4e-07 times its largest value",
+    )
+
+
+def test_an_integer_has_no_tolerance(kept):
+    problems = _problems(kept([100], "int32"), kept([101], "int32"), tolerance=1.0)
+
+    assert problems == ("call 1, result: differs by up to 1, inf times its largest value",)
+
+
+def test_a_nan_on_one_side(kept):
+    one, other = kept([1.0, 2.0]), kept([1.0, float("nan")])
+    found = compare(_site(Call((), (one,), None)), _site(Call((), (other,), None)), tolerance=1.0)
+
+    assert found.problems == ("call 1, result: differs by up to inf, inf times its largest value",)
+    assert found.to_dict()["largest_absolute_difference"] is None  # JSON has no infinity
+
+
+def test_a_nan_on_both_sides_hides_no_difference_and_makes_none(kept):
+    nan, infinity = float("nan"), float("inf")
+    found = difference(kept([1.0, nan, infinity]), kept([1.5, nan, infinity]))
+
+    assert found == ("as is", 0.5, 0.5)
+
+
+def test_a_constant_factor_is_named(kept):
+    assert _problems(kept([1.0, 2.0]), kept([8.0, 16.0])) == (
+        "call 1, result: differs by up to 14, 7 times its largest value: 8 times what it was",
+    )
+
+
+def test_fewer_devices(kept):
+    assert _problems(kept([1.0]), kept([1.0], devices=1)) == (
+        "call 1, result: on 8 devices before, on 1 after",
+    )
+
+
+def test_every_device_holding_everything(kept):
+    """Eight devices that all compute the whole are no migration of eight that share it."""
+    assert _problems(kept([1.0]), kept([1.0], parts=1)) == (
+        "call 1, result: cut into 8 parts before, and into 1 after",
+    )
+    assert _problems(kept([[1.0], [1.0]]), kept([1.0], parts=1)) == ()  # one copy is enough
+
+
+def test_another_dtype(kept):
+    assert _problems(kept([1.0]), kept([1.0], "float64")) == (
+        "call 1, result: float32 before, float64 after",
+    )
+
+
+def test_results_are_paired_by_path_even_in_another_order(kept):
+    before = Call((), (kept([1.0], path="['a']"), kept([2.0], path="['b']")), None)
+    after = Call((), (kept([2.0], path="['b']"), kept([1.0], path="['a']")), None)
+
+    assert compare(_site(before), _site(after), 0.0).problems == ()
+
+
+def test_a_result_that_is_missing(kept):
+    before = Call((), (kept([1.0], path="[0]"), kept([2.0], path="[1]")), None)
+    after = Call((), (kept([1.0], path="[0]"),), None)
+
+    assert compare(_site(before), _site(after), 0.0).problems == (
+        "call 1, result: 2 arrays before, 1 after",
+    )
+
+
+def test_arguments_that_went_into_the_function_are_a_note(kept):
+    before = Call((kept([1.0], path="[0]"), kept([2.0], path="[1]")), (kept([3.0]),), None)
+    after = Call((kept([1.0], path="[0]"),), (kept([3.0]),), None)
+    compared = compare(_site(before), _site(after), 0.0)
+
+    assert compared.problems == ()
+    assert compared.notes == ("the arguments were not compared: 2 arrays before, 1 after",)
+
+
+def test_an_error_on_one_side():
+    before, after = Call((), (), "ValueError"), Call((), (), None)
+
+    assert compare(_site(before), _site(after), 0.0).problems == (
+        "call 1, error: raised ValueError before, nothing after",
+    )
+    assert compare(_site(before), _site(before), 0.0).problems == ()
+
+
+def test_too_few_calls_among_the_first_and_any_number_later(kept):
+    call = Call((), (kept([1.0]),), None)
+
+    assert compare(_site(call, call), _site(call), 0.0).problems == ("calls: 2 before, 1 after",)
+    assert compare(_site(call, count=9), _site(call, count=8), 0.0).notes == (
+        "calls: 9 before, 8 after",
+    )
+
+
+def test_large_arrays_are_compared_by_their_digests(kept):
+    """A digest is of the bytes, whichever run kept the values."""
+    whole = Array("", "float32", (2, 2), 8, 8, None, digest=_AB, rows=(_A, _B), mean=2.5)
+
+    assert difference(whole, whole) == ("as is", 0.0, 0.0)
+    assert difference(whole, kept([1, 2, 3, 4])) == ("device axis merged", 0.0, 0.0)
+    with pytest.raises(Unlike, match=r"^\[2, 2\] before, \[2\] after$"):
+        difference(whole, kept([1, 2]))
+    copies = Array("", "float32", (2, 2), 8, 8, None, digest=_AB, rows=(_A, _A), mean=1.5)
+    assert difference(copies, kept([1, 2])) == ("one of equal copies", 0.0, 0.0)
+    with pytest.raises(Unlike, match=r"^a large array differs: mean 2.5 before, None after$"):
+        difference(whole, kept([[1, 2], [3, 5]]))
+
+
+# sha256 of the float32 numbers 1, 2; 3, 4; and 1, 2, 3, 4.
+_A = "b9c80b5adeca450753a16950c3cc655d271f7bef7a485bc83f112b72fef21d37"
+_B = "986c627ee6ef1bcc3d746256a7045624ceeb44c4ed557ca055b2d43933de3489"
+_AB = "ad73b9acd6e4a74b2f5bb5386658ce3bb146cd040a1867646ab3b973fb6632b1"

@@ -1,0 +1,196 @@
+"""Traps: what looks like pmap and is not, or must stay what it is. Unchanged byte for byte."""
+
+from typing import Any
+
+import pytest
+
+from jax_dist.checker.model import sources
+from jax_dist.codemod import files
+from jax_dist.codemod.context import ProjectContext
+
+_TRAPS = {
+    "a module that is called pmap": """\
+from brax.training import pmap
+
+pmap.assert_is_replicated(3)
+""",
+    "another library's pmap": """\
+import jax
+import xarray_jax
+
+f = xarray_jax.pmap(jax.vmap(abs), "i")
+""",
+    "a method that is called pmap": """\
+import jax
+
+
+class Pool:
+    def pmap(self, f):
+        return jax.jit(f)
+
+    def run(self):
+        return self.pmap(abs)
+""",
+    "a parameter that hides the import": """\
+from jax import pmap, vmap
+
+
+def apply(pmap):
+    return pmap(abs)
+
+
+g = vmap(abs)
+""",
+    "a local name that hides the module": """\
+import jax
+
+
+def run(jax):
+    return jax.pmap(abs)
+
+
+jax.jit(abs)
+""",
+    "the file's own function": """\
+import jax
+
+
+def pmap(f):
+    return jax.vmap(f)
+
+
+g = pmap(abs)
+""",
+    "words in strings and comments": '''\
+import jax
+
+# jax.pmap(f) is what it was
+"""Call jax.pmap(f), or jax_utils.replicate(x)."""
+text = "jax.pmap"
+''',
+    "a helper called replicate": """\
+import jax
+
+
+def replicate(x):
+    return jax.numpy.stack([x] * 8)
+
+
+def unreplicate(x):
+    return x[0]
+
+
+y = unreplicate(replicate(3))
+""",
+    "x[0] of something else": """\
+import jax
+
+
+def first(trajectories):
+    return jax.tree.map(lambda x: x[0], trajectories), trajectories[0]
+""",
+    "a mesh that is meant to be explicit": """\
+import jax
+from jax.sharding import PartitionSpec as P
+
+mesh = jax.make_mesh((8,), ("data",))
+f = jax.shard_map(abs, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+""",
+    "flax's own pmap": """\
+import jax
+from flax import nnx
+
+f = nnx.pmap(abs)
+""",
+    "another function with the same name in a class": """\
+import jax
+
+
+class jaxlike:
+    pmap = staticmethod(jax.jit)
+
+
+f = jaxlike.pmap(abs)
+""",
+}
+_UNCHANGED_BY_JAX_DIST = {
+    "an identity": """\
+from jax import pmap
+
+
+def test(map_fn):
+    return map_fn is pmap
+""",
+    "a comparison": """\
+import jax
+
+
+def test(f):
+    assert f(jax.vmap) == jax.pmap
+""",
+    "functools.wraps": """\
+import functools
+
+import jax
+
+
+@functools.wraps(jax.pmap)
+def fake_pmap(fn, *args):
+    return fn
+""",
+    "its signature": """\
+import inspect
+
+import jax
+
+parameters = inspect.signature(jax.pmap)
+name = jax.pmap.__name__
+""",
+}
+
+
+def _after(text: str, to: Any) -> str:
+    source = sources.read("a.py", text.encode())
+    return files.migrate(
+        source, ProjectContext.alone(), files.MigrationOptions(to=to)
+    ).after.decode()
+
+
+@pytest.mark.parametrize("to", ["jax_dist", "jax"])
+@pytest.mark.parametrize("text", _TRAPS.values(), ids=_TRAPS)
+def test_what_is_not_pmap_stays(text: str, to: str):
+    assert _after(text, to) == text
+
+
+@pytest.mark.parametrize("to", ["jax_dist", "jax"])
+@pytest.mark.parametrize("text", _UNCHANGED_BY_JAX_DIST.values(), ids=_UNCHANGED_BY_JAX_DIST)
+def test_where_it_matters_which_function_it_is_it_stays(text: str, to: str):
+    assert _after(text, to) == text
+
+
+def test_a_file_that_compares_and_applies_gets_both():
+    """`from jax import pmap` must stay for the comparison, so the call gets a name of its own."""
+    text = "from jax import pmap\n\nf = pmap(abs)\nis_it = f is pmap\n"
+
+    assert _after(text, "jax_dist") == (
+        "from jax import pmap\nimport jax_dist\n\nf = jax_dist.pmap(abs)\nis_it = f is pmap\n"
+    )
+
+
+@pytest.mark.parametrize("to", ["jax_dist", "jax"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"",
+        b"import jax",
+        b"\xef\xbb\xbfimport jax\r\n",
+        b"# -*- coding: latin-1 -*-\nimport jax\nx = '\xe9'  # pmap\n",
+        b"import jax\n\x0c\nx = 'pmap'\n",
+    ],
+)
+def test_bytes_of_files_without_a_place_stay(before: bytes, to: Any):
+    found = files.migrate(
+        sources.read("a.py", before), ProjectContext.alone(), files.MigrationOptions(to=to)
+    )
+
+    assert (found.after, found.outcomes, found.problem) == (before, (), "")

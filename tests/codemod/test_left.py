@@ -1,0 +1,229 @@
+"""What is left as it is: each refusal, with its whole text.
+
+The file stays byte for byte, and what is said names the line, the reason and what to do.
+"""
+
+import textwrap
+from typing import Any, NamedTuple
+
+import pytest
+import test_golden as golden
+
+from jax_dist.checker.model import sources
+from jax_dist.codemod import files
+from jax_dist.codemod.context import ProjectContext
+from jax_dist.codemod.files import MigrationOptions
+from jax_dist.codemod.results import FileMigration
+
+
+class Said(NamedTuple):
+    line: int
+    reason: str
+    remedy: str = ""
+    detail: str = ""
+
+
+def _migrated(text: str, to: Any, **options: Any) -> FileMigration:
+    """As a file of its own, which has its helpers inside."""
+    source = sources.read("a.py", text.encode())
+    return files.migrate(source, ProjectContext.alone(), MigrationOptions(to=to, **options))
+
+
+_ASKED = "pmap is asked about itself, and another function would answer differently"
+_DECIDE = "Decide by hand which of the two functions is meant."
+_COMPARED = "pmap goes on as a value, and a comparison with jax.pmap may meet it"
+_RENAME = "Rename it in all such places by hand."
+_REPLACED = "the file has jax.pmap replaced while it runs, and the new function would not be"
+_NO_PLACE = "the file imports jax inside of a function or block, and has no place for helpers"
+_GIVE = "Give the path of a module for them: --helpers PATH."
+_BOTH = ("jax_dist", "jax")
+_CASES = {
+    "the function is compared": (
+        _BOTH,
+        "import jax\n\n\ndef f(g):\n    return g is jax.pmap\n",
+        Said(5, _COMPARED, _RENAME, "a.py:5"),
+    ),
+    "the function is wrapped": (
+        _BOTH,
+        "import functools\nimport jax\n\n\n@functools.wraps(jax.pmap)\n"
+        "def fake(*args):\n    return args\n",
+        Said(5, _ASKED, _DECIDE),
+    ),
+    "the type of the result": (
+        _BOTH,
+        "import jax\n\nkind = type(jax.pmap(lambda x: x))\n",
+        Said(3, _ASKED, _DECIDE),
+    ),
+    "in an f-string": (
+        _BOTH,
+        "import jax\n\nprint(f'{jax.pmap(abs)}')\n",
+        Said(
+            3,
+            "pmap stands inside of an f-string",
+            "Take it out of the string, then migrate again.",
+        ),
+    ),
+    "replaced by chex": (
+        ("jax",),
+        "import chex\nimport jax\nf = jax.pmap(abs)\nchex.fake_pmap_and_jit().start()\n",
+        Said(
+            3,
+            _REPLACED,
+            "Replace the new function there too.",
+            "chex.fake_pmap_and_jit in line 4",
+        ),
+    ),
+    "replaced by the module of chex that does it": (
+        ("jax",),
+        "import jax\nfrom chex._src import fake\n\n\ndef test(f):\n"
+        "    with fake.fake_pmap():\n        jax.pmap(f)\n",
+        Said(
+            7,
+            _REPLACED,
+            "Replace the new function there too.",
+            "fake.fake_pmap in line 6",
+        ),
+    ),
+    "replaced by a mock": (
+        _BOTH,
+        "from unittest import mock\nimport jax\nwith mock.patch('jax.pmap'):\n    jax.pmap(abs)\n",
+        Said(
+            4,
+            _REPLACED,
+            "Replace the new function there too.",
+            "mock.patch('jax.pmap') in line 3",
+        ),
+    ),
+    "imported in a function": (
+        ("jax",),
+        "def f(g):\n    import jax\n    return jax.pmap(g)\n",
+        Said(3, _NO_PLACE, _GIVE),
+    ),
+    "imported in a try": (
+        ("jax",),
+        "try:\n    import jax\nexcept ImportError:\n    jax = None\n\n\ndef f(g):\n"
+        "    return jax.pmap(g)\n",
+        Said(8, _NO_PLACE, _GIVE),
+    ),
+    "imported for type checkers": (
+        _BOTH,
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import jax\n\n\n"
+        "def f(g):\n    return jax.pmap(g)\n",
+        Said(7, "jax is imported for type checkers only"),
+    ),
+    "a name of the helpers is taken": (
+        ("jax",),
+        "import jax\n\n\ndef mapped(x):\n    return jax.pmap(x)\n",
+        Said(
+            5,
+            "the file has its own mapped, a name that its helpers need",
+            "Rename mapped, or give the path of a module for the helpers: --helpers PATH.",
+        ),
+    ),
+    "a name of the helpers is taken locally": (
+        ("jax",),
+        "import jax\n\n\ndef f(g, mapped):\n    return jax.pmap(g)(mapped)\n",
+        Said(
+            5,
+            "the file has its own mapped, a name that its helpers need",
+            "Rename mapped, or give the path of a module for the helpers: --helpers PATH.",
+        ),
+    ),
+    "an import of the helpers means something else": (
+        ("jax",),
+        "import jax\nfrom mine import functools\n\n\ndef f(g):\n"
+        "    return jax.pmap(g), functools\n",
+        Said(
+            6,
+            "the file has its own functools, a name that its helpers need",
+            "Rename functools, or give the path of a module for the helpers: --helpers PATH.",
+        ),
+    ),
+    "replicate as a value": (
+        ("jax_dist",),
+        "from flax import jax_utils\n\nput = map(jax_utils.replicate, [])\n",
+        Said(
+            3,
+            "replicate is passed on as a value, without its devices",
+            "Pass `lambda x: jax_dist.device_put_replicated(x, jax.local_devices())`.",
+        ),
+    ),
+    "an argument given by another name": (
+        ("jax_dist",),
+        "from flax import jax_utils\n\n\ndef f(x):\n    return jax_utils.replicate(tree=x)\n",
+        Said(
+            5,
+            "its first argument is given by name, and has another name in the replacement",
+            "Give it by position, then migrate again.",
+        ),
+    ),
+    "replicate is compared": (
+        ("jax_dist",),
+        "from flax import jax_utils\n\n\ndef f(g):\n    return g is jax_utils.replicate\n",
+        Said(5, "the function itself is compared", _DECIDE),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_it_is_left_and_why(name: str):
+    targets, text, said = _CASES[name]
+    for to in targets:
+        found = _migrated(text, to)
+
+        assert found.after == text.encode()
+        (place,) = found.outcomes
+        assert place.status == "left"
+        assert said == Said(place.line, place.reason, place.remedy, place.detail)
+
+
+def test_what_was_left_once_is_done_now():
+    """`mapped` takes what pmap takes, so the form of a place does not matter."""
+    text = textwrap.dedent("""\
+        import jax
+
+
+        def build(axes, devices, g, names, xs, **options):
+            mappers = [jax.vmap, jax.pmap]
+            g(jax.pmap)
+            f = jax.pmap(abs, backend="cpu", in_axes=axes, out_axes=(0, -1))
+            f = jax.pmap(g, devices=devices, axis_size=2, **options)
+            f = jax.pmap(g, static_broadcasted_argnums=tuple(range(len(names))))
+            for x in xs:
+                jax.pmap(g)(x, mask=x[jax.process_index() :: 2])
+            return mappers, f
+
+
+        p = jax.pmap
+        """)
+
+    found = golden.migrated(text, "jax")
+
+    assert [place.status for place in found.outcomes] == ["done"] * 7
+    expected = text.replace("jax.pmap", "mapped")
+    assert found.after.decode() == expected.replace(
+        "import jax\n", "import jax\n\nfrom _mapped import mapped\n"
+    )
+
+
+def test_where_one_place_is_left_the_others_are_migrated():
+    text = "import jax\n\nkind = type(jax.pmap(abs))\nf = jax.pmap(abs)\n"
+
+    found = golden.migrated(text, "jax")
+
+    assert [place.status for place in found.outcomes] == ["left", "done"]
+    assert found.after.decode() == (
+        "import jax\n\nfrom _mapped import mapped\n\nkind = type(jax.pmap(abs))\nf = mapped(abs)\n"
+    )
+
+
+def test_what_would_be_read_before_it_is_bound_leaves_the_whole_file():
+    text = "f = jax.pmap(abs)\nimport jax\n"
+
+    found = golden.migrated(text, "jax")
+
+    assert found.after == text.encode()
+    assert found.problem == (
+        "its line 1 would read mapped before that is imported, for jax is imported below: "
+        "move the import of jax up, then migrate again"
+    )

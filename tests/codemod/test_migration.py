@@ -1,0 +1,500 @@
+"""Several files together: names that cross them, and files with something wrong."""
+
+import pathlib
+import re
+import time
+
+import pytest
+
+from jax_dist.codemod import migration
+from jax_dist.codemod.files import MigrationOptions
+from jax_dist.codemod.results import FileMigration
+
+_CONSTANTS = """\
+import functools
+
+import jax
+
+AXIS = "qmc"
+pmap = functools.partial(jax.pmap, axis_name=AXIS)
+"""
+_USER = """\
+import functools
+
+from pkg import constants
+
+
+@functools.partial(constants.pmap, donate_argnums=(0,))
+def step(x):
+    return x
+"""
+
+
+@pytest.fixture
+def package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A folder with a package `pkg`, and the current one."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "pkg"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    return folder
+
+
+def _migrate(*paths: str, to: str = "jax_dist", **options) -> list[FileMigration]:
+    found, _ = migration.migrate(paths, MigrationOptions(to=to), **options)  # type: ignore[arg-type]
+    return found
+
+
+def _said(found: FileMigration) -> list[tuple[str, str, str]]:
+    return [(place.status, place.reason, place.detail) for place in found.outcomes]
+
+
+# --- names that cross files
+
+
+def test_an_alias_is_migrated_where_it_is_defined(package: pathlib.Path):
+    (package / "constants.py").write_text(_CONSTANTS)
+    (package / "train.py").write_text(_USER)
+
+    constants, train = _migrate("pkg/constants.py", "pkg/train.py")
+
+    assert b"functools.partial(jax_dist.pmap, axis_name=AXIS)" in constants.after
+    assert train.after == _USER.encode()
+    assert _said(train) == [("done", "the definition of this alias is migrated", "")]
+
+
+def test_an_alias_of_a_file_that_is_not_given_is_left(package: pathlib.Path):
+    (package / "constants.py").write_text(_CONSTANTS)
+    (package / "train.py").write_text(_USER)
+
+    (train,) = _migrate("pkg/train.py")
+
+    assert not train.changed
+    (place,) = train.outcomes
+    assert (place.status, place.line, place.what) == ("left", 6, "constants.pmap")
+    assert place.why == (
+        "pmap gets its meaning in a file that is not among the paths (pkg/constants.py)"
+    )
+    assert place.remedy == "Migrate that file too: jax-dist migrate pkg/train.py pkg/constants.py"
+
+
+@pytest.mark.parametrize(
+    "handing_on", ["from pkg.constants import pmap\n", "from .constants import *\n"]
+)
+def test_files_that_hand_a_name_on_are_looked_through(package: pathlib.Path, handing_on: str):
+    (package / "constants.py").write_text(_CONSTANTS)
+    (package / "shared.py").write_text(handing_on)
+    (package / "train.py").write_text("from pkg.shared import pmap as p\n\nf = p(abs)  # pmap\n")
+
+    (train,) = _migrate("pkg/train.py", "pkg/shared.py")
+
+    assert [place.detail for place in train.outcomes] == ["pkg/constants.py"]
+
+
+@pytest.mark.parametrize("to", ["jax_dist", "jax"])
+def test_a_name_that_another_file_imports_from_jax_and_uses(package: pathlib.Path, to: str):
+    (package / "shared.py").write_text("from jax import pmap\n\ng = pmap(len)\n")
+    (package / "train.py").write_text("from .shared import pmap\n\nf = pmap(abs)\n")
+
+    shared, train, *_ = _migrate("pkg/shared.py", "pkg/train.py", to=to)
+
+    home = {"jax_dist": b"jax_dist import pmap", "jax": b"._mapped import mapped as pmap"}[to]
+    assert shared.after == b"from %b\n\ng = pmap(len)\n" % home
+    assert not train.changed
+    assert [place.status for place in train.outcomes] == ["done"]
+
+
+@pytest.mark.parametrize("to", ["jax_dist", "jax"])
+@pytest.mark.parametrize(
+    "reading",
+    [
+        "from pkg.util import jax, pmap\n",
+        "from pkg.util import *\n\nprint(jax, pmap)\n",
+        "import pkg.util as u\n\nprint(u.jax, u.pmap)\n",
+        "import pkg.util\n\nprint(pkg.util.jax, pkg.util.pmap)\n",
+        "from pkg import util\n\nprint(util.jax, util.pmap)\n",
+    ],
+)
+def test_names_that_other_files_read_stay(package: pathlib.Path, reading: str, to: str):
+    util = "import jax\nfrom jax import pmap\n\nf = jax.pmap(abs)\ng = pmap(abs)\n"
+    (package / "util.py").write_text(util)
+    (package / "reader.py").write_text(reading)
+
+    found = _migrate("pkg/util.py", "pkg/reader.py", to=to)[0]
+
+    names: dict = {}
+    exec(re.sub(r"from [\w.]*_mapped", "from _mapped", found.after.decode()), names)
+    assert {"jax", "pmap"} <= set(names)
+    assert b"jax.pmap" not in found.after.replace(b"from jax", b"")
+    assert all(place.status == "done" for place in found.outcomes)
+
+
+def test_a_function_of_the_same_name_elsewhere_does_not_count(package: pathlib.Path):
+    (package / "util.py").write_text("def pmap(f):\n    return map(f)\n")
+    (package / "a.py").write_text("import jax\n\nf = jax.pmap(abs)\n")
+    (package / "b.py").write_text("from .util import pmap\n\nf = pmap(abs)\n")
+
+    (found,) = _migrate("pkg/a.py", "pkg/b.py", "pkg/util.py")
+
+    assert found.path == "pkg/a.py"
+
+
+# --- comparisons
+
+
+_REGISTRY = """\
+import jax
+
+TRANSFORMS = (jax.jit, jax.pmap)
+
+
+def is_known(transform):
+    return transform in TRANSFORMS
+"""
+_REGISTRAR = """\
+import jax
+
+from pkg.registry import is_known
+
+assert is_known(jax.pmap)
+"""
+
+
+@pytest.mark.parametrize("to", ["jax_dist", "jax"])
+def test_comparisons_move_together(package: pathlib.Path, to: str):
+    (package / "registry.py").write_text(_REGISTRY)
+    (package / "user.py").write_text(_REGISTRAR)
+
+    registry, user, *_ = _migrate("pkg/registry.py", "pkg/user.py", to=to)
+
+    new = {"jax_dist": b"jax_dist.pmap", "jax": b"mapped"}[to]
+    assert b"TRANSFORMS = (jax.jit, %s)" % new in registry.after
+    assert b"assert is_known(%s)" % new in user.after
+
+
+@pytest.mark.parametrize("to", ["jax_dist", "jax"])
+@pytest.mark.parametrize("given", ["pkg/registry.py", "pkg/user.py"])
+def test_comparisons_stay_together(package: pathlib.Path, to: str, given: str):
+    (package / "registry.py").write_text(_REGISTRY)
+    (package / "user.py").write_text(_REGISTRAR)
+
+    (found,) = _migrate(given, to=to)
+
+    assert not found.changed
+    assert _said(found)[0][1] == (
+        "pmap goes on as a value here and in a file that is not among the paths, so that the two "
+        "may meet"
+    )
+
+
+@pytest.mark.parametrize("to", ["jax_dist", "jax"])
+def test_a_comparison_in_a_file_that_others_import_keeps_all_as_it_is(
+    package: pathlib.Path, to: str
+):
+    (package / "registry.py").write_text(_REGISTRY.replace("in TRANSFORMS", "is jax.pmap"))
+    (package / "user.py").write_text(_REGISTRAR)
+
+    registry, user, *_ = _migrate("pkg/registry.py", "pkg/user.py", to=to)
+
+    assert not registry.changed
+    assert not user.changed
+    assert _said(user)[0][1] == (
+        "pmap goes on as a value, and a comparison with jax.pmap may meet it"
+    )
+
+
+# --- where the helpers are
+
+
+_FLAT = "import jax\n\nf = jax.pmap(abs)\n"
+
+
+def _written(found: list[FileMigration]) -> dict[str, str]:
+    return {each.path: each.after.decode() for each in found if each.changed}
+
+
+def test_a_package_gets_one_module(package: pathlib.Path):
+    (package / "inner").mkdir()
+    (package / "inner" / "__init__.py").touch()
+    (package / "a.py").write_text("import jax\nimport pkg.inner.b\n\nf = jax.pmap(abs)\n")
+    (package / "inner" / "b.py").write_text("import jax\nfrom .. import c\n\nf = jax.pmap(abs)\n")
+    (package / "c.py").write_text("import os\n")
+
+    found = _written(_migrate("pkg/a.py", "pkg/inner/b.py", to="jax"))
+
+    assert list(found) == ["pkg/a.py", "pkg/inner/b.py", "pkg/_mapped.py"]
+    assert found["pkg/a.py"] == (
+        "import pkg.inner.b\nfrom pkg._mapped import mapped\n\nf = mapped(abs)\n"
+    )
+    assert found["pkg/inner/b.py"] == (
+        "from .. import c\nfrom .._mapped import mapped\n\nf = mapped(abs)\n"
+    )
+
+
+def test_files_that_import_each_other_as_scripts_get_one_module_beside_them(
+    package: pathlib.Path,
+):
+    (package / "__init__.py").unlink()
+    (package / "train.py").write_text("import jax\nimport model\n\nf = jax.pmap(model.f)\n")
+    (package / "model.py").write_text(_FLAT)
+
+    found = _written(_migrate("pkg/train.py", "pkg/model.py", to="jax"))
+
+    assert list(found) == ["pkg/train.py", "pkg/model.py", "pkg/_mapped.py"]
+    assert found["pkg/model.py"] == "from _mapped import mapped\n\nf = mapped(abs)\n"
+
+
+def test_a_file_is_in_the_package_by_whose_name_others_import_it(
+    tmp_path: pathlib.Path, package: pathlib.Path
+):
+    (package / "__init__.py").unlink()
+    (package / "inner").mkdir()
+    (package / "sync.py").write_text(_FLAT)
+    (package / "inner" / "train.py").write_text("from pkg import sync\n\nsync.f(1)\n")
+    (tmp_path / "main.py").write_text("from pkg.inner import train\n")
+
+    found = _written(_migrate("pkg/sync.py", "pkg/inner/train.py", "main.py", to="jax"))
+
+    assert list(found) == ["pkg/sync.py", "pkg/_mapped.py"]
+    assert found["pkg/sync.py"] == "from pkg._mapped import mapped\n\nf = mapped(abs)\n"
+
+
+def test_a_lone_script_has_its_helpers_inside(tmp_path: pathlib.Path, package: pathlib.Path):
+    (tmp_path / "lone.py").write_text(_FLAT)
+
+    found = _written(_migrate("lone.py", to="jax"))
+
+    assert list(found) == ["lone.py"]
+    assert "\ndef mapped(\n" in found["lone.py"]
+    assert found["lone.py"].endswith("\n\nf = mapped(abs)\n")
+
+
+def test_a_file_outside_uses_the_module_of_a_package_that_is_migrated_with_it(
+    tmp_path: pathlib.Path, package: pathlib.Path
+):
+    (package / "a.py").write_text("import jax\nfrom . import b\n\nf = jax.pmap(abs)\n")
+    (package / "b.py").touch()
+    script = tmp_path / "script.py"
+    script.write_text("import jax\nimport pkg.a\n\nf = jax.pmap(abs)\n")
+
+    together = _written(_migrate("script.py", "pkg/a.py", to="jax"))
+    alone = _written(_migrate("script.py", to="jax"))
+
+    assert "from pkg._mapped import mapped\n" in together["script.py"]
+    assert list(alone) == ["script.py", "_mapped.py"]
+    assert "from _mapped import mapped\n" in alone["script.py"]
+
+
+def test_tests_use_the_module_of_what_they_test(tmp_path: pathlib.Path, package: pathlib.Path):
+    (package / "a.py").write_text("import jax\nfrom . import b\n\nf = jax.pmap(abs)\n")
+    (package / "b.py").touch()
+    tests = package / "tests"
+    tests.mkdir()
+    (tests / "__init__.py").touch()
+    (tests / "test_a.py").write_text("import jax\nfrom pkg import a\n\nf = jax.pmap(abs)\n")
+
+    found = _written(_migrate("pkg/tests/test_a.py", "pkg/a.py", to="jax"))
+
+    assert list(found) == ["pkg/tests/test_a.py", "pkg/a.py", "pkg/_mapped.py"]
+    assert "from pkg._mapped import mapped\n" in found["pkg/tests/test_a.py"]
+
+
+def test_a_module_of_the_users_choice(tmp_path: pathlib.Path, package: pathlib.Path):
+    (tmp_path / "lone.py").write_text(_FLAT)
+    (package / "a.py").write_text(_FLAT)
+
+    found = _written(_migrate("lone.py", "pkg/a.py", to="jax", helpers="pkg/parallel.py"))
+
+    assert list(found) == ["lone.py", "pkg/a.py", "pkg/parallel.py"]
+    assert found["lone.py"] == found["pkg/a.py"]
+    assert found["lone.py"] == "from pkg.parallel import mapped\n\nf = mapped(abs)\n"
+
+
+def test_a_file_of_the_project_with_the_name_is_not_overwritten(package: pathlib.Path):
+    (package / "_mapped.py").write_text("mine = 1\n")
+    (package / "a.py").write_text("import jax\nfrom ._mapped import mine\n\nf = jax.pmap(abs)\n")
+
+    found = _written(_migrate("pkg/a.py", to="jax"))
+
+    assert list(found) == ["pkg/a.py", "pkg/_mapped_devices.py"]
+    assert "from ._mapped_devices import mapped\n" in found["pkg/a.py"]
+
+
+def test_a_module_gets_what_later_files_need(package: pathlib.Path):
+    (package / "a.py").write_text("import jax\nfrom . import b\n\nf = jax.pmap(abs)\n")
+    (package / "b.py").write_text(
+        "import jax\nfrom . import c\n\nx = jax.device_put_sharded([1], jax.devices()[:1])\n"
+    )
+    (package / "c.py").touch()
+    for file in _migrate("pkg/a.py", to="jax"):
+        pathlib.Path(file.path).write_bytes(file.after)
+    module = (package / "_mapped.py").read_text()
+
+    found = _written(_migrate("pkg/b.py", to="jax"))
+
+    assert "def device_put_sharded(" not in module
+    assert list(found) == ["pkg/b.py", "pkg/_mapped.py"]
+    assert "def mapped(" in found["pkg/_mapped.py"]
+    assert "def device_put_sharded(" in found["pkg/_mapped.py"]
+
+
+def test_a_module_that_was_changed_by_hand_is_left(package: pathlib.Path):
+    (package / "a.py").write_text("import jax\nfrom . import b\n\nf = jax.pmap(abs)\n")
+    (package / "b.py").write_text(
+        "import jax\nfrom . import c\n\nx = jax.device_put_sharded([1], jax.devices()[:1])\n"
+    )
+    (package / "c.py").touch()
+    a, module = _migrate("pkg/a.py", to="jax")
+    (package / "_mapped.py").write_bytes(module.after.replace(b"slices", b"rows"))
+
+    fits = _migrate("pkg/a.py", to="jax")
+    (lacks,) = _migrate("pkg/b.py", to="jax")
+
+    assert _written(fits) == {"pkg/a.py": a.after.decode()}
+    assert not lacks.changed
+    assert _said(lacks) == [
+        (
+            "left",
+            "the module for its helpers was changed by hand, and lacks some of them",
+            "pkg/_mapped.py: device_put_sharded",
+        )
+    ]
+    assert lacks.outcomes[0].remedy == "Give the path of another module: --helpers PATH."
+
+
+def test_the_module_has_the_indentation_of_its_project(package: pathlib.Path):
+    (package / "a.py").write_text(
+        "import jax\nfrom . import b\n\n\ndef build(g):\n  return jax.pmap(g)\n"
+    )
+    (package / "b.py").touch()
+
+    _, module = _migrate("pkg/a.py", to="jax")
+
+    assert b"\n  def devices(self)" in module.after
+    compile(module.after, "_mapped.py", "exec")
+
+
+# --- files with something wrong
+
+
+def test_files_without_a_place_are_not_named(package: pathlib.Path):
+    (package / "a.py").write_text("import jax\nprint(jax.devices())\n")
+    (package / "b.py").write_text("pmap = 1\n")
+    (package / "c.py").write_text("def f(:\n")
+
+    assert _migrate("pkg/a.py", "pkg/b.py", "pkg/c.py") == []
+
+
+def test_files_that_cannot_be_read_are_named(package: pathlib.Path):
+    (package / "a.py").write_bytes(b"import jax\nf = jax.pmap(abs)  # \xff\n")
+    (package / "b.ipynb").write_text("jax.pmap")
+    (package / "c.py").write_text("import jax\nf = jax.pmap(\n")
+    (package / "d.py").write_text("import jax\nf = jax.pmap(\n" + "(" * 4000)
+    (package / "e.py").write_text("import jax\nf = jax.pmap(" + "-" * 60000 + "1)\n")
+
+    found = _migrate(*(f"pkg/{name}" for name in ("a.py", "b.ipynb", "c.py", "d.py", "e.py", "f")))
+
+    assert [(file.path, file.problem.partition(":")[0], file.changed) for file in found] == [
+        ("pkg/a.py", "the file is not utf-8", False),
+        ("pkg/b.ipynb", "the file is no notebook", False),
+        ("pkg/c.py", "Python cannot parse it", False),
+        ("pkg/d.py", "Python cannot parse it", False),
+        ("pkg/e.py", "Python cannot parse it", False),
+        ("pkg/f", "it cannot be read", False),
+    ]
+
+
+def test_an_error_of_ours_stays_in_its_file(package: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    for name in "ab":
+        (package / f"{name}.py").write_text(_FLAT)
+    work = migration.files.migrate
+
+    def broken(source, *arguments):
+        if source.path == "pkg/a.py":
+            raise IndexError("ours")
+        return work(source, *arguments)
+
+    monkeypatch.setattr(migration.files, "migrate", broken)
+
+    a, b = _migrate("pkg/a.py", "pkg/b.py")
+
+    assert a.problem == "jax-dist failed on it (IndexError: ours); please report this"
+    assert not a.changed
+    assert b.changed
+
+
+@pytest.mark.parametrize("to", ["jax_dist", "jax"])
+def test_three_times_as_many_take_three_times_as_long(package: pathlib.Path, to: str):
+    seconds = []
+    for number in (1000, 3000):
+        lines = (f"f{i} = jax.pmap(lambda x: x + {i})\n" for i in range(number))
+        (package / "a.py").write_text("import jax\n" + "".join(lines))
+        begin = time.process_time()
+        (found,) = _migrate("pkg/a.py", to=to)[:1]
+        seconds.append(time.process_time() - begin)
+        assert sum(place.status == "done" for place in found.outcomes) == number
+
+    assert seconds[1] < 6 * seconds[0]  # 9 where each is compared with each
+
+
+def test_progress_is_told(package: pathlib.Path):
+    for name in ("a", "b", "c"):
+        (package / f"{name}.py").write_text(_FLAT)
+    (package / "d.py").touch()
+    told: list[tuple[int, int]] = []
+
+    _migrate(
+        *(f"pkg/{name}.py" for name in "abcd"),
+        progress=lambda done, total: told.append((done, total)),
+    )
+
+    assert told == [(2, 4), (3, 4), (4, 4)]
+
+
+def test_the_order_of_the_files_is_that_of_the_paths(package: pathlib.Path):
+    (package / "constants.py").write_text(_CONSTANTS)
+    for name in ("zeta", "alpha", "mid"):
+        (package / f"{name}.py").write_text(_USER)
+    paths = [f"pkg/{name}.py" for name in ("zeta", "constants", "alpha", "mid")]
+
+    assert [file.path for file in _migrate(*paths)] == paths
+
+
+# --- pmaps of other libraries
+
+_EQUINOX = """\
+import equinox as eqx
+from equinox import filter_pmap
+
+
+@eqx.filter_pmap(in_axes=(None, 0))
+def step(model, x):
+    return model(x)
+
+
+run = filter_pmap(step)
+"""
+
+
+def test_filter_pmap_of_equinox(package: pathlib.Path):
+    (package / "train.py").write_text(_EQUINOX)
+
+    (found,) = _migrate("pkg/train.py")
+
+    assert found.after.decode() == _EQUINOX.replace(
+        "import equinox as eqx\nfrom equinox import filter_pmap\n", "import jax_dist\n"
+    ).replace("eqx.filter_pmap", "filter_pmap").replace("filter_pmap", "jax_dist.filter_pmap")
+    (left,) = _migrate("pkg/train.py", to="jax")
+    assert [place.status for place in left.outcomes] == ["left", "left"]
+
+
+def test_pmap_of_nnx_is_left_with_what_to_do(package: pathlib.Path):
+    text = "from flax import nnx\n\nstep = nnx.pmap(lambda model, x: model(x))\n"
+    (package / "train.py").write_text(text)
+
+    (found,) = _migrate("pkg/train.py")
+
+    assert not found.changed
+    (place,) = found.outcomes
+    assert (place.status, place.what) == ("left", "nnx.pmap")
+    assert "nnx.split" in place.by_hand

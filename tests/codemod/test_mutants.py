@@ -1,0 +1,154 @@
+"""A wrong migration is never certified: mutants of the golden programs, each with one mistake.
+
+Each mutant is run by itself, and merged with the program that it was made of. Where its result is
+another one, the ledger may not call all of its places proved or replayed.
+
+`python tests/codemod/test_mutants.py 300 1` draws so many, with seed 1, and prints a table.
+"""
+
+import collections
+import contextlib
+import importlib
+import io
+import pathlib
+import random
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from mutants import Mutant, mutant, sites
+
+from jax_dist._compat.versions import CAN_REWRITE
+from jax_dist.codemod import migration
+from jax_dist.codemod.files import MigrationOptions
+from jax_dist.codemod.verify import evidence, merged_program
+from jax_dist.codemod.verify.ledger import Rung
+
+_GOLDEN = pathlib.Path(__file__).with_name("golden")
+_RECORDING = "_jax_dist_recording"
+
+
+def _programs() -> Iterator[tuple[str, str]]:
+    for path in sorted(_GOLDEN.glob("*.txt")):
+        yield path.stem, path.read_text().partition("\n# --- to ")[0] + "\n"
+
+
+def _migrated(folder: pathlib.Path, text: str) -> str | None:
+    """What the program becomes with plain JAX; its helpers are in the folder."""
+    (folder / ".git").mkdir(parents=True)
+    path = folder / "program.py"
+    path.write_text(text)
+    files, _ = migration.migrate([str(path)], MigrationOptions(to="jax"), helpers="")
+    for file in files:
+        if file.changed and file.is_new:
+            pathlib.Path(file.path).write_bytes(file.after)
+    return next((f.after.decode() for f in files if f.path == str(path) and f.changed), None)
+
+
+def _result(text: str, folder: pathlib.Path) -> Any:
+    """What a program computes: bytes, types and numbers of devices; a text where it raises."""
+    jax.clear_caches()
+    program = types.ModuleType("program")
+    program.__file__ = str(folder / "program.py")
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+        patch.setitem(sys.modules, "program", program)
+        patch.delitem(sys.modules, "_mapped", raising=False)
+        patch.syspath_prepend(str(folder))
+        patch.chdir(folder)
+        try:
+            exec(compile(text, program.__file__, "exec"), vars(program))  # noqa: S102
+            leaves = jax.tree.leaves(program.result())
+            return [_bits(leaf) for leaf in leaves], out.getvalue()
+        except Exception as error:  # noqa: BLE001  # a mutant may raise anything
+            return type(error).__name__
+
+
+def _bits(leaf: Any) -> tuple[Any, ...]:
+    devices = len(leaf.sharding.device_set) if isinstance(leaf, jax.Array) else 0
+    if jax.numpy.issubdtype(getattr(leaf, "dtype", type(leaf)), jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    array = np.asarray(leaf)
+    return array.tobytes(), str(array.dtype), array.shape, devices
+
+
+def _told(before: str, after: str, folder: pathlib.Path) -> Rung | None:
+    """The least sure place of the two texts in one run; None where they cannot be merged."""
+    merged = merged_program.merged(str(folder / "program.py"), before, after, 0)
+    if merged.unmerged:
+        return None
+    recording = importlib.import_module("jax_dist.codemod.verify.recording")
+    parts = {
+        name: importlib.import_module(f"{recording.__name__}.{name}")
+        for name in ("journal", "places", "pairs")
+    }
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as records:
+        patch.setitem(sys.modules, _RECORDING, recording)
+        for name, part in parts.items():
+            patch.setitem(sys.modules, f"{_RECORDING}.{name}", part)
+        parts["places"]._ran.clear()
+        parts["pairs"]._signatures.clear()
+        parts["journal"].open_in(records)
+        if isinstance(_result(merged.text, folder), str):
+            return None
+        found = evidence.read(pathlib.Path(records))
+    spots = {spot.number: spot for spot in merged.spots}
+    told = (evidence.judged(each, found, lenient=False, spots=spots) for each in spots.values())
+    return min((each.rung for each in told), default=None)
+
+
+def _drawn(number: int, seed: int, folder: pathlib.Path) -> Iterator[tuple[Mutant, str, Any, Any]]:
+    """`(mutant, how sure, result before, result after)` of mutants that run."""
+    pool = []
+    for name, text in _programs():
+        after = _migrated(folder / name, text) if "def result()" in text else None
+        by_kind = collections.defaultdict(list)
+        for kind, node in sites(after) if after is not None else ():
+            by_kind[kind].append((name, text, after, kind, node))
+        for each in by_kind.values():
+            pool += random.Random(seed).sample(each, min(3, len(each)))
+    random.Random(seed).shuffle(pool)
+    results: dict[str, Any] = {}
+    for name, text, after, kind, node in pool:
+        here, mutated = folder / name, mutant(after, kind, node)
+        if name not in results:
+            results[name] = _result(text, here)
+        result = _result(mutated.text, here)
+        if isinstance(result, str) or isinstance(results[name], str):
+            continue  # it raises, and so nobody believes it
+        rung = _told(text, mutated.text, here)
+        yield mutated, "two runs" if rung is None else str(rung), results[name], result
+        number -= 1
+        if not number:
+            return
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CAN_REWRITE, reason="jax.pmap was another program")
+def test_no_mutant_that_changes_a_result_is_called_the_same(tmp_path: pathlib.Path):
+    told = list(_drawn(40, seed=0, folder=tmp_path))
+
+    assert len(told) == 40
+    assert [
+        (each.kind, each.line, rung)
+        for each, rung, before, after in told
+        if before != after and rung in ("same program", "equal by rules", "replayed")
+    ] == []
+    assert any(rung == "same program" for _, rung, _, _ in told)  # equal mutants can be proved
+
+
+def _table(number: int, seed: int) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as place:
+        counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+        for each, rung, before, after in _drawn(number, seed, pathlib.Path(place)):
+            counts[each.kind][rung if before == after else f"{rung}, other result"] += 1
+        for kind, each in sorted(counts.items()):
+            yield f"| {kind} | {dict(each)} |\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.writelines(_table(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,404 @@
+"""`--verify` says of each place how sure it is, and never touches the user's files.
+
+Most commands here import no jax: what they do is read from the file that is migrated.
+"""
+
+import fcntl
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+
+import pytest
+from verified_programs import IDIOMATIC, TRAINING, changed
+
+from jax_dist._compat.versions import CAN_REWRITE
+from jax_dist._usage import MisuseError
+from jax_dist.codemod.results import FileMigration
+from jax_dist.codemod.verify import merged_program, sandbox
+from jax_dist.codemod.verify.ledger import REQUIREMENTS, Entry, Ledger, Rung
+from jax_dist.codemod.verify.trial import verified
+from jax_dist.codemod.verify.verification import Ending, Verdict, Verification
+
+_GOOD = b"# \xc3\xa9t\xc3\xa9\r\nprint('same')"  # no final newline
+
+
+@pytest.fixture(params=["overlay", "copy"])
+def way(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch) -> str:
+    """Each way of keeping the project apart that this machine has."""
+    if request.param == "copy":
+        monkeypatch.setenv("JAX_DIST_VERIFY_BY_COPY", "1")
+    else:
+        (tmp_path / "trial").mkdir()
+        if sandbox.way(tmp_path / "trial", [tmp_path]) != "overlay":
+            pytest.skip("no overlays for users here")
+    return request.param
+
+
+@pytest.fixture
+def file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    path = folder / "program.py"
+    path.write_bytes(_GOOD)
+    return path
+
+
+def _verify(file: pathlib.Path, after: bytes | str, **options: object) -> Ledger:
+    after = after if isinstance(after, bytes) else after.encode()
+    migrated = FileMigration(str(file), file.read_bytes(), after)
+    return verified([sys.executable, str(file)], [migrated], **options)
+
+
+_BEFORE = """\
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def mapped(fun, **options):
+    return jax.pmap(fun, **options)
+
+
+def one_device(fun):
+    return jax.jit(jax.vmap(fun))
+
+
+def wrong_in_the_end(fun):
+    return jax.pmap(lambda x: fun(x) + (x == 2))
+
+
+def never(x):
+    return jax.pmap(jnp.sin)(x)
+
+
+def main():
+    step = jax.pmap(lambda w, x: w - jax.lax.pmean(x * w, "i"), axis_name="i", donate_argnums=0)
+    idle = jax.pmap(jnp.sin)
+    count = jax.pmap(lambda x: x + 1)
+    random = np.random.default_rng()  # another run computes something else
+    w, n = jnp.ones((8, 3)), jnp.zeros(8)
+    for _ in range(3):
+        w = step(w, random.normal(size=(8, 3)))
+        n = count(n)
+    whole = jax.jit(jax.pmap(jnp.cos))(w)
+    alone = jax.pmap(jnp.cos)(np.ones(8))
+    donor = jax.pmap(lambda x: x * 2)
+    tail = jax.pmap(lambda x: jax.lax.psum(x, "i"), axis_name="i")
+    print(tail(w)[0], donor(w), whole, alone, w)
+    with open("out.txt", "a") as out:
+        out.write("x")
+
+
+main()
+"""
+_AFTER = (
+    ("    return jax.pmap(jnp.sin)(x)", "    return mapped(jnp.sin)(x)"),
+    ("step = jax.pmap", "step = mapped"),
+    ("idle = jax.pmap", "idle = mapped"),
+    ("count = jax.pmap", "count = wrong_in_the_end"),
+    ("whole = jax.jit(jax.pmap(", "whole = jax.jit(mapped("),
+    ("alone = jax.pmap", "alone = one_device"),
+    ("lambda x: x * 2)", "lambda x: x * 2, donate_argnums=0)"),
+    ("psum", "pmean"),
+)
+
+
+def test_each_place_has_its_own_rung(file: pathlib.Path):
+    """Nothing here computes the same twice; what is wrong is wrong at its own line."""
+    file.write_text(_BEFORE)
+    found = _verify(file, changed(*_AFTER, source=_BEFORE))
+
+    lines = _BEFORE.splitlines()
+    told = {lines[each.line - 1].split()[0]: each for each in found.entries}
+    assert {name: (each.rung, each.calls, each.equal) for name, each in told.items()} == {
+        "return": (Rung.NEVER_RAN, 0, 0),
+        "step": (Rung.SAME_PROGRAM if CAN_REWRITE else Rung.REPLAYED, 3, 3),
+        "idle": (Rung.NEVER_RAN, 0, 0),
+        "count": (Rung.DIFFERENT, 3, 2),
+        "whole": (Rung.RAN, 0, 0),
+        "alone": (Rung.DIFFERENT, 1, 0),
+        "donor": (Rung.DIFFERENT, 1, 0),
+        "tail": (Rung.RAN, 0, 0),
+    }
+    assert told["count"].problems == ("call 3: differs by up to 1",)
+    assert told["alone"].problems == ("call 1: on 8 devices before, on 1 after",)
+    assert told["donor"].problems == ("call 1: argument 0 is donated after only",)
+    assert (found.merged, found.exit_code, found.worst) == (True, 0, Rung.DIFFERENT)
+    assert file.read_text() == _BEFORE
+    assert os.listdir(file.parent) == ["program.py"]
+
+
+def test_a_command_that_fails_before_is_no_proof(file: pathlib.Path):
+    before = """\
+import jax, jax.numpy as jnp
+print(jax.pmap(lambda x: x + 1)(jnp.zeros(8)))
+raise SystemExit(3)
+"""
+    file.write_text(before)
+    found = _verify(file, before.replace("x + 1", "1 + x"))
+
+    assert (found.worst, found.exit_code) == (Rung.RAN, 3)
+    assert "a command that fails is no proof" in found.notes[0]
+
+
+def test_what_cannot_be_merged_is_run_twice(file: pathlib.Path):
+    found = _verify(file, b"raise SystemExit(3)\n")
+
+    assert (found.merged, found.worst) == (False, Rung.DIFFERENT)
+    assert found.notes[0].startswith("the two texts could not be run as one program")
+    assert found.problems == ("the command ended well before the migration; after it: exit 3",)
+
+
+@pytest.mark.slow
+def test_two_runs_see_a_wrong_migration(file: pathlib.Path):
+    wrong = [(old, new.replace(", check_vma=False", "")) for old, new in IDIOMATIC]
+    file.write_text(TRAINING)
+    found = _verify(file, changed(*wrong), merge=False)
+
+    assert found.runs is not None
+    assert found.runs.differs
+    assert found.notes[1] == "without the migration, the command computes the same twice"
+    assert file.read_text() == TRAINING
+
+
+def test_a_program_that_does_not_end_is_stopped(file: pathlib.Path):
+    found = _verify(file, b"import time\ntime.sleep(600)\n", timeout=5.0, merge=False)
+
+    assert found.runs is not None
+    assert found.runs.after.exit_code is None
+
+
+def test_runs_start_from_the_same_files_and_seeds(file: pathlib.Path, way: str):
+    """What a program writes is gone before the next run, wherever it lies in the project."""
+    file.write_text("""\
+import os, random, pathlib
+print(random.random(), os.path.exists("state"), pathlib.Path(__file__).with_name("state").exists())
+pathlib.Path(__file__).with_name("state").touch()
+open("state", "a").write("x")
+""")
+    found = _verify(file, file.read_bytes() + b"print('end')\n", merge=False)
+
+    assert found.runs is not None
+    one, other = (each.output for each in (found.runs.before, found.runs.after))
+    assert other == one + "\nend"
+    assert one.endswith("False False")
+    assert os.listdir(file.parent) == ["program.py"]
+
+
+def test_a_link_leads_to_the_new_text(file: pathlib.Path, way: str):
+    link = file.with_name("link.py")
+    link.symlink_to(file)
+    migrated = FileMigration(str(link), _GOOD, b"print('new')\n")
+    found = verified([sys.executable, str(link)], [migrated], merge=False)
+
+    assert found.runs is not None
+    assert (found.runs.before.output, found.runs.after.output) == ("same", "new")
+
+
+def test_a_file_that_changed_meanwhile_is_not_touched(file: pathlib.Path):
+    with pytest.raises(MisuseError, match=r"program\.py has changed since it was read"):
+        verified([sys.executable, str(file)], [FileMigration(str(file), b"older", b"newer")])
+
+    assert file.read_bytes() == _GOOD
+
+
+def test_a_command_that_is_not_there(file: pathlib.Path):
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        verified(["no-such-program"], [FileMigration(str(file), _GOOD, b"1\n")])
+
+
+_ENDINGS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL]
+
+
+@pytest.mark.parametrize("ending", _ENDINGS, ids=[each.name for each in _ENDINGS])
+def test_whatever_ends_it_the_tree_is_as_it_was_and_nothing_runs_on(
+    file: pathlib.Path, tmp_path: pathlib.Path, ending: signal.Signals
+):
+    after = "import os, pathlib, subprocess, sys, time\n"
+    after += "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    after += (
+        f"pathlib.Path({str(tmp_path)!r}, 'started').write_text(f'{{os.getpid()}} {{child.pid}}')\n"
+    )
+    after += "pathlib.Path('left').touch()\ntime.sleep(600)\n"
+    started = tmp_path / "started"
+    with _started(file, after.encode()) as parent:
+        try:
+            assert _waited_for(lambda: started.exists() and len(started.read_text().split()) == 2)
+            parent.send_signal(ending)
+
+            assert parent.wait(120) != 0
+        finally:
+            parent.kill()
+    assert file.read_bytes() == _GOOD
+    assert os.listdir(file.parent) == ["program.py"]
+    assert _waited_for(lambda: not any(map(_lives, started.read_text().split())))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", range(30))
+def test_a_kill_at_any_moment_leaves_the_tree_as_it_was(file: pathlib.Path, moment: int):
+    parent = _started(file, b"import time\ntime.sleep(0.4)\nprint('same')\n")
+    time.sleep(0.05 * moment)
+    parent.kill()
+    parent.wait(30)
+
+    assert file.read_bytes() == _GOOD
+    assert os.listdir(file.parent) == ["program.py"]
+
+
+def _started(file: pathlib.Path, after: bytes) -> subprocess.Popen:
+    script = textwrap.dedent(f"""\
+        import signal
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, around the tests, ignores it
+        from jax_dist.codemod.results import FileMigration
+        from jax_dist.codemod.verify.trial import verified
+        migrated = FileMigration({str(file)!r}, {file.read_bytes()!r}, {after!r})
+        verified([{sys.executable!r}, {str(file)!r}], [migrated], merge=False)
+        """)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stderr=subprocess.DEVNULL
+    )
+
+
+def _waited_for(condition) -> bool:
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def _lives(pid: str) -> bool:
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+def test_no_file_for_the_runs_is_left(file: pathlib.Path, tmp_path: pathlib.Path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    _verify(file, b"print('other')\n", merge=False)
+
+    assert os.listdir(temporary) == []
+    assert file.read_bytes() == _GOOD
+
+
+def test_what_a_killed_run_has_left_goes_with_the_next(tmp_path: pathlib.Path):
+    names = [f"jax_dist_verify_{each}" for each in ("killed", "begun", "running")]
+    for name in names:
+        (tmp_path / name).mkdir()
+    for name in (names[0], names[2]):
+        (tmp_path / name / "lock").touch()
+    with open(tmp_path / names[2] / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with sandbox.folder(str(tmp_path)) as made:
+            left = {each.name for each in tmp_path.iterdir()} - {made.name}
+
+    assert left == set(names[1:])
+    assert not made.exists()
+
+
+# --- the merged text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (
+            "class A:\n    n = 1\n    f = pmap(g, n)\n",
+            "class A:\n    n = 1\n    f = mapped(g, n, 1)\n",
+            "f = __jd__.both(0, lambda n=n: (pmap(g, n)), lambda n=n: mapped(g, n, 1))",
+        ),
+        (
+            "def f(s):\n    return pmap(super().f, 1)(s)\n",
+            "def f(s):\n    return mapped(super().f, 1)(s)\n",
+            "return __jd__.both(0, lambda: (pmap), lambda: mapped)(super().f, 1)(s)",
+        ),
+        (
+            "from jax import pmap\nf = pmap(g)\n",
+            "from own import pmap\nf = pmap(g)\n",
+            "from jax import pmap; from own import pmap as __jd_new_0; __jd_old_0 = pmap; "
+            "pmap = __jd__.both(0, lambda: __jd_old_0, lambda: __jd_new_0)",
+        ),
+        (
+            "@partial(\n    pmap, x=1)\ndef f(x): pass\n",
+            "@partial(mapped, x=1)\ndef f(x): pass\n",
+            "@lambda __jd_function__: __jd__.both(0, "
+            "lambda: (partial(pmap, x=1))(__jd_function__), "
+            "lambda: (partial(mapped, x=1))(__jd_function__))",
+        ),
+    ],
+    ids=["body of a class", "super", "import", "decorator"],
+)
+def test_old_and_new_stand_side_by_side(before: str, after: str, expected: str):
+    merged = merged_program.merged("a.py", before, after, 0)
+    compile(merged.text, "a.py", "exec")
+
+    assert expected in merged.text
+    assert merged.unmerged == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("x = pmap(y := f)\n", "x = mapped((y := f), 1)\n"),
+        ("async def f():\n    pmap(await f)\n", "async def f():\n    mapped(await f, 1)\n"),
+        ("x = 1\nprint(x)\n", "print(x)\n"),
+    ],
+    ids=["walrus", "await", "a statement less"],
+)
+def test_what_would_happen_twice_or_not_at_all_stays_apart(before: str, after: str):
+    merged = merged_program.merged("a.py", before, after, 0)
+    compile(merged.text, "a.py", "exec")
+
+    assert merged.unmerged
+    assert merged.spots == ()
+
+
+# --- the ledger
+
+
+def test_two_equal_runs_are_not_called_replayed():
+    entries = (Entry("train.py", 3, "jax.pmap", Rung.SAME_RUNS),)
+    end = Ending(exit_code=0, functions=1, calls=44, devices=8, output="")
+    runs = Verification(("python", "train.py"), Verdict.SAME, end, end, ())
+    found = Ledger(runs.command, entries, "copy", merged=False, runs=runs)
+
+    assert found.headline == "0 of 1 place proved, 1 the same in two runs of 44 calls."
+    assert "same in two runs" in str(found)
+    assert found.below(REQUIREMENTS["replayed"]) == ()
+    assert found.below(REQUIREMENTS["proved"]) == entries
+
+
+def test_the_headline_says_the_worst():
+    entries = (
+        Entry("train.py", 3, "jax.pmap", Rung.SAME_PROGRAM, 4, 4),
+        Entry("train.py", 9, "jax.pmap", Rung.REPLAYED, 40, 40),
+        Entry("train.py", 88, "jax.pmap", Rung.NEVER_RAN),
+    )
+    found = Ledger(("python", "train.py"), entries, "overlay", merged=True)
+
+    said = "1 of 3 places proved, 1 replayed 40 of 40 calls, 1 never ran: train.py:88."
+    assert found.headline == said
+    assert found.worst is Rung.NEVER_RAN
+    assert found.below(Rung.REPLAYED) == entries[2:]
+    assert (
+        str(found.only(entries[:2]).with_put_back(entries[2:]))
+        == f"""\
+{said}
+  command: python train.py
+  how:     one run of both forms, in an overlay of the project
+
+  place        what      proof
+  train.py:3   jax.pmap  same program
+  train.py:9   jax.pmap  replayed 40 of 40
+  train.py:88  jax.pmap  never ran          put back"""
+    )
