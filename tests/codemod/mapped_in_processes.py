@@ -34,6 +34,9 @@ def _elsewhere(pmap: Callable) -> Any:
     return call(x, jax.device_put(np.ones(2), jax.local_devices()[2]))
 
 
+_TYPES = (np.int64, np.float64, np.uint8, np.bool_, np.complex128, np.float16, jnp.bfloat16)
+
+
 CASES: dict[str, Callable[[Callable], Any]] = {
     "a collective": lambda pmap: pmap(lambda x: lax.psum(x, "i"), "i")(_own(4, 2)),
     "slices": lambda pmap: pmap(lambda x: lax.axis_index("i") + x, "i")(_own(4, 2)),
@@ -50,6 +53,13 @@ CASES: dict[str, Callable[[Callable], Any]] = {
     )(_own(4)),
     "keys": lambda pmap: pmap(lambda key: jax.random.uniform(key, (2,)))(
         jax.random.split(jax.random.key(jax.process_index()), 4)
+    ),
+    "NumPy of many types": lambda pmap: pmap(lambda xs: xs)([_own(4, 3).astype(x) for x in _TYPES]),
+    "NumPy in other orders": lambda pmap: pmap(lambda *xs: xs)(
+        _own(3, 4).T, _own(8, 3)[::2], np.asfortranarray(_own(4, 3))
+    ),
+    "tangents of whole numbers": lambda pmap: pmap(lambda x: x)(
+        np.zeros((4, 3), jax.dtypes.float0)
     ),
     "a training step": _step,
     "what lies elsewhere": _elsewhere,
