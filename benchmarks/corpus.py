@@ -16,8 +16,9 @@ Columns: `found` are the places that mean jax.pmap, by any name, in files and no
 them through a name for `partial(jax.pmap, ...)`. `counted` is the number of its uses by a script
 that shares no code with the checker, of Python files only. For each target: how many were migrated,
 and how many of the neighbours (device_put_replicated, removed names); files changed; lines added in
-them for each place; helper modules written; files that got helpers inside; files that do not parse,
-that a second run changes again, or that do not keep their findings; CPU seconds.
+them for each place, but for blank ones; helper modules written; files that got helpers inside;
+files that do not parse, that a second run changes again, or that do not keep their findings; CPU
+seconds.
 """
 
 import argparse
@@ -127,7 +128,7 @@ class Result:
     target: str
     places: list[Place] = dataclasses.field(default_factory=list)
     changed: list[str] = dataclasses.field(default_factory=list)
-    added: int = 0  # lines, in files that were there, helpers inside not counted
+    added: int = 0  # lines that are not blank, in files that were there, helpers inside not counted
     modules: list[str] = dataclasses.field(default_factory=list)  # helpers that were written
     inside: list[str] = dataclasses.field(default_factory=list)  # files that have them inside
     direct: int = 0  # jax.shard_map calls that were written
@@ -203,7 +204,7 @@ def measured(repository: Repository, folder: pathlib.Path, target: str) -> Resul
     """Migrates a copy, and then the copy again."""
     result = Result(repository.folder, target)
     with tempfile.TemporaryDirectory() as name:
-        copy = pathlib.Path(name) / folder.name
+        copy = pathlib.Path(name) / folder.resolve().name
         _copied(folder, copy)
         (copy / ".git").mkdir(exist_ok=True)  # it is a project of its own
         start = time.process_time()
@@ -274,20 +275,26 @@ def _code(path: str, data: bytes) -> str:
     except UnreadableError:
         return ""
     text = source.code.decode("utf-8", "replace").replace("\r\n", "\n")
+    if not helper_module.is_ours(text):
+        return text
     python = source.python.decode("utf-8", "replace")
-    names = helper_module.present_in(python) if helper_module.is_ours(text) else ()
-    for unit in ("    ", "  ", "\t"):
-        last = helper_module.block(names, unit).splitlines()[-1] if names else ""
-        if last and f"\n{last}" in text:
-            start = text.index(helper_module.LICENCE)
-            end = text.index(f"\n{last}", start)
-            return text[:start].rstrip("\n") + "\n" + text[end + len(last) + 1 :].lstrip("\n")
-    return text
+    bound = helper_module.bound_names(helper_module.present_in(python))
+    own = {name for name, imported in bound.items() if not imported}
+    lines = text.split("\n")
+    first = lines.index(helper_module.LICENCE)
+    nodes = [node for node in ast.parse(python).body if node.lineno > first]
+    end = max(node.end_lineno or 0 for node in nodes if _bound_by(node) & own)
+    return "\n".join(lines[:first]).rstrip("\n") + "\n" + "\n".join(lines[end:]).lstrip("\n")
+
+
+def _bound_by(node: ast.stmt) -> set[str]:
+    targets = [each.id for each in getattr(node, "targets", ()) if isinstance(each, ast.Name)]
+    return {*targets, getattr(node, "name", "")}
 
 
 def _added(before: str, after: str) -> int:
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
-    changes = [line[:1] for line in lines if not line.startswith(("---", "+++", "@@"))]
+    changes = [line[:1] for line in lines if line[1:].strip(" -+")]  # no headings, no blanks
     return changes.count("+") - changes.count("-")
 
 

@@ -247,8 +247,7 @@ class Homes:
         if path.endswith(".ipynb"):
             return Home()
         if self._chosen:
-            dotted = self._project.dotted_name(self._chosen)
-            return Home(self._chosen, dotted)
+            return Home(self._chosen, self._dotted(self._chosen))
         package = self._own_package(path)
         if package is None or package.name in _BESIDE:
             other = self._other_package(path)
@@ -257,6 +256,13 @@ class Homes:
         if package is not None:
             return self._in_package(path, package)
         return self._beside(path)
+
+    def _dotted(self, path: str) -> str:
+        """The name of a module, as the files of its project import it."""
+        dotted = self._project.dotted_name(path)
+        package, _, rest = dotted.partition(".")
+        folder = path[: -len(f"{dotted}.py")] + package
+        return f"{self._graph.other_name(folder) or package}.{rest}" if rest else dotted
 
     def is_in_package(self, path: str) -> bool:
         """Whether a file belongs to a package whose module others may use."""
@@ -271,19 +277,21 @@ class Homes:
         for name, target, is_relative in imports:
             if is_relative:
                 top = by_files or folder
-                return _Package(top, by_files is not None, is_relative=True)
+                name = "" if by_files is None else os.path.basename(by_files)
+                return _Package(top, name, is_relative=True)
             root = name.partition(".")[0]
             home = self._root_folder(root, folder)
             if home and _is_below(path, home) and _is_below(target, home):
-                return _Package(home, has_name=True, is_relative=False)
+                return _Package(home, root, is_relative=False)
         importers = self._graph.importers(path)
         if by_files is None:
             return self._named_by(importers, path)
-        name = os.path.basename(by_files)
         for imported in importers:
-            if imported.is_relative or self._names_package(imported.by, name):
+            name = self._name_in_file(imported.by, by_files)
+            if imported.is_relative or name:
                 is_relative = all(each.is_relative for each in importers)
-                return _Package(by_files, has_name=True, is_relative=is_relative)
+                name = name or os.path.basename(by_files)
+                return _Package(by_files, name, is_relative)
         return None
 
     def _named_by(self, importers: Iterable[Imported], path: str) -> "_Package | None":
@@ -292,13 +300,20 @@ class Homes:
             folder = os.path.dirname(importer.by)
             for name, target, is_relative in self._graph.imports_of(importer.by):
                 is_it = target == path and not is_relative
-                home = self._root_folder(name.partition(".")[0], folder) if is_it else ""
+                root = name.partition(".")[0]
+                home = self._root_folder(root, folder) if is_it else ""
                 if home and _is_below(path, home) and _is_below(importer.by, home):
-                    return _Package(home, has_name=True, is_relative=False)
+                    return _Package(home, root, is_relative=False)
         return None
 
-    def _names_package(self, path: str, name: str) -> bool:
-        return any(each.partition(".")[0] == name for each, _, _ in self._graph.imports_of(path))
+    def _name_in_file(self, path: str, package: str) -> str:
+        """The name by which a file imports from a package; "" where it does not."""
+        folder = os.path.dirname(path)
+        for name, _, is_relative in self._graph.imports_of(path):
+            root = name.partition(".")[0]
+            if not is_relative and self._root_folder(root, folder) == package:
+                return root
+        return ""
 
     def _outermost(self, folder: str) -> str | None:
         found = None
@@ -310,7 +325,9 @@ class Homes:
     def _root_folder(self, root: str, folder: str) -> str:
         """The folder of a package, seen from a file in `folder`; "" for a module or none at all."""
         home = self._project.home(root, folder)
-        place = "" if home is None else os.path.join(home, root)
+        if home is None:
+            return self._graph.package_called(root, folder)
+        place = os.path.join(home, root)
         return place if os.path.isdir(place) else ""
 
     def _in_package(self, path: str, package: "_Package") -> Home:
@@ -363,12 +380,8 @@ class Homes:
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Package:
     folder: str
-    has_name: bool  # else only relative imports reach it
+    name: str  # by which it is imported; "" where only relative imports reach it
     is_relative: bool  # how the file imports the rest of it
-
-    @property
-    def name(self) -> str:
-        return os.path.basename(self.folder) if self.has_name else ""
 
 
 def _is_free(base: str) -> bool:

@@ -30,6 +30,11 @@ def _lint(code: str, text: str):
         ("JXD106", _PJIT + "pjit(f)\n", [SAFE]),
         ("JXD106", _PJIT + "pjit(f, in_shardings=s)\n", [DISPLAY]),
         ("JXD106", _PJIT + "pjit(f)\npjit(f, s)\n", [None]),
+        (
+            "JXD106",  # one name moves, the other stays
+            "from jax.experimental.pjit import pjit, with_sharding_constraint\npjit(f, s)\n",
+            [None, SAFE],
+        ),
         ("JXD107", "import jax\njax.lax.pvary(x, 'i')\n", [SAFE]),
         ("JXD108", "import jax\njax.tree_map(f, x)\n", [SAFE]),
         ("JXD108", "import jax.numpy as jnp\ndef f(x) -> jnp.DeviceArray: ...\n", [SAFE]),

@@ -259,6 +259,39 @@ def test_a_file_is_in_the_package_by_whose_name_others_import_it(
     assert found["pkg/sync.py"] == "from pkg._mapped import mapped\n\nf = mapped(abs)\n"
 
 
+def _checkout(package: pathlib.Path) -> None:
+    """`pkg` is a checkout of a package whose files import it as `mine`."""
+    (package / "setup.py").touch()
+    for name in ("models", "data", "losses"):
+        (package / f"{name}.py").touch()
+    (package / "train.py").write_text(
+        "import jax\nfrom mine import models\nfrom mine import data\n\nf = jax.pmap(abs)\n"
+    )
+    (package / "evaluate.py").write_text("from mine.losses import loss\nfrom mine import train\n")
+
+
+def test_a_package_may_have_another_name_than_its_checkout(package: pathlib.Path):
+    _checkout(package)
+
+    found = _written(_migrate("pkg/train.py", to="jax"))
+    chosen = _written(_migrate("pkg/train.py", to="jax", helpers="pkg/parallel.py"))
+
+    assert list(found) == ["pkg/train.py", "pkg/_mapped.py"]
+    assert "from mine._mapped import mapped\n" in found["pkg/train.py"]
+    assert "from mine.parallel import mapped\n" in chosen["pkg/train.py"]
+
+
+@pytest.mark.parametrize("other", ["from mine import elsewhere\n", "import mine.data.more\n"])
+def test_another_package_is_not_taken_for_the_checkout(package: pathlib.Path, other: str):
+    """What is imported as `mine` has a module that is not here."""
+    _checkout(package)
+    (package / "more.py").write_text(other)
+
+    found = _written(_migrate("pkg/train.py", to="jax"))
+
+    assert list(found) == ["pkg/train.py"]
+
+
 def test_a_lone_script_has_its_helpers_inside(tmp_path: pathlib.Path, package: pathlib.Path):
     (tmp_path / "lone.py").write_text(_FLAT)
 

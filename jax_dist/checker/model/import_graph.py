@@ -172,6 +172,37 @@ class ImportGraph:
                 if target is not None:
                     yield module, target, level > 0
 
+    def package_called(self, root: str, folder: str) -> str:
+        """The outermost package around a folder, if its files import it as `root`; else ""."""
+        package = _outermost_package(folder)
+        return package if package and root == self.other_name(package) else ""
+
+    @functools.cache  # noqa: B019 - lives as long as one run
+    def other_name(self, package: str) -> str:
+        """The name by which files of a package import it, where its folder has another.
+
+        A checkout may be called anything. Three of its files must be imported so, and nothing that
+        is not there. "" where that is not so.
+        """
+        found: dict[str, set[str]] = {}
+        others: set[str] = set()  # other packages, some of whose modules are called alike
+        own = self.files.get(os.path.join(package, "__init__.py"), b"")
+        for path in self.files:
+            imports = self._imports_in(path) if path.startswith(f"{package}{os.sep}") else ()
+            for level, module, names in imports:
+                root, *rest = module.split(".")
+                for parts in [rest] if rest else [[name] for name in names]:
+                    target = _file(os.path.join(package, *parts))
+                    if level or (target is None and parts[0].encode() in own):
+                        continue
+                    if target is None:
+                        others.add(root)
+                    else:
+                        found.setdefault(root, set()).add(target)
+        names = [root for root, targets in found.items() if len(targets) >= 3]
+        is_known = len(names) == 1 and names[0] not in others
+        return names[0] if is_known and names[0] != os.path.basename(package) else ""
+
     def _targets(self, path: str) -> set[str]:
         return {target for _, target, _ in self.imports_of(path) if target in self.files}
 
@@ -205,10 +236,18 @@ class ImportGraph:
             within = _file(os.path.join(base, name)) if name not in ("", "*") else None
             return within or _file(base)
         if name not in ("", "*"):
-            within = self._find(f"{module}.{name}", folder)
+            within = self._found(f"{module}.{name}", folder)
             if within is not None:
                 return within
-        return self._find(module, folder)
+        return self._found(module, folder)
+
+    def _found(self, module: str, folder: str) -> str | None:
+        found = self._find(module, folder)
+        if found is not None:
+            return found
+        root, *rest = module.split(".")
+        package = self.package_called(root, folder) if rest else ""
+        return _file(os.path.join(package, *rest)) if package else None
 
     def _imports_in(self, path: str) -> list[_Import]:
         if path not in self._imports:
@@ -245,11 +284,16 @@ def project_root(path: str) -> str:
         if parent == folder:
             break
         folder = parent
-    package = os.path.dirname(path)
-    while os.path.isfile(os.path.join(package, "__init__.py")):
-        package = os.path.dirname(package)
-        folder = package
-    return package if folder == package else ""
+    package = _outermost_package(os.path.dirname(path))
+    return os.path.dirname(package) if package else ""
+
+
+def _outermost_package(folder: str) -> str:
+    """The outermost folder in a row that is a package, from a folder on; "" where none is."""
+    found = ""
+    while os.path.isfile(os.path.join(folder, "__init__.py")):
+        found, folder = folder, os.path.dirname(folder)
+    return found
 
 
 def _code(path: str, data: bytes) -> bytes:

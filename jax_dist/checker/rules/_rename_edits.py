@@ -166,7 +166,7 @@ def _imports(module: Module, entries: dict[str, Rename], judge: Judge) -> Iterat
         entry = entry_for(target, entries)
         if entry is None or is_guarded(module, statement):
             continue
-        fix, needs = _import_fix(module, statement, entries, judge)
+        fix, needs = _import_fix(module, statement, alias, entries, judge)
         if not entry.new:
             reads = module.reads(scope, name)
             fix = _without_import(module, alias, target, reads, entries, judge)
@@ -205,13 +205,19 @@ def _without_import(
 
 
 def _import_fix(
-    module: Module, statement: ast.AST, entries: dict[str, Rename], judge: Judge
+    module: Module,
+    statement: ast.AST,
+    alias: ast.alias,
+    entries: dict[str, Rename],
+    judge: Judge,
 ) -> tuple[Fix | None, Version]:
-    """One fix for all the names of a statement that move, the same for each of their findings."""
+    """One fix for all the names of a statement that move, the same for each of their findings.
+
+    None for a name that stays where others move.
+    """
     if isinstance(statement, ast.ImportFrom) and statement.level == 0:
-        return _from_fix(module, statement, entries, judge)
+        return _from_fix(module, statement, alias, entries, judge)
     if isinstance(statement, ast.Import) and len(statement.names) == 1:
-        alias = statement.names[0]
         new = _moved(alias.name, entries)
         if new and alias.asname and alias.name in entries:
             edit = Edit(*module.span(alias), f"{new} as {alias.asname}")
@@ -230,7 +236,11 @@ def _moved(target: str, entries: dict[str, Rename]) -> str:
 
 
 def _from_fix(
-    module: Module, statement: ast.ImportFrom, entries: dict[str, Rename], judge: Judge
+    module: Module,
+    statement: ast.ImportFrom,
+    of: ast.alias,
+    entries: dict[str, Rename],
+    judge: Judge,
 ) -> tuple[Fix | None, Version]:
     moved: dict[int, str] = {}
     needs: list[Version] = [(0,)]
@@ -247,7 +257,8 @@ def _from_fix(
             moved[number] = new
             needs.append(entry.needs)
             safety = max(safety, judged, key=_ORDER.index)
-    edits = edits_of_from(module, statement, moved) if moved else None
+    is_moved = statement.names.index(of) in moved
+    edits = edits_of_from(module, statement, moved) if is_moved else None
     if edits is None:
         return None, (0,)
     title = f"import {', '.join(dict.fromkeys(moved.values()))}"
