@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax_dist._test_worker import Failure, Function, Report, Task, load
+from jax_dist._test_worker import Function, RemoteFailure, Task, WorkerReport, load
 from jax_dist.errors import message
 from jax_dist.launch.environment import cpu_environment
 from jax_dist.launch.outcome import ending
@@ -138,7 +138,7 @@ class _Child:
     def __init__(self, rank: int, folder: pathlib.Path, environment: dict[str, str]):
         self.rank = rank
         self._folder = folder
-        self._report: Report | None = None
+        self._report: WorkerReport | None = None
         with open(folder / f"{rank}.output", "wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _CHILD, json.dumps(sys.path), str(folder), str(rank)],
@@ -156,11 +156,11 @@ class _Child:
     def ended(self) -> bool:
         return self.died() or self.report() is not None
 
-    def failure(self) -> Failure | None:
+    def failure(self) -> RemoteFailure | None:
         report = self.report()
         return None if report is None else report.failure
 
-    def report(self) -> Report | None:
+    def report(self) -> WorkerReport | None:
         path = self._folder / f"{self.rank}.report"
         if self._report is None and path.exists():
             self._report = pickle.loads(path.read_bytes())

@@ -78,7 +78,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Failure:
+class RemoteFailure:
     """An exception as one process tells it to another."""
 
     error: bytes | None  # pickled; None where it does not pickle
@@ -86,7 +86,7 @@ class Failure:
     traceback: str
 
     @classmethod
-    def of(cls, error: BaseException) -> "Failure":
+    def of(cls, error: BaseException) -> "RemoteFailure":
         try:
             pickled = pickle.dumps(error)
         except Exception:  # noqa: BLE001  # pickle raises what the error's class raises
@@ -107,9 +107,9 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Report:
+class WorkerReport:
     value: bytes | None  # what the function returned, pickled
-    failure: Failure | None = None
+    failure: RemoteFailure | None = None
 
 
 def load(pickled: bytes) -> Any:
@@ -147,7 +147,7 @@ def _die_in_time(task: Task) -> None:
         os._exit(1)
 
 
-def _attempt(task: Task, folder: pathlib.Path, rank: int) -> Report:
+def _attempt(task: Task, folder: pathlib.Path, rank: int) -> WorkerReport:
     try:
         _join(task, rank)
         (folder / f"{rank}.joined").touch()
@@ -155,11 +155,11 @@ def _attempt(task: Task, folder: pathlib.Path, rank: int) -> Report:
         function = task.function.load()
         value = function(*pickle.loads(task.arguments))
     except BaseException as error:  # noqa: BLE001  # sys.exit too: it would leave without a word
-        return Report(None, Failure.of(error))
+        return WorkerReport(None, RemoteFailure.of(error))
     try:
-        return Report(pickle.dumps(value))
+        return WorkerReport(pickle.dumps(value))
     except Exception as error:  # noqa: BLE001  # pickle raises what the value's class raises
-        return Report(None, Failure.of(_does_not_pickle(value, rank, error)))
+        return WorkerReport(None, RemoteFailure.of(_does_not_pickle(value, rank, error)))
 
 
 def _join(task: Task, rank: int) -> None:

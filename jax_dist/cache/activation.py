@@ -11,7 +11,7 @@ import jax
 
 from jax_dist import _compat
 from jax_dist.cache import entries, store
-from jax_dist.cache.counters import Settings, watcher
+from jax_dist.cache.counters import CacheSettings, watcher
 from jax_dist.errors import CacheWarning, message
 
 
@@ -75,7 +75,7 @@ def enable(
     if trouble is not None:
         warnings.warn(CacheWarning(trouble), stacklevel=2)
         return _disable()
-    settings = Settings(
+    settings = CacheSettings(
         folder=folder,
         local=not store.is_url(asked),
         max_size=limit,
@@ -95,7 +95,7 @@ def _disable() -> None:
     _compat.reset_cache()
 
 
-def _switch_on(settings: Settings, min_compile_seconds: float) -> None:
+def _switch_on(settings: CacheSettings, min_compile_seconds: float) -> None:
     wanted = {
         "jax_enable_compilation_cache": True,
         "jax_compilation_cache_dir": settings.folder,

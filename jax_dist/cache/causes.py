@@ -184,7 +184,7 @@ CAUSES = {cause.name: cause for cause in _ALL}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Finding:
+class CauseFinding:
     """A cause, and where it was seen."""
 
     cause: Cause
@@ -204,6 +204,6 @@ class Finding:
         return "\n".join(lines)
 
 
-def finding(name: str, *details: str) -> Finding:
+def finding(name: str, *details: str) -> CauseFinding:
     """A finding, by the name of its cause."""
-    return Finding(CAUSES[name], details)
+    return CauseFinding(CAUSES[name], details)

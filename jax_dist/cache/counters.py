@@ -116,7 +116,7 @@ _log = logging.getLogger("jax_dist.cache")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Settings:
+class CacheSettings:
     """What `enable` was told."""
 
     folder: str  # or URL
@@ -131,7 +131,7 @@ class Watcher:
     """Fills the places that `_compat.watch_cache` opens."""
 
     def __init__(self) -> None:
-        self.settings: Settings | None = None
+        self.settings: CacheSettings | None = None
         self.total: Tally = Tally()  # of the process, since somebody first asked
         self._tallies: tuple[Tally, ...] = (self.total,)
         self._store: Store | None = None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jax_dist.cache import entries, store
-from jax_dist.cache.entries import Entry
+from jax_dist.cache.entries import CacheEntry
 
 _SCARCE = 10**9  # bytes of free space below which it is told
 _DEAD = 3600  # seconds after which an unfinished file has no writer any more
@@ -24,7 +24,7 @@ _FEATURES = re.compile(rb"\+[a-z0-9][a-z0-9_.-]*(?:,[+-][a-z0-9][a-z0-9_.-]*){7,
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Finding:
+class CacheFinding:
     """One thing that is wrong, or good to know."""
 
     kind: str  # one word or two, such as "damaged"
@@ -35,7 +35,7 @@ class Finding:
     harmless: bool = False  # only told
     cure: Callable[[], str] | None = dataclasses.field(default=None, compare=False, repr=False)
 
-    def mended(self) -> "Finding":
+    def mended(self) -> "CacheFinding":
         """The same, once `cure` ran."""
         if self.cure is None:
             return self
@@ -53,18 +53,20 @@ class Finding:
         return f"{self.kind}: {self.where}\n  {self.what}\n  {end}"
 
 
-def no_folder(path: pathlib.Path) -> Finding:
+def no_folder(path: pathlib.Path) -> CacheFinding:
     if path.exists():
         what, do = "It is a file, so there is no cache.", "Name another folder, or remove the file."
-        return Finding("not a folder", str(path), what, do)
-    return Finding("no folder", str(path), "Nothing is there yet.", "Run a program.", harmless=True)
+        return CacheFinding("not a folder", str(path), what, do)
+    return CacheFinding(
+        "no folder", str(path), "Nothing is there yet.", "Run a program.", harmless=True
+    )
 
 
-def folder_safety(folder: pathlib.Path, *, used: bool) -> Iterator[Finding]:
+def folder_safety(folder: pathlib.Path, *, used: bool) -> Iterator[CacheFinding]:
     """Who can change what is in it. `used`: it, or a part of it, holds entries."""
     why = store.danger(folder)
     if why is not None:
-        yield Finding(
+        yield CacheFinding(
             "unsafe",
             str(folder),
             f"{why[0].upper()}{why[1:]}, and what lies here is run as code.",
@@ -73,7 +75,9 @@ def folder_safety(folder: pathlib.Path, *, used: bool) -> Iterator[Finding]:
         )
     if not _writable(folder):
         what = "It cannot be written to: what is there is found, and nothing is added."
-        yield Finding("read-only", str(folder), what, "Make it writable, or name another folder.")
+        yield CacheFinding(
+            "read-only", str(folder), what, "Make it writable, or name another folder."
+        )
 
 
 def _may_close(folder: pathlib.Path) -> bool:
@@ -101,14 +105,14 @@ def _writable(folder: pathlib.Path) -> bool:
     return True
 
 
-def disk(base: pathlib.Path) -> Iterator[Finding]:
+def disk(base: pathlib.Path) -> Iterator[CacheFinding]:
     free = shutil.disk_usage(base).free
     if free < _SCARCE:
         what = f"Only {entries.in_words(free)} are free; what does not fit is compiled every time."
-        yield Finding("disk full", str(base), what, "jax-dist cache prune --max-size SIZE")
+        yield CacheFinding("disk full", str(base), what, "jax-dist cache prune --max-size SIZE")
 
 
-def content(found: Sequence[Entry]) -> Iterator[Finding]:
+def content(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
     """What is in the files. Reads them all."""
     host = None
     for entry in found:
@@ -117,7 +121,7 @@ def content(found: Sequence[Entry]) -> Iterator[Finding]:
         except OSError as error:
             what = f"It cannot be read: {error.strerror}."
             do = "Look at who owns it; enable() replaces it where it may."
-            yield Finding("unreadable", str(entry.path), what, do)
+            yield CacheFinding("unreadable", str(entry.path), what, do)
             continue
         damage = entries.damage(data, entry.key)
         if damage is not None:
@@ -129,8 +133,8 @@ def content(found: Sequence[Entry]) -> Iterator[Finding]:
             yield from _of_other_cpu(entry, needed - host if host else frozenset())
 
 
-def _broken(entry: Entry, damage: str) -> Finding:
-    return Finding(
+def _broken(entry: CacheEntry, damage: str) -> CacheFinding:
+    return CacheFinding(
         "misplaced" if damage.startswith("that of") else damage.split(" ")[0],
         str(entry.path),
         f"It is {damage}, so its program is compiled every time.",
@@ -139,7 +143,7 @@ def _broken(entry: Entry, damage: str) -> Finding:
     )
 
 
-def _removed(entry: Entry) -> str:
+def _removed(entry: CacheEntry) -> str:
     return f"removed, {entries.in_words(entries.remove(entry))}"
 
 
@@ -165,9 +169,9 @@ def _host_features() -> frozenset[str]:
     return features(zlib.compress(serialize()))
 
 
-def _of_other_cpu(entry: Entry, missing: frozenset[str]) -> Iterator[Finding]:
+def _of_other_cpu(entry: CacheEntry, missing: frozenset[str]) -> Iterator[CacheFinding]:
     if missing:
-        yield Finding(
+        yield CacheFinding(
             "other CPU",
             str(entry.path),
             f"It needs what this CPU has not: {', '.join(sorted(missing)[:4])}.",
@@ -176,7 +180,7 @@ def _of_other_cpu(entry: Entry, missing: frozenset[str]) -> Iterator[Finding]:
         )
 
 
-def litter(folder: pathlib.Path, found: Sequence[Entry]) -> Iterator[Finding]:
+def litter(folder: pathlib.Path, found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
     """What belongs to no entry."""
     keys = {entry.key for entry in found}
     for path in sorted(folder.glob(f"*{entries.ATIME}")):
@@ -190,12 +194,12 @@ def litter(folder: pathlib.Path, found: Sequence[Entry]) -> Iterator[Finding]:
             yield _litter("unfinished", path, "Its writer died; no program reads it.")
 
 
-def _without_time(found: Sequence[Entry]) -> Iterator[Finding]:
+def _without_time(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
     """JAX set a limit here. Through 0.10.2 it writes nothing more, once it misses one file."""
     for entry in found:
         path = entry.beside(entries.ATIME)
         if not path.exists():
-            yield Finding(
+            yield CacheFinding(
                 "orphaned",
                 str(entry.path),
                 "It lacks its -atime file; JAX through 0.10.2 with a size limit writes nothing "
@@ -205,25 +209,25 @@ def _without_time(found: Sequence[Entry]) -> Iterator[Finding]:
             )
 
 
-def _timed(entry: Entry, path: pathlib.Path) -> str:
+def _timed(entry: CacheEntry, path: pathlib.Path) -> str:
     path.write_bytes(int(entry.used * 1e9).to_bytes(8, "little"))
     return f"{path.name} is written"
 
 
-def _litter(kind: str, path: pathlib.Path, what: str) -> Finding:
+def _litter(kind: str, path: pathlib.Path, what: str) -> CacheFinding:
     def cure() -> str:
         path.unlink(missing_ok=True)
         return "removed"
 
-    return Finding(kind, str(path), what, "jax-dist cache doctor --fix", cure=cure)
+    return CacheFinding(kind, str(path), what, "jax-dist cache doctor --fix", cure=cure)
 
 
-def repetition(found: Sequence[Entry]) -> Iterator[Finding]:
+def repetition(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
     """Functions that several runs each wrote again, and that none found."""
     for function, group in _by_function(found).items():
         runs = {seal.run for seal in map(entries.seal, group) if seal is not None}
         if len(runs) >= _RUNS and not any(entry.repeated for entry in group):
-            yield Finding(
+            yield CacheFinding(
                 "never repeats",
                 function,
                 f"{len(runs)} runs wrote {len(group)} keys of it, and none was asked for again.",
@@ -231,7 +235,7 @@ def repetition(found: Sequence[Entry]) -> Iterator[Finding]:
             )
 
 
-def ranks(found: Sequence[Entry]) -> Iterator[Finding]:
+def ranks(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
     """Functions whose key is another one in each process of a job."""
     for function, group in _by_function(found).items():
         writers: dict[int, set[str]] = {}
@@ -240,7 +244,7 @@ def ranks(found: Sequence[Entry]) -> Iterator[Finding]:
             if seal is not None:
                 writers.setdefault(seal.rank, set()).add(entry.key)
         if len(writers) > 1:
-            yield Finding(
+            yield CacheFinding(
                 "key by process",
                 function,
                 f"Processes {', '.join(map(str, sorted(writers)))} wrote keys of their "
@@ -250,8 +254,8 @@ def ranks(found: Sequence[Entry]) -> Iterator[Finding]:
             )
 
 
-def _by_function(found: Sequence[Entry]) -> dict[str, list[Entry]]:
-    groups: dict[str, list[Entry]] = {}
+def _by_function(found: Sequence[CacheEntry]) -> dict[str, list[CacheEntry]]:
+    groups: dict[str, list[CacheEntry]] = {}
     for entry in found:
         groups.setdefault(entry.function, []).append(entry)
     return groups
@@ -267,7 +271,7 @@ class Health:
     path: str
     entries: int
     bytes: int
-    findings: tuple[Finding, ...]
+    findings: tuple[CacheFinding, ...]
 
     @property
     def healthy(self) -> bool:
@@ -327,7 +331,7 @@ def doctor(path: str | os.PathLike[str] | None = None, *, fix: bool = False) -> 
     return Health(str(base), len(left), total, tuple(found))
 
 
-def _findings(base: pathlib.Path, folders: Sequence[pathlib.Path]) -> Iterator[Finding]:
+def _findings(base: pathlib.Path, folders: Sequence[pathlib.Path]) -> Iterator[CacheFinding]:
     used = any(entries.of_folder(folder) for folder in folders)
     for folder in folders:
         yield from folder_safety(folder, used=used)

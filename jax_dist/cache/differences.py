@@ -4,7 +4,7 @@ import dataclasses
 import os
 from typing import TypeAlias
 
-from jax_dist.cache.causes import Finding
+from jax_dist.cache.causes import CauseFinding
 from jax_dist.cache.explanation import explained
 from jax_dist.cache.matching import matched
 from jax_dist.cache.records import Record, load
@@ -13,20 +13,20 @@ Recorded: TypeAlias = Record | str | os.PathLike[str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Difference:
+class KeyDifference:
     """One program whose keys differ."""
 
     function: str  # its name in the first run
     components: tuple[str, ...]  # of the key, which are not the same
-    findings: tuple[Finding, ...]
+    findings: tuple[CauseFinding, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """What differs between two runs."""
 
     same: int  # programs that have one key
-    differences: tuple[Difference, ...]
+    differences: tuple[KeyDifference, ...]
     only_first: tuple[str, ...]  # functions that the second run did not compile
     only_second: tuple[str, ...]
 
@@ -45,7 +45,7 @@ class Comparison:
         return "\n".join(lines)
 
 
-def diff(a: Recorded, b: Recorded) -> Comparison:
+def diff(a: Recorded, b: Recorded) -> RunComparison:
     """Reports the programs whose keys differ between two runs, which component differs, and why.
 
     Args:
@@ -74,11 +74,11 @@ def diff(a: Recorded, b: Recorded) -> Comparison:
     pairs = matched(_record(a).compiles, _record(b).compiles)
     both = [(one, other) for one, other in pairs if one is not None and other is not None]
     differences = tuple(
-        Difference(one.key.function, one.key.differing(other.key), explained(one, other))
+        KeyDifference(one.key.function, one.key.differing(other.key), explained(one, other))
         for one, other in both
         if one.key.name != other.key.name
     )
-    return Comparison(
+    return RunComparison(
         same=len(both) - len(differences),
         differences=differences,
         only_first=tuple(one.key.function for one, other in pairs if one and not other),

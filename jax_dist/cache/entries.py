@@ -103,7 +103,7 @@ _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Entry:
+class CacheEntry:
     """One compiled program of a cache."""
 
     path: pathlib.Path
@@ -148,12 +148,12 @@ def folders(path: pathlib.Path) -> list[pathlib.Path]:
     return [path, *sorted(each for each in parts if each.is_dir() and not each.is_symlink())]
 
 
-def all_of(path: pathlib.Path) -> list[Entry]:
+def all_of(path: pathlib.Path) -> list[CacheEntry]:
     """The entries of a cache in all its parts, by name."""
     return [entry for folder in folders(path) for entry in of_folder(folder)]
 
 
-def of_folder(folder: pathlib.Path) -> list[Entry]:
+def of_folder(folder: pathlib.Path) -> list[CacheEntry]:
     """The entries of one folder, by name. No other file is taken for one."""
     found = []
     with os.scandir(folder) as files:
@@ -170,14 +170,14 @@ def is_of_entry(name: str, suffix: str) -> bool:
     return name.endswith(suffix) and bool(_KEY.fullmatch(name.removesuffix(suffix)))
 
 
-def _entry(file: os.DirEntry[str]) -> Entry | None:
+def _entry(file: os.DirEntry[str]) -> CacheEntry | None:
     try:
         status = file.stat()
     except FileNotFoundError:  # another process removed it
         return None
     except OSError:  # a link to itself
         status = file.stat(follow_symlinks=False)
-    return Entry(
+    return CacheEntry(
         path=pathlib.Path(file.path),
         size=status.st_size,
         written=status.st_mtime,
@@ -229,7 +229,7 @@ def damage(data: bytes, key: str) -> str | None:
     return "damaged (no program in it)" if len(program) <= _TIME_BYTES else None
 
 
-def compile_seconds(entry: Entry) -> int | None:
+def compile_seconds(entry: CacheEntry) -> int | None:
     """How long compiling took, in whole seconds as JAX notes them; None: it cannot be read."""
     try:
         with _notes.regular(entry.path) as file:
@@ -240,7 +240,7 @@ def compile_seconds(entry: Entry) -> int | None:
     return int.from_bytes(seconds, "big") if len(seconds) == _TIME_BYTES else None
 
 
-def seal(entry: Entry) -> Seal | None:
+def seal(entry: CacheEntry) -> Seal | None:
     """What it says of itself; None where JAX alone wrote it."""
     try:
         with _look(entry.path) as file:
@@ -250,7 +250,7 @@ def seal(entry: Entry) -> Seal | None:
         return None
 
 
-def remove(entry: Entry) -> int:
+def remove(entry: CacheEntry) -> int:
     """Removes it with what lies beside it; gives the bytes that are free now."""
     for path in (entry.path, entry.beside(ATIME)):
         path.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from jax_dist.cache.causes import UNKNOWN, Finding, finding
+from jax_dist.cache.causes import UNKNOWN, CauseFinding, finding
 from jax_dist.cache.keys import (
     ALL_DEVICES,
     COMPILER_OPTION,
@@ -25,7 +25,7 @@ from jax_dist.cache.keys import (
 )
 from jax_dist.cache.matching import (
     NAMES_OF_FUNCTIONS,
-    Change,
+    OperationChange,
     build,
     changes,
     is_reordered,
@@ -45,7 +45,7 @@ class Case:
     one: Compile
     other: Compile
     components: list[str]
-    changes: list[Change]
+    changes: list[OperationChange]
     settings: dict[str, tuple[str, str]]  # those that differ
     is_read: bool = False  # there were changes; if there are none, we cannot see what differs
 
@@ -61,7 +61,7 @@ class Case:
         self.components = [name for name in self.components if name in besides]
         self.changes = []
 
-    def take(self, wanted: Callable[[Change], bool]) -> list[Change]:
+    def take(self, wanted: Callable[[OperationChange], bool]) -> list[OperationChange]:
         """Takes the changes away that a rule explains."""
         taken = [change for change in self.changes if wanted(change)]
         self.changes = [change for change in self.changes if not wanted(change)]
@@ -72,7 +72,9 @@ class Case:
         return self.settings.get(name)
 
 
-def told(name: str, taken: Sequence[Change], *, texts: bool = True) -> Iterator[Finding]:
+def told(
+    name: str, taken: Sequence[OperationChange], *, texts: bool = True
+) -> Iterator[CauseFinding]:
     if not taken:
         return
     details = dict.fromkeys(str(change) if texts else change.place for change in taken)
@@ -84,7 +86,7 @@ def told(name: str, taken: Sequence[Change], *, texts: bool = True) -> Iterator[
 # --- causes that stand beside the program: versions, devices, flags, options of the compiler
 
 
-def versions(case: Case) -> Iterator[Finding]:
+def versions(case: Case) -> Iterator[CauseFinding]:
     """First: another jax makes other programs of the same functions."""
     pairs = {name: case.differ(name) for name in ("jax", "jaxlib", "backend version")}
     details = [f"{name}: {pair[0]}, then {pair[1]}" for name, pair in pairs.items() if pair]
@@ -93,7 +95,7 @@ def versions(case: Case) -> Iterator[Finding]:
         case.explain_all()
 
 
-def device_count(case: Case) -> Iterator[Finding]:
+def device_count(case: Case) -> Iterator[CauseFinding]:
     """It changes shapes, meshes, options, and numbers such as those that a mean divides by."""
     for name, count in ((ALL_DEVICES, str), (DEVICES, _how_many), (PROCESSES, str)):
         before, after = map(count, case.differ(name) or ("", ""))
@@ -107,7 +109,7 @@ def _how_many(ids: str) -> str:
     return str(len(ids.split()))
 
 
-def xla_flags(case: Case) -> Iterator[Finding]:
+def xla_flags(case: Case) -> Iterator[CauseFinding]:
     pair = case.differ(FLAGS)
     if "XLA flags" not in case.components or pair is None:
         return
@@ -130,7 +132,7 @@ def _options_left(case: Case) -> bool:
     return DEVICES in case.settings or any(name.startswith(kinds) for name in case.settings)
 
 
-def directory(case: Case) -> Iterator[Finding]:
+def directory(case: Case) -> Iterator[CauseFinding]:
     names = [DEBUG_OPTION + name for name in DIRECTORY_OPTIONS]
     pairs = [case.settings.pop(name) for name in names if name in case.settings]
     if "compile_options" in case.components and pairs:
@@ -139,7 +141,7 @@ def directory(case: Case) -> Iterator[Finding]:
             case.explain("compile_options")
 
 
-def compiler_options(case: Case) -> Iterator[Finding]:
+def compiler_options(case: Case) -> Iterator[CauseFinding]:
     names = [name for name in case.settings if name.startswith((COMPILER_OPTION, DEBUG_OPTION))]
     if "compile_options" not in case.components or not names:
         return
@@ -152,7 +154,7 @@ def compiler_options(case: Case) -> Iterator[Finding]:
         case.explain("compile_options")
 
 
-def device_order(case: Case) -> Iterator[Finding]:
+def device_order(case: Case) -> Iterator[CauseFinding]:
     pair = case.differ(DEVICES)
     meshes = case.take(lambda change: is_mesh(change) and len(set(device_ids(change))) == 2)
     if pair is not None and sorted(pair[0].split()) == sorted(pair[1].split()):
@@ -168,7 +170,7 @@ def device_order(case: Case) -> Iterator[Finding]:
     yield finding("device-order", *details)
 
 
-def others(case: Case) -> Iterator[Finding]:
+def others(case: Case) -> Iterator[CauseFinding]:
     """Components that are one thing each."""
     for component, name, setting in _SINGLE:
         if component in case.components:
@@ -187,34 +189,34 @@ _SINGLE = (
 _IDS = re.compile(r"device_ids=\[([^\]]*)\]")
 
 
-def device_ids(change: Change) -> tuple[str, str]:
+def device_ids(change: OperationChange) -> tuple[str, str]:
     before, after = (_IDS.search(text) for text in (change.before, change.after))
     return before[1] if before else "", after[1] if after else ""
 
 
-def is_mesh(change: Change) -> bool:
+def is_mesh(change: OperationChange) -> bool:
     return change.kind == "sdy.mesh" and change.what == "mesh"
 
 
-def is_about_devices(change: Change) -> bool:
+def is_about_devices(change: OperationChange) -> bool:
     return change.what.endswith(("mhlo.sharding", "replica_groups", "source_target_pairs"))
 
 
 # --- causes inside the program: values, names, orders, addresses
 
 
-def custom_partitioning(case: Case) -> Iterator[Finding]:
+def custom_partitioning(case: Case) -> Iterator[CauseFinding]:
     yield from told("custom-partitioning", case.take(_is_partitioning_pointer), texts=False)
 
 
-def _is_partitioning_pointer(change: Change) -> bool:
+def _is_partitioning_pointer(change: OperationChange) -> bool:
     operation = change.operations[0]
     if operation is None or change.what != "backend_config":
         return False
     return operation.attribute("call_target_name") == '"CustomSPMDPartitioning"'
 
 
-def shapes(case: Case) -> Iterator[Finding]:
+def shapes(case: Case) -> Iterator[CauseFinding]:
     """They go through the whole program, also as numbers."""
     before, after = (_inputs(each.operations) for each in (case.one, case.other))
     if PROGRAM in case.components and before != after:
@@ -227,7 +229,7 @@ def _inputs(operations: Sequence[Operation]) -> str:
     return signature(operations).split(" -> ")[0]
 
 
-def reordered(case: Case) -> Iterator[Finding]:
+def reordered(case: Case) -> Iterator[CauseFinding]:
     """All of the program, or the operations that differ, stand there in another order."""
     taken = case.take(lambda change: bool(_LISTS.search(change.what)) and _is_shuffled(change))
     results = [change for change in case.changes if _is_result_name(change)]
@@ -238,7 +240,7 @@ def reordered(case: Case) -> Iterator[Finding]:
     yield from told("order", taken)
 
 
-def _exchanged(case: Case) -> list[Change]:
+def _exchanged(case: Case) -> list[OperationChange]:
     """Operations that stand elsewhere in the other program, and those that read them.
 
     Operations that changed in the same way wherever they stand are none: a constant with numbers
@@ -250,7 +252,7 @@ def _exchanged(case: Case) -> list[Change]:
         {build(each) for each in compiled.operations} for compiled in (case.one, case.other)
     )
 
-    def has_moved(change: Change) -> bool:
+    def has_moved(change: OperationChange) -> bool:
         one, other = change.operations
         assert one is not None
         assert other is not None
@@ -268,7 +270,7 @@ def _exchanged(case: Case) -> list[Change]:
     return moved
 
 
-def _is_new(change: Change) -> bool:
+def _is_new(change: OperationChange) -> bool:
     """What other rules explain, without an order."""
     return change.what in NAMES_OF_FUNCTIONS or change.kind == CONSTANT
 
@@ -279,20 +281,20 @@ _LISTS = re.compile(
 _WORD = re.compile(r"\w+")
 
 
-def _is_shuffled(change: Change) -> bool:
+def _is_shuffled(change: OperationChange) -> bool:
     """The same words in the same frame: not `[{"i"}, {}]` for `[{}, {"i"}]`."""
     words = (sorted(_WORD.findall(text)) for text in (change.before, change.after))
     frames = (_WORD.sub("#", text) for text in (change.before, change.after))
     return len(set(map(tuple, words))) == len(set(frames)) == 1
 
 
-def axis_names(case: Case) -> Iterator[Finding]:
+def axis_names(case: Case) -> Iterator[CauseFinding]:
     """A name that differs is followed into all shardings that use it."""
     names = [pair for change in case.changes if is_mesh(change) for pair in _renamed(change)]
     if not names:
         return
 
-    def is_renamed(change: Change) -> bool:
+    def is_renamed(change: OperationChange) -> bool:
         text = change.before
         for before, after in names:
             text = text.replace(before, after)
@@ -308,14 +310,14 @@ _AXIS = re.compile(r'("[^"]*")=(\d+)')
 _NAMED_BY_ADDRESS = re.compile(r"<axis 0x[0-9a-f]+>")
 
 
-def _renamed(change: Change) -> Iterator[tuple[str, str]]:
+def _renamed(change: OperationChange) -> Iterator[tuple[str, str]]:
     before, after = (_AXIS.findall(text) for text in (change.before, change.after))
     if [size for _, size in before] == [size for _, size in after]:
         pairs = zip(before, after, strict=True)
         yield from ((one[0], other[0]) for one, other in pairs if one[0] != other[0])
 
 
-def function_names(case: Case) -> Iterator[Finding]:
+def function_names(case: Case) -> Iterator[CauseFinding]:
     if _is_module_renamed(case):
         case.take(lambda change: _is_module(change) and change.what == "sym_name")
         yield finding("function-name", f"{case.one.key.function}, then {case.other.key.function}")
@@ -327,19 +329,19 @@ def _is_module_renamed(case: Case) -> bool:
     return case.one.key.function != case.other.key.function
 
 
-def _is_module(change: Change) -> bool:
+def _is_module(change: OperationChange) -> bool:
     return change.kind == "builtin.module"
 
 
-def result_names(case: Case) -> Iterator[Finding]:
+def result_names(case: Case) -> Iterator[CauseFinding]:
     yield from told("result-name", case.take(_is_result_name))
 
 
-def _is_result_name(change: Change) -> bool:
+def _is_result_name(change: OperationChange) -> bool:
     return change.what.endswith("jax.result_info")
 
 
-def values(case: Case) -> Iterator[Finding]:
+def values(case: Case) -> Iterator[CauseFinding]:
     if PROGRAM not in case.components or any(c.what == "operation" for c in case.changes):
         return  # of a program that is built otherwise, the numbers say nothing
     case.take(_is_value)
@@ -352,14 +354,14 @@ def values(case: Case) -> Iterator[Finding]:
 _ARRAY = re.compile(r"tensor<\d")  # a scalar has its type there
 
 
-def _is_value(change: Change) -> bool:
+def _is_value(change: OperationChange) -> bool:
     """A constant of the same type with other numbers."""
     if change.kind != CONSTANT or change.what != "value":
         return False
     return change.before.split()[0] == change.after.split()[0]
 
 
-def metadata(case: Case) -> Iterator[Finding]:
+def metadata(case: Case) -> Iterator[CauseFinding]:
     keeps = case.one.settings.get(METADATA) == case.other.settings.get(METADATA) == "True"
     pairs = zip(case.one.operations, case.other.operations, strict=False)
     moved = [(one.line, other.line) for one, other in pairs if one.line != other.line]
@@ -375,7 +377,7 @@ def metadata(case: Case) -> Iterator[Finding]:
 # takes is unknown: a missing rule is no reason to guess.
 
 
-def explained(one: Compile, other: Compile) -> tuple[Finding, ...]:
+def explained(one: Compile, other: Compile) -> tuple[CauseFinding, ...]:
     """Why the keys of one program differ in two runs; nothing if they do not."""
     components = list(one.key.differing(other.key))
     names = dict.fromkeys((*one.settings, *other.settings))
@@ -393,7 +395,7 @@ def explained(one: Compile, other: Compile) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _unknown(case: Case) -> Iterator[Finding]:
+def _unknown(case: Case) -> Iterator[CauseFinding]:
     """Last: whatever is left."""
     if not case.changes and case.is_read:
         case.explain(PROGRAM)
@@ -404,7 +406,7 @@ def _unknown(case: Case) -> Iterator[Finding]:
         yield finding(UNKNOWN, *seen, *(f"it is in {name}" for name in case.components))
 
 
-_RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
+_RULES: tuple[Callable[[Case], Iterator[CauseFinding]], ...] = (
     versions,
     device_count,
     xla_flags,

@@ -32,7 +32,7 @@ _LONGEST = 1 << 16  # characters of a reason; XLA may add the whole program
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Failure:
+class CompilationFailure:
     """A program that did not compile."""
 
     function: str
@@ -46,9 +46,9 @@ class Failure:
         return dataclasses.asdict(self)
 
 
-def read(folder: pathlib.Path) -> list[Failure]:
+def read(folder: pathlib.Path) -> list[CompilationFailure]:
     """All that is noted in a folder, by key."""
-    noted = (_notes.load(path, Failure) for path in sorted(folder.glob(f"*{_SUFFIX}")))
+    noted = (_notes.load(path, CompilationFailure) for path in sorted(folder.glob(f"*{_SUFFIX}")))
     return [failure for failure in noted if failure is not None]
 
 
@@ -62,7 +62,7 @@ def raise_if_failed(
       key: of the program.
       under: gives what a failure depends on beside the key, as it is now.
     """
-    failure = _notes.load(_path(folder, key), Failure)
+    failure = _notes.load(_path(folder, key), CompilationFailure)
     if failure is not None and failure.key == key and failure.under == under():
         raise FailedBeforeError(_skipped(failure))
 
@@ -89,7 +89,7 @@ def note(
     if under is None or not _is_certain(reason, under):
         return False
     at = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-    failure = Failure(function, key, reason, round(seconds, 3), at, under)
+    failure = CompilationFailure(function, key, reason, round(seconds, 3), at, under)
     try:
         replace(_path(folder, key), json.dumps(failure.to_dict(), sort_keys=True).encode())
     except OSError:  # a full disk; what the user must see is why it did not compile
@@ -116,7 +116,7 @@ def _is_certain(reason: str, under: dict[str, str]) -> bool:
     return reason.startswith(_CERTAIN)
 
 
-def _skipped(failure: Failure) -> str:
+def _skipped(failure: CompilationFailure) -> str:
     first = failure.reason.splitlines()[0]
     return message(
         what=f"{failure.function} is not compiled",
@@ -133,10 +133,10 @@ def _skipped(failure: Failure) -> str:
 # JAX_DIST_RETRY_FAILED=1 tries them again.
 
 
-__all__ = ("Failure", "clear", "ls")
+__all__ = ("CompilationFailure", "clear", "ls")
 
 
-def ls(path: str | os.PathLike[str] | None = None) -> list[Failure]:
+def ls(path: str | os.PathLike[str] | None = None) -> list[CompilationFailure]:
     """The failures that are noted, by key.
 
     Args:

@@ -25,7 +25,7 @@ NAMES_OF_FUNCTIONS = ("sym_name", "callee")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Change:
+class OperationChange:
     """One difference. The text of what one program lacks is ""."""
 
     kind: str  # of the operation
@@ -60,7 +60,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= 100 else text[:97] + "..."
 
 
-def changes(ones: Sequence[Operation], others: Sequence[Operation]) -> tuple[Change, ...]:
+def changes(ones: Sequence[Operation], others: Sequence[Operation]) -> tuple[OperationChange, ...]:
     """All differences, in the order of the programs."""
     if [one.kind for one in ones] == [other.kind for other in others]:
         return tuple(
@@ -74,7 +74,7 @@ def changes(ones: Sequence[Operation], others: Sequence[Operation]) -> tuple[Cha
 
 def _in_place(
     ones: Sequence[Operation], number: int, one: Operation, other: Operation
-) -> Iterator[Change]:
+) -> Iterator[OperationChange]:
     attributes, other_attributes = dict(one.attributes), dict(other.attributes)
     texts = {
         name: (attributes.get(name, ""), other_attributes.get(name, ""))
@@ -84,14 +84,16 @@ def _in_place(
     texts["operands"] = _numbers(one), _numbers(other)
     for name, (before, after) in texts.items():
         if before != after:
-            yield Change(one.kind, name, before, after, line_of(ones, number), (one, other))
+            yield OperationChange(
+                one.kind, name, before, after, line_of(ones, number), (one, other)
+            )
 
 
 def _numbers(operation: Operation) -> str:
     return " ".join(map(str, operation.operands))
 
 
-def _aligned(ones: Sequence[Operation], others: Sequence[Operation]) -> Iterator[Change]:
+def _aligned(ones: Sequence[Operation], others: Sequence[Operation]) -> Iterator[OperationChange]:
     """What has to be taken out of the first program, and put in, to make the second."""
     builds, other_builds = list(map(build, ones)), list(map(build, others))
     first = next(
@@ -110,12 +112,14 @@ def _aligned(ones: Sequence[Operation], others: Sequence[Operation]) -> Iterator
         for number in range(first + start, first + stop):
             one = ones[number]
             text = f"{one.kind} {one.types}".strip()
-            yield Change(one.kind, "operation", text, "", line_of(ones, number), (one, None))
+            yield OperationChange(
+                one.kind, "operation", text, "", line_of(ones, number), (one, None)
+            )
         for number in range(first + other_start, first + other_stop):
             other = others[number]
             text = f"{other.kind} {other.types}".strip()
             line = line_of(others, number)
-            yield Change(other.kind, "operation", "", text, line, (None, other))
+            yield OperationChange(other.kind, "operation", "", text, line, (None, other))
 
 
 def build(operation: Operation) -> _Build:
@@ -149,7 +153,9 @@ def _read_as_often(operations: Sequence[Operation]) -> _Reads:
     return collections.Counter((producers.get(number), times) for number, times in counts.items())
 
 
-def other_values(ones: Sequence[Operation], others: Sequence[Operation]) -> tuple[Change, ...]:
+def other_values(
+    ones: Sequence[Operation], others: Sequence[Operation]
+) -> tuple[OperationChange, ...]:
     """Constants of one program that the other has not, each with one of the same type there.
 
     Wherever they stand: a reordered program has its constants elsewhere.
@@ -165,7 +171,9 @@ def other_values(ones: Sequence[Operation], others: Sequence[Operation]) -> tupl
         if text in gone and waiting[text.split()[0]]:
             other = waiting[text.split()[0]].popleft()
             pair = ones[number], others[after[other]]
-            found.append(Change(CONSTANT, "value", text, other, line_of(ones, number), pair))
+            found.append(
+                OperationChange(CONSTANT, "value", text, other, line_of(ones, number), pair)
+            )
     return tuple(found)
 
 

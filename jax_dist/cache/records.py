@@ -23,7 +23,7 @@ from jax_dist.errors import RecordError
 _FORMAT = 1
 
 
-class Outcome(enum.StrEnum):
+class CacheOutcome(enum.StrEnum):
     """What became of a program."""
 
     HIT = "hit"
@@ -36,7 +36,7 @@ class Compile:
     """One program that JAX was asked to compile."""
 
     key: Key
-    outcome: Outcome
+    outcome: CacheOutcome
     reason: str | None  # why it was not written: the name of a cause
     seconds: float  # to compile it, or to load it
     process: int  # jax.process_index()
@@ -154,7 +154,7 @@ def _unpacked(content: dict[str, Any]) -> Iterable[Compile]:
     for each in content["compiles"]:
         yield Compile(
             key=Key(**each["key"]),
-            outcome=Outcome(each["outcome"]),
+            outcome=CacheOutcome(each["outcome"]),
             reason=each["reason"],
             seconds=each["seconds"],
             process=each["process"],
@@ -294,25 +294,25 @@ def _operations(request: _compat.CompileRequest) -> tuple[Operation, ...]:
 
 def _outcome(
     request: _compat.CompileRequest, events: list[str], before: _Entry, after: _Entry, where: str
-) -> tuple[Outcome, str | None]:
+) -> tuple[CacheOutcome, str | None]:
     """What became of a program, and why it was not written, by the name of the cause."""
     if _HIT in events:
-        return Outcome.HIT, None
+        return CacheOutcome.HIT, None
     if _ASKED not in events or not where:
-        return Outcome.UNWRITTEN, "cache-off"
+        return CacheOutcome.UNWRITTEN, "cache-off"
     if _WRITING in events:
         # JAX would warn if it could not write into a bucket.
         if after != before or "://" in where:
-            return Outcome.WRITTEN, None
-        return Outcome.UNWRITTEN, "write-failed" if before is None else "damaged-entry"
+            return CacheOutcome.WRITTEN, None
+        return CacheOutcome.UNWRITTEN, "write-failed" if before is None else "damaged-entry"
     if jax.process_index() != 0:
-        return Outcome.UNWRITTEN, "rank"
+        return CacheOutcome.UNWRITTEN, "rank"
     if request.host_callbacks and _compat.refuses_host_callbacks():
-        return Outcome.UNWRITTEN, "host-callback"
+        return CacheOutcome.UNWRITTEN, "host-callback"
     if "://" not in where and not os.path.isdir(where):
-        return Outcome.UNWRITTEN, "write-failed"
+        return CacheOutcome.UNWRITTEN, "write-failed"
     has_threshold = any(_compat.config_value(name) > 0 for name in _THRESHOLDS)
-    return Outcome.UNWRITTEN, "threshold" if has_threshold else UNKNOWN
+    return CacheOutcome.UNWRITTEN, "threshold" if has_threshold else UNKNOWN
 
 
 def _directory() -> str:

@@ -23,7 +23,7 @@ from importlib import metadata
 
 from jax_dist import _notes
 from jax_dist.cache import entries
-from jax_dist.cache.entries import Entry
+from jax_dist.cache.entries import CacheEntry
 from jax_dist.errors import CacheDirectoryError, message
 
 _log = logging.getLogger("jax_dist.cache")
@@ -170,7 +170,7 @@ def _unfinished(path: pathlib.Path) -> Iterator[tuple[int, str]]:
 class Pruned:
     """What was removed, or would be."""
 
-    removed: tuple[Entry, ...]
+    removed: tuple[CacheEntry, ...]
     kept: int  # entries
     kept_bytes: int
 

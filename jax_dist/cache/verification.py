@@ -11,13 +11,13 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jax_dist.cache.causes import Finding, finding
+from jax_dist.cache.causes import CauseFinding, finding
 from jax_dist.cache.explanation import explained
 from jax_dist.cache.keys import DIRECTORY
 from jax_dist.cache.matching import matched
 from jax_dist.cache.records import (
+    CacheOutcome,
     Compile,
-    Outcome,
     Record,
     load,
 )
@@ -26,7 +26,7 @@ from jax_dist.launch.ranks import run_to_end
 _PACKAGE = Path(__file__).parents[1]
 
 
-class Verdict(enum.StrEnum):
+class ProgramVerdict(enum.StrEnum):
     """What the cache did for one program."""
 
     HIT = "stable, written, hit"
@@ -42,12 +42,12 @@ class Verified:
 
     function: str  # such as "jit_step"
     programs: int
-    verdict: Verdict
-    findings: tuple[Finding, ...] = ()  # why not hit
+    verdict: ProgramVerdict
+    findings: tuple[CauseFinding, ...] = ()  # why not hit
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Run:
+class VerificationRun:
     """How one run of the program ended."""
 
     hash_seed: int
@@ -56,17 +56,17 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Verification:
+class CacheVerification:
     """What all runs together show."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[VerificationRun, ...]
     functions: tuple[Verified, ...]
 
     @property
     def is_clean(self) -> bool:
         """Whether all runs ended well, and each program was found again; at least one."""
         ended = all(run.exit_code == 0 for run in self.runs)
-        hit = all(each.verdict is Verdict.HIT for each in self.functions)
+        hit = all(each.verdict is ProgramVerdict.HIT for each in self.functions)
         return ended and hit and bool(self.functions)
 
     def to_dict(self) -> dict[str, object]:
@@ -82,7 +82,7 @@ def verify(
     runs: int = 3,
     timeout: float | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Verification:
+) -> CacheVerification:
     """Runs a command some times, each in a fresh interpreter, and compares what it compiles.
 
     Args:
@@ -102,17 +102,19 @@ def verify(
     """
     (folder / "path").mkdir()
     (folder / "path" / "sitecustomize.py").write_bytes(bootstrap.read_bytes())
-    ended: list[Run] = []
+    ended: list[VerificationRun] = []
     for number in range(runs):
         progress(number, runs)
         ended.append(_run(command, folder, number, timeout))
         if ended[-1].exit_code != 0:
             break
     records = [load(folder / f"records-{number}") for number in range(len(ended))]
-    return Verification(tuple(ended), judged(records))
+    return CacheVerification(tuple(ended), judged(records))
 
 
-def _run(command: Sequence[str], folder: Path, number: int, timeout: float | None) -> Run:
+def _run(
+    command: Sequence[str], folder: Path, number: int, timeout: float | None
+) -> VerificationRun:
     records, output = folder / f"records-{number}", folder / f"output-{number}"
     records.mkdir()
     cache = folder / "cache"
@@ -134,7 +136,7 @@ def _run(command: Sequence[str], folder: Path, number: int, timeout: float | Non
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     exit_code = run_to_end(command, environment, output, timeout)
-    return Run(seed, exit_code, output.read_text(errors="replace"))
+    return VerificationRun(seed, exit_code, output.read_text(errors="replace"))
 
 
 # --- the judge
@@ -175,21 +177,21 @@ def _verdict(chain: Sequence[Compile | None]) -> Verified:
     name = first.key.function
     if any(other.key.name != first.key.name for other in others):
         findings = [found for other in others for found in explained(first, other)]
-        return Verified(name, 1, Verdict.UNSTABLE, _once(findings))
+        return Verified(name, 1, ProgramVerdict.UNSTABLE, _once(findings))
     if None in chain:
-        return Verified(name, 1, Verdict.PARTIAL, (finding("not-in-every-run"),))
+        return Verified(name, 1, ProgramVerdict.PARTIAL, (finding("not-in-every-run"),))
     directories = dict.fromkeys(each.settings[DIRECTORY] for each in compiled)
     if len(directories) > 1:  # the private cache holds still, and would hide it
         found = finding("moving-directory", ", then ".join(list(directories)[:2]))
-        return Verified(name, 1, Verdict.MISSED, (found,))
-    unwritten = next((each for each in compiled if each.outcome is Outcome.UNWRITTEN), None)
-    if all(each.outcome is Outcome.HIT for each in others) and unwritten is None:
-        return Verified(name, 1, Verdict.HIT)
+        return Verified(name, 1, ProgramVerdict.MISSED, (found,))
+    unwritten = next((each for each in compiled if each.outcome is CacheOutcome.UNWRITTEN), None)
+    if all(each.outcome is CacheOutcome.HIT for each in others) and unwritten is None:
+        return Verified(name, 1, ProgramVerdict.HIT)
     if unwritten is not None and unwritten.reason is not None:
-        return Verified(name, 1, Verdict.UNWRITTEN, (finding(unwritten.reason),))
-    return Verified(name, 1, Verdict.MISSED, (finding("not-found-again"),))
+        return Verified(name, 1, ProgramVerdict.UNWRITTEN, (finding(unwritten.reason),))
+    return Verified(name, 1, ProgramVerdict.MISSED, (finding("not-found-again"),))
 
 
-def _once(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+def _once(findings: Sequence[CauseFinding]) -> tuple[CauseFinding, ...]:
     """Each cause once, with what the first pair of runs shows of it."""
     return tuple({found.cause.name: found for found in reversed(findings)}.values())[::-1]

@@ -11,7 +11,7 @@ from jax_dist.commands import cache
 from jax_dist.commands.terminal import Exit
 
 if TYPE_CHECKING:
-    from jax_dist.cache.entries import Entry
+    from jax_dist.cache.entries import CacheEntry
 
 HELP = "list the programs of a cache"
 EPILOG = """\
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     return Exit.OK
 
 
-def _row(entry: "Entry", now: float) -> tuple[str, ...]:
+def _row(entry: "CacheEntry", now: float) -> tuple[str, ...]:
     from jax_dist.cache import entries
 
     seconds = entries.compile_seconds(entry)

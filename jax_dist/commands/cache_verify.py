@@ -17,8 +17,8 @@ from jax_dist.commands.terminal import Exit
 
 if TYPE_CHECKING:
     from jax_dist.cache.verification import (
-        Run,
-        Verification,
+        CacheVerification,
+        VerificationRun,
         Verified,
     )
 
@@ -93,7 +93,7 @@ def _new_folder(name: str) -> Path:
     return folder.resolve()
 
 
-def _verify(options: argparse.Namespace, folder: Path, err: TextIO) -> "Verification":
+def _verify(options: argparse.Namespace, folder: Path, err: TextIO) -> "CacheVerification":
     from jax_dist._usage import MisuseError
     from jax_dist.cache import verification  # it loads jax, which `--help` need not wait for
     from jax_dist.codemod.verify import recording
@@ -114,13 +114,13 @@ def _verify(options: argparse.Namespace, folder: Path, err: TextIO) -> "Verifica
         progress.close()
 
 
-def _lines(found: "Verification", *, colour: bool) -> Iterator[str]:
-    from jax_dist.cache.verification import Verdict
+def _lines(found: "CacheVerification", *, colour: bool) -> Iterator[str]:
+    from jax_dist.cache.verification import ProgramVerdict
 
     width = max((len(each.function) for each in found.functions), default=0)
     # What is well comes first, for one reads the end of a long table.
-    for each in sorted(found.functions, key=lambda each: each.verdict is not Verdict.HIT):
-        is_well = each.verdict is Verdict.HIT
+    for each in sorted(found.functions, key=lambda each: each.verdict is not ProgramVerdict.HIT):
+        is_well = each.verdict is ProgramVerdict.HIT
         verdict = _painted(each.verdict, _GREEN if is_well else _RED, colour=colour)
         times = f" ({each.programs} programs)" if each.programs > 1 else ""
         yield f"{each.function:{width}}  {verdict}{times}"
@@ -137,11 +137,11 @@ def _why(each: "Verified", *, colour: bool) -> Iterator[str]:
         yield f"{_painted('help:', _CYAN, colour=colour)} {cause.remedy}"
 
 
-def _summary(found: "Verification") -> Iterator[str]:
-    from jax_dist.cache.verification import Verdict
+def _summary(found: "CacheVerification") -> Iterator[str]:
+    from jax_dist.cache.verification import ProgramVerdict
 
     programs = sum(each.programs for each in found.functions)
-    hit = sum(each.programs for each in found.functions if each.verdict is Verdict.HIT)
+    hit = sum(each.programs for each in found.functions if each.verdict is ProgramVerdict.HIT)
     if programs:
         noun = "program is" if programs == 1 else "programs are"
         yield f"{hit} of {programs} {noun} found again, in {len(found.runs)} runs."
@@ -152,7 +152,7 @@ def _summary(found: "Verification") -> Iterator[str]:
         )
 
 
-def _failures(runs: tuple["Run", ...]) -> Iterator[str]:
+def _failures(runs: tuple["VerificationRun", ...]) -> Iterator[str]:
     for number, each in enumerate(runs, start=1):
         if each.exit_code != 0:
             yield from each.output.splitlines()[-_TAIL:]

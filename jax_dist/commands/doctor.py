@@ -14,7 +14,7 @@ from jax_dist.commands.terminal import Exit, Help
 
 if TYPE_CHECKING:
     from jax_dist.doctor.diagnosis import Diagnosis
-    from jax_dist.doctor.facts import Finding
+    from jax_dist.doctor.facts import DoctorFinding
 
 _EPILOG = """\
 exit codes: 0 no harmful findings, 1 harmful findings, 2 an option is invalid
@@ -84,7 +84,7 @@ def _lines(found: "Diagnosis", *, quiet: bool, colour: bool) -> Iterator[str]:
     yield _summary(found)
 
 
-def _painted(finding: "Finding", *, colour: bool) -> Iterator[str]:
+def _painted(finding: "DoctorFinding", *, colour: bool) -> Iterator[str]:
     first, second = str(finding).split("\n")
     if colour:
         weight = finding.weight.value

@@ -155,7 +155,7 @@ def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
     from jax_dist.launch.ranks import StartError
 
     command = _command(options)
-    settings = job.Settings(
+    settings = job.JobSettings(
         ranks=options.processes,
         cpu_devices=options.cpu_devices,
         gpus=options.gpus or 1,

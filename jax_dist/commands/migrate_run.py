@@ -22,7 +22,7 @@ from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit
 
 if TYPE_CHECKING:
-    from jax_dist.codemod.verify.ledger import Entry, Ledger, Rung
+    from jax_dist.codemod.verify.ledger import Ledger, LedgerEntry, Rung
 
 _STDIN = "-"
 _FORMS: dict[str, Callable[[MigrationReport], str]] = {
@@ -158,7 +158,7 @@ class _Migrate:
         self, files: Sequence[FileMigration], proof: "Ledger", required: "Rung"
     ) -> "tuple[Sequence[FileMigration], Ledger]":
         """The places that are as sure as required, tried again where others were put back."""
-        put_back: dict[tuple[str, int, str], Entry] = {}
+        put_back: dict[tuple[str, int, str], LedgerEntry] = {}
         while lacking := proof.below(required):
             put_back |= {(each.path, each.line, each.what): each for each in lacking}
             before = _texts(files)
@@ -345,7 +345,7 @@ class _Migrate:
         return Exit.FINDINGS if self._failed or differs or would else Exit.OK
 
 
-def _without(lacking: "Iterable[Entry]", files: Sequence[FileMigration]) -> frozenset:
+def _without(lacking: "Iterable[LedgerEntry]", files: Sequence[FileMigration]) -> frozenset:
     """The places that stay, by path and line; what no place stands for keeps its whole file."""
     known = {(place.path, place.line) for file in files for place in file.outcomes}
     wanted = ((each.path, each.line) for each in lacking)

@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 from jax_dist import _compat
 from jax_dist.consistency import pairs, programs, runs, words
 from jax_dist.consistency.graph import Graph, graph_of
-from jax_dist.consistency.origins import Origin, Search
-from jax_dist.consistency.programs import Global, PerDevice, Program
+from jax_dist.consistency.origins import FaultOrigin, Search
+from jax_dist.consistency.programs import CheckedProgram, Global, PerDevice
 from jax_dist.consistency.relations import are_alike
 from jax_dist.consistency.report import Consistency
 from jax_dist.consistency.runs import Reference
@@ -97,7 +97,7 @@ def check(
 class _Compared:
     """One number of devices."""
 
-    program: Program
+    program: CheckedProgram
     graph: Graph
     verdicts: list[Verdict]
     drifting: list[str]  # results that only the draws make differ between the devices
@@ -152,7 +152,7 @@ def _nothing_left(name: str, skipped: dict[int, str]) -> ConsistencyError:
 
 
 def _compared(
-    program: Program, leaves: Sequence[Any], reference: Reference, out_axes: AxisPrefix
+    program: CheckedProgram, leaves: Sequence[Any], reference: Reference, out_axes: AxisPrefix
 ) -> _Compared:
     graph, devices = graph_of(program.jaxpr), program.devices
     if program.tree != reference.program.tree:
@@ -183,7 +183,7 @@ def _compared(
 
 
 def _findings(
-    compared: Sequence[_Compared], one: Program, leaves: Sequence[Any], axis: Any
+    compared: Sequence[_Compared], one: CheckedProgram, leaves: Sequence[Any], axis: Any
 ) -> tuple[Explanation, ...]:
     """What is wrong, from the run that tells most: of 4 devices, for 2 may be a size too."""
     wrong = [each for each in compared if each.drifting or any(not v.same for v in each.verdicts)]
@@ -217,10 +217,12 @@ def _findings(
     return _merged(found)
 
 
-def _first_ones(origins: Sequence[tuple[str, Origin]], search: Search) -> list[tuple[str, Origin]]:
+def _first_ones(
+    origins: Sequence[tuple[str, FaultOrigin]], search: Search
+) -> list[tuple[str, FaultOrigin]]:
     """In program order; what only follows from another one is put down to that."""
     ordered = sorted(origins, key=lambda each: each[1].node.path)
-    causes: list[Origin] = []
+    causes: list[FaultOrigin] = []
     result = []
     for name, origin in ordered:
         ways = frozenset().union(*origin.node.sources)
@@ -244,7 +246,7 @@ def _merged(found: Sequence[Explanation]) -> tuple[Explanation, ...]:
     return tuple(by_line.values())
 
 
-def _notes(one: Program, subject: PerDevice | Global) -> tuple[str, ...]:
+def _notes(one: CheckedProgram, subject: PerDevice | Global) -> tuple[str, ...]:
     if isinstance(subject, Global) and "shard_map" not in str(one.jaxpr):
         return (
             "no shard_map is in it: of a jit, every number of devices computes the same but for "
@@ -273,7 +275,7 @@ def _out_axes(out_axes: AxisPrefix, tree: Any) -> tuple[Axis, ...]:
     return tuple(axis for axis, count in spread for _ in range(count))
 
 
-def _other_tree(program: Program, reference: Reference) -> ConsistencyError:
+def _other_tree(program: CheckedProgram, reference: Reference) -> ConsistencyError:
     return ConsistencyError(
         message(
             what="the result has another structure on another number of devices",

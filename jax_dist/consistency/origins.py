@@ -25,7 +25,7 @@ _ADDITIONS = ("add", "sub", "add_any")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Origin:
+class FaultOrigin:
     """Where a result goes wrong."""
 
     how: How
@@ -48,7 +48,7 @@ class Search:
         for path, node in graph.nodes.items():
             self._known[path] = self._relations(node, values.records.get(path))
 
-    def origin(self, results: Origins) -> Origin | None:
+    def origin(self, results: Origins) -> FaultOrigin | None:
         """The first equation on the way to a result that loses it; None if all seems right."""
         return self._lost(results) or self._unreduced(results)
 
@@ -80,7 +80,7 @@ class Search:
             for value, each in zip(values, expected, strict=True)
         ]
 
-    def _lost(self, results: Origins) -> Origin | None:
+    def _lost(self, results: Origins) -> FaultOrigin | None:
         """Of the equations with good operands and a bad result, the first one."""
         waiting, seen, found = self._paths(results), set(), []
         while waiting:
@@ -127,7 +127,7 @@ class Search:
                 return each
         return frozenset()
 
-    def _unreduced(self, results: Origins) -> Origin | None:
+    def _unreduced(self, results: Origins) -> FaultOrigin | None:
         """Parts that come out as they are: where they first met what is whole, or were made."""
         relation = self.relation(results)
         if relation is None or relation.kind not in ("parts", "rows"):
@@ -140,14 +140,14 @@ class Search:
 
     def _origin(
         self, how: How, node: Node, relation: Relation | None, born: Sequence[Node]
-    ) -> Origin:
+    ) -> FaultOrigin:
         operands = tuple(
             None if node.constant(number) is not None else self._operand(origins)
             for number, origins in enumerate(node.sources)
         )
         other = self._pairs.get(node.path)
         paired = None if other is None else self._reference.graph.nodes[other]
-        return Origin(how, node, relation, operands, tuple(born), paired)
+        return FaultOrigin(how, node, relation, operands, tuple(born), paired)
 
     def _operand(self, origins: Origins) -> Relation | None:
         parts = self.relation(self._parts(origins))

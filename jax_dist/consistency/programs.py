@@ -19,7 +19,7 @@ from jax_dist.passes import interpreter
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Program:
+class CheckedProgram:
     """What a function does on so many devices."""
 
     devices: int
@@ -74,7 +74,7 @@ class PerDevice:
                 )
             )
 
-    def program(self, devices: int) -> Program:
+    def program(self, devices: int) -> CheckedProgram:
         trees: list[Any] = []
 
         def stacked(*blocks: Any) -> list[Any]:
@@ -93,7 +93,7 @@ class PerDevice:
         mapped = jax.shard_map(
             stacked, mesh=mesh, in_specs=specs, out_specs=P(self.axis_name), check_vma=False
         )
-        return Program(devices, jax.make_jaxpr(mapped)(*leaves), trees[-1], mapped=True)
+        return CheckedProgram(devices, jax.make_jaxpr(mapped)(*leaves), trees[-1], mapped=True)
 
     def _axes(self) -> tuple[Axis, ...]:
         return axes.spread_in_axes(self.in_axes, self.args, {}, self.name)
@@ -119,7 +119,7 @@ class Global:
             return f"a mesh {dict(self.mesh.shape)} cannot be made smaller to {devices}"
         return None
 
-    def program(self, devices: int) -> Program:
+    def program(self, devices: int) -> CheckedProgram:
         shape = self._shape(devices)
         chosen = np.array(self.mesh.devices.flat[:devices]).reshape(shape)
         mesh = Mesh(chosen, self.mesh.axis_names, axis_types=self.mesh.axis_types)
@@ -142,7 +142,7 @@ class Global:
                 raise
             raise self._own_mesh(str(error).partition("\n")[0], devices) from error
         self._check_meshes(jaxpr, devices)
-        return Program(devices, jaxpr, trees[-1], mapped=False)
+        return CheckedProgram(devices, jaxpr, trees[-1], mapped=False)
 
     def _shape(self, devices: int) -> tuple[int, ...]:
         """As much of each axis as fits, the first ones first."""

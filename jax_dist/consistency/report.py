@@ -96,16 +96,16 @@ def _sections(report: Consistency) -> Iterator[rendering.Section]:
             "check with fewer steps, or with larger numbers"
         )
     if notes:
-        yield rendering.Section("Noted", tuple(rendering.Entry("", note) for note in notes))
+        yield rendering.Section("Noted", tuple(rendering.ReportEntry("", note) for note in notes))
 
 
-def _entry(finding: Explanation) -> rendering.Entry:
+def _entry(finding: Explanation) -> rendering.ReportEntry:
     details = [f"because {finding.why}", f"do: {finding.do}"]
     if finding.results:
         details.append(f"seen in {', '.join(finding.results)}")
     label = f"{finding.where or 'line unknown'}"
     text = finding.what + (f" ({finding.code})" if finding.code else "")
-    return rendering.Entry("", f"{label}: {text}", tuple(details))
+    return rendering.ReportEntry("", f"{label}: {text}", tuple(details))
 
 
 def _listed(counts: tuple[int, ...]) -> str:

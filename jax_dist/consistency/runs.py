@@ -11,7 +11,7 @@ import numpy as np
 from jax_dist.consistency import rounding
 from jax_dist.consistency.evaluation import Draws, evaluate
 from jax_dist.consistency.graph import Graph, Node, Path, graph_of
-from jax_dist.consistency.programs import Program
+from jax_dist.consistency.programs import CheckedProgram
 from jax_dist.consistency.relations import Expected, distance, rows_along
 
 _SEEDS = (1, 2, 3)  # runs with every result moved by rounding
@@ -33,13 +33,13 @@ class Values:
 class Reference:
     """What one device computes, with the tolerance of each value."""
 
-    program: Program
+    program: CheckedProgram
     graph: Graph
     results: list[Expected]
     records: dict[Path, list[Expected]]
 
 
-def on_one(program: Program, args: Sequence[Any], *, everything: bool = False) -> Reference:
+def on_one(program: CheckedProgram, args: Sequence[Any], *, everything: bool = False) -> Reference:
     """Runs a program of one device, and again with all rounding moved.
 
     Args:
@@ -70,7 +70,7 @@ class Several:
 
     def __init__(
         self,
-        program: Program,
+        program: CheckedProgram,
         args: Sequence[Any],
         graph: Graph,
         draws: Draws,

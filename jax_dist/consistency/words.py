@@ -8,7 +8,7 @@ import numpy as np
 
 from jax_dist import _codes
 from jax_dist.consistency.graph import Node
-from jax_dist.consistency.origins import Origin
+from jax_dist.consistency.origins import FaultOrigin
 from jax_dist.consistency.relations import Relation
 
 
@@ -29,7 +29,7 @@ class Explanation:
 class _Case:
     """What an explanation is made from."""
 
-    origin: Origin
+    origin: FaultOrigin
     axis: str  # "'i'"
     devices: int
 
@@ -67,7 +67,7 @@ _WINDOWS = (
 )  # fmt: skip
 
 
-def explain(origin: Origin, axis: Any, devices: int) -> Explanation:
+def explain(origin: FaultOrigin, axis: Any, devices: int) -> Explanation:
     """The words for one origin.
 
     Args:

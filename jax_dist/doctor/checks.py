@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jax_dist import _codes
-from jax_dist.doctor.facts import Facts, Finding, Version, harm, note
+from jax_dist.doctor.facts import DoctorFinding, Facts, Version, harm, note
 
 # ---- whether JAX starts, and computes right
 
@@ -36,7 +36,7 @@ _WHAT = {
 }
 
 
-def starts(facts: Facts) -> Iterator[Finding]:
+def starts(facts: Facts) -> Iterator[DoctorFinding]:
     """The stage in which the probe ended, and whether its sum was right."""
     failed = facts.probed.failed
     if failed is not None and facts.jax is None and "versions" in facts.probed.stages:
@@ -57,7 +57,7 @@ def _help(facts: Facts, stage: str) -> str:
     return _HELP[stage]
 
 
-def _sum(facts: Facts) -> Iterator[Finding]:
+def _sum(facts: Facts) -> Iterator[DoctorFinding]:
     found = facts.stage("collective")
     if not found:
         return
@@ -74,7 +74,7 @@ _LAST_FOR_PYTHON: dict[Version, str] = {(3, 11): "0.10.2"}  # releases of jax th
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Change:
+class VersionChange:
     """What a version of jax changed for code with pmap."""
 
     since: Version
@@ -85,74 +85,74 @@ class Change:
 
 
 CHANGES = (
-    Change(
+    VersionChange(
         (0, 6, 0),
         "jax.tree_map and its like are removed",
         "jax-dist lint --fix . writes jax.tree.map",
         _codes.REMOVED_NAME,
     ),
-    Change(
+    VersionChange(
         (0, 6, 1),
         "shard_map by hand gives gradients that are N times pmap's, unless check_vma=False",
         "jax_dist.pmap, and jax-dist migrate, keep pmap's gradients",
         _codes.GRAD_PSUM_WITH_VMA,
     ),
-    Change(
+    VersionChange(
         (0, 9, 0),
         "pmap inside jit, scan or grad reduces over one process only, where there are several",
         "jax-dist migrate . makes it right in every process",
         _codes.JIT_OF_PMAP,
     ),
-    Change(
+    VersionChange(
         (0, 8, 0),
         "pmap inside pmap raises 'The context mesh ... should match'",
         "jax-dist migrate . (jax_dist.pmap nests)",
         _codes.NESTED_PMAP,
     ),
-    Change(
+    VersionChange(
         (0, 8, 0),
         "pmap refuses arrays that lie on other devices or on another mesh",
         "jax-dist migrate . (jax_dist.pmap moves them, once)",
         _codes.PMAP_CALL,
     ),
-    Change(
+    VersionChange(
         (0, 8, 0),
         "a pmap without axis_name misses the compilation cache in every run",
         "name the axis, or take jax 0.10.2",
         until=(0, 10, 2),
     ),
-    Change(
+    VersionChange(
         (0, 8, 0),
         "x[0] of what pmap gives sends the whole array to every device",
         "jax_dist.unreplicate takes the first slice without communication",
         _codes.INDEX_ZERO_OF_SHARDED,
     ),
-    Change(
+    VersionChange(
         (0, 9, 0),
         "jax.make_mesh makes Explicit axes, on which shard_map refuses arrays cut otherwise",
         "jax-dist lint --fix --unsafe-fixes . writes axis_types",
         _codes.MAKE_MESH_EXPLICIT,
     ),
-    Change(
+    VersionChange(
         (0, 10, 0),
         "device_put_replicated, device_put_sharded, PmapSharding and lax.pvary are removed",
         "jax-dist lint --fix . writes what takes their place",
         _codes.REMOVED_DEVICE_PUT_REPLICATED,
     ),
-    Change(
+    VersionChange(
         (0, 10, 0),
         "jax_pmap_shmap_merge is removed: the old pmap cannot be switched on any more",
         "jax-dist lint --fix . takes it out",
         _codes.REMOVED_PMAP_CONFIG,
     ),
-    Change(
+    VersionChange(
         (0, 4, 31),
         "a program with debug.print or a callback is compiled again in every run",
         "take the callback out of the step, or take jax 0.11",
         _codes.CALLBACK_NOT_CACHED,
         until=(0, 11, 0),
     ),
-    Change(
+    VersionChange(
         (0, 12),
         "jax.make_mesh knows axis_shapes= no more; it is axis_sizes=",
         "pass it by position",
@@ -160,7 +160,7 @@ CHANGES = (
 )
 
 
-def versions(facts: Facts) -> Iterator[Finding]:
+def versions(facts: Facts) -> Iterator[DoctorFinding]:
     """Versions that do not fit together, and what this one changed."""
     jax = facts.jax
     if jax is None:
@@ -172,7 +172,7 @@ def versions(facts: Facts) -> Iterator[Finding]:
             yield note("changed", change.what, change.do, change.rule)
 
 
-def _supported(facts: Facts, jax: Version) -> Iterator[Finding]:
+def _supported(facts: Facts, jax: Version) -> Iterator[DoctorFinding]:
     said = facts.stage("versions")["jax"]
     if jax < _OLDEST:
         what = f"jax_dist needs jax 0.7.2 or newer, and this is {said}"
@@ -184,7 +184,7 @@ def _supported(facts: Facts, jax: Version) -> Iterator[Finding]:
         yield note("last-jax", what, "newer ones need Python 3.12")
 
 
-def _plugins(facts: Facts) -> Iterator[Finding]:
+def _plugins(facts: Facts) -> Iterator[DoctorFinding]:
     found = facts.stage("versions")
     for name, said in found.items():
         if name.startswith("jax-") and name.endswith("-plugin") and said != found["jaxlib"]:
@@ -222,7 +222,7 @@ _FALSE = ("", "0", "f", "false", "n", "no", "off")
 _STALE = "JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY"
 
 
-def variables(facts: Facts) -> Iterator[Finding]:
+def variables(facts: Facts) -> Iterator[DoctorFinding]:
     """Variables that do nothing, and the one by which old programs run."""
     yield from _unknown(facts)
     if facts.environment.get(_STALE, "").lower() not in _FALSE:
@@ -235,7 +235,7 @@ def variables(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _unknown(facts: Facts) -> Iterator[Finding]:
+def _unknown(facts: Facts) -> Iterator[DoctorFinding]:
     options = facts.stage("options").get("names")
     if options is None:  # jax could not be imported, so nothing is known to be unknown
         return
@@ -247,7 +247,7 @@ def _unknown(facts: Facts) -> Iterator[Finding]:
             yield _of_unknown(variable, sorted(known))
 
 
-def _of_unknown(variable: str, known: list[str]) -> Finding:
+def _of_unknown(variable: str, known: list[str]) -> DoctorFinding:
     what = f"{variable} is set, and this jax does not read it"
     if variable in _REMOVED:
         return harm(
@@ -275,7 +275,7 @@ def accelerators(folder: pathlib.Path = pathlib.Path("/dev")) -> tuple[str, ...]
     return tuple(kind for kind, pattern in _PATTERNS.items() if any(folder.glob(pattern)))
 
 
-def hardware(facts: Facts) -> Iterator[Finding]:
+def hardware(facts: Facts) -> Iterator[DoctorFinding]:
     """An accelerator that is not used; a single device."""
     if not facts.devices:
         return
@@ -288,7 +288,7 @@ def hardware(facts: Facts) -> Iterator[Finding]:
         yield note("one-device", what, do)
 
 
-def _unused_accelerator(facts: Facts) -> Iterator[Finding]:
+def _unused_accelerator(facts: Facts) -> Iterator[DoctorFinding]:
     kind = facts.accelerators[0]
     asked = facts.environment.get("JAX_PLATFORMS")
     if asked:
@@ -331,7 +331,7 @@ def launcher(environment: Mapping[str, str]) -> str:
     return ", ".join(filter(None, [named, f"coordinator {address}" if address else ""]))
 
 
-def launchers(facts: Facts) -> Iterator[Finding]:
+def launchers(facts: Facts) -> Iterator[DoctorFinding]:
     """Variables that are incomplete, contradict each other, or that JAX does not read."""
     environment = facts.environment
     present = [each for each in _LAUNCHERS if each.rank in environment or each.size in environment]
@@ -341,7 +341,7 @@ def launchers(facts: Facts) -> Iterator[Finding]:
     yield from _lonely_address(present, environment)
 
 
-def _incomplete(one: Launcher, environment: Mapping[str, str]) -> Iterator[Finding]:
+def _incomplete(one: Launcher, environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
     wanted = [name for name in (one.rank, one.size, one.address) if name]
     missing = [name for name in wanted if name not in environment]
     if missing:
@@ -356,7 +356,7 @@ def _incomplete(one: Launcher, environment: Mapping[str, str]) -> Iterator[Findi
         yield harm("launcher-rank", what, f"let {one.name} set both")
 
 
-def _unread(present: list[Launcher], environment: Mapping[str, str]) -> Iterator[Finding]:
+def _unread(present: list[Launcher], environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
     alone = present and not any(each.by_itself for each in present)
     if alone and environment.get(present[0].size, "1") != "1":
         what = f"{present[0].name} started this, and jax.distributed.initialize() cannot read it"
@@ -364,7 +364,9 @@ def _unread(present: list[Launcher], environment: Mapping[str, str]) -> Iterator
         yield note("launcher-unread", what, do)
 
 
-def _lonely_address(present: list[Launcher], environment: Mapping[str, str]) -> Iterator[Finding]:
+def _lonely_address(
+    present: list[Launcher], environment: Mapping[str, str]
+) -> Iterator[DoctorFinding]:
     if "JAX_COORDINATOR_ADDRESS" in environment and not present:
         numbered = {"JAX_NUM_PROCESSES", "JAX_PROCESS_ID"} & environment.keys()
         if len(numbered) < 2:
@@ -379,14 +381,14 @@ def _lonely_address(present: list[Launcher], environment: Mapping[str, str]) -> 
 _HARM = ("damaged", "disk full", "empty", "not a folder", "unsafe", "other CPU", "unreadable")
 
 
-def compilation_cache(facts: Facts) -> Iterator[Finding]:
+def compilation_cache(facts: Facts) -> Iterator[DoctorFinding]:
     """What `jax-dist cache doctor` finds, in one line for each kind."""
     found = sorted(facts.stage("cache").get("findings", ()), key=lambda each: each["kind"])
     for kind, each in itertools.groupby(found, key=lambda each: each["kind"]):
         yield _of_cache_kind(kind, list(each))
 
 
-def _of_cache_kind(kind: str, found: list[Mapping[str, Any]]) -> Finding:
+def _of_cache_kind(kind: str, found: list[Mapping[str, Any]]) -> DoctorFinding:
     first = found[0]
     if kind == "no folder":
         do = "jax_dist.cache.enable() at the start of the program keeps what it compiles"
@@ -398,7 +400,7 @@ def _of_cache_kind(kind: str, found: list[Mapping[str, Any]]) -> Finding:
     return says("cache", what, do)
 
 
-CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (  # in the order of the report
+CHECKS: tuple[Callable[[Facts], Iterator[DoctorFinding]], ...] = (  # in the order of the report
     starts,
     versions,
     variables,

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax_dist
 from jax_dist.doctor import checks, probe
-from jax_dist.doctor.facts import Facts, Finding, Probed, Weight
+from jax_dist.doctor.facts import DoctorFinding, Facts, Probed, Weight
 
 _PREFIXES = ("JAX_", "XLA_", "CUDA_VISIBLE", "NCCL_", "TPU_", "LIBTPU_", "OMPI_COMM_WORLD_")
 _NAMES = (
@@ -33,7 +33,7 @@ class Diagnosis:
 
     facts: Mapping[str, str]  # for people
     variables: Mapping[str, str]  # of the environment, those that matter
-    findings: tuple[Finding, ...]  # harm first
+    findings: tuple[DoctorFinding, ...]  # harm first
 
     @property
     def healthy(self) -> bool:
@@ -64,7 +64,7 @@ def diagnose(environment: Mapping[str, str] | None = None, *, timeout: float = 6
     return Diagnosis(dict(_in_words(facts)), _variables(environment), _findings(facts))
 
 
-def _findings(facts: Facts) -> tuple[Finding, ...]:
+def _findings(facts: Facts) -> tuple[DoctorFinding, ...]:
     found = [finding for check in checks.CHECKS for finding in check(facts)]
     return tuple(sorted(found, key=lambda finding: finding.weight is not Weight.HARM))
 

@@ -61,7 +61,7 @@ class Weight(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One thing that is wrong here, or good to know."""
 
     weight: Weight
@@ -75,9 +75,9 @@ class Finding:
         return f"{self.weight}: {self.what}{rule}\n  help: {self.do}"
 
 
-def harm(name: str, what: str, do: str, rule: str = "") -> Finding:
-    return Finding(Weight.HARM, name, what, do, rule)
+def harm(name: str, what: str, do: str, rule: str = "") -> DoctorFinding:
+    return DoctorFinding(Weight.HARM, name, what, do, rule)
 
 
-def note(name: str, what: str, do: str, rule: str = "") -> Finding:
-    return Finding(Weight.NOTE, name, what, do, rule)
+def note(name: str, what: str, do: str, rule: str = "") -> DoctorFinding:
+    return DoctorFinding(Weight.NOTE, name, what, do, rule)

@@ -17,7 +17,7 @@ from jax_dist.global_views.emission import Emitter
 from jax_dist.global_views.islands import BodyPlan, plan
 from jax_dist.global_views.layouts import Shardings
 from jax_dist.global_views.uniformity import Axis as SharedAxis
-from jax_dist.global_views.uniformity import Origin, origin, settled_state
+from jax_dist.global_views.uniformity import VaryingOrigin, origin, settled_state
 from jax_dist.mapping import axes, body
 from jax_dist.mapping.body import Body
 from jax_dist.mapping.calls import Call, Options
@@ -34,7 +34,7 @@ class Leaf:
     shared: bool
     sharding: NamedSharding  # of `[*s]`, or of `[N, *s]` where it varies
     size: int  # N
-    origin: Origin | None  # where it began to vary
+    origin: VaryingOrigin | None  # where it began to vary
     inputs: tuple[str, ...]  # the paths of the arguments that vary and reach it
 
     @property
@@ -68,7 +68,7 @@ class Setting:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Program:
+class StepProgram:
     """For one signature: what is found of its state, and the jit object."""
 
     setting: Setting
@@ -157,7 +157,7 @@ class Program:
         return found
 
 
-def build(setting: Setting, call: Call, state: Sequence[int]) -> Program:
+def build(setting: Setting, call: Call, state: Sequence[int]) -> StepProgram:
     """Traces and settles a step.
 
     Args:
@@ -192,7 +192,7 @@ def build(setting: Setting, call: Call, state: Sequence[int]) -> Program:
         (None if ins[place] else 0) if place in state else of_leaf
         for place, of_leaf in enumerate(call.axes)
     )
-    return Program(
+    return StepProgram(
         setting,
         found,
         planned,
@@ -304,7 +304,9 @@ def _leaves(
     return leaves
 
 
-def _origin(found: Body, axis: SharedAxis, ins: Sequence[bool], place: int, result: int) -> Origin:
+def _origin(
+    found: Body, axis: SharedAxis, ins: Sequence[bool], place: int, result: int
+) -> VaryingOrigin:
     """Where one leaf began to vary, if it came in shared, and all others as they have settled."""
     supposed = [True if n == place else shared for n, shared in enumerate(ins)]
     if axis.shared_out(found.jaxpr, supposed)[result]:

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax_dist.global_views import layouts
-from jax_dist.global_views.programs import Leaf, Program
+from jax_dist.global_views.programs import Leaf, StepProgram
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Report:
+class GlobalViewReport:
     """What was found of each leaf of the state, and how the step runs."""
 
     function: str
@@ -80,11 +80,11 @@ class Report:
         return "\n".join([head, *_table(rows), total])
 
 
-def report(program: Program) -> Report:
+def report(program: StepProgram) -> GlobalViewReport:
     """Of one program."""
     islands = [island for _, island in program.plan.islands()]
     scattered = sum(len(island.scatters) for island in islands)
-    return Report(
+    return GlobalViewReport(
         program.setting.options.choice.fun_name,
         program.setting.size,
         tuple(program.leaves.values()),

@@ -17,9 +17,9 @@ from jax_dist.passes import interpreter
 from jax_dist.passes.interpreter import Atom
 from jax_dist.passes.uniformity import (
     NOWHERE,
+    AxisScope,
     Invariance,
     Same,
-    Scope,
     same_of,
 )
 
@@ -33,9 +33,9 @@ class Axis:
     invariance: Invariance = dataclasses.field(default_factory=Invariance, compare=False)
 
     @property
-    def scope(self) -> Scope:
+    def scope(self) -> AxisScope:
         # Types say nothing here: the body is traced without a mesh, or under check_vma=False.
-        return Scope(frozenset({self.name}), NOWHERE)
+        return AxisScope(frozenset({self.name}), NOWHERE)
 
     def _same(self, *, shared: bool) -> Same:
         return frozenset({self.name}) if shared else NOWHERE
@@ -107,7 +107,7 @@ def settled_state(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Origin:
+class VaryingOrigin:
     """Where a value that varies began to vary."""
 
     line: str  # "train.py:12", or ""
@@ -118,7 +118,7 @@ class Origin:
         return f"{self.line or 'an unknown line'} ({self.primitive})"
 
 
-def origin(body: Jaxpr, shared: Mapping[Var, bool], result: Atom, own: Var) -> Origin:
+def origin(body: Jaxpr, shared: Mapping[Var, bool], result: Atom, own: Var) -> VaryingOrigin:
     """Where a leaf of the state met what varies.
 
     Args:
@@ -151,8 +151,8 @@ def origin(body: Jaxpr, shared: Mapping[Var, bool], result: Atom, own: Var) -> O
     found = met or last
     inputs = tuple(place for place, var in enumerate(body.invars) if var in roots)
     if found is None:
-        return Origin("", "it comes in so", inputs)
-    return Origin(interpreter.source_line(found), found.primitive.name, inputs)
+        return VaryingOrigin("", "it comes in so", inputs)
+    return VaryingOrigin(interpreter.source_line(found), found.primitive.name, inputs)
 
 
 def _depending_on(body: Jaxpr, var: Var) -> set[Var]:

@@ -16,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax_dist import _compat
 from jax_dist.global_views import layouts, programs, refusals, report, state_placement
 from jax_dist.global_views.layouts import Shardings
-from jax_dist.global_views.programs import Leaf, Program, Setting
-from jax_dist.global_views.report import Report
+from jax_dist.global_views.programs import Leaf, Setting, StepProgram
+from jax_dist.global_views.report import GlobalViewReport
 from jax_dist.mapping import axes, calls, meshes, placement
 from jax_dist.mapping import refusals as mapping_refusals
 from jax_dist.mapping.axes import AxisPrefix
@@ -135,9 +135,9 @@ class GlobalView:
     def __init__(self, fun: Callable, asked: _Asked):
         self._fun, self._asked = fun, asked
         self._ready: dict[Any, _Ready] = {}
-        self._programs: dict[Any, Program] = {}
+        self._programs: dict[Any, StepProgram] = {}
         self._known: dict[int, state_placement.Known] = {}  # of each state argument
-        self._last: Program | None = None
+        self._last: StepProgram | None = None
         functools.update_wrapper(self, fun, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -229,7 +229,7 @@ class GlobalView:
             types = ready.types(call.leaves)
             return ready.program.jitted.lower(*ready.program.arguments(types))
 
-    def report(self) -> Report:
+    def report(self) -> GlobalViewReport:
         """What was found of each leaf of the state, and how the step runs."""
         if self._last is None:
             raise refusals.not_known_yet("report")
@@ -346,7 +346,9 @@ class GlobalView:
             path = call.paths()[place]
             raise refusals.size_is_not_mesh(self._name, path, shape, axis, self._setting.size)
 
-    def _placed(self, number: int, given: state_placement.Given, program: Program | None) -> Any:
+    def _placed(
+        self, number: int, given: state_placement.Given, program: StepProgram | None
+    ) -> Any:
         """One argument of the state on the mesh."""
         leaves: list[Leaf | None] = [None] * len(given.leaves)
         if program is not None:
@@ -379,7 +381,7 @@ class GlobalView:
 class _Ready:
     """What to do with calls of the same types."""
 
-    program: Program
+    program: StepProgram
     lifted: tuple[int, ...]  # leaves of the state that vary, and come as if they were shared
 
     def given(self, leaves: Sequence[Any]) -> list[Any]:

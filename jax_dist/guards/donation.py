@@ -21,7 +21,7 @@ Pointers = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Leaf:
+class DonatedLeaf:
     """A donated leaf or an output, as it was when the call came or went."""
 
     path: str
@@ -118,7 +118,9 @@ def _all_taken(
     return True
 
 
-def kept_leaves(donated: Sequence[Leaf], results: Sequence[Leaf]) -> list[tuple[str, str]]:
+def kept_leaves(
+    donated: Sequence[DonatedLeaf], results: Sequence[DonatedLeaf]
+) -> list[tuple[str, str]]:
     """Which donated leaves are still there, and why: path and reason.
 
     A leaf that is marked as deleted, while a result of its type and placement took other memory,
@@ -135,7 +137,10 @@ def kept_leaves(donated: Sequence[Leaf], results: Sequence[Leaf]) -> list[tuple[
 
 
 def _reason(
-    leaf: Leaf, donated: Sequence[Leaf], results: Sequence[Leaf], free: Sequence[Leaf]
+    leaf: DonatedLeaf,
+    donated: Sequence[DonatedLeaf],
+    results: Sequence[DonatedLeaf],
+    free: Sequence[DonatedLeaf],
 ) -> str | None:
     if not leaf.on_device:
         return f"is {leaf.placement}, and has no memory on a device"
@@ -157,7 +162,9 @@ def _reason(
     )
 
 
-def _hidden(leaf: Leaf, results: Sequence[Leaf], free: Sequence[Leaf]) -> str | None:
+def _hidden(
+    leaf: DonatedLeaf, results: Sequence[DonatedLeaf], free: Sequence[DonatedLeaf]
+) -> str | None:
     """A leaf that is marked as deleted. Where no pointers are known, that has to do."""
     if leaf.pointers is None or any(result.pointers is None for result in results):
         return None
@@ -168,7 +175,7 @@ def _hidden(leaf: Leaf, results: Sequence[Leaf], free: Sequence[Leaf]) -> str | 
     return f"is {leaf.type}, marked as deleted, but no output took its memory"
 
 
-def _no_output(leaf: Leaf, results: Sequence[Leaf]) -> str:
+def _no_output(leaf: DonatedLeaf, results: Sequence[DonatedLeaf]) -> str:
     other = next((result for result in results if result.shape == leaf.shape), None)
     if other is not None:
         return f"is {leaf.type}, and the output of that shape is {other.type}"
@@ -176,24 +183,24 @@ def _no_output(leaf: Leaf, results: Sequence[Leaf]) -> str:
     return f"is {leaf.type}, and no output has this shape and type; the outputs: {types}"
 
 
-def _came_from(result: Leaf, donated: Sequence[Leaf]) -> bool:
+def _came_from(result: DonatedLeaf, donated: Sequence[DonatedLeaf]) -> bool:
     pointers = set(result.pointers or ())
     return any(pointers & set(leaf.pointers or ()) for leaf in donated)
 
 
-def _leaf(call: _compat.JitCall, place: int, pointers: Pointers | None) -> Leaf:
+def _leaf(call: _compat.JitCall, place: int, pointers: Pointers | None) -> DonatedLeaf:
     value = call.leaves[place]
     leaf = _described(call.paths[place], value, pointers)
     deleted = leaf.on_device and value.is_deleted()
     return dataclasses.replace(leaf, deleted=deleted, used=place not in call.unused)
 
 
-def _described(path: str, value: Any, pointers: Pointers | None) -> Leaf:
+def _described(path: str, value: Any, pointers: Pointers | None) -> DonatedLeaf:
     shape = tuple(jax.typeof(value).shape)
     on_device = isinstance(value, jax.Array)
     held = f"a {type(value).__name__}" if not shape else f"a NumPy array {text_of(value)}"
     placement = devices_of(value) if on_device else held
-    return Leaf(path, text_of(value), shape, on_device, placement, pointers)
+    return DonatedLeaf(path, text_of(value), shape, on_device, placement, pointers)
 
 
 def _pointers(array: Any) -> Pointers | None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from jax_dist.errors import DonationError, RecompileError, TransferError, message
 from jax_dist.guards import transfers as transfer_rules
-from jax_dist.guards.threads import Donation, Entry
+from jax_dist.guards.threads import Donation, GuardEntry
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Item = TypeVar("Item")
@@ -72,11 +72,11 @@ class strict:  # in small letters, for it is used as a function
         self._donation: Donation = donation
         self._warmup = warmup
         self._step = itertools.count()
-        self._entered: list[Entry] = []  # by all threads
+        self._entered: list[GuardEntry] = []  # by all threads
 
     def __enter__(self) -> "strict":
         number = next(self._step)
-        entry = Entry(
+        entry = GuardEntry(
             transfers=self._transfers,
             recompiles=self._recompiles,
             donation=self._donation,
@@ -114,7 +114,7 @@ class strict:  # in small letters, for it is used as a function
             raise _no_block()
         return self._steps(items, entry)
 
-    def _steps(self, items: Iterable[Item], entry: Entry) -> Iterator[Item]:
+    def _steps(self, items: Iterable[Item], entry: GuardEntry) -> Iterator[Item]:
         warmup = 1 if self._warmup is None else self._warmup
         try:
             for number, item in enumerate(items):
@@ -135,7 +135,7 @@ class strict:  # in small letters, for it is used as a function
         )
         return _decorated(fun, guard)
 
-    def _innermost(self) -> Entry | None:
+    def _innermost(self) -> GuardEntry | None:
         """The block of this guard that this thread is in."""
         return next((entry for entry in reversed(self._entered) if entry.is_mine()), None)
 
@@ -151,7 +151,7 @@ def allow_transfers() -> Iterator[None]:
     ...         float(loss)
     2.5
     """
-    yield from _allowed(Entry(transfers=False))
+    yield from _allowed(GuardEntry(transfers=False))
 
 
 @contextlib.contextmanager
@@ -166,7 +166,7 @@ def allow_recompiles() -> Iterator[None]:
     >>> doubled.tolist()
     [2.0, 2.0, 2.0]
     """
-    yield from _allowed(Entry(recompiles=False))
+    yield from _allowed(GuardEntry(recompiles=False))
 
 
 def _drop_hint(error: Exception) -> None:
@@ -179,7 +179,7 @@ def _is_looked_at(step: int) -> bool:
     return step < _FIRST_STEPS or step % _SAMPLE == 0
 
 
-def _allowed(entry: Entry) -> Iterator[None]:
+def _allowed(entry: GuardEntry) -> Iterator[None]:
     entry.enter()
     try:
         yield

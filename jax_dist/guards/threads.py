@@ -26,7 +26,7 @@ _LOOK, _HURRY = "look", "hurry"  # under the first all calls go through Python
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Entry:
+class GuardEntry:
     """A guard that was entered, or an allowance; None leaves it to what is around."""
 
     transfers: bool | None = None
@@ -34,7 +34,7 @@ class Entry:
     donation: Donation | None = None
     warm: bool = False  # whether this is the warm-up: seen, not guarded
     look: bool = True  # whether donation is looked at from the start
-    home: "list[Entry] | None" = None  # the entries of the thread that entered it
+    home: "list[GuardEntry] | None" = None  # the entries of the thread that entered it
     refusal: Refusal | None = None  # the last one in it that nobody has seen leave it
 
     def enter(self) -> None:
@@ -164,11 +164,11 @@ class _Thread(threading.local):
     """The entries of one thread, and the settings of JAX that follow from them."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[GuardEntry] = []
         self.watcher = _Watcher()
         self.level: str | None = None
         self.guard = contextlib.ExitStack()
-        self.applied: list[Entry] = []  # the entries that the settings follow from
+        self.applied: list[GuardEntry] = []  # the entries that the settings follow from
 
     def refresh(self) -> None:
         """Follows what another thread has ended of this one."""
@@ -228,7 +228,7 @@ def _is_on_its_way(refusal: BaseException) -> bool:
     return False
 
 
-def _innermost(entries: Sequence[Entry], aspect: str) -> Any:
+def _innermost(entries: Sequence[GuardEntry], aspect: str) -> Any:
     """What the innermost entry says of it that says anything."""
     said = [getattr(entry, aspect) for entry in entries if not entry.warm]
     return next((value for value in reversed(said) if value is not None), None)

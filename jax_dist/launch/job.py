@@ -16,7 +16,7 @@ from typing import Protocol
 from jax_dist.launch.environment import rank_environment, reserved_port
 from jax_dist.launch.outcome import (
     Ended,
-    Outcome,
+    JobOutcome,
     Reason,
     ending,
 )
@@ -62,7 +62,7 @@ _AFTER_TERM_SECONDS = 2.0  # where the ranks had their grace before
 
 
 @dataclass(frozen=True)
-class Settings:
+class JobSettings:
     """What is asked of a job."""
 
     ranks: int
@@ -82,10 +82,10 @@ class Listener(Protocol):
 
 def run(
     command: Sequence[str],
-    settings: Settings,
+    settings: JobSettings,
     listener: Listener,
     environment: Mapping[str, str] | None = None,
-) -> Outcome:
+) -> JobOutcome:
     """Runs a command several times in parallel, as the ranks of one job.
 
     None of them, and nothing that they start in their process groups, is left when it returns, when
@@ -131,7 +131,7 @@ class _Job:
     def __init__(
         self,
         ranks: Sequence[Rank],
-        settings: Settings,
+        settings: JobSettings,
         listener: Listener,
         signals: list[int],
     ):
@@ -151,7 +151,7 @@ class _Job:
             for output in rank.outputs:
                 self._selector.register(output, selectors.EVENT_READ, (rank, output))
 
-    def watch(self) -> Outcome:
+    def watch(self) -> JobOutcome:
         """Until no rank is left."""
         with self._selector:
             while any(not rank.is_buried for rank in self._ranks):
@@ -162,7 +162,7 @@ class _Job:
                 self._see_whether_time_is_up()
                 self._take_steps()
         first = None if self._first is None else self._to_blame(self._first)
-        return Outcome(
+        return JobOutcome(
             reason=self._reason,
             seconds=time.monotonic() - self._start,
             ended=tuple(self._ended(rank) for rank in self._ranks),

@@ -79,7 +79,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """How a job ended."""
 
     reason: Reason
@@ -115,7 +115,7 @@ _SHOWN_LINES = 5  # of each
 _SHOWN_LENGTH = 1000  # characters of a line
 
 
-def causes(outcome: Outcome) -> Iterator[str]:
+def causes(outcome: JobOutcome) -> Iterator[str]:
     """Who failed first, or was still running, with the last lines of its output."""
     if outcome.reason is Reason.TIMED_OUT:
         yield from _timed_out(outcome)
@@ -125,7 +125,7 @@ def causes(outcome: Outcome) -> Iterator[str]:
             yield from _raised_before(outcome)
 
 
-def summary(outcome: Outcome) -> str:
+def summary(outcome: JobOutcome) -> str:
     """One line: ranks, seconds, exit code, and how each rank ended."""
     count = len(outcome.ended)
     noun = "rank" if count == 1 else "ranks"
@@ -141,7 +141,7 @@ def summary(outcome: Outcome) -> str:
     return f"{total} ({told})"
 
 
-def _failed(outcome: Outcome, first: Ended) -> str:
+def _failed(outcome: JobOutcome, first: Ended) -> str:
     if outcome.waited_for:
         how = f"{_way(first)}, and the others waited for it"
     else:
@@ -152,14 +152,14 @@ def _failed(outcome: Outcome, first: Ended) -> str:
     )
 
 
-def _raised_before(outcome: Outcome) -> Iterator[str]:
+def _raised_before(outcome: JobOutcome) -> Iterator[str]:
     assert outcome.first is not None
     for each in outcome.ended:
         if each.rank != outcome.first.rank and each.exit_code and each.traceback:
             yield f"before that, rank {each.rank} raised:\n{_indented(each.traceback)}"
 
 
-def _timed_out(outcome: Outcome) -> Iterator[str]:
+def _timed_out(outcome: JobOutcome) -> Iterator[str]:
     running = do(outcome.unfinished, "was running", "were running")
     yield f"the time is up (--timeout), and {running}"
     for each in outcome.ended:

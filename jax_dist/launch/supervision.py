@@ -8,15 +8,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from jax_dist.launch import job
-from jax_dist.launch.job import Listener, Settings
-from jax_dist.launch.outcome import Outcome, Reason, causes
+from jax_dist.launch.job import JobSettings, Listener
+from jax_dist.launch.outcome import JobOutcome, Reason, causes
 from jax_dist.multihost import ranks
 
 RESTART = "JAX_DIST_RESTART"  # the variable that tells the ranks how often they were started before
 
 
 @dataclasses.dataclass(frozen=True)
-class Failure:
+class JobFailure:
     """How far the job was when it failed."""
 
     rank: int  # that failed first
@@ -26,13 +26,13 @@ class Failure:
 
 def supervise(
     command: Sequence[str],
-    settings: Settings,
+    settings: JobSettings,
     listener: Listener,
     *,
     restarts: int,
     min_interval: float,
     environment: Mapping[str, str] | None = None,
-) -> Outcome:
+) -> JobOutcome:
     """As `running.run`, again and again until it ends well, or gets on no more.
 
     Args:
@@ -51,7 +51,7 @@ def supervise(
     """
     inherited = os.environ if environment is None else environment
     until = None if settings.timeout is None else time.monotonic() + settings.timeout
-    failures: list[Failure] = []  # since the last checkpoint
+    failures: list[JobFailure] = []  # since the last checkpoint
     with tempfile.TemporaryDirectory(prefix="jax-dist-launch-") as name:
         for count in range(1 << 62):
             start = time.monotonic()
@@ -77,11 +77,11 @@ def supervise(
     raise AssertionError  # there is no last number
 
 
-def _failure(folder: pathlib.Path, outcome: Outcome) -> Failure:
+def _failure(folder: pathlib.Path, outcome: JobOutcome) -> JobFailure:
     assert outcome.first is not None  # it failed
     said = [ranks.read_progress(folder, each.rank) for each in outcome.ended]
     restored = max(each.restored for each in said)
-    return Failure(outcome.first.rank, restored, said[outcome.first.rank].reached)
+    return JobFailure(outcome.first.rank, restored, said[outcome.first.rank].reached)
 
 
 def _forget(folder: pathlib.Path) -> None:
@@ -89,19 +89,19 @@ def _forget(folder: pathlib.Path) -> None:
         path.unlink()
 
 
-def _starts_again(count: int, failures: Sequence[Failure], restarts: int) -> str:
+def _starts_again(count: int, failures: Sequence[JobFailure], restarts: int) -> str:
     left = restarts - len(failures)
     more = f"{left} more {'is' if left == 1 else 'are'} left"
     return f"start {count + 1}, after {_where(failures[-1])}; {more} before it saves a checkpoint"
 
 
-def _where(failure: Failure) -> str:
+def _where(failure: JobFailure) -> str:
     if failure.reached < 0:
         return f"rank {failure.rank} failed"
     return f"rank {failure.rank} failed in step {failure.reached + 1}"
 
 
-def _given_up(failures: Sequence[Failure]) -> str:
+def _given_up(failures: Sequence[JobFailure]) -> str:
     """One line: who failed, how often, and where."""
     times = f"{len(failures)} {'time' if len(failures) == 1 else 'times'}"
     last = failures[-1]
@@ -112,6 +112,6 @@ def _given_up(failures: Sequence[Failure]) -> str:
     return f"the job failed {times}{since} ({told}): it is not started again"
 
 
-def _short(failures: Sequence[Failure]) -> Iterator[str]:
+def _short(failures: Sequence[JobFailure]) -> Iterator[str]:
     for each in failures:
         yield _where(each).replace(" failed", "")

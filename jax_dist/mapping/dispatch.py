@@ -38,7 +38,7 @@ from jax_dist.mapping import (
 from jax_dist.mapping.body import Body, BodyTracer, type_of
 from jax_dist.mapping.calls import Call, Options, any_tracer, bind
 from jax_dist.mapping.collectives import AxisPlace
-from jax_dist.mapping.emission import Found
+from jax_dist.mapping.emission import KnownSignature
 from jax_dist.mapping.meshes import InnerAxis, Layout
 from jax_dist.mapping.process_calls import ProcessCalls
 from jax_dist.mapping.tracebacks import hide_own_frames
@@ -169,7 +169,7 @@ class Dispatcher:
         return self._run(program, call, found or self._find(call), leaves)
 
     def _run(
-        self, program: Program, call: Call, found: Found, leaves: Sequence[Any]
+        self, program: Program, call: Call, found: KnownSignature, leaves: Sequence[Any]
     ) -> _compat.Answer:
         """Runs the program for arguments that lie on the mesh of `found`, or nearly."""
         if found.layout is not self._layouts[call.size]:  # another body, with other pmaps inside
@@ -252,10 +252,10 @@ class Dispatcher:
     def _bind(self, args: tuple, kwargs: dict) -> Call:
         return bind(self._options, self._fun(), args, kwargs)
 
-    def _find(self, call: Call, *, whole: bool = True) -> Found:
+    def _find(self, call: Call, *, whole: bool = True) -> KnownSignature:
         return emission.find(self._options, call, self._bodies.body, whole=whole)
 
-    def _program_for(self, found: Found) -> tuple[Program, PlacedCaptures | None]:
+    def _program_for(self, found: KnownSignature) -> tuple[Program, PlacedCaptures | None]:
         mesh = found.layout.mesh
         everywhere = NamedSharding(mesh, P())
         placed = self._placements.of(

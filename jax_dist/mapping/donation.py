@@ -9,11 +9,11 @@ from jax_dist.errors import message
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.body import type_of
 from jax_dist.mapping.calls import Call, Options
-from jax_dist.mapping.emission import Found
+from jax_dist.mapping.emission import KnownSignature
 from jax_dist.passes.findings import warn_user
 
 
-def warn_of_unusable(options: Options, call: Call, found: Found) -> None:
+def warn_of_unusable(options: Options, call: Call, found: KnownSignature) -> None:
     """Warns of donated arguments whose memory no result can take over.
 
     JAX warns while it lowers, if it knows how the results lie; here XLA finds that out, and says

@@ -23,14 +23,16 @@ from jax_dist.passes.interpreter import GATHERS
 from jax_dist.passes.pipeline import Pass
 
 
-class Found(NamedTuple):
+class KnownSignature(NamedTuple):
     """What is known of one signature."""
 
     body: Body
     layout: Layout
 
 
-def find(options: Options, call: Call, trace: Callable[[Call], Body], *, whole: bool) -> Found:
+def find(
+    options: Options, call: Call, trace: Callable[[Call], Body], *, whole: bool
+) -> KnownSignature:
     """The body and the mesh for a call.
 
     Args:
@@ -44,7 +46,7 @@ def find(options: Options, call: Call, trace: Callable[[Call], Body], *, whole: 
         body = trace(whole_call(call, processes))
     else:
         body = trace(call)
-    return Found(body, layout_for(options, call, body.inner, whole=whole))
+    return KnownSignature(body, layout_for(options, call, body.inner, whole=whole))
 
 
 def layout_for(
@@ -70,7 +72,12 @@ def layout_for(
 
 
 def emitted(
-    options: Options, call: Call, found: Found, captured: Sequence[Any], *, as_view: bool = False
+    options: Options,
+    call: Call,
+    found: KnownSignature,
+    captured: Sequence[Any],
+    *,
+    as_view: bool = False,
 ) -> Any:
     """Emits the program in the current trace.
 

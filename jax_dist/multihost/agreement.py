@@ -15,7 +15,7 @@ import numpy as np
 
 from jax_dist.errors import DisagreementError, message
 from jax_dist.multihost import coordination
-from jax_dist.multihost.coordination import Meeting, Place
+from jax_dist.multihost.coordination import Meeting, ProcessPlace
 from jax_dist.multihost.ranks import do
 from jax_dist.multihost.ranks import do as ranks_do
 
@@ -210,7 +210,7 @@ def agree_on(
 
 def _disagreement(
     meeting: Meeting,
-    here: Place,
+    here: ProcessPlace,
     headers: Mapping[int, tuple[str, str]],
     own: Fingerprint,
     do: str,

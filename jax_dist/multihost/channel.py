@@ -29,7 +29,7 @@ class Hello:
 
 
 @dataclasses.dataclass(frozen=True)
-class Joined:
+class JoinedReply:
     """From rank 0: all are here."""
 
     machine: str
@@ -37,7 +37,7 @@ class Joined:
 
 
 @dataclasses.dataclass(frozen=True)
-class Refused:
+class RefusedReply:
     """From rank 0: they cannot be brought together."""
 
     text: str
@@ -131,8 +131,8 @@ class Status:
 
 Message = (
     Hello
-    | Joined
-    | Refused
+    | JoinedReply
+    | RefusedReply
     | Failed
     | Finished
     | SomeFinished

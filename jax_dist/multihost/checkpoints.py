@@ -24,7 +24,7 @@ from jax_dist.errors import (
 from jax_dist.multihost import device_copies, manifests, preemption, ranks
 from jax_dist.multihost.agreement import Fingerprint, agree_on, fingerprint
 from jax_dist.multihost.collectives import broadcast_one_to_all
-from jax_dist.multihost.leaves import Leaf, leaves_of, with_leaves
+from jax_dist.multihost.leaves import TypedLeaf, leaves_of, with_leaves
 from jax_dist.multihost.step_folders import StepFolders
 
 _TIMEOUT = 600.0  # seconds, for rank 0 to read a checkpoint through
@@ -184,7 +184,7 @@ class Checkpoints:
         return preemption.preempted(step)
 
     def _read(
-        self, folder: pathlib.Path, leaves: Sequence[Leaf], copies: Mapping[str, np.ndarray]
+        self, folder: pathlib.Path, leaves: Sequence[TypedLeaf], copies: Mapping[str, np.ndarray]
     ) -> dict[str, Any]:
         like = {
             leaf.path: copies[leaf.path] if leaf.path in copies else leaf.like()
@@ -222,7 +222,7 @@ class Checkpoints:
         if unknown:
             raise _newer_ones(self._folder, step, unknown)
 
-    def _write(self, step: int, leaves: Sequence[Leaf]) -> None:
+    def _write(self, step: int, leaves: Sequence[TypedLeaf]) -> None:
         unfinished = self._steps.unfinished(step)
         stored = {leaf.path: leaf.value() for leaf in leaves if leaf.is_stored}
         self._in_rank_0(step, lambda: self._steps.begin(step))
@@ -248,7 +248,7 @@ class Checkpoints:
         if trouble:
             raise _not_saved(self._folder, step, trouble)
 
-    def _finish(self, step: int, leaves: Sequence[Leaf]) -> None:
+    def _finish(self, step: int, leaves: Sequence[TypedLeaf]) -> None:
         manifests.write(self._steps.unfinished(step), leaves)
         for damaged in self._damaged:
             if damaged in self._steps.steps():
@@ -276,7 +276,7 @@ def _import_orbax() -> Any:
 
 
 def _copies(
-    folder: pathlib.Path, saved: Mapping[str, str], leaves: Sequence[Leaf]
+    folder: pathlib.Path, saved: Mapping[str, str], leaves: Sequence[TypedLeaf]
 ) -> dict[str, np.ndarray]:
     """What reads the leaves that were saved as copies: the same number of each."""
     numbers = [
@@ -291,7 +291,7 @@ def _copies(
 def _check_fit(
     folder: pathlib.Path,
     saved: Mapping[str, str],
-    leaves: Sequence[Leaf],
+    leaves: Sequence[TypedLeaf],
     copies: Collection[str],
 ) -> None:
     wanted = {leaf.path: leaf.type for leaf in leaves}
@@ -304,7 +304,7 @@ def _check_fit(
         raise _does_not_fit(folder, which)
 
 
-def _check_same(leaves: Sequence[Leaf]) -> None:
+def _check_same(leaves: Sequence[TypedLeaf]) -> None:
     """Whatever each process has for itself: only that of rank 0 is written."""
     held = {
         leaf.path: leaf.type if leaf.is_whole else fingerprint(leaf.given, values=True).leaves[""]

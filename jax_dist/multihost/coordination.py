@@ -25,7 +25,7 @@ _EXISTS = "ALREADY_EXISTS"
 _one_at_a_time = threading.Lock()  # two threads would meet in another order in each process
 
 
-class Place(NamedTuple):
+class ProcessPlace(NamedTuple):
     """This process among those that meet."""
 
     rank: int  # among all processes
@@ -43,7 +43,7 @@ class _Round:
 _rounds: dict[tuple[int, ...], _Round] = {}
 
 
-def place(ranks: Sequence[int] | None = None) -> Place | None:
+def place(ranks: Sequence[int] | None = None) -> ProcessPlace | None:
     """Where this process stands; None where it would meet nobody.
 
     Args:
@@ -63,7 +63,7 @@ def place(ranks: Sequence[int] | None = None) -> Place | None:
     whole = range(joined.processes) if ranks is None else sorted(ranks)
     if len(whole) == 1 or joined.rank not in whole:
         return None
-    return Place(joined.rank, tuple(whole))
+    return ProcessPlace(joined.rank, tuple(whole))
 
 
 class Meeting:
@@ -72,7 +72,7 @@ class Meeting:
     As a context manager; the threads of a process take turns.
     """
 
-    def __init__(self, here: Place, name: str, timeout: float):
+    def __init__(self, here: ProcessPlace, name: str, timeout: float):
         """
         Args:
           here: who meets.

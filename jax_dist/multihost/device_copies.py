@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_dist.errors import CheckpointError, message
-from jax_dist.multihost.leaves import NUMBERS, Leaf
+from jax_dist.multihost.leaves import NUMBERS, TypedLeaf
 
 Choice: TypeAlias = Literal["mean", "first", "keep"]
 
@@ -48,7 +48,7 @@ def check_named(choices: Iterable[str], paths: Collection[str]) -> None:
             raise ValueError(f"no leaf with a device axis has {part!r} in its path.")
 
 
-def number_of_copies(saved: str, leaf: Leaf) -> int:
+def number_of_copies(saved: str, leaf: TypedLeaf) -> int:
     """How many copies of a leaf were saved; 0 if what was saved is no array of copies of it."""
     found = _TYPE.fullmatch(saved)
     if found is None or saved == leaf.type:

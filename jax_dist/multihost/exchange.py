@@ -60,7 +60,7 @@ class Packed(NamedTuple):
         return [found[number] for number in range(len(self.leaves))]
 
 
-class Given(NamedTuple):
+class Contribution(NamedTuple):
     """What one process has given."""
 
     packed: Packed  # of this process, which has the same types
@@ -80,7 +80,7 @@ def exchange(
     *,
     is_source: bool | None = None,
     timeout: float = TIMEOUT,
-) -> list[Given]:
+) -> list[Contribution]:
     """What each process has, in the order of the ranks.
 
     Args:
@@ -116,7 +116,7 @@ def exchange(
     else:
         dumps = [b""] * len(every)  # the caller will see it
     return [
-        Given(packed, dumped, others, source)
+        Contribution(packed, dumped, others, source)
         for dumped, (others, source) in zip(dumps, headers, strict=True)
     ]
 

@@ -17,7 +17,7 @@ from jax_dist.multihost import agreement, clusters, failures, rendezvous
 from jax_dist.multihost.clusters import Membership
 from jax_dist.multihost.failures import Stalls
 from jax_dist.multihost.job import Job
-from jax_dist.multihost.rendezvous import Plan
+from jax_dist.multihost.rendezvous import RendezvousPlan
 
 _log = logging.getLogger("jax_dist.multihost")
 
@@ -160,7 +160,7 @@ def _keep_programs() -> None:
         _log.warning("%s", error)
 
 
-def _join(found: Membership, plan: Plan, *, heartbeat: float, shutdown: float) -> None:
+def _join(found: Membership, plan: RendezvousPlan, *, heartbeat: float, shutdown: float) -> None:
     options: dict[str, Any] = _compat.initialize_options(
         coordinator_bind_address=plan.bind,
         cluster_detection_method="deactivate",  # all is known
@@ -172,17 +172,17 @@ def _join(found: Membership, plan: Plan, *, heartbeat: float, shutdown: float) -
     jax.distributed.initialize(found.address, found.processes, found.rank, local, **options)
 
 
-def _plan(found: Membership, bind: str | None, timeout: float, token: str | None) -> Plan:
+def _plan(found: Membership, bind: str | None, timeout: float, token: str | None) -> RendezvousPlan:
     if _compat.backend_started():
         raise _too_late()
     token = token or os.environ.get("JAX_DIST_TOKEN", "")
     if 0 < len(token) < _SHORTEST_TOKEN:
         raise _guessable()
     bind = clusters.bind_address(found.address, bind)
-    return Plan(found.address, bind, found.processes, found.rank, timeout, token.encode())
+    return RendezvousPlan(found.address, bind, found.processes, found.rank, timeout, token.encode())
 
 
-def _plan_beside_jax(timeout: float) -> Plan | None:
+def _plan_beside_jax(timeout: float) -> RendezvousPlan | None:
     """For processes that `jax.distributed.initialize` has joined already; None for a single one.
 
     JAX's service hands the address and the token around: who has joined it, is let in here, too.
@@ -201,7 +201,7 @@ def _plan_beside_jax(timeout: float) -> Plan | None:
         given = client.blocking_key_value_get(_ADDRESS_KEY, round(1000 * timeout))
         address, token = given.split(" ")
     bind = clusters.bind_address(address, None)
-    return Plan(address, bind, joined.processes, joined.rank, timeout, token.encode())
+    return RendezvousPlan(address, bind, joined.processes, joined.rank, timeout, token.encode())
 
 
 def _free_port() -> int:
@@ -242,7 +242,7 @@ def _guessable() -> ValueError:
     )
 
 
-def _open_port(plan: Plan) -> str:
+def _open_port(plan: RendezvousPlan) -> str:
     return message(
         what="rank 0 accepts anyone who can reach its port",
         which=[f"it listens at {plan.bind}, without a token"],

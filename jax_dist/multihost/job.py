@@ -29,7 +29,7 @@ from jax_dist.multihost.channel import (
 )
 from jax_dist.multihost.main_thread import (
     FAILED,
-    Progress,
+    Stall,
     end_now,
     is_leaving_jax,
     say,
@@ -106,7 +106,7 @@ class Job:
         }
         self._finished: dict[int, float] = {}  # rank to when; in rank 0
         self._failure: tuple[float, int, Failed] | None = None  # the first one; in rank 0
-        self._progress: Progress | None = None  # while others have finished
+        self._progress: Stall | None = None  # while others have finished
         self._heard = dict.fromkeys(peers, time.monotonic())  # rank to when
         self._stopped: dict[int, float] = {}  # rank to since when
         self._watched_at = time.monotonic()
@@ -286,7 +286,7 @@ class Job:
             if seconds > self._stopped_timeout and self._needs(rank):
                 self._lose(rank, _is_stopped(rank, seconds))
 
-    def _look_at_main(self, progress: Progress) -> None:
+    def _look_at_main(self, progress: Stall) -> None:
         """Others have finished: does this process wait for them?"""
         if is_leaving_jax():
             self._is_done = True
@@ -360,7 +360,7 @@ class Job:
     def _on_some_finished(self, rank: int, message: SomeFinished) -> None:
         del rank, message
         if not self._is_done and self._progress is None:
-            self._progress = Progress()
+            self._progress = Stall()
 
     def _on_stuck(self, rank: int, message: Stuck) -> None:
         if self._finished:

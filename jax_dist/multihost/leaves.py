@@ -12,7 +12,7 @@ from jax_dist.errors import CheckpointError, message
 NUMBERS = (bool, int, float, complex)
 
 
-class Leaf(NamedTuple):
+class TypedLeaf(NamedTuple):
     """One leaf of a state.
 
     >>> [leaf.type for leaf in leaves_of({"w": np.zeros((2, 3)), "key": jax.random.key(0)})]
@@ -104,14 +104,14 @@ class Leaf(NamedTuple):
         return self.is_whole or (jax.process_count() == 1 and self._data.committed)
 
 
-def leaves_of(state: Any) -> list[Leaf]:
+def leaves_of(state: Any) -> list[TypedLeaf]:
     """In the order of the tree.
 
     Raises:
       CheckpointError: some cannot be stored.
     """
     paths = jax.tree_util.tree_leaves_with_path(state)
-    leaves = [Leaf(jax.tree_util.keystr(path) or "the state", given) for path, given in paths]
+    leaves = [TypedLeaf(jax.tree_util.keystr(path) or "the state", given) for path, given in paths]
     refused = [leaf for leaf in leaves if not leaf.is_storable]
     if refused:
         raise _not_storable(refused)
@@ -129,7 +129,7 @@ def _placed_like(value: np.ndarray, array: jax.Array) -> jax.Array:
     return jax.make_array_from_callback(value.shape, array.sharding, lambda place: value[place])
 
 
-def _not_storable(leaves: Sequence[Leaf]) -> CheckpointError:
+def _not_storable(leaves: Sequence[TypedLeaf]) -> CheckpointError:
     return CheckpointError(
         message(
             what="a checkpoint cannot hold all of the state",

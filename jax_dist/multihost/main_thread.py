@@ -107,7 +107,7 @@ def is_leaving_jax() -> bool:
     return any(frame.f_code is shutdown for frame in _frames(_main_frame()))
 
 
-class Progress:
+class Stall:
     """Since when the main thread has stood still, waiting in JAX."""
 
     def __init__(self):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jax_dist import _notes
-from jax_dist.multihost.leaves import Leaf
+from jax_dist.multihost.leaves import TypedLeaf
 
 NAME = "jax_dist.json"
 _LONGEST = 1 << 26  # bytes
@@ -24,7 +24,7 @@ class Manifest(NamedTuple):
     digest: str  # of the two
 
 
-def write(folder: pathlib.Path, leaves: Sequence[Leaf]) -> None:
+def write(folder: pathlib.Path, leaves: Sequence[TypedLeaf]) -> None:
     """After all other files, and before the folder gets its name."""
     types = {leaf.path: leaf.type for leaf in leaves}
     files = {str(path.relative_to(folder)): _checksum(path) for path in _files(folder)}

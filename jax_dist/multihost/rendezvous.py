@@ -22,10 +22,10 @@ from jax_dist.multihost.channel import (
     Channel,
     Closed,
     Hello,
-    Joined,
+    JoinedReply,
     Lost,
     Message,
-    Refused,
+    RefusedReply,
     Stranger,
 )
 from jax_dist.multihost.ranks import do, name_ranks
@@ -42,7 +42,7 @@ _NAMED = 5  # strangers that are told one by one
 
 
 @dataclass(frozen=True)
-class Plan:
+class RendezvousPlan:
     """Who meets where."""
 
     address: str  # as given: "host:port"
@@ -62,7 +62,7 @@ class Peer:
     pid: int
 
 
-def meet(plan: Plan) -> dict[int, Peer]:
+def meet(plan: RendezvousPlan) -> dict[int, Peer]:
     """Waits for all processes.
 
     Returns:
@@ -92,7 +92,7 @@ def split(address: str) -> tuple[str, int]:
 class _Host:
     """Rank 0, while the others come."""
 
-    def __init__(self, plan: Plan, deadline: float):
+    def __init__(self, plan: RendezvousPlan, deadline: float):
         self._plan, self._deadline = plan, deadline
         self._selector = selectors.DefaultSelector()
         self._guests: dict[Channel, float] = {}  # not known yet; until when they have time
@@ -115,9 +115,9 @@ class _Host:
             for guest in self._guests:
                 guest.close()
             if refusal is not None:
-                self._tell(Refused(refusal))
+                self._tell(RefusedReply(refusal))
                 raise JoinError(refusal)
-        self._tell(Joined(ranks.machine_name(), os.getpid()))
+        self._tell(JoinedReply(ranks.machine_name(), os.getpid()))
         return self._came
 
     def _collect(self, listener: socket.socket, deadline: float) -> None:
@@ -223,12 +223,12 @@ class _Host:
     def _tell(self, message: Message) -> None:
         for channel in [*(peer.channel for peer in self._came.values()), *self._twice]:
             channel.send(message)
-            if isinstance(message, Refused):
+            if isinstance(message, RefusedReply):
                 channel.close()
 
 
 @contextlib.contextmanager
-def _listening(plan: Plan, deadline: float) -> Iterator[socket.socket]:
+def _listening(plan: RendezvousPlan, deadline: float) -> Iterator[socket.socket]:
     host, port = split(plan.bind)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     patience = min(deadline, time.monotonic() + _PATIENCE)
@@ -252,23 +252,23 @@ def _listening(plan: Plan, deadline: float) -> Iterator[socket.socket]:
         yield listener
 
 
-def _ask_who_listens(plan: Plan) -> str | None:
+def _ask_who_listens(plan: RendezvousPlan) -> str | None:
     """What the process at our port says, if it is another rank 0 of this job."""
     try:
         with socket.create_connection(split(plan.address), timeout=1.0) as connection:
             heard = _say_hello(plan, connection).receive(_LINGER + 2.0)
     except (OSError, Closed, Lost, Stranger):
         return None
-    return heard.text if isinstance(heard, Refused) else None
+    return heard.text if isinstance(heard, RefusedReply) else None
 
 
-def _say_hello(plan: Plan, connection: socket.socket) -> Channel:
+def _say_hello(plan: RendezvousPlan, connection: socket.socket) -> Channel:
     channel = Channel(connection, plan.token, is_host=False)
     channel.send(Hello(plan.rank, plan.processes, ranks.machine_name(), os.getpid()))
     return channel
 
 
-def _visit(plan: Plan, deadline: float) -> Peer:
+def _visit(plan: RendezvousPlan, deadline: float) -> Peer:
     trouble = "nothing listens there"
     strange_since = lost_since = None
     while True:
@@ -286,12 +286,12 @@ def _visit(plan: Plan, deadline: float) -> Peer:
             else:
                 trouble = _strangeness(error)
                 strange_since = strange_since or time.monotonic()
-        if isinstance(heard, Joined):
+        if isinstance(heard, JoinedReply):
             assert channel is not None
             return Peer(channel, heard.machine, heard.pid)
         if channel is not None:
             channel.close()
-        if isinstance(heard, Refused):
+        if isinstance(heard, RefusedReply):
             raise JoinError(heard.text)
         now = time.monotonic()
         if lost_since is not None and now > lost_since + _PATIENCE:
@@ -309,7 +309,7 @@ def _strangeness(error: Exception) -> str:
     return str(error) or "it closes the connection"
 
 
-def _port_taken(plan: Plan) -> str:
+def _port_taken(plan: RendezvousPlan) -> str:
     return message(
         what=f"rank 0 cannot listen at {plan.bind}",
         which=["another program listens there already"],
@@ -318,7 +318,7 @@ def _port_taken(plan: Plan) -> str:
     )
 
 
-def _cannot_listen(plan: Plan, error: OSError) -> str:
+def _cannot_listen(plan: RendezvousPlan, error: OSError) -> str:
     return message(
         what=f"rank 0 cannot listen at {plan.bind}",
         which=[str(error)],
@@ -327,7 +327,9 @@ def _cannot_listen(plan: Plan, error: OSError) -> str:
     )
 
 
-def _did_not_come(plan: Plan, came: Sequence[int], missing: Sequence[int], stranger: str) -> str:
+def _did_not_come(
+    plan: RendezvousPlan, came: Sequence[int], missing: Sequence[int], stranger: str
+) -> str:
     return message(
         what=f"{do(missing, 'has', 'have')} not joined within {plan.timeout:g} s",
         which=[f"{do(came, 'waits', 'wait')} at {plan.address}", *filter(None, [stranger])],
@@ -337,7 +339,7 @@ def _did_not_come(plan: Plan, came: Sequence[int], missing: Sequence[int], stran
     )
 
 
-def _went_away(plan: Plan, ranks: Sequence[int]) -> str:
+def _went_away(plan: RendezvousPlan, ranks: Sequence[int]) -> str:
     return message(
         what=f"{do(ranks, 'has', 'have')} ended before all were there",
         which=[f"{do(ranks, 'was', 'were')} at {plan.address} already"],
@@ -346,7 +348,7 @@ def _went_away(plan: Plan, ranks: Sequence[int]) -> str:
     )
 
 
-def _came_twice(plan: Plan, ranks: Sequence[int]) -> str:
+def _came_twice(plan: RendezvousPlan, ranks: Sequence[int]) -> str:
     return message(
         what=f"two processes say that they are {name_ranks(ranks)}",
         which=[f"both came to {plan.address}"],
@@ -364,7 +366,7 @@ def _counts_differ(counts: dict[int, int]) -> str:
     )
 
 
-def _no_coordinator(plan: Plan, trouble: str) -> str:
+def _no_coordinator(plan: RendezvousPlan, trouble: str) -> str:
     return message(
         what=f"rank {plan.rank} has not reached rank 0 within {plan.timeout:g} s",
         which=[f"{plan.address}: {trouble}"],
@@ -374,7 +376,7 @@ def _no_coordinator(plan: Plan, trouble: str) -> str:
     )
 
 
-def _stranger(plan: Plan, trouble: str) -> str:
+def _stranger(plan: RendezvousPlan, trouble: str) -> str:
     return message(
         what=f"rank {plan.rank} meets a stranger at {plan.address}",
         which=[trouble],

@@ -22,12 +22,12 @@ from jax_dist.passes.findings import human_bytes, warn_user
 from jax_dist.passes.interpreter import Values
 from jax_dist.passes.operands import RULES, Substitution
 from jax_dist.passes.variable_names import (
-    Found,
+    ArraySource,
     Kind,
     find_names,
 )
 
-_UNNAMED = Found("<derived>", "", "", None, None)
+_UNNAMED = ArraySource("<derived>", "", "", None, None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
     return tuple(_capture(array, names.get(key, _UNNAMED)) for key, array in baked.items())
 
 
-def _capture(baked: Baked, found: Found) -> Capture:
+def _capture(baked: Baked, found: ArraySource) -> Capture:
     value = baked.value
     is_old_key = baked.first_use is not None and baked.first_use.primitive.name == "random_wrap"
     return Capture(

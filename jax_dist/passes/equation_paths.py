@@ -15,7 +15,7 @@ Path: TypeAlias = tuple[int, ...]  # number of an equation, of a body in it, of 
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class EquationPlace:
     """One equation, and what stands around it."""
 
     path: Path
@@ -24,12 +24,12 @@ class Place:
     around: tuple[JaxprEqn, ...] = ()  # outermost first
 
 
-def places(jaxpr: Any, wanted: Callable[[JaxprEqn], bool]) -> Iterator[Place]:
+def places(jaxpr: Any, wanted: Callable[[JaxprEqn], bool]) -> Iterator[EquationPlace]:
     """The wanted equations in program order; the bodies of a wanted one are not searched."""
     within = interpreter.open_jaxpr(jaxpr)
     for number, eqn in enumerate(within.eqns):
         if wanted(eqn):
-            yield Place((number,), eqn, within)
+            yield EquationPlace((number,), eqn, within)
             continue
         for part, body in enumerate(interpreter.bodies(eqn)):
             for inner in places(body, wanted):

@@ -72,7 +72,7 @@ Outcome: TypeAlias = Literal["rewritten", "refused", "noted"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Finding:
+class PassFinding:
     """One place in the user's program that a pass looked at."""
 
     code: str  # of the rule: "JXD301"
@@ -83,8 +83,8 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
+class PassPlan:
     """What a pass would do with a jaxpr."""
 
     evaluate: Callable[..., list[Any]] | None  # on the jaxpr's inputs; None: nothing to change
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[PassFinding, ...] = ()

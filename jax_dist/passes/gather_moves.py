@@ -13,10 +13,10 @@ from jax.extend.core import JaxprEqn
 
 from jax_dist.passes.gather_states import (
     Gathered,
+    GatherStep,
     Refuse,
     Shape,
     State,
-    Step,
     Whole,
     demand_no_sharding,
     demand_same,
@@ -31,19 +31,19 @@ from jax_dist.passes.uniformity import axes_of
 
 
 @rule(*ELEMENTWISE)
-def _elementwise(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _elementwise(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """On the blocks. Operands of rank 0, or of size 1 where the others are longer, broadcast."""
     demand_no_sharding(eqn)
     gathered = agreeing(eqn, states)
     cut = cutting(eqn, states, gathered)
-    return Step(
+    return GatherStep(
         results=(gathered,) * len(eqn.outvars),
         emit=lambda eqn, values: replay(eqn, cut(values)),
     )
 
 
 @rule("broadcast_in_dim")
-def _broadcast(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _broadcast(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     gathered = _only(states)
     demand_no_sharding(eqn)
     to = eqn.params["broadcast_dimensions"]
@@ -52,14 +52,14 @@ def _broadcast(eqn: JaxprEqn, states: Sequence[State]) -> Step:
 
 
 @rule("transpose")
-def _transpose(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _transpose(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     gathered = _only(states)
     permutation = [int(d) for d in eqn.params["permutation"]]
     return _with(eqn, gathered.at({permutation.index(d): s for d, s in gathered.spreads}))
 
 
 @rule("squeeze")
-def _squeeze(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _squeeze(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """The gathered dimension is longer than 1, so it is none of those that go."""
     gathered = _only(states)
     gone = [int(d) for d in eqn.params["dimensions"]]
@@ -67,7 +67,7 @@ def _squeeze(eqn: JaxprEqn, states: Sequence[State]) -> Step:
 
 
 @rule("reshape")
-def _reshape(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _reshape(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """Blocks stay contiguous where what is more major keeps its size.
 
     The new dimension may be shorter or longer: it must be a whole number of blocks.
@@ -97,7 +97,7 @@ def major_place(old: Shape, new: Shape, dimension: int, size: int) -> int | None
 
 
 @rule("slice")
-def _slice(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _slice(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     gathered = _only(states)
     shape, params = shape_of(eqn.invars[0]), eqn.params
     strides = params["strides"] or (1,) * len(shape)
@@ -108,7 +108,7 @@ def _slice(eqn: JaxprEqn, states: Sequence[State]) -> Step:
 
 
 @rule("dynamic_slice")
-def _dynamic_slice(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _dynamic_slice(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """A start in a dimension that is taken whole is clamped to 0."""
     gathered, *indices = states
     if not isinstance(gathered, Gathered) or not all(isinstance(i, Whole) for i in indices):
@@ -123,7 +123,7 @@ def _dynamic_slice(eqn: JaxprEqn, states: Sequence[State]) -> Step:
 
 
 @rule("pad")
-def _pad(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _pad(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     gathered, value = states
     if not isinstance(gathered, Gathered) or not isinstance(value, Whole):
         raise Refuse("pad with a gathered value")
@@ -134,37 +134,37 @@ def _pad(eqn: JaxprEqn, states: Sequence[State]) -> Step:
 
 
 @rule("concatenate")
-def _concatenate(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _concatenate(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     gathered = agreeing(eqn, states)
     _demand_other(eqn, gathered, eqn.params["dimension"])
     cut = cutting(eqn, states, gathered)
-    return Step((gathered,), lambda eqn, values: replay(eqn, cut(values)))
+    return GatherStep((gathered,), lambda eqn, values: replay(eqn, cut(values)))
 
 
 @rule("stack")
-def _stack(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _stack(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     gathered = agreeing(eqn, states)
     cut = cutting(eqn, states, gathered)
     moved = gathered.at(inserted(gathered, int(eqn.params["axis"])))
-    return Step((moved,), lambda eqn, values: replay(eqn, cut(values)))
+    return GatherStep((moved,), lambda eqn, values: replay(eqn, cut(values)))
 
 
 @rule("split")
-def _split(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _split(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     gathered = _only(states)
     _demand_other(eqn, gathered, eqn.params["axis"])
     return _with(eqn, gathered)
 
 
 @rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-def _cumulative(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _cumulative(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     gathered = _only(states)
     _demand_other(eqn, gathered, eqn.params["axis"])
     return _with(eqn, gathered)
 
 
 @rule("rev")
-def _reverse(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _reverse(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     gathered = _only(states)
     for dimension in eqn.params["dimensions"]:
         _demand_other(eqn, gathered, dimension)
@@ -172,23 +172,23 @@ def _reverse(eqn: JaxprEqn, states: Sequence[State]) -> Step:
 
 
 @rule("sort")
-def _sort(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _sort(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """Of several operands, all are sorted by the first ones, row by row."""
     gathered = agreeing(eqn, states)
     _demand_other(eqn, gathered, eqn.params["dimension"])
     cut = cutting(eqn, states, gathered)
-    return Step((gathered,) * len(eqn.outvars), lambda eqn, values: replay(eqn, cut(values)))
+    return GatherStep((gathered,) * len(eqn.outvars), lambda eqn, values: replay(eqn, cut(values)))
 
 
 @rule("pvary")
-def _each(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _each(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """One result for each operand, gathered or not."""
     del eqn
-    return Step(tuple(s if isinstance(s, Gathered) else None for s in states), replay)
+    return GatherStep(tuple(s if isinstance(s, Gathered) else None for s in states), replay)
 
 
 @rule("psum", "psum_invariant", "pmax", "pmin", "ppermute")
-def _over_other_axes(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _over_other_axes(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """Block by block, where it does not touch the axes of the gather."""
     for gathered in states:
         if isinstance(gathered, Gathered):
@@ -197,7 +197,7 @@ def _over_other_axes(eqn: JaxprEqn, states: Sequence[State]) -> Step:
 
 
 @rule("all_gather")
-def _gather(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _gather(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """Of one that is kept, over other axes."""
     gathered = _only(states)
     _demand_other_axes(eqn, gathered)
@@ -274,9 +274,9 @@ def _only(states: Sequence[State]) -> Gathered:
     return state
 
 
-def _with(eqn: JaxprEqn, result: Gathered, **params: Any) -> Step:
+def _with(eqn: JaxprEqn, result: Gathered, **params: Any) -> GatherStep:
     """The same equation on the block, with other parameters where they hold sizes."""
-    return Step(
+    return GatherStep(
         results=(result,) * len(eqn.outvars),
         emit=lambda eqn, values: replay(with_params(eqn, **params) if params else eqn, values),
     )

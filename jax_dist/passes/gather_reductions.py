@@ -21,12 +21,12 @@ from jax.extend.core import JaxprEqn
 
 from jax_dist.passes.gather_moves import cutter
 from jax_dist.passes.gather_states import (
-    Collective,
+    EmittedCollective,
     Gathered,
+    GatherStep,
     Refuse,
     Spread,
     State,
-    Step,
     Whole,
     as_typed,
     aval_of,
@@ -140,7 +140,7 @@ class Over:
 
 
 @rule("reduce_sum")
-def _sum(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _sum(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     result, over = _reduced(eqn, states)
     if over is None:
         return _local(result)
@@ -155,11 +155,11 @@ def _sum(eqn: JaxprEqn, states: Sequence[State]) -> Step:
         (local,) = replay(eqn, values)
         return [as_typed(psum(local, over), eqn.outvars[0])]
 
-    return Step((result,), emit, (_collective("psum", eqn, result, over),))
+    return GatherStep((result,), emit, (_collective("psum", eqn, result, over),))
 
 
 @rule("reduce_max", "reduce_min")
-def _extreme(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _extreme(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """Local and over devices in one go, so that ties share the gradient as in reduce_max."""
     result, over = _reduced(eqn, states)
     if over is None:
@@ -174,11 +174,11 @@ def _extreme(eqn: JaxprEqn, states: Sequence[State]) -> Step:
         (block,) = values
         return [as_typed(extreme(kind, block, axes, over.names, over.groups), eqn.outvars[0])]
 
-    return Step((result,), emit, (_collective(f"p{kind}", eqn, result, over),))
+    return GatherStep((result,), emit, (_collective(f"p{kind}", eqn, result, over),))
 
 
 @rule("reduce_prod", "reduce_and", "reduce_or", "reduce_xor", "argmax", "argmin")
-def _without_collective(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _without_collective(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """Over other dimensions they stay local."""
     result, over = _reduced(eqn, states)
     if over is None:
@@ -186,8 +186,8 @@ def _without_collective(eqn: JaxprEqn, states: Sequence[State]) -> Step:
     raise Refuse(no_collective(eqn))
 
 
-def _local(result: Gathered | None) -> Step:
-    return Step((result,), replay)
+def _local(result: Gathered | None) -> GatherStep:
+    return GatherStep((result,), replay)
 
 
 def _reduced(eqn: JaxprEqn, states: Sequence[State]) -> tuple[Gathered | None, Over | None]:
@@ -228,13 +228,13 @@ def is_low_precision(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
-def _collective(name: str, eqn: JaxprEqn, result: Gathered | None, over: Over) -> Collective:
+def _collective(name: str, eqn: JaxprEqn, result: Gathered | None, over: Over) -> EmittedCollective:
     aval = aval_of(eqn.outvars[0])
     shape = result.block(aval.shape) if result else aval.shape
     # Products of low precision are summed in float32.
     widened = name == "psum" and is_low_precision(aval.dtype)
     itemsize = 4 if widened else aval.dtype.itemsize
-    return Collective(name, "all-reduce", math.prod(shape) * itemsize, over.size)
+    return EmittedCollective(name, "all-reduce", math.prod(shape) * itemsize, over.size)
 
 
 # ---- products
@@ -259,7 +259,7 @@ class _Side:
 
 
 @rule("dot_general")
-def _dot(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def _dot(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """Over a gathered contracted dimension a local product, then one psum.
 
     A gathered batch dimension, or one that only one operand has, stays gathered.
@@ -284,7 +284,7 @@ def _dot(eqn: JaxprEqn, states: Sequence[State]) -> Step:
     over = _over(eqn, [spread for spread in gone if spread])
     emit = _dot_emitter(eqn, cuts, over)
     moved = () if over is None else (_collective("psum", eqn, result, over),)
-    return Step((result,), emit, moved)
+    return GatherStep((result,), emit, moved)
 
 
 def _sides(eqn: JaxprEqn, states: Sequence[State]) -> tuple[_Side, _Side]:

@@ -12,7 +12,7 @@ from jax.extend.core import JaxprEqn
 from jax_dist import _compat
 from jax_dist.passes.gather_moves import inserted
 from jax_dist.passes.gather_states import (
-    Collective,
+    EmittedCollective,
     Gathered,
     Refuse,
     Site,
@@ -138,7 +138,7 @@ class Made:
     """A collective that takes the place of gathers."""
 
     primitive: str  # of the user's equation: "reduce_sum"
-    collective: Collective
+    collective: EmittedCollective
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

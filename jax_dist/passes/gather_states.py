@@ -101,7 +101,7 @@ State: TypeAlias = Gathered | Whole
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Collective:
+class EmittedCollective:
     """One that a rewritten equation makes."""
 
     name: str  # "psum"
@@ -111,19 +111,19 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Step:
+class GatherStep:
     """What one equation becomes."""
 
     results: tuple[Gathered | None, ...]  # None: whole again
     emit: Handler  # from the blocks of gathered operands, and whole other ones
-    collectives: tuple[Collective, ...] = ()
+    collectives: tuple[EmittedCollective, ...] = ()
 
 
 class Refuse(Exception):
     """Some gather has to be made after all; the text says why, for a report."""
 
 
-Rule: TypeAlias = Callable[[JaxprEqn, Sequence[State]], Step]
+Rule: TypeAlias = Callable[[JaxprEqn, Sequence[State]], GatherStep]
 RULES: dict[str, Rule] = {}  # by primitive; an equation without a rule needs the whole value
 
 
@@ -136,7 +136,7 @@ def rule(*primitives: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def no_rule(eqn: JaxprEqn, states: Sequence[State]) -> Step:
+def no_rule(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """The law of all other primitives."""
     del states
     raise Refuse(f"{eqn.primitive.name} needs the whole gathered value")

@@ -51,10 +51,10 @@ from jax_dist.passes.interpreter import (
     with_bodies,
 )
 from jax_dist.passes.uniformity import (
+    AxisScope,
     Facts,
     Invariance,
     Same,
-    Scope,
     same_of,
 )
 
@@ -73,11 +73,11 @@ class Pin:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Body:
+class GatherBody:
     """A body, and what is known of its inputs."""
 
     jaxpr: Any  # open or closed
-    scope: Scope
+    scope: AxisScope
     same: Sequence[Same]
     gathered: Sequence[Gathered | None]
     constant: Sequence[scatters.Dimensions]
@@ -85,10 +85,10 @@ class Body:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Frame:
+class GatherFrame:
     """What a walk knows of the variables of one body."""
 
-    scope: Scope
+    scope: AxisScope
     facts: Facts
     constant: scatters.Constancy
     gathered: dict[Var, Gathered]
@@ -110,7 +110,7 @@ class Frame:
         return any(not isinstance(atom, Literal) and atom in gathered for atom in eqn.invars)
 
 
-class Walk:
+class GatherWalk:
     """One walk. `pins` grows; the walk counts only if it did not."""
 
     def __init__(
@@ -125,7 +125,9 @@ class Walk:
         self._equal: dict[Any, Site] = {}  # the first of equal gathers
         self._origins: dict[Var, Origin] = {}  # of the inputs of bodies that are inlined
 
-    def shard_map(self, eqn: JaxprEqn, same: Sequence[Same], scope: Scope, at: Site) -> Handlers:
+    def shard_map(
+        self, eqn: JaxprEqn, same: Sequence[Same], scope: AxisScope, at: Site
+    ) -> Handlers:
         """What becomes of the equations in the body of a shard_map, by their place."""
         (inputs,) = self._invariance.of_body_inputs(eqn, same, scope)
         return self._apart(eqn, eqn.params["jaxpr"], inputs, scope.inside(eqn), at)
@@ -133,11 +135,11 @@ class Walk:
     # ---- bodies
 
     def _apart(
-        self, eqn: JaxprEqn, jaxpr: Any, same: Sequence[Same], scope: Scope, at: Site
+        self, eqn: JaxprEqn, jaxpr: Any, same: Sequence[Same], scope: AxisScope, at: Site
     ) -> Handlers:
         """A body that stays a body: nothing gathered enters or leaves it."""
         count = len(same)
-        body = Body(jaxpr, scope, same, [None] * count, [frozenset()] * count, called_at="")
+        body = GatherBody(jaxpr, scope, same, [None] * count, [frozenset()] * count, called_at="")
         handlers, frame = self._body(body, at, at)
         for atom in open_jaxpr(jaxpr).outvars:
             state = frame.state(atom)
@@ -146,9 +148,9 @@ class Walk:
                 self._pin(state.sites, why, frame.line(frame.makers[atom]))
         return handlers
 
-    def _body(self, body: Body, at: Site, loop: Site) -> tuple[Handlers, Frame]:
+    def _body(self, body: GatherBody, at: Site, loop: Site) -> tuple[Handlers, GatherFrame]:
         jaxpr = open_jaxpr(body.jaxpr)
-        frame = Frame(
+        frame = GatherFrame(
             scope=body.scope,
             facts=self._invariance.facts(body.jaxpr, body.same, body.scope),
             constant=scatters.constancy(jaxpr, body.constant) if _scatters(jaxpr) else {},
@@ -167,7 +169,7 @@ class Walk:
 
     # ---- equations
 
-    def _equation(self, eqn: JaxprEqn, at: Site, frame: Frame) -> Handler | None:
+    def _equation(self, eqn: JaxprEqn, at: Site, frame: GatherFrame) -> Handler | None:
         name = eqn.primitive.name
         if name == "all_gather":
             return self._gather(eqn, at, frame)
@@ -182,7 +184,7 @@ class Walk:
             self._refuse(eqn, frame, why_outside(eqn))
         return self._with_bodies(eqn, inner, at, frame)
 
-    def _gather(self, eqn: JaxprEqn, at: Site, frame: Frame) -> Handler | None:
+    def _gather(self, eqn: JaxprEqn, at: Site, frame: GatherFrame) -> Handler | None:
         """Deferred: the block is all that is needed of it."""
         site = self._site(eqn, at, frame)
         spread = spread_of(eqn)
@@ -202,7 +204,7 @@ class Walk:
         dimension = None if eqn.params["tiled"] else int(eqn.params["all_gather_dimension"])
         return lambda eqn, values: [_block(values[0], dimension)]
 
-    def _site(self, eqn: JaxprEqn, at: Site, frame: Frame) -> Site:
+    def _site(self, eqn: JaxprEqn, at: Site, frame: GatherFrame) -> Site:
         """Of equal gathers the first: so that none is kept while another is reduced."""
         (operand,) = eqn.invars
         tiled, dimension = eqn.params["tiled"], int(eqn.params["all_gather_dimension"])
@@ -214,7 +216,7 @@ class Walk:
         self.gathers.setdefault(site, Gather(eqn, spread_of(eqn)))
         return site
 
-    def _by_rule(self, eqn: JaxprEqn, frame: Frame) -> Handler | None:
+    def _by_rule(self, eqn: JaxprEqn, frame: GatherFrame) -> Handler | None:
         states = [frame.state(atom) for atom in eqn.invars]
         law = RULES.get(eqn.primitive.name, no_rule)
         if self._exact and _may_round(eqn):
@@ -230,7 +232,7 @@ class Walk:
         self._set(eqn, [state and self._narrowed(state) for state in step.results], frame)
         return step.emit
 
-    def _scatter(self, eqn: JaxprEqn, frame: Frame) -> Handler | None:
+    def _scatter(self, eqn: JaxprEqn, frame: GatherFrame) -> Handler | None:
         if eqn.primitive.name != "reduce_scatter":
             return None
         if self._exact and _may_round(eqn):
@@ -242,7 +244,7 @@ class Walk:
 
     # ---- equations with bodies
 
-    def _inlined(self, eqn: JaxprEqn, at: Site, frame: Frame) -> Handler | None:
+    def _inlined(self, eqn: JaxprEqn, at: Site, frame: GatherFrame) -> Handler | None:
         """A jit: gathered values go in and out of it."""
         (jaxpr,) = bodies(eqn)
         gathered = [frame.gathered.get(v) if isinstance(v, Var) else None for v in eqn.invars]
@@ -253,7 +255,7 @@ class Walk:
             self._origins.pop(inside, None)  # of another call of the same body
             if not isinstance(outside, Literal):
                 self._origins[inside] = self._origin(outside, frame)
-        body = Body(
+        body = GatherBody(
             jaxpr=jaxpr,
             scope=frame.scope,
             same=[same_of(atom, frame.facts, frame.scope) for atom in eqn.invars],
@@ -269,7 +271,7 @@ class Walk:
         return traced_again([handlers]) if handlers else None
 
     def _with_bodies(
-        self, eqn: JaxprEqn, inner: Sequence[Any], at: Site, frame: Frame
+        self, eqn: JaxprEqn, inner: Sequence[Any], at: Site, frame: GatherFrame
     ) -> Handler | None:
         if not any(map(_holds_any, inner)):
             return None
@@ -286,7 +288,7 @@ class Walk:
 
     # ---- what a walk writes down
 
-    def _set(self, eqn: JaxprEqn, results: Sequence[Gathered | None], frame: Frame) -> None:
+    def _set(self, eqn: JaxprEqn, results: Sequence[Gathered | None], frame: GatherFrame) -> None:
         for var, state in zip(eqn.outvars, results, strict=True):
             if state is not None:
                 frame.gathered[var] = state
@@ -298,7 +300,7 @@ class Walk:
         sites = tuple(s for s in state.sites if not axes.isdisjoint(self.gathers[s].spread.names))
         return dataclasses.replace(state, sites=sites)
 
-    def _refuse(self, eqn: JaxprEqn, frame: Frame, why: str) -> None:
+    def _refuse(self, eqn: JaxprEqn, frame: GatherFrame, why: str) -> None:
         sites = _sites([frame.state(atom) for atom in eqn.invars])
         self._pin(sites, why, frame.line(eqn))
         for atom in eqn.invars:  # whole from here on
@@ -309,7 +311,7 @@ class Walk:
         for site in sites:
             self.pins.setdefault(site, Pin(why, where))
 
-    def _origin(self, var: Var, frame: Frame) -> Origin:
+    def _origin(self, var: Var, frame: GatherFrame) -> Origin:
         """Where a value was made, told apart from that of other calls of the same body."""
         return self._origins.get(var, (frame.at, var))
 

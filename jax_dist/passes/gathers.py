@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jax_dist import _codes
-from jax_dist.passes.findings import Finding, Plan
+from jax_dist.passes.findings import PassFinding, PassPlan
 from jax_dist.passes.gather_sites import (
     Gather,
     Group,
@@ -19,9 +19,9 @@ from jax_dist.passes.gather_sites import (
 )
 from jax_dist.passes.gather_states import Site, spelled
 from jax_dist.passes.gather_walk import (
+    GatherWalk,
     Handlers,
     Pin,
-    Walk,
     is_of_interest,
     shard_map_handler,
     traced_again,
@@ -44,7 +44,7 @@ CODE = _codes.ALL_GATHER_THEN_REDUCE
 Gathers: TypeAlias = Literal["reduce", "exact", "keep"]
 
 
-def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool = False) -> Plan:
+def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool = False) -> PassPlan:
     """Says which gathers of a program give way to reductions, and evaluates it without them.
 
     Args:
@@ -56,16 +56,16 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool = False) -> Plan:
       rewritten or refused.
     """
     if not any(is_of_interest(eqn) for eqn in equations(jaxpr)):
-        return Plan(None)
-    findings: list[Finding] = []
+        return PassPlan(None)
+    findings: list[PassFinding] = []
     handlers = _outside(jaxpr, findings, exact=exact)
     once = tuple(dict.fromkeys(findings))
     if not handlers:
-        return Plan(None, once)
-    return Plan(lambda *inputs: run(jaxpr, inputs, handlers), once)
+        return PassPlan(None, once)
+    return PassPlan(lambda *inputs: run(jaxpr, inputs, handlers), once)
 
 
-def _outside(jaxpr: Any, findings: list[Finding], *, exact: bool) -> Handlers:
+def _outside(jaxpr: Any, findings: list[PassFinding], *, exact: bool) -> Handlers:
     """Outside of any shard_map, where bodies stay bodies."""
     handlers: Handlers = {}
     for place, eqn in enumerate(open_jaxpr(jaxpr).eqns):
@@ -84,7 +84,7 @@ def _outside(jaxpr: Any, findings: list[Finding], *, exact: bool) -> Handlers:
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Decision:
     handlers: Handlers
-    findings: tuple[Finding, ...]
+    findings: tuple[PassFinding, ...]
 
 
 def _decide(eqn: JaxprEqn, *, exact: bool) -> _Decision:
@@ -92,7 +92,7 @@ def _decide(eqn: JaxprEqn, *, exact: bool) -> _Decision:
     invariance = Invariance()
     pins: dict[Site, Pin] = {}
     while True:
-        walk = Walk(pins, invariance, exact=exact)
+        walk = GatherWalk(pins, invariance, exact=exact)
         handlers = walk.shard_map(eqn, [NOWHERE] * len(eqn.invars), OUTSIDE, ())
         if len(walk.pins) == len(pins):
             walk.pins.update(_not_worth(walk))
@@ -101,7 +101,7 @@ def _decide(eqn: JaxprEqn, *, exact: bool) -> _Decision:
         pins = walk.pins
 
 
-def _not_worth(walk: Walk) -> dict[Site, Pin]:
+def _not_worth(walk: GatherWalk) -> dict[Site, Pin]:
     pins: dict[Site, Pin] = {}
     for group in walk.groups.all():
         gathers = [walk.gathers[site] for site in group.sites]
@@ -115,8 +115,8 @@ def _not_worth(walk: Walk) -> dict[Site, Pin]:
     return pins
 
 
-def _findings(walk: Walk) -> tuple[Finding, ...]:
-    found: dict[Site, Finding] = {}
+def _findings(walk: GatherWalk) -> tuple[PassFinding, ...]:
+    found: dict[Site, PassFinding] = {}
     for site, pin in walk.pins.items():
         if pin.why and site in walk.gathers:
             found[site] = _refused(walk.gathers[site], pin)
@@ -127,23 +127,23 @@ def _findings(walk: Walk) -> tuple[Finding, ...]:
     return (*gathers, *map(_summed, walk.scatters))
 
 
-def _refused(gather: Gather, pin: Pin) -> Finding:
+def _refused(gather: Gather, pin: Pin) -> PassFinding:
     line = source_line(gather.eqn)
     where = f" ({line})" if line else ""
-    return Finding(CODE, "refused", f"{_named(gather.eqn)}{where} is kept", pin.why, pin.where)
+    return PassFinding(CODE, "refused", f"{_named(gather.eqn)}{where} is kept", pin.why, pin.where)
 
 
-def _rewritten(gather: Gather, group: Group) -> Finding:
+def _rewritten(gather: Gather, group: Group) -> PassFinding:
     read = " and ".join(dict.fromkeys(made.primitive for made in group.made))
     names = [made.collective.name for made in group.made]
     became = " and ".join(_counted(names.count(name), name) for name in dict.fromkeys(names))
     what = f"{_named(gather.eqn)}, {read}: {became}"
-    return Finding(CODE, "rewritten", what, "", source_line(gather.eqn))
+    return PassFinding(CODE, "rewritten", what, "", source_line(gather.eqn))
 
 
-def _summed(eqn: JaxprEqn) -> Finding:
+def _summed(eqn: JaxprEqn) -> PassFinding:
     what = f"{_named(eqn)} of equal parts: one psum"
-    return Finding(CODE, "rewritten", what, "", source_line(eqn))
+    return PassFinding(CODE, "rewritten", what, "", source_line(eqn))
 
 
 def _named(eqn: JaxprEqn) -> str:

@@ -14,13 +14,13 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _codes, errors
 from jax_dist.passes import equation_paths, interpreter, propagation, routes
-from jax_dist.passes.equation_paths import Path, Place
+from jax_dist.passes.equation_paths import EquationPlace, Path
 from jax_dist.passes.findings import (
-    Finding,
     Outcome,
-    Plan,
+    PassFinding,
+    PassPlan,
 )
-from jax_dist.passes.propagation import Layout, Unknown
+from jax_dist.passes.propagation import CallLayout, Unknown
 from jax_dist.passes.routes import Route
 
 Specs: TypeAlias = Mapping[str, tuple[Any, Any]]  # name of an op: (in_specs, out_specs)
@@ -34,7 +34,7 @@ def plan_partitioning(
     mesh: Mesh | None,
     in_shardings: Sequence[NamedSharding | None],
     specs: Specs | None = None,
-) -> Plan:
+) -> PassPlan:
     """Routes each custom_partitioning equation of a program through `jax.shard_map`.
 
     Args:
@@ -52,34 +52,34 @@ def plan_partitioning(
     """
     sites = list(equation_paths.places(jaxpr, propagation.is_partitioned))
     if not sites:
-        return Plan(None)
+        return PassPlan(None)
     _check_names(specs or {}, sites)
     meshes = propagation.meshes_of(jaxpr, in_shardings) if mesh is None else [mesh]
     if len(meshes) > 1:
         why = "the program uses several meshes: choose one by mesh="
-        return Plan(None, tuple(_refused(site, why) for site in sites))
+        return PassPlan(None, tuple(_refused(site, why) for site in sites))
     if not meshes or meshes[0].size == 1:
-        return Plan(None)  # there JAX puts the body of the op into the program itself
+        return PassPlan(None)  # there JAX puts the body of the op into the program itself
     layouts = _layouts(jaxpr, sites, meshes[0], in_shardings, specs or {})
     handlers: dict[Path, Route] = {}
-    findings: list[Finding] = []
+    findings: list[PassFinding] = []
     for site in sites:
         if site.path not in layouts:
             continue
         try:
             handlers[site.path] = _route(site, layouts[site.path], meshes[0])
-        except routes.Refused as reason:
+        except routes.RouteRefused as reason:
             findings.append(_refused(site, str(reason)))
         else:
             guessed = not any(in_shardings) and routes.name_of(site) not in (specs or {})
             findings += _told(site, handlers[site.path], guessed=guessed)
     if not handlers:
-        return Plan(None, tuple(findings))
+        return PassPlan(None, tuple(findings))
     handlers = _joined([site for site in sites if site.path in handlers], handlers)
-    return Plan(lambda *args: equation_paths.run(jaxpr, args, handlers), tuple(findings))
+    return PassPlan(lambda *args: equation_paths.run(jaxpr, args, handlers), tuple(findings))
 
 
-def _check_names(specs: Specs, sites: Sequence[Place]) -> None:
+def _check_names(specs: Specs, sites: Sequence[EquationPlace]) -> None:
     known = list(dict.fromkeys(routes.name_of(site) for site in sites))
     unknown = [name for name in specs if name not in known]
     if unknown:
@@ -95,14 +95,14 @@ def _check_names(specs: Specs, sites: Sequence[Place]) -> None:
 
 def _layouts(
     jaxpr: ClosedJaxpr,
-    sites: Sequence[Place],
+    sites: Sequence[EquationPlace],
     mesh: Mesh,
     in_shardings: Sequence[NamedSharding | None],
     specs: Specs,
-) -> Mapping[Path, Layout | Unknown]:
+) -> Mapping[Path, CallLayout | Unknown]:
     """No entry: the op is left, for JAX puts its body there."""
-    given: dict[Path, Layout | Unknown] = {}
-    others: list[Place] = []
+    given: dict[Path, CallLayout | Unknown] = {}
+    others: list[EquationPlace] = []
     for site in sites:
         if not routes.free_axes(site, mesh):
             continue
@@ -113,17 +113,17 @@ def _layouts(
     return given | (propagation.layouts_of(jaxpr, others, mesh, in_shardings) if others else {})
 
 
-def _given(site: Place, specs: tuple[Any, Any], mesh: Mesh) -> Layout:
+def _given(site: EquationPlace, specs: tuple[Any, Any], mesh: Mesh) -> CallLayout:
     in_specs, out_specs = specs
     results = (out_specs,) if isinstance(out_specs, P) else tuple(out_specs)
-    return Layout(
+    return CallLayout(
         _fitting(site, "operands", tuple(in_specs), site.eqn.invars, mesh),
         _fitting(site, "results", results, site.eqn.outvars, mesh),
     )
 
 
 def _fitting(
-    site: Place, kind: str, specs: Sequence[P], atoms: Sequence[Any], mesh: Mesh
+    site: EquationPlace, kind: str, specs: Sequence[P], atoms: Sequence[Any], mesh: Mesh
 ) -> tuple[P, ...]:
     problems: list[str] = []
     if len(atoms) != len(specs):
@@ -145,13 +145,13 @@ def _fitting(
     return tuple(routes.full(spec, atom.aval.ndim) for spec, atom in zip(specs, atoms, strict=True))
 
 
-def _route(site: Place, layout: Layout | Unknown, mesh: Mesh) -> Route:
+def _route(site: EquationPlace, layout: CallLayout | Unknown, mesh: Mesh) -> Route:
     if isinstance(layout, Unknown):
-        raise routes.Refused(str(layout))
+        raise routes.RouteRefused(str(layout))
     return routes.route(site, layout, mesh)
 
 
-def _joined(sites: Sequence[Place], found: Mapping[Path, Route]) -> dict[Path, Route]:
+def _joined(sites: Sequence[EquationPlace], found: Mapping[Path, Route]) -> dict[Path, Route]:
     """The routes, without the detours that the compiler sees through in its own calls only.
 
     A constant is there in any form; and a result that only goes to other routes, as these want it,
@@ -172,7 +172,9 @@ def _joined(sites: Sequence[Place], found: Mapping[Path, Route]) -> dict[Path, R
     return joined
 
 
-def _readers(site: Place, var: Var, sites: Sequence[Place]) -> list[tuple[Path, int]]:
+def _readers(
+    site: EquationPlace, var: Var, sites: Sequence[EquationPlace]
+) -> list[tuple[Path, int]]:
     """Sites beside this one, and which operand of theirs; none if anything else reads it too."""
     beside = {id(other.eqn): other.path for other in sites if other.path[:-1] == site.path[:-1]}
     reads = [
@@ -186,7 +188,7 @@ def _readers(site: Place, var: Var, sites: Sequence[Place]) -> list[tuple[Path, 
     return routed if len(routed) == len(reads) and not is_returned else []
 
 
-def _told(site: Place, route: Route, *, guessed: bool) -> list[Finding]:
+def _told(site: EquationPlace, route: Route, *, guessed: bool) -> list[PassFinding]:
     around = [eqn.primitive.name for eqn in site.around]
     why = ""
     if any(name.startswith(("custom_vjp", "custom_jvp")) for name in around):
@@ -199,10 +201,10 @@ def _told(site: Place, route: Route, *, guessed: bool) -> list[Finding]:
     return told
 
 
-def _refused(site: Place, why: str) -> Finding:
+def _refused(site: EquationPlace, why: str) -> PassFinding:
     return _finding(site, "refused", "left as it is", why)
 
 
-def _finding(site: Place, outcome: Outcome, what: str, why: str) -> Finding:
+def _finding(site: EquationPlace, outcome: Outcome, what: str, why: str) -> PassFinding:
     what = f"custom_partitioning {routes.name_of(site)!r}: {what}"
-    return Finding(_CODE, outcome, what, why, interpreter.source_line(site.eqn))
+    return PassFinding(_CODE, outcome, what, why, interpreter.source_line(site.eqn))

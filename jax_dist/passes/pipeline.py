@@ -7,7 +7,7 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from jax_dist.passes import interpreter
-from jax_dist.passes.findings import Finding, Plan
+from jax_dist.passes.findings import PassFinding, PassPlan
 from jax_dist.passes.interpreter import Values
 
 
@@ -15,7 +15,7 @@ class Pass(NamedTuple):
     """One pass, and without which primitives it has nothing to do."""
 
     needs: Collection[str]  # one of these
-    plan: Callable[[ClosedJaxpr], Plan]
+    plan: Callable[[ClosedJaxpr], PassPlan]
 
 
 def evaluate_through(
@@ -23,7 +23,7 @@ def evaluate_through(
     source: ClosedJaxpr,
     inputs: Sequence,
     evaluate: Callable[..., Values] | None = None,
-) -> tuple[Values, tuple[Finding, ...]]:
+) -> tuple[Values, tuple[PassFinding, ...]]:
     """Evaluates a program in the current trace, changed by each pass in turn.
 
     Args:
@@ -39,7 +39,7 @@ def evaluate_through(
     jaxpr = source if evaluate is None else None
     if evaluate is None:
         evaluate = lambda *args: interpreter.run(source, args, {})
-    findings: list[Finding] = []
+    findings: list[PassFinding] = []
     for each in passes:
         if primitives.isdisjoint(each.needs):
             continue

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist.passes import equation_paths, interpreter
-from jax_dist.passes.equation_paths import Path, Place
+from jax_dist.passes.equation_paths import EquationPlace, Path
 from jax_dist.passes.interpreter import Handler, Values
 
 
@@ -25,7 +25,7 @@ class Unknown(Exception):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Layout:
+class CallLayout:
     """How the values around one call lie, each spec as long as its array has dimensions."""
 
     operands: tuple[P, ...]
@@ -39,7 +39,7 @@ def layouts(
     call_target: str,
     scope: re.Pattern[str],
     mesh: jax.sharding.Mesh,
-) -> dict[str, Layout | Unknown]:
+) -> dict[str, CallLayout | Unknown]:
     """What Shardy chooses for the custom calls of one target.
 
     Args:
@@ -53,7 +53,7 @@ def layouts(
       not hold has no entry; calls of one name that lie in several ways are `Unknown`.
     """
     module: Any = lowered.compiler_ir()
-    found: dict[str, Layout | Unknown] = {}
+    found: dict[str, CallLayout | Unknown] = {}
     with module.context:
         propagated = module.operation.clone()  # the caller's module stays as it is
         # Without inlining, a function that is called twice would have to lie in one way.
@@ -65,7 +65,7 @@ def layouts(
             name = match[1] if match else ""
             layout = reader.layout(call)
             before = found.setdefault(name, layout)
-            if isinstance(before, Layout) and before != layout:
+            if isinstance(before, CallLayout) and before != layout:
                 found[name] = Unknown("the compiler makes copies of it that lie differently")
     return found
 
@@ -75,14 +75,14 @@ class _Reader:
     meshes: Mapping[str, Any]  # by their names in the program
     mesh: jax.sharding.Mesh
 
-    def layout(self, call: ir.Operation) -> Layout | Unknown:
+    def layout(self, call: ir.Operation) -> CallLayout | Unknown:
         try:
             operands = tuple(self._spec(value) for value in call.operands)
             results = tuple(self._spec(value) for value in call.results)
         except Unknown as reason:
             return reason
         constants = [n for n, value in enumerate(call.operands) if _is_constant(value)]
-        return Layout(operands, results, tuple(constants))
+        return CallLayout(operands, results, tuple(constants))
 
     def _spec(self, value: ir.Value) -> P:
         rank = ir.ShapedType(value.type).rank
@@ -261,10 +261,10 @@ def _context_mesh() -> Mesh | None:
 
 def layouts_of(
     jaxpr: ClosedJaxpr,
-    sites: Sequence[Place],
+    sites: Sequence[EquationPlace],
     mesh: Mesh,
     in_shardings: Sequence[NamedSharding | None],
-) -> dict[Path, Layout | Unknown]:
+) -> dict[Path, CallLayout | Unknown]:
     """How operands and results of each site lie.
 
     Sites that the lowered program does not hold have no entry: nobody reads them, or JAX puts the

@@ -14,13 +14,13 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 from jax_dist import _codes, _compat
 from jax_dist.passes import interpreter
-from jax_dist.passes.findings import Finding
+from jax_dist.passes.findings import PassFinding
 from jax_dist.passes.interpreter import CALLS, ELEMENTWISE
 from jax_dist.passes.uniformity import (
     OUTSIDE,
+    AxisScope,
     Invariance,
     Same,
-    Scope,
     cut_along,
     same_of,
 )
@@ -51,7 +51,7 @@ class _Known:
 _NOTHING = _Known()
 
 
-def find_noise(jaxpr: Any) -> tuple[Finding, ...]:
+def find_noise(jaxpr: Any) -> tuple[PassFinding, ...]:
     """What the draws of a program say about its devices; of a closed jaxpr."""
     walk = _Walk()
     body = interpreter.open_jaxpr(jaxpr)
@@ -63,11 +63,11 @@ class _Walk:
     """Goes through the bodies of a program once, and notes what it finds."""
 
     def __init__(self) -> None:
-        self.findings: list[Finding] = []
+        self.findings: list[PassFinding] = []
         self._invariance = Invariance()
 
     def body(
-        self, body: Any, ins: Sequence[Same], known: Sequence[_Known], scope: Scope, around: str
+        self, body: Any, ins: Sequence[Same], known: Sequence[_Known], scope: AxisScope, around: str
     ) -> list[_Known]:
         """What is known of the results of a body.
 
@@ -89,7 +89,7 @@ class _Walk:
         return [_of(atom, values) for atom in body.outvars]
 
     def _results(
-        self, eqn: JaxprEqn, same: list[Same], given: list[_Known], scope: Scope, line: str
+        self, eqn: JaxprEqn, same: list[Same], given: list[_Known], scope: AxisScope, line: str
     ) -> list[_Known]:
         name = eqn.primitive.name
         drawn = next((each.drawn for each in given if each.drawn), "")
@@ -103,14 +103,16 @@ class _Walk:
         noise, flat = _followed(eqn, same, given)
         return [_Known(noise, flat, drawn)] * len(eqn.outvars)
 
-    def _draw(self, eqn: JaxprEqn, same: list[Same], scope: Scope, line: str, drawn: str) -> _Known:
+    def _draw(
+        self, eqn: JaxprEqn, same: list[Same], scope: AxisScope, line: str, drawn: str
+    ) -> _Known:
         alike = scope.axes.intersection(*same)
         dims = frozenset(range(len(_shape(eqn.outvars[0]))))
         own = line if alike != scope.axes else drawn
         return _Known(_Noise(line, alike, dims) if alike and dims else None, drawn=own)
 
     def _inside(
-        self, eqn: JaxprEqn, same: list[Same], given: list[_Known], scope: Scope, line: str
+        self, eqn: JaxprEqn, same: list[Same], given: list[_Known], scope: AxisScope, line: str
     ) -> list[_Known]:
         name, bodies = eqn.primitive.name, interpreter.bodies(eqn)
         inputs = self._invariance.of_body_inputs(eqn, same, scope)
@@ -143,7 +145,7 @@ class _Walk:
                     self.findings.append(_repeated(noise, apart))
 
     def _leave(
-        self, eqn: JaxprEqn, body: Any, ins: Sequence[Same], outs: list[_Known], scope: Scope
+        self, eqn: JaxprEqn, body: Any, ins: Sequence[Same], outs: list[_Known], scope: AxisScope
     ) -> None:
         """Notes noise of the device's own in results that are said to be the same everywhere."""
         facts = self._invariance.facts(body, ins, scope)
@@ -223,9 +225,9 @@ def _shape(atom: Any) -> tuple[int, ...]:
     return tuple(getattr(atom.aval, "shape", ()))
 
 
-def _repeated(noise: _Noise, axes: Same) -> Finding:
+def _repeated(noise: _Noise, axes: Same) -> PassFinding:
     over = _named(axes)
-    return Finding(
+    return PassFinding(
         REPEATED,
         "noted",
         f"all devices along {over} draw the same numbers, and each meets data of its own",
@@ -235,9 +237,9 @@ def _repeated(noise: _Noise, axes: Same) -> Finding:
     )
 
 
-def _drifting(line: str, axes: Same) -> Finding:
+def _drifting(line: str, axes: Same) -> PassFinding:
     over = _named(axes)
-    return Finding(
+    return PassFinding(
         DRIFTING,
         "noted",
         f"a result that is said to be the same along {over} has noise of each device's own",

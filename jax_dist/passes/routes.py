@@ -16,12 +16,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.passes.equation_paths import Place
+from jax_dist.passes.equation_paths import EquationPlace
 from jax_dist.passes.interpreter import Atom, Values
-from jax_dist.passes.propagation import Layout
+from jax_dist.passes.propagation import CallLayout
 
 
-class Refused(Exception):
+class RouteRefused(Exception):
     """A call stays as it is; the text is the reason."""
 
 
@@ -34,8 +34,8 @@ class Route:
     axes: tuple[str, ...]  # of the mesh, without those that a shard_map around it has taken
     lower: Callable[..., Any]  # of blocks, in the trees of the op
     in_tree: Any
-    chosen: Layout  # how its values lie in the program
-    taken: Layout  # how its partition() wants them
+    chosen: CallLayout  # how its values lie in the program
+    taken: CallLayout  # how its partition() wants them
     check_vma: bool  # as the shard_map around it; else False: the compiler tracks no such types
 
     def __call__(self, eqn: JaxprEqn, values: Values) -> Values:
@@ -102,7 +102,7 @@ class Route:
         return place(x, sharding)
 
 
-def route(site: Place, layout: Layout, mesh: Mesh) -> Route:
+def route(site: EquationPlace, layout: CallLayout, mesh: Mesh) -> Route:
     """Asks the op's `partition` how it is computed on blocks.
 
     Args:
@@ -124,8 +124,8 @@ def route(site: Place, layout: Layout, mesh: Mesh) -> Route:
     )
     own_mesh, lower, results, operands = params["partition"](*params["static_args"], mesh, *asked)
     if own_mesh != mesh:
-        raise Refused("its partition() returns another mesh than it was given")
-    taken = Layout(
+        raise RouteRefused("its partition() returns another mesh than it was given")
+    taken = CallLayout(
         _specs(params["in_tree"].flatten_up_to(operands), site.eqn.invars, mesh, axes),
         _specs(params["out_tree"].flatten_up_to(results), site.eqn.outvars, mesh, axes),
     )
@@ -137,12 +137,12 @@ def route(site: Place, layout: Layout, mesh: Mesh) -> Route:
     return made
 
 
-def name_of(site: Place) -> str:
+def name_of(site: EquationPlace) -> str:
     """Of the function that the user decorated."""
     return site.eqn.params["call"].jaxpr.debug_info.func_name
 
 
-def free_axes(site: Place, mesh: Mesh) -> tuple[str, ...]:
+def free_axes(site: EquationPlace, mesh: Mesh) -> tuple[str, ...]:
     """The axes that no shard_map around the call takes, of the mesh there."""
     regions = _regions(site)
     taken = [axis for eqn in regions for axis in eqn.params["newly_manual_axes"]]
@@ -165,26 +165,28 @@ def full(spec: P, rank: int) -> P:
     return P(*short, *[None] * (rank - len(short)))
 
 
-def _regions(site: Place) -> list[JaxprEqn]:
+def _regions(site: EquationPlace) -> list[JaxprEqn]:
     """The shard_maps around the call."""
     return [eqn for eqn in site.around if eqn.primitive.name == "shard_map"]
 
 
-def _check(site: Place, mesh: Mesh, axes: Sequence[str]) -> None:
+def _check(site: EquationPlace, mesh: Mesh, axes: Sequence[str]) -> None:
     if any(eqn.params["mesh"].shape != mesh.shape for eqn in _regions(site)):
-        raise Refused("it stands in a shard_map over another mesh")
+        raise RouteRefused("it stands in a shard_map over another mesh")
     if not site.eqn.params["decode_shardings"]:
-        raise Refused("its partition() asks for XLA's own shardings (decode_shardings=False)")
+        raise RouteRefused("its partition() asks for XLA's own shardings (decode_shardings=False)")
     if len(set(mesh.axis_types)) > 1:
-        raise Refused("the mesh has both Auto and Explicit axes")
+        raise RouteRefused("the mesh has both Auto and Explicit axes")
     operands, results = _avals(site.eqn.invars), _avals(site.eqn.outvars)
     if any(jnp.issubdtype(aval.dtype, jax.dtypes.extended) for aval in (*operands, *results)):
-        raise Refused("one of its values is a PRNG key")
+        raise RouteRefused("one of its values is a PRNG key")
     if any(aval.weak_type for aval in results):
-        raise Refused("one of its results is weakly typed")
+        raise RouteRefused("one of its results is weakly typed")
 
 
-def _check_lowering(lower: Callable[..., Any], site: Place, taken: Layout, mesh: Mesh) -> None:
+def _check_lowering(
+    lower: Callable[..., Any], site: EquationPlace, taken: CallLayout, mesh: Mesh
+) -> None:
     """Traces it on blocks, as the compiler would before it believes what partition() returned."""
     eqn = site.eqn
     blocks = _blocks(eqn.invars, taken.operands, mesh)
@@ -194,9 +196,11 @@ def _check_lowering(lower: Callable[..., Any], site: Place, taken: Layout, mesh:
     made = [(aval.shape, aval.dtype) for aval in traced.out_avals]
     if made != [(block.shape, block.dtype) for block in wanted]:
         names = [", ".join(map(_short, values)) for values in (traced.out_avals, wanted)]
-        raise Refused(f"its lowering gives {names[0]} where its partition() says {names[1]}")
+        raise RouteRefused(f"its lowering gives {names[0]} where its partition() says {names[1]}")
     if traced.consts and any(around.primitive.name == "remat2" for around in site.around):
-        raise Refused("its lowering captures arrays, and jax.checkpoint around it cannot hold them")
+        raise RouteRefused(
+            "its lowering captures arrays, and jax.checkpoint around it cannot hold them"
+        )
 
 
 def _check_types(made: Route, eqn: JaxprEqn) -> None:
@@ -213,7 +217,7 @@ def _check_types(made: Route, eqn: JaxprEqn) -> None:
         jax.make_jaxpr(region)(*_shapes(eqn.invars, [P()] * len(eqn.invars), made.mesh))
     except ValueError as error:
         first = str(error).partition("\n")[0].rstrip(":")
-        raise Refused(f"check_vma=True of the shard_map around it: {first}") from error
+        raise RouteRefused(f"check_vma=True of the shard_map around it: {first}") from error
 
 
 def _as_varying(x: jax.Array, var: Var) -> jax.Array:
@@ -246,17 +250,19 @@ def _specs(
     specs = []
     for sharding, aval in zip(shardings, _avals(atoms), strict=True):
         if not isinstance(sharding, NamedSharding) or sharding.mesh != mesh:
-            raise Refused(
+            raise RouteRefused(
                 "its partition() returns shardings that are not NamedShardings of the mesh"
             )
         spec, shape = sharding.spec, aval.shape
         if P.UNCONSTRAINED in spec or spec.unreduced:
-            raise Refused(f"its partition() returns {spec}, which shard_map has no word for")
+            raise RouteRefused(f"its partition() returns {spec}, which shard_map has no word for")
         if not set(axes_of(spec)) <= set(axes):
-            raise Refused(f"its partition() returns {spec}, inside a shard_map over the same axis")
+            raise RouteRefused(
+                f"its partition() returns {spec}, inside a shard_map over the same axis"
+            )
         spec = full(spec, len(shape))
         if any(size % cut for size, cut in zip(shape, _cuts(spec, mesh), strict=True)):
-            raise Refused(f"{spec} does not cut the shape {shape} into equal blocks")
+            raise RouteRefused(f"{spec} does not cut the shape {shape} into equal blocks")
         specs.append(spec)
     return tuple(specs)
 

@@ -28,30 +28,30 @@ NOWHERE: Same = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Scope:
+class AxisScope:
     """The axes of the shard_maps around an equation."""
 
     axes: Same  # all that collectives may name
     typed: Same  # those of them for which the types tell what varies (check_vma=True)
 
-    def inside(self, eqn: JaxprEqn) -> "Scope":
+    def inside(self, eqn: JaxprEqn) -> "AxisScope":
         """The scope of the body of a shard_map."""
         new = frozenset(eqn.params["newly_manual_axes"])
         # Types made under check_vma=False say "varies nowhere" of everything.
         typed = self.typed | new if eqn.params["check_vma"] else NOWHERE
-        return Scope(self.axes | new, typed)
+        return AxisScope(self.axes | new, typed)
 
 
-OUTSIDE = Scope(NOWHERE, NOWHERE)
+OUTSIDE = AxisScope(NOWHERE, NOWHERE)
 
 
 class Invariance:
     """Finds the facts of bodies, and keeps them: loops ask for the same ones again."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Jaxpr, tuple[Same, ...], Scope], dict[Var, Same]] = {}
+        self._known: dict[tuple[Jaxpr, tuple[Same, ...], AxisScope], dict[Var, Same]] = {}
 
-    def facts(self, jaxpr: Any, ins: Sequence[Same], scope: Scope) -> Facts:
+    def facts(self, jaxpr: Any, ins: Sequence[Same], scope: AxisScope) -> Facts:
         """Of every variable of a body.
 
         Args:
@@ -65,7 +65,9 @@ class Invariance:
             self._known[key] = self._walk(body, ins, scope)
         return self._known[key]
 
-    def of_body_inputs(self, eqn: JaxprEqn, ins: Sequence[Same], scope: Scope) -> list[list[Same]]:
+    def of_body_inputs(
+        self, eqn: JaxprEqn, ins: Sequence[Same], scope: AxisScope
+    ) -> list[list[Same]]:
         """For each body of an equation, what is known of its inputs.
 
         `ins` is known of the operands, and `scope` is that of the equation.
@@ -75,11 +77,11 @@ class Invariance:
             return _BODIES[name](self, eqn, list(ins), scope)
         return [[NOWHERE] * len(open_jaxpr(body).invars) for body in bodies(eqn)]
 
-    def outputs(self, jaxpr: Any, ins: Sequence[Same], scope: Scope) -> list[Same]:
+    def outputs(self, jaxpr: Any, ins: Sequence[Same], scope: AxisScope) -> list[Same]:
         facts = self.facts(jaxpr, ins, scope)
         return [same_of(atom, facts, scope) for atom in open_jaxpr(jaxpr).outvars]
 
-    def _walk(self, body: Jaxpr, ins: Sequence[Same], scope: Scope) -> dict[Var, Same]:
+    def _walk(self, body: Jaxpr, ins: Sequence[Same], scope: AxisScope) -> dict[Var, Same]:
         facts: dict[Var, Same] = dict.fromkeys(body.constvars, scope.axes)
         for var, same in zip(body.invars, ins, strict=True):
             facts[var] = _and_typed(same, var, scope)
@@ -89,7 +91,7 @@ class Invariance:
                 facts[var] = _and_typed(same, var, scope)
         return facts
 
-    def _results(self, eqn: JaxprEqn, operands: list[Same], scope: Scope) -> Sequence[Same]:
+    def _results(self, eqn: JaxprEqn, operands: list[Same], scope: AxisScope) -> Sequence[Same]:
         name = eqn.primitive.name
         if name in _RESULTS:
             return _RESULTS[name](self, eqn, operands, scope)
@@ -102,11 +104,11 @@ class Invariance:
         return [same] * len(eqn.outvars)
 
 
-def same_of(atom: Atom, facts: Facts, scope: Scope) -> Same:
+def same_of(atom: Atom, facts: Facts, scope: AxisScope) -> Same:
     return scope.axes if isinstance(atom, Literal) else facts[atom]
 
 
-def everywhere(operands: Sequence[Same], scope: Scope) -> Same:
+def everywhere(operands: Sequence[Same], scope: AxisScope) -> Same:
     return scope.axes.intersection(*operands)
 
 
@@ -116,7 +118,7 @@ def axes_of(eqn: JaxprEqn) -> tuple[AxisName, ...]:
     return tuple(names) if isinstance(names, (tuple, list)) else (names,)
 
 
-def _and_typed(same: Same, var: Var, scope: Scope) -> Same:
+def _and_typed(same: Same, var: Var, scope: AxisScope) -> Same:
     if not scope.typed or not hasattr(var.aval, "manual_axis_type"):  # a token has none
         return same
     return same | (scope.typed - _compat.varying_axes(var.aval))
@@ -125,20 +127,20 @@ def _and_typed(same: Same, var: Var, scope: Scope) -> Same:
 # ---- collectives
 
 
-def _made_alike(eqn: JaxprEqn, same: Same, scope: Scope) -> Same:
+def _made_alike(eqn: JaxprEqn, same: Same, scope: AxisScope) -> Same:
     """A sum, a maximum, a gather: within groups, devices of other groups get other results."""
     del scope
     alike = frozenset(axes_of(eqn))
     return same - alike if eqn.params.get("axis_index_groups") is not None else same | alike
 
 
-def _made_different(eqn: JaxprEqn, same: Same, scope: Scope) -> Same:
+def _made_different(eqn: JaxprEqn, same: Same, scope: AxisScope) -> Same:
     """Even of equal inputs: a scatter gives other parts, a permutation zeros to some."""
     del scope
     return same - frozenset(axes_of(eqn))
 
 
-_COLLECTIVES: dict[str, Callable[[JaxprEqn, Same, Scope], Same]] = {
+_COLLECTIVES: dict[str, Callable[[JaxprEqn, Same, AxisScope], Same]] = {
     **dict.fromkeys(
         ("psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"),
         _made_alike,
@@ -151,27 +153,27 @@ _COLLECTIVES: dict[str, Callable[[JaxprEqn, Same, Scope], Same]] = {
 
 
 def _call_inputs(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: Scope
+    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
 ) -> list[list[Same]]:
     del invariance, scope
     return [ins for _ in bodies(eqn)]
 
 
 def _call_results(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: Scope
+    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
 ) -> Sequence[Same]:
     return invariance.outputs(bodies(eqn)[0], ins, scope)
 
 
 def _cond_inputs(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: Scope
+    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
 ) -> list[list[Same]]:
     del invariance, scope
     return [ins[1:] for _ in bodies(eqn)]
 
 
 def _cond_results(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: Scope
+    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
 ) -> Sequence[Same]:
     """Devices that take other branches get other results."""
     branches = [invariance.outputs(branch, ins[1:], scope) for branch in eqn.params["branches"]]
@@ -179,7 +181,7 @@ def _cond_results(
 
 
 def _scan_inputs(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: Scope
+    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
 ) -> list[list[Same]]:
     layout = _compat.scan_layout(eqn.params, len(ins), len(eqn.outvars))
     while True:
@@ -193,7 +195,7 @@ def _scan_inputs(
 
 
 def _scan_results(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: Scope
+    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
 ) -> Sequence[Same]:
     (settled,) = _scan_inputs(invariance, eqn, ins, scope)
     outs = invariance.outputs(eqn.params["jaxpr"], settled, scope)
@@ -204,7 +206,7 @@ def _scan_results(
 
 
 def _while_inputs(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: Scope
+    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
 ) -> list[list[Same]]:
     """Of the condition and of the body. Devices may leave the loop at different times."""
     params = eqn.params
@@ -225,14 +227,14 @@ def _while_inputs(
 
 
 def _while_results(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: Scope
+    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
 ) -> Sequence[Same]:
     inputs = _while_inputs(invariance, eqn, ins, scope)
     return inputs[0][-len(eqn.outvars) :] if eqn.outvars else []
 
 
 def _shard_map_inputs(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: Scope
+    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
 ) -> list[list[Same]]:
     """Along a new axis, a block is the same if its spec does not cut anything along it."""
     del invariance
@@ -242,7 +244,7 @@ def _shard_map_inputs(
 
 
 def _shard_map_results(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: Scope
+    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
 ) -> Sequence[Same]:
     (inputs,) = _shard_map_inputs(invariance, eqn, ins, scope)
     outs = invariance.outputs(eqn.params["jaxpr"], inputs, scope.inside(eqn))

@@ -100,7 +100,7 @@ _RULES_OF_CUSTOM = ("fwd", "bwd", "jvp")  # of custom_vjp and custom_jvp
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Found:
+class ArraySource:
     """Where an array comes from."""
 
     name: str  # as the user would type it: "params['w']"
@@ -139,7 +139,7 @@ class _Node:
         return dataclasses.replace(self, value=value, read=lambda: value, depth=self.depth + 1)
 
 
-def find_names(fun: Callable, arrays: Mapping[Identity, Any]) -> dict[Identity, Found]:
+def find_names(fun: Callable, arrays: Mapping[Identity, Any]) -> dict[Identity, ArraySource]:
     """The names of some arrays, as seen from `fun`; without those that it does not reach.
 
     Args:
@@ -157,7 +157,7 @@ def find_names(fun: Callable, arrays: Mapping[Identity, Any]) -> dict[Identity, 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Search:
     missing: dict[Identity, Any]
-    found: dict[Identity, Found]
+    found: dict[Identity, ArraySource]
     wider: list[_Node]  # 64-bit NumPy arrays, of which a program has a 32-bit copy
 
     def from_callable(self, fun: Callable) -> None:
@@ -178,17 +178,18 @@ class _Search:
     def _compare(self, node: _Node) -> None:
         identity = array_identity(node.value)
         if identity in self.missing:
-            self._name(identity, Found(node.name, node.kind, node.at, node.value, node.read))
+            self._name(identity, ArraySource(node.name, node.kind, node.at, node.value, node.read))
         elif isinstance(node.value, np.ndarray):
             if node.value.dtype.itemsize >= 8 and node.value.dtype.kind in "iufc":
                 self.wider.append(node)
             for identity, array in [*self.missing.items()]:
                 if isinstance(array, np.ndarray) and np.may_share_memory(array, node.value):
                     self._name(
-                        identity, Found(f"view of {node.name}", node.kind, node.at, None, None)
+                        identity,
+                        ArraySource(f"view of {node.name}", node.kind, node.at, None, None),
                     )
 
-    def _name(self, identity: Identity | None, found: Found) -> None:
+    def _name(self, identity: Identity | None, found: ArraySource) -> None:
         self.found[identity] = found
         del self.missing[identity]
 
@@ -198,7 +199,9 @@ class _Search:
             nodes = [node for node in self.wider if _converts_to(node.value, array)]
             if len(nodes) == 1:
                 (node,) = nodes
-                self._name(identity, Found(node.name, node.kind, node.at, node.value, node.read))
+                self._name(
+                    identity, ArraySource(node.name, node.kind, node.at, node.value, node.read)
+                )
 
 
 def _converts_to(wide: np.ndarray, array: Any) -> bool:

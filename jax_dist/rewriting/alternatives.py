@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax_dist.mapping.body import type_of
 from jax_dist.passes import interpreter, rebind
 from jax_dist.rewriting.comparison import Comparison, Sharded
-from jax_dist.rewriting.cost import Program, program_of
+from jax_dist.rewriting.cost import ProgramCost, program_of
 from jax_dist.rewriting.pmap_sites import PmapSite, mapped_dimension, pmap_site, pmap_sites
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def compare(
     fun: Callable,
     name: str,
     arguments: tuple[tuple, dict],
-    programs: tuple[Program, Program],
+    programs: tuple[ProgramCost, ProgramCost],
 ) -> Comparison | None:
     """The ways to write a function with pmaps; None for one without.
 
@@ -39,7 +39,7 @@ def compare(
     if not pmap_sites(traced.jaxpr):
         return None
     before, after = programs
-    rows: list[tuple[str, Program | str]] = [("pmap", before), ("shard_map", after)]
+    rows: list[tuple[str, ProgramCost | str]] = [("pmap", before), ("shard_map", after)]
     sharded = None
     step = _mapped_step(traced)
     if step is not None:

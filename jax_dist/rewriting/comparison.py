@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 
 from jax_dist.passes.findings import human_bytes
 from jax_dist.rewriting import rendering
-from jax_dist.rewriting.cost import Program
+from jax_dist.rewriting.cost import ProgramCost
 from jax_dist.rewriting.rendering import counted
 
 if TYPE_CHECKING:
-    from jax_dist.global_views.report import Report
+    from jax_dist.global_views.report import GlobalViewReport
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sharded:
     """A step whose state is cut over the devices, as `jax_dist.global_view` runs it."""
 
-    state: "Report"  # what was found of each leaf
-    program: Program
+    state: "GlobalViewReport"  # what was found of each leaf
+    program: ProgramCost
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Comparison:
     name: str  # of the function
     # Each way with its program, or with the reason why there is none. Of equal ones, the last is
     # the simplest.
-    rows: tuple[tuple[str, Program | str], ...]
+    rows: tuple[tuple[str, ProgramCost | str], ...]
     sharded: Sharded | None = None  # the row "global view": it takes and gives other arrays
 
     @property
@@ -74,8 +74,12 @@ class Comparison:
 
     def sections(self) -> tuple[rendering.Section, ...]:
         """What both printed forms show below the advice."""
-        programs = [(way, program) for way, program in self.rows if isinstance(program, Program)]
-        failed = [rendering.Entry(way, each) for way, each in self.rows if isinstance(each, str)]
+        programs = [
+            (way, program) for way, program in self.rows if isinstance(program, ProgramCost)
+        ]
+        failed = [
+            rendering.ReportEntry(way, each) for way, each in self.rows if isinstance(each, str)
+        ]
         bars = [(way, each.moved_bytes, human_bytes(each.moved_bytes)) for way, each in programs]
         sections = []
         if programs:
@@ -92,7 +96,7 @@ class Comparison:
         return tuple(sections)
 
     def _sharded_sections(
-        self, programs: list[tuple[str, Program]], state: "Report"
+        self, programs: list[tuple[str, ProgramCost]], state: "GlobalViewReport"
     ) -> list[rendering.Section]:
         peaks = [(way, _peak(program)) for way, program in programs]
         bars = [(way, peak, human_bytes(peak)) for way, peak in peaks if peak is not None]
@@ -118,13 +122,13 @@ class Comparison:
 
     def _moved(self) -> dict[str, int]:
         """In whole bytes, so that ways which differ by rounding are equal."""
-        programs = [(way, each) for way, each in self.rows if isinstance(each, Program)]
+        programs = [(way, each) for way, each in self.rows if isinstance(each, ProgramCost)]
         if self.sharded:
             programs = [(way, each) for way, each in programs if each is not self.sharded.program]
         return {way: round(program.moved_bytes) for way, program in programs}
 
 
-def _row(way: str, outcome: Program | str) -> dict[str, object]:
+def _row(way: str, outcome: ProgramCost | str) -> dict[str, object]:
     if isinstance(outcome, str):
         return {"way": way, "moved_bytes": None, "program": None, "failed": outcome}
     return {
@@ -135,7 +139,7 @@ def _row(way: str, outcome: Program | str) -> dict[str, object]:
     }
 
 
-def _cells(way: str, program: Program) -> tuple[str, ...]:
+def _cells(way: str, program: ProgramCost) -> tuple[str, ...]:
     count = sum(each.count for each in program.collectives)
     memory = [
         "unknown" if size is None else human_bytes(size)
@@ -144,7 +148,7 @@ def _cells(way: str, program: Program) -> tuple[str, ...]:
     return way, str(count), human_bytes(program.moved_bytes), *memory
 
 
-def _peak(program: Program) -> int | None:
+def _peak(program: ProgramCost) -> int | None:
     """Arguments and temporary memory: what lives while the step runs."""
     if program.argument_bytes is None or program.temp_bytes is None:
         return None

@@ -186,7 +186,7 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Program:
+class ProgramCost:
     """A compiled program in numbers. Bytes are those of one device."""
 
     collectives: tuple[Collective, ...] = ()
@@ -202,7 +202,7 @@ class Program:
         return sum(each.count * each.moved_bytes for each in self.collectives)
 
 
-def program_of(lowered: jax.stages.Lowered, mesh: Mesh | AbstractMesh | None = None) -> Program:
+def program_of(lowered: jax.stages.Lowered, mesh: Mesh | AbstractMesh | None = None) -> ProgramCost:
     """Compiles a lowered program, once, and takes its measures.
 
     Args:
@@ -212,7 +212,7 @@ def program_of(lowered: jax.stages.Lowered, mesh: Mesh | AbstractMesh | None = N
     stablehlo = lowered.as_text()
     compiled = lowered.compile()
     module = hlo.parse(compiled.as_text() or "")
-    return Program(
+    return ProgramCost(
         collectives=_collectives(module, [mesh.shape] if mesh else _meshes_in(stablehlo)),
         stablehlo_bytes=len(stablehlo.encode()),
         constants_bytes=_constants_bytes(module),
@@ -235,7 +235,7 @@ def collectives_of(
 _Sizes: TypeAlias = Mapping[Any, int]  # of the axes of a mesh, by name
 
 
-def _collectives(module: hlo.Module, meshes: Sequence[_Sizes]) -> tuple[Collective, ...]:
+def _collectives(module: hlo.HloModule, meshes: Sequence[_Sizes]) -> tuple[Collective, ...]:
     fitting = [
         {str(name): size for name, size in sizes.items()}
         for sizes in meshes
@@ -250,7 +250,7 @@ def _collectives(module: hlo.Module, meshes: Sequence[_Sizes]) -> tuple[Collecti
 
 
 def _executed(
-    module: hlo.Module, name: str, times: int, runs: Runs
+    module: hlo.HloModule, name: str, times: int, runs: Runs
 ) -> Iterator[tuple[hlo.Instruction, int, Runs]]:
     """The instructions of a computation and of what it calls, and how often each is run."""
     for instruction in module.computations.get(name, ()):
@@ -313,7 +313,7 @@ def _meshes_in(stablehlo: str) -> list[_Sizes]:
     ]
 
 
-def _constants_bytes(module: hlo.Module) -> int:
+def _constants_bytes(module: hlo.HloModule) -> int:
     return sum(
         hlo.shape_bytes(instruction.shape)
         for body in module.computations.values()

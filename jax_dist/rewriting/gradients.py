@@ -13,7 +13,7 @@ from jax.extend.core import JaxprEqn, Var
 
 from jax_dist import _codes
 from jax_dist.passes import interpreter
-from jax_dist.passes.findings import Finding
+from jax_dist.passes.findings import PassFinding
 
 CODE = _codes.GRAD_PSUM_WITH_VMA
 _SUMS = ("psum", "psum_invariant")
@@ -51,7 +51,7 @@ class _Known:
             self.of_sums.update(variables)
 
 
-def find_doubled_sums(jaxpr: Any) -> tuple[Finding, ...]:
+def find_doubled_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
     """The sums over devices of what JAX has summed over the same devices already."""
     found = [
         finding
@@ -66,7 +66,7 @@ def find_doubled_sums(jaxpr: Any) -> tuple[Finding, ...]:
 
 def _in_body(
     body: Any, known: _Known, around: str, is_transposed: _IsTransposed
-) -> Iterator[Finding]:
+) -> Iterator[PassFinding]:
     for eqn in interpreter.open_jaxpr(body).eqns:
         name, by_jax = eqn.primitive.name, is_transposed(eqn)
         axes, of_sum = known.axes_of(eqn.invars), known.is_of_sum(eqn.invars)
@@ -109,7 +109,7 @@ def _in_transposed(eqn: JaxprEqn, body: Any) -> _IsTransposed:
 
 def _through(
     eqn: JaxprEqn, inner: Any, known: _Known, around: str, is_transposed: _IsTransposed
-) -> Iterator[Finding]:
+) -> Iterator[PassFinding]:
     """The same in a body; what goes in and comes out of a jit, remat or scan is followed."""
     opened = interpreter.open_jaxpr(inner)
     outer = eqn.invars[1:] if eqn.primitive.name == "cond" else eqn.invars
@@ -125,9 +125,9 @@ def _through(
             known.add([result], axes, of_sum=inside.is_of_sum([atom]))
 
 
-def _finding(axes: list[str], where: str) -> Finding:
+def _finding(axes: list[str], where: str) -> PassFinding:
     over = ", ".join(f"'{axis}'" for axis in axes)
-    return Finding(
+    return PassFinding(
         CODE,
         "noted",
         f"a gradient is summed over {over} a second time, and comes out too large",

@@ -13,7 +13,7 @@ Role: TypeAlias = Literal["body", "condition", "branch", "call"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Call:
+class HloCall:
     """A computation that an instruction runs."""
 
     callee: str
@@ -28,13 +28,13 @@ class Instruction:
     opcode: str
     attributes: str  # from the operands on; still with the user's names, in quotes
 
-    def calls(self) -> Iterator[Call]:
+    def calls(self) -> Iterator[HloCall]:
         """The computations that it runs, in order."""
         if self.opcode in ("async-update", "async-done"):  # ran at the start of the three
             return
         for attribute, several, single in _CALLED.findall(self.unquoted()):
             for callee in re.findall(r"[^\s,%]+", several or single):
-                yield Call(callee, _ROLES.get(attribute, "call"))
+                yield HloCall(callee, _ROLES.get(attribute, "call"))
 
     def unquoted(self) -> str:
         """The attributes without the user's names, which may look like anything."""
@@ -47,7 +47,7 @@ class Instruction:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Module:
+class HloModule:
     """A compiled program."""
 
     entry: str  # the computation where it starts
@@ -55,7 +55,7 @@ class Module:
     devices: int
 
 
-def parse(text: str) -> Module:
+def parse(text: str) -> HloModule:
     """A compiled program from its text, `lowered.compile().as_text()`.
 
     Raises:
@@ -74,7 +74,7 @@ def parse(text: str) -> Module:
     if not entry:
         raise ValueError("this is not the text of a compiled program: it has no ENTRY computation")
     devices = math.prod(int(number) for number in _DEVICES.findall(text.partition("\n")[0]))
-    return Module(entry, {name: tuple(body) for name, body in computations.items()}, devices)
+    return HloModule(entry, {name: tuple(body) for name, body in computations.items()}, devices)
 
 
 def elements(shape: str) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ States: TypeAlias = tuple[State, ...]
 Emit: TypeAlias = Callable[[Values], Values]  # from local values to local results
 
 
-class Refused(Exception):
+class LoopRefused(Exception):
     """Why a loop cannot run inside the mapped region."""
 
 
@@ -47,14 +47,14 @@ class Region:
         if state == wanted:
             return value
         if state is not None or wanted is None:
-            raise Refused("a value that is cut over the devices is used as a whole")
+            raise LoopRefused("a value that is cut over the devices is used as a whole")
         block = value.shape[wanted] // self.size
         start = lax.axis_index(self.axis) * block
         return lax.dynamic_slice_in_dim(value, start, block, axis=wanted)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Step:
+class LoopStep:
     """What becomes of an equation: states of its results, and how to compute them."""
 
     states: States
@@ -62,7 +62,7 @@ class Step:
     taken: States  # of the operands, as `emit` wants them
 
 
-LOOPS: dict[str, Callable[["Walk", JaxprEqn, States], Step]] = {}  # by primitive
+LOOPS: dict[str, Callable[["LoopWalk", JaxprEqn, States], LoopStep]] = {}  # by primitive
 
 
 def loop(primitive: str) -> Callable[[Callable], Callable]:
@@ -75,7 +75,7 @@ def loop(primitive: str) -> Callable[[Callable], Callable]:
     return register
 
 
-class Walk:
+class LoopWalk:
     """Goes through the body of a loop, equation by equation."""
 
     def __init__(self, region: Region):
@@ -114,7 +114,7 @@ class Walk:
         each = zip(values, given, wanted, strict=True)
         return [self.region.cut(value, state, want) for value, state, want in each]
 
-    def step(self, eqn: JaxprEqn, states: States) -> Step:
+    def step(self, eqn: JaxprEqn, states: States) -> LoopStep:
         """Decides on one equation; raises Refused."""
         site = pmap_site(eqn)
         if site is not None:
@@ -125,66 +125,66 @@ class Walk:
         if name in LOOPS:
             return LOOPS[name](self, eqn, states)
         if eqn.effects:
-            raise Refused(f"'{name}' has an effect, which every device would have")
+            raise LoopRefused(f"'{name}' has an effect, which every device would have")
         if all(state is None for state in states):
-            return Step(
+            return LoopStep(
                 (WHOLE,) * len(eqn.outvars), lambda values: rebind.bind_again(eqn, values), states
             )
         if name in ELEMENTWISE:
             return self._elementwise(eqn, states)
         if name == "reduce_sum":
             return self._sum(eqn, states)
-        raise Refused(f"'{name}' is applied to a value that is cut over the devices")
+        raise LoopRefused(f"'{name}' is applied to a value that is cut over the devices")
 
-    def _pmap(self, eqn: JaxprEqn, states: States, site: Any) -> Step:
+    def _pmap(self, eqn: JaxprEqn, states: States, site: Any) -> LoopStep:
         if site.axis != self.region.axis:
-            raise Refused("its pmaps go over several axes")
+            raise LoopRefused("its pmaps go over several axes")
         taken = tuple(mapped_dimension(spec) for spec in eqn.params["in_specs"])
         for atom, state, want in zip(eqn.invars, states, taken, strict=True):
             if state is None:
                 self.want(atom, want)
             elif want != state:
-                raise Refused("a pmap takes a value in another way than it is cut")
+                raise LoopRefused("a pmap takes a value in another way than it is cut")
         results = tuple(mapped_dimension(spec) for spec in eqn.params["out_specs"])
-        return Step(results, lambda values: rebind.evaluate(site.body, values), taken)
+        return LoopStep(results, lambda values: rebind.evaluate(site.body, values), taken)
 
     def want(self, atom: Any, dim: State) -> None:
         """Notes that a pmap would take a whole value cut along a dimension."""
         if dim is not None and isinstance(atom, Var):
             self.wanted.setdefault(atom, dim)
 
-    def want_as(self, inner: "Walk", body: Any, atoms: Sequence[Any]) -> None:
+    def want_as(self, inner: "LoopWalk", body: Any, atoms: Sequence[Any]) -> None:
         """Notes what the body of an equation wants, of the operands that become its inputs."""
         for var, atom in zip(inputs_of(body), atoms, strict=True):
             self.want(atom, inner.wanted.get(var, WHOLE))
 
-    def _call(self, eqn: JaxprEqn, states: States) -> Step:
+    def _call(self, eqn: JaxprEqn, states: States) -> LoopStep:
         (body,) = interpreter.bodies(eqn)
-        inner = Walk(self.region)
+        inner = LoopWalk(self.region)
         results = inner.states(body, states)
         self.want_as(inner, body, eqn.invars)
-        return Step(results, lambda values: inner.evaluate(body, values, states), states)
+        return LoopStep(results, lambda values: inner.evaluate(body, values, states), states)
 
-    def _elementwise(self, eqn: JaxprEqn, states: States) -> Step:
+    def _elementwise(self, eqn: JaxprEqn, states: States) -> LoopStep:
         dim = one(states)
         taken = tuple(
             dim if state is None and _spans(atom, dim) else state
             for atom, state in zip(eqn.invars, states, strict=True)
         )
-        return Step((dim,), lambda values: rebind.bind_again(eqn, values), taken)
+        return LoopStep((dim,), lambda values: rebind.bind_again(eqn, values), taken)
 
-    def _sum(self, eqn: JaxprEqn, states: States) -> Step:
+    def _sum(self, eqn: JaxprEqn, states: States) -> LoopStep:
         """Over the cut dimension, a sum of the block, and then one over the devices."""
         dim = one(states)
         axes = tuple(int(axis) for axis in eqn.params["axes"])
         if dim not in axes:
             left = dim - sum(axis < dim for axis in axes)
-            return Step((left,), lambda values: rebind.bind_again(eqn, values), states)
+            return LoopStep((left,), lambda values: rebind.bind_again(eqn, values), states)
 
         def emit(values: Values) -> Values:
             return [lax.psum(value, self.region.axis) for value in rebind.bind_again(eqn, values)]
 
-        return Step((WHOLE,), emit, states)
+        return LoopStep((WHOLE,), emit, states)
 
 
 def _of(atoms: Sequence[Any], known: dict[Any, State]) -> States:
@@ -195,7 +195,7 @@ def one(states: Sequence[State]) -> int:
     """The one dimension along which operands are cut, of which there are some."""
     dims = {state for state in states if state is not None}
     if len(dims) > 1:
-        raise Refused("values are combined that are cut along different dimensions")
+        raise LoopRefused("values are combined that are cut along different dimensions")
     return dims.pop()
 
 
@@ -213,7 +213,7 @@ def inputs_of(body: Any) -> Sequence[Var]:
 
 
 def _settled(
-    walk: Walk,
+    walk: LoopWalk,
     body: Any,
     states: list[State],
     carries_in: Sequence[int],
@@ -228,19 +228,19 @@ def _settled(
                 states[place] = results[result]
                 changed = True
             elif results[result] not in (WHOLE, states[place]):
-                raise Refused("what is carried is cut in another way after each step")
+                raise LoopRefused("what is carried is cut in another way after each step")
         if not changed:
             return states, results
 
 
 @loop("scan")
-def _scan(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
+def _scan(walk: LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
     (body,) = interpreter.bodies(eqn)
     layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
     fixed = {*layout.constants, *layout.carries_in}
     if any(state == 0 for place, state in enumerate(states) if place not in fixed):
-        raise Refused("the scan runs along the dimension that is cut over the devices")
-    inner = Walk(walk.region)
+        raise LoopRefused("the scan runs along the dimension that is cut over the devices")
+    inner = LoopWalk(walk.region)
     start = [_in_a_step(state, is_fixed=place in fixed) for place, state in enumerate(states)]
     inside, results = _settled(inner, body, start, layout.carries_in, layout.carries_out)
     carried = dict(zip(layout.carries_out, [inside[p] for p in layout.carries_in], strict=True))
@@ -254,7 +254,7 @@ def _scan(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
         return interpreter.replay(rebind.without_mesh(eqn, {"jaxpr": new}), values)
 
     made = tuple(_outside(state, is_fixed=place in carried) for place, state in enumerate(leaving))
-    return Step(made, emit, outside)
+    return LoopStep(made, emit, outside)
 
 
 def _in_a_step(state: State, *, is_fixed: bool) -> State:
@@ -267,17 +267,19 @@ def _outside(state: State, *, is_fixed: bool) -> State:
 
 
 @loop("while")
-def _while(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
+def _while(walk: LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
     params = eqn.params
     conds, consts = params["cond_nconsts"], params["body_nconsts"]
     carries = range(consts, len(states) - conds)
-    inner = Walk(walk.region)
+    inner = LoopWalk(walk.region)
     start = list(states[conds:])
     inside, _ = _settled(inner, params["body_jaxpr"], start, carries, range(len(carries)))
     carried = tuple(inside[consts:])
     of_cond = (*states[:conds], *carried)
     if inner.states(params["cond_jaxpr"], of_cond) != (WHOLE,):
-        raise Refused("whether the loop goes on depends on a value that is cut over the devices")
+        raise LoopRefused(
+            "whether the loop goes on depends on a value that is cut over the devices"
+        )
 
     def emit(values: Values) -> Values:
         bodies = {
@@ -287,14 +289,14 @@ def _while(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
         return interpreter.replay(rebind.without_mesh(eqn, bodies), values)
 
     walk.want_as(inner, params["body_jaxpr"], eqn.invars[conds:])
-    return Step(carried, emit, (*states[:conds], *inside))
+    return LoopStep(carried, emit, (*states[:conds], *inside))
 
 
 @loop("cond")
-def _cond(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
+def _cond(walk: LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
     if states[0] is not None:
-        raise Refused("a branch is chosen by a value that is cut over the devices")
-    inner = Walk(walk.region)
+        raise LoopRefused("a branch is chosen by a value that is cut over the devices")
+    inner = LoopWalk(walk.region)
     branches = eqn.params["branches"]
     results = [inner.states(branch, states[1:]) for branch in branches]
     leaving = tuple(_joined(each) for each in zip(*results, strict=True))
@@ -307,7 +309,7 @@ def _cond(walk: Walk, eqn: JaxprEqn, states: States) -> Step:
 
     for branch in branches:
         walk.want_as(inner, branch, eqn.invars[1:])
-    return Step(leaving, emit, states)
+    return LoopStep(leaving, emit, states)
 
 
 def _joined(states: Sequence[State]) -> State:
@@ -315,7 +317,7 @@ def _joined(states: Sequence[State]) -> State:
 
 
 def _local_body(
-    region: Region, walk: Walk, body: Any, states: Sequence[State], leaving: Sequence[State]
+    region: Region, walk: LoopWalk, body: Any, states: Sequence[State], leaving: Sequence[State]
 ) -> Any:
     """The body on what one device has of its inputs."""
     results = walk.states(body, states)
@@ -345,7 +347,7 @@ class LoopInside:
     eqn: JaxprEqn
     region: Region
     mesh: Mesh  # names the axis as the pmaps do
-    step: Step
+    step: LoopStep
 
     def specs_in(self) -> tuple[P, ...]:
         return tuple(self._spec(state) for state in self.step.taken)
@@ -380,12 +382,12 @@ def loop_inside(eqn: JaxprEqn, mesh: Mesh, axis: str) -> LoopInside:
       loop_states.Refused: it cannot, with the reason.
     """
     region = Region(axis, mesh.shape[axis])
-    first = Walk(region)
+    first = LoopWalk(region)
     step = first.step(eqn, (WHOLE,) * len(eqn.invars))
     if first.wanted:
         # What only pmaps take, and cut, need not be whole on every device before.
         states = tuple(_wanted(atom, first.wanted) for atom in eqn.invars)
-        step = Walk(region).step(eqn, states)
+        step = LoopWalk(region).step(eqn, states)
     return LoopInside(eqn, region, mesh, step)
 
 

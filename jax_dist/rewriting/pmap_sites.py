@@ -18,7 +18,7 @@ from jax_dist.mapping import axes, body, emission, region
 from jax_dist.mapping.calls import Call, Options
 from jax_dist.mapping.meshes import DeviceChoice
 from jax_dist.passes import interpreter
-from jax_dist.passes.findings import Finding, user_line
+from jax_dist.passes.findings import PassFinding, user_line
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ CODE = _codes.JIT_OF_PMAP
 
 
 @contextlib.contextmanager
-def pmaps_over_all_processes(mesh: Mesh | None, found: list[Finding]) -> Iterator[None]:
+def pmaps_over_all_processes(mesh: Mesh | None, found: list[PassFinding]) -> Iterator[None]:
     """While tracing here, `jax.pmap` maps over all processes, on the devices of `mesh` if they fit.
 
     Adds to `found` what was done.
@@ -112,7 +112,7 @@ def pmaps_over_all_processes(mesh: Mesh | None, found: list[Finding]) -> Iterato
         output = emission.emitted(options, call, pmap, (), as_view=True)
         size = f" of size {pmap.layout.size}"
         what = f"jax.pmap over '{taken.axis_name}'{size}: a shard_map over all processes"
-        found.append(Finding(CODE, "rewritten", what, "", user_line()))
+        found.append(PassFinding(CODE, "rewritten", what, "", user_line()))
         return output
 
     with _compat.pmaps_taken_over(run):

@@ -27,7 +27,7 @@ from jax_dist.multihost.agreement import (
 from jax_dist.passes import interpreter, lifting, pipeline, programs
 from jax_dist.passes.captures import Capture, Watch
 from jax_dist.passes.constants import lies_on_many, put_copy
-from jax_dist.passes.findings import Finding, Plan
+from jax_dist.passes.findings import PassFinding, PassPlan
 from jax_dist.passes.gathers import plan_gathers
 from jax_dist.passes.interpreter import GATHERS
 from jax_dist.passes.lifting import Lifted, PlacedCaptures, Placements
@@ -44,21 +44,21 @@ _WATCHED = 1024  # calls in which to look whether captured objects have changed
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Traced:
+class TracedCall:
     """The user's function as JAX sees it for one signature."""
 
     lifted: Lifted  # its inputs: the captured arrays that are lifted, and then the dynamic leaves
     places: tuple[int, ...]  # of the dynamic leaves among all
     out_tree: Any
     described: dict[str, str]  # the arguments, by their path
-    findings: tuple[Finding, ...]  # made while tracing
+    findings: tuple[PassFinding, ...]  # made while tracing
     routes: bool  # whether it has operations whose program depends on how arguments are cut
 
 
-class Found(NamedTuple):
+class KnownCall(NamedTuple):
     """What is known of one call."""
 
-    traced: Traced
+    traced: TracedCall
     shardings: tuple[NamedSharding | None, ...]  # of the dynamic leaves
     mesh: Mesh | None  # what the program runs on, as far as that is one
     runs: bool  # whether the program runs next, in this process and in the others
@@ -81,7 +81,7 @@ class RewrittenProgram:
         self.fun: Callable[..., Any] = fun
         self.name: str = name
         self.wishes: Wishes = wishes
-        self.findings: tuple[Finding, ...] = ()
+        self.findings: tuple[PassFinding, ...] = ()
         self.found: tuple[Capture, ...] = ()
         self.lifted: tuple[Capture, ...] = ()
         self._options = _compat.jit_options(fun)
@@ -149,7 +149,7 @@ class RewrittenProgram:
         return results, None, False
 
     def _run(
-        self, program: Program, traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, program: Program, traced: TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _compat.Answer:
         own, placed, found = self._prepared(args, kwargs, traced)
         self._watch.warn_of(traced.lifted.captures, lifted=True)
@@ -161,7 +161,7 @@ class RewrittenProgram:
         self._use(own, placed, traced)
         return results, memory if own is program else None, stale
 
-    def _stage(self, traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _stage(self, traced: TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is part of a trace outside. Captured arrays become constants of that."""
         found = self._find(traced, args, kwargs, runs=False)
         if not lifting.is_lifted_outside():
@@ -170,7 +170,7 @@ class RewrittenProgram:
             return self._programs.of(None, _variant(found)).jitted(*args, **kwargs)
 
     def _first_state_placed(
-        self, traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, traced: TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple, dict]:
         """The arguments, with a first state where the next one will lie; see `first_places`."""
         if jax.process_count() > 1:  # what one process holds is not the whole
@@ -186,23 +186,23 @@ class RewrittenProgram:
         return jax.tree.unflatten(tree, leaves)
 
     def _prepared(
-        self, args: tuple, kwargs: dict, traced: Traced | None = None
-    ) -> tuple[Program, PlacedCaptures | None, Found]:
+        self, args: tuple, kwargs: dict, traced: TracedCall | None = None
+    ) -> tuple[Program, PlacedCaptures | None, KnownCall]:
         traced = traced or self._trace_user(args, kwargs)
         found = self._find(traced, args, kwargs, runs=True)
         mesh = found.mesh or _mesh_of_processes(found)
         placed = self._placements.of(traced.lifted, mesh, lambda value: _placed(value, mesh))
         return self._programs.of(placed, _variant(found)), placed, found
 
-    def _find(self, traced: Traced, args: tuple, kwargs: dict, *, runs: bool) -> Found:
+    def _find(self, traced: TracedCall, args: tuple, kwargs: dict, *, runs: bool) -> KnownCall:
         leaves = jax.tree.leaves((args, kwargs))
         shardings = tuple(_named_sharding(leaves[place]) for place in traced.places)
         found = self.wishes.mesh or mesh_of(traced.lifted.jaxpr, shardings)
         # Under grad and vmap arguments do not say how they lie; they did when called before.
         self._mesh_seen = found or self._mesh_seen
-        return Found(traced, shardings, self._mesh_seen, runs)
+        return KnownCall(traced, shardings, self._mesh_seen, runs)
 
-    def _use(self, program: Program, placed: PlacedCaptures | None, traced: Traced) -> None:
+    def _use(self, program: Program, placed: PlacedCaptures | None, traced: TracedCall) -> None:
         """This is the program of the last call; most probably of the next one, too."""
         is_full = self._mesh_seen is not None and throttle.can_be_full(self._mesh_seen)
         if self._used != (program, placed, is_full):
@@ -215,7 +215,9 @@ class RewrittenProgram:
         for caller in self._callers:
             caller.__call__ = self.call
 
-    def _call_of(self, program: Program, placed: PlacedCaptures | None, traced: Traced) -> Callable:
+    def _call_of(
+        self, program: Program, placed: PlacedCaptures | None, traced: TracedCall
+    ) -> Callable:
         captures = traced.lifted.captures
         if placed is None:
             return program.front
@@ -239,7 +241,7 @@ class RewrittenProgram:
 
         return watching
 
-    def _current(self, traced: Traced, placed: PlacedCaptures) -> tuple[Any, ...]:
+    def _current(self, traced: TracedCall, placed: PlacedCaptures) -> tuple[Any, ...]:
         """What the program takes before the arguments."""
         if not self.wishes.policy.live:
             return placed.values
@@ -247,7 +249,7 @@ class RewrittenProgram:
 
     # ---- what is traced
 
-    def _trace_user(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+    def _trace_user(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedCall:
         """The user's function for arguments of these types; their values do not matter."""
         args, kwargs = jax.tree.map(_described, (args, kwargs))
         traced = self._memo.of(args, kwargs)
@@ -257,12 +259,12 @@ class RewrittenProgram:
             traced = self._memo.of(args, kwargs)
         return traced
 
-    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedCall:
         """His Python runs here, once per signature."""
         leaves, tree = jax.tree.flatten((args, kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
         fun = _compat.inside_jit(self.fun) if jax.process_count() > 1 else self.fun
-        findings: list[Finding] = []
+        findings: list[PassFinding] = []
         out_trees = []
 
         def flat(*dynamic: Any) -> list[Any]:
@@ -285,7 +287,7 @@ class RewrittenProgram:
         )
         paths = jax.tree.leaves_with_path((args, kwargs))
         described = {f"argument {jax.tree_util.keystr(path)}": describe(x) for path, x in paths}
-        return Traced(lifted, tuple(places), out_trees[-1], described, tuple(findings), routes)
+        return TracedCall(lifted, tuple(places), out_trees[-1], described, tuple(findings), routes)
 
     def _trace(self, captured: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What jit traces: the rewritten program."""
@@ -303,7 +305,7 @@ class RewrittenProgram:
         self.lifted = traced.lifted.captures if captured else ()
         return jax.tree.unflatten(traced.out_tree, results)
 
-    def _passes(self, found: Found, lifted: int) -> list[Pass]:
+    def _passes(self, found: KnownCall, lifted: int) -> list[Pass]:
         wishes = self.wishes
         passes = []
         if jax.process_count() == 1:
@@ -323,7 +325,7 @@ class RewrittenProgram:
             passes.append(Pass(GATHERS, plan))
         return passes
 
-    def _agree(self, found: Found) -> None:
+    def _agree(self, found: KnownCall) -> None:
         """With the other processes, on what runs next; see `mapping.agreements`."""
         signature = hash((found.traced.out_tree, *found.traced.described.items()))
         if signature in self._agreed:
@@ -342,11 +344,11 @@ def _route(
     mesh: Mesh | None,
     in_shardings: Sequence[NamedSharding | None],
     jaxpr: ClosedJaxpr,
-) -> Plan:
+) -> PassPlan:
     return plan_partitioning(jaxpr, mesh=mesh, in_shardings=in_shardings, specs=wishes.specs)
 
 
-def _variant(found: Found) -> Hashable:
+def _variant(found: KnownCall) -> Hashable:
     """On Auto axes, jit traces once for all ways that arguments are cut; a route follows them."""
     return found.shardings if found.traced.routes else None
 
@@ -360,7 +362,7 @@ def _described(leaf: Any) -> Any:
     return leaf
 
 
-def _fingerprint(traced: Traced) -> Fingerprint:
+def _fingerprint(traced: TracedCall) -> Fingerprint:
     """Of the whole arrays that go in and come out."""
     leaves = dict(traced.described)
     for number, aval in enumerate(traced.lifted.jaxpr.out_avals):
@@ -377,7 +379,7 @@ def _named_sharding(leaf: Any) -> NamedSharding | None:
     return sharding if isinstance(sharding, NamedSharding) else None
 
 
-def _mesh_of_processes(found: Found) -> Mesh | None:
+def _mesh_of_processes(found: KnownCall) -> Mesh | None:
     """One with devices of other processes too, where arrays of this one alone cannot be used."""
     if jax.process_count() == 1:
         return None

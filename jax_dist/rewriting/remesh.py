@@ -21,9 +21,9 @@ from jax_dist import _codes, _compat
 from jax_dist.mapping import meshes
 from jax_dist.passes import equation_paths, interpreter, rebind
 from jax_dist.passes.findings import (
-    Finding,
     Outcome,
-    Plan,
+    PassFinding,
+    PassPlan,
 )
 from jax_dist.passes.interpreter import Handler, Values
 from jax_dist.rewriting import loops
@@ -37,7 +37,7 @@ from jax_dist.rewriting.pmap_sites import (
 CODE = _codes.JIT_OF_PMAP
 
 
-class Refused(Exception):
+class RemeshRefused(Exception):
     """A pmap that cannot be moved; the text is the reason."""
 
 
@@ -51,7 +51,7 @@ class _Move:
     inside: Mesh  # the same devices, with the pmap's own names
 
 
-def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> Plan:
+def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
     """Moves the pmaps of a program.
 
     Args:
@@ -64,13 +64,13 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> Plan:
     for site in pmap_sites(jaxpr):
         try:
             moves[id(site.eqn)] = _move(site, mesh)
-        except Refused as refused:
+        except RemeshRefused as refused:
             findings.append(_finding(site.where, "refused", f"{_said(site)} stays", str(refused)))
         else:
             findings.append(_moved(moves[id(site.eqn)], to_other=mesh is not None))
     inside = _loops_inside(jaxpr, moves, findings)
     if not inside and (mesh is None or not moves):
-        return Plan(None, tuple(findings))
+        return PassPlan(None, tuple(findings))
 
     def handler_of(eqn: JaxprEqn) -> Handler | None:
         if id(eqn) in inside:
@@ -80,14 +80,14 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> Plan:
         return None
 
     handlers = equation_paths.handlers(jaxpr, handler_of)
-    return Plan(lambda *args: equation_paths.run(jaxpr, args, handlers), tuple(findings))
+    return PassPlan(lambda *args: equation_paths.run(jaxpr, args, handlers), tuple(findings))
 
 
 def operand_shardings(site: PmapSite, mesh: Mesh | None) -> list[NamedSharding] | None:
     """How the operands of a pmap lie when it has been moved; None if it names no devices."""
     try:
         move = _move(site, mesh)
-    except Refused:
+    except RemeshRefused:
         if not isinstance(site.mesh, Mesh):
             return None
         move = _Move(site, site.mesh, site.axis, site.mesh)
@@ -98,12 +98,12 @@ def _move(site: PmapSite, mesh: Mesh | None) -> _Move:
     own = devices_of(site.mesh)
     if mesh is None:
         if own is None:
-            raise Refused("its mesh names no devices, and no other was given")
+            raise RemeshRefused("its mesh names no devices, and no other was given")
         return _Move(site, site.mesh, site.axis, site.mesh)
     if own is not None and not set(own) <= set(mesh.devices.flat):
-        raise Refused("it has devices that are not in the mesh")
+        raise RemeshRefused("it has devices that are not in the mesh")
     if any(kind != AxisType.Auto for kind in mesh.axis_types):
-        raise Refused("the mesh has axes that are not Auto, on which shardings are types")
+        raise RemeshRefused("the mesh has axes that are not Auto, on which shardings are types")
     chosen = _chosen_axes(site, mesh)
     axis = chosen[site.axis]
     own_names = {target: name for name, target in chosen.items()}
@@ -113,7 +113,7 @@ def _move(site: PmapSite, mesh: Mesh | None) -> _Move:
         try:
             rebind.check_rebindable(site.body)
         except rebind.CannotRebind as cannot:
-            raise Refused(str(cannot)) from None
+            raise RemeshRefused(str(cannot)) from None
     return move
 
 
@@ -125,7 +125,7 @@ def _chosen_axes(site: PmapSite, mesh: Mesh) -> dict[str, str]:
         fitting = [other for other in free if free[other] == size]
         if not fitting:
             sizes = ", ".join(f"'{other}': {count}" for other, count in mesh.shape.items())
-            raise Refused(f"no axis of the mesh ({sizes}) has the size {size} of '{name}'")
+            raise RemeshRefused(f"no axis of the mesh ({sizes}) has the size {size} of '{name}'")
         chosen[name] = name if name in fitting else fitting[0]
         del free[chosen[name]]
     return chosen
@@ -173,7 +173,7 @@ def _named(move: _Move, spec: P) -> P:
 
 
 def _loops_inside(
-    jaxpr: Any, moves: dict[int, _Move], findings: list[Finding], around: str = ""
+    jaxpr: Any, moves: dict[int, _Move], findings: list[PassFinding], around: str = ""
 ) -> dict[int, tuple[_Move, loops.LoopInside]]:
     """The outermost loops that can run inside; for the others, why not."""
     found = {}
@@ -186,7 +186,7 @@ def _loops_inside(
         if name in ("scan", "while"):
             try:
                 found[id(eqn)] = _loop_inside(eqn, sites, moves)
-            except (Refused, loops.Refused) as refused:
+            except (RemeshRefused, loops.LoopRefused) as refused:
                 what = f"the {name} stays outside of the mapped region"
                 findings.append(_finding(where, "noted", what, str(refused)))
             else:
@@ -202,17 +202,17 @@ def _loop_inside(
     eqn: JaxprEqn, sites: Sequence[PmapSite], moves: dict[int, _Move]
 ) -> tuple[_Move, loops.LoopInside]:
     if any(id(site.eqn) not in moves for site in sites):
-        raise Refused("a pmap in it stays where it is")
+        raise RemeshRefused("a pmap in it stays where it is")
     first = moves[id(sites[0].eqn)]
     if len(first.site.mesh.axis_names) > 1:
-        raise Refused("its pmaps have others inside")
+        raise RemeshRefused("its pmaps have others inside")
     if any(moves[id(site.eqn)].inside != first.inside for site in sites):
-        raise Refused("its pmaps go over several axes, or have different devices")
+        raise RemeshRefused("its pmaps go over several axes, or have different devices")
     for site in sites:
         try:
             rebind.check_rebindable(site.body)
         except rebind.CannotRebind as cannot:
-            raise Refused(str(cannot)) from None
+            raise RemeshRefused(str(cannot)) from None
     return first, loops.loop_inside(eqn, first.inside, first.site.axis)
 
 
@@ -225,15 +225,15 @@ def _emit_loop(move: _Move, loop: loops.LoopInside, eqn: JaxprEqn, values: Value
 # ---- what is told
 
 
-def _finding(where: str, outcome: Outcome, what: str, why: str = "") -> Finding:
-    return Finding(CODE, outcome, what, why, where)
+def _finding(where: str, outcome: Outcome, what: str, why: str = "") -> PassFinding:
+    return PassFinding(CODE, outcome, what, why, where)
 
 
 def _said(site: PmapSite) -> str:
     return f"the pmap over '{site.axis}' of size {site.size}"
 
 
-def _moved(move: _Move, *, to_other: bool) -> Finding:
+def _moved(move: _Move, *, to_other: bool) -> PassFinding:
     where = move.site.where
     if not to_other:
         return _finding(where, "noted", f"{_said(move.site)} is a shard_map on a mesh of its own")

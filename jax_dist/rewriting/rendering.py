@@ -35,7 +35,7 @@ class Section:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Entry:
+class ReportEntry:
     """A label, what it stands for, and details below."""
 
     label: str
@@ -127,7 +127,7 @@ class Bars:
         return f"<table {_TABLE}>{rows}</table>"
 
 
-def aligned(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+def aligned(entries: Iterable[ReportEntry]) -> tuple[ReportEntry, ...]:
     """The entries with labels of one length."""
     every = tuple(entries)
     width = max((len(entry.label) for entry in every), default=0)

@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Iterator
 
-from jax_dist.passes.findings import Finding, Outcome, human_bytes
+from jax_dist.passes.findings import Outcome, PassFinding, human_bytes
 from jax_dist.rewriting import rendering
 from jax_dist.rewriting.comparison import Comparison
-from jax_dist.rewriting.cost import Collective, Program, Runs
+from jax_dist.rewriting.cost import Collective, ProgramCost, Runs
 from jax_dist.rewriting.rendering import counted
 from jax_dist.rewriting.stability import CacheVerdict
 
@@ -29,11 +29,11 @@ class Report:
     """What a rewriting did with a function. Printed, it fits a terminal of 80 columns."""
 
     name: str  # of the function
-    before: Program
-    after: Program
+    before: ProgramCost
+    after: ProgramCost
     cache_before: CacheVerdict
     cache_after: CacheVerdict
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[PassFinding, ...] = ()
     captured: tuple[CapturedArray, ...] = ()
     compare: Comparison | None = None  # the ways to write the function; None if not asked for
 
@@ -106,14 +106,14 @@ def _sections(report: Report) -> Iterator[rendering.Section]:
     if found or not report.cache_after.stable:
         yield rendering.Section("Key in the persistent cache", _cache(report))
     if report.compare:
-        advice = rendering.Entry("", report.compare.advice)
+        advice = rendering.ReportEntry("", report.compare.advice)
         yield rendering.Section("Ways to write it", (advice,))
         yield from report.compare.sections()
 
 
 def _found(report: Report, title: str, outcome: Outcome) -> Iterator[rendering.Section]:
     entries = tuple(
-        rendering.Entry(
+        rendering.ReportEntry(
             finding.code,
             finding.what,
             (*([f"because {finding.why}"] if finding.why else []), finding.where or "line unknown"),
@@ -159,7 +159,9 @@ def _collectives(report: Report) -> tuple[rendering.Part, ...]:
         )
     table = rendering.Table(header, rows, numbers=4)
     seen = {each.runs for each in (*before.collectives, *after.collectives)}
-    notes = [rendering.Entry(_MARKS[runs], note) for runs, note in _NOTES.items() if runs in seen]
+    notes = [
+        rendering.ReportEntry(_MARKS[runs], note) for runs, note in _NOTES.items() if runs in seen
+    ]
     return (table, *notes)
 
 
@@ -208,12 +210,12 @@ def _known(amount: int | None) -> str:
     return "unknown" if amount is None else human_bytes(amount)
 
 
-def _cache(report: Report) -> tuple[rendering.Entry, ...]:
+def _cache(report: Report) -> tuple[rendering.ReportEntry, ...]:
     verdicts = (("before", report.cache_before), ("after", report.cache_after))
     if report.cache_before == report.cache_after:
         verdicts = (("", report.cache_after),)
     return rendering.aligned(
-        rendering.Entry(
+        rendering.ReportEntry(
             label,
             "the same in every process, as far as the program shows"
             if verdict.stable

@@ -10,12 +10,12 @@ import jax
 from jax_dist import _codes, _compat
 from jax_dist.errors import CapturedArrayWarning
 from jax_dist.passes.captures import Capture, find_captures
-from jax_dist.passes.findings import Finding
+from jax_dist.passes.findings import PassFinding
 from jax_dist.passes.randomness import find_noise
 from jax_dist.rewriting import alternatives, gradients
 from jax_dist.rewriting.arguments import Wishes
 from jax_dist.rewriting.comparison import Comparison
-from jax_dist.rewriting.cost import Program, program_of
+from jax_dist.rewriting.cost import ProgramCost, program_of
 from jax_dist.rewriting.program import RewrittenProgram
 from jax_dist.rewriting.report import CapturedArray, Report
 from jax_dist.rewriting.stability import CacheVerdict, verdict_of
@@ -56,8 +56,8 @@ class _AsGiven:
     """The program as it is."""
 
     lowered: jax.stages.Lowered | None  # None: it does not compile
-    program: Program
-    failure: tuple[Finding, ...]
+    program: ProgramCost
+    failure: tuple[PassFinding, ...]
 
 
 def _as_given(traced: jax.stages.Traced) -> _AsGiven:
@@ -68,7 +68,9 @@ def _as_given(traced: jax.stages.Traced) -> _AsGiven:
     except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         what = "the program as it is does not compile: before, all is unknown"
-        return _AsGiven(None, Program(), (Finding(_codes.JIT_OF_PMAP, "noted", what, reason, ""),))
+        return _AsGiven(
+            None, ProgramCost(), (PassFinding(_codes.JIT_OF_PMAP, "noted", what, reason, ""),)
+        )
 
 
 def _verdict_before(before: _AsGiven, captured: Sequence[str]) -> CacheVerdict:
@@ -82,7 +84,7 @@ def _comparison(
     traced: jax.stages.Traced,
     arguments: tuple[tuple, dict],
     before: _AsGiven,
-    after: Program,
+    after: ProgramCost,
 ) -> Comparison | None:
     """None also with several processes, where the program as it is may compute something else."""
     if before.lowered is None or jax.process_count() > 1:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jax_dist.codemod.verify.comparison import Unlike, compare, difference
-from jax_dist.codemod.verify.records import Array, Call, Site
+from jax_dist.codemod.verify.records import Array, CallRecord, SiteRecord
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def kept(tmp_path: pathlib.Path):
     return keep
 
 
-def _site(*calls: Call, count: int | None = None) -> Site:
-    return Site(
+def _site(*calls: CallRecord, count: int | None = None) -> SiteRecord:
+    return SiteRecord(
         process=0,
         file="a.py",
         line=1,
@@ -45,7 +45,7 @@ def _site(*calls: Call, count: int | None = None) -> Site:
 
 
 def _problems(before: Array, after: Array, tolerance: float = 0.0) -> tuple[str, ...]:
-    ones, others = Call((), (before,), None), Call((), (after,), None)
+    ones, others = CallRecord((), (before,), None), CallRecord((), (after,), None)
     return compare(_site(ones), _site(others), tolerance).problems
 
 
@@ -77,7 +77,7 @@ def test_merged_in_the_wrong_order(kept):
 def test_a_difference_within_the_tolerance_is_reported_and_allowed(kept):
     one, other = kept([2.0, 4.0]), kept([2.0, 4.0 + 2**-20])
     compared = compare(
-        _site(Call((), (one,), None)), _site(Call((), (other,), None)), tolerance=1e-6
+        _site(CallRecord((), (one,), None)), _site(CallRecord((), (other,), None)), tolerance=1e-6
     )
 
     assert (compared.problems, compared.absolute, compared.relative) == ((), 2**-20, 2**-22)
@@ -94,7 +94,9 @@ def test_an_integer_has_no_tolerance(kept):
 
 def test_a_nan_on_one_side(kept):
     one, other = kept([1.0, 2.0]), kept([1.0, float("nan")])
-    found = compare(_site(Call((), (one,), None)), _site(Call((), (other,), None)), tolerance=1.0)
+    found = compare(
+        _site(CallRecord((), (one,), None)), _site(CallRecord((), (other,), None)), tolerance=1.0
+    )
 
     assert found.problems == ("call 1, result: differs by up to inf, inf times its largest value",)
     assert found.to_dict()["largest_absolute_difference"] is None  # JSON has no infinity
@@ -134,15 +136,15 @@ def test_another_dtype(kept):
 
 
 def test_results_are_paired_by_path_even_in_another_order(kept):
-    before = Call((), (kept([1.0], path="['a']"), kept([2.0], path="['b']")), None)
-    after = Call((), (kept([2.0], path="['b']"), kept([1.0], path="['a']")), None)
+    before = CallRecord((), (kept([1.0], path="['a']"), kept([2.0], path="['b']")), None)
+    after = CallRecord((), (kept([2.0], path="['b']"), kept([1.0], path="['a']")), None)
 
     assert compare(_site(before), _site(after), 0.0).problems == ()
 
 
 def test_a_result_that_is_missing(kept):
-    before = Call((), (kept([1.0], path="[0]"), kept([2.0], path="[1]")), None)
-    after = Call((), (kept([1.0], path="[0]"),), None)
+    before = CallRecord((), (kept([1.0], path="[0]"), kept([2.0], path="[1]")), None)
+    after = CallRecord((), (kept([1.0], path="[0]"),), None)
 
     assert compare(_site(before), _site(after), 0.0).problems == (
         "call 1, result: 2 arrays before, 1 after",
@@ -150,8 +152,8 @@ def test_a_result_that_is_missing(kept):
 
 
 def test_arguments_that_went_into_the_function_are_a_note(kept):
-    before = Call((kept([1.0], path="[0]"), kept([2.0], path="[1]")), (kept([3.0]),), None)
-    after = Call((kept([1.0], path="[0]"),), (kept([3.0]),), None)
+    before = CallRecord((kept([1.0], path="[0]"), kept([2.0], path="[1]")), (kept([3.0]),), None)
+    after = CallRecord((kept([1.0], path="[0]"),), (kept([3.0]),), None)
     compared = compare(_site(before), _site(after), 0.0)
 
     assert compared.problems == ()
@@ -159,7 +161,7 @@ def test_arguments_that_went_into_the_function_are_a_note(kept):
 
 
 def test_an_error_on_one_side():
-    before, after = Call((), (), "ValueError"), Call((), (), None)
+    before, after = CallRecord((), (), "ValueError"), CallRecord((), (), None)
 
     assert compare(_site(before), _site(after), 0.0).problems == (
         "call 1, error: raised ValueError before, nothing after",
@@ -168,7 +170,7 @@ def test_an_error_on_one_side():
 
 
 def test_too_few_calls_among_the_first_and_any_number_later(kept):
-    call = Call((), (kept([1.0]),), None)
+    call = CallRecord((), (kept([1.0]),), None)
 
     assert compare(_site(call, call), _site(call), 0.0).problems == ("calls: 2 before, 1 after",)
     assert compare(_site(call, count=9), _site(call, count=8), 0.0).notes == (

@@ -5,10 +5,10 @@ import pathlib
 import pytest
 from verified_programs import IDIOMATIC, TRAINING, WITH_SHARD_MAP, changed, recorded
 
-from jax_dist.codemod.verify.records import Record, Site
+from jax_dist.codemod.verify.records import RunRecord, SiteRecord
 from jax_dist.codemod.verify.runs import Run
 from jax_dist.codemod.verify.verdict import judged
-from jax_dist.codemod.verify.verification import Verdict, Verification
+from jax_dist.codemod.verify.verification import MigrationVerdict, MigrationVerification
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,9 @@ def before(folder: pathlib.Path) -> Run:
     return recorded(TRAINING, folder)
 
 
-def _verdict(before: Run, after: str, folder: pathlib.Path, **options: float) -> Verification:
+def _verdict(
+    before: Run, after: str, folder: pathlib.Path, **options: float
+) -> MigrationVerification:
     run = recorded(after, folder)
     return judged(["train"], before, run, files=[folder / "train.py"], **options)
 
@@ -30,7 +32,7 @@ def test_jax_dist_pmap_is_the_same(before: Run, folder: pathlib.Path):
     after = TRAINING.replace("jax.pmap", "jax_dist.pmap").replace("import jax\n", _BOTH, 1)
     found = _verdict(before, after, folder)
 
-    assert found.verdict is Verdict.SAME
+    assert found.verdict is MigrationVerdict.SAME
     assert [(site.function, site.compared, site.calls_before) for site in found.sites] == [
         ("train_step", 5, 5),
         ("evaluate", 1, 1),
@@ -45,14 +47,14 @@ _BOTH = "import jax\nimport jax_dist\n"
 def test_a_jit_around_shard_map_is_the_same(before: Run, folder: pathlib.Path):
     found = _verdict(before, changed(*WITH_SHARD_MAP), folder)
 
-    assert found.verdict is Verdict.SAME
+    assert found.verdict is MigrationVerdict.SAME
     assert [(site.line, site.compared) for site in found.sites] == [(22, 5), (23, 1)]
 
 
 def test_a_dropped_device_axis_is_the_same(before: Run, folder: pathlib.Path):
     found = _verdict(before, changed(*IDIOMATIC), folder, tolerance=1e-6)
 
-    assert found.verdict is Verdict.SAME
+    assert found.verdict is MigrationVerdict.SAME
     assert [site.how for site in found.sites] == [("one of equal copies",), ("as is",)]
 
 
@@ -61,7 +63,7 @@ def test_a_gradient_that_is_eight_times_too_large(before: Run, folder: pathlib.P
     wrong = [(old, new.replace(", check_vma=False", "")) for old, new in IDIOMATIC]
     found = _verdict(before, changed(*wrong), folder)
 
-    assert found.verdict is Verdict.DIFFERENT
+    assert found.verdict is MigrationVerdict.DIFFERENT
     assert "8 times what it was" in found.sites[0].problems[0]
 
 
@@ -73,7 +75,7 @@ def test_equal_numbers_from_one_device(before: Run, folder: pathlib.Path):
     )
     found = _verdict(before, changed(stub).replace("jax.pmap", "on_one"), folder)
 
-    assert found.verdict is Verdict.DIFFERENT
+    assert found.verdict is MigrationVerdict.DIFFERENT
     assert [site.problems[0] for site in found.sites] == [
         "call 1, result[0]: on 8 devices before, on 1 after",
         "call 1, result: on 8 devices before, on 1 after",
@@ -87,21 +89,21 @@ def test_the_wrong_axis(before: Run, folder: pathlib.Path):
     moved = ("x, y[0])", "np.moveaxis(x, 0, 2)[::-1], y)")
     found = _verdict(before, changed(wrong, moved), folder)
 
-    assert found.verdict is Verdict.DIFFERENT
+    assert found.verdict is MigrationVerdict.DIFFERENT
     assert found.sites[1].problems[0] == "call 1, argument[1]: [8, 4, 3] before, [4, 3, 8] after"
 
 
 def test_a_function_that_is_no_longer_called(before: Run, folder: pathlib.Path):
     found = _verdict(before, changed(("measure(w, x, y[0])", "np.zeros(1)")), folder)
 
-    assert found.verdict is Verdict.DIFFERENT
+    assert found.verdict is MigrationVerdict.DIFFERENT
     assert found.sites[1].problems == ("it was called before, and is not called after",)
 
 
 def test_a_program_that_fails_after(before: Run, folder: pathlib.Path):
     found = _verdict(before, changed(("    print(", "    raise SystemExit(3)\n    print(")), folder)
 
-    assert found.verdict is Verdict.DIFFERENT
+    assert found.verdict is MigrationVerdict.DIFFERENT
     assert [site.problems for site in found.sites] == [(), ()]
     assert found.problems == ("the command ended well before the migration; after it: exit 3",)
 
@@ -111,7 +113,7 @@ def test_a_program_that_failed_before_and_runs_now(before: Run, folder: pathlib.
     failed = recorded(changed(removed), folder)
     found = judged(["train"], failed, before, files=[folder / "train.py"])
 
-    assert found.verdict is Verdict.UNPROVEN
+    assert found.verdict is MigrationVerdict.UNPROVEN
     assert found.unproven[0].startswith("the command failed before the migration (exit 1: ")
     assert found.unproven[0].endswith("; it runs now")
     assert str(found.after) == "exit 0"
@@ -123,13 +125,13 @@ def test_a_function_that_is_mapped_and_not_called_is_not_proven(before: Run, fol
     run = recorded(idle, folder)
     found = judged(["train"], run, run, files=[folder / "train.py"])
 
-    assert found.verdict is Verdict.UNPROVEN
+    assert found.verdict is MigrationVerdict.UNPROVEN
     assert found.unproven == (f"{folder}/train.py:23 evaluate was mapped, and never called",)
 
 
 def test_a_function_that_was_only_traced_is_not_proven():
     """As in `jax.grad(jax.pmap(f))`: its arguments are no arrays yet."""
-    hidden = Site(
+    hidden = SiteRecord(
         process=0,
         file="/a.py",
         line=7,
@@ -141,10 +143,10 @@ def test_a_function_that_was_only_traced_is_not_proven():
         calls=(),
         count=0,
     )
-    run = Run(0, "", Record((hidden,)))
+    run = Run(0, "", RunRecord((hidden,)))
     found = judged(["train"], run, run, files=[pathlib.Path("/a.py")])
 
-    assert found.verdict is Verdict.UNPROVEN
+    assert found.verdict is MigrationVerdict.UNPROVEN
     assert found.unproven == (
         "no mapped function was called before the migration: nothing to compare with",
         "/a.py:7 f was called only inside a larger traced function",

@@ -1,6 +1,6 @@
 """Which mapped function of one run is which of another."""
 
-from jax_dist.codemod.verify.records import Record, Site
+from jax_dist.codemod.verify.records import RunRecord, SiteRecord
 from jax_dist.codemod.verify.verdict import pairs
 
 
@@ -13,8 +13,8 @@ def _site(
     is_mapped: bool = True,
     inside: bool = False,
     count: int = 1,
-) -> Site:
-    return Site(
+) -> SiteRecord:
+    return SiteRecord(
         process=0,
         file=file,
         line=line,
@@ -28,8 +28,10 @@ def _site(
     )
 
 
-def _lines(before: list[Site], after: list[Site]) -> tuple[list[tuple[int, int | None]], list[int]]:
-    found, new = pairs(Record(tuple(before)), Record(tuple(after)))
+def _lines(
+    before: list[SiteRecord], after: list[SiteRecord]
+) -> tuple[list[tuple[int, int | None]], list[int]]:
+    found, new = pairs(RunRecord(tuple(before)), RunRecord(tuple(after)))
     lines = [(one.line, None if other is None else other.line) for one, other in found]
     return lines, [site.line for site in new]
 

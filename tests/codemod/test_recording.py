@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from verified_programs import recorded
 
-from jax_dist.codemod.verify.records import Site
+from jax_dist.codemod.verify.records import SiteRecord
 from jax_dist.codemod.verify.runs import Run
 
 # Asserts within itself that mapped functions behave as ever.
@@ -93,7 +93,7 @@ def habits(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return recorded(_HABITS, tmp_path_factory.mktemp("habits"))
 
 
-def _of_line(run: Run, text: str) -> Site:
+def _of_line(run: Run, text: str) -> SiteRecord:
     line = 1 + next(i for i, line in enumerate(_HABITS.splitlines()) if text in line)
     (site,) = [site for site in run.record.called if site.line == line]
     return site

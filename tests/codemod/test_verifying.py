@@ -20,9 +20,9 @@ from jax_dist._compat.versions import CAN_REWRITE
 from jax_dist._usage import MisuseError
 from jax_dist.codemod.results import FileMigration
 from jax_dist.codemod.verify import merged_program, sandbox
-from jax_dist.codemod.verify.ledger import REQUIREMENTS, Entry, Ledger, Rung
+from jax_dist.codemod.verify.ledger import REQUIREMENTS, Ledger, LedgerEntry, Rung
 from jax_dist.codemod.verify.trial import verified
-from jax_dist.codemod.verify.verification import Ending, Verdict, Verification
+from jax_dist.codemod.verify.verification import Ending, MigrationVerdict, MigrationVerification
 
 _GOOD = b"# \xc3\xa9t\xc3\xa9\r\nprint('same')"  # no final newline
 
@@ -367,9 +367,9 @@ def test_what_would_happen_twice_or_not_at_all_stays_apart(before: str, after: s
 
 
 def test_two_equal_runs_are_not_called_replayed():
-    entries = (Entry("train.py", 3, "jax.pmap", Rung.SAME_RUNS),)
+    entries = (LedgerEntry("train.py", 3, "jax.pmap", Rung.SAME_RUNS),)
     end = Ending(exit_code=0, functions=1, calls=44, devices=8, output="")
-    runs = Verification(("python", "train.py"), Verdict.SAME, end, end, ())
+    runs = MigrationVerification(("python", "train.py"), MigrationVerdict.SAME, end, end, ())
     found = Ledger(runs.command, entries, "copy", merged=False, runs=runs)
 
     assert found.headline == "0 of 1 place proved, 1 the same in two runs of 44 calls."
@@ -380,9 +380,9 @@ def test_two_equal_runs_are_not_called_replayed():
 
 def test_the_headline_says_the_worst():
     entries = (
-        Entry("train.py", 3, "jax.pmap", Rung.SAME_PROGRAM, 4, 4),
-        Entry("train.py", 9, "jax.pmap", Rung.REPLAYED, 40, 40),
-        Entry("train.py", 88, "jax.pmap", Rung.NEVER_RAN),
+        LedgerEntry("train.py", 3, "jax.pmap", Rung.SAME_PROGRAM, 4, 4),
+        LedgerEntry("train.py", 9, "jax.pmap", Rung.REPLAYED, 40, 40),
+        LedgerEntry("train.py", 88, "jax.pmap", Rung.NEVER_RAN),
     )
     found = Ledger(("python", "train.py"), entries, "overlay", merged=True)
 

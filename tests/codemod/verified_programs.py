@@ -140,4 +140,4 @@ def recorded(source: str, folder: pathlib.Path, *, timeout: float | None = 120.0
         work.mkdir()
         roots = sandbox.roots([file])
         way = sandbox.way(work, roots)
-        return runs.Stage(command, work, roots, way, 8, timeout).recorded({}, [file])
+        return runs.Workspace(command, work, roots, way, 8, timeout).recorded({}, [file])

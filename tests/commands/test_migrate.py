@@ -13,7 +13,7 @@ from jax_dist._compat.versions import CAN_REWRITE
 from jax_dist.checker.engine import fixer
 from jax_dist.codemod import migration
 from jax_dist.codemod.verify import trial
-from jax_dist.codemod.verify.ledger import Entry, Ledger, Rung
+from jax_dist.codemod.verify.ledger import Ledger, LedgerEntry, Rung
 from jax_dist.commands.cli import main
 
 _ROOT = str(pathlib.Path(__file__).parents[2])
@@ -506,7 +506,9 @@ class _Trial:
     def __call__(self, command, files, **options) -> Ledger:
         self.given = {"command": command, **options}
         entries = [
-            Entry(each.path, each.line, each.what, self.rungs.get(f"line_{each.line}", Rung.RAN))
+            LedgerEntry(
+                each.path, each.line, each.what, self.rungs.get(f"line_{each.line}", Rung.RAN)
+            )
             for file in files
             for each in file.outcomes
             if each.status == "done"

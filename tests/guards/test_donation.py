@@ -13,7 +13,7 @@ from messages import forget, functions_entered, refused, said_by, text
 
 import jax_dist
 from jax_dist.errors import DonationError
-from jax_dist.guards.donation import Leaf, kept_leaves
+from jax_dist.guards.donation import DonatedLeaf, kept_leaves
 from jax_dist.guards.strict import strict
 
 _MESH = Mesh(np.array(jax.devices()[:4]), ("i",))
@@ -235,7 +235,7 @@ def test_always_looks_at_all():
     assert lost == 10
 
 
-_LEAF = Leaf("x", "float32[4]", (4,), on_device=True, placement="device 0", pointers=(16,))
+_LEAF = DonatedLeaf("x", "float32[4]", (4,), on_device=True, placement="device 0", pointers=(16,))
 _RESULT = dataclasses.replace(_LEAF, path="result 0", pointers=(64,))
 
 

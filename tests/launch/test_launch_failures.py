@@ -23,7 +23,7 @@ from launching import (
 
 from jax_dist.launch.outcome import (
     Ended,
-    Outcome,
+    JobOutcome,
     Reason,
     causes,
     summary,
@@ -329,7 +329,7 @@ def test_an_abort_by_jax_points_to_the_rank_that_raised():
         Ended(0, -signal.SIGABRT, None, 300.0, ("Fatal Python error: Aborted",)),
         Ended(1, -signal.SIGABRT, None, 300.0, ("*** Check failure",), raised),
     )
-    outcome = Outcome(Reason.FAILED, 300.0, ended, first=ended[0], seen=ended[0])
+    outcome = JobOutcome(Reason.FAILED, 300.0, ended, first=ended[0], seen=ended[0])
 
     assert list(causes(outcome)) == [
         "rank 0 failed first: signal SIGABRT, after 300.0 s; the end of its output:\n"

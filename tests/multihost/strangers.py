@@ -15,20 +15,20 @@ from jobs import free_port
 from jax_dist import multihost
 from jax_dist.multihost import rendezvous
 from jax_dist.multihost.channel import Channel
-from jax_dist.multihost.rendezvous import Plan
+from jax_dist.multihost.rendezvous import RendezvousPlan
 
 
-def plans(*ranks: int, processes: int = 3, timeout: float = 2.0) -> list[Plan]:
+def plans(*ranks: int, processes: int = 3, timeout: float = 2.0) -> list[RendezvousPlan]:
     """Of processes that meet at one address here."""
     address = f"127.0.0.1:{free_port()}"
-    return [Plan(address, address, processes, rank, timeout) for rank in ranks]
+    return [RendezvousPlan(address, address, processes, rank, timeout) for rank in ranks]
 
 
-def meet(*plans: Plan) -> list[str]:
+def meet(*plans: RendezvousPlan) -> list[str]:
     """What each gets: the ranks that it has channels to, or the error."""
     results = [""] * len(plans)
 
-    def go(number: int, plan: Plan) -> None:
+    def go(number: int, plan: RendezvousPlan) -> None:
         try:
             peers = rendezvous.meet(plan)
         except multihost.JoinError as error:
@@ -47,7 +47,7 @@ def meet(*plans: Plan) -> list[str]:
 
 
 @contextlib.contextmanager
-def rank_0(plan: Plan) -> Iterator[list[str]]:
+def rank_0(plan: RendezvousPlan) -> Iterator[list[str]]:
     """Rank 0 waits while the block runs; afterwards, the list holds what it got."""
     result: list[str] = []
     thread = threading.Thread(target=lambda: result.extend(meet(plan)))
@@ -58,7 +58,7 @@ def rank_0(plan: Plan) -> Iterator[list[str]]:
         thread.join()
 
 
-def connect(plan: Plan) -> socket.socket:
+def connect(plan: RendezvousPlan) -> socket.socket:
     """To rank 0, as soon as it listens."""
     for _ in range(1000):
         with contextlib.suppress(OSError):

@@ -32,7 +32,7 @@ from jax_dist import multihost
 from jax_dist.multihost import clusters, initialization, rendezvous
 from jax_dist.multihost.channel import Channel
 from jax_dist.multihost.clusters import Membership
-from jax_dist.multihost.rendezvous import Plan
+from jax_dist.multihost.rendezvous import RendezvousPlan
 from jax_dist.testing import run_processes
 
 _TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
@@ -78,7 +78,7 @@ def test_a_second_rank_0_is_no_taken_port():
 
 def test_other_numbers_of_processes_are_told_to_all():
     (first,), (other,) = plans(0, processes=2, timeout=60), plans(1, processes=3, timeout=60)
-    other = Plan(first.address, first.bind, 3, 1, 60)
+    other = RendezvousPlan(first.address, first.bind, 3, 1, 60)
     errors = meet(first, other)
 
     assert len(set(errors)) == 1
@@ -256,7 +256,7 @@ def test_a_stranger_at_the_port_is_known_as_one(monkeypatch):
 
         thread = threading.Thread(target=answer)
         thread.start()
-        (error,) = meet(Plan(address, address, 2, 1, 30))
+        (error,) = meet(RendezvousPlan(address, address, 2, 1, 30))
         server.shutdown(socket.SHUT_RDWR)  # close alone would not wake the thread
         thread.join()
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from gather_cases import Count
 
-from jax_dist.passes.findings import Plan
+from jax_dist.passes.findings import PassPlan
 from jax_dist.passes.gathers import plan_gathers
 from jax_dist.passes.interpreter import equations, run
 
@@ -26,7 +26,7 @@ def blocks(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def planned(function: Callable[..., Any], *args: Any, exact: bool = False) -> Plan:
+def planned(function: Callable[..., Any], *args: Any, exact: bool = False) -> PassPlan:
     return plan_gathers(jax.make_jaxpr(function)(*args), exact=exact)
 
 
@@ -66,6 +66,6 @@ def assert_close(found: Any, wanted: Any, tolerance: float, name: str = "") -> N
     np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * largest, err_msg=name)
 
 
-def lines(plan: Plan) -> list[str]:
+def lines(plan: PassPlan) -> list[str]:
     """The findings, one a line, without their lines."""
     return [f"{each.outcome}: {each.what}{each.why and '; '}{each.why}" for each in plan.findings]

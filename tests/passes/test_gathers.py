@@ -20,7 +20,7 @@ from gather_checks import (
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.passes.findings import Finding, Plan
+from jax_dist.passes.findings import PassFinding, PassPlan
 
 pytestmark = pytest.mark.rewriting
 
@@ -45,7 +45,7 @@ X = jnp.asarray(blocks(8, 3))
 
 
 def test_a_program_without_gathers_has_nothing_to_say():
-    assert planned(on_four(lambda x: lax.psum(x, "i")), X) == Plan(None, ())
+    assert planned(on_four(lambda x: lax.psum(x, "i")), X) == PassPlan(None, ())
 
 
 def test_a_gather_over_one_device_is_none():
@@ -55,7 +55,7 @@ def test_a_gather_over_one_device_is_none():
         in_specs=P("i"),
         out_specs=P("i"),
     )
-    assert planned(function, X) == Plan(None, ())
+    assert planned(function, X) == PassPlan(None, ())
 
 
 def test_a_gather_whose_result_is_not_used_is_none():
@@ -63,7 +63,7 @@ def test_a_gather_whose_result_is_not_used_is_none():
         jnp.sin(lax.all_gather(x, "i"))
         return x
 
-    assert planned(on_four(body), X) == Plan(None, ())
+    assert planned(on_four(body), X) == PassPlan(None, ())
 
 
 def test_a_rewrite_is_told_at_the_line_of_the_gather():
@@ -72,7 +72,7 @@ def test_a_rewrite_is_told_at_the_line_of_the_gather():
         return jnp.sin(whole).sum(0) * whole.max(0)
 
     assert planned(on_four(body), X).findings == (
-        Finding(
+        PassFinding(
             code="JXD301",
             outcome="rewritten",
             what="all_gather over 'i', reduce_sum and reduce_max: one psum and one pmax",
@@ -90,7 +90,7 @@ def test_a_rewrite_that_does_not_pay_is_told_at_the_line_of_the_gather():
         return whole.sum(0) * whole.max(0)
 
     assert planned(on_four(body), X).findings == (
-        Finding(
+        PassFinding(
             code="JXD301",
             outcome="refused",
             what=f"all_gather over 'i' ({line_of(body, 'all_gather')}) is kept",
@@ -108,7 +108,7 @@ def test_a_refusal_is_told_at_the_line_that_forces_the_gather():
 
     (finding,) = planned(on_four(body), X).findings
 
-    assert finding == Finding(
+    assert finding == PassFinding(
         code="JXD301",
         outcome="refused",
         what=f"all_gather over 'i' ({line_of(body, 'all_gather')}) is kept",
@@ -252,7 +252,7 @@ def test_a_scatter_of_unequal_parts_is_left_alone():
         rows = jnp.broadcast_to(x[0], (4, 3)) * jnp.arange(4.0)[:, None]
         return lax.psum_scatter(rows, "i")
 
-    assert planned(on_four(body), X) == Plan(None, ())
+    assert planned(on_four(body), X) == PassPlan(None, ())
 
 
 # ---- values that are none

@@ -69,8 +69,8 @@ def test_each_call_is_found_by_its_name():
 
     by_i, by_both = P("i", None), P(("j", "i"), None)
     assert layouts(program) == {
-        "a": propagation.Layout((by_i,), (by_i,)),
-        "b": propagation.Layout((by_both,), (by_both,)),
+        "a": propagation.CallLayout((by_i,), (by_i,)),
+        "b": propagation.CallLayout((by_both,), (by_both,)),
     }
 
 
@@ -128,7 +128,7 @@ def test_copies_that_lie_alike_are_one():
     program = Written(call("a", "x"), second, arguments=", ".join(arguments))
 
     by_i = P("i", None)
-    assert layouts(program) == {"a": propagation.Layout((by_i,), (by_i,))}
+    assert layouts(program) == {"a": propagation.CallLayout((by_i,), (by_i,))}
 
 
 def test_what_shardy_puts_in_between_is_read_too():
@@ -139,7 +139,7 @@ def test_what_shardy_puts_in_between_is_read_too():
     )
 
     by_i = P("i", None)
-    assert layouts(program) == {"a": propagation.Layout((by_i,), (by_i,))}
+    assert layouts(program) == {"a": propagation.CallLayout((by_i,), (by_i,))}
 
 
 def test_operands_made_of_constants_are_told():

@@ -14,7 +14,7 @@ from observing import assert_same, line_of, mesh_of, numbers, told_of_pmaps
 
 import jax_dist
 from jax_dist import explain, rewrite
-from jax_dist.rewriting.cost import Program
+from jax_dist.rewriting.cost import ProgramCost
 
 pytestmark = pytest.mark.rewriting
 
@@ -477,7 +477,7 @@ def test_without_a_state_to_shard_there_is_no_such_row(fun):
     compared = explain(fun, _STATE, jnp.ones((4, 2, 32)), mesh=_WIDE).compare
 
     assert compared.sharded is None
-    assert not isinstance(dict(compared.rows).get("global view", ""), Program)
+    assert not isinstance(dict(compared.rows).get("global view", ""), ProgramCost)
 
 
 def test_without_a_mesh_it_is_noted():

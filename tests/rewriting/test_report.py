@@ -14,17 +14,17 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist.passes.findings import Finding
+from jax_dist.passes.findings import PassFinding
 from jax_dist.rewriting import cost, rendering, stability
 from jax_dist.rewriting.alternatives import Comparison
-from jax_dist.rewriting.cost import Collective, Program
+from jax_dist.rewriting.cost import Collective, ProgramCost
 from jax_dist.rewriting.report import CapturedArray, Report
 from jax_dist.rewriting.stability import CacheVerdict
 
 pytestmark = pytest.mark.rewriting
 
 _STABLE = CacheVerdict(stable=True)
-_BEFORE = Program(
+_BEFORE = ProgramCost(
     collectives=(
         Collective("all-gather", ("data",), 4, 1, 16_384, 12_288.0),
         Collective("all-reduce", ("data", "model"), 8, 15, 4, 7.0, "in a loop of unknown length"),
@@ -35,7 +35,7 @@ _BEFORE = Program(
     output_bytes=4,
     temp_bytes=1_200_000,
 )
-_AFTER = Program(
+_AFTER = ProgramCost(
     collectives=(
         Collective("all-reduce", ("data",), 4, 1, 1_024, 1_536.0),
         Collective("collective-permute", (), 2, 1, 4, 4.0, "in a branch"),
@@ -55,7 +55,7 @@ _REPORT = Report(
     ),
     cache_after=_STABLE,
     findings=(
-        Finding(
+        PassFinding(
             "JXD301",
             "refused",
             "all_gather over 'data', then mul",
@@ -63,8 +63,8 @@ _REPORT = Report(
             "the products is not a product of sums",
             "train.py:40",
         ),
-        Finding("JXD301", "rewritten", "all_gather over 'data', then mean", "", "train.py:12"),
-        Finding("JXD303", "noted", "psum of a gradient", "it is summed already", ""),
+        PassFinding("JXD301", "rewritten", "all_gather over 'data', then mean", "", "train.py:12"),
+        PassFinding("JXD303", "noted", "psum of a gradient", "it is summed already", ""),
     ),
     captured=(
         CapturedArray("W", (512, 512), "float32", 1_048_576, "train.py:3", "train.py:9", "lifted"),
@@ -129,13 +129,13 @@ def test_the_whole_report():
 
 
 def test_nothing_to_rewrite_is_short():
-    report = Report("step", Program(), Program(), _STABLE, _STABLE)
+    report = Report("step", ProgramCost(), ProgramCost(), _STABLE, _STABLE)
 
     assert str(report) == "step: nothing to rewrite; nothing moved between devices"
 
 
 def test_nothing_to_rewrite_still_says_what_moves_and_why_the_cache_misses():
-    program = Program((Collective("all-reduce", ("i",), 4, 3, 64, 96.0),))
+    program = ProgramCost((Collective("all-reduce", ("i",), 4, 3, 64, 96.0),))
     verdict = CacheVerdict(stable=False, causes=("Its name changes.",))
 
     assert str(Report("step", program, program, verdict, verdict)) == textwrap.dedent("""\
@@ -151,13 +151,13 @@ def test_nothing_to_rewrite_still_says_what_moves_and_why_the_cache_misses():
 
 
 def _hostile(text):
-    finding = Finding("JXD301", "refused", text, text, text)
+    finding = PassFinding("JXD301", "refused", text, text, text)
     captured = CapturedArray(text, (10,) * 30, text, 10**15, text, text, text)
     collective = Collective(text, (text, "j"), 10**6, 10**6, 10**12, 1e12, "in a branch")
-    program = Program((collective,), *[10**15] * 5)
+    program = ProgramCost((collective,), *[10**15] * 5)
     verdict = CacheVerdict(stable=False, causes=(text, text))
-    ways = Comparison(text, ((text, program), (f"{text}2", Program()), (f"{text}3", text)))
-    return Report(text, program, Program(), verdict, verdict, (finding,), (captured,), ways)
+    ways = Comparison(text, ((text, program), (f"{text}2", ProgramCost()), (f"{text}3", text)))
+    return Report(text, program, ProgramCost(), verdict, verdict, (finding,), (captured,), ways)
 
 
 @pytest.mark.parametrize("text", ["a" * 300, "ab " * 100, "/a-b" * 75, "self.layers['w'] " * 9])
@@ -180,7 +180,7 @@ def test_the_middle_of_a_long_name_gives_way():
 
 
 def test_a_hyphen_is_no_place_to_break():
-    lines = list(rendering.Entry("", f"{'x' * 70} all-gather").lines())
+    lines = list(rendering.ReportEntry("", f"{'x' * 70} all-gather").lines())
 
     assert lines == ["x" * 70, "all-gather"]
 
@@ -302,7 +302,7 @@ def _lowered(body):
 def test_a_report_of_real_programs():
     before = _lowered(lambda x: lax.all_gather(x, "i").mean(0))
     after = _lowered(lambda x: lax.pmean(x, "i"))
-    finding = Finding("JXD301", "rewritten", "all_gather over 'i', then mean", "", "train.py:7")
+    finding = PassFinding("JXD301", "rewritten", "all_gather over 'i', then mean", "", "train.py:7")
 
     report = Report(
         "mean",
@@ -328,7 +328,7 @@ def test_a_report_of_real_programs():
 
 
 def _moving(amount):
-    return Program((Collective("all-reduce", ("i",), 4, 1, 64, amount),), temp_bytes=2_000)
+    return ProgramCost((Collective("all-reduce", ("i",), 4, 1, 64, amount),), temp_bytes=2_000)
 
 
 def test_the_whole_comparison():
@@ -401,7 +401,7 @@ def test_no_way_compiles():
 
 
 def test_nothing_moved_has_no_bars():
-    comparison = Comparison("step", (("pmap", Program()), ("shard_map", Program())))
+    comparison = Comparison("step", (("pmap", ProgramCost()), ("shard_map", ProgramCost())))
 
     assert str(comparison) == textwrap.dedent("""\
         step, 2 ways to write it. Take shard_map: 0 B moved per step. It moves as much
@@ -431,7 +431,9 @@ def test_the_comparison_as_data():
 
 def test_a_report_ends_with_the_comparison():
     rows = (("pmap", _moving(96.0)), ("shard_map", _moving(12.0)))
-    report = Report("step", *[Program()] * 2, _STABLE, _STABLE, compare=Comparison("step", rows))
+    report = Report(
+        "step", *[ProgramCost()] * 2, _STABLE, _STABLE, compare=Comparison("step", rows)
+    )
 
     assert str(report).splitlines()[2:8] == [
         "Ways to write it",

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from jax_dist.codemod.verify.records import Array, Call, Site
+from jax_dist.codemod.verify.records import Array, CallRecord, SiteRecord
 from jax_dist.codemod.verify.verification import How, SiteComparison
 
 _SHOWN = 3  # problems of one mapped function
 
 
-def compare(before: Site, after: Site | None, tolerance: float) -> SiteComparison:
+def compare(before: SiteRecord, after: SiteRecord | None, tolerance: float) -> SiteComparison:
     """Compares the first calls.
 
     Args:
@@ -57,7 +57,7 @@ class _Found:
         self.problems: dict[str, str] = {}  # by what differs: its first difference says enough
         self.notes: list[str] = []
 
-    def calls(self, before: Site, after: Site) -> None:
+    def calls(self, before: SiteRecord, after: SiteRecord) -> None:
         for number, (one, other) in enumerate(zip(before.calls, after.calls, strict=False), 1):
             self._call(number, one, other)
         if not after.count:
@@ -67,7 +67,7 @@ class _Found:
         elif before.count != after.count:
             self.notes.append(f"calls: {before.count} before, {after.count} after")
 
-    def _call(self, call: int, before: Call, after: Call) -> None:
+    def _call(self, call: int, before: CallRecord, after: CallRecord) -> None:
         if before.raised or after.raised:
             self._errors(call, before.raised, after.raised)
             return
@@ -215,7 +215,7 @@ def _partners(before: Sequence[Array], after: Sequence[Array]) -> list[tuple[Arr
     return list(zip(before, after, strict=True))
 
 
-def _fewest_devices(site: Site) -> int:
+def _fewest_devices(site: SiteRecord) -> int:
     results = [array.devices for call in site.calls for array in call.returned]
     return min(results, default=0)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax_dist.codemod.verify.verification import Verification
+from jax_dist.codemod.verify.verification import MigrationVerification
 
 
 class Rung(enum.IntEnum):
@@ -40,7 +40,7 @@ REQUIREMENTS = {"proved": Rung.BY_RULES, "replayed": Rung.SAME_RUNS, "ran": Rung
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """One place."""
 
     path: str  # as the migration was given it
@@ -89,12 +89,12 @@ class Ledger:
     """A command, and what its run says of each place."""
 
     command: tuple[str, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[LedgerEntry, ...]
     kept_apart: str  # "overlay" or "copy"
     merged: bool  # one run of both forms; else two runs
     exit_code: int | None = 0
     output: str = ""  # its end, where the command failed
-    runs: Verification | None = None  # before and after, where that was needed
+    runs: MigrationVerification | None = None  # before and after, where that was needed
     problems: tuple[str, ...] = ()  # of all places together
     notes: tuple[str, ...] = ()
 
@@ -105,17 +105,17 @@ class Ledger:
             return Rung.DIFFERENT
         return min((entry.rung for entry in self.entries), default=Rung.NEVER_RAN)
 
-    def below(self, required: Rung) -> tuple[Entry, ...]:
+    def below(self, required: Rung) -> tuple[LedgerEntry, ...]:
         """The places that are not as sure as that."""
         return tuple(entry for entry in self.entries if entry.rung < required)
 
-    def with_put_back(self, entries: Iterable[Entry]) -> "Ledger":
+    def with_put_back(self, entries: Iterable[LedgerEntry]) -> "Ledger":
         """The same, with the places that stay as they were, and how sure they had been."""
         back = (dataclasses.replace(each, put_back=True) for each in entries)
         found = sorted((*self.entries, *back), key=lambda each: (each.path, each.line))
         return dataclasses.replace(self, entries=tuple(found))
 
-    def only(self, entries: Iterable[Entry]) -> "Ledger":
+    def only(self, entries: Iterable[LedgerEntry]) -> "Ledger":
         """The same, of these places alone."""
         return dataclasses.replace(self, entries=tuple(entries))
 
@@ -144,8 +144,8 @@ class Ledger:
         return "\n".join(_lines(self))
 
 
-def _counts(entries: Sequence[Entry], calls_of_runs: int) -> Iterator[str]:
-    groups: dict[Rung, list[Entry]] = {rung: [] for rung in Rung}
+def _counts(entries: Sequence[LedgerEntry], calls_of_runs: int) -> Iterator[str]:
+    groups: dict[Rung, list[LedgerEntry]] = {rung: [] for rung in Rung}
     for entry in entries:
         groups[entry.rung].append(entry)
     proved = len(groups[Rung.SAME_PROGRAM]) + len(groups[Rung.BY_RULES])
@@ -163,7 +163,7 @@ def _counts(entries: Sequence[Entry], calls_of_runs: int) -> Iterator[str]:
         yield f"{len(different)} {verb}: {_where(different)}"
 
 
-def _where(entries: Sequence[Entry]) -> str:
+def _where(entries: Sequence[LedgerEntry]) -> str:
     first = [entry.where for entry in entries[:3]]
     more = [f"and {len(entries) - 3} more"] if len(entries) > 3 else []
     return ", ".join([*first, *more])
@@ -195,7 +195,7 @@ def _lines(ledger: Ledger) -> Iterator[str]:
 _APART = {"overlay": "an overlay of the project", "copy": "a copy of the project"}
 
 
-def _table(entries: Sequence[Entry]) -> Iterator[str]:
+def _table(entries: Sequence[LedgerEntry]) -> Iterator[str]:
     rows = [("place", "what", "proof", "")]
     for each in entries:
         what = each.what.partition("\n")[0]

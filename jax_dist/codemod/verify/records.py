@@ -32,7 +32,7 @@ class Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallRecord:
     """One call of a mapped function."""
 
     given: tuple[Array, ...]
@@ -41,7 +41,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class SiteRecord:
     """A place where functions are mapped or jitted, and the calls of what was made there."""
 
     process: int  # of the program, in the order in which they imported jax
@@ -52,43 +52,43 @@ class Site:
     is_mapped: bool  # or a jit in whose trace something is mapped
     inside: bool  # was traced as a part of something else
     hidden: bool  # of something that is not recorded
-    calls: tuple[Call, ...]  # the first ones
+    calls: tuple[CallRecord, ...]  # the first ones
     count: int  # of all calls
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RunRecord:
     """What one run did."""
 
-    sites: tuple[Site, ...] = ()  # process by process, in the order in which they were made
+    sites: tuple[SiteRecord, ...] = ()  # process by process, in the order in which they were made
     problems: tuple[str, ...] = ()  # of the recording itself
 
     @property
-    def called(self) -> tuple[Site, ...]:
+    def called(self) -> tuple[SiteRecord, ...]:
         """Where mapped functions were made that were called."""
         return tuple(site for site in self.sites if site.is_mapped and site.count)
 
     @property
-    def idle(self) -> tuple[Site, ...]:
+    def idle(self) -> tuple[SiteRecord, ...]:
         """Where mapped functions were made that nobody called."""
         return tuple(
             site for site in self.sites if site.is_mapped and not (site.count or site.inside)
         )
 
     @property
-    def hidden(self) -> tuple[Site, ...]:
+    def hidden(self) -> tuple[SiteRecord, ...]:
         """Where mapped functions were made that were only traced."""
         return tuple(site for site in self.sites if site.hidden and not site.count)
 
 
-def read(folder: Path) -> Record:
+def read(folder: Path) -> RunRecord:
     """Reads a record.
 
     Args:
       folder: that was given to the recording, with one folder for each process of the program.
     """
     parts = [_Part(process, path) for process, path in enumerate(_processes(folder))]
-    return Record(
+    return RunRecord(
         sites=tuple(site for part in parts for site in part.sites()),
         problems=tuple(problem for part in parts for problem in part.problems),
     )
@@ -103,7 +103,7 @@ class _Found:
     """What the events so far say of one site."""
 
     event: Mapping[str, Any]
-    calls: list[Call] = field(default_factory=list)
+    calls: list[CallRecord] = field(default_factory=list)
     count: int = 0
     inside: bool = False
     hidden: bool = False
@@ -121,10 +121,10 @@ class _Part:
         for event in _events(folder / "calls.jsonl"):
             self._take(event)
 
-    def sites(self) -> Iterator[Site]:
+    def sites(self) -> Iterator[SiteRecord]:
         for found in self._found.values():
             is_mapped = found.holds_mapped or found.event["kind"] != "jit"
-            yield Site(
+            yield SiteRecord(
                 process=self._process,
                 file=found.event["file"],
                 line=found.event["line"],
@@ -156,9 +156,9 @@ class _Part:
             case "problem":
                 self.problems.append(f"{found.event['function']}: {event['problem']}")
 
-    def _call(self, event: Mapping[str, Any]) -> Call:
+    def _call(self, event: Mapping[str, Any]) -> CallRecord:
         archive = self._folder / event["arrays"]
-        return Call(
+        return CallRecord(
             given=tuple(_array(each, archive) for each in event["given"]),
             returned=tuple(_array(each, archive) for each in event["returned"]),
             raised=event["raised"],

@@ -26,12 +26,12 @@ class Run:
 
     exit_code: int | None  # negative: the signal that ended it; None: it was stopped, being late
     output: str  # standard output and error
-    record: records.Record
+    record: records.RunRecord
     ran: Mapping[int, Evidence] = field(default_factory=dict)  # what it told of marked statements
 
 
 @dataclass
-class Stage:
+class Workspace:
     """Where runs of one command take place, one after another.
 
     Args:
@@ -118,7 +118,7 @@ class Stage:
 @contextlib.contextmanager
 def stage(
     command: Sequence[str], files: Iterable[Path], *, devices: int, timeout: float | None
-) -> Iterator[Stage]:
+) -> Iterator[Workspace]:
     """Keeps a project apart for some runs; nothing that they do reaches it.
 
     Whatever ends the block, an error, Ctrl-C or a signal, the runs end too, and so they do where
@@ -138,7 +138,7 @@ def stage(
     folders = sandbox.roots(files)
     with _ended_in_order(), sandbox.folder(sandbox.base(folders)) as folder:
         way = sandbox.way(folder, folders)
-        yield Stage(tuple(command), folder, folders, way, devices, timeout)
+        yield Workspace(tuple(command), folder, folders, way, devices, timeout)
 
 
 @contextlib.contextmanager
@@ -163,7 +163,7 @@ def _ended_in_order() -> Iterator[None]:
             signal.signal(number, old)
 
 
-def _outside(record: records.Record, box: Sandbox) -> records.Record:
+def _outside(record: records.RunRecord, box: Sandbox) -> records.RunRecord:
     """The same, with the paths that users know."""
     sites = tuple(replace(site, file=box.outside(site.file)) for site in record.sites)
     return replace(record, sites=sites)

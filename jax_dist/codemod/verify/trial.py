@@ -18,11 +18,11 @@ from jax_dist.codemod import beside_pmap
 from jax_dist.codemod.results import FileMigration, PlaceResult
 from jax_dist.codemod.verify import evidence, merged_program, runs
 from jax_dist.codemod.verify.evidence import Evidence, Judgement
-from jax_dist.codemod.verify.ledger import Entry, Ledger, Rung
+from jax_dist.codemod.verify.ledger import Ledger, LedgerEntry, Rung
 from jax_dist.codemod.verify.merged_program import Merged, Spot
-from jax_dist.codemod.verify.runs import Stage
+from jax_dist.codemod.verify.runs import Workspace
 from jax_dist.codemod.verify.verdict import judged
-from jax_dist.codemod.verify.verification import SiteComparison, Verification, tail
+from jax_dist.codemod.verify.verification import MigrationVerification, SiteComparison, tail
 
 _LENIENT = frozenset((beside_pmap.REMOVED | beside_pmap.OF_FLAX).values())
 
@@ -107,7 +107,7 @@ def compared(
     devices: int = 8,
     tolerance: float = 0.0,
     timeout: float | None = None,
-) -> Verification:
+) -> MigrationVerification:
     """Runs a command before and after a change of files, and compares what is mapped.
 
     Args, Raises: as `verified`.
@@ -119,7 +119,7 @@ def compared(
 
 class _Trial:
     def __init__(
-        self, stage: Stage, plan: _Plan, tolerance: float, progress: Callable[[str], None]
+        self, stage: Workspace, plan: _Plan, tolerance: float, progress: Callable[[str], None]
     ):
         self._stage, self._plan = stage, plan
         self._tolerance, self._progress = tolerance, progress
@@ -180,7 +180,7 @@ class _Trial:
             return found, (code, tail(output))
         return {}, None
 
-    def _by_spots(self, found: dict[int, Evidence]) -> tuple[list[Entry], list[PlaceResult]]:
+    def _by_spots(self, found: dict[int, Evidence]) -> tuple[list[LedgerEntry], list[PlaceResult]]:
         """The entries that the merged run can judge, and the outcomes of those that it cannot."""
         entries, spots = [], self._plan.spots
         taken: set[int] = set()
@@ -210,7 +210,7 @@ class _Trial:
 
     # --- two runs
 
-    def _two_runs(self) -> tuple[Verification, dict[int, Evidence]]:
+    def _two_runs(self) -> tuple[MigrationVerification, dict[int, Evidence]]:
         lines = {(each.path, each.line) for each in self._plan.outcomes}
         for path, merged in self._plan.merged.items():
             lines |= {(path, line) for line, _ in merged.unmerged}
@@ -237,8 +237,8 @@ class _Trial:
         return found, marks
 
     def _by_runs(
-        self, found: Verification, marks: Mapping, outcomes: Sequence[PlaceResult]
-    ) -> Iterator[Entry]:
+        self, found: MigrationVerification, marks: Mapping, outcomes: Sequence[PlaceResult]
+    ) -> Iterator[LedgerEntry]:
         """The entries of two runs, each by its own mapped function, else by all of them."""
         for outcome in outcomes:
             mark = marks.get((outcome.path, outcome.line))
@@ -252,7 +252,9 @@ _UNSTEADY = (
 )
 
 
-def _of_runs(found: Verification, sites: Sequence[SiteComparison], *, ran: bool) -> Judgement:
+def _of_runs(
+    found: MigrationVerification, sites: Sequence[SiteComparison], *, ran: bool
+) -> Judgement:
     problems = [*found.problems, *(problem for site in sites for problem in site.problems)]
     calls = sum(site.calls_before for site in sites or found.sites)
     equal = sum(site.compared for site in sites or found.sites)
@@ -333,9 +335,9 @@ def _as_outcomes(left: Sequence[tuple[str, int, str]], plan: _Plan) -> list[Plac
     ]
 
 
-def _entry(outcome: PlaceResult, judgements: Sequence[Judgement]) -> Entry:
+def _entry(outcome: PlaceResult, judgements: Sequence[Judgement]) -> LedgerEntry:
     """A place is as sure as the least sure of its spots."""
-    return Entry(
+    return LedgerEntry(
         path=outcome.path,
         line=outcome.line,
         what=outcome.what,
@@ -349,12 +351,12 @@ def _entry(outcome: PlaceResult, judgements: Sequence[Judgement]) -> Entry:
     )
 
 
-def _capped(entry: Entry) -> Entry:
+def _capped(entry: LedgerEntry) -> LedgerEntry:
     rung = min(entry.rung, Rung.RAN)
     return dataclasses.replace(entry, rung=rung, rules=(), signatures=())
 
 
-def _output(found: Verification | None) -> str:
+def _output(found: MigrationVerification | None) -> str:
     if found is None or found.after.exit_code == 0:
         return ""
     return found.after.output

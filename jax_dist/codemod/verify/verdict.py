@@ -7,13 +7,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from jax_dist.codemod.verify import comparison
-from jax_dist.codemod.verify.records import Record, Site
+from jax_dist.codemod.verify.records import RunRecord, SiteRecord
 from jax_dist.codemod.verify.runs import Run
 from jax_dist.codemod.verify.verification import (
     Ending,
+    MigrationVerdict,
+    MigrationVerification,
     SiteComparison,
-    Verdict,
-    Verification,
     tail,
 )
 
@@ -27,7 +27,7 @@ def judged(
     *,
     files: Iterable[Path],
     tolerance: float = 0.0,
-) -> Verification:
+) -> MigrationVerification:
     """Compares a run before a migration with one after it.
 
     Args:
@@ -46,10 +46,10 @@ def judged(
     problems = tuple(_differing_ends(first, second))
     unproven = tuple(_not_compared(files, first, second))
     if problems or any(site.problems for site in sites):
-        verdict = Verdict.DIFFERENT
+        verdict = MigrationVerdict.DIFFERENT
     else:
-        verdict = Verdict.UNPROVEN if unproven else Verdict.SAME
-    return Verification(
+        verdict = MigrationVerdict.UNPROVEN if unproven else MigrationVerdict.SAME
+    return MigrationVerification(
         command=tuple(command),
         verdict=verdict,
         before=_ending(first),
@@ -94,7 +94,7 @@ def _reason(run_: Run) -> str:
     return f": {errors[-1]}" if errors else ""
 
 
-def _notes(first: Run, second: Run, new: Sequence[Site]) -> Iterator[str]:
+def _notes(first: Run, second: Run, new: Sequence[SiteRecord]) -> Iterator[str]:
     if first.exit_code == 0:
         for site in new:
             yield f"{_place(site)} was called only after the migration"
@@ -127,7 +127,7 @@ def _shown(site: SiteComparison) -> SiteComparison:
     return dataclasses.replace(site, file=_relative(site.file))
 
 
-def _place(site: Site) -> str:
+def _place(site: SiteRecord) -> str:
     return f"{_relative(site.file)}:{site.line} {site.function}"
 
 
@@ -139,7 +139,7 @@ def _relative(file: str) -> str:
 
 # --- the same function in both runs
 
-_Key = Callable[[Site], Hashable]
+_Key = Callable[[SiteRecord], Hashable]
 
 # What two must share, the surest first. At the end, only the file: a lambda that got a name.
 _NAMED: tuple[_Key, ...] = (
@@ -149,7 +149,9 @@ _NAMED: tuple[_Key, ...] = (
 _IN_ONE_FILE: _Key = lambda site: (site.process, site.file)
 
 
-def pairs(before: Record, after: Record) -> tuple[list[tuple[Site, Site | None]], list[Site]]:
+def pairs(
+    before: RunRecord, after: RunRecord
+) -> tuple[list[tuple[SiteRecord, SiteRecord | None]], list[SiteRecord]]:
     """Pairs what is the same function; of those that look alike, the order of making decides.
 
     A jit without anything mapped inside stands for a mapped function only where nothing better is
@@ -159,7 +161,7 @@ def pairs(before: Record, after: Record) -> tuple[list[tuple[Site, Site | None]]
       Each site that was called before with its partner, if it has one; and the mapped functions
       that were called after, and are nobody's partner.
     """
-    partners: dict[int, Site] = {}
+    partners: dict[int, SiteRecord] = {}
     # First those that were called; then, where one of two is idle in one run, all that there are.
     for ones, others, keys in (
         (before.called, after.called, _NAMED),
@@ -176,13 +178,16 @@ def pairs(before: Record, after: Record) -> tuple[list[tuple[Site, Site | None]]
     return [(site, partners.get(id(site))) for site in before.called], new
 
 
-def _is_top(site: Site) -> bool:
+def _is_top(site: SiteRecord) -> bool:
     """Whether it is not only a part of what another site made."""
     return site.count > 0 or not site.inside
 
 
 def _pair(
-    ones: Iterable[Site], others: Iterable[Site], key: _Key, partners: dict[int, Site]
+    ones: Iterable[SiteRecord],
+    others: Iterable[SiteRecord],
+    key: _Key,
+    partners: dict[int, SiteRecord],
 ) -> None:
     """Pairs groups of one size; of others, who is who would be a guess."""
     groups = _groups(others, key)
@@ -194,13 +199,13 @@ def _pair(
             )
 
 
-def _groups(sites: Iterable[Site], key: _Key) -> dict[Hashable, list[Site]]:
-    groups: dict[Hashable, list[Site]] = {}
+def _groups(sites: Iterable[SiteRecord], key: _Key) -> dict[Hashable, list[SiteRecord]]:
+    groups: dict[Hashable, list[SiteRecord]] = {}
     for site in sites:
         groups.setdefault(key(site), []).append(site)
     return groups
 
 
-def _in_order(record: Record, sites: Iterable[Site]) -> list[Site]:
+def _in_order(record: RunRecord, sites: Iterable[SiteRecord]) -> list[SiteRecord]:
     wanted = {id(site) for site in sites}
     return [site for site in record.sites if id(site) in wanted]

@@ -17,7 +17,7 @@ How: TypeAlias = Literal[
 _TAIL_LINES = 12  # of a program's output
 
 
-class Verdict(enum.StrEnum):
+class MigrationVerdict(enum.StrEnum):
     """What the two runs say of the migration."""
 
     SAME = "same"  # all that was mapped was called, and is equal, on as many devices
@@ -89,11 +89,11 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Verification:
+class MigrationVerification:
     """A command run before and after a migration, and what its mapped functions computed."""
 
     command: tuple[str, ...]
-    verdict: Verdict
+    verdict: MigrationVerdict
     before: Ending
     after: Ending
     sites: tuple[SiteComparison, ...]
@@ -104,7 +104,7 @@ class Verification:
     @property
     def differs(self) -> bool:
         """Whether something is not the same."""
-        return self.verdict is Verdict.DIFFERENT
+        return self.verdict is MigrationVerdict.DIFFERENT
 
     def to_dict(self) -> dict[str, Any]:
         """For machines, in JSON's types; an infinite difference is None."""

@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .recorder import Place, Recorder, Site
+from .recorder import CallRecorder, MappedPlace, RecordedSite
 
 _LIBRARIES = ("jax", "jaxlib", "jax_dist")  # what these map inside is not the user's call
 _INSTALLED = tuple(
@@ -22,7 +22,7 @@ _INSTALLED = tuple(
 _DEPTH = 8  # frames that name where a function was mapped
 
 
-def hooked(module: str, name: str, real: Callable, recorder: Recorder) -> Callable:
+def hooked(module: str, name: str, real: Callable, recorder: CallRecorder) -> Callable:
     """`real`, whose results are recorded; the same in all else.
 
     Args:
@@ -53,7 +53,12 @@ def hooked(module: str, name: str, real: Callable, recorder: Recorder) -> Callab
 
 
 def _mapped(
-    name: str, real: Callable, recorder: Recorder, frame: Any, args: tuple, kwargs: dict[str, Any]
+    name: str,
+    real: Callable,
+    recorder: CallRecorder,
+    frame: Any,
+    args: tuple,
+    kwargs: dict[str, Any],
 ) -> Recorded:
     site = recorder.site(name, _place(frame), _name_of(args[0]))
     static = _positions(kwargs.get("static_broadcasted_argnums"))
@@ -61,7 +66,12 @@ def _mapped(
 
 
 def _jitted(
-    name: str, real: Callable, recorder: Recorder, frame: Any, args: tuple, kwargs: dict[str, Any]
+    name: str,
+    real: Callable,
+    recorder: CallRecorder,
+    frame: Any,
+    args: tuple,
+    kwargs: dict[str, Any],
 ) -> Any:
     """A jit of a mapped function is that mapped function; any other is a witness of its own."""
     fun, *rest = args
@@ -86,8 +96,8 @@ class Recorded:
     def __init__(
         self,
         function: Callable,
-        site: Site,
-        recorder: Recorder,
+        site: RecordedSite,
+        recorder: CallRecorder,
         static: tuple[int, ...],
         static_names: tuple[str, ...] = (),
     ):
@@ -173,16 +183,16 @@ def _name_of(fun: Any) -> str:
     return getattr(fun, "__qualname__", type(fun).__qualname__)
 
 
-def _place(frame: Any) -> Place:
+def _place(frame: Any) -> MappedPlace:
     file, line, instruction = frame.f_code.co_filename, frame.f_lineno, frame.f_lasti
     within: list[str] = []
     while frame is not None and frame.f_code.co_filename == file and len(within) < _DEPTH:
         code = frame.f_code
         within.append(getattr(code, "co_qualname", code.co_name))
         frame = frame.f_back
-    return Place(os.path.realpath(file), line, instruction, within)
+    return MappedPlace(os.path.realpath(file), line, instruction, within)
 
 
-def _is_users(file: str, recorder: Recorder) -> bool:
+def _is_users(file: str, recorder: CallRecorder) -> bool:
     file = os.path.realpath(file)
     return file in recorder.files or not file.startswith(_INSTALLED)

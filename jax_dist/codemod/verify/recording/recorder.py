@@ -26,7 +26,7 @@ _NUMBERS = (bool, int, float, complex, np.generic, np.ndarray, jax.Array)
 
 
 @dataclasses.dataclass
-class Place:
+class MappedPlace:
     """Where in the program a function is mapped."""
 
     file: str
@@ -36,7 +36,7 @@ class Place:
 
 
 @dataclasses.dataclass
-class Site:
+class RecordedSite:
     """Where a function is mapped, and how often what was made there has been called."""
 
     number: int
@@ -44,7 +44,7 @@ class Site:
     calls: int = 0
 
 
-class Recorder:
+class CallRecorder:
     """What one process writes down.
 
     Args:
@@ -55,20 +55,20 @@ class Recorder:
     def __init__(self, *, folder: str, files: list[str]):
         self.files: frozenset[str] = frozenset(os.path.realpath(file) for file in files)
         self._folder = _own_folder(folder)
-        self._sites: dict[Any, Site] = {}
+        self._sites: dict[Any, RecordedSite] = {}
         self._left = _ENOUGH
         self._lock = threading.RLock()
         self._running = threading.local()
         self._process = os.getpid()
         atexit.register(self._write_totals)
 
-    def site(self, kind: str, place: Place, function: str) -> Site:
+    def site(self, kind: str, place: MappedPlace, function: str) -> RecordedSite:
         """What is mapped again at one place, as in a loop, stays one site."""
         identity = kind, place.file, place.within[0], place.instruction, function
         with self._lock:
             known = self._sites.get(identity)
             if known is None:
-                known = self._sites[identity] = Site(len(self._sites), kind)
+                known = self._sites[identity] = RecordedSite(len(self._sites), kind)
                 self._write(
                     event="site",
                     site=known.number,
@@ -80,7 +80,7 @@ class Recorder:
                 )
             return known
 
-    def open(self, site: Site, arguments: Any) -> Call | None:
+    def open(self, site: RecordedSite, arguments: Any) -> RecordedCall | None:
         """The record of a call that begins; None where it is not to be written down."""
         if os.getpid() != self._process:  # a fork: this folder is its parent's
             return None
@@ -90,22 +90,22 @@ class Recorder:
                 self.found_inside(site)
                 return None
             site.calls += 1
-        return Call(self, site, number)
+        return RecordedCall(self, site, number)
 
-    def found_inside(self, site: Site) -> None:
+    def found_inside(self, site: RecordedSite) -> None:
         """The function is being traced, as a part of the jit that runs."""
         running = self.running()
         cover = running[0].number if running else None
         if cover != site.number:
             self._write(event="inside", site=site.number, cover=cover)
 
-    def running(self) -> list[Site]:
+    def running(self) -> list[RecordedSite]:
         """The calls of this thread that have not returned, the outermost first."""
         if not hasattr(self._running, "sites"):
             self._running.sites = []
         return self._running.sites
 
-    def write_call(self, call: Call) -> None:
+    def write_call(self, call: RecordedCall) -> None:
         """The arrays first: an event without them would be taken for a crash of ours."""
         name = f"{call.site.number}-{call.number}.npz"
         arrays: dict[str, np.ndarray] = {}
@@ -124,11 +124,13 @@ class Recorder:
                 **described,
             )
 
-    def note(self, site: Site, problem: str) -> None:
+    def note(self, site: RecordedSite, problem: str) -> None:
         """Something of ours failed; the program goes on."""
         self._write(event="problem", site=site.number, problem=problem)
 
-    def _describe(self, key: str, leaf: Leaf, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    def _describe(
+        self, key: str, leaf: RecordedLeaf, arrays: dict[str, np.ndarray]
+    ) -> dict[str, Any]:
         described: dict[str, Any] = {
             "path": leaf.path,
             "dtype": leaf.dtype,
@@ -153,7 +155,7 @@ class Recorder:
 
 
 @dataclasses.dataclass
-class Leaf:
+class RecordedLeaf:
     """One array of a call, copied: the program may donate or overwrite it."""
 
     path: str  # such as "[0].params['w']"
@@ -163,14 +165,14 @@ class Leaf:
     values: np.ndarray  # in a dtype that numpy has
 
 
-class Call:
+class RecordedCall:
     """One call, from before it to after it."""
 
-    def __init__(self, recorder: Recorder, site: Site, number: int):
+    def __init__(self, recorder: CallRecorder, site: RecordedSite, number: int):
         self.site = site
         self.number = number
-        self.inputs: list[Leaf] = []
-        self.outputs: list[Leaf] = []
+        self.inputs: list[RecordedLeaf] = []
+        self.outputs: list[RecordedLeaf] = []
         self.raised: str | None = None
         self._recorder = recorder
         self._inside = False
@@ -186,7 +188,7 @@ class Call:
         else:
             self.outputs = self._leaves(result)
 
-    def __enter__(self) -> Call:
+    def __enter__(self) -> RecordedCall:
         self._recorder.running().append(self.site)
         return self
 
@@ -201,7 +203,7 @@ class Call:
         except Exception as problem:  # noqa: BLE001  # the program must not fail because of us
             self._recorder.note(self.site, repr(problem))
 
-    def _leaves(self, tree: Any) -> list[Leaf]:
+    def _leaves(self, tree: Any) -> list[RecordedLeaf]:
         try:
             flat, _ = jax.tree_util.tree_flatten_with_path(tree)
             return [
@@ -214,7 +216,7 @@ class Call:
             return []
 
 
-def _leaf(path: str, leaf: Any) -> Leaf:
+def _leaf(path: str, leaf: Any) -> RecordedLeaf:
     devices, parts = _placement(leaf)
     dtype = str(getattr(leaf, "dtype", type(leaf).__name__))
     if isinstance(leaf, jax.Array):
@@ -224,7 +226,7 @@ def _leaf(path: str, leaf: Any) -> Leaf:
             leaf = jax.device_get(leaf)
         else:  # of several processes: what this one has
             leaf = np.stack([jax.device_get(shard.data) for shard in leaf.addressable_shards])
-    return Leaf(path, dtype, devices, parts, _plain(np.array(leaf)))
+    return RecordedLeaf(path, dtype, devices, parts, _plain(np.array(leaf)))
 
 
 def _placement(leaf: Any) -> tuple[int, int]:

@@ -90,5 +90,5 @@ class _Finder(importlib.abc.MetaPathFinder):
         from . import hooks, recorder  # they import jax and numpy, which are imported already
 
         if self._recorder is None:
-            self._recorder = recorder.Recorder(**self._wanted)
+            self._recorder = recorder.CallRecorder(**self._wanted)
         names[name] = hooks.hooked(module, name, real, self._recorder)
