@@ -172,7 +172,7 @@ import resource, sys
 import jax_dist.multihost.rendezvous as rendezvous
 files = len(__import__("os").listdir("/proc/self/fd"))
 resource.setrlimit(resource.RLIMIT_NOFILE, (files + 20, files + 20))
-print(sorted(rendezvous.meet(rendezvous.Plan(sys.argv[1], sys.argv[1], 2, 0, 60))))
+print(sorted(rendezvous.meet(rendezvous.RendezvousPlan(sys.argv[1], sys.argv[1], 2, 0, 60))))
 """
 
 
