@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.guards.strict import allow_transfers as allow_transfers
     from jax_dist.guards.strict import strict as strict
     from jax_dist.mapping.filter_pmap import filter_pmap as filter_pmap
+    from jax_dist.mapping.nnx_pmap import nnx_pmap as nnx_pmap
     from jax_dist.mapping.placement import device_put_replicated as device_put_replicated
     from jax_dist.mapping.placement import device_put_sharded as device_put_sharded
     from jax_dist.mapping.placement import replicate as replicate
@@ -48,6 +49,7 @@ _HOMES = {  # what Python sees: imported on first use, so that source tools neve
     "filter_pmap": "jax_dist.mapping.filter_pmap",
     "memory_guard": "jax_dist.guards.memory",
     "multihost": "jax_dist.multihost",
+    "nnx_pmap": "jax_dist.mapping.nnx_pmap",
     "pmap": "jax_dist.mapping.pmap",
     "replicate": "jax_dist.mapping.placement",
     "rewrite": "jax_dist.rewriting.api",
@@ -74,6 +76,7 @@ __all__ = (
     "filter_pmap",
     "memory_guard",
     "multihost",
+    "nnx_pmap",
     "pmap",
     "replicate",
     "rewrite",

@@ -10,6 +10,7 @@ from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding
 
 from jax_dist._compat import private
+from jax_dist._compat.devices import Device
 
 _REWRAP = "_rewrap_with_aval_and_sharding"
 
@@ -37,7 +38,7 @@ def put_slices(
     aval: ShapedArray,
     sharding: NamedSharding,
     slices: Sequence[np.ndarray | jax.Array],
-    devices: Sequence[jax.Device],
+    devices: Sequence[Device],
 ) -> jax.Array:
     """An array of all processes from slices, one for each device of this process.
 

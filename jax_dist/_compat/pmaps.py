@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from jax_dist._compat import private
+from jax_dist._compat.devices import Device
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class TakenPmap:
     in_axes: tuple[int | None, ...]
     out_axes: Any
     axis_name: Any
-    devices: tuple[jax.Device, ...] | None
+    devices: tuple[Device, ...] | None
     backend: str | None
     axis_size: int | None
 

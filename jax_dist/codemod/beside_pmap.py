@@ -145,8 +145,12 @@ def _check(module: Module, node: ast.expr) -> None:
         )
 
 
-_EQUINOX = "equinox.filter_pmap"
-_NNX = ("flax.nnx.pmap", "flax.experimental.nnx.pmap")
+_OF_LIBRARIES = {  # and what takes the place in plain JAX, by hand
+    "equinox.filter_pmap": ("filter_pmap", "equinox.filter_shard_map"),
+    "flax.nnx.pmap": ("nnx_pmap", "flax.nnx.shard_map"),
+    "flax.experimental.nnx.pmap": ("nnx_pmap", "flax.nnx.shard_map"),
+}
+_OF_NNX_ALONE = ("transform_metadata", "graph", "graph_updates")
 
 
 def places_of_other_pmaps(module: Module, *, to_library: bool) -> Iterator[PlannedPlace]:
@@ -154,35 +158,32 @@ def places_of_other_pmaps(module: Module, *, to_library: bool) -> Iterator[Plann
 
     Args:
       module: the file.
-      to_library: whether the new text may use jax_dist, which has a `filter_pmap`.
+      to_library: whether the new text may use jax_dist, which has a function for each.
     """
-    for node in module.uses(_EQUINOX):
-        try:
-            yield results.done(
-                module, node, _codes.PMAP_CALL, _filter_pmap(module, node, to_library=to_library)
-            )
-        except Left as left:
-            yield results.left(module, node, _codes.PMAP_CALL, left)
-    for name in _NNX:
+    for name in _OF_LIBRARIES:
         for node in module.uses(name):
-            yield results.left(
-                module,
-                node,
-                _codes.PMAP_CALL,
-                Left(
-                    f"{name} maps modules, which pmap does not take",
-                    "Give jax_dist.pmap a function of the state: nnx.split before the call, "
-                    "nnx.merge in the function; or use flax.nnx.shard_map.",
-                ),
-            )
+            try:
+                fix = _of_library(module, node, name, to_library=to_library)
+                yield results.done(module, node, _codes.PMAP_CALL, fix)
+            except Left as left:
+                yield results.left(module, node, _codes.PMAP_CALL, left)
 
 
-def _filter_pmap(module: Module, node: ast.expr, *, to_library: bool) -> Fix:
+def _of_library(module: Module, node: ast.expr, name: str, *, to_library: bool) -> Fix:
+    ours, by_hand = _OF_LIBRARIES[name]
     if not to_library:
         raise Left(
-            f"{_EQUINOX} maps functions of modules, and plain JAX has no such function",
-            "Use equinox.filter_shard_map, or migrate with --to jax_dist.",
+            f"{name} maps functions of modules, and plain JAX has no such function",
+            f"Use {by_hand}, or migrate with --to jax_dist.",
         )
-    name = LibraryNames().named(module, "filter_pmap", node)
-    edits = (Edit(*module.span(node), name.text), *name.edits)
-    return Fix("use jax_dist.filter_pmap", Safety.SAFE, tuple(sorted(edits)), name.imports)
+    call = module.parent(node)
+    words = [word.arg for word in call.keywords] if isinstance(call, ast.Call) else []
+    unknown = [word for word in words if word in _OF_NNX_ALONE]
+    if unknown and ours == "nnx_pmap":
+        raise Left(
+            f"jax_dist.{ours} takes no {', '.join(unknown)}",
+            "Leave it out, then migrate again; or use flax.nnx.shard_map.",
+        )
+    new = LibraryNames().named(module, ours, node)
+    edits = (Edit(*module.span(node), new.text), *new.edits)
+    return Fix(f"use jax_dist.{ours}", Safety.SAFE, tuple(sorted(edits)), new.imports)

@@ -61,7 +61,7 @@ class HelperNames:
 
     def __init__(self, home: Home):
         self.home = home
-        self.source = home.module
+        self.source: str = home.module
         self.used: set[str] = set()  # all that was asked for
 
     def named(self, module: Module, function: str, at: ast.AST) -> Name:

@@ -33,7 +33,7 @@ class Traceback:
 
     def __init__(self) -> None:
         self.lines: tuple[str, ...] = ()
-        self.is_last_word = False  # nothing was written since
+        self.is_last_word: bool = False  # nothing was written since
         self._unfinished: list[str] = []
 
     def follow(self, lines: Sequence[str]) -> None:
@@ -144,7 +144,7 @@ class Rank:
         self.sent: int | None = None  # the last signal that it got from the launcher
         self.traceback: Traceback = Traceback()
         self.was_stopped = False  # when the others could not go on without it
-        self.could_not_join = False
+        self.could_not_join: bool = False
         self.blames: int | None = None  # the rank that it says it ended for
         self._heard_at = 0.0
         self._exit_code: int | None = None
@@ -172,7 +172,7 @@ class Rank:
         for line in lines:
             waited = _NOT_JOINED.match(line)
             blames = waited or _BLAMES.match(line)
-            self.could_not_join = self.could_not_join or waited is not None
+            self.could_not_join |= waited is not None
             self.blames = int(blames[1]) if blames else self.blames
 
     def is_silent_after_raising(self, now: float) -> bool:

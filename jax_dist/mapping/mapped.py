@@ -65,7 +65,7 @@ class Mapped(Generic[P, R]):
           decorator: makes the same of a function, to pickle it.
         """
         self.__wrapped__ = fun
-        self.__name__ = getattr(fun, "__name__", type(fun).__name__)
+        self.__name__: str = getattr(fun, "__name__", type(fun).__name__)
         self.__qualname__: str = getattr(fun, "__qualname__", self.__name__)
         own = getattr(fun, "__dict__", {})  # but for what would hide methods of this class
         self.__dict__.update({key: own[key] for key in own if not hasattr(Mapped, key)})

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jax_dist import _compat
+from jax_dist._compat.devices import Device
 from jax_dist.mapping import axes, refusals
 from jax_dist.mapping.axes import Axis
 
@@ -36,12 +37,12 @@ class DeviceChoice:
 
     fun_name: str
     axis_name: str
-    devices: tuple[jax.Device, ...] | None
+    devices: tuple[Device, ...] | None
     backend: str | None
     axis_size: int | None
     virtual: bool
 
-    def candidates(self) -> tuple[jax.Device, ...]:
+    def candidates(self) -> tuple[Device, ...]:
         """The devices to choose from, of all processes."""
         return self.devices if self.devices is not None else tuple(jax.devices(self.backend))
 
@@ -170,7 +171,7 @@ def laid_on(mesh: Mesh, results: Any) -> Any:
     return jax.tree.map(lay, results)
 
 
-def _devices(mesh: Any) -> list[jax.Device]:
+def _devices(mesh: Any) -> list[Device]:
     return list(mesh.devices.flat)
 
 
@@ -217,7 +218,7 @@ def _lay_out(
     choice: DeviceChoice,
     size: int,
     inner: tuple[InnerAxis, ...],
-    candidates: tuple[jax.Device, ...],  # part of the key: a restarted backend has other ones
+    candidates: tuple[Device, ...],  # part of the key: a restarted backend has other ones
     *,
     whole: bool,
 ) -> Layout:

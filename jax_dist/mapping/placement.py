@@ -16,13 +16,14 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
+from jax_dist._compat.devices import Device
 from jax_dist.mapping import refusals
 from jax_dist.mapping.keys import is_key, with_data
 
 _DEVICE_AXIS = "devices"  # of the meshes made here; pmap takes such arrays as they are
 
 
-def replicate(tree: Any, where: Mesh | Sequence[jax.Device] | None = None) -> Any:
+def replicate(tree: Any, where: Mesh | Sequence[Device] | None = None) -> Any:
     """Puts a whole copy of every array on each device.
 
     The value keeps its shape: give it to `pmap` with `in_axes=None`. Only the devices hold copies;
@@ -102,7 +103,7 @@ def unreplicate(tree: Any) -> Any:
     return jax.tree.unflatten(structure, [rows[i] for i in range(len(blocks))])
 
 
-def device_put_replicated(tree: Any, devices: Sequence[jax.Device]) -> Any:
+def device_put_replicated(tree: Any, devices: Sequence[Device]) -> Any:
     """Stacks one copy for each device: what `jax.device_put_replicated` did until jax 0.10.
 
     Args:
@@ -126,7 +127,7 @@ def device_put_replicated(tree: Any, devices: Sequence[jax.Device]) -> Any:
     return jax.tree.map(lambda x: _stack([x] * len(devices), devices), tree)
 
 
-def device_put_sharded(shards: Sequence[Any], devices: Sequence[jax.Device]) -> Any:
+def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
     """Stacks one shard for each device: what `jax.device_put_sharded` did until jax 0.10.
 
     Args:
@@ -237,7 +238,7 @@ class Twins:
         return moved
 
 
-def _mesh_of(where: Mesh | Sequence[jax.Device] | None) -> Mesh:
+def _mesh_of(where: Mesh | Sequence[Device] | None) -> Mesh:
     if isinstance(where, Mesh):
         return where
     devices = jax.local_devices() if where is None else list(where)
@@ -252,7 +253,7 @@ def _from_this_process(x: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_process_local_data(sharding, np.asarray(x))
 
 
-def _stack(slices: Sequence[Any], devices: tuple[jax.Device, ...]) -> jax.Array:
+def _stack(slices: Sequence[Any], devices: tuple[Device, ...]) -> jax.Array:
     """`N` times `[*s] -> [N, *s]`, each on its device."""
     if is_key(slices[0]):
         data = [jax.random.key_data(x) for x in slices]
@@ -303,7 +304,7 @@ def _dtype(x: Any) -> Any:
     return x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
 
 
-def _device_of(block: Any) -> jax.Device | None:
+def _device_of(block: Any) -> Device | None:
     is_placed = isinstance(block, jax.Array) and not isinstance(block, Tracer)
     return next(iter(block.devices())) if is_placed else None
 

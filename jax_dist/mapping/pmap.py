@@ -7,6 +7,7 @@ from typing import Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 
 import jax
 
+from jax_dist._compat.devices import Device
 from jax_dist.mapping import axes, known_functions, refusals
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.calls import Options
@@ -34,7 +35,7 @@ class PmapOptions(TypedDict, total=False):
     in_axes: AxisPrefix
     out_axes: AxisPrefix
     static_broadcasted_argnums: int | Iterable[int]
-    devices: Sequence[jax.Device] | None
+    devices: Sequence[Device] | None
     backend: str | None
     axis_size: int | None
     donate_argnums: int | Iterable[int]
@@ -69,7 +70,7 @@ def pmap(
     in_axes: AxisPrefix = 0,
     out_axes: AxisPrefix = 0,
     static_broadcasted_argnums: int | Iterable[int] = (),
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Device] | None = None,
     backend: str | None = None,
     axis_size: int | None = None,
     donate_argnums: int | Iterable[int] = (),
@@ -203,7 +204,7 @@ def _check(fun: Any, devices: tuple | None, in_axes: AxisPrefix, out_axes: AxisP
     axes.check_axes("out_axes", out_axes)
 
 
-def _devices(devices: Any) -> tuple[jax.Device, ...] | None:
+def _devices(devices: Any) -> tuple[Device, ...] | None:
     if devices is None:
         return None
     if not isinstance(devices, Iterable):

@@ -135,7 +135,7 @@ def _sides(held: Mapping[str, Sequence[int]]) -> str:
 # --- `agree`: every process has the same, or every process hears who has what
 
 
-program_timeout = 300.0
+program_timeout: float = 300.0
 """The seconds to wait for the others before a new program runs; `initialize` sets it.
 
 Long, for a process may come late to its first program, from loading its data.

@@ -88,7 +88,7 @@ class watchdog:  # in small letters, for it is used as a function
                 yield item
 
 
-class _Step(contextlib.AbstractContextManager):
+class _Step(contextlib.AbstractContextManager[None]):
     def __init__(self, watch: "_Watch | None"):
         self._watch = watch
 

@@ -32,7 +32,7 @@ class Baked:
     """An array in a program."""
 
     value: Any  # a jax.Array, or a NumPy array that shares the memory of the user's
-    first_use: JaxprEqn | None = None  # the first equation that reads it; None: only returned
+    first_use: Any = None  # the first JaxprEqn that reads it; None: only returned
     used_at: str = ""  # "train.py:12", where the user's code first reads it
     within: tuple[str, ...] = ()  # the primitives whose bodies hold it, each once
 

@@ -86,7 +86,7 @@ GATHERS = _names(
 # public `jax.shard_map`, so JAX types it.
 
 
-Atom: TypeAlias = Var | Literal
+Atom: TypeAlias = Any  # Var | Literal, of which pyright says "partially unknown"
 Values: TypeAlias = list[Any]  # of the atoms of an equation, in order
 Handler: TypeAlias = Callable[[JaxprEqn, Values], Values]
 

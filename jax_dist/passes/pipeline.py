@@ -1,7 +1,7 @@
 """Several passes, one after the other, over a program that is being traced."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import ClosedJaxpr
@@ -21,7 +21,7 @@ class Pass(NamedTuple):
 def evaluate_through(
     passes: Sequence[Pass],
     source: ClosedJaxpr,
-    inputs: Sequence,
+    inputs: Sequence[Any],
     evaluate: Callable[..., Values] | None = None,
 ) -> tuple[Values, tuple[PassFinding, ...]]:
     """Evaluates a program in the current trace, changed by each pass in turn.

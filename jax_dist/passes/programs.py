@@ -121,7 +121,7 @@ class Memo:
             static_argnames=self._options.static_argnames or None,
         )
 
-    def of(self, args: tuple, kwargs: dict) -> Any:
+    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What belongs to arguments of these types; their values do not matter."""
         result: Any = self._jitted.trace(*args, **kwargs).out_info
         return self._found[result.token]

@@ -24,7 +24,7 @@ def compare(
     traced: jax.stages.Traced,
     fun: Callable,
     name: str,
-    arguments: tuple[tuple, dict],
+    arguments: tuple[tuple[Any, ...], dict[str, Any]],
     programs: tuple[ProgramCost, ProgramCost],
 ) -> Comparison | None:
     """The ways to write a function with pmaps; None for one without.
@@ -127,7 +127,7 @@ def _maps_inside(site: PmapSite) -> bool:
 
 
 def _in_global_view(
-    step: _Step, fun: Callable, arguments: tuple[tuple, dict], results: Any
+    step: _Step, fun: Callable, arguments: tuple[tuple[Any, ...], dict[str, Any]], results: Any
 ) -> Sharded | str | None:
     """The step with its state cut over the devices; a text: why not; None: nothing is cut."""
     args, kwargs = arguments

@@ -15,7 +15,9 @@ from jax_dist.rewriting import remesh
 from jax_dist.rewriting.pmap_sites import pmap_site
 
 
-def put_on(mesh: Mesh, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+def put_on(
+    mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The arguments with every array on all devices of the mesh, cut as it was where that fits.
 
     jit refuses a program whose arrays have unlike devices. What a pmap outside of the rewriting

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _codes, _compat, errors
+from jax_dist._compat.devices import Device
 from jax_dist.errors import RewriteError
 from jax_dist.mapping import axes, body, emission, region
 from jax_dist.mapping.calls import Call, Options
@@ -76,7 +77,7 @@ def mapped_dimension(spec: P) -> int | None:
     return next((dim for dim, name in enumerate(spec) if name is not None), None)
 
 
-def devices_of(mesh: Any) -> Sequence[jax.Device] | None:
+def devices_of(mesh: Any) -> Sequence[Device] | None:
     """The devices of a mesh in order; None if it names none."""
     return list(mesh.devices.flat) if isinstance(mesh, Mesh) else None
 

@@ -18,6 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _codes, _compat
+from jax_dist._compat.devices import Device
 from jax_dist.mapping import meshes
 from jax_dist.passes import equation_paths, interpreter, rebind
 from jax_dist.passes.findings import (
@@ -244,7 +245,7 @@ def _moved(move: _Move, *, to_other: bool) -> PassFinding:
     return _finding(where, "rewritten", text)
 
 
-def _same_order(own: Sequence[jax.Device], move: _Move) -> bool:
+def _same_order(own: Sequence[Device], move: _Move) -> bool:
     along = move.mesh.axis_names.index(move.axis)
     rows = np.moveaxis(move.mesh.devices, along, 0).reshape(move.site.size, -1)
     slices = np.array(own, dtype=object).reshape(move.site.size, -1)

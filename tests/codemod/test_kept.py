@@ -96,11 +96,11 @@ from jax.sharding import PartitionSpec as P
 mesh = jax.make_mesh((8,), ("data",))
 f = jax.shard_map(abs, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
 """,
-    "flax's own pmap": """\
+    "flax's own pmap, with what only it takes": """\
 import jax
 from flax import nnx
 
-f = nnx.pmap(abs)
+f = nnx.pmap(abs, graph_updates=False)
 """,
     "another function with the same name in a class": """\
 import jax

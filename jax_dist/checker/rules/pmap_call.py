@@ -19,7 +19,7 @@ PAGE = Page(
     instead="step = jax_dist.pmap(train_step, axis_name='batch', donate_argnums=0)\n",
     fix="None here: `jax-dist migrate` rewrites pmap together with all that belongs to it, to "
     "`jax_dist.pmap` or to plain JAX. `equinox.filter_pmap` becomes "
-    "`jax_dist.filter_pmap`; for `flax.nnx.pmap`, write `flax.nnx.shard_map` by hand.",
+    "`jax_dist.filter_pmap`, and `flax.nnx.pmap` becomes `jax_dist.nnx_pmap`.",
     since="jax 0.8.0: maintenance mode; 0.10.0: the old engine is removed.",
     source="https://docs.jax.dev/en/latest/migrate_pmap.html",
 )
@@ -34,8 +34,8 @@ _MESSAGES = {
 
 _OF_OTHERS = {
     "equinox.filter_pmap": "jax_dist.filter_pmap",
-    "flax.nnx.pmap": "flax.nnx.shard_map",
-    "flax.experimental.nnx.pmap": "flax.nnx.shard_map",
+    "flax.nnx.pmap": "jax_dist.nnx_pmap",
+    "flax.experimental.nnx.pmap": "jax_dist.nnx_pmap",
 }
 
 
