@@ -1,17 +1,19 @@
 """JXD501: every device draws the same noise, and adds it to data of its own."""
 
 import ast
+import dataclasses
 from collections.abc import Iterator
 
-from jax_dist.checker.model import pmaps, scopes, structure, traced
+from jax_dist.checker.model import functions, pmaps, scopes, structure, traced
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, rule
 
 PAGE = Page(
     code="JXD501",
     name="repeated-noise",
-    what="Finds, in functions given to `pmap` or `shard_map`, a draw of `jax.random` with a key "
-    "that all devices share, of the shape of an argument that differs between them.",
+    what="Finds, in functions given to `pmap` or `shard_map`, a draw with a key that all devices "
+    "share, for an argument that differs between them: a draw of `jax.random` of its shape, and "
+    "dropout of Flax, Haiku or Equinox.",
     why="All devices draw the same numbers, each for rows of its own: of 8 rows on 8 devices, one "
     "distinct row of noise (`pmap`, jax 0.10.2). Dropout, sampled data and initial states then "
     "repeat with every device, and nothing fails.",
@@ -31,45 +33,113 @@ _DRAWS = tuple(
     for name in ("bernoulli", "bits", "cauchy", "exponential", "gumbel", "laplace", "normal",
                  "rademacher", "truncated_normal", "uniform")
 )  # fmt: skip
-_KEYS = ("jax.random.PRNGKey", "jax.random.key")
+_OF_KEYS = {  # what they return is shared where all that they are given is
+    "jax.random.PRNGKey", "jax.random.key", "jax.random.split", "jax.random.fold_in",
+    "flax.nnx.Rngs", "haiku.PRNGSequence",
+}  # fmt: skip
+_DROPOUTS = {  # layers, and the name of the key where one is called
+    "equinox.nn.Dropout": "key",
+    "flax.linen.Dropout": "rng",
+    "flax.nnx.Dropout": "rngs",
+}
+_OF_TYPES = ("shape", "ndim", "dtype", "size")
 
 
-@rule(PAGE, triggers=traced.TRIGGERS, also=(b"*random*",))
+@rule(PAGE, triggers=traced.TRIGGERS)
 def check(module: Module) -> Iterator[Found]:
     seen: set[ast.AST] = set()
-    for function, shared, mapped in _bodies(module):
-        for call in module.calls(*_DRAWS):
-            if call in seen or module.function(call) is not function or not call.args:
+    for function, body in _bodies(module):
+        for call in functions.all_nodes(function):
+            if not isinstance(call, ast.Call) or call in seen:
                 continue
-            if _is_shared(module, call.args[0], shared) and _has_shape_of(module, call, mapped):
+            key, data = _draw(module, call)
+            if key is not None and body.is_shared(key) and any(map(body.is_mapped, data)):
                 seen.add(call)
                 yield Found(call, "all devices draw the same numbers, each for data of its own")
 
 
-def _bodies(module: Module) -> Iterator[tuple[scopes.Function, set[str], set[str]]]:
+# --- what draws, with which key, for what
+
+
+def _draw(module: Module, call: ast.Call) -> tuple[ast.expr | None, list[ast.expr]]:
+    """The key of a draw, and the values of which one must differ between devices."""
+    name = module.qualified_name(call.func)
+    words = {word.arg: word.value for word in call.keywords if word.arg is not None}
+    if name in _DRAWS and call.args:
+        shapes = [*call.args[1:], *([words["shape"]] if "shape" in words else [])]
+        return call.args[0], [
+            each.value
+            for each in shapes
+            if isinstance(each, ast.Attribute) and each.attr == "shape"
+        ]
+    if name == "haiku.dropout" and call.args:
+        return call.args[0], [*call.args[2:], *([words["x"]] if "x" in words else [])]
+    layer = _DROPOUTS.get(_made_by(module, call.func) or "")
+    if layer is not None:
+        return words.get(layer), call.args
+    if isinstance(call.func, ast.Attribute) and call.func.attr.startswith("init"):
+        return None, []  # draws the weights
+    return _key_of_flax(module, words.get("rngs")), [*call.args, *words.values()]
+
+
+def _key_of_flax(module: Module, rngs: ast.expr | None) -> ast.expr | None:
+    """Of `rngs={"dropout": key}`, the key; other streams may draw for the weights."""
+    values = module.values(rngs) if isinstance(rngs, ast.Name) else None
+    match values[0] if values and len(values) == 1 else rngs:
+        case ast.Dict(keys=names, values=keys):
+            streams = {
+                name.value: key
+                for name, key in zip(names, keys, strict=True)
+                if isinstance(name, ast.Constant)
+            }
+            return streams.get("dropout")
+        case ast.Call(func=ast.Name(id="dict"), keywords=words):
+            return next((word.value for word in words if word.arg == "dropout"), None)
+    return rngs
+
+
+def _made_by(module: Module, layer: ast.expr) -> str | None:
+    """`"equinox.nn.Dropout"` for what such a call made, here or in the class."""
+    if isinstance(layer, ast.Name):
+        made = module.values(layer) or []
+    elif isinstance(layer, ast.Attribute):
+        made = module.attribute_values(layer)
+    else:
+        made = [layer]
+    names = {module.qualified_name(each.func) for each in made if isinstance(each, ast.Call)}
+    return names.pop() if len(names) == 1 and len(made) == 1 else None
+
+
+# --- a mapped function
+
+
+def _bodies(module: Module) -> Iterator[tuple[scopes.Function, "_Body"]]:
     """Each mapped function, with the parameters that devices share and that differ."""
     for site in pmaps.sites(module):
         function = structure.mapped_function(module, site) if site.is_application else None
         if function is not None and not site.unknown:
             axes = site.arguments.get("in_axes")
-            yield function, *_split(module, function, axes, _is_none)
+            yield function, _body(module, function, axes, _is_none)
     for each in traced.applications(module, "shard_map"):
         function = structure.innermost(module, each.fun)
         if function is not None and each.is_known and "in_specs" in each.keywords:
-            yield function, *_split(module, function, each.keywords["in_specs"], _is_empty)
+            yield function, _body(module, function, each.keywords["in_specs"], _is_empty)
 
 
-def _split(module: Module, function: scopes.Function, given, is_whole) -> tuple[set[str], set[str]]:
-    positional = [parameter.arg for parameter in (*function.args.posonlyargs, *function.args.args)]
+def _body(module: Module, function: scopes.Function, given, is_whole) -> "_Body":
+    positional = [*function.args.posonlyargs, *function.args.args]
     if isinstance(given, ast.Tuple):
         if len(given.elts) != len(positional):
-            return set(), set()  # bound by a partial, or starred
+            return _Body(module, frozenset(), frozenset())  # bound by a partial, or starred
         told = [is_whole(module, each) for each in given.elts]
     else:
         told = [is_whole(module, given)] * len(positional)
     named = list(zip(positional, told, strict=True))
-    shared = {name for name, whole in named if whole is True}
-    return shared, {name for name, whole in named if whole is False}
+    return _Body(
+        module,
+        frozenset(parameter for parameter, whole in named if whole is True),
+        frozenset(parameter for parameter, whole in named if whole is False),
+    )
 
 
 def _is_none(module: Module, axis: ast.expr | None) -> bool | None:
@@ -90,28 +160,57 @@ def _is_empty(module: Module, spec: ast.expr | None) -> bool | None:
     return not spec.args and not spec.keywords
 
 
-def _is_shared(module: Module, key: ast.expr, shared: set[str]) -> bool:
-    """Whether a key comes as it is from a shared parameter, or is made of a number."""
-    if isinstance(key, ast.Call):
-        is_made = module.qualified_name(key.func) in _KEYS
-        return is_made and len(key.args) == 1 and isinstance(key.args[0], ast.Constant)
-    if not isinstance(key, ast.Name):
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Body:
+    """What is known of the values in a mapped function, and in functions inside it."""
+
+    module: Module
+    shared: frozenset[ast.arg]
+    mapped: frozenset[ast.arg]
+
+    def is_shared(self, value: ast.expr, depth: int = 8) -> bool:
+        """Whether all devices have this number, key or sequence of keys."""
+        inner = depth - 1
+        match value:
+            case ast.Constant():
+                return True
+            case ast.Name():
+                return depth > 0 and self._is_shared_name(value, inner)
+            case ast.Subscript(value=keys, slice=index):
+                return self.is_shared(keys, inner) and self.is_shared(index, inner)
+            case ast.Call(func=ast.Name(id="next"), args=[keys]):
+                return self.is_shared(keys, inner)
+            case ast.Call(func=ast.Attribute(value=rngs), args=[]) if self._is_rngs(rngs):
+                return self.is_shared(rngs, inner)  # `rngs.dropout()`
+            case ast.Call(func=made, args=args, keywords=words):
+                given = [*args, *(word.value for word in words)]
+                name = self.module.qualified_name(made)
+                return name in _OF_KEYS and all(self.is_shared(each, inner) for each in given)
         return False
-    reaching = module.reaching(key) or []
-    if reaching and all(each.kind == "parameter" for each in reaching):
-        return key.id in shared
-    values = module.values(key)
-    is_one = values is not None and len(values) == 1 and isinstance(values[0], ast.Call)
-    return bool(is_one and values and _is_shared(module, values[0], shared))
 
+    def is_mapped(self, value: ast.expr) -> bool:
+        """Whether it is a parameter that differs between devices, as it came, or a part of one."""
+        while isinstance(value, ast.Subscript | ast.Attribute):
+            if isinstance(value, ast.Attribute) and value.attr in _OF_TYPES:
+                return False
+            value = value.value
+        return isinstance(value, ast.Name) and self._is_one_of(value, self.mapped)
 
-def _has_shape_of(module: Module, call: ast.Call, mapped: set[str]) -> bool:
-    """Whether `x.shape` is asked for, of a parameter as it came."""
-    shapes = [*call.args[1:], *(each.value for each in call.keywords if each.arg == "shape")]
-    for shape in shapes:
-        match shape:
-            case ast.Attribute(value=ast.Name(id=name) as read, attr="shape") if name in mapped:
-                reaching = module.reaching(read) or []
-                if reaching and all(each.kind == "parameter" for each in reaching):
-                    return True
-    return False
+    def _is_shared_name(self, name: ast.Name, depth: int) -> bool:
+        if self._is_one_of(name, self.shared):
+            return True
+        bindings = self.module.reaching(name) or []
+        if len(bindings) != 1:
+            return False
+        value = bindings[0].value
+        if value is None:  # `key, other = split(key)`
+            statement = self.module.statement(bindings[0].node)
+            value = statement.value if isinstance(statement, ast.Assign) else None
+        return value is not None and self.is_shared(value, depth)
+
+    def _is_one_of(self, name: ast.Name, parameters: frozenset[ast.arg]) -> bool:
+        reaching = self.module.reaching(name) or []
+        return bool(reaching) and all(each.node in parameters for each in reaching)
+
+    def _is_rngs(self, value: ast.expr) -> bool:
+        return _made_by(self.module, value) == "flax.nnx.Rngs"
