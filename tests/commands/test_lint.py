@@ -491,8 +491,22 @@ def test_the_hooks_for_pre_commit_run():
     entries = [line.split()[1:] for line in text.splitlines() if line.startswith("  entry:")]
     _write(_PSUM)
 
-    assert entries == [["jax-dist", "lint"], ["jax-dist", "lint", "--fix"], ["jax-dist", "lint"]]
-    assert [_lint(*entry[2:], "a.py")[0] for entry in entries] == [1, 0, 0]
+    script, command = ["hooks/jax-dist", "lint"], ["jax-dist", "lint"]
+    assert entries == [script, [*script, "--fix"], command, command]
+    assert [_lint(*entry[2:], "a.py")[0] for entry in entries] == [1, 0, 0, 0]
+
+
+def test_the_script_of_the_hooks_needs_no_package():
+    _write(_PSUM)
+    script = pathlib.Path(_ROOT, "hooks", "jax-dist")
+    assert os.access(script, os.X_OK)
+
+    run = subprocess.run(  # -I -S: without site-packages and PYTHONPATH
+        [sys.executable, "-I", "-S", script, "lint", "a.py"], capture_output=True, text=True
+    )
+
+    assert (run.returncode, run.stderr) == (1, "")
+    assert "Found 1 finding" in run.stdout
 
 
 def test_help_teaches(capsys):
