@@ -12,7 +12,7 @@ from jax.extend.core import Var
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.global_views import layouts, refusals
+from jax_dist.global_views import layouts, refusals, state_placement
 from jax_dist.global_views.emission import Emitter
 from jax_dist.global_views.islands import BodyPlan, plan
 from jax_dist.global_views.layouts import Shardings
@@ -22,6 +22,7 @@ from jax_dist.mapping import axes, body
 from jax_dist.mapping.body import Body
 from jax_dist.mapping.calls import Call, Options
 from jax_dist.passes import interpreter
+from jax_dist.passes import programs as compiled
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,6 +83,15 @@ class StepProgram:
     donated: tuple[int, ...]  # positions among these
     meshes: set[AbstractMesh]  # that the types in the body name
 
+    @functools.cached_property
+    def captured(self) -> tuple[jax.Array, ...]:
+        """What the function captures, on all devices: the first argument of the jit object."""
+        whole = NamedSharding(self.setting.mesh, P())
+        with jax.ensure_compile_time_eval():  # it outlives a trace around the first call
+            return tuple(
+                state_placement.put_whole(value, whole) for value in self.body.lifted.values
+            )
+
     @property
     def cacheable(self) -> bool:
         """Whether it holds nothing of a trace outside."""
@@ -113,31 +123,54 @@ class StepProgram:
 
     @functools.cached_property
     def jitted(self) -> Any:
-        """Takes the arguments that are not static, as they are kept; and keywords as a dict."""
+        """Takes the arguments that are not static, as they are kept; and keywords as a dict.
+
+        What is captured comes before them, as one argument, if there is any.
+        """
 
         def step(*args: Any) -> Any:
             return jax.tree.unflatten(self.body.out_tree, self._run(jax.tree.leaves(args)))
 
         step.__name__ = step.__qualname__ = self.setting.options.choice.fun_name
+        whole = NamedSharding(self.setting.mesh, P())
+        first = ((whole,) * self._hidden,) if self._hidden else ()
         return jax.jit(
             step,
-            in_shardings=self.arguments(self.in_shardings),
+            in_shardings=(*first, *self.arguments(self.in_shardings)),
             out_shardings=jax.tree.unflatten(self.body.out_tree, self.out_shardings),
-            donate_argnums=self.donated,
+            donate_argnums=tuple(number + len(first) for number in self.donated),
         )
 
+    def call(self, leaves: Sequence[Any]) -> Any:
+        """Runs it for leaves that lie where it takes them."""
+        first = (self.captured,) if self._hidden else ()
+        return self.jitted(*first, *self.arguments(leaves))
+
+    def lower(self, types: Sequence[Any]) -> jax.stages.Lowered:
+        """The program for such leaves, without what is captured among its arguments."""
+        args = self.arguments(types)
+        if not self._hidden:
+            return self.jitted.lower(*args)
+        lowered = self.jitted.lower(self.captured, *args)
+        return compiled.lowered_without(lowered, self.captured)
+
     def arguments(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """Leaves as arguments of the jit object."""
+        """Leaves as arguments of the step."""
         args, kwargs = jax.tree.unflatten(self.structure, leaves)
         return (*args, kwargs) if kwargs else args
 
+    @property
+    def _hidden(self) -> int:
+        return len(self.body.lifted.captures)
+
     def _run(self, leaves: Sequence[jax.Array]) -> list[Any]:
         run = self.emitter
+        captured, leaves = leaves[: self._hidden], leaves[self._hidden :]
         given = [
             run.laid(leaf if axis is None else jnp.moveaxis(leaf, axis, 0), spec)
             for leaf, axis, spec in zip(leaves, self.in_axes, self._specs_inside(), strict=True)
         ]
-        outs = run.run(self.plan, given)
+        outs = run.run(self.plan, [*captured, *given])
         results = []
         for place, (out, is_shared) in enumerate(zip(outs, self.plan.outs, strict=True)):
             axis = self.body.out_axes[place]
@@ -175,8 +208,10 @@ def build(setting: Setting, call: Call, state: Sequence[int]) -> StepProgram:
     axis = SharedAxis(found.axis, setting.size)
     results = _results_of_state(setting, call, found, state)
     ins = [place in state or of_leaf is None for place, of_leaf in enumerate(call.axes)]
-    pairs = [(place, result) for result, place in results.items()]
-    ins = settled_state(axis, found.jaxpr, ins, pairs)
+    hidden = len(found.lifted.captures)
+    pairs = [(hidden + place, result) for result, place in results.items()]
+    # What is captured is one object for all devices.
+    ins = settled_state(axis, found.jaxpr, [*[True] * hidden, *ins], pairs)[hidden:]
     leaves = _leaves(setting, call, found, axis, ins, state, results)
     wanted = [
         leaves[results[place]].sharding.spec
@@ -186,7 +221,14 @@ def build(setting: Setting, call: Call, state: Sequence[int]) -> StepProgram:
     ]
     wanted = [spec if spec is not None and layouts.is_cut(spec) else None for spec in wanted]
     named = _named_meshes(found.jaxpr)
-    planned = plan(axis, found.jaxpr, ins, wanted, scatters=setting.scatters, tied=bool(named))
+    planned = plan(
+        axis,
+        found.jaxpr,
+        [*[True] * hidden, *ins],
+        wanted,
+        scatters=setting.scatters,
+        tied=bool(named),
+    )
     _check_results(call, found, axis, planned, results)
     in_axes = tuple(
         (None if ins[place] else 0) if place in state else of_leaf
@@ -286,7 +328,8 @@ def _leaves(
         why, through = None, ()
         if not ins[place]:
             why = _origin(found, axis, ins, place, result_of[place])
-            through = tuple(paths[n] for n in why.inputs if n != place)
+            of_inputs = [*_names_of_captures(found), *paths]
+            through = tuple(of_inputs[n] for n in why.inputs if of_inputs[n] != paths[place])
             if callable(setting.shardings) and layouts.is_cut(spec):
                 raise refusals.varies_but_cut(paths[place], spec, str(why), through)
             spec = P(setting.name)
@@ -308,12 +351,17 @@ def _origin(
     found: Body, axis: SharedAxis, ins: Sequence[bool], place: int, result: int
 ) -> VaryingOrigin:
     """Where one leaf began to vary, if it came in shared, and all others as they have settled."""
-    supposed = [True if n == place else shared for n, shared in enumerate(ins)]
+    hidden = [True] * len(found.lifted.captures)
+    supposed = [*hidden, *[n == place or shared for n, shared in enumerate(ins)]]
     if axis.shared_out(found.jaxpr, supposed)[result]:
-        supposed = list(ins)  # it varies by way of the others
+        supposed = [*hidden, *ins]  # it varies by way of the others
     jaxpr = interpreter.open_jaxpr(found.jaxpr)
     shared = axis.shared_in(jaxpr, supposed)
-    return origin(jaxpr, shared, jaxpr.outvars[result], jaxpr.invars[place])
+    return origin(jaxpr, shared, jaxpr.outvars[result], jaxpr.invars[len(hidden) + place])
+
+
+def _names_of_captures(found: Body) -> list[str]:
+    return [capture.name for capture in found.lifted.captures]
 
 
 def _check_something_cut(
@@ -357,7 +405,7 @@ def _check_results(
             shared = axis.shared_in(jaxpr, planned.ins)
             result: Any = jaxpr.outvars[place]
             why = origin(jaxpr, shared, result, Var(result.aval))
-            paths = call.paths()
+            paths = [*_names_of_captures(found), *call.paths()]
             tree = jax.tree.unflatten(found.out_tree, range(len(found.out_axes)))
             named = {n: jax.tree_util.keystr(path) for path, n in jax.tree.leaves_with_path(tree)}
             through = [paths[n] for n in why.inputs]

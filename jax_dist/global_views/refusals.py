@@ -230,6 +230,18 @@ def no_rows(path: str, shape: Sequence[int]) -> PlacementError:
     )
 
 
+def host_array(path: str, shape: Sequence[int], kind: str, processes: int) -> PlacementError:
+    return PlacementError(
+        message(
+            what=f"an argument of a step of {processes} processes is of this process alone",
+            which=[f"{path} of shape {tuple(shape)} is a {kind}"],
+            why="it is cut over devices of all processes, and each process has another part of it",
+            do="Place it first: view.place_batch(batch) takes the slices, or the rows, of each "
+            "process, and view.place(state) a state.",
+        )
+    )
+
+
 def not_known_yet(what: str) -> GlobalViewError:
     return GlobalViewError(
         message(

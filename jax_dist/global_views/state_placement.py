@@ -64,7 +64,7 @@ class Given:
         leaf = self.leaves[place]
         own = NamedSharding(self.mesh, P(self.name))
         if not self.stacked:
-            placed = _put(leaf, NamedSharding(self.mesh, P()) if varies else sharding)
+            placed = put_whole(leaf, NamedSharding(self.mesh, P()) if varies else sharding)
             return for_each_device(placed, self.mesh.shape[self.name], own) if varies else placed
         stacked = _put_slices(leaf, own)
         if varies:
@@ -131,10 +131,10 @@ def _local_count(mesh: Mesh, axis: Any) -> int:
 # ---- arrays
 
 
-def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+def put_whole(leaf: Any, sharding: NamedSharding) -> jax.Array:
     """An array of which each process has the whole."""
     if is_key(leaf):
-        return with_data(leaf, lambda data: _put(data, sharding))
+        return with_data(leaf, lambda data: put_whole(data, sharding))
     if isinstance(leaf, jax.Array) and leaf.is_fully_addressable and sharding.is_fully_addressable:
         return _copied(jax.device_put(leaf, sharding), leaf)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
@@ -156,7 +156,7 @@ def _put_slices(leaf: Any, sharding: NamedSharding) -> jax.Array:
     if isinstance(leaf, jax.Array) and (
         sharding.is_fully_addressable or not leaf.is_fully_addressable
     ):
-        return _put(leaf, sharding)
+        return put_whole(leaf, sharding)
     host = np.asarray(leaf)
     if sharding.is_fully_addressable:
         return jax.device_put(host, sharding)

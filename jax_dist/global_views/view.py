@@ -24,6 +24,8 @@ from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import type_of
 from jax_dist.mapping.calls import Call, Options
 from jax_dist.mapping.meshes import DeviceChoice
+from jax_dist.passes import lifting
+from jax_dist.passes.captures import Captures, Policy, Watch
 
 Gradients = Literal["scatter", "reduce"]
 
@@ -40,6 +42,7 @@ def global_view(
     static_broadcasted_argnums: int | Iterable[int] = (),
     donate_argnums: int | Iterable[int] = (),
     gradients: Gradients = "scatter",
+    captures: Captures = "lift",
 ) -> "GlobalView":
     """Takes a step as it was given to pmap, and lets its state lie in parts.
 
@@ -67,6 +70,9 @@ def global_view(
       gradients: "scatter" lets a sum over devices be scattered where its result is kept in parts,
         and sums over such parts, as in the norm of all gradients, be taken in another order.
         "reduce" gathers instead, and gives the bits of pmap. Without parts there is no difference.
+      captures: what to do with arrays of 1 kB or more that `fun` captures: "lift" them to
+        arguments, and warn (JXD401); "warn" only; "error"; or "allow", to keep them silently as
+        constants of the program.
 
     Returns:
       An object that is called like the step.
@@ -76,6 +82,7 @@ def global_view(
       DeviceCountError: the mesh has no such axis.
       UnsupportedError: jax is older than 0.10. When called: the step maps inside, or cuts over the
         mapped axis itself.
+      CapturedArrayError: when called, there are captured arrays, and `captures` is "error".
       GlobalViewError: when called, a leaf that varies was to be cut; the message has its path, and
         the line where it began to vary.
 
@@ -95,6 +102,10 @@ def global_view(
         raise mapping_refusals.not_callable(fun)
     if gradients not in get_args(Gradients):
         raise refusals.unknown_choice("gradients", gradients, "'scatter' or 'reduce'")
+    if captures not in get_args(Captures):
+        raise refusals.unknown_choice(
+            "captures", captures, ", ".join(map(repr, get_args(Captures)))
+        )
     layouts.check_shardings(shardings)
     axes.check_axes("in_axes", in_axes)
     axes.check_axes("out_axes", out_axes)
@@ -110,6 +121,7 @@ def global_view(
         static=_positions("static_broadcasted_argnums", static_broadcasted_argnums),
         donated=_positions("donate_argnums", donate_argnums),
         scatters=gradients == "scatter",
+        captures=captures,
     )
     return GlobalView(fun, asked)
 
@@ -127,6 +139,7 @@ class _Asked:
     static: tuple[int, ...]
     donated: tuple[int, ...]
     scatters: bool
+    captures: Captures
 
 
 class GlobalView:
@@ -152,9 +165,12 @@ class GlobalView:
         """
         call = self._bound(args, kwargs)
         ready = self._ready_for(call)
-        leaves = ready.given(call.leaves)
-        with self._context(traced=calls.any_tracer(leaves)):
-            return ready.program.jitted(*ready.program.arguments(leaves))
+        leaves = ready.given(call)
+        is_traced = calls.any_tracer(leaves)
+        if not (is_traced and lifting.is_lifted_outside()):
+            self._watch.warn_of(ready.program.body.lifted.captures, lifted=not is_traced)
+        with self._context(traced=is_traced):
+            return ready.program.call(leaves)
 
     def place(self, state: Any, *rest: Any, stacked: bool | None = None) -> Any:
         """Puts a state on the devices as the step keeps it.
@@ -226,8 +242,7 @@ class GlobalView:
         call = self._bound(args, kwargs)
         ready = self._ready_for(call)
         with self._context(traced=calls.any_tracer(call.leaves)):
-            types = ready.types(call.leaves)
-            return ready.program.jitted.lower(*ready.program.arguments(types))
+            return ready.program.lower(ready.types(call.leaves))
 
     def report(self) -> GlobalViewReport:
         """What was found of each leaf of the state, and how the step runs."""
@@ -244,6 +259,10 @@ class GlobalView:
     @property
     def _mesh(self) -> Mesh:
         return self._setting.mesh
+
+    @functools.cached_property
+    def _watch(self) -> Watch:
+        return Watch(self._name, Policy(self._asked.captures))
 
     @functools.cached_property
     def _setting(self) -> Setting:
@@ -266,7 +285,7 @@ class GlobalView:
                 virtual=False,
             ),
             arrays="global",
-            captures="allow",
+            captures=asked.captures,
             gathers="keep",
         )
         return Setting(options, asked.state, mesh, asked.shardings, asked.scatters)
@@ -384,15 +403,19 @@ class _Ready:
     program: StepProgram
     lifted: tuple[int, ...]  # leaves of the state that vary, and come as if they were shared
 
-    def given(self, leaves: Sequence[Any]) -> list[Any]:
+    def given(self, call: Call) -> list[Any]:
         """The leaves where the program wants them."""
-        placed = list(leaves)
+        placed = list(call.leaves)
         for place in self.lifted:
             leaf = self.program.leaves[place]
             placed[place] = state_placement.for_each_device(placed[place], leaf.size, leaf.sharding)
         for place, target in enumerate(self.program.in_shardings):
             leaf = placed[place]
-            if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+            if isinstance(leaf, Tracer):
+                continue
+            if not (target.is_fully_addressable or target.is_fully_replicated):
+                self._check_is_of_all(call, place)
+            if not isinstance(leaf, jax.Array):
                 continue
             if leaf.sharding == target or not leaf.committed:
                 continue
@@ -400,6 +423,16 @@ class _Ready:
                 self._check_place(place, leaf, target)
             placed[place] = placement.put_as_jit_would(leaf, target)
         return placed
+
+    def _check_is_of_all(self, call: Call, place: int) -> None:
+        """Raises PlacementError for what is to be cut over processes, and is of this one alone."""
+        leaf = call.leaves[place]
+        if place in self.lifted or (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable):
+            return
+        path, kind = call.paths()[place], f"{type(leaf).__module__}.{type(leaf).__name__}"
+        if isinstance(leaf, jax.Array):
+            kind = "jax.Array on devices of this process"
+        raise refusals.host_array(path, jnp.shape(leaf), kind, jax.process_count())
 
     def _check_place(self, place: int, leaf: jax.Array, target: NamedSharding) -> None:
         if not leaf.sharding.is_equivalent_to(target, leaf.ndim):

@@ -55,7 +55,7 @@ def compare(
     reference = stacked(state)
     program = jax.jit(jax.pmap(step, axis_name=axis_name)).lower(reference, *batch)
     pmapped = program.compile(compiler_options=PLAIN)
-    view = global_view(step, axis_name, **options)
+    view = global_view(step, axis_name, **{"captures": "allow", **options})
     held = view.place(state, *batch, stacked=False)
     seen = view.lower(held, *batch).compile(compiler_options=PLAIN)
     others = [

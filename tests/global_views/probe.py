@@ -40,7 +40,8 @@ def under_pmap(probe: Probe) -> Any:
 
 
 def in_global_view(probe: Probe) -> Any:
-    view = global_view(probe.step, "i", state=None, in_axes=probe.in_axes)
+    options: Any = {"state": None, "in_axes": probe.in_axes, "captures": "allow"}
+    view = global_view(probe.step, "i", **options)
     program = view.lower(*probe.args).compile(compiler_options=PLAIN)
     placed = jax.device_put(probe.args, program.input_shardings[0])
     return program(*placed)

@@ -50,7 +50,21 @@ def _train() -> list:
         refused = "state['w']" in str(error)
     else:
         refused = False
-    return [held, again["w"].sharding.spec == jax.sharding.PartitionSpec(None, "i"), refused]
+    placed = again["w"].sharding.spec == jax.sharding.PartitionSpec(None, "i")
+    return [held, placed, refused, *(_refusals(view, state) if count > 1 else [])]
+
+
+def _refusals(view, state) -> list[str]:
+    """What is said of arguments that are of one process alone."""
+    own = np.zeros((8, 4, 16), np.float32)
+    whole = {"w": _W, "mean": np.zeros((8, 64), np.float32)}
+    said = []
+    for args in ((state, own), (state, jnp.asarray(own)), (whole, view.place_batch(_ROWS[:16]))):
+        try:
+            view(*args)
+        except PlacementError as error:
+            said.append(str(error).splitlines()[1].strip())
+    return said
 
 
 def test_two_processes_have_the_numbers_of_one():
@@ -63,6 +77,11 @@ def test_two_processes_have_the_numbers_of_one():
     joined = [report[0] for report in reports]
     assert [leaf for held in joined for leaf in held[4:]] == w
     assert [leaf for held in joined for leaf in held[:4]] == mean
-    for _, placed, refused in reports:
+    for _, placed, refused, *said in reports:
         assert placed
         assert refused
+        assert said == [
+            "* x of shape (8, 4, 16) is a numpy.ndarray",
+            "* x of shape (8, 4, 16) is a jax.Array on devices of this process",
+            "* state['mean'] of shape (8, 64) is a numpy.ndarray",
+        ]
