@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jax_dist.global_views import layouts
+from jax_dist.global_views import layouts, picture
 from jax_dist.global_views.programs import Leaf, StepProgram
 
 
@@ -27,6 +27,23 @@ class GlobalViewReport:
     def bytes_under_pmap(self) -> int:
         """What one device holds of it under pmap: the whole of each leaf."""
         return sum(_whole_bytes(leaf) for leaf in self.leaves)
+
+    def picture(self) -> str:
+        """What a device holds of the state under pmap and here, as the text of an SVG file."""
+        under_pmap, here = [0, 0, 0], [0, 0, 0]
+        for leaf in self.leaves:
+            kind = 2 if not leaf.shared else int(not layouts.is_cut(leaf.sharding.spec))
+            under_pmap[kind] += _whole_bytes(leaf)
+            here[kind] += leaf.bytes_per_device
+        before = ("to be sharded", "shared and whole", "different on each device")
+        after = ("sharded", "whole", "different on each device")
+        return picture.draw(
+            f"State of {self.function} on one of {self.devices} devices",
+            [
+                picture.Bar("pmap", tuple(zip(before, under_pmap, strict=True))),
+                picture.Bar("global view", tuple(zip(after, here, strict=True))),
+            ],
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The same as numbers and texts."""
