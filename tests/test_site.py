@@ -15,7 +15,6 @@ import pytest
 import jax_dist
 from jax_dist.checker.engine.catalogue import PAGES
 from jax_dist.commands import cache, cli
-from jax_dist.doctor.checks import CHANGES
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _DOCS = _ROOT / "docs"
@@ -83,12 +82,9 @@ def test_nothing_is_fetched_from_elsewhere():
     assert "font: false" in _CONFIG
 
 
-def test_the_table_of_versions_has_what_the_doctor_tells():
+def test_the_table_of_versions_has_each_that_changed_something():
     page = (_DOCS / "versions.md").read_text()
 
-    for change in CHANGES:
-        if change.rule:
-            assert f"[{change.rule}](rules.md#" in page, change
     for version in ("0.7.2", "0.8.0", "0.9.0", "0.10.0", "0.10.2", "0.11.0"):
         assert re.search(rf"^\| (after )?{re.escape(version)}", page, re.MULTILINE), version
 

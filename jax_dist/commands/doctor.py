@@ -33,7 +33,7 @@ _CYAN, _PLAIN = "\x1b[36m", "\x1b[0m"
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="check this machine, and list what its jax changed for pmap",
+        help="check this machine: versions, devices, flags, launcher, cache",
         description=__doc__,
         epilog=_EPILOG,
         formatter_class=Help,
@@ -74,13 +74,7 @@ def _lines(found: "Diagnosis", *, quiet: bool, colour: bool) -> Iterator[str]:
         yield ""
     shown = [each for each in found.findings if each.weight == "harm" or not quiet]
     for each in shown:
-        if each.name != "changed":
-            yield from _painted(each, colour=colour)
-    changed = [each for each in shown if each.name == "changed"]
-    if changed:
-        yield f"\nWhat jax {found.facts['jax']} does to code with pmap:"
-        yield from (line for each in changed for line in _painted(each, colour=colour))
-        yield ""
+        yield from _painted(each, colour=colour)
     yield _summary(found)
 
 

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from jax_dist.checker.engine.catalogue import PAGES
 from jax_dist.doctor import checks, diagnosis
 from jax_dist.doctor.facts import Facts, Probed, version
 
@@ -35,8 +34,7 @@ def test_nothing_is_found_where_all_is_well():
     facts = _facts()
 
     for check in checks.CHECKS:
-        if check is not checks.versions:
-            assert list(check(facts)) == []
+        assert list(check(facts)) == []
 
 
 def test_versions_compare_as_numbers():
@@ -45,44 +43,12 @@ def test_versions_compare_as_numbers():
     assert version("0.11.0rc1") == (0, 11, 0)
 
 
-@pytest.mark.parametrize(
-    ("jax", "there", "gone"),
-    [
-        ("0.7.2", ["gradients that are N times"], ["make_mesh", "pmap inside pmap"]),
-        (
-            "0.9.2",
-            ["make_mesh makes Explicit", "without axis_name"],
-            ["PmapSharding and lax.pvary"],
-        ),
-        ("0.10.2", ["PmapSharding and lax.pvary", "callback"], ["without axis_name"]),
-        ("0.12.0.1", ["axis_shapes=", "pmap inside pmap"], ["callback", "without axis_name"]),
-    ],
-)
-def test_what_a_version_changed(jax, there, gone):
-    facts = _with("versions", jax=jax, jaxlib=jax)
-
-    said = "\n".join(each.what for each in checks.versions(facts))
-
-    assert [words for words in there if words not in said] == []
-    assert [words for words in gone if words in said] == []
-
-
-def test_every_rule_that_is_named_exists():
-    named = {change.rule for change in checks.CHANGES} - {""}
-
-    assert named <= set(PAGES)
-    assert all(change.do and "\n" not in change.do for change in checks.CHANGES)
-
-
 def test_versions_that_do_not_fit():
     old = _with("versions", jax="0.6.2", jaxlib="0.6.2")
     plugin = _with("versions", **{"jax-cuda13-plugin": "0.9.0"})
-    eleven = _with("versions", python="3.11.7")
 
     assert "harm:old-jax" in _names(checks.versions(old))
     assert "harm:plugin" in _names(checks.versions(plugin))
-    assert "note:last-jax" in _names(checks.versions(eleven))
-    assert "note:last-jax" not in _names(checks.versions(_facts()))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +176,7 @@ def test_advice_is_one_line():
 
     found = [each for check in checks.CHECKS for each in check(facts)]
 
-    assert len(found) > 8
+    assert len(found) == 4
     for each in found:
         assert "\n" not in each.do
         assert 10 < len(each.do) < 100
