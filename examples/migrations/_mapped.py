@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: 0BSD
-# By jax-dist migrate 0.1.0, d7fb9112da14. Yours to keep.
+# By jax-dist migrate 0.1.0, 6dbb4b4f6345. Yours to keep.
 """What `jax.pmap` does, by `jax.jit` and `jax.shard_map`.
 
 `mapped` takes the arguments of `jax.pmap` and keeps its contract: each device
@@ -59,9 +59,6 @@ def mapped(
     """
     if not callable(fun):
         raise TypeError(f"mapped takes a function, not {fun!r}")
-    for axis in jax.tree.leaves((in_axes, out_axes)):
-        if type(axis) is not int:
-            raise ValueError(f"{axis!r} among the axes is no int")
     if devices is not None and not len(devices):
         raise ValueError("devices is empty; None stands for all of them")
     options = _Options(
@@ -96,7 +93,7 @@ def mapped(
             args, kwargs, _ = program.place(args, kwargs)
         return program.jitted.lower(*args, **kwargs)
 
-    call.lower = lower  # type: ignore
+    vars(call)["lower"] = lower
     return call
 
 
@@ -117,10 +114,12 @@ _SHARED = "shared"  # for None among axes, which would be no leaf of a tree
 
 
 def _axes(tree: Any) -> Any:
-    is_none = lambda axis: axis is None  # noqa: E731
-    return jax.tree.map(
-        lambda axis: _SHARED if axis is None else axis, tree, is_leaf=is_none
-    )
+    def one(axis: Any) -> Any:
+        if axis is not None and type(axis) is not int:
+            raise ValueError(f"{axis!r} among the axes is no int")
+        return _SHARED if axis is None else axis
+
+    return jax.tree.map(one, tree, is_leaf=lambda axis: axis is None)
 
 
 def _positions(numbers: int | Iterable[int]) -> tuple[int, ...]:
@@ -151,8 +150,8 @@ class _Program:
             donate_argnums=options.donated,
         )
         # With several processes, each call asks for these.
-        self.layout = functools.cache(self.layout)  # type: ignore
-        self.spread = functools.cache(self.spread)  # type: ignore
+        self.layout = functools.cache(self.find_layout)
+        self.spread = functools.cache(self.find_spread)
 
     @functools.cached_property
     def devices(self) -> Sequence[Any]:
@@ -179,7 +178,9 @@ class _Program:
             stacked = _each(jax.numpy.expand_dims, results, out_axes)
             return out_tree.unflatten(stacked)
 
-        spec = lambda axis: _sharding(mesh, axis).spec  # noqa: E731
+        def spec(axis: Any) -> PartitionSpec:
+            return _sharding(mesh, axis).spec
+
         return jax.shard_map(
             body,
             mesh=mesh,
@@ -233,7 +234,7 @@ class _Program:
         new = [args[i] if i in static else x for i, x in enumerate(new)]
         return new, kwargs
 
-    def layout(
+    def find_layout(
         self, tree: Any, shapes: tuple[Any, ...], processes: int = 1
     ) -> tuple[list[Any], Mesh]:
         """The mapped dimension of each leaf, and the mesh for their sizes.
@@ -261,7 +262,7 @@ class _Program:
         ((total,),) = found
         return axes, self.mesh(total // processes)
 
-    def spread(self, name: str, tree: Any) -> list[Any]:
+    def find_spread(self, name: str, tree: Any) -> list[Any]:
         """in_axes or out_axes: one for each leaf of a tree."""
         axes = getattr(self.options, name)
         prefix = (axes, 0) if name == "in_axes" else axes  # 0: for keywords
@@ -328,14 +329,18 @@ def _moved(x: Any, mesh: Mesh, axis: Any) -> Any:
 
 def _whole(x: Any, mesh: Mesh, axis: Any) -> jax.Array:
     """The array of all processes of which `x` is the part of this one."""
-    place, here = _sharding(mesh, axis), _sharding(mesh.local_mesh, axis)
+    place = _sharding(mesh, axis)
     whole = _wholes.get(x)
     if whole is None or whole.sharding != place:
-        is_array = isinstance(x, jax.Array)
-        if not is_array and getattr(x, "ndim", 0):  # NumPy, without a copy
-            x = jax.make_array_from_callback(x.shape, here, x.__getitem__)
-        elif not is_array or not x.sharding.is_equivalent_to(here, x.ndim):
+        here = _sharding(mesh.local_mesh, axis)
+        if isinstance(x, jax.Array):
+            fits = x.sharding.is_equivalent_to(here, x.ndim)
+            x = x if fits else jax.device_put(x, here)
+        elif not getattr(x, "ndim", 0):
             x = jax.device_put(x, here)
+        else:  # NumPy: each device takes its slice, without a whole copy
+            x = x.astype(bool) if x.dtype == jax.dtypes.float0 else x
+            x = jax.make_array_from_callback(x.shape, here, x.__getitem__)
         whole = _wholes[x] = _over(x, place, axis)
     return whole
 
@@ -368,8 +373,8 @@ class _Memory:
 
     def __setitem__(self, owner: Any, value: Any) -> None:
         key = id(owner)
-        forget = lambda _: self.known.pop(key, None)  # noqa: E731
-        self.known[key] = weakref.ref(owner, forget), value
+        alive = weakref.ref(owner, lambda _: self.known.pop(key, None))
+        self.known[key] = alive, value
 
 
 _programs = _Memory()  # by function, or a method's object: {options: program}

@@ -151,7 +151,7 @@ _KINDS = {kind.__name__: kind for kind in Message.__args__}
 def dump(message: Message) -> bytes:
     """As it goes over a connection. Texts that are too long are cut in the middle.
 
-    >>> load(dump(Refused(text=100_000 * "x"))).text[32_768:32_800]
+    >>> load(dump(RefusedReply(text=100_000 * "x"))).text[32_768:32_800]
     ' ... [34464 characters left out]'
     """
     fields = {name: _cut(value) for name, value in dataclasses.asdict(message).items()}
