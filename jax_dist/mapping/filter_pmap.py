@@ -1,13 +1,16 @@
 """`equinox.filter_pmap` on `jax_dist.pmap`: arguments and results may hold anything.
 
 A call is split in two: arrays, which the mapped function takes, and the rest, which decides which
-mapped function that is. One is made for each kind of call, and kept.
+mapped function that is. One is made for each kind of call, and kept: as long as a plain function
+lives, and for modules, which are equal by content, if it is one of the last.
 """
 
+import contextlib
 import functools
 import inspect
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +21,7 @@ from jax_dist.errors import ArgumentTypeError, AxesError, AxesTypeError, message
 from jax_dist.mapping.pmap import pmap
 
 _AXIS = "<filter_pmap>"  # of a function that names none
+_KEPT = 256  # kinds of calls of modules
 
 
 class _FirstOfArrays:
@@ -65,7 +69,8 @@ def filter_pmap(
       **options: those of `jax_dist.pmap`, but for static and donated positions.
 
     Returns:
-      The mapped function, with `lower` as jit objects have it, and `__wrapped__`, which is `fun`.
+      The mapped function, with `__wrapped__`, which is `fun`, and `lower` as jit objects have it:
+      compiled, it takes and returns what `fun` does.
 
     Raises:
       TypeError: in_axes or out_axes hold something else than integers, None and functions; `fun`
@@ -149,7 +154,13 @@ class _Filtered:
 
     def __init__(self, fun: Callable[..., Any], axes: _Axes, donate: str, options: dict[str, Any]):
         self._fun, self._axes, self._donate, self._options = fun, axes, donate, options
+        self._setting = _setting(axes, donate, options)
+        self._is_shared = self._setting is not None and isinstance(fun, types.FunctionType)
         self._kinds: dict[Hashable, _Kind] = {}
+        if self._is_shared:
+            self._kinds = _OF_FUNCTIONS.setdefault(fun, {})
+        elif self._setting is not None and not _is_leaf(fun):
+            self._kinds = _OF_MODULES
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call = self._split(args, kwargs)
@@ -160,10 +171,11 @@ class _Filtered:
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
             return kind.joined(kind.mapped(*call.arrays))
 
-    def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """The program for these arguments; compiled, it takes and gives their arrays alone."""
+    def lower(self, /, *args: Any, **kwargs: Any) -> "_Lowered":
+        """The program for these arguments."""
         call = self._split(args, kwargs)
-        return self._kind(call).mapped.lower(*call.arrays)
+        kind = self._kind(call)
+        return _Lowered(self._split, kind, call.kind, kind.mapped.lower(*call.arrays))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -184,6 +196,8 @@ class _Filtered:
         axes: list[int | None] = [*[None] * of_fun, *of_args]
         where = [number for number, leaf in enumerate(leaves) if _is_array(leaf)]
         rest = tuple(_HOLE if _is_array(leaf) else leaf for leaf in leaves)
+        if self._is_shared:
+            rest = (None, *rest[1:])  # else what is kept for the function would hold it
         arrays, chosen = [leaves[n] for n in where], tuple(axes[n] for n in where)
         if self._axes.size is not None:  # carries the size where nothing is mapped
             arrays.append(np.broadcast_to(np.int32(0), self._axes.size))
@@ -208,13 +222,14 @@ class _Filtered:
         return tuple(axes.get(name, _FIRST) for name, _ in zip(names, args, strict=False))
 
     def _kind(self, call: _Call) -> "_Kind":
-        kind = call.kind
+        key = (self._setting, call.kind)
         try:
-            found = self._kinds.get(kind)
+            found = self._kinds.get(key)
         except TypeError as error:
             raise _not_hashable(call) from error
         if found is None:
-            found = self._kinds[kind] = _Kind(self._axes, call, self._donate, self._options)
+            fun = weakref.ref(self._fun) if self._is_shared else None
+            found = self._kinds[key] = _Kind(self._axes, call, self._donate, self._options, fun)
         return found
 
 
@@ -225,8 +240,24 @@ class _Kind:
       mapped: takes the arrays of a call, and gives those of the results.
     """
 
-    def __init__(self, axes: _Axes, call: _Call, donate: str, options: dict[str, Any]):
-        self._axes, self._call = axes, call._replace(arrays=[])
+    def __init__(
+        self,
+        axes: _Axes,
+        call: _Call,
+        donate: str,
+        options: dict[str, Any],
+        fun: weakref.ref | None = None,
+    ):
+        """One that may go with its function.
+
+        Args:
+          axes: as given to filter_pmap.
+          call: the first of its kind.
+          donate: as given to filter_pmap.
+          options: of `jax_dist.pmap`.
+          fun: what takes the place of the first leaf, where the call does not hold the function.
+        """
+        self._axes, self._call, self._fun = axes, call._replace(arrays=[]), fun
         self._result: tuple[Any, list[Any]] | None = None  # its tree, and leaves that are no array
         self._out_axes: tuple[int | None, ...] = ()
         if len(_sizes(call)) == 1:  # else pmap says what is wrong with the arguments
@@ -276,7 +307,87 @@ class _Kind:
         return tuple(leaf for leaf, kept in zip(leaves, is_result, strict=True) if kept)
 
     def _function(self, arrays: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _filled(self._call.tree, self._call.rest, arrays)
+        fun, args = _filled(self._call.tree, self._call.rest, arrays)
+        if self._fun is None:
+            return fun, args
+        function = self._fun()
+        assert function is not None  # somebody calls it
+        return function, args
+
+
+class _Recent(dict[Hashable, _Kind]):
+    """The last kinds that were made: another object equal to a module is the same function."""
+
+    def __setitem__(self, key: Hashable, kind: _Kind) -> None:
+        super().__setitem__(key, kind)
+        while len(self) > _KEPT:
+            with contextlib.suppress(KeyError, RuntimeError):  # another thread was faster
+                del self[next(iter(self))]
+
+
+_OF_FUNCTIONS: weakref.WeakKeyDictionary[Callable, dict[Hashable, _Kind]] = (
+    weakref.WeakKeyDictionary()
+)
+_OF_MODULES = _Recent()
+
+
+def _setting(axes: _Axes, donate: str, options: dict[str, Any]) -> Hashable | None:
+    """What was said when it was made; None where that cannot be compared."""
+    leaves, tree = jax.tree.flatten((axes.inputs, axes.outputs), is_leaf=lambda x: x is None)
+    said = (*leaves, tree, axes.name, axes.size, donate, *sorted(options.items()))
+    try:
+        hash(said)
+    except TypeError:
+        return None
+    return said
+
+
+def _is_leaf(fun: Any) -> bool:
+    return jax.tree_util.treedef_is_leaf(jax.tree.structure(fun))
+
+
+class _Lowered:
+    """A lowered call."""
+
+    def __init__(self, split: Callable, kind: _Kind, key: Hashable, lowered: jax.stages.Lowered):
+        self._split, self._kind, self._key, self._lowered = split, kind, key, lowered
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lowered, name)
+
+    def compile(self, *args: Any, **kwargs: Any) -> "_Compiled":
+        compiled = self._lowered.compile(*args, **kwargs)
+        return _Compiled(self._split, self._kind, self._key, compiled)
+
+
+class _Compiled:
+    """A compiled call: takes arguments of the same kind, and returns what the function does."""
+
+    def __init__(self, split: Callable, kind: _Kind, key: Hashable, compiled: jax.stages.Compiled):
+        self._split, self._kind, self._key, self._compiled = split, kind, key, compiled
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiled, name)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        call = self._split(args, kwargs)
+        if call.kind != self._key:
+            raise ArgumentTypeError(
+                message(
+                    what="a compiled function of filter_pmap was called with other arguments",
+                    which=[f"now {_described(call.kind)}", f"compiled for {_described(self._key)}"],
+                    why="it holds the program of one kind of call",
+                    do="Call the function itself, or lower it for these arguments.",
+                )
+            )
+        return self._kind.joined(self._compiled(*call.arrays))
+
+
+def _described(kind: Any) -> str:
+    _, rest, axes, types_ = kind
+    arrays = [f"{dtype}{list(shape)}" for shape, dtype in types_]
+    others = [repr(leaf) for leaf in rest if not (leaf is None or leaf is _HOLE or callable(leaf))]
+    return f"{', '.join([*arrays, *others]) or 'nothing'}, mapped over {list(axes)}"
 
 
 def _is_array(leaf: Any) -> bool:

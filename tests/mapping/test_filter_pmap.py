@@ -1,6 +1,8 @@
 """`jax_dist.filter_pmap` beside `equinox.filter_pmap`: the same trees, types and bits."""
 
 import functools
+import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -142,10 +144,46 @@ def test_under_jit_and_grad():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("decorate", [jax_dist.filter_pmap, eqx.filter_pmap])
+def test_equal_functions_are_traced_once(decorate):
+    traced = []
+
+    def double(x):
+        traced.append(x)
+        return 2 * x
+
+    for _ in range(2):
+        decorate(double)(X[:1])
+        decorate(eqx.filter_vmap(double))(X[:1])
+        decorate(double, axis_name="i")(X[:1])
+
+    assert len(traced) == 6  # each for the tree of the results, and for the program
+
+
+def test_a_function_goes_with_its_programs():
+    def double(x):
+        return 2 * x
+
+    jax_dist.filter_pmap(double)(X)
+    watched = weakref.ref(double)
+    del double
+    gc.collect()
+
+    assert watched() is None
+
+
 def test_lower():
     lowered = jax_dist.filter_pmap(mixed).lower(X, 3)
 
     assert "sdy.manual_computation" in lowered.as_text()
+    assert_same(lowered.compile()(X, 3), eqx.filter_pmap(mixed)(X, 3))
+
+
+def test_a_compiled_call_takes_its_own_kind_of_arguments():
+    compiled = jax_dist.filter_pmap(mixed).lower(X, 3).compile()
+
+    with pytest.raises(ArgumentTypeError, match=r"now float32\[8, 2\], 4.*\n.*float32\[8, 2\], 3"):
+        compiled(X, 4)
 
 
 @pytest.mark.parametrize(
