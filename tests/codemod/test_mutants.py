@@ -127,6 +127,52 @@ def _drawn(number: int, seed: int, folder: pathlib.Path) -> Iterator[tuple[Mutan
             return
 
 
+_TRACED_ONCE = {
+    "scan": "lax.scan(lambda_, x, None, 2)[0]",
+    "while": "lax.while_loop(below, inner, x)",
+    "cond": "lax.cond(True, inner, inner, x)",
+    "jit": "jitted(x)",
+    "checkpoint": "jax.checkpoint(inner)(x)",
+    "custom_jvp": "custom(x)",
+    "nested jit": "jax.jit(lambda y: jitted(y))(x)",
+}
+
+
+@pytest.mark.parametrize("call", _TRACED_ONCE.values(), ids=_TRACED_ONCE)
+def test_what_jax_traces_once_is_not_taken_from_the_other_form(tmp_path, call):
+    before = f"""\
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def inner(x):
+    return lax.pmean(x, "i") + 1
+
+
+def lambda_(x, _):
+    return inner(x), None
+
+
+def below(x):
+    return x.sum() < 9
+
+
+jitted = jax.jit(inner)
+custom = jax.custom_jvp(inner)
+custom.defjvp(lambda primals, tangents: (inner(*primals), inner(*tangents)))
+step = jax.pmap(lambda x: {call}, "i")
+
+
+def result():
+    return step(jnp.arange(8.0))
+"""
+    after = _migrated(tmp_path, before)
+
+    assert _told(before, after, tmp_path) in (Rung.SAME_PROGRAM, Rung.REPLAYED)
+    assert _told(before, after.replace("pmean", "psum"), tmp_path) is Rung.DIFFERENT
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not CAN_REWRITE, reason="jax.pmap was another program")
 def test_no_mutant_that_changes_a_result_is_called_the_same(tmp_path: pathlib.Path):

@@ -26,6 +26,8 @@ _TEXTS = 32  # signatures of one place whose programs are written down
 
 _lock = threading.RLock()  # two pairs must not be in flight together either
 _world = threading.local()
+# Else JAX would take the trace of a function, such as the body of a scan, from the other form.
+_new_traces = jax.make_user_context("")
 _signatures: dict[int, dict[Any, Any]] = {}  # by place: those whose texts were written
 
 
@@ -206,7 +208,10 @@ class Pair:
         before = getattr(_world, "side", ""), getattr(_world, "place", None)
         _world.side, _world.place = side, self._pair_place
         try:
-            return (self._pair_new if side == "new" else self._pair_old)(*args, **kwargs)
+            if side == "old":
+                return self._pair_old(*args, **kwargs)
+            with _new_traces("new"):
+                return self._pair_new(*args, **kwargs)
         finally:
             _world.side, _world.place = before
 
