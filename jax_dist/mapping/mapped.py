@@ -111,7 +111,8 @@ class Mapped(Generic[P, R]):
 
     def __repr__(self) -> str:
         where = definition(self.__wrapped__)
-        return f"<jax_dist.pmap of {self.__qualname__}{f' at {where}' if where else ''}>"
+        # chex tells functions that JAX traces from others by "pmap." in this text.
+        return f"<jax_dist.pmap.Mapped of {self.__qualname__}{f' at {where}' if where else ''}>"
 
     def __copy__(self) -> "Mapped[P, R]":
         return self
