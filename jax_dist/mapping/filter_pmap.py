@@ -175,7 +175,7 @@ class _Filtered:
         """The program for these arguments."""
         call = self._split(args, kwargs)
         kind = self._kind(call)
-        return _Lowered(self._split, kind, call.kind, kind.mapped.lower(*call.arrays))
+        return _Lowered(self._split, kind, kind.mapped.lower(*call.arrays))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -237,6 +237,7 @@ class _Kind:
     """The mapped function of one kind of call.
 
     Attributes:
+      key: tells this kind from others.
       mapped: takes the arrays of a call, and gives those of the results.
     """
 
@@ -257,6 +258,7 @@ class _Kind:
           options: of `jax_dist.pmap`.
           fun: what takes the place of the first leaf, where the call does not hold the function.
         """
+        self.key = call.kind
         self._axes, self._call, self._fun = axes, call._replace(arrays=[]), fun
         self._result: tuple[Any, list[Any]] | None = None  # its tree, and leaves that are no array
         self._out_axes: tuple[int | None, ...] = ()
@@ -346,41 +348,39 @@ def _is_leaf(fun: Any) -> bool:
     return jax.tree_util.treedef_is_leaf(jax.tree.structure(fun))
 
 
-class _Lowered:
+class _Stage:
+    """A stage of JAX for the arrays of one kind of call."""
+
+    def __init__(self, split: Callable, kind: _Kind, stage: Any):
+        self._split, self._kind, self._stage = split, kind, stage
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+
+class _Lowered(_Stage):
     """A lowered call."""
 
-    def __init__(self, split: Callable, kind: _Kind, key: Hashable, lowered: jax.stages.Lowered):
-        self._split, self._kind, self._key, self._lowered = split, kind, key, lowered
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lowered, name)
-
     def compile(self, *args: Any, **kwargs: Any) -> "_Compiled":
-        compiled = self._lowered.compile(*args, **kwargs)
-        return _Compiled(self._split, self._kind, self._key, compiled)
+        return _Compiled(self._split, self._kind, self._stage.compile(*args, **kwargs))
 
 
-class _Compiled:
+class _Compiled(_Stage):
     """A compiled call: takes arguments of the same kind, and returns what the function does."""
-
-    def __init__(self, split: Callable, kind: _Kind, key: Hashable, compiled: jax.stages.Compiled):
-        self._split, self._kind, self._key, self._compiled = split, kind, key, compiled
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._compiled, name)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call = self._split(args, kwargs)
-        if call.kind != self._key:
+        wanted = self._kind.key
+        if call.kind != wanted:
             raise ArgumentTypeError(
                 message(
                     what="a compiled function of filter_pmap was called with other arguments",
-                    which=[f"now {_described(call.kind)}", f"compiled for {_described(self._key)}"],
+                    which=[f"now {_described(call.kind)}", f"compiled for {_described(wanted)}"],
                     why="it holds the program of one kind of call",
                     do="Call the function itself, or lower it for these arguments.",
                 )
             )
-        return self._kind.joined(self._compiled(*call.arrays))
+        return self._kind.joined(self._stage(*call.arrays))
 
 
 def _described(kind: Any) -> str:
