@@ -1,9 +1,12 @@
 """Every test sees 8 simulated CPU devices, unless it starts processes of its own."""
 
+import importlib.metadata
+import os
 import pathlib
 import signal
 
 import pytest
+from packaging.version import Version
 
 from jax_dist.testing import simulated_devices
 
@@ -23,6 +26,35 @@ _RUNTIME = ("cache", "doctor", "guards", "launch", "multihost", *_PAGES)
 _REAL = ("cache", "examples", "guards", "launch", "codemod", "multihost", "processes", *_PAGES)
 # What to run while editing: texts and small programs; nothing drawn, and nothing migrated runs.
 _QUICK = ("checker", "test_golden.py", "test_axes.py", "test_pmap.py", "test_refusals.py")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--optimised",
+        action="store_true",
+        help="let XLA optimise every program, as it does for users: half as slow again",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--optimised"):
+        os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_quick_flags()])
+
+
+def _quick_flags() -> list[str]:
+    """For programs that run once: most of the time of the tests is XLA's, and half of that LLVM's.
+
+    The processes that tests start inherit them.
+    """
+    flags = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+    if Version(importlib.metadata.version("jaxlib")) < Version("0.11"):  # unknown in 0.12
+        flags.append("--xla_cpu_use_fusion_emitters=false")
+    return flags
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, for the tests that wait for processes use none of them."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -135,14 +135,14 @@ def codes(data: bytes, path: str = _PATH) -> list[str]:
 
 
 @hypothesis.given(generating.programs())
-@hypothesis.settings(max_examples=60, derandomize=True, **_SETTINGS)
+@hypothesis.settings(max_examples=30, derandomize=True, **_SETTINGS)
 def test_drawn_programs_are_checked_and_fixed(code: str):
     assert "JXD001" in codes(code.encode())
 
 
 @pytest.mark.parametrize("layout", generating.LAYOUTS)
 @hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))
-@hypothesis.settings(max_examples=12, derandomize=True, **_SETTINGS)
+@hypothesis.settings(max_examples=6, derandomize=True, **_SETTINGS)
 def test_the_layout_of_a_file_changes_no_finding(layout: str, code: str, seed: int):
     laid_out = generating.LAYOUTS[layout](code, random.Random(seed))
 
@@ -150,7 +150,7 @@ def test_the_layout_of_a_file_changes_no_finding(layout: str, code: str, seed: i
 
 
 @hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))
-@hypothesis.settings(max_examples=20, derandomize=True, **_SETTINGS)
+@hypothesis.settings(max_examples=8, derandomize=True, **_SETTINGS)
 def test_a_notebook_is_a_file_in_pieces(code: str, seed: int):
     data = generating.notebook(code, random.Random(seed))
 
@@ -158,7 +158,7 @@ def test_a_notebook_is_a_file_in_pieces(code: str, seed: int):
 
 
 @hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))
-@hypothesis.settings(max_examples=10, derandomize=True, **_SETTINGS)
+@hypothesis.settings(max_examples=5, derandomize=True, **_SETTINGS)
 def test_a_file_with_its_helpers_inside_settles(code: str, seed: int):
     notebook = generating.notebook(code, random.Random(seed))
     for data, path in ((code.encode(), _PATH), (notebook, _PATH.replace(".py", ".ipynb"))):
@@ -166,7 +166,7 @@ def test_a_file_with_its_helpers_inside_settles(code: str, seed: int):
 
 
 @hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))
-@hypothesis.settings(max_examples=80, derandomize=True, **_SETTINGS)
+@hypothesis.settings(max_examples=30, derandomize=True, **_SETTINGS)
 def test_damaged_programs_do_no_harm(code: str, seed: int):
     choice = random.Random(seed)
     shuffled = generating.statements_shuffled(code, choice).encode()
@@ -191,8 +191,8 @@ def _is_wanted(path: pathlib.Path) -> bool:
 
 
 def test_real_files_and_their_damage():
-    files = real_files(12)
-    assert len(files) == 12
+    files = real_files(6)
+    assert len(files) == 6
     for number, path in enumerate(files):
         data = path.read_bytes()
         assert inspect(data) is not None

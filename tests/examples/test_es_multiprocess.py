@@ -54,7 +54,7 @@ def start(out: pathlib.Path, *flags: str) -> list[subprocess.Popen]:
     }
     return [
         subprocess.Popen(
-            [sys.executable, _EXAMPLE, f"--generations={_GENERATIONS}", f"--out={out}", *flags],
+            [sys.executable, _EXAMPLE, f"--out={out}", f"--generations={_GENERATIONS}", *flags],
             env={**environment, "JAX_PROCESS_ID": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -87,6 +87,33 @@ def interrupted(tmp_path_factory) -> tuple[pathlib.Path, list[str], list[str]]:
     return out, first, finish(start(out, "--bytes"))
 
 
+@pytest.fixture(scope="module")
+def together(tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
+    """Where two processes ran to their end, and what they wrote."""
+    out = tmp_path_factory.mktemp("together") / "out"
+    return out, finish(start(out, "--generations=4", "--bytes"))
+
+
+def test_two_processes_have_the_curve_of_one(together, undisturbed):
+    out, outputs = together
+    curve = read_curve(out)
+
+    assert "generations   4\n" in outputs[0]
+    assert "generations" not in outputs[1]  # rank 0 speaks for all
+    assert curve.shape == (4, 3)
+    # An episode is chaotic: its return changes with the last bit. Their means do not.
+    np.testing.assert_allclose(curve[:, 1:], undisturbed[:4, 1:], rtol=0.1)
+    assert undisturbed[-1, 1] > 2 * undisturbed[0, 1]  # it learns
+    assert matplotlib.image.imread(out / "learning_curve.png").shape[:2] == (540, 840)
+
+
+def test_nothing_but_scores_goes_between_devices(together, example):
+    _, outputs = together
+
+    assert example.bytes_exchanged() == {"all-gather": 1024}  # 256 scores of 4 bytes
+    assert "\nall-gather    1024 bytes in a generation\n" in outputs[0]
+
+
 @pytest.mark.slow
 def test_sigterm_ends_all_ranks_after_the_same_generation(interrupted):
     out, outputs, _ = interrupted
@@ -98,22 +125,14 @@ def test_sigterm_ends_all_ranks_after_the_same_generation(interrupted):
     assert (out / "checkpoints").is_dir()
 
 
+@pytest.mark.slow
 def test_the_resumed_curve_is_that_of_an_undisturbed_run_in_one_process(interrupted, undisturbed):
     out, _, outputs = interrupted
     curve = read_curve(out)
 
     assert "generations   12\n" in outputs[0]
     assert curve.shape == (_GENERATIONS, 3)
-    np.testing.assert_allclose(curve, undisturbed, rtol=1e-2)
-    assert undisturbed[-1, 1] > 2 * undisturbed[0, 1]  # it learns
-    assert matplotlib.image.imread(out / "learning_curve.png").shape[:2] == (540, 840)
-
-
-def test_nothing_but_scores_goes_between_devices(interrupted, example):
-    _, _, outputs = interrupted
-
-    assert example.bytes_exchanged() == {"all-gather": 1024}  # 256 scores of 4 bytes
-    assert "\nall-gather    1024 bytes in a generation\n" in outputs[0]
+    np.testing.assert_allclose(curve[:, 1:], undisturbed[:, 1:], rtol=0.1)
 
 
 def test_help_shows_the_flags(tmp_path):

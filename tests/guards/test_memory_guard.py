@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +19,12 @@ _CUT = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("i",)), P("i"))
 
 
 @pytest.fixture(autouse=True)
-def _no_garbage_of_other_tests():
+def _no_garbage_of_other_tests() -> Iterator[None]:
     """Else it is freed within a step, and the step seems to leave less."""
     gc.collect()
+    gc.freeze()  # what they keep need not be searched at each of the collections to come
+    yield
+    gc.unfreeze()
 
 
 def guarded(act, **options):

@@ -143,7 +143,7 @@ def _check(case: Placed) -> None:
 
 
 @hypothesis.given(placed())
-@hypothesis.settings(max_examples=30, derandomize=True, **_SETTINGS)
+@hypothesis.settings(max_examples=20, derandomize=True, **_SETTINGS)
 def test_where_arguments_lie_changes_nothing(case):
     _check(case)
 

@@ -190,7 +190,7 @@ _SETTINGS = {
 
 
 @hypothesis.given(programs())
-@hypothesis.settings(max_examples=60, derandomize=True, **_SETTINGS)
+@hypothesis.settings(max_examples=40, derandomize=True, **_SETTINGS)
 def test_drawn_programs_do_what_pmap_does(program):
     _check(program)
 
