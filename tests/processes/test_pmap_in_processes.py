@@ -7,7 +7,7 @@ devices; for some rows the numbers stand here as they are known.
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -20,8 +20,6 @@ import jax_dist
 from jax_dist.testing import run_processes
 
 pytestmark = pytest.mark.mapping
-
-_TOPOLOGIES = [(2, 4), (4, 2)]
 
 
 def _own(*shape: int) -> np.ndarray:
@@ -54,8 +52,8 @@ def _nested(x: jax.Array) -> jax.Array:
     return jax_dist.pmap(lambda y: lax.psum(y, ("i", "j")) + lax.axis_index("j"), "j")(x)
 
 
-def rows() -> dict[str, list]:
-    """Runs in every process: each row the slices that it holds of the result."""
+def rows(names: Collection[str] = ()) -> dict[str, list]:
+    """Runs in every process: each row the slices that it holds of the result; these, or all."""
     total = jax_dist.pmap(_psum, "i")
     step = jax_dist.pmap(_step, "i")
     square = jax_dist.pmap(lambda x: lax.psum(x, "i") ** 2, "i")
@@ -106,7 +104,16 @@ def rows() -> dict[str, list]:
             lambda x: lax.psum(x, "i") + lax.axis_index("i"), "i", virtual=True
         )(_own(2).reshape(-1)),
     }
-    return {name: _slices(call()) for name, call in calls.items()}
+    return {name: _slices(calls[name]()) for name in names or calls}
+
+
+# Where it matters how many processes there are, and not only that there are several.
+_IN_FOUR = ("alone", "jit(scan)", "jit(grad)", "nested", "another mesh set", "ppermute", "virtual")
+
+
+def rows_in_four() -> dict[str, list]:
+    """Runs in every process: a few of the rows."""
+    return rows(_IN_FOUR)
 
 
 def _under_another_mesh(mapped: Callable, x: np.ndarray) -> jax.Array:
@@ -135,7 +142,8 @@ _KNOWN = {  # jax.pmap inside jit, scan and cond sums over one process: 6 and 22
 def _outcomes(topology: tuple[int, int]) -> dict[str, list]:
     """The rows of all processes, joined."""
     processes, devices = topology
-    outcomes = run_processes(rows, processes=processes, cpu_devices=devices, timeout=240)
+    work = rows_in_four if processes == 4 else rows
+    outcomes = run_processes(work, processes=processes, cpu_devices=devices, timeout=240)
     assert [outcome.error for outcome in outcomes] == [None] * processes
     values = [outcome.value for outcome in outcomes]
     return {name: [slice_ for value in values for slice_ in value[name]] for name in values[0]}
@@ -146,19 +154,28 @@ def _in_one_process() -> dict[str, list]:
     return rows()
 
 
-@pytest.mark.parametrize("topology", _TOPOLOGIES, ids=lambda t: f"{t[0]}x{t[1]}")
 @pytest.mark.parametrize("row", sorted(_KNOWN))
-def test_the_numbers_as_they_are_known(topology, row):
-    np.testing.assert_allclose(_outcomes(topology)[row], _KNOWN[row], rtol=1e-6)
+def test_the_numbers_as_they_are_known(row):
+    np.testing.assert_allclose(_outcomes((2, 4))[row], _KNOWN[row], rtol=1e-6)
 
 
-@pytest.mark.parametrize("topology", _TOPOLOGIES, ids=lambda t: f"{t[0]}x{t[1]}")
-def test_all_rows_equal_one_process_with_eight_devices(topology):
-    several, one = dict(_outcomes(topology)), dict(_in_one_process())
+def test_all_rows_equal_one_process_with_eight_devices():
+    several, one = dict(_outcomes((2, 4))), dict(_in_one_process())
 
     assert set(several) == set(one)
     # Each process splits the key for its own devices: the keys repeat, the indices do not.
     assert len(set(several.pop("keys"))) == len(set(one.pop("keys"))) == 8
+    _assert_equal(several, one)
+
+
+def test_rows_of_four_processes_equal_one_with_eight_devices():
+    several, one = _outcomes((4, 2)), _in_one_process()
+
+    assert set(several) == {*_IN_FOUR}
+    _assert_equal(several, {row: one[row] for row in _IN_FOUR})
+
+
+def _assert_equal(several: dict[str, list], one: dict[str, list]) -> None:
     for row, expected in one.items():
         np.testing.assert_allclose(several[row], expected, rtol=1e-5, err_msg=row)
 
@@ -210,11 +227,8 @@ def _types(pmap: Callable) -> list[tuple]:
 
 
 def test_results_are_the_view_of_each_process():
-    outcomes = run_processes(local_view, processes=2, cpu_devices=4, timeout=120)
-
-    assert [outcome.error for outcome in outcomes] == [None, None]
-    for rank, outcome in enumerate(outcomes):
-        assert outcome.value == {
+    for rank, value in enumerate(_of_each_process(local_view)):
+        assert value == {
             "same as jax.pmap": True,
             "fully addressable": True,
             "on own devices": True,
@@ -242,12 +256,11 @@ def own_values() -> dict[str, Any]:
 
 
 def test_captured_values_are_those_of_each_process():
-    first, second = run_processes(own_values, processes=2, cpu_devices=4, timeout=120)
+    first, second = _of_each_process(own_values)
 
-    assert [first.error, second.error] == [None, None]
     summed = {"summed": [28.0 + 4 * 900] * 4, "as with jax.pmap": True}
-    assert first.value == {**summed, "alone": [300.0 + k for k in range(4)]}
-    assert second.value == {**summed, "alone": None}
+    assert first == {**summed, "alone": [300.0 + k for k in range(4)]}
+    assert second == {**summed, "alone": None}
 
 
 def global_arrays() -> dict[str, Any]:
@@ -272,12 +285,9 @@ def global_arrays() -> dict[str, Any]:
 
 
 def test_global_arrays_are_never_halved():
-    outcomes = run_processes(global_arrays, processes=2, cpu_devices=4, timeout=120)
-
     # A NumPy array of one process taken as the global one gives 6 or 22, or 428 for 856.
-    assert [outcome.error for outcome in outcomes] == [None, None]
-    for outcome in outcomes:
-        assert outcome.value == {
+    for value in _of_each_process(global_arrays):
+        assert value == {
             "whole": ((8,), False),
             "state": [84.0] * 4,
             "from an array of all slices": [28.0] * 4,
@@ -317,11 +327,10 @@ def mistakes() -> list[str]:
 
 
 def test_mistakes_are_the_same_error_in_every_process():
-    outcomes = run_processes(mistakes, processes=2, cpu_devices=4, timeout=120)
+    first, second = _of_each_process(mistakes)
 
-    assert [outcome.error for outcome in outcomes] == [None, None]
-    assert outcomes[0].value == outcomes[1].value
-    assert [text.partition(": pmap of ")[::2] for text in outcomes[0].value] == [
+    assert first == second
+    assert [text.partition(": pmap of ")[::2] for text in first] == [
         ("MappedAxisError", "'<lambda>' got arguments of different sizes along the mapped axis:"),
         ("PlacementError", "'<lambda>' cannot tell which slices this array holds:"),
         ("MappedAxisError", "'<lambda>' got arguments of different sizes along the mapped axis:"),
@@ -331,3 +340,19 @@ def test_mistakes_are_the_same_error_in_every_process():
         ("DeviceCountError", "'_psum' cannot be traced over these devices:"),
         ("MappedAxisError", "'_psum' was promised axis_size=4, but received another:"),
     ]
+
+
+def parts() -> dict[str, Any]:
+    """Runs in every process: all of the above but the rows, in one job."""
+    return {part.__name__: part() for part in (local_view, own_values, global_arrays, mistakes)}
+
+
+@functools.cache
+def _parts() -> list[dict[str, Any]]:
+    outcomes = run_processes(parts, processes=2, cpu_devices=4, timeout=240)
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    return [outcome.value for outcome in outcomes]
+
+
+def _of_each_process(part: Callable) -> list[Any]:
+    return [values[part.__name__] for values in _parts()]

@@ -153,6 +153,22 @@ def test_all_rows_equal_one_process_with_eight_devices(topology):
         np.testing.assert_allclose(several[row], expected, rtol=1e-5, err_msg=row)
 
 
+def parts() -> dict[str, Any]:
+    """Runs in every process: the two below, in one job."""
+    return {part.__name__: part() for part in (as_they_are, reports)}
+
+
+@functools.cache
+def _parts() -> list[dict[str, Any]]:
+    outcomes = run_processes(parts, processes=2, cpu_devices=4, timeout=120)
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    return [outcome.value for outcome in outcomes]
+
+
+def _of_each_process(part: Callable) -> list[Any]:
+    return [values[part.__name__] for values in _parts()]
+
+
 def as_they_are() -> dict[str, list]:
     """Runs in every process: what JAX makes of the same programs."""
     total = jax.pmap(lambda x: lax.psum(x, "i"), "i")
@@ -164,11 +180,8 @@ def as_they_are() -> dict[str, list]:
 
 
 def test_as_they_are_they_leave_the_other_processes_out():
-    outcomes = run_processes(as_they_are, processes=2, cpu_devices=4, timeout=120)
-
-    assert [outcome.error for outcome in outcomes] == [None, None]
-    for outcome, half in zip(outcomes, (6.0, 22.0), strict=True):
-        assert outcome.value == {
+    for value, half in zip(_of_each_process(as_they_are), (6.0, 22.0), strict=True):
+        assert value == {
             "jit": [half] * 4,
             "cond": [half] * 4,
             "rewritten": [28.0] * 4,
@@ -200,11 +213,8 @@ def reports() -> dict[str, Any]:
 
 
 def test_what_an_inner_jit_remembers_is_refused():
-    outcomes = run_processes(reports, processes=2, cpu_devices=4, timeout=120)
-
-    assert [outcome.error for outcome in outcomes] == [None, None]
-    for outcome in outcomes:
-        first, line, *rest = outcome.value["refused"].splitlines()
+    for value in _of_each_process(reports):
+        first, line, *rest = value["refused"].splitlines()
         assert first == "a jax.pmap sees the devices of this process only:"
         assert line.startswith("  * the pmap over 'i', at ")
         assert "test_rewrite_in_processes.py:" in line
@@ -213,7 +223,7 @@ def test_what_an_inner_jit_remembers_is_refused():
             "would leave the other processes out.",
             "Call clear_cache() on that jit first, or use jax_dist.pmap in it.",
         ]
-        assert outcome.value["after clear_cache"] == [57.0] * 4
-        assert outcome.value["told"] == [
+        assert value["after clear_cache"] == [57.0] * 4
+        assert value["told"] == [
             ("JXD002", "rewritten", "jax.pmap over 'i' of size 8: a shard_map over all processes")
         ]
