@@ -35,6 +35,12 @@ def _lint(code: str, text: str):
             "from jax.experimental.pjit import pjit, with_sharding_constraint\npjit(f, s)\n",
             [None, SAFE],
         ),
+        (
+            "JXD106",  # one name moves for sure, the other is only sketched
+            "from jax.experimental.pjit import pjit, with_sharding_constraint\n"
+            "pjit(f, in_shardings=s)\n",
+            [DISPLAY, SAFE],
+        ),
         ("JXD107", "import jax\njax.lax.pvary(x, 'i')\n", [SAFE]),
         ("JXD108", "import jax\njax.tree_map(f, x)\n", [SAFE]),
         ("JXD108", "import jax.numpy as jnp\ndef f(x) -> jnp.DeviceArray: ...\n", [SAFE]),

@@ -211,7 +211,7 @@ def _import_fix(
     entries: dict[str, Rename],
     judge: Judge,
 ) -> tuple[Fix | None, Version]:
-    """One fix for all the names of a statement that move, the same for each of their findings.
+    """One fix for the names of a statement that move as surely as `alias`, or more so.
 
     None for a name that stays where others move.
     """
@@ -242,9 +242,7 @@ def _from_fix(
     entries: dict[str, Rename],
     judge: Judge,
 ) -> tuple[Fix | None, Version]:
-    moved: dict[int, str] = {}
-    needs: list[Version] = [(0,)]
-    safety = Safety.SAFE
+    found: dict[int, tuple[str, Version, int]] = {}  # by number: the new name, needs, safety
     scope = module.scope(statement)
     for number, alias in enumerate(statement.names):
         target = f"{statement.module}.{alias.name}"
@@ -254,15 +252,17 @@ def _from_fix(
             continue
         judged = judge(module, entry, module.reads(scope, alias.asname or alias.name))
         if judged is not None:
-            moved[number] = new
-            needs.append(entry.needs)
-            safety = max(safety, judged, key=_ORDER.index)
-    is_moved = statement.names.index(of) in moved
-    edits = edits_of_from(module, statement, moved) if is_moved else None
+            found[number] = new, entry.needs, _ORDER.index(judged)
+    _, _, least = found.get(statement.names.index(of), ("", (0,), -1))
+    # What is less sure than `of` stays for now, so that it does not keep the others from moving.
+    found = {number: each for number, each in found.items() if each[2] <= least}
+    moved = {number: new for number, (new, _, _) in found.items()}
+    edits = edits_of_from(module, statement, moved) if moved else None
     if edits is None:
         return None, (0,)
     title = f"import {', '.join(dict.fromkeys(moved.values()))}"
-    return Fix(title, safety, edits), max(needs)
+    needs = max(needs for _, needs, _ in found.values())
+    return Fix(title, _ORDER[least], edits), needs
 
 
 def edits_of_from(
