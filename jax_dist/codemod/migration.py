@@ -1,5 +1,6 @@
 """Files that are migrated together, the helper modules that they need, and what to know of them."""
 
+import collections
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
@@ -181,3 +182,26 @@ def cautions_of(
             build = os.path.join(os.path.dirname(file.path), name)
             if os.path.isfile(build):
                 yield f"Add {os.path.basename(file.path)} to the sources in {build}."
+    yield from _of_scripts(files)
+
+
+def _of_scripts(files: Sequence[FileMigration]) -> Iterator[str]:
+    """Where one module may do for scripts that get the helpers inside.
+
+    A script finds a file beside it if Python is given its path, and not by `python -m`: the text
+    does not say which it is, so that the user has to.
+    """
+    count = collections.Counter(
+        os.path.dirname(file.path)
+        for file in files
+        if file.path.endswith(".py") and not file.is_new
+        if helper_module.is_ours(file.after.decode("utf-8", "replace"))
+        and not helper_module.is_ours(file.before.decode("utf-8", "replace"))
+    )
+    for folder, number in count.items():
+        if number > 1:
+            script, module = (os.path.join(folder, name) for name in ("FILE.py", "_mapped.py"))
+            yield (
+                f"{number} scripts in {folder or 'this folder'} get the helpers inside. If they "
+                f"are run as `python {script}`, one module will do for them: --helpers {module}."
+            )

@@ -302,6 +302,22 @@ def test_a_lone_script_has_its_helpers_inside(tmp_path: pathlib.Path, package: p
     assert found["lone.py"].endswith("\n\nf = mapped(abs)\n")
 
 
+def test_one_module_for_scripts_is_what_the_user_may_ask_for(package: pathlib.Path):
+    for name in ("a", "b"):
+        (package.parent / f"{name}.py").write_text(_FLAT)
+    options = MigrationOptions(to="jax")
+
+    def said(*paths: str) -> list[str]:
+        made, context = migration.migrate(paths, options)
+        return list(migration.cautions_of(made, context, options))
+
+    assert said("a.py", "b.py") == [
+        "2 scripts in this folder get the helpers inside. If they are run as `python FILE.py`, "
+        "one module will do for them: --helpers _mapped.py."
+    ]
+    assert said("a.py") == []
+
+
 def test_a_file_outside_uses_the_module_of_a_package_that_is_migrated_with_it(
     tmp_path: pathlib.Path, package: pathlib.Path
 ):
