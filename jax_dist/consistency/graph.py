@@ -21,7 +21,7 @@ Origin: TypeAlias = tuple[Path, int]
 Origins: TypeAlias = frozenset[Origin]
 
 LONGEST_SCAN = 64  # rounds; the values of a longer one are not followed
-_DRAWS = ("random_bits", "random_gamma", "rng_bit_generator", "rng_uniform")
+_DRAWS = (*interpreter.DRAWS, "rng_uniform")  # which has no key
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

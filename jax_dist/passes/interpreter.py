@@ -72,6 +72,11 @@ DETERMINISTIC = ELEMENTWISE + _names(
     """
 )
 
+DRAWS = _names(
+    # Of which equal keys make equal numbers.
+    "random_bits random_gamma rng_bit_generator"
+)
+
 GATHERS = _names(
     # What the gather algebra starts from.
     "all_gather reduce_scatter"

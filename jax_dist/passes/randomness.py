@@ -15,7 +15,7 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from jax_dist import _codes, _compat
 from jax_dist.passes import interpreter
 from jax_dist.passes.findings import PassFinding
-from jax_dist.passes.interpreter import CALLS, ELEMENTWISE
+from jax_dist.passes.interpreter import CALLS, DRAWS, ELEMENTWISE
 from jax_dist.passes.uniformity import (
     OUTSIDE,
     AxisScope,
@@ -26,7 +26,6 @@ from jax_dist.passes.uniformity import (
 )
 
 REPEATED, DRIFTING = _codes.REPEATED_NOISE, _codes.DRIFTING_COPIES
-_DRAWS = ("random_bits", "random_gamma")
 _SHAPED_ALIKE = {*ELEMENTWISE, "bitcast_convert_type", "pcast", "pvary"}
 
 
@@ -93,7 +92,7 @@ class _Walk:
     ) -> list[_Known]:
         name = eqn.primitive.name
         drawn = next((each.drawn for each in given if each.drawn), "")
-        if name in _DRAWS:
+        if name in DRAWS:
             return [self._draw(eqn, same, scope, line, drawn)] * len(eqn.outvars)
         if interpreter.bodies(eqn):
             return self._inside(eqn, same, given, scope, line)

@@ -48,6 +48,12 @@ def _reshaped(key, x):
     return x + random.normal(key, (x.size,)).reshape(x.shape)
 
 
+def _of_bits(key, x):
+    words = random.key_data(key)
+    _, bits = lax.rng_bit_generator(jnp.concatenate([words, words]), x.shape)
+    return x + bits.astype(x.dtype)
+
+
 def _in_a_jit(key, x):
     return jax.jit(_added)(key, x)
 
@@ -70,7 +76,8 @@ def _gamma(key, x):
 
 @pytest.mark.parametrize(
     "body",
-    [_added, _scaled, _by_feature, _dropped, _reshaped, _in_a_jit, _in_a_scan, _key_of_the_body,
+    [_added, _scaled, _by_feature, _dropped, _reshaped, _of_bits, _in_a_jit, _in_a_scan,
+     _key_of_the_body,
      _gamma],
 )  # fmt: skip
 @pytest.mark.parametrize("vma", [False, True])

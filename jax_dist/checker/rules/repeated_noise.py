@@ -28,7 +28,7 @@ PAGE = Page(
 )
 
 # With the key first; the shape as the second argument, the third, or by keyword.
-_DRAWS = tuple(
+_FUNCTIONS = tuple(
     f"jax.random.{name}"
     for name in ("bernoulli", "bits", "cauchy", "exponential", "gumbel", "laplace", "normal",
                  "rademacher", "truncated_normal", "uniform")
@@ -65,7 +65,7 @@ def _draw(module: Module, call: ast.Call) -> tuple[ast.expr | None, list[ast.exp
     """The key of a draw, and the values of which one must differ between devices."""
     name = module.qualified_name(call.func)
     words = {word.arg: word.value for word in call.keywords if word.arg is not None}
-    if name in _DRAWS and call.args:
+    if name in _FUNCTIONS and call.args:
         shapes = [*call.args[1:], *([words["shape"]] if "shape" in words else [])]
         return call.args[0], [
             each.value
