@@ -104,8 +104,8 @@ def _add_effects(group: Any) -> None:
     group.add_argument(
         "--report",
         metavar="FILE",
-        help="say of each place what was done or why it was left: FILE.md, FILE.json, or - for "
-        "Markdown on the standard output in place of the diff",
+        help="say of each place what was done or why it was left, and how sure it is: FILE.md, "
+        "FILE.json, FILE.sarif, or - for Markdown on the standard output in place of the diff",
     )
 
 

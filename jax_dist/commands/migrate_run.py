@@ -12,7 +12,7 @@ from jax_dist.checker.engine import config, fixer, requirement
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import discovery
 from jax_dist.checker.model.discovery import Patterns
-from jax_dist.codemod import migration, report
+from jax_dist.codemod import migration, report, report_sarif
 from jax_dist.codemod.context import ProjectContext
 from jax_dist.codemod.facts import Promises
 from jax_dist.codemod.files import MigrationOptions
@@ -28,6 +28,7 @@ _STDIN = "-"
 _FORMS: dict[str, Callable[[MigrationReport], str]] = {
     ".json": report.as_json,
     ".md": report.as_markdown,
+    ".sarif": report_sarif.as_sarif,
 }
 
 
@@ -73,7 +74,7 @@ def _check(options: argparse.Namespace) -> None:
         if _suffix(options.certificate) != ".json":
             raise MisuseError(f"--certificate {options.certificate}: the name must end with .json")
     if options.report not in (None, _STDIN) and _suffix(options.report) not in _FORMS:
-        raise MisuseError(f"--report {options.report}: the name must end with .md or .json")
+        raise MisuseError(f"--report {options.report}: the name must end with .md, .json or .sarif")
 
 
 class _Migrate:

@@ -2,10 +2,12 @@
 
 import json
 import os
+from typing import Any
 
-from jax_dist.codemod import report
+from jax_dist.codemod import report, report_sarif
 from jax_dist.codemod.report import MigrationReport
 from jax_dist.codemod.results import FileMigration, Helpers, PlaceResult
+from jax_dist.codemod.verify.ledger import Ledger, LedgerEntry, Rung
 
 _DONE = PlaceResult("a.py", 12, None, "JXD001", "done", "a | jax.pmap", "a | b")
 _LOCAL = "pmap takes what each process holds"
@@ -169,3 +171,103 @@ def test_nothing_at_all():
     assert report.as_markdown(MigrationReport("jax_dist", ())) == (
         "# Migration to jax_dist\n\n0 files changed, 0 places done, 0 left.\n"
     )
+
+
+# --- with a proof
+
+
+_ENTRIES = (
+    LedgerEntry("a.py", 12, "a | jax.pmap", Rung.BY_RULES, 2, 2, rules=("R1",)),
+    LedgerEntry("d.py", 3, "f(\n  x)", Rung.REPLAYED, 7, 7),
+    LedgerEntry("d.py", 4, "g", Rung.NEVER_RAN, put_back=True),
+    LedgerEntry("d.py", 5, "h", Rung.DIFFERENT, 3, 2, problems=("call 3: 1.0 before, 2.0 after",)),
+    LedgerEntry("d.py", 6, "i", Rung.RAN, notes=("checked as part of line 9",)),
+    LedgerEntry("d.py", 7, "j", Rung.SAME_PROGRAM, 1, 1),
+    LedgerEntry("d.py", 8, "k", Rung.SAME_RUNS, 1, 1),
+)
+
+
+def _proved(*entries: LedgerEntry, **more: Any) -> MigrationReport:
+    ledger = Ledger(("python", "a b.py"), entries, "copy", merged=True, **more)
+    return MigrationReport("jax", _FILES, ledger.to_dict(), str(ledger), cautions=(_CAUTION,))
+
+
+def test_the_page_has_the_whole_ledger():
+    text = report.as_markdown(_proved(*_ENTRIES))
+
+    for said in (
+        "2 of 7 places proved, 1 replayed 7 of 7 calls, ",
+        "a.py:12  a | jax.pmap  equal by rules R1",
+        "d.py:3   f(            replayed 7 of 7",
+        "d.py:4   g             never ran          put back",
+        "      different: call 3: 1.0 before, 2.0 after",
+        "      checked as part of line 9",
+    ):
+        assert said in text
+
+
+def test_json_has_the_whole_ledger():
+    found = json.loads(report.as_json(_proved(*_ENTRIES)))["verification"]
+
+    assert found["worst"] == "different"
+    assert [each["rung"] for each in found["places"]] == [str(each.rung) for each in _ENTRIES]
+    assert found["places"][2]["put_back"] is True
+    assert found["places"][3]["problems"] == ["call 3: 1.0 before, 2.0 after"]
+
+
+def test_sarif():
+    document = json.loads(report_sarif.as_sarif(_proved(*_ENTRIES)))
+    (run,) = document["runs"]
+
+    assert document["version"] == "2.1.0"
+    assert [_row(each) for each in run["results"]] == [
+        ("a.py", 12, "pass", "none", "a | jax.pmap: equal by rules; R1."),
+        ("d.py", 3, "pass", "none", "f( ...: replayed; 7 of 7 calls."),
+        ("d.py", 4, "open", "none", "g: never ran; put back."),
+        ("d.py", 5, "fail", "error", "h: different; call 3: 1.0 before, 2.0 after."),
+        ("d.py", 6, "open", "none", "i: ran; checked as part of line 9."),
+        ("d.py", 7, "pass", "none", "j: same program."),
+        ("d.py", 8, "pass", "none", "k: same in two runs."),
+        ("a.py", 30, "informational", "none", f"jax.pmap: left; {_LOCAL}; line 3."),
+        ("c.ipynb", None, "informational", "none", "cell 3, line 1: xmap( ...: left; gone | away."),
+        ("c.ipynb", None, "informational", "none", f"cell 4, line 2: jax.pmap: left; {_LOCAL}."),
+    ]
+    rules = run["tool"]["driver"]["rules"]
+    assert all(rules[each["ruleIndex"]]["id"] == each["ruleId"] for each in run["results"])
+    assert run["results"][1]["properties"]["calls"] == 7
+    assert run["results"][2]["properties"]["put_back"] is True
+    assert run["invocations"][0]["commandLine"] == "python 'a b.py'"
+    assert run["invocations"][0]["exitCode"] == 0
+    assert run["invocations"][0]["properties"]["worst"] == "different"
+    assert run["properties"] == {"to": "jax", "cautions": [_CAUTION]}
+
+
+def _row(result: dict[str, Any]) -> tuple[Any, ...]:
+    (place,) = (each["physicalLocation"] for each in result["locations"])
+    line = place.get("region", {}).get("startLine")
+    found = place["artifactLocation"]["uri"], line, result["kind"], result["level"]
+    return (*found, result["message"]["text"])
+
+
+def test_sarif_of_what_failed_as_a_whole():
+    made = _proved(problems=("the command ended well before the migration",), exit_code=None)
+    (run,) = json.loads(report_sarif.as_sarif(made))["runs"]
+
+    assert (run["results"][0]["kind"], run["results"][0]["locations"]) == ("fail", [])
+    assert run["invocations"][0]["executionSuccessful"] is False
+    assert "exitCode" not in run["invocations"][0]
+
+
+def test_sarif_without_a_proof_says_nothing_of_sameness():
+    (run,) = json.loads(report_sarif.as_sarif(MigrationReport("jax", _FILES)))["runs"]
+
+    assert "invocations" not in run
+    assert {each["kind"] for each in run["results"]} == {"review", "informational"}
+
+
+def test_every_rung_has_a_rule():
+    for rung in Rung:
+        made = _proved(LedgerEntry("a.py", 1, "x", rung))
+        (run,) = json.loads(report_sarif.as_sarif(made))["runs"]
+        sure = rung >= Rung.SAME_RUNS
+        assert (run["results"][0]["kind"] == "pass") is sure

@@ -457,7 +457,7 @@ def test_a_notebook(folder: pathlib.Path):
         ),
         (
             ("--report", "out.html", "."),
-            "--report out.html: the name must end with .md or .json\n",
+            "--report out.html: the name must end with .md, .json or .sarif\n",
         ),
         (("--verify", "-", "--", "true"), "--verify needs files, not the standard input\n"),
     ],

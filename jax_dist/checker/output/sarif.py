@@ -4,7 +4,7 @@ import json
 import os
 import pathlib
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_dist.checker.engine import fixer
@@ -41,18 +41,23 @@ def render(findings: Sequence[Finding], context: RenderContext) -> str:
             for finding, mark, fix in zip(findings, prints, fixes, strict=True)
         ],
     }
-    document = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
-    return json.dumps(document, indent=2) + "\n"
+    return document(run)
+
+
+def document(run: Mapping[str, Any]) -> str:
+    """The text of one run."""
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
+
+
+def tool() -> dict[str, str]:
+    """What this is, and its version."""
+    import jax_dist
+
+    return {"name": "jax-dist", "version": jax_dist.__version__}
 
 
 def _driver(codes: list[str], context: RenderContext) -> dict[str, Any]:
-    import jax_dist
-
-    return {
-        "name": "jax-dist",
-        "version": jax_dist.__version__,
-        "rules": [_rule(code, context.pages.get(code), context) for code in codes],
-    }
+    return {**tool(), "rules": [_rule(code, context.pages.get(code), context) for code in codes]}
 
 
 def _rule(code: str, page: Page | None, context: RenderContext) -> dict[str, Any]:
@@ -83,7 +88,7 @@ def _result(
     fix: dict[str, Any] | None,
     context: RenderContext,
 ) -> dict[str, Any]:
-    place = {"artifactLocation": _artifact(finding.path), "region": _region(finding, context)}
+    place = {"artifactLocation": artifact(finding.path), "region": _region(finding, context)}
     result = {
         "ruleId": finding.code,
         "ruleIndex": index,
@@ -95,7 +100,8 @@ def _result(
     return {**result, "fixes": [fix]} if fix else result
 
 
-def _artifact(path: str) -> dict[str, str]:
+def artifact(path: str) -> dict[str, str]:
+    """Where a file is."""
     name = slashed(path)
     if os.path.isabs(name):
         return {"uri": pathlib.Path(name).as_uri()}
@@ -137,7 +143,7 @@ def _fix(finding: Finding, made: Sequence[Edit], source: Source) -> dict[str, An
     if finding.start.cell is not None:
         made, source = _in_json(made, source)
     replacements = [_replacement(edit) for edit in placed(made, source)]
-    change = {"artifactLocation": _artifact(finding.path), "replacements": replacements}
+    change = {"artifactLocation": artifact(finding.path), "replacements": replacements}
     title = finding.fix.title if finding.fix else ""
     unsafe = finding.fix is not None and finding.fix.safety is Safety.UNSAFE
     text = f"{title} (unsafe: please look at it)" if unsafe else title
