@@ -12,6 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import BinaryIO
 
 from jax_dist.checker.engine.linter import Examiner, load
 from jax_dist.checker.model import edits, new_imports, semantic_model, sources
@@ -53,12 +54,16 @@ def write(path: str, data: bytes, *, expected: bytes | None = None, new: bool = 
             raise ChangedError("it was made by somebody else meanwhile")
         _check_unchanged(real, before)
     try:
-        with open(temporary, "xb") as file:
+        nameless = _nameless(os.path.dirname(real))
+        with nameless or open(temporary, "xb") as file:
             if before is not None:
-                _keep_attributes(real, temporary, before)
+                _keep_attributes(real, file.fileno(), before)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+            if nameless is not None:  # with a folder, though unused, for else no link is followed
+                number = file.fileno()
+                os.link(f"/proc/self/fd/{number}", temporary, src_dir_fd=number)
         if expected is not None and _bytes(real) != expected:
             raise ChangedError("it was changed by somebody else meanwhile")
         os.replace(temporary, real)
@@ -66,6 +71,15 @@ def write(path: str, data: bytes, *, expected: bytes | None = None, new: bool = 
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+
+
+def _nameless(folder: str) -> BinaryIO | None:
+    """A file without a name, of which a killed process leaves nothing; None where there is none."""
+    try:
+        flags = os.O_TMPFILE | os.O_WRONLY  # on Linux, and not on all of its file systems
+        return os.fdopen(os.open(folder, flags, 0o666), "wb")
+    except (AttributeError, OSError):
+        return None
 
 
 def _status(path: str) -> os.stat_result | None:
@@ -82,7 +96,7 @@ def _check_unchanged(path: str, status: os.stat_result) -> None:
         raise KeptError(f"it has {status.st_nlink} names (hard links), which a new file would part")
 
 
-def _keep_attributes(old: str, new: str, status: os.stat_result) -> None:
+def _keep_attributes(old: str, new: int, status: os.stat_result) -> None:
     made = os.stat(new)
     if (made.st_uid, made.st_gid) != (status.st_uid, status.st_gid):
         try:
