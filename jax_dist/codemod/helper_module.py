@@ -273,15 +273,15 @@ class Homes:
         """The outermost package around a file, if the file is used as a part of it."""
         folder = os.path.dirname(path)
         by_files = self._outermost(folder)
-        imports = list(self._graph.imports_of(path))
-        for name, target, is_relative in imports:
+        for name, target, is_relative in self._graph.imports_of(path):
             if is_relative:
                 top = by_files or folder
                 name = "" if by_files is None else os.path.basename(by_files)
                 return _Package(top, name, is_relative=True)
             root = name.partition(".")[0]
             home = self._root_folder(root, folder)
-            if home and _is_below(path, home) and _is_below(target, home):
+            is_it = home and _is_below(path, home) and _is_below(target, home)
+            if is_it and self._graph.has_all(home, root, path):
                 return _Package(home, root, is_relative=False)
         importers = self._graph.importers(path)
         if by_files is None:
@@ -292,10 +292,13 @@ class Homes:
                 is_relative = all(each.is_relative for each in importers)
                 name = name or os.path.basename(by_files)
                 return _Package(by_files, name, is_relative)
-        return None
+        return self._named_by(importers, path)
 
     def _named_by(self, importers: Iterable[Imported], path: str) -> "_Package | None":
-        """The package without `__init__.py` by whose name its other files import this one."""
+        """The package by whose name its other files import this one.
+
+        It may have no `__init__.py`, or lie in a folder that has one and is no package.
+        """
         for importer in importers:
             folder = os.path.dirname(importer.by)
             for name, target, is_relative in self._graph.imports_of(importer.by):
@@ -324,6 +327,8 @@ class Homes:
 
     def _root_folder(self, root: str, folder: str) -> str:
         """The folder of a package, seen from a file in `folder`; "" for a module or none at all."""
+        if root == "jax":  # who needs helpers means the library, whatever folder is called so
+            return ""
         home = self._project.home(root, folder)
         if home is None:
             return self._graph.package_called(root, folder)
@@ -345,7 +350,7 @@ class Homes:
         for name, _, is_relative in self._graph.imports_of(path):
             root = name.partition(".")[0]
             home = "" if is_relative else self._root_folder(root, folder)
-            if not home or _is_below(path, home):
+            if not home or _is_below(path, home) or not self._graph.has_all(home, root, path):
                 continue
             module = self._name_in(home)
             target = os.path.join(home, f"{module}.py")

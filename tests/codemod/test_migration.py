@@ -270,6 +270,44 @@ def _checkout(package: pathlib.Path) -> None:
     (package / "evaluate.py").write_text("from mine.losses import loss\nfrom mine import train\n")
 
 
+@pytest.mark.parametrize("called", ["jax", "flax"])
+def test_a_folder_that_is_called_like_a_library_is_not_taken_for_it(
+    package: pathlib.Path, called: str
+):
+    folder = package / "baseline" / called
+    folder.mkdir(parents=True)
+    for each in (folder, folder.parent):
+        (each / "__init__.py").touch()
+    (folder / "other.py").write_text("size = 1\n")
+    text = f"import jax\nfrom flax import linen\nfrom pkg.baseline.{called} import other\n\n"
+    (folder / "train.py").write_text(f"{text}f = jax.pmap(abs)\n")
+
+    found = _written(_migrate(f"pkg/baseline/{called}/train.py", to="jax"))
+
+    assert list(found) == [f"pkg/baseline/{called}/train.py", "pkg/_mapped.py"]
+    assert "\nfrom pkg._mapped import mapped\n" in found[f"pkg/baseline/{called}/train.py"]
+
+
+@pytest.mark.parametrize("name", ["pkg/utils.py", "pkg/parts/utils.py"])
+def test_others_say_by_which_name_a_file_that_imports_nothing_is_known(
+    tmp_path: pathlib.Path, package: pathlib.Path, name: str
+):
+    if name == "pkg/utils.py":
+        (tmp_path / "__init__.py").touch()  # the folder of a repository that is no package
+    else:
+        (package / "__init__.py").unlink()
+        (package / "parts").mkdir()
+        (package / "parts" / "__init__.py").touch()
+    (tmp_path / name).write_text(_FLAT)
+    parent = name.removesuffix("/utils.py").replace("/", ".")
+    (package / "train.py").write_text(f"from {parent} import utils\n\nutils.f\n")
+
+    found = _written(_migrate(name, "pkg/train.py", to="jax"))
+
+    assert list(found) == [name, "pkg/_mapped.py"]
+    assert found[name].startswith("from pkg._mapped import mapped\n")
+
+
 def test_a_package_may_have_another_name_than_its_checkout(package: pathlib.Path):
     _checkout(package)
 

@@ -177,6 +177,22 @@ class ImportGraph:
         package = _outermost_package(folder)
         return package if package and root == self.other_name(package) else ""
 
+    def has_all(self, package: str, root: str, path: str) -> bool:
+        """Whether a package may be what a file imports as `root`: it has what the file takes of it.
+
+        Else it is an installed one, and the folder is only called like it: `baselines/jax`.
+        """
+        own = self.files.get(os.path.join(package, "__init__.py"), b"")
+        if b"import *" in own or b"__getattr__" in own:  # it has names that its text does not hold
+            return True
+        for level, module, names in self._imports_in(path):
+            first, *rest = module.split(".")
+            for part in (rest[:1] or names) if first == root and not level else ():
+                base = os.path.join(package, part)
+                if not os.path.isdir(base) and _file(base) is None and part.encode() not in own:
+                    return False
+        return True
+
     @functools.cache  # noqa: B019 - lives as long as one run
     def other_name(self, package: str) -> str:
         """The name by which files of a package import it, where its folder has another.
