@@ -354,6 +354,28 @@ def test_axes_of_nothing_may_be_any():
     assert result[1].tolist() == (_rows(8) * 2).tolist()
 
 
+@jax.tree_util.register_pytree_node_class
+class _Count:
+    """Makes arrays of numbers, as brax.training.types.UInt64 does."""
+
+    def __init__(self, number: Any) -> None:
+        self.number = jnp.uint32(number) if isinstance(number, (int, jax.Array)) else number
+
+    def tree_flatten(self) -> tuple[Any, None]:
+        return (self.number,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Any) -> "_Count":
+        return cls(*children)
+
+
+def test_a_node_that_makes_arrays_of_numbers():
+    counts = jnp.arange(8, dtype=jnp.uint32)
+    result = mapped(lambda c, x: (_Count(c.number + 1), x))(_Count(counts), _rows(8))
+
+    assert result[0].number.tolist() == list(range(1, 9))
+
+
 def test_axes_that_do_not_fit_are_explained():
     with pytest.raises(ValueError, match="f: in_axes does not fit. Its first part is for the arg"):
         mapped(_f, in_axes=(0, 0))(_rows(8))
