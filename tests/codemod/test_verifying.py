@@ -121,7 +121,7 @@ def test_each_place_has_its_own_rung(file: pathlib.Path):
         "step": (Rung.SAME_PROGRAM if CAN_REWRITE else Rung.REPLAYED, 3, 3),
         "idle": (Rung.NEVER_RAN, 0, 0),
         "count": (Rung.DIFFERENT, 3, 2),
-        "whole": (Rung.RAN, 0, 0),
+        "whole": (Rung.SAME_PROGRAM, 1, 1) if CAN_REWRITE else (Rung.RAN, 0, 0),
         "alone": (Rung.DIFFERENT, 1, 0),
         "donor": (Rung.DIFFERENT, 1, 0),
         "tail": (Rung.RAN, 0, 0),
@@ -132,6 +132,55 @@ def test_each_place_has_its_own_rung(file: pathlib.Path):
     assert (found.merged, found.exit_code, found.worst) == (True, 0, Rung.DIFFERENT)
     assert file.read_text() == _BEFORE
     assert os.listdir(file.parent) == ["program.py"]
+
+
+_IN_A_JIT = """\
+import jax
+import jax.numpy as jnp
+
+
+def other(fun):
+    return jax.pmap(lambda x: fun(x) + 1)
+
+
+def same(fun):
+    return jax.pmap(fun)
+
+
+right, wrong = jax.pmap(jnp.sin), jax.pmap(jnp.sin)
+double = lambda x: x * 2
+
+
+@jax.jit
+def step(x):
+    captures = jax.pmap(lambda y: y * jnp.sum(x))
+    return right(x), wrong(x), captures(x), double(x)
+
+
+step(jnp.ones(8))
+step(jnp.ones((8, 2)))
+"""
+
+
+def test_inside_of_a_jit_the_text_of_the_program_decides(file: pathlib.Path):
+    """None of these calls has a value; what captures one of the jit has no text of its own."""
+    file.write_text(_IN_A_JIT)
+    changes = (
+        ("right, wrong = jax.pmap(jnp.sin), jax.pmap", "right, wrong = same(jnp.sin), other"),
+        ("captures = jax.pmap", "captures = same"),
+        ("double(x)\n", "x * 2\n"),
+    )
+    found = _verify(file, changed(*changes, source=_IN_A_JIT))
+
+    told = [(_IN_A_JIT.splitlines()[e.line - 1], e.rung, e.calls) for e in found.entries]
+    lines = [line for line in _IN_A_JIT.splitlines() if "right" in line or "captures =" in line]
+    proved = (Rung.SAME_PROGRAM, 2) if CAN_REWRITE else (Rung.RAN, 0)
+    assert told == [
+        (lines[0], *proved),
+        (lines[0], Rung.RAN, 0),
+        (lines[1], Rung.RAN, 0),
+        (lines[2], Rung.RAN, 0),
+    ]
 
 
 def test_a_command_that_fails_before_is_no_proof(file: pathlib.Path):

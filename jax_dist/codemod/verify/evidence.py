@@ -133,8 +133,11 @@ def _inside(
     """What is known of a place inside of traced programs; None where it is not inside of any."""
     if not evidence.sides:
         return None
-    if evidence.sides[""]:
-        return Judgement(Rung.RAN, notes=("it ran only inside a larger traced function",))
+    if times := evidence.sides[""]:  # what a traced call computes is its text, and nothing else
+        found = _by_text(Judgement(Rung.REPLAYED, times, times, notes=(_LARGER,)), evidence)
+        if found.rung > Rung.REPLAYED:
+            return replace(found, notes=(_LARGER, *found.notes))
+        return Judgement(Rung.RAN, notes=found.notes)
     if not (evidence.sides["old"] and evidence.sides["new"]):
         said = "JAX used one trace for both forms, so that they could not be told apart"
         return Judgement(Rung.RAN, notes=(said,))
@@ -151,6 +154,9 @@ def _inside(
         rules=tuple(sorted({rule for each in outer for rule in each.rules})),
         signatures=tuple(text for each in outer for text in each.signatures),
     )
+
+
+_LARGER = "it ran only inside a larger traced function"
 
 
 def _first(texts: Sequence[str]) -> tuple[str, ...]:

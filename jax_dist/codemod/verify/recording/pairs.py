@@ -61,7 +61,7 @@ def _joined(place: int, old: Any, new: Any) -> Any:
     leaves, tree = jax.tree.flatten(old)
     others, other_tree = jax.tree.flatten(new)
     if _traced((leaves, others)):
-        journal.note(place, "inside", side="", of=None)
+        _note_traced(place)
         return old
     _compare(place, "value", old, new)
     if tree != other_tree or not any(map(equality.is_function, leaves)):
@@ -86,6 +86,12 @@ def _each(place: int, old: Iterator, new: Iterator) -> Iterator:
 def _compare(place: int, event: str, old: Any, new: Any) -> None:
     found = [list(each) for each in equality.differences(old, new)]
     journal.note(place, event, problems=found)
+
+
+def _note_traced(place: int) -> None:
+    """A value of a larger program, of which no text is known."""
+    journal.note(place, "inside", side="", of=None)
+    journal.note(place, "text", why="its value is one of a larger program")
 
 
 class Pair:
@@ -132,7 +138,7 @@ class Pair:
         if isinstance(old, Iterator) and isinstance(new, Iterator):
             return _each(place, old, new)
         if _traced((old, new)):
-            journal.note(place, "inside", side="", of=None)
+            _note_traced(place)
             return old
         found = [list(each) for each in equality.differences(old, new)]
         found += _donated((args, kwargs), (others, other_words))
@@ -146,6 +152,10 @@ class Pair:
         journal.note(self._pair_place, "inside", side=side, of=outer)
         if side == "new":
             return self._pair_new(*args, **kwargs)
+        if not side:  # no pair compares what becomes of the larger program
+            given, tree = jax.tree.flatten((args, kwargs))
+            with _lock:
+                self._write_texts([_abstract(leaf) for leaf in given], tree)
         return self._pair_old(*args, **kwargs)
 
     def _write_texts(self, leaves: list[Any], tree: Any) -> None:
