@@ -274,20 +274,20 @@ class _Lint:
 
     def _rewrite(self, path: str, after: bytes, before: bytes) -> bool:
         """Whether the file could be written."""
-        from jax_dist.checker.engine import fixer
+        from jax_dist.checker.engine import replacement
 
         try:
-            fixer.write(path, after, expected=before)
+            replacement.write(path, after, expected=before)
         except OSError as error:
             print(f"{path} is left as it is: {error.strerror or error}", file=self._err)
             return False
         return True
 
     def _put(self, file: str, text: str) -> None:
-        from jax_dist.checker.engine import fixer
+        from jax_dist.checker.engine import replacement
 
         try:
-            fixer.write(file, text.encode())
+            replacement.write(file, text.encode())
         except OSError as error:
             raise MisuseError(f"{file} cannot be written: {error.strerror}") from error
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from jax_dist._usage import MisuseError
-from jax_dist.checker.engine import config, fixer, requirement
+from jax_dist.checker.engine import config, fixer, replacement, requirement
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import discovery
 from jax_dist.checker.model.discovery import Patterns
@@ -201,7 +201,7 @@ class _Migrate:
             folder=folder,
         )
         try:
-            fixer.write(path, (json.dumps(found, separators=(",", ":")) + "\n").encode())
+            replacement.write(path, (json.dumps(found, separators=(",", ":")) + "\n").encode())
         except OSError as error:
             reason = error.strerror or error
             raise MisuseError(f"--certificate {path} cannot be written: {reason}") from error
@@ -252,10 +252,10 @@ class _Migrate:
             return file
         try:
             expected = None if file.is_new else file.before
-            fixer.write(file.path, file.after, expected=expected, new=file.is_new)
-        except fixer.ChangedError as error:
+            replacement.write(file.path, file.after, expected=expected, new=file.is_new)
+        except replacement.ChangedError as error:
             problem = f"{error}; start again"
-        except fixer.KeptError as error:
+        except replacement.KeptError as error:
             problem = str(error)
         except OSError as error:
             problem = f"it cannot be written: {error.strerror or error}"
@@ -294,7 +294,7 @@ class _Migrate:
         elif where is not None:
             text = _FORMS[_suffix(where)](made)
             try:
-                fixer.write(where, text.encode())
+                replacement.write(where, text.encode())
             except OSError as error:
                 reason = error.strerror or error
                 raise MisuseError(f"--report {where} cannot be written: {reason}") from error

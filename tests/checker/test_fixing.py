@@ -1,6 +1,5 @@
 """Files are mended, and never harmed."""
 
-import os
 import pathlib
 import shutil
 import subprocess
@@ -83,46 +82,6 @@ class TestMended:
         )
 
         assert _mended(before, path="a.ipynb").data.decode() == before.replace("old", "new")
-
-
-class TestWrite:
-    def test_permissions_and_links_stay(self, tmp_path):
-        file, link = tmp_path / "a.py", tmp_path / "link.py"
-        file.write_bytes(b"old")
-        file.chmod(0o751)
-        link.symlink_to("a.py")
-
-        fixer.write(str(link), b"new", expected=b"old")
-
-        assert file.read_bytes() == b"new"
-        assert file.stat().st_mode & 0o777 == 0o751
-        assert link.is_symlink()
-        assert sorted(os.listdir(tmp_path)) == ["a.py", "link.py"]
-
-    def test_a_file_that_was_changed_meanwhile_is_left(self, tmp_path):
-        file = tmp_path / "a.py"
-        file.write_bytes(b"theirs")
-
-        with pytest.raises(fixer.ChangedError, match="it was changed by somebody else"):
-            fixer.write(str(file), b"ours", expected=b"old")
-
-        assert file.read_bytes() == b"theirs"
-        assert os.listdir(tmp_path) == ["a.py"]
-
-    def test_a_new_file(self, tmp_path):
-        fixer.write(str(tmp_path / "a"), b"x")
-
-        assert (tmp_path / "a").read_bytes() == b"x"
-
-    def test_a_failure_leaves_nothing_behind(self, tmp_path, monkeypatch):
-        def replace(*paths):
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(os, "replace", replace)
-        with pytest.raises(OSError, match="No space"):
-            fixer.write(str(tmp_path / "a"), b"x")
-
-        assert os.listdir(tmp_path) == []
 
 
 class TestDiff:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from jax_dist._compat.versions import CAN_REWRITE
-from jax_dist.checker.engine import fixer
+from jax_dist.checker.engine import replacement
 from jax_dist.codemod import migration
 from jax_dist.codemod.verify import trial
 from jax_dist.codemod.verify.ledger import Ledger, LedgerEntry, Rung
@@ -177,14 +177,14 @@ def test_a_file_that_cannot_be_written_does_not_stop_the_others(
 ):
     (folder / "a.py").write_text(_BEFORE)
     (folder / "b.py").write_text(_BEFORE)
-    write = fixer.write
+    write = replacement.write
 
     def refuse(path: str, data: bytes, **options) -> None:
         if path == "a.py":
             raise PermissionError(13, "Permission denied")
         write(path, data, **options)
 
-    monkeypatch.setattr(fixer, "write", refuse)
+    monkeypatch.setattr(replacement, "write", refuse)
 
     code, _, err = _run("--write", ".")
 

@@ -1,10 +1,9 @@
 """Mends files: makes the fixes of their findings, and makes sure that they do no harm.
 
-After each round the new text must parse, and must not have findings that the old one had not. A
-file gets all of its new bytes or none. The same fixes are shown as diffs, and to editors.
+After each round the new text must parse, and must not have findings that the old one had not.
+The same fixes are shown as diffs, and to editors.
 """
 
-import contextlib
 import dataclasses
 import difflib
 import itertools
@@ -12,7 +11,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO
 
 from jax_dist.checker.engine.linter import Examiner, load
 from jax_dist.checker.model import edits, new_imports, semantic_model, sources
@@ -20,102 +18,6 @@ from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Safety
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
 from jax_dist.checker.rules import syntax_error, unused_suppression
-
-
-class ChangedError(OSError):
-    """A file is no longer what it was when it was read."""
-
-
-class KeptError(OSError):
-    """A file that cannot be replaced without losing something of it."""
-
-
-def write(path: str, data: bytes, *, expected: bytes | None = None, new: bool = False) -> None:
-    """Replaces what a file holds; a reader sees the old bytes or the new ones.
-
-    A link stays a link; permissions, owner and extended attributes stay as they are.
-
-    Args:
-      path: the file; it need not exist, but its folder must.
-      data: what it shall hold.
-      expected: what it must hold now.
-      new: it must not exist.
-
-    Raises:
-      ChangedError: it holds something else than `expected`, or exists though it is `new`.
-      KeptError: it may not be written to, has other names, or its attributes cannot be kept.
-      OSError: it cannot be written.
-    """
-    real = os.path.realpath(path)
-    temporary = f"{real}.{os.getpid()}.tmp"
-    before = _status(real)
-    if before is not None:
-        if new:
-            raise ChangedError("it was made by somebody else meanwhile")
-        _check_unchanged(real, before)
-    try:
-        nameless = _nameless(os.path.dirname(real))
-        with nameless or open(temporary, "xb") as file:
-            if before is not None:
-                _keep_attributes(real, file.fileno(), before)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            if nameless is not None:  # with a folder, though unused, for else no link is followed
-                number = file.fileno()
-                os.link(f"/proc/self/fd/{number}", temporary, src_dir_fd=number)
-        if expected is not None and _bytes(real) != expected:
-            raise ChangedError("it was changed by somebody else meanwhile")
-        os.replace(temporary, real)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-
-
-def _nameless(folder: str) -> BinaryIO | None:
-    """A file without a name, of which a killed process leaves nothing; None where there is none."""
-    try:
-        flags = os.O_TMPFILE | os.O_WRONLY  # on Linux, and not on all of its file systems
-        return os.fdopen(os.open(folder, flags, 0o666), "wb")
-    except (AttributeError, OSError):
-        return None
-
-
-def _status(path: str) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except FileNotFoundError:
-        return None
-
-
-def _check_unchanged(path: str, status: os.stat_result) -> None:
-    if not status.st_mode & 0o222 or not os.access(path, os.W_OK):
-        raise KeptError("it may only be read: chmod u+w lets it be changed")
-    if status.st_nlink > 1:
-        raise KeptError(f"it has {status.st_nlink} names (hard links), which a new file would part")
-
-
-def _keep_attributes(old: str, new: int, status: os.stat_result) -> None:
-    made = os.stat(new)
-    if (made.st_uid, made.st_gid) != (status.st_uid, status.st_gid):
-        try:
-            os.chown(new, status.st_uid, status.st_gid)
-        except OSError as error:
-            raise KeptError("it belongs to somebody else, and would not any more") from error
-    os.chmod(new, status.st_mode & 0o7777)  # after chown, which may clear bits of it
-    for name in os.listxattr(old) if hasattr(os, "listxattr") else ():
-        value = os.getxattr(old, name)
-        try:
-            os.setxattr(new, name, value)
-        except OSError as error:
-            raise KeptError(f"its extended attribute {name} cannot be kept") from error
-
-
-def _bytes(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
 
 _TEXT_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _NO_END = "\\ No newline at end of file\n"

@@ -15,8 +15,8 @@ from hashlib import sha1
 from typing import Any, TypeAlias, TypeVar
 
 import jax_dist
-from jax_dist.checker.engine.fixer import write
 from jax_dist.checker.engine.linter import Examiner, unreadable
+from jax_dist.checker.engine.replacement import write
 from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Position, Safety
 from jax_dist.checker.rules import Version
 

@@ -1,0 +1,136 @@
+"""Replaces files: one gets all of its new bytes or none, whatever ends this process meanwhile."""
+
+import contextlib
+import errno
+import os
+import warnings
+from collections.abc import Callable
+from typing import BinaryIO
+
+
+class ChangedError(OSError):
+    """A file is no longer what it was when it was read."""
+
+
+class KeptError(OSError):
+    """A file that cannot be replaced without losing something of it."""
+
+
+def write(path: str, data: bytes, *, expected: bytes | None = None, new: bool = False) -> None:
+    """Replaces what a file holds; a reader sees the old bytes or the new ones.
+
+    A link stays a link; permissions, owner and extended attributes stay as they are.
+
+    Args:
+      path: the file; it need not exist, but its folder must.
+      data: what it shall hold.
+      expected: what it must hold now.
+      new: it must not exist.
+
+    Raises:
+      ChangedError: it holds something else than `expected`, or exists though it is `new`.
+      KeptError: it may not be written to, has other names, or its attributes cannot be kept.
+      OSError: it cannot be written.
+    """
+    real = os.path.realpath(path)
+    temporary = f"{real}.{os.getpid()}.tmp"
+    before = _status(real)
+    if before is not None:
+        if new:
+            raise ChangedError("it was made by somebody else meanwhile")
+        _check_unchanged(real, before)
+    nameless = _nameless(os.path.dirname(real))
+    try:
+        with nameless or open(temporary, "xb") as file:
+            if before is not None:
+                _keep_attributes(real, file.fileno(), before)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            if nameless is not None:
+                _apart(lambda: _put(real, temporary, expected, nameless.fileno()))
+        if nameless is None:
+            _put(real, temporary, expected)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _put(real: str, temporary: str, expected: bytes | None, nameless: int | None = None) -> None:
+    if nameless is not None:  # as a folder too, though unused, for else the link is not followed
+        os.link(f"/proc/self/fd/{nameless}", temporary, src_dir_fd=nameless)
+    if expected is not None and _bytes(real) != expected:
+        raise ChangedError("it was changed by somebody else meanwhile")
+    os.replace(temporary, real)
+
+
+def _nameless(folder: str) -> BinaryIO | None:
+    """A file without a name, of which a killed process leaves nothing; None where there is none."""
+    try:
+        flags = os.O_TMPFILE | os.O_WRONLY  # on Linux, and not on all of its file systems
+        return os.fdopen(os.open(folder, flags, 0o666), "wb")
+    except (AttributeError, OSError):
+        return None
+
+
+def _apart(act: Callable[[], None]) -> None:
+    """Does something in a process of its own: what kills this one, or its group, spares that."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # threads of this process may hold locks: none is taken
+        pid = os.fork()
+    if pid == 0:
+        code = errno.EIO
+        try:
+            os.setsid()
+            act()
+            code = 0
+        except ChangedError:
+            code = _CHANGED
+        except OSError as error:
+            code = error.errno or errno.EIO
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code == _CHANGED:
+        raise ChangedError("it was changed by somebody else meanwhile")
+    if code:
+        raise OSError(code, os.strerror(code))
+
+
+_CHANGED = 255  # no error number
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _check_unchanged(path: str, status: os.stat_result) -> None:
+    if not status.st_mode & 0o222 or not os.access(path, os.W_OK):
+        raise KeptError("it may only be read: chmod u+w lets it be changed")
+    if status.st_nlink > 1:
+        raise KeptError(f"it has {status.st_nlink} names (hard links), which a new file would part")
+
+
+def _keep_attributes(old: str, new: int, status: os.stat_result) -> None:
+    made = os.stat(new)
+    if (made.st_uid, made.st_gid) != (status.st_uid, status.st_gid):
+        try:
+            os.chown(new, status.st_uid, status.st_gid)
+        except OSError as error:
+            raise KeptError("it belongs to somebody else, and would not any more") from error
+    os.chmod(new, status.st_mode & 0o7777)  # after chown, which may clear bits of it
+    for name in os.listxattr(old) if hasattr(os, "listxattr") else ():
+        value = os.getxattr(old, name)
+        try:
+            os.setxattr(new, name, value)
+        except OSError as error:
+            raise KeptError(f"its extended attribute {name} cannot be kept") from error
+
+
+def _bytes(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
