@@ -134,10 +134,10 @@ def _inside(
     if not evidence.sides:
         return None
     if times := evidence.sides[""]:  # what a traced call computes is its text, and nothing else
-        found = _by_text(Judgement(Rung.REPLAYED, times, times, notes=(_LARGER,)), evidence)
-        if found.rung > Rung.REPLAYED:
-            return replace(found, notes=(_LARGER, *found.notes))
-        return Judgement(Rung.RAN, notes=found.notes)
+        proof = _by_text(Judgement(Rung.REPLAYED, times, times, notes=(_LARGER,)), evidence)
+        if proof.rung > Rung.REPLAYED:
+            return replace(proof, notes=(_LARGER, *proof.notes))
+        return Judgement(Rung.RAN, notes=proof.notes)
     if not (evidence.sides["old"] and evidence.sides["new"]):
         said = "JAX used one trace for both forms, so that they could not be told apart"
         return Judgement(Rung.RAN, notes=(said,))
