@@ -5,6 +5,7 @@
     python benchmarks/es.py --parameters 10000000 --rounds 1 --without-evosax --apart
     python benchmarks/es.py --pair                # es_before_pmap.py, its migrations, es_after.py
     python benchmarks/es.py --low-rank            # a population in a forward pass, by es_eggroll.py
+    python benchmarks/es.py --learn               # es_eggroll.py, beside gradients; half an hour
 
 The ways take turns, one generation each, and the first is there twice, to show the noise. With
 `--apart` each comes after the other, for what does not fit into memory together. CPU time is that
@@ -17,6 +18,7 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import math
 import os
 import pathlib
 import resource
@@ -25,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +54,7 @@ _WAYS = [
     ("scan", "gradient", 1),
     ("scan", "gradient", 4),
 ]
+_RATES = (0.005, 0.01, 0.02, 0.03)  # of Adam, with gradients and with perturbations
 _BIG = 200_000_000  # bytes of noise on one device; more is only compiled
 
 
@@ -225,11 +228,15 @@ def low_rank(rounds: int, *, width: int = 512, pairs: int = 128, rows: int = 4) 
     random = jax.random.key(0)
     matrices = jax.random.normal(random, (len(layers), width, width)) / width**0.5
     batch = jax.random.normal(random, (pairs, 2 * rows, width))
-    signs = 0.01 * jnp.repeat(jnp.array([1.0, -1.0]), rows)[:, None]  # of a pair's rows
+    scales = 0.01 * jnp.repeat(jnp.array([1.0, -1.0]), rows)[:, None]  # of a pair's rows
 
-    def draw(key: jax.Array, pair: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    def normal(key: jax.Array, pair: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         numbers = jax.random.normal(jax.random.fold_in(key, pair), shape)
         return jax.lax.optimization_barrier(numbers)  # drawn once, for all that use it
+
+    def signs(key: jax.Array, pair: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        numbers = es_eggroll.signs_of(jax.random.fold_in(key, pair), math.prod(shape))
+        return numbers.reshape(shape)
 
     def plain(matrices: jax.Array, batch: jax.Array, key: jax.Array) -> jax.Array:
         del key
@@ -237,12 +244,14 @@ def low_rank(rounds: int, *, width: int = 512, pairs: int = 128, rows: int = 4) 
             batch = jnp.tanh(batch @ matrices[layer])
         return batch.mean((1, 2))
 
-    def applied(matrices: jax.Array, batch: jax.Array, key: jax.Array) -> jax.Array:
+    def applied(
+        draw: Callable[..., jax.Array], matrices: jax.Array, batch: jax.Array, key: jax.Array
+    ) -> jax.Array:
         def one(pair: jax.Array, x: jax.Array) -> jax.Array:
             noise = draw(key, pair, (len(layers), 2, width, 1))
             for layer in layers:
                 thin = noise[layer, 0], noise[layer, 1]
-                x = jnp.tanh(es_eggroll.dense(x, matrices[layer], thin, signs))
+                x = jnp.tanh(es_eggroll.dense(x, matrices[layer], thin, scales))
             return x.mean()
 
         return jax.vmap(one)(jnp.arange(pairs), batch)
@@ -252,14 +261,19 @@ def low_rank(rounds: int, *, width: int = 512, pairs: int = 128, rows: int = 4) 
             pair, x = each
             plus, minus = x[:rows], x[rows:]
             for layer in layers:
-                noise = 0.01 * draw(key, len(layers) * pair + layer, (width, width))
+                noise = 0.01 * normal(key, len(layers) * pair + layer, (width, width))
                 plus = jnp.tanh(plus @ (matrices[layer] + noise))
                 minus = jnp.tanh(minus @ (matrices[layer] - noise))
             return (plus.mean() + minus.mean()) / 2
 
         return jax.lax.map(one, (jnp.arange(pairs), batch))
 
-    names = {"plain inference": plain, "low rank, applied": applied, "full rank, formed": formed}
+    names = {
+        "plain inference": plain,
+        "low rank, signs": functools.partial(applied, signs),
+        "low rank, normal": functools.partial(applied, normal),
+        "full rank, formed": formed,
+    }
     ways = []
     for name, pass_ in names.items():
         compiled = jax.jit(pass_).lower(matrices, batch, random).compile()
@@ -276,6 +290,37 @@ def low_rank(rounds: int, *, width: int = 512, pairs: int = 128, rows: int = 4) 
             f"{way.name:<20}{1000 * seconds:>9.1f} CPU ms{least[0] / seconds:>8.3f} of plain"
             f"{least[-1] / seconds:>8.1f} times full rank{way.temporary / 1e6:>8.1f} MB"
         )
+
+
+def learn(ways: Sequence[str], seeds: int) -> None:
+    """The same model, rows and updates; the rate of each way is chosen on the validation text."""
+    for way in ways:
+        found = {rate: _learned(way, rate, 0) for rate in _RATES}
+        best = min(found, key=lambda rate: found[rate][0])
+        runs = [found[best], *(_learned(way, best, seed) for seed in range(1, seeds))]
+        tests = sorted(test for _, test, _ in runs)
+        validation = ", ".join(f"{rate}: {loss:.3f}" for rate, (loss, *_) in found.items())
+        mean, least, most = statistics.mean(tests), tests[0], tests[-1]
+        seconds = statistics.median(cpu for *_, cpu in runs)
+        print(f"{way}: validation by rate {{{validation}}}")
+        print(
+            f"{way}, rate {best}: test {mean:.3f} [{least:.3f}..{most:.3f}] of {seeds} seeds,"
+            f" {seconds:.0f} CPU s",
+            flush=True,
+        )
+
+
+def _learned(way: str, rate: float, seed: int) -> tuple[float, float, float]:
+    """Losses on the validation and the test text, and CPU seconds."""
+    plan = es_eggroll.Plan(rate=rate, first_order=way == "gradients")
+    start = time.process_time()
+    program, (params, _) = es_eggroll.train(
+        plan, jax.devices()[:2], seed, lambda number, loss: None, es_common.NoCheckpoints()
+    )
+    seconds = time.process_time() - start
+    params, loss_of = jax.device_get(params), jax.jit(es_eggroll.loss_of)
+    losses = [float(loss_of(params, rows)) for rows in (program.validation, program.test)]
+    return losses[0], losses[1], seconds
 
 
 def _tool(*arguments: str) -> None:
@@ -311,6 +356,9 @@ def main() -> None:
     parser.add_argument("--generations", type=int, default=30, help="of the migration")
     parser.add_argument("--low-rank", action="store_true", help="a forward pass of a population")
     parser.add_argument("--rows", type=int, default=4, help="of each member, with --low-rank")
+    parser.add_argument("--learn", action="store_true", help="es_eggroll.py, beside gradients")
+    parser.add_argument("--ways", nargs="+", default=list(es_eggroll.RATES), help="with --learn")
+    parser.add_argument("--seeds", type=int, default=3, help="with --learn")
     options = parser.parse_args()
     if options.pair:
         pair(options.generations, options.rounds or 3)
@@ -320,6 +368,9 @@ def main() -> None:
         low_rank(rounds, rows=options.rows)
         return
     jax.config.update("jax_num_cpu_devices", 8)
+    if options.learn:
+        learn(options.ways, options.seeds)
+        return
     makers = [functools.partial(ours, options.parameters, *way) for way in _WAYS]
     if not options.without_evosax:
         if importlib.util.find_spec("evosax") is None:

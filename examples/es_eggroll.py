@@ -1,7 +1,7 @@
 """A character-level language model, trained without gradients, by perturbations of low rank.
 
-    python examples/es_eggroll.py --devices 8
-    python examples/es_eggroll.py --devices 8 --first_order    # the same model, by Adam alone
+    python examples/es_eggroll.py --devices 2
+    python examples/es_eggroll.py --devices 2 --first_order    # the same model, by gradients
 
 Sarkar et al., "Evolution Strategies at the Hyperscale" (EGGROLL, arXiv 2511.16652), perturb each
 matrix by a product of two thin ones. A layer applies that product without forming it:
@@ -9,15 +9,22 @@ matrix by a product of two thin ones. A layer applies that product without formi
 and a pair of members costs `m + n` random numbers instead of `m * n`. Those are so few that every
 device draws them again for all pairs, and the devices exchange nothing but the losses.
 
-The text is that of the documentation. Shapes: `P` mirrored pairs (the population is twice that),
-`D` devices, `b` rows of text for each pair, `T` letters that the model sees, `V` different letters,
-`[m, n]` a matrix, `r` the rank of its perturbation.
+The numbers are signs, +1 or -1. They have the mean and the variance of the normal numbers of the
+paper, and one random word gives 32 of them, so drawing costs next to nothing.
+
+The text is that of the documentation, in 32 letters. Of ten pieces of it, eight are to learn from,
+the ninth is to choose the learning rate on, and the last is for the result.
+
+Shapes: `P` mirrored pairs (the population is twice that), `D` devices, `b` rows of text for each
+pair, `T` letters that the model sees, `V` different letters, `[m, n]` a matrix, `r` the rank of its
+perturbation.
 """
 
 import dataclasses
 import functools
 import math
 import pathlib
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -34,19 +41,18 @@ from jax import lax
 
 import jax_dist
 
-_PAIRS = flags.DEFINE_integer("pairs", 512, "Mirrored pairs; a multiple of 8.", lower_bound=8)
+_PAIRS = flags.DEFINE_integer("pairs", 2048, "Mirrored pairs; a multiple of 8.", lower_bound=8)
 _RANK = flags.DEFINE_integer("noise_rank", 1, "Of the perturbation of a matrix.", lower_bound=1)
+_RATE = flags.DEFINE_float("rate", None, "First learning rate of Adam; it falls to 0.")
 _FIRST_ORDER = flags.DEFINE_bool(
     "first_order", default=False, help="Train the same model on the same rows, by gradients."
 )
 
 SIGMA = 0.02  # standard deviation of each number of a perturbation
+RATES = {"perturbations": 0.01, "gradients": 0.02}  # chosen on the validation text
 BLOCKS = 8  # a device plays whole blocks of pairs: their shape is the same on 1 to 8 devices
-LETTERS_OF = "".join(
-    path.read_text(encoding="utf-8")
-    for path in sorted((pathlib.Path(__file__).parents[1] / "docs").glob("*.md"))
-)
-LETTERS = sorted(set(LETTERS_OF))
+LETTERS = "abcdefghijklmnopqrstuvwxyz .,_`\n"
+PIECE = 1000  # letters; neighbours of a page are in the same part of the text, or far apart
 
 Params: TypeAlias = dict[str, jax.Array]  # matrices, by name; each [m, n]
 Thin: TypeAlias = tuple[jax.Array, jax.Array]  # left, [m, r], and right, [n, r]
@@ -57,12 +63,14 @@ State: TypeAlias = tuple[Params, optax.OptState]
 class Plan:
     """Sizes, and how the model is trained."""
 
-    pairs: int = 512  # P
+    pairs: int = 2048  # P
     rank: int = 1  # r
-    rows: int = 8  # b
-    length: int = 4  # T
+    rows: int = 32  # b
+    length: int = 3  # T
     letter: int = 8  # numbers for each letter
-    width: int = 32
+    width: int = 16
+    generations: int = 8000
+    rate: float | None = None  # None: of RATES
     first_order: bool = False
 
     def __post_init__(self) -> None:
@@ -72,26 +80,60 @@ class Plan:
     def shapes(self) -> dict[str, tuple[int, int]]:
         return {
             "letters": (len(LETTERS), self.letter),
-            "first": (self.length * self.letter, self.width),
-            "second": (self.width, self.width),
+            "hidden": (self.length * self.letter, self.width),
             "out": (self.width, len(LETTERS)),
         }
 
     @property
     def adam(self) -> optax.GradientTransformation:
-        return optax.adam(optax.exponential_decay(0.03, 100, 0.4))  # of 100 updates
+        rate = self.rate or RATES["gradients" if self.first_order else "perturbations"]
+        return optax.adam(optax.cosine_decay_schedule(rate, self.generations))
+
+
+# ---- the text
+
+
+@functools.cache
+def documentation() -> np.ndarray:
+    """`[letters]`, as numbers: the pages, in small letters, all others as a space."""
+    folder = pathlib.Path(__file__).parents[1] / "docs"
+    pages = (path.read_text(encoding="utf-8").lower() for path in sorted(folder.glob("*.md")))
+    text = re.sub(f"[^{LETTERS}]", " ", "".join(pages))
+    text = re.sub(" +", " ", re.sub("\n+", "\n", text))
+    number = {letter: number for number, letter in enumerate(LETTERS)}
+    return np.array([number[letter] for letter in text], np.int32)
+
+
+def parts(text: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+    """`[letters]` to learn from, and the pieces for validation and for the test."""
+    pieces = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
+    seen = [piece for number, piece in enumerate(pieces) if number % 10 < 8]
+    return np.concatenate(seen), pieces[8::10], pieces[9::10]
+
+
+def all_rows(plan: Plan, pieces: list[np.ndarray]) -> np.ndarray:
+    """`[rows, T + 1]`: every row of each piece."""
+    views = np.lib.stride_tricks.sliding_window_view
+    return np.concatenate([views(piece, plan.length + 1) for piece in pieces])
 
 
 # ---- a perturbation, applied and never formed
 
 
+def signs_of(key: jax.Array, count: int) -> jax.Array:
+    """`[count]`, each +1 or -1: 32 from each random word. The key is not consumed."""
+    check_redrawable(key)
+    words = jax.random.bits(key, (math.ceil(count / 32), 1), jnp.uint32)
+    bits = (words >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    # Compiled once: without the barrier, each use would compile a generator of its own.
+    return lax.optimization_barrier(2.0 * bits.astype(jnp.float32).ravel()[:count] - 1.0)
+
+
 def noise_of(plan: Plan, key: jax.Array, pair: jax.Array) -> dict[str, Thin]:
     """The factors of one pair: a function of the key and the pair. The key is not consumed."""
-    check_redrawable(key)
     count = sum(m + n for m, n in plan.shapes.values())
-    pair_key = jax.random.fold_in(key, pair)
-    # Compiled once: without the barrier, each use below would compile a generator of its own.
-    numbers = lax.optimization_barrier(jax.random.normal(pair_key, (count, plan.rank)))
+    signs = signs_of(jax.random.fold_in(key, pair), count * plan.rank)
+    numbers = signs.reshape(count, plan.rank)
     noise, start = {}, 0
     for name, (m, n) in plan.shapes.items():
         middle, end = start + m, start + m + n
@@ -118,8 +160,7 @@ def member_loss(
     """`[b, T + 1] -> []`: of the last letter of each row, for the model perturbed by `scale`."""
     x = lookup(rows[:, :-1], params["letters"], noise["letters"], scale)
     x = x.reshape(len(rows), -1)  # [b, T * e]
-    for name in ("first", "second"):
-        x = jnp.tanh(dense(x, params[name], noise[name], scale))
+    x = jnp.tanh(dense(x, params["hidden"], noise["hidden"], scale))
     return cross_entropy(dense(x, params["out"], noise["out"], scale), rows[:, -1])
 
 
@@ -135,8 +176,7 @@ def weighted_sum(weights: jax.Array, thin: Thin) -> jax.Array:
 def loss_of(params: Params, rows: jax.Array) -> jax.Array:
     """`[b, T + 1] -> []`"""
     x = params["letters"][rows[:, :-1]].reshape(len(rows), -1)
-    x = jnp.tanh(x @ params["first"])
-    x = jnp.tanh(x @ params["second"])
+    x = jnp.tanh(x @ params["hidden"])
     return cross_entropy(x @ params["out"], rows[:, -1])
 
 
@@ -217,7 +257,8 @@ class Program:
     update: Callable[..., tuple[State, jax.Array]]  # state, text, key, pairs
     state: State
     text: jax.Array  # [letters], what the model learns from
-    held_out: jax.Array  # [rows, T + 1], what it never sees
+    validation: np.ndarray  # [rows, T + 1], on which its learning rate was chosen
+    test: np.ndarray  # [rows, T + 1], what it never sees
     pairs: np.ndarray  # [D, P / D]
 
     def run(self, state: State, key: jax.Array) -> tuple[State, jax.Array]:
@@ -235,28 +276,24 @@ def build(plan: Plan, devices: Sequence[jax.Device], key: jax.Array) -> Program:
         devices=devices,
     )
     params = first_params(plan, key)
-    numbers = {letter: number for number, letter in enumerate(LETTERS)}
-    text = np.array([numbers[letter] for letter in LETTERS_OF], np.int32)
-    seen, unseen = np.split(text, [len(text) * 9 // 10])
-    starts = np.arange(0, len(unseen) - plan.length, plan.length + 1)[:, None]
-    state, placed = jax_dist.replicate(((params, plan.adam.init(params)), seen), devices)
+    text, *unseen = parts(documentation())
+    state, placed = jax_dist.replicate(((params, plan.adam.init(params)), text), devices)
     pairs = np.arange(plan.pairs).reshape(len(devices), -1)
-    held_out = jnp.asarray(unseen[starts + np.arange(plan.length + 1)])
-    return Program(update, state, placed, held_out, pairs)
+    validation, test = (all_rows(plan, pieces) for pieces in unseen)
+    return Program(update, state, placed, validation, test, pairs)
 
 
 def train(
     plan: Plan,
     devices: Sequence[jax.Device],
     seed: int,
-    generations: int,
     follow: es_common.Follow,
     saved: es_common.Checkpoints,
 ) -> tuple[Program, State]:
     build_key, key = jax.random.split(jax.random.key(seed))
     program = build(plan, devices, build_key)
     state, done = saved.restore(program.state)
-    for number in range(done, generations):
+    for number in range(done, plan.generations):
         state, losses = program.run(state, jax.random.fold_in(key, number))
         follow(number, loss=float(losses.mean()))
         saved.save(number + 1, state)
@@ -264,13 +301,17 @@ def train(
 
 
 def main(session: es_common.Session) -> None:
-    plan = Plan(_PAIRS.value, _RANK.value, first_order=_FIRST_ORDER.value)
+    plan = Plan(
+        _PAIRS.value,
+        _RANK.value,
+        generations=session.generations,
+        rate=_RATE.value,
+        first_order=_FIRST_ORDER.value,
+    )
     follow = es_common.Follower(session)
     start = time.process_time()
     with es_common.checkpoints(session.out / "checkpoints", session.save_every) as saved:
-        program, (params, _) = train(
-            plan, session.devices, session.seed, session.generations, follow, saved
-        )
+        program, (params, _) = train(plan, session.devices, session.seed, follow, saved)
     seconds = time.process_time() - start
     count = sum(math.prod(shape) for shape in plan.shapes.values())
     picture = session.out / "learning_curve.png"
@@ -280,13 +321,14 @@ def main(session: es_common.Session) -> None:
         title=f"{count:,} parameters, " + ("Adam" if plan.first_order else f"rank {plan.rank}"),
         ylabel="loss per letter (nats)",
     )
-    held_out = jax.jit(loss_of)(jax.device_get(params), program.held_out)
+    params, loss = jax.device_get(params), jax.jit(loss_of)
     print(f"parameters   {count:,} on {session.where}")
     print(f"loss         {follow.curve['loss'][0]:.3f} -> {follow.curve['loss'][-1]:.3f}")
-    print(f"held out     {float(held_out):.3f} on text that it never saw")
+    print(f"validation   {float(loss(params, program.validation)):.3f}")
+    print(f"test         {float(loss(params, program.test)):.3f} on text that it never saw")
     print(f"CPU time     {seconds:.1f} s, compilation included")
     print(f"picture      {picture}")
 
 
 if __name__ == "__main__":
-    es_common.run(main, program="es_eggroll", generations=300)
+    es_common.run(main, program="es_eggroll", generations=Plan.generations)

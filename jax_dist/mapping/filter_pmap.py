@@ -449,7 +449,7 @@ def _not_hashable(call: _Call) -> ArgumentTypeError:
         try:
             hash(leaf)
         except TypeError:
-            which.append(f"{leaf!r}, a {type(leaf).__name__}")
+            which.append(f"{leaf!r}, of type {type(leaf).__name__}")
     return ArgumentTypeError(
         message(
             what="filter_pmap keeps what is no array as a constant, and cannot hash it",

@@ -47,7 +47,7 @@ def not_devices(devices: object) -> ArgumentTypeError:
     return ArgumentTypeError(
         message(
             what="'devices' argument to pmap must be a sequence of devices, or None",
-            which=[f"devices={devices!r}, a {type(devices).__name__}"],
+            which=[f"devices={devices!r}, of type {type(devices).__name__}"],
             why="slice k of the mapped axis runs on device k of it",
             do=do,
         )
@@ -202,7 +202,7 @@ def axes_of_wrong_type(argument: str, value: object, leaf: object) -> AxesTypeEr
     return AxesTypeError(
         message(
             what=f"pmap {argument} must be an int, None, or a container of these",
-            which=[f"{argument}={value!r} holds {leaf!r}, a {type(leaf).__name__}"],
+            which=[f"{argument}={value!r} holds {leaf!r}, of type {type(leaf).__name__}"],
             why="it says which dimension of each array is mapped",
             do="Give the number of the dimension, or None for what is not mapped.",
         )
