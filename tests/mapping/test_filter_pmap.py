@@ -192,7 +192,7 @@ def test_a_compiled_call_takes_its_own_kind_of_arguments():
         ({"donate": "some"}, (), {}, ValueError, "donate='some'"),
         ({"donate_argnums": 0}, (), {}, ArgumentTypeError, "takes no donate_argnums"),
         ({}, (X,), {"y": 3}, ArgumentTypeError, "y is one"),
-        ({}, (X, [{1}]), {}, ArgumentTypeError, r"\{1\}, a set"),
+        ({}, (X, [{1}]), {}, ArgumentTypeError, r"\{1\}, of type set"),
         ({"in_axes": {"z": 0}}, (X, 3), {}, AxesError, "'z': 0"),
         ({"in_axes": (0, 0, 0)}, (X, 3), {}, AxesError, "prefix"),
         ({"in_axes": (2, None)}, (X, 3), {}, AxesError, "axis 2|in_axes"),
