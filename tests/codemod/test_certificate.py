@@ -56,6 +56,19 @@ def test_names_of_axes_and_calls_make_no_difference():
     assert compared(_text(_step), _text(_step_in_parts, names="batch")).rules == ()
 
 
+def _in_a_scan(x: jax.Array) -> jax.Array:
+    return jax.lax.scan(lambda c, y: (c + jax.lax.psum(y, "i"), c), x[0], x)[0]
+
+
+@pytest.mark.skipif(not CAN_REWRITE, reason="jax.pmap was another program")
+def test_the_text_of_a_scan_shows_all_of_it():
+    before = programs.text(jax.pmap(_in_a_scan, axis_name="i"), [X])
+
+    assert compared(before, _text(_in_a_scan)).rules == ()
+    with pytest.raises(NotProvedError):
+        compared(before, _text(lambda x: jax.lax.scan(lambda c, y: (c, y), x[0], x)[0]))
+
+
 def _gathered(x: jax.Array) -> jax.Array:
     return x + jnp.sum(jax.lax.all_gather(x, "i"), axis=0)
 

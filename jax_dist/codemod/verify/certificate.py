@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jax_dist.codemod.verify import equivalence
+from jax_dist.codemod.verify import equivalence, slices
 
 FORMAT = 1
 PROVED = ("same program", "equal by rules")
 _KEYS = ("format", "environment", "command", "files", "places", "counts", "premises", "not covered")
+_SIGNATURE = ("before", "after", "sizes", "arguments", "results")
 _PREMISES = (
     "the texts are those that the run has traced from the files; only a run can show that again",
     "JAX and XLA treat equal programs alike, under the versions and flags of the environment",
@@ -36,7 +37,7 @@ def made(
 
     Args:
       places: `path`, `line`, `what`, `rung`, `rules`, `calls`, `equal`, `put_back` and
-        `signatures` of each; the last are texts as `equivalence.proof` takes them.
+        `signatures` of each; the last are texts as `slices.proof` takes them.
       command: what ran.
       files: the path, and what it held before and holds after, of each that was migrated.
       folder: where the certificate will lie, to which its paths are relative.
@@ -47,7 +48,7 @@ def made(
     ]
     for place in found:
         place["signatures"] = [
-            {key: each[key] for key in ("before", "after", "sizes")} for each in place["signatures"]
+            {key: each[key] for key in _SIGNATURE if key in each} for each in place["signatures"]
         ]
     content: dict[str, Any] = {
         "format": FORMAT,
@@ -128,7 +129,7 @@ def _problems_of_place(place: Mapping[str, Any]) -> Iterator[str]:
     rules: set[str] = set()
     for signature in place["signatures"]:
         try:
-            rules |= set(equivalence.proof(signature).rules)
+            rules |= set(slices.proof(signature).rules)
         except equivalence.NotProvedError as reason:
             yield f"its programs are not equal: {reason}"
             return

@@ -5,8 +5,10 @@ Shapes: `N` is the size of the device axis, which `jax.pmap` puts first and a mi
 """
 
 import hashlib
+import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -43,6 +45,8 @@ def compare(before: SiteRecord, after: SiteRecord | None, tolerance: float) -> S
         how=tuple(sorted(found.how)),
         problems=_first(found.problems.values()),
         notes=_first(found.notes),
+        signatures=tuple(found.signatures.values()),
+        unproved=found.unproved,
     )
 
 
@@ -56,6 +60,8 @@ class _Found:
         self.how: set[How] = set()
         self.problems: dict[str, str] = {}  # by what differs: its first difference says enough
         self.notes: list[str] = []
+        self.signatures: dict[str, Mapping[str, Any]] = {}  # by their text
+        self.unproved = ""  # the first reason
 
     def calls(self, before: SiteRecord, after: SiteRecord) -> None:
         for number, (one, other) in enumerate(zip(before.calls, after.calls, strict=False), 1):
@@ -72,18 +78,26 @@ class _Found:
             self._errors(call, before.raised, after.raised)
             return
         self.compared += 1
+        arguments: list[tuple[Array, Array, _Correspondence]] = []
+        results: list[tuple[Array, Array, _Correspondence]] = []
         if len(before.given) == len(after.given):
             for one, other in _partners(before.given, after.given):
-                self._array(call, f"argument{one.path}", one, other)
+                arguments.append((one, other, self._array(call, f"argument{one.path}", one, other)))
         else:
             counts = f"{len(before.given)} arrays before, {len(after.given)} after"
             self.notes.append(f"the arguments were not compared: {counts}")
         if len(before.returned) == len(after.returned):
             for one, other in _partners(before.returned, after.returned):
-                self._result(call, f"result{one.path}", one, other)
+                results.append((one, other, self._result(call, f"result{one.path}", one, other)))
         else:
             counts = f"{len(before.returned)} arrays before, {len(after.returned)} after"
             self._different(call, "result", counts)
+        try:
+            signature = _signature(before, after, arguments, results)
+        except Unlike as reason:
+            self.unproved = self.unproved or str(reason)
+        else:
+            self.signatures.setdefault(json.dumps(signature, sort_keys=True), signature)
 
     def _errors(self, call: int, before: str | None, after: str | None) -> None:
         if before is None or after is None:
@@ -92,13 +106,13 @@ class _Found:
         elif before != after:
             self.notes.append(f"call {call} raised {before} before, {after} after")
 
-    def _result(self, call: int, what: str, before: Array, after: Array) -> None:
+    def _result(self, call: int, what: str, before: Array, after: Array) -> "_Correspondence":
         if after.devices < before.devices:
             said = f"on {before.devices} devices before, on {after.devices} after"
             self._different(call, what, said)
         if before.dtype != after.dtype:
             self._different(call, what, f"{before.dtype} before, {after.dtype} after")
-            return
+            return None
         found = self._array(call, what, before, after)
         if found is not None:
             how, absolute, relative = found
@@ -108,10 +122,9 @@ class _Found:
             self.how.add(how)
             self.absolute = max(self.absolute, absolute)
             self.relative = max(self.relative, relative)
+        return found
 
-    def _array(
-        self, call: int, what: str, before: Array, after: Array
-    ) -> tuple[How, float, float] | None:
+    def _array(self, call: int, what: str, before: Array, after: Array) -> "_Correspondence":
         try:
             how, absolute, relative = difference(before, after)
         except Unlike as reason:
@@ -124,6 +137,44 @@ class _Found:
 
     def _different(self, call: int, what: str, said: str) -> None:
         self.problems.setdefault(what, f"call {call}, {what}: {said}")
+
+
+_Correspondence: TypeAlias = tuple[How, float, float] | None  # None: they do not correspond
+
+
+def _signature(
+    before: CallRecord,
+    after: CallRecord,
+    arguments: Sequence[tuple[Array, Array, _Correspondence]],
+    results: Sequence[tuple[Array, Array, _Correspondence]],
+) -> Mapping[str, Any]:
+    """The two programs of a call, and how the arrays of one came from those of the other.
+
+    Raises:
+      Unlike: there are none, or an array is another one.
+    """
+    one, other = before.text or {}, after.text or {}
+    if "text" not in one or "text" not in other:
+        raise Unlike(one.get("why") or other.get("why") or "its program was not written down")
+    if any(found is None or found[1] for _, _, found in (*arguments, *results)):
+        raise Unlike("its arrays are not equal to the bit")
+    numbers = {path: number for number, path in enumerate(one["paths"])}
+    sources = {
+        new.path: [numbers.get(old.path), found[0]]
+        for old, new, found in arguments
+        if found is not None
+    }
+    relation = [sources.get(path, [None, ""]) for path in other["paths"]]
+    if len(one["paths"]) != len(relation) or any(old is None for old, _ in relation):
+        raise Unlike("its programs take other arguments")
+    return {
+        "before": one["text"],
+        "after": other["text"],
+        "sizes": {},
+        "environment": other["environment"],
+        "arguments": relation,
+        "results": [found[0] for _, _, found in results if found is not None],
+    }
 
 
 class Unlike(Exception):  # noqa: N818 - not an error: two arrays that cannot be subtracted

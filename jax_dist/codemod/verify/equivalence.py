@@ -16,6 +16,9 @@ RULES = {
     "R2": "a sum over no dimension changes nothing",
     "R3": "a division by one changes nothing",
     "R4": "a reduction over a dimension of size 1 changes nothing but the sign of a zero",
+    "R5": "rows that are equal on all devices are one array; compared at each call of the run",
+    "R6": "a result that is equal on all devices is one array; shown by its program",
+    "R7": "rows of each device are rows of one array, in the order of the devices",
 }
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
 _AXIS_PARAMETERS = ("axes", "axis_name", "spmd_axis_name", "newly_manual_axes", "manual_axes")
@@ -45,14 +48,14 @@ def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> Equality:
       NotProvedError: they are not, as far as texts and rules show.
     """
     for text in (before, after):
-        if (found := _opaque(text)) is not None:
+        if (found := opaque(text)) is not None:
             raise NotProvedError(f"its text does not show all of it: {found}")
     if normal_form(before)[0] == normal_form(after)[0]:
         return Equality(())
     (one, used), (other, others_used) = (normal_form(each, rules=True) for each in (before, after))
     if one == other:
         return Equality(tuple(sorted(used | others_used)))
-    raise NotProvedError(_first_difference(one, other))
+    raise NotProvedError(first_difference(one, other))
 
 
 def proof(signature: Mapping[str, Any]) -> Equality:
@@ -75,12 +78,12 @@ def proof(signature: Mapping[str, Any]) -> Equality:
 
 def normal_form(text: Mapping[str, Any], *, rules: bool = False) -> tuple[str, set[str]]:
     """The normal form, a line for each equation, and the rules that were used."""
-    scope = _Scope(rules=rules)
+    scope = Scope(rules=rules)
     inputs = [scope.new() for _ in text["in"]]
     results = scope.run(text, inputs, top=True)
     types = [
         f"{each}:{kind}{'~' if weak else ''}"
-        for each, kind, weak in zip(results, _result_types(text), text["weak"], strict=True)
+        for each, kind, weak in zip(results, result_types(text), text["weak"], strict=True)
     ]
     lines = [
         f"in {' '.join(f'{n}:{kind}' for n, (_, kind) in zip(inputs, text['in'], strict=True))}",
@@ -89,7 +92,7 @@ def normal_form(text: Mapping[str, Any], *, rules: bool = False) -> tuple[str, s
         *scope.alive(results, grouped=True),
         f"out {' '.join(types)}",
     ]
-    return _numbered("\n".join(lines)), scope.used
+    return numbered("\n".join(lines)), scope.used
 
 
 @dataclass
@@ -101,7 +104,7 @@ class _Line:
 
 
 @dataclass
-class _Scope:
+class Scope:
     """The equations of one program, with the calls in it written out."""
 
     rules: bool
@@ -180,7 +183,7 @@ class _Scope:
         shardings = parameters.get("out_shardings") or [""] * len(results)
         return [
             self._put(name, kind, sharding)
-            for name, kind, sharding in zip(results, _result_types(body), shardings, strict=True)
+            for name, kind, sharding in zip(results, result_types(body), shardings, strict=True)
         ]
 
     def _put(self, name: str, kind: str, sharding: Any) -> str:
@@ -274,14 +277,14 @@ class _Scope:
 
     def _nested(self, text: Mapping[str, Any]) -> str:
         """A program inside an equation: it sees no value of the outer one."""
-        inner = _Scope(self.rules, self.axes, self.counter, self.used)
+        inner = Scope(self.rules, self.axes, self.counter, self.used)
         inputs = [inner.new() for _ in text["in"]]
         results = inner.run(text, inputs)
         left = " ".join(
             f"{name}:{kind}" for name, (_, kind) in zip(inputs, text["in"], strict=True)
         )
         right = " ".join(
-            f"{name}:{kind}" for name, kind in zip(results, _result_types(text), strict=True)
+            f"{name}:{kind}" for name, kind in zip(results, result_types(text), strict=True)
         )
         return f"{{{left} | {' ; '.join(inner.alive(results))} | {right}}}"
 
@@ -295,7 +298,7 @@ class _Scope:
             return self._used("R3", given[0][0])
         if primitive not in _REDUCTIONS:
             return None
-        axes, sizes = parameters["axes"], _shape(given[0][1])
+        axes, sizes = parameters["axes"], shape(given[0][1])
         if not axes:
             return self._used("R2", given[0][0])
         gathered = self.gathers.get(given[0][0])
@@ -328,7 +331,7 @@ def _moves_nothing(primitive: str, parameters: Mapping, given: list, kinds: list
         return True
     if primitive != "broadcast_in_dim" or len(given) != 1:
         return False
-    old, new = _shape(given[0][1]), _shape(kinds[0])
+    old, new = shape(given[0][1]), shape(kinds[0])
     dimensions = parameters["broadcast_dimensions"]
     kept = all(old[i] == new[each] for i, each in enumerate(dimensions))
     return kept and all(size == 1 for i, size in enumerate(new) if i not in dimensions)
@@ -353,25 +356,32 @@ def _literal(text: str) -> tuple[str, str]:
     return f"literal({text})", text.partition(" ")[0]
 
 
-def _shape(kind: str) -> list[int]:
+def shape(kind: str) -> list[int]:
     inner = kind.partition("[")[2].partition("]")[0]
     return [int(each) for each in inner.split(",") if each]
 
 
-def _result_types(text: Mapping[str, Any]) -> list[str]:
-    types = {number: kind for number, kind, *_ in (*text["in"], *text["consts"])}
+def types(text: Mapping[str, Any]) -> dict[int, str]:
+    """The type of each variable, such as "float32[8,3]"."""
+    found = {number: kind for number, kind, *_ in (*text["in"], *text["consts"])}
     for _, _, _, results in text["eqns"]:
-        types.update({number: kind for number, kind in results})
-    return [types[each] if isinstance(each, int) else _literal(each)[1] for each in text["out"]]
+        found.update({number: kind for number, kind in results})
+    return found
 
 
-def _numbered(text: str) -> str:
+def result_types(text: Mapping[str, Any]) -> list[str]:
+    """The types of the results."""
+    known = types(text)
+    return [known[each] if isinstance(each, int) else _literal(each)[1] for each in text["out"]]
+
+
+def numbered(text: str) -> str:
     """Variables by their first use, so that equal programs have equal texts."""
     numbers: dict[str, str] = {}
     return _VARIABLE.sub(lambda found: numbers.setdefault(found[0], f"§{len(numbers)}"), text)
 
 
-def _opaque(value: Any) -> str | None:
+def opaque(value: Any) -> str | None:
     """What is hidden in a text; None where nothing is."""
     if isinstance(value, dict):
         if "opaque" in value:
@@ -382,11 +392,11 @@ def _opaque(value: Any) -> str | None:
     if isinstance(value, list):
         if len(value) == 4 and isinstance(value[0], str) and "callback" in value[0]:
             return value[0]
-        return next((found for each in value if (found := _opaque(each)) is not None), None)
+        return next((found for each in value if (found := opaque(each)) is not None), None)
     return None
 
 
-def _first_difference(one: str, other: str) -> str:
+def first_difference(one: str, other: str) -> str:
     """In short: where the two normal forms part."""
     for line, against in zip(one.split("\n"), other.split("\n"), strict=False):
         if line != against:

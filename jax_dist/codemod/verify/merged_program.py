@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 _IMPORT = "import _jax_dist_recording.places as __jd__"
+_RECORD_HELPER = "__import__('_jax_dist_recording.start').start.record_helper(globals())\n"
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BODIES = ("body", "orelse", "finalbody")
 _IMPORTS = (ast.Import, ast.ImportFrom)
@@ -42,6 +43,11 @@ class Merged:
     text: str
     spots: tuple[Spot, ...]
     unmerged: tuple[tuple[int, str], ...]  # the line before, and what stands there
+    added: tuple[int, ...] = ()  # lines before that have one more line above them, in order
+
+    def line_before(self, line: int) -> int:
+        """The line of the old program that a line of this one was."""
+        return line - sum(above + number < line for number, above in enumerate(self.added))
 
 
 class _UnmergeableError(Exception):
@@ -68,7 +74,29 @@ def marked(path: str, before: str, lines: Sequence[int], first: int) -> Merged:
     for line in lines:
         merge.mark(line)
     merge.import_pairs()
-    return Merged(merge.text(), tuple(merge.spots), ())
+    return Merged(merge.text(), tuple(merge.spots), (), tuple(merge.added()))
+
+
+def with_helper_recorded(data: bytes) -> bytes:
+    """A file in which the helper `mapped` of `--to jax` is recorded, where the file has it.
+
+    It may lie inside a script, which nobody imports, so the script itself has to tell.
+    """
+    if b"def mapped(" not in data or b"class _Program" not in data:
+        return data
+    try:
+        body = ast.parse(data).body
+    except (SyntaxError, ValueError):
+        return data
+    ends = [
+        each.end_lineno
+        for each in body
+        if isinstance(each, ast.FunctionDef) and each.name == "mapped"
+    ]
+    if not ends:
+        return data
+    lines = data.splitlines(keepends=True)
+    return b"".join([*lines[: ends[-1]], _RECORD_HELPER.encode(), *lines[ends[-1] :]])
 
 
 class _Merge:
@@ -91,6 +119,10 @@ class _Merge:
             assert stop <= end  # edits lie side by side
             data, end = data[:start] + new.encode() + data[stop:], start
         return data.decode()
+
+    def added(self) -> list[int]:
+        """The lines before that edits put a line above."""
+        return sorted(self._bytes.count(b"\n", 0, start) + 1 for start, _, _ in self._edits)
 
     def module(self) -> None:
         self._block(self._old.body, self._new.body)

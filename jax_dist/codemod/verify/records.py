@@ -38,6 +38,7 @@ class CallRecord:
     given: tuple[Array, ...]
     returned: tuple[Array, ...]
     raised: str | None  # the class of the error, where it raised one
+    text: Mapping[str, Any] | None = None  # of its program: `text` and `paths`, or `why` none
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ class _Found:
     inside: bool = False
     hidden: bool = False
     holds_mapped: bool = False
+    texts: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by number
 
 
 class _Part:
@@ -143,8 +145,10 @@ class _Part:
             return
         found = self._found[event["site"]]
         match event["event"]:
+            case "text":
+                found.texts[event["number"]] = event
             case "call":
-                found.calls.append(self._call(event))
+                found.calls.append(self._call(event, found.texts))
                 found.count = max(found.count, event["call"] + 1)
             case "total":
                 found.count = max(found.count, event["calls"])
@@ -156,12 +160,13 @@ class _Part:
             case "problem":
                 self.problems.append(f"{found.event['function']}: {event['problem']}")
 
-    def _call(self, event: Mapping[str, Any]) -> CallRecord:
+    def _call(self, event: Mapping[str, Any], texts: Mapping[int, Mapping[str, Any]]) -> CallRecord:
         archive = self._folder / event["arrays"]
         return CallRecord(
             given=tuple(_array(each, archive) for each in event["given"]),
             returned=tuple(_array(each, archive) for each in event["returned"]),
             raised=event["raised"],
+            text=texts.get(event["text"]),
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jax_dist.codemod.verify import evidence, records, sandbox
+from jax_dist.codemod.verify import evidence, merged_program, records, sandbox
 from jax_dist.codemod.verify.evidence import Evidence
 from jax_dist.codemod.verify.sandbox import Sandbox
 from jax_dist.launch.ranks import run_to_end
@@ -61,7 +61,8 @@ class Workspace:
         Raises:
           OSError: the command cannot be started.
         """
-        folder, box = self._next(), self._sandbox(changes)
+        hooked = {path: merged_program.with_helper_recorded(data) for path, data in changes.items()}
+        folder, box = self._next(), self._sandbox(hooked)
         inside = [box.inside(str(Path(file).resolve())) for file in files]
         code, output = self._to_the_end(box, folder, {"files": inside})
         found = evidence.read(folder / "records")
@@ -103,8 +104,6 @@ class Workspace:
         path = [str(folder / "path"), *box.search_path(os.environ.get("PYTHONPATH", ""))]
         environment = _environment(self.devices) | {
             "PYTHONPATH": os.pathsep.join(path),
-            # Of its own, for a file that changes twice within a second may keep its old bytecode.
-            "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
             "JAX_DIST_RECORD": json.dumps(
                 {"package": str(_RECORDING), "folder": str(folder / "records"), **wanted}
             ),

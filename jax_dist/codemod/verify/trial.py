@@ -16,11 +16,12 @@ from jax_dist._usage import MisuseError
 from jax_dist.checker.model import sources
 from jax_dist.codemod import beside_pmap
 from jax_dist.codemod.results import FileMigration, PlaceResult
-from jax_dist.codemod.verify import evidence, merged_program, runs
+from jax_dist.codemod.verify import evidence, merged_program, runs, slices
+from jax_dist.codemod.verify.equivalence import NotProvedError
 from jax_dist.codemod.verify.evidence import Evidence, Judgement
 from jax_dist.codemod.verify.ledger import Ledger, LedgerEntry, Rung
 from jax_dist.codemod.verify.merged_program import Merged, Spot
-from jax_dist.codemod.verify.runs import Workspace
+from jax_dist.codemod.verify.runs import Run, Workspace
 from jax_dist.codemod.verify.verdict import judged
 from jax_dist.codemod.verify.verification import MigrationVerification, SiteComparison, tail
 
@@ -220,7 +221,9 @@ class _Trial:
             judged, self._stage.command, files=files, tolerance=self._tolerance
         )
         self._progress("running the command before the migration")
-        first = self._stage.recorded(_texts(self._plan.files, marked), files)
+        first = _on_lines_before(
+            self._stage.recorded(_texts(self._plan.files, marked), files), marked
+        )
         self._progress("running the command after it")
         second = self._stage.recorded(self._plan.after, files)
         marks = {}
@@ -266,12 +269,28 @@ def _of_runs(
     if found.before.exit_code != 0:
         return Judgement(Rung.RAN, notes=("the command failed before the migration",))
     if sites and calls == equal > 0:
-        return Judgement(Rung.SAME_RUNS, calls, equal)
+        return _by_slices(Judgement(Rung.SAME_RUNS, calls, equal), sites)
     if sites or not calls or calls != equal:
         return Judgement(Rung.RAN)
     if any(note.startswith("the output differs") for note in found.notes):
         return Judgement(Rung.RAN, notes=("what the program prints differs",))
     return Judgement(Rung.SAME_RUNS, notes=("by the mapped calls around it",))
+
+
+def _by_slices(same: Judgement, sites: Sequence[SiteComparison]) -> Judgement:
+    """More than that the runs were the same, where the texts of all programs show it."""
+    signatures = tuple(each for site in sites for each in site.signatures)
+    if unproved := next((site.unproved for site in sites if site.unproved), ""):
+        return dataclasses.replace(same, notes=(unproved,))
+    rules: set[str] = set()
+    try:
+        for signature in signatures:
+            rules |= set(slices.proof(signature).rules)
+    except NotProvedError as reason:
+        return dataclasses.replace(same, notes=(f"its programs differ: {reason}",))
+    rung = Rung.BY_RULES if rules else Rung.SAME_PROGRAM
+    ordered = tuple(sorted(rules))
+    return dataclasses.replace(same, rung=rung, rules=ordered, signatures=signatures)
 
 
 def _merged(files: Sequence[FileMigration]) -> dict[str, Merged]:
@@ -307,6 +326,18 @@ def _texts(files: Sequence[FileMigration], merged: Mapping[str, Merged]) -> dict
         for file in files
         if file.path in merged
     }
+
+
+def _on_lines_before(run: Run, marked: Mapping[str, Merged]) -> Run:
+    """The same, with the lines that the files have without marks."""
+    by_file = {os.path.realpath(path): merged for path, merged in marked.items()}
+    sites = tuple(
+        dataclasses.replace(site, line=by_file[site.file].line_before(site.line))
+        if site.file in by_file
+        else site
+        for site in run.record.sites
+    )
+    return dataclasses.replace(run, record=dataclasses.replace(run.record, sites=sites))
 
 
 def _belongs(spot: Spot, outcome: PlaceResult) -> bool:

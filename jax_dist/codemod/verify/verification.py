@@ -6,6 +6,7 @@ Shapes: `N` is the size of the device axis, which `jax.pmap` puts first and a mi
 
 import enum
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -42,6 +43,8 @@ class SiteComparison:
     how: tuple[How, ...]  # results were compared
     problems: tuple[str, ...]
     notes: tuple[str, ...]
+    signatures: tuple[Mapping[str, Any], ...] = ()  # of its programs, as `slices.proof` takes them
+    unproved: str = ""  # why its calls have no such signature
 
     def to_dict(self) -> dict[str, Any]:
         return {

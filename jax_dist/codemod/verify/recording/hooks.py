@@ -49,6 +49,7 @@ def hooked(module: str, name: str, real: Callable, recorder: CallRecorder) -> Ca
         return wrap(name, real, recorder, frame, args, kwargs)
 
     make.__module__ = module
+    make._is_recorded = True  # pyright: ignore[reportAttributeAccessIssue]
     return make
 
 
@@ -115,9 +116,11 @@ class Recorded:
         if call is None:
             return self._recorded_function(*args, **kwargs)
         call.given(*self._recorded_arguments(args, kwargs))
+        leaves, tree = call.types(args, kwargs)
         with call:
             result = self._recorded_function(*args, **kwargs)
             call.returned(result)
+            call.traced(self._recorded_function, leaves, tree)
         return result
 
     def _recorded_arguments(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict]:

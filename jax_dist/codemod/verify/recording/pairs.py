@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -116,7 +115,7 @@ class Pair:
         args, others = _two(args)
         kwargs, other_words = _two(kwargs)
         given, tree = jax.tree.flatten((args, kwargs))
-        types = [_abstract(leaf) for leaf in given]  # before arrays are donated
+        types = [programs.abstract(leaf) for leaf in given]  # before arrays are donated
         new: Any = None
         problem: Exception | None = None
         try:
@@ -162,7 +161,7 @@ class Pair:
         """The programs of both forms, once for each signature, and for other sizes of the mesh."""
         known = _signatures.setdefault(self._pair_place, {})
         by_type, by_value = (
-            (id(self._pair_old), tree, *(_signature(leaf, whole=whole) for leaf in leaves))
+            (id(self._pair_old), tree, *(programs.signature(leaf, whole=whole) for leaf in leaves))
             for whole in (False, True)
         )
         if by_type in known or by_value in known or len(known) > _TEXTS:
@@ -181,7 +180,7 @@ class Pair:
         Python's numbers are arguments where the function takes them as such, else part of it.
         """
         why = "it takes an iterator" if any(isinstance(each, Iterator) for each in leaves) else ""
-        for is_argument in () if why else (_is_number_or_array, _is_array):
+        for is_argument in () if why else (programs.is_number_or_array, programs.is_array):
             given = [i for i, leaf in enumerate(leaves) if is_argument(leaf)]
             text = functools.partial(self._text, leaves, tree, given)
             values = [leaves[i] for i in given]
@@ -194,9 +193,13 @@ class Pair:
                 str(size): _of_other_size(text, resized)
                 for size, resized in programs.other_sizes(before, values)
             }
-            numbers = is_argument is _is_number_or_array
+            numbers = is_argument is programs.is_number_or_array
             texts = {"before": before, "after": after, "sizes": sizes}
-            return {**texts, "numbers_are_arguments": numbers, "environment": _environment()}
+            return {
+                **texts,
+                "numbers_are_arguments": numbers,
+                "environment": programs.environment(),
+            }
         return {"why": why}
 
     def _text(
@@ -255,16 +258,6 @@ def _two(tree: Any) -> tuple[Any, Any]:
     return structure.unflatten(ones), structure.unflatten(others)
 
 
-def _environment() -> dict[str, Any]:
-    """What a program depends on beside its text."""
-    return {
-        "jax": jax.__version__,
-        "backend": jax.default_backend(),
-        "devices": jax.device_count(),
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
-    }
-
-
 def _of_other_size(text: Callable, values: list[Any]) -> dict[str, Any]:
     """The texts for another number of devices; a form that refuses it has none."""
     found: dict[str, Any] = {}
@@ -272,34 +265,6 @@ def _of_other_size(text: Callable, values: list[Any]) -> dict[str, Any]:
         with contextlib.suppress(Exception):
             found[name] = text(values, side)
     return found
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)
-
-
-def _is_number_or_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct | bool | int | float | complex)
-
-
-def _abstract(leaf: Any) -> Any:
-    """The type of an array; all else as it is."""
-    if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
-        return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
-
-
-def _signature(leaf: Any, *, whole: bool) -> Any:
-    """What a program may depend on in an argument: the type, or the whole of a Python value."""
-    if _is_array(leaf):
-        return (tuple(leaf.shape), str(leaf.dtype), getattr(leaf, "weak_type", False))
-    if not whole and _is_number_or_array(leaf):
-        return type(leaf)
-    try:
-        hash(leaf)
-    except TypeError:
-        return id(leaf)
-    return type(leaf), leaf
 
 
 def _donated(old: Any, new: Any) -> list[list[str]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -94,7 +95,7 @@ class _Writer:
         kept = _DROPPED if primitive in _CALLS else _DROPPED - _ONLY_IN_CALLS
         parameters = {
             name: self._value(value)
-            for name, value in sorted(equation.params.items())
+            for name, value in sorted(_with_counts(equation.params).items())
             if name not in kept
         }
         if any(type(each).__name__ != "NamedAxisEffect" for each in equation.effects):
@@ -186,6 +187,15 @@ class _Nested(_Writer):
         self._names = outer._names
 
 
+def _with_counts(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Those of a scan with the numbers of constants and carries, which jax 0.12 has as trees."""
+    if "ft_in" not in parameters:
+        return parameters
+    consts, carries, _ = (len(each) for each in parameters["ft_in"].unpack())
+    counts = {"num_consts": consts, "num_carry": carries}
+    return {k: v for k, v in parameters.items() if k not in ("ft_in", "ft_out")} | counts
+
+
 def _type(aval: Any) -> str:
     spec = getattr(getattr(aval, "sharding", None), "spec", None)
     placed = f" {spec}" if spec is not None and any(each is not None for each in spec) else ""
@@ -226,3 +236,41 @@ def other_sizes(program: dict[str, Any], leaves: list[Any]) -> Iterator[tuple[in
             shape[dimension] = other
             resized[number] = leaves[number].update(shape=tuple(shape))
         yield other, resized
+
+
+def environment() -> dict[str, Any]:
+    """What a program depends on beside its text."""
+    return {
+        "jax": jax.__version__,
+        "backend": jax.default_backend(),
+        "devices": jax.device_count(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    }
+
+
+def is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def is_number_or_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct | bool | int | float | complex)
+
+
+def abstract(leaf: Any) -> Any:
+    """The type of an array; all else as it is."""
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+
+
+def signature(leaf: Any, *, whole: bool) -> Any:
+    """What a program may depend on in an argument: the type, or the whole of a Python value."""
+    if is_array(leaf):
+        return (tuple(leaf.shape), str(leaf.dtype), getattr(leaf, "weak_type", False))
+    if not whole and is_number_or_array(leaf):
+        return type(leaf)
+    try:
+        hash(leaf)
+    except TypeError:
+        return id(leaf)
+    return type(leaf), leaf

@@ -12,12 +12,16 @@ import hashlib
 import json
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+
+from . import programs
+from .texts import ProgramTexts
 
 _LARGE = 32 * 2**20  # bytes; of larger arrays only digests are kept
 _ENOUGH = 2**30  # bytes of one process, after which all arrays count as large
@@ -59,6 +63,7 @@ class CallRecorder:
         self._left = _ENOUGH
         self._lock = threading.RLock()
         self._running = threading.local()
+        self.texts = ProgramTexts(self._write)
         self._process = os.getpid()
         atexit.register(self._write_totals)
 
@@ -82,7 +87,9 @@ class CallRecorder:
 
     def open(self, site: RecordedSite, arguments: Any) -> RecordedCall | None:
         """The record of a call that begins; None where it is not to be written down."""
-        if os.getpid() != self._process:  # a fork: this folder is its parent's
+        if (
+            os.getpid() != self._process or self.texts.is_tracing
+        ):  # a fork: the folder is its parent's
             return None
         with self._lock:
             number = site.calls
@@ -121,6 +128,7 @@ class CallRecorder:
                 call=call.number,
                 arrays=name,
                 raised=call.raised,
+                text=call.text,
                 **described,
             )
 
@@ -174,12 +182,27 @@ class RecordedCall:
         self.inputs: list[RecordedLeaf] = []
         self.outputs: list[RecordedLeaf] = []
         self.raised: str | None = None
+        self.text: int | None = None  # the number of that of its program
         self._recorder = recorder
         self._inside = False
 
     def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Copies the arguments, before they may be donated."""
         self.inputs = self._leaves(args) + self._leaves(kwargs)
+
+    def traced(self, function: Callable, leaves: list[Any], tree: Any) -> None:
+        """Writes down its program; takes the types of what it was called with."""
+        if not self._inside:
+            try:
+                self.text = self._recorder.texts.number(self.site.number, function, leaves, tree)
+            except Exception as problem:  # noqa: BLE001  # the program goes on without a text
+                self._recorder.note(self.site, repr(problem))
+
+    @staticmethod
+    def types(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+        """The leaves of the arguments, with types in place of arrays, and their structure."""
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        return [programs.abstract(leaf) for leaf in leaves], tree
 
     def returned(self, result: Any) -> None:
         """Copies the results; a traced one means that the call was part of a larger program."""
