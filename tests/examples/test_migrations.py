@@ -182,6 +182,131 @@ def test_the_command_proves_the_migration_by_running_the_program(name, tmp_path)
     path.write_text(text(f"{name}_before"))
     migrate = [sys.executable, "-m", "jax_dist", "migrate", "--to", "jax"]
 
+    inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    ran = subprocess.run(
+        [*migrate, *_WRITE, path.name, "--", sys.executable, path.name],
+        cwd=tmp_path,
+        env={**inherited, "PYTHONPATH": str(_ROOT)},  # as users compile: equal to the bit
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    said = ran.stdout.partition("\n  command: ")[0].rpartition("\n")[2]  # behind the diff
+    more = r"(, \d+ the same in two runs of \d+ calls)?"
+    found = re.fullmatch(rf"(\d+) of \d+ places? proved{more}\.", said)
+    assert found is not None
+    return found.after.decode()
+
+
+def helpers() -> str:
+    return helper_module.module({"mapped", "replicated"})
+
+
+def run(path: pathlib.Path, name: str) -> Any:
+    """Imports a program under a name of its own, and runs it on the 8 devices."""
+    pytest.importorskip(_PROGRAMS[name].needs)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(_FOLDER)  # as if it were started there
+        spec.loader.exec_module(module)
+    return jax.device_get(_PROGRAMS[name].run(module))
+
+
+@functools.cache
+def numbers_before(name: str) -> Any:
+    return run(_FOLDER / f"{name}_before.py", name)
+
+
+def test_no_program_is_forgotten():
+    names = {path.name for path in _FOLDER.glob("*.py")} - {_HELPERS.name}
+
+    assert names == {f"{name}_{when}.py" for name in _PROGRAMS for when in ("before", "after")}
+
+
+@_each
+def test_the_after_is_what_the_migration_makes_of_the_before(name):
+    assert migrated(name, _IDIOMATIC) == text(f"{name}_after")
+
+
+def test_the_helpers_are_those_that_the_migration_writes():
+    assert _HELPERS.read_text() == helpers()
+
+
+@_each
+def test_the_before_is_pmap_and_the_after_is_plain_jax(name):
+    before, after = text(f"{name}_before"), text(f"{name}_after")
+    program = _PROGRAMS[name]
+
+    assert before.count("pmap(") + before.count("jax.pmap,") == program.mapped
+    assert "jax.pmap" not in after
+    assert "from jax import lax, pmap" not in after
+    assert "jax_dist" not in after
+    assert after.count("jax.shard_map(") == program.direct
+
+
+@_each
+def test_lint_has_something_to_say_before_and_nothing_after(name):
+    told = [
+        subprocess.run(
+            [sys.executable, "-m", "jax_dist", "lint", f"{name}_{when}.py"],
+            cwd=_FOLDER,
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for when in ("before", "after")
+    ]
+
+    assert [ran.returncode for ran in told] == [1, 0], told[1].stdout
+    assert "JXD001" in told[0].stdout
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "updater_class",  # the one that compiles the least
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in sorted({*_PROGRAMS} - {"updater_class"})
+        ),
+    ],
+)
+def test_the_numbers_are_the_same(name):
+    after = run(_FOLDER / f"{name}_after.py", name)
+
+    chex.assert_trees_all_close(after, numbers_before(name), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@_each
+def test_the_smallest_change_gives_the_same_numbers_too(name, tmp_path):
+    path = tmp_path / f"{name}_smallest.py"
+    path.write_text(migrated(name, MigrationOptions(to="jax_dist")))
+    assert "jax_dist" in path.read_text()
+
+    with _warning_of(_PROGRAMS[name].captured):
+        smallest = run(path, name)
+    chex.assert_trees_all_close(smallest, numbers_before(name), rtol=1e-4, atol=1e-5)
+
+
+def _warning_of(captured: str | None) -> contextlib.AbstractContextManager:
+    if captured is None:
+        return contextlib.nullcontext()
+    return pytest.warns(CapturedArrayWarning, match=captured)
+
+
+@pytest.mark.slow
+@_each
+def test_the_command_proves_the_migration_by_running_the_program(name, tmp_path):
+    pytest.importorskip(_PROGRAMS[name].needs)
+    path = tmp_path / f"{name}.py"
+    path.write_text(text(f"{name}_before"))
+    migrate = [sys.executable, "-m", "jax_dist", "migrate", "--to", "jax"]
+
     ran = subprocess.run(
         [*migrate, *_WRITE, path.name, "--", sys.executable, path.name],
         cwd=tmp_path,
