@@ -154,7 +154,7 @@ class Pair:
         if not side:  # no pair compares what becomes of the larger program
             given, tree = jax.tree.flatten((args, kwargs))
             with _lock:
-                self._write_texts([_abstract(leaf) for leaf in given], tree)
+                self._write_texts([programs.abstract(leaf) for leaf in given], tree)
         return self._pair_old(*args, **kwargs)
 
     def _write_texts(self, leaves: list[Any], tree: Any) -> None:
