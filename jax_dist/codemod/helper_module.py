@@ -281,7 +281,7 @@ class Homes:
             root = name.partition(".")[0]
             home = self._root_folder(root, folder)
             is_it = home and _is_below(path, home) and _is_below(target, home)
-            if is_it and self._graph.has_all(home, root, path):
+            if is_it and self._graph.may_be(home, root, path):
                 return _Package(home, root, is_relative=False)
         importers = self._graph.importers(path)
         if by_files is None:
@@ -350,7 +350,7 @@ class Homes:
         for name, _, is_relative in self._graph.imports_of(path):
             root = name.partition(".")[0]
             home = "" if is_relative else self._root_folder(root, folder)
-            if not home or _is_below(path, home) or not self._graph.has_all(home, root, path):
+            if not home or _is_below(path, home) or not self._graph.may_be(home, root, path):
                 continue
             module = self._name_in(home)
             target = os.path.join(home, f"{module}.py")

@@ -288,6 +288,16 @@ def test_a_folder_that_is_called_like_a_library_is_not_taken_for_it(
     assert "\nfrom pkg._mapped import mapped\n" in found[f"pkg/baseline/{called}/train.py"]
 
 
+def test_a_package_may_lack_a_module_that_its_file_imports(package: pathlib.Path):
+    (package / "other.py").write_text("size = 1\n")
+    text = "import jax\nfrom pkg import other\nfrom pkg.made import table_pb2\n\n"
+    (package / "train.py").write_text(f"{text}f = jax.pmap(abs)\n")
+
+    found = _written(_migrate("pkg/train.py", to="jax"))
+
+    assert list(found) == ["pkg/train.py", "pkg/_mapped.py"]
+
+
 @pytest.mark.parametrize("name", ["pkg/utils.py", "pkg/parts/utils.py"])
 def test_others_say_by_which_name_a_file_that_imports_nothing_is_known(
     tmp_path: pathlib.Path, package: pathlib.Path, name: str

@@ -177,21 +177,21 @@ class ImportGraph:
         package = _outermost_package(folder)
         return package if package and root == self.other_name(package) else ""
 
-    def has_all(self, package: str, root: str, path: str) -> bool:
-        """Whether a package may be what a file imports as `root`: it has what the file takes of it.
+    def may_be(self, package: str, root: str, path: str) -> bool:
+        """Whether a package may be what a file imports as `root`: it has some of what that takes.
 
-        Else it is an installed one, and the folder is only called like it: `baselines/jax`.
+        Else it is an installed one, and the folder is only called like it: `baselines/flax`.
         """
         own = self.files.get(os.path.join(package, "__init__.py"), b"")
         if b"import *" in own or b"__getattr__" in own:  # it has names that its text does not hold
             return True
+        taken: set[str] = set()
         for level, module, names in self._imports_in(path):
             first, *rest = module.split(".")
-            for part in (rest[:1] or names) if first == root and not level else ():
-                base = os.path.join(package, part)
-                if not os.path.isdir(base) and _file(base) is None and part.encode() not in own:
-                    return False
-        return True
+            taken.update((rest[:1] or names) if first == root and not level else ())
+        bases = [os.path.join(package, part) for part in taken if part.encode() not in own]
+        there = (os.path.isdir(base) or _file(base) is not None for base in bases)
+        return len(bases) < len(taken) or not taken or any(there)
 
     @functools.cache  # noqa: B019 - lives as long as one run
     def other_name(self, package: str) -> str:
