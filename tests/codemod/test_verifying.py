@@ -355,6 +355,24 @@ def test_what_a_killed_run_has_left_goes_with_the_next(tmp_path: pathlib.Path):
     assert not made.exists()
 
 
+def test_a_folder_that_is_being_made_is_nobodys_leftover(tmp_path: pathlib.Path, monkeypatch):
+    """Two commands may start at one moment: neither takes the other's folder for abandoned."""
+    flock = fcntl.flock
+    others: list[pathlib.Path] = []
+
+    def first(file, how):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        with sandbox.folder(str(tmp_path)) as other:
+            others.append(other)
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", first)
+    with sandbox.folder(str(tmp_path)) as made:
+        assert len(others) == 1
+        assert os.listdir(made) == ["lock"]
+    assert os.listdir(tmp_path) == []
+
+
 # --- the merged text
 
 

@@ -200,8 +200,9 @@ def folder(place: str) -> Iterator[Path]:
         if _is_abandoned(left):
             discard(left)
     made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
-    with open(made / _LOCK, "w") as lock:
+    with open(made / f"{_LOCK}.new", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the system lets go of it when this process ends
+        os.rename(lock.name, made / _LOCK)  # so that nobody ever sees it free while we live
         try:
             yield made
         finally:
@@ -224,7 +225,8 @@ def discard(folder: Path) -> None:
         for name in names:
             each = os.path.join(path, name)
             if not os.path.islink(each):
-                os.chmod(each, stat.S_IRWXU)
+                with contextlib.suppress(OSError):  # another process may discard it too
+                    os.chmod(each, stat.S_IRWXU)
     shutil.rmtree(folder, ignore_errors=True)
 
 
