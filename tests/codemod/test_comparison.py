@@ -66,6 +66,8 @@ def test_the_ways_in_which_two_arrays_are_the_same(kept, before, after, how):
 def test_copies_that_are_not_equal_cannot_become_one(kept):
     with pytest.raises(Unlike, match=r"^\[2, 2\] before, \[2\] after$"):
         difference(kept([[1, 2], [1, 3]]), kept([1, 2]))
+    with pytest.raises(Unlike):
+        difference(kept([[0.0], [-0.0]]), kept([0.0]))
 
 
 def test_merged_in_the_wrong_order(kept):

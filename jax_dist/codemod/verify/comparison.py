@@ -17,6 +17,8 @@ from jax_dist.codemod.verify.verification import How, SiteComparison
 
 _SHOWN = 3  # problems of one mapped function
 
+_Correspondence: TypeAlias = tuple[How, float, float] | None  # None: they do not correspond
+
 
 def compare(before: SiteRecord, after: SiteRecord | None, tolerance: float) -> SiteComparison:
     """Compares the first calls.
@@ -106,7 +108,7 @@ class _Found:
         elif before != after:
             self.notes.append(f"call {call} raised {before} before, {after} after")
 
-    def _result(self, call: int, what: str, before: Array, after: Array) -> "_Correspondence":
+    def _result(self, call: int, what: str, before: Array, after: Array) -> _Correspondence:
         if after.devices < before.devices:
             said = f"on {before.devices} devices before, on {after.devices} after"
             self._different(call, what, said)
@@ -124,7 +126,7 @@ class _Found:
             self.relative = max(self.relative, relative)
         return found
 
-    def _array(self, call: int, what: str, before: Array, after: Array) -> "_Correspondence":
+    def _array(self, call: int, what: str, before: Array, after: Array) -> _Correspondence:
         try:
             how, absolute, relative = difference(before, after)
         except Unlike as reason:
@@ -137,9 +139,6 @@ class _Found:
 
     def _different(self, call: int, what: str, said: str) -> None:
         self.problems.setdefault(what, f"call {call}, {what}: {said}")
-
-
-_Correspondence: TypeAlias = tuple[How, float, float] | None  # None: they do not correspond
 
 
 def _signature(
@@ -158,6 +157,8 @@ def _signature(
         raise Unlike(one.get("why") or other.get("why") or "its program was not written down")
     if any(found is None or found[1] for _, _, found in (*arguments, *results)):
         raise Unlike("its arrays are not equal to the bit")
+    if [new for _, new, _ in results] != list(after.returned):
+        raise Unlike("its results come in another order")
     numbers = {path: number for number, path in enumerate(one["paths"])}
     sources = {
         new.path: [numbers.get(old.path), found[0]]
@@ -200,10 +201,15 @@ def _views(values: np.ndarray, shape: tuple[int, ...]) -> Iterator[tuple[How, np
     """The readings of `values` that have this shape."""
     if values.shape == shape:
         yield "as is", values
-    if values.shape[1:] == shape and values.ndim and _same(values, values[:1]):
+    if values.shape[1:] == shape and values.ndim and _is_one_row(values):
         yield "one of equal copies", values[0]
     if values.ndim > 1 and shape == (values.shape[0] * values.shape[1], *values.shape[2:]):
         yield "device axis merged", values.reshape(shape)
+
+
+def _is_one_row(values: np.ndarray) -> bool:
+    """Whether all rows have the same bits: a zero of each sign would be two."""
+    return len({row.tobytes() for row in values}) == 1
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
