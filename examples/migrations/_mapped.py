@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: 0BSD
-# By jax-dist migrate 0.1.0, 6dbb4b4f6345. Yours to keep.
+# By jax-dist migrate 0.1.0, c58171bb5616. Yours to keep.
 """What `jax.pmap` does, by `jax.jit` and `jax.shard_map`.
 
 `mapped` takes the arguments of `jax.pmap` and keeps its contract: each device
@@ -110,6 +110,7 @@ class _Options(NamedTuple):
     axis_size: int | None
 
 
+_MARK = object()  # for a leaf; of a number, a node may make an array
 _SHARED = "shared"  # for None among axes, which would be no leaf of a tree
 
 
@@ -242,9 +243,9 @@ class _Program:
         The leaves have the slices of so many processes.
         """
         axes = self.spread("in_axes", tree)
-        numbers = tree.unflatten(range(tree.num_leaves))
+        marks = tree.unflatten([_MARK] * tree.num_leaves)
         found: dict[Any, str] = {}  # by size: where it was seen first
-        for path, i in jax.tree.leaves_with_path(numbers):
+        for i, (path, _) in enumerate(jax.tree.leaves_with_path(marks)):
             if axes[i] is not _SHARED:
                 size = shapes[i][axes[i] : axes[i] + 1]  # () where it has none
                 where = ("args", "kwargs")[path[0].idx]
@@ -266,9 +267,14 @@ class _Program:
         """in_axes or out_axes: one for each leaf of a tree."""
         axes = getattr(self.options, name)
         prefix = (axes, 0) if name == "in_axes" else axes  # 0: for keywords
-        numbers = tree.unflatten(range(tree.num_leaves))
+        marks = tree.unflatten([_MARK] * tree.num_leaves)
+        leaves = []
+
+        def take(axis: Any, part: Any) -> None:
+            leaves.extend([axis] * jax.tree.structure(part).num_leaves)
+
         try:
-            leaves = jax.tree.leaves(jax.tree.broadcast(prefix, numbers))
+            jax.tree.map(take, prefix, marks)
         except ValueError as error:
             raise ValueError(
                 f"{self.name}: {name} does not fit. Its first part is for the "
