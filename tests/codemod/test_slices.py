@@ -1,5 +1,6 @@
 """Programs whose arrays have another form are proved slice by slice, and no wrong one is."""
 
+import copy
 import json
 import os
 import pathlib
@@ -18,7 +19,7 @@ from verified_programs import IDIOMATIC, TRAINING, changed, recorded
 
 import jax_dist
 from jax_dist._compat.versions import CAN_REWRITE
-from jax_dist.codemod.verify import comparison, merged_program, slices
+from jax_dist.codemod.verify import comparison, marked_program, slices
 from jax_dist.codemod.verify.equivalence import NotProvedError
 from jax_dist.codemod.verify.recording import programs
 from jax_dist.codemod.verify.verdict import pairs
@@ -311,22 +312,31 @@ def test_the_command_certifies_an_idiomatic_migration_place_by_place(tmp_path):
     # Their helpers lie in the script itself, and its lines are those of the old one.
     assert "train.py:20  jax.pmap" in ran.stdout, ran.stdout
     assert "train.py:21  jax.pmap" in ran.stdout
-    assert ran.stdout.count("equal by rules") == 2
+    assert ran.stdout.startswith("4 of 4 places proved."), ran.stdout
+    assert ran.stdout.count("equal by rules") == 4
     assert run("certificate", "proof.json").returncode == 0
 
     certificate = json.loads((tmp_path / "proof.json").read_text())
-    proved = [each for each in certificate["places"] if each["rules"]]
-    assert all("R6" in each["rules"] for each in proved)
-    proved[0]["signatures"][0]["results"] = [AS_IS]
-    (tmp_path / "proof.json").write_text(json.dumps(certificate))
-    refused = run("certificate", "proof.json")
-    assert refused.returncode == 1
-    assert "its programs are not equal: result 0 is" in refused.stdout
+    by_line = {each["line"]: each for each in certificate["places"]}
+    assert {line: each["rules"] for line, each in by_line.items()} == {
+        19: ["R9"],
+        20: ["R5", "R6"],
+        21: ["R5", "R6"],
+        25: ["R5", "R8"],
+    }
+    for line in (20, 25):
+        tampered = copy.deepcopy(certificate)
+        [place] = [each for each in tampered["places"] if each["line"] == line]
+        place["signatures"][0]["results"] = [MERGED]
+        (tmp_path / "proof.json").write_text(json.dumps(tampered))
+        refused = run("certificate", "proof.json")
+        assert refused.returncode == 1
+        assert f"train.py:{line}: its programs are not equal: result 0 is" in refused.stdout
 
 
 def test_a_marked_program_knows_the_lines_before():
     text = "import jax\n\nx = 1\nif x:\n    y = 2\nz = 3\n"
-    marked = merged_program.marked("p.py", text, [3, 5, 6], 0)
+    marked = marked_program.marked("p.py", text, [3, 5, 6], 0, {})
     lines = marked.text.splitlines()
 
     for number, line in enumerate(text.splitlines(), 1):

@@ -19,10 +19,13 @@ RULES = {
     "R5": "rows that are equal on all devices are one array; compared at each call of the run",
     "R6": "a result that is equal on all devices is one array; shown by its program",
     "R7": "rows of each device are rows of one array, in the order of the devices",
+    "R8": "one of equal rows is the array that they are copies of",
+    "R9": "copies of an array, one on each device, are that array on all devices",
 }
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
 _AXIS_PARAMETERS = ("axes", "axis_name", "spmd_axis_name", "newly_manual_axes", "manual_axes")
 _REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod")
+_MOVING = ("slice", "transpose", "concatenate", "stack", "broadcast_in_dim", "rev", "copy")
 _VARIABLE = re.compile(r"§\d+")  # json.dumps writes no § otherwise
 
 
@@ -101,6 +104,7 @@ class _Line:
     operands: list[str]
     text: str
     group: int  # which call of the host it belongs to
+    moves: bool  # and computes nothing: no other equation changes its numbers
 
 
 @dataclass
@@ -154,6 +158,8 @@ class Scope:
             return [found]
         if primitive == "shard_map":
             return self._shard_map(parameters, given, kinds)
+        if primitive == "scan":
+            return self._scan(parameters, given, kinds)
         results = [self.new() for _ in kinds]
         if primitive == "all_gather":
             self.gathers[results[0]] = (*given[0], kinds[0], parameters)
@@ -208,14 +214,32 @@ class Scope:
         results = [self.new() for _ in kinds]
         for result, spec in zip(results, parameters["out_specs"], strict=True):
             self.mapped[result] = f"{mesh} {self._value(spec)}"
-        self._add(results, sources, kinds, f"shard_map{self._parameters(parameters)}")
+        body, order = self._nested(parameters["jaxpr"]["jaxpr"], free=len(given))
+        rest = {name: value for name, value in parameters.items() if name != "jaxpr"}
+        rest["in_specs"] = [parameters["in_specs"][i] for i in order]
+        ordered = [sources[i] for i in order]
+        self._add(results, ordered, kinds, f"shard_map{self._parameters(rest)} {body}")
+        return results
+
+    def _scan(self, parameters: Mapping, given: list, kinds: list[str]) -> list[str]:
+        """With its constants in the order in which the body uses them."""
+        count = parameters["num_consts"]
+        body, order = self._nested(parameters["jaxpr"]["jaxpr"], free=count)
+        order += range(count, len(given))
+        rest = {name: value for name, value in parameters.items() if name != "jaxpr"}
+        if isinstance(linear := rest.get("linear"), list):
+            rest["linear"] = [linear[i] for i in order]
+        results = [self.new() for _ in kinds]
+        given = [given[i] for i in order]
+        self._add(results, given, kinds, f"scan{self._parameters(rest)} {body}")
         return results
 
     def _add(self, results: list[str], given: list, kinds: list[str], head: str) -> None:
         left = " ".join(f"{each}:{kind}" for each, kind in zip(results, kinds, strict=True))
         right = " ".join(f"{name}:{kind}" for name, kind in given)
         operands = [name for name, _ in given]
-        self.lines.append(_Line(results, operands, f"{left} = {head} {right}", self.group))
+        moves = head.partition("[")[0] in _MOVING
+        self.lines.append(_Line(results, operands, f"{left} = {head} {right}", self.group, moves))
 
     def alive(self, results: Sequence[str], *, grouped: bool = False) -> list[str]:
         """The lines that results need, those of one call of the host together."""
@@ -226,7 +250,7 @@ class Scope:
                 needed.update(line.operands)
         texts, last = [], 0
         for line in reversed(kept):
-            if grouped and line.group != last:
+            if grouped and line.group != last and not line.moves:
                 texts.append("call of the host")
                 last = line.group
             texts.append(line.text)
@@ -260,7 +284,7 @@ class Scope:
         if not isinstance(value, dict) or _says_nothing(value):
             return json.dumps(None if isinstance(value, dict) else value)
         if "jaxpr" in value:
-            return self._nested(value["jaxpr"])
+            return self._nested(value["jaxpr"])[0]
         if "spec" in value:
             cut = [[self._axis(name) for name in each] for each in value["spec"]]
             while cut and not cut[-1]:
@@ -275,18 +299,31 @@ class Scope:
             return " ".join(map(self._value, value["sharding"]))
         return json.dumps({key: self._value(each) for key, each in value.items()})
 
-    def _nested(self, text: Mapping[str, Any]) -> str:
-        """A program inside an equation: it sees no value of the outer one."""
+    def _nested(self, text: Mapping[str, Any], free: int = 0) -> tuple[str, list[int]]:
+        """A program inside an equation, which sees no value of the outer one.
+
+        Args:
+          text: the program.
+          free: how many of its first inputs come in the order in which it uses them.
+
+        Returns:
+          Its normal form, and the order that it gives to these inputs.
+        """
         inner = Scope(self.rules, self.axes, self.counter, self.used)
         inputs = [inner.new() for _ in text["in"]]
         results = inner.run(text, inputs)
-        left = " ".join(
-            f"{name}:{kind}" for name, (_, kind) in zip(inputs, text["in"], strict=True)
-        )
+        lines = " ; ".join(inner.alive(results))
         right = " ".join(
             f"{name}:{kind}" for name, kind in zip(results, result_types(text), strict=True)
         )
-        return f"{{{left} | {' ; '.join(inner.alive(results))} | {right}}}"
+        uses: dict[str, int] = {}
+        if free > 1:
+            for found in _VARIABLE.finditer(f"{lines} {right}"):
+                uses.setdefault(found[0], found.start())
+        order = sorted(range(free), key=lambda i: uses.get(inputs[i], len(lines) + len(right)))
+        ordered = [*order, *range(free, len(inputs))]
+        left = " ".join(f"{inputs[i]}:{text['in'][i][1]}" for i in ordered)
+        return f"{{{left} | {lines} | {right}}}", order
 
     # --- rules
 

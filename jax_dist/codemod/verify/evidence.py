@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from jax_dist.codemod.results import PlaceResult
 from jax_dist.codemod.verify import equivalence
-from jax_dist.codemod.verify.ledger import Rung
-from jax_dist.codemod.verify.merged_program import Spot
+from jax_dist.codemod.verify.ledger import LedgerEntry, Rung
+from jax_dist.codemod.verify.program_text import Spot
 
 _SHOWN = 3  # problems of one place
 
@@ -153,6 +154,22 @@ def _inside(
         notes=(f"checked as part of line {lines}",),
         rules=tuple(sorted({rule for each in outer for rule in each.rules})),
         signatures=tuple(text for each in outer for text in each.signatures),
+    )
+
+
+def entry(place: PlaceResult, judgements: Sequence[Judgement]) -> LedgerEntry:
+    """A place is as sure as the least sure of its spots."""
+    return LedgerEntry(
+        path=place.path,
+        line=place.line,
+        what=place.what,
+        rung=min(each.rung for each in judgements),
+        calls=sum(each.calls for each in judgements),
+        equal=sum(each.equal for each in judgements),
+        problems=tuple(dict.fromkeys(said for each in judgements for said in each.problems)),
+        notes=tuple(dict.fromkeys(said for each in judgements for said in each.notes)),
+        rules=tuple(sorted({rule for each in judgements for rule in each.rules})),
+        signatures=tuple(text for each in judgements for text in each.signatures),
     )
 
 

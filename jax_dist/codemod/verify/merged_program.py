@@ -8,10 +8,10 @@ import ast
 import dataclasses
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
-_IMPORT = "import _jax_dist_recording.places as __jd__"
-_RECORD_HELPER = "__import__('_jax_dist_recording.start').start.record_helper(globals())\n"
+from jax_dist.codemod.verify.program_text import ProgramText, Spot, is_text
+
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BODIES = ("body", "orelse", "finalbody")
 _IMPORTS = (ast.Import, ast.ImportFrom)
@@ -19,21 +19,6 @@ _DEFINED = (*_FUNCTIONS, ast.ClassDef)
 _NOT_TWICE = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 _ONLY_INSIDE = (ast.Starred, ast.Slice)
 _PARTS = (ast.keyword, ast.comprehension, ast.withitem, ast.arguments, ast.arg)
-
-_Edit: TypeAlias = tuple[int, int, str]  # from, to, in bytes; the new text
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Spot:
-    """An expression that has two forms."""
-
-    number: int
-    path: str
-    line: int  # before, from 1
-    end_line: int
-    old: str
-    new: str
-    name: str = ""  # that an import binds, whose uses are the places
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,11 +28,6 @@ class Merged:
     text: str
     spots: tuple[Spot, ...]
     unmerged: tuple[tuple[int, str], ...]  # the line before, and what stands there
-    added: tuple[int, ...] = ()  # lines before that have one more line above them, in order
-
-    def line_before(self, line: int) -> int:
-        """The line of the old program that a line of this one was."""
-        return line - sum(above + number < line for number, above in enumerate(self.added))
 
 
 class _UnmergeableError(Exception):
@@ -65,102 +45,27 @@ def merged(path: str, before: str, after: str, first: int) -> Merged:
     """
     merge = _Merge(path, before, after, first)
     merge.module()
-    return Merged(merge.text(), tuple(merge.spots), tuple(merge.unmerged))
-
-
-def marked(path: str, before: str, lines: Sequence[int], first: int) -> Merged:
-    """The old program, which reports that the statements at these lines ran."""
-    merge = _Merge(path, before, before, first)
-    for line in lines:
-        merge.mark(line)
-    merge.import_pairs()
-    return Merged(merge.text(), tuple(merge.spots), (), tuple(merge.added()))
-
-
-def with_helper_recorded(data: bytes) -> bytes:
-    """A file in which the helper `mapped` of `--to jax` is recorded, where the file has it.
-
-    It may lie inside a script, which nobody imports, so the script itself has to tell.
-    """
-    if b"def mapped(" not in data or b"class _Program" not in data:
-        return data
-    try:
-        body = ast.parse(data).body
-    except (SyntaxError, ValueError):
-        return data
-    ends = [
-        each.end_lineno
-        for each in body
-        if isinstance(each, ast.FunctionDef) and each.name == "mapped"
-    ]
-    if not ends:
-        return data
-    lines = data.splitlines(keepends=True)
-    return b"".join([*lines[: ends[-1]], _RECORD_HELPER.encode(), *lines[ends[-1] :]])
+    return Merged(merge.text.edited, tuple(merge.spots), tuple(merge.unmerged))
 
 
 class _Merge:
     def __init__(self, path: str, before: str, after: str, first: int):
         self._path, self._first = path, first
-        self._old, self._new = ast.parse(before), ast.parse(after)
-        self._bytes = before.encode()
-        self._starts = [0]
-        for line in self._bytes.split(b"\n"):
-            self._starts.append(self._starts[-1] + len(line) + 1)
+        self.text = ProgramText(before)
+        self._old, self._new = self.text.tree, ast.parse(after)
         self.spots: list[Spot] = []
         self.unmerged: list[tuple[int, str]] = []
-        self._edits: list[_Edit] = []
         self._in_class: list[frozenset[str]] = []  # names of the class whose body this is
         self._bound = {name for name, _ in _bound(self._old)}
 
-    def text(self) -> str:
-        data, end = self._bytes, len(self._bytes)
-        for start, stop, new in sorted(self._edits, key=lambda edit: edit[:2], reverse=True):
-            assert stop <= end  # edits lie side by side
-            data, end = data[:start] + new.encode() + data[stop:], start
-        return data.decode()
-
-    def added(self) -> list[int]:
-        """The lines before that edits put a line above."""
-        return sorted(self._bytes.count(b"\n", 0, start) + 1 for start, _, _ in self._edits)
-
     def module(self) -> None:
         self._block(self._old.body, self._new.body)
-        self.import_pairs()
-
-    def import_pairs(self) -> None:
-        """Above all that may use it, and below what must come first."""
-        body = self._old.body
-        index = 0
-        while index < len(body) and (_is_text(body[index]) or _is_future(body[index])):
-            index += 1
-        if index < len(body):
-            start = self._line_of(body[index])
-            self._edits.append((start, start, f"{_IMPORT}\n"))
-
-    def mark(self, line: int) -> None:
-        """Has the innermost statement at a line tell that it ran."""
-        found = [
-            each
-            for each in ast.walk(self._old)
-            if isinstance(each, ast.stmt) and _first_line(each) <= line <= (each.end_lineno or 0)
-        ]
-        if not found or _is_future(found[-1]) or _is_text(found[-1]):
-            return
-        statement = max(found, key=lambda each: (_first_line(each), -(each.end_lineno or 0)))
-        start = self._line_of(statement)
-        head = self._bytes[start : start + statement.col_offset]
-        if head.strip():  # something stands before it: `if x: f()`
-            return
-        spot = Spot(self._first + len(self.spots), self._path, line, line, "", "")
-        self.spots.append(spot)
-        self._edits.append((start, start, f"{head.decode()}__jd__.ran({spot.number})\n"))
+        self.text.import_places()
 
     # --- statements
 
     def _block(self, old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> None:
-        matcher = difflib.SequenceMatcher(None, _keys(old), _keys(new), autojunk=False)
-        for tag, i, j, k, m in matcher.get_opcodes():
+        for tag, i, j, k, m in _opcodes(old, new):
             if tag == "equal":
                 for one, other in zip(old[i:j], new[k:m], strict=True):
                     self._statement(one, other)
@@ -186,15 +91,15 @@ class _Merge:
         if not lines or not old:
             return
         if j < len(old) and j == i:
-            at, near = self._line_of(old[j]), old[j]
+            at, near = self.text.line_of(old[j]), old[j]
         else:
             near = old[j - 1]
-            at = self._starts[near.end_lineno or near.lineno]
+            at = self.text.below(near)
         indent = " " * near.col_offset
         text = "".join(indent + line + "\n" for line in lines)
-        if at > len(self._bytes):  # the file does not end with a newline
-            at, text = len(self._bytes), "\n" + text
-        self._edits.append((at, at, text))
+        if at > self.text.size:  # the file does not end with a newline
+            at, text = self.text.size, "\n" + text
+        self.text.replace(at, at, text)
 
     def _addition(self, added: ast.stmt, gone: Sequence[ast.stmt]) -> Iterator[str]:
         names = [name for name, _ in _bound(ast.Module([added], []), deep=False)]
@@ -213,7 +118,7 @@ class _Merge:
                     self._leave(added)
         elif isinstance(added, (*_DEFINED, ast.Assign)) and not self._bound & set(names):
             yield from ast.unparse(added).split("\n")
-        elif not _is_text(added):
+        elif not is_text(added):
             self._leave(added)
 
     def _rebound(
@@ -230,20 +135,21 @@ class _Merge:
             f"{old} = {name}",
             f"{name} = __jd__.both({number}, lambda: {old}, lambda: {new})",
         )
-        at = self._offset(last, former.end_col_offset)
-        self._edits.append((at, at, "".join(f"; {line}" for line in lines)))
+        at = self.text.offset(last, former.end_col_offset)
+        self.text.replace(at, at, "".join(f"; {line}" for line in lines))
 
     def _statement(self, old: ast.stmt, new: ast.stmt) -> None:
-        if _same(old, new):
+        if same(old, new):
             return
-        undo = len(self.spots), len(self._edits), len(self.unmerged)
+        undo = len(self.spots), len(self.text), len(self.unmerged)
         try:
             if isinstance(old, _DEFINED):
                 self._decorated(old, new)
             skipped = (*_BODIES, "handlers", "cases", "decorator_list")
             self._fields(old, new, skipped)
         except _UnmergeableError:
-            del self.spots[undo[0] :], self._edits[undo[1] :], self.unmerged[undo[2] :]
+            del self.spots[undo[0] :], self.unmerged[undo[2] :]
+            self.text.forget(undo[1])
             self._leave(old)
             return
         if isinstance(old, ast.ClassDef):
@@ -270,13 +176,12 @@ class _Merge:
         before = "".join(f"({ast.unparse(each)})(" for each in ones) + name + ")" * len(ones)
         after = "".join(f"({ast.unparse(each)})(" for each in others) + name + ")" * len(others)
         last = ones[-1]
-        start = self._bytes.rindex(b"@", 0, self._offset(ones[0].lineno, ones[0].col_offset))
-        stop = self._offset(last.end_lineno, last.end_col_offset)
+        start, stop = self.text.decorator(ones[0]), self.text.span(last)[1]
         spot = self._spot(ones[0], before, after, end=last)
         lines = ("\n" * (last.end_lineno - ones[0].lineno))[:-1]
         own = self._own_names(before, after)
         both = f"@lambda {name}{own}: __jd__.both({spot.number}, lambda: {before}, lambda: {after})"
-        self._edits.append((start, stop, both + lines))
+        self.text.replace(start, stop, both + lines)
 
     def _leave(self, statement: ast.stmt) -> None:
         self.unmerged.append((statement.lineno, ast.unparse(statement).partition("\n")[0]))
@@ -294,7 +199,7 @@ class _Merge:
         elif isinstance(old, _PARTS) and type(old) is type(new):
             self._fields(old, new)
         elif isinstance(old, ast.AST) and isinstance(new, ast.AST):
-            if not _same(old, new):
+            if not same(old, new):
                 raise _UnmergeableError
         elif old != new:
             raise _UnmergeableError
@@ -308,26 +213,26 @@ class _Merge:
 
     def _expression(self, old: ast.expr, new: ast.expr) -> None:
         """Both forms of the smallest expression that holds the change, evaluated once each."""
-        if _same(old, new):
+        if same(old, new):
             return
-        undo = len(self.spots), len(self._edits)
+        undo = len(self.spots), len(self.text)
         if type(old) is type(new) and self._goes_inside(old, new):
             try:
                 self._fields(old, new)
                 return
             except _UnmergeableError:
-                del self.spots[undo[0] :], self._edits[undo[1] :]
+                del self.spots[undo[0] :]
+                self.text.forget(undo[1])
         if isinstance(old, _ONLY_INSIDE) or isinstance(getattr(old, "ctx", None), ast.Store):
             raise _UnmergeableError
-        if _cannot_be_moved(old) or _cannot_be_moved(new):
+        if cannot_be_moved(old) or cannot_be_moved(new):
             raise _UnmergeableError
-        start = self._offset(old.lineno, old.col_offset)
-        stop = self._offset(old.end_lineno, old.end_col_offset)
-        one, other = self._bytes[start:stop].decode(), ast.unparse(new)
+        start, stop = self.text.span(old)
+        one, other = self.text.between(start, stop), ast.unparse(new)
         spot = self._spot(old, one, other)
         own = self._own_names(one, other).removeprefix(", ")
         first, second = (f"lambda{' ' if own else ''}{own}: {each}" for each in (f"({one})", other))
-        self._edits.append((start, stop, f"__jd__.both({spot.number}, {first}, {second})"))
+        self.text.replace(start, stop, f"__jd__.both({spot.number}, {first}, {second})")
 
     def _goes_inside(self, old: ast.expr, new: ast.expr) -> bool:
         """Whether a part of the expression may be the place; else it is the whole."""
@@ -335,12 +240,12 @@ class _Merge:
             names = [word.arg for word in old.keywords] == [word.arg for word in new.keywords]
             given = names and len(old.args) == len(new.args)
             # What is mapped is part of the place: `pmap(f)` is one thing, `pmap(f)(x)` is two.
-            alike = [_same(x, y) for x, y in zip(_given(old), _given(new), strict=False)]
-            return given and (_same(old.func, new.func) or all(alike))
+            alike = [same(x, y) for x, y in zip(_given(old), _given(new), strict=False)]
+            return given and (same(old.func, new.func) or all(alike))
         if isinstance(old, ast.Attribute) and isinstance(new, ast.Attribute):
             return old.attr == new.attr and not isinstance(old.value, ast.Name)
         if isinstance(old, ast.Lambda) and isinstance(new, ast.Lambda):
-            return _same(old.args, new.args)
+            return same(old.args, new.args)
         return not isinstance(old, ast.Name | ast.Constant | ast.JoinedStr | ast.FormattedValue)
 
     def _spot(self, node: Any, old: str, new: str, end: Any = None) -> Spot:
@@ -358,18 +263,16 @@ class _Merge:
         used = {each.id for each in nodes if isinstance(each, ast.Name)}
         return "".join(f", {name}={name}" for name in sorted(names & used))
 
-    # --- places
 
-    def _offset(self, line: int | None, column: int | None) -> int:
-        return self._starts[(line or 1) - 1] + (column or 0)
+def paired(old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
+    """The statements of two blocks that correspond."""
+    for tag, i, j, k, m in _opcodes(old, new):
+        if tag == "equal":
+            yield from zip(old[i:j], new[k:m], strict=True)
 
-    def _line_of(self, statement: ast.stmt) -> int:
-        return self._starts[_first_line(statement) - 1]
 
-
-def _first_line(statement: ast.stmt) -> int:
-    decorators = getattr(statement, "decorator_list", ())
-    return min((each.lineno for each in decorators), default=statement.lineno)
+def _opcodes(old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> list[Any]:
+    return difflib.SequenceMatcher(None, _keys(old), _keys(new), autojunk=False).get_opcodes()
 
 
 def _keys(statements: Sequence[ast.stmt]) -> list[tuple[str, str]]:
@@ -385,7 +288,8 @@ def _keys(statements: Sequence[ast.stmt]) -> list[tuple[str, str]]:
     return found
 
 
-def _same(old: ast.AST, new: ast.AST) -> bool:
+def same(old: ast.AST, new: ast.AST) -> bool:
+    """Whether two pieces of syntax mean the same."""
     return ast.dump(old) == ast.dump(new)
 
 
@@ -393,7 +297,7 @@ def _given(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(word.value for word in call.keywords)]
 
 
-def _cannot_be_moved(expression: ast.expr) -> bool:
+def cannot_be_moved(expression: ast.expr) -> bool:
     """Whether it means something else, or happens twice, inside a lambda."""
     return any(isinstance(each, _NOT_TWICE) or _asks_frame(each) for each in ast.walk(expression))
 
@@ -406,15 +310,7 @@ def _asks_frame(node: ast.AST) -> bool:
 
 
 def _among(statement: ast.stmt, others: Sequence[ast.stmt]) -> bool:
-    return any(_same(statement, other) for other in others)
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-
-
-def _is_future(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+    return any(same(statement, other) for other in others)
 
 
 def _only(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> ast.stmt:

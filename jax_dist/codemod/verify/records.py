@@ -1,7 +1,7 @@
 """Reads what one run of a program has written down about its mapped functions."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ class RunRecord:
 
     sites: tuple[SiteRecord, ...] = ()  # process by process, in the order in which they were made
     problems: tuple[str, ...] = ()  # of the recording itself
+    hosts: tuple[SiteRecord, ...] = ()  # host edits, with their numbers for functions
 
     @property
     def called(self) -> tuple[SiteRecord, ...]:
@@ -92,6 +93,7 @@ def read(folder: Path) -> RunRecord:
     return RunRecord(
         sites=tuple(site for part in parts for site in part.sites()),
         problems=tuple(problem for part in parts for problem in part.problems),
+        hosts=tuple(host for part in parts for host in part.hosts()),
     )
 
 
@@ -124,8 +126,16 @@ class _Part:
             self._take(event)
 
     def sites(self) -> Iterator[SiteRecord]:
+        return self._of(lambda kind: kind != "host")
+
+    def hosts(self) -> Iterator[SiteRecord]:
+        return self._of(lambda kind: kind == "host")
+
+    def _of(self, kinds: Callable[[str], bool]) -> Iterator[SiteRecord]:
         for found in self._found.values():
-            is_mapped = found.holds_mapped or found.event["kind"] != "jit"
+            if not kinds(found.event["kind"]):
+                continue
+            is_mapped = found.holds_mapped or found.event["kind"] not in ("jit", "host")
             yield SiteRecord(
                 process=self._process,
                 file=found.event["file"],
@@ -155,7 +165,7 @@ class _Part:
             case "inside":
                 found.inside = True
                 found.hidden |= event["cover"] is None
-                if event["cover"] is not None and found.event["kind"] != "jit":
+                if event["cover"] is not None and found.event["kind"] not in ("jit", "host"):
                     self._found[event["cover"]].holds_mapped = True
             case "problem":
                 self.problems.append(f"{found.event['function']}: {event['problem']}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jax_dist.codemod.verify import evidence, merged_program, records, sandbox
+from jax_dist.codemod.verify import evidence, marked_program, records, sandbox
 from jax_dist.codemod.verify.evidence import Evidence
 from jax_dist.codemod.verify.sandbox import Sandbox
 from jax_dist.launch.ranks import run_to_end
@@ -61,7 +61,7 @@ class Workspace:
         Raises:
           OSError: the command cannot be started.
         """
-        hooked = {path: merged_program.with_helper_recorded(data) for path, data in changes.items()}
+        hooked = {path: marked_program.with_helper_recorded(data) for path, data in changes.items()}
         folder, box = self._next(), self._sandbox(hooked)
         inside = [box.inside(str(Path(file).resolve())) for file in files]
         code, output = self._to_the_end(box, folder, {"files": inside})

@@ -16,14 +16,14 @@ from jax_dist._usage import MisuseError
 from jax_dist.checker.model import sources
 from jax_dist.codemod import beside_pmap
 from jax_dist.codemod.results import FileMigration, PlaceResult
-from jax_dist.codemod.verify import evidence, merged_program, runs, slices
-from jax_dist.codemod.verify.equivalence import NotProvedError
-from jax_dist.codemod.verify.evidence import Evidence, Judgement
+from jax_dist.codemod.verify import evidence, merged_program, runs, two_runs
+from jax_dist.codemod.verify.evidence import Evidence, entry
 from jax_dist.codemod.verify.ledger import Ledger, LedgerEntry, Rung
-from jax_dist.codemod.verify.merged_program import Merged, Spot
-from jax_dist.codemod.verify.runs import Run, Workspace
+from jax_dist.codemod.verify.merged_program import Merged
+from jax_dist.codemod.verify.program_text import Spot
+from jax_dist.codemod.verify.runs import Workspace
 from jax_dist.codemod.verify.verdict import judged
-from jax_dist.codemod.verify.verification import MigrationVerification, SiteComparison, tail
+from jax_dist.codemod.verify.verification import MigrationVerification, tail
 
 _LENIENT = frozenset((beside_pmap.REMOVED | beside_pmap.OF_FLAX).values())
 
@@ -135,9 +135,8 @@ class _Trial:
             self._notes.append(
                 "the two texts could not be run as one program: they were run one after the other"
             )
-            runs_, marks = self._two_runs()
             told = [*self._plan.outcomes, *_as_outcomes(left, self._plan)]
-            entries = list(self._by_runs(runs_, marks, told))
+            entries, runs_ = self._two_runs(told)
         else:
             entries, open_ = self._by_spots(found)
             runs_ = None
@@ -145,8 +144,8 @@ class _Trial:
                 names = [f"{os.path.relpath(path)}:{line}" for path, line, _ in left]
                 where = f": {', '.join(names[:3])}" if names else ""
                 self._notes.append(f"not all could be run as one program{where}")
-                runs_, marks = self._two_runs()
-                entries += self._by_runs(runs_, marks, [*open_, *_as_outcomes(left, self._plan)])
+                more, runs_ = self._two_runs([*open_, *_as_outcomes(left, self._plan)])
+                entries += more
         code = whole[0] if whole is not None else runs_.after.exit_code if runs_ else 0
         failed = whole[1] if whole is not None and whole[0] != 0 else ""
         if whole is not None and whole[0] != 0:
@@ -167,7 +166,19 @@ class _Trial:
             notes=(*self._notes, *(() if runs_ is None else (*runs_.unproven, *runs_.notes))),
         )
 
-    # --- one run
+    def _two_runs(
+        self, places: Sequence[PlaceResult]
+    ) -> tuple[list[LedgerEntry], MigrationVerification]:
+        ran = two_runs.made(
+            self._stage,
+            self._plan.files,
+            places,
+            tolerance=self._tolerance,
+            progress=self._progress,
+        )
+        if ran.note:
+            self._notes.append(ran.note)
+        return list(ran.entries(places)), ran.found
 
     def _merged_run(self) -> tuple[dict[int, Evidence], tuple[int | None, str] | None]:
         """What happened, the exit code and the output; no code where the merge itself failed."""
@@ -192,14 +203,14 @@ class _Trial:
                 taken |= {spot.number for spot in own}
                 judge = functools.partial(evidence.judged, found=found, spots=spots)
                 lenient = outcome.code in _LENIENT
-                entries.append(_entry(outcome, [judge(each, lenient=lenient) for each in own]))
+                entries.append(entry(outcome, [judge(each, lenient=lenient) for each in own]))
             elif not self._is_covered(outcome):
                 left.append(outcome)
         for number, spot in spots.items():
             if number not in taken:
                 judgement = evidence.judged(spot, found, lenient=False, spots=spots)
                 place = PlaceResult(spot.path, spot.line, None, "", "done", spot.old)
-                entries.append(_entry(place, [judgement]))
+                entries.append(entry(place, [judgement]))
         return entries, left
 
     def _is_covered(self, outcome: PlaceResult) -> bool:
@@ -208,89 +219,6 @@ class _Trial:
         if merged is None:
             return False
         return not any(line == outcome.line for line, _ in merged.unmerged)
-
-    # --- two runs
-
-    def _two_runs(self) -> tuple[MigrationVerification, dict[int, Evidence]]:
-        lines = {(each.path, each.line) for each in self._plan.outcomes}
-        for path, merged in self._plan.merged.items():
-            lines |= {(path, line) for line, _ in merged.unmerged}
-        marked = _marked(self._plan.files, lines)
-        files = {*self._plan.before, *self._plan.after}
-        judge = functools.partial(
-            judged, self._stage.command, files=files, tolerance=self._tolerance
-        )
-        self._progress("running the command before the migration")
-        first = _on_lines_before(
-            self._stage.recorded(_texts(self._plan.files, marked), files), marked
-        )
-        self._progress("running the command after it")
-        second = self._stage.recorded(self._plan.after, files)
-        marks = {}
-        for merged in marked.values():
-            for spot in merged.spots:
-                event = first.ran.get(spot.number, Evidence())
-                marks[(spot.path, spot.line)] = event
-        found = judge(first, second)
-        if found.differs:
-            self._progress("running the command before the migration again, for something differs")
-            third = self._stage.recorded(self._plan.before, files)
-            steady = not judge(first, third).differs
-            self._notes.append(_STEADY if steady else _UNSTEADY)
-        return found, marks
-
-    def _by_runs(
-        self, found: MigrationVerification, marks: Mapping, outcomes: Sequence[PlaceResult]
-    ) -> Iterator[LedgerEntry]:
-        """The entries of two runs, each by its own mapped function, else by all of them."""
-        for outcome in outcomes:
-            mark = marks.get((outcome.path, outcome.line))
-            sites = [each for each in found.sites if _is_site(each, outcome)]
-            yield _entry(outcome, [_of_runs(found, sites, ran=mark is not None and mark.ran)])
-
-
-_STEADY = "without the migration, the command computes the same twice"
-_UNSTEADY = (
-    "the command does not compute the same twice, even without the migration: give it fixed seeds"
-)
-
-
-def _of_runs(
-    found: MigrationVerification, sites: Sequence[SiteComparison], *, ran: bool
-) -> Judgement:
-    problems = [*found.problems, *(problem for site in sites for problem in site.problems)]
-    calls = sum(site.calls_before for site in sites or found.sites)
-    equal = sum(site.compared for site in sites or found.sites)
-    if problems or (not sites and any(site.problems for site in found.sites)):
-        said = tuple(problems) or ("what is mapped around it differs",)
-        return Judgement(Rung.DIFFERENT, calls, 0, said)
-    if not sites and not ran:
-        return Judgement(Rung.NEVER_RAN)
-    if found.before.exit_code != 0:
-        return Judgement(Rung.RAN, notes=("the command failed before the migration",))
-    if sites and calls == equal > 0:
-        return _by_slices(Judgement(Rung.SAME_RUNS, calls, equal), sites)
-    if sites or not calls or calls != equal:
-        return Judgement(Rung.RAN)
-    if any(note.startswith("the output differs") for note in found.notes):
-        return Judgement(Rung.RAN, notes=("what the program prints differs",))
-    return Judgement(Rung.SAME_RUNS, notes=("by the mapped calls around it",))
-
-
-def _by_slices(same: Judgement, sites: Sequence[SiteComparison]) -> Judgement:
-    """More than that the runs were the same, where the texts of all programs show it."""
-    signatures = tuple(each for site in sites for each in site.signatures)
-    if unproved := next((site.unproved for site in sites if site.unproved), ""):
-        return dataclasses.replace(same, notes=(unproved,))
-    rules: set[str] = set()
-    try:
-        for signature in signatures:
-            rules |= set(slices.proof(signature).rules)
-    except NotProvedError as reason:
-        return dataclasses.replace(same, notes=(f"its programs differ: {reason}",))
-    rung = Rung.BY_RULES if rules else Rung.SAME_PROGRAM
-    ordered = tuple(sorted(rules))
-    return dataclasses.replace(same, rung=rung, rules=ordered, signatures=signatures)
 
 
 def _merged(files: Sequence[FileMigration]) -> dict[str, Merged]:
@@ -306,40 +234,6 @@ def _merged(files: Sequence[FileMigration]) -> dict[str, Merged]:
     return found
 
 
-def _marked(files: Sequence[FileMigration], lines: set[tuple[str, int]]) -> dict[str, Merged]:
-    found: dict[str, Merged] = {}
-    number = 0
-    for file in files:
-        own = sorted(line for path, line in lines if path == file.path)
-        if own and file.changed and not file.is_new and file.path.endswith(".py"):
-            text = sources.read(file.path, file.before).code.decode()
-            found[file.path] = merged_program.marked(file.path, text, own, number)
-            number += len(found[file.path].spots)
-    return found
-
-
-def _texts(files: Sequence[FileMigration], merged: Mapping[str, Merged]) -> dict[Path, bytes]:
-    return {
-        Path(file.path): sources.read(file.path, file.before).written(
-            merged[file.path].text.encode()
-        )
-        for file in files
-        if file.path in merged
-    }
-
-
-def _on_lines_before(run: Run, marked: Mapping[str, Merged]) -> Run:
-    """The same, with the lines that the files have without marks."""
-    by_file = {os.path.realpath(path): merged for path, merged in marked.items()}
-    sites = tuple(
-        dataclasses.replace(site, line=by_file[site.file].line_before(site.line))
-        if site.file in by_file
-        else site
-        for site in run.record.sites
-    )
-    return dataclasses.replace(run, record=dataclasses.replace(run.record, sites=sites))
-
-
 def _belongs(spot: Spot, outcome: PlaceResult) -> bool:
     if spot.path != outcome.path or outcome.cell is not None:
         return False
@@ -347,13 +241,6 @@ def _belongs(spot: Spot, outcome: PlaceResult) -> bool:
         return re.search(rf"(?<![\w.]){re.escape(spot.name)}\b", outcome.what) is not None
     last = outcome.line + outcome.what.count("\n")
     return spot.line <= last and outcome.line <= spot.end_line
-
-
-def _is_site(site: SiteComparison, outcome: PlaceResult) -> bool:
-    last = outcome.line + outcome.what.count("\n")
-    return os.path.realpath(site.file) == os.path.realpath(outcome.path) and (
-        outcome.line <= site.line <= last
-    )
 
 
 def _as_outcomes(left: Sequence[tuple[str, int, str]], plan: _Plan) -> list[PlaceResult]:
@@ -364,22 +251,6 @@ def _as_outcomes(left: Sequence[tuple[str, int, str]], plan: _Plan) -> list[Plac
         for path, line, text in left
         if (path, line) not in known
     ]
-
-
-def _entry(outcome: PlaceResult, judgements: Sequence[Judgement]) -> LedgerEntry:
-    """A place is as sure as the least sure of its spots."""
-    return LedgerEntry(
-        path=outcome.path,
-        line=outcome.line,
-        what=outcome.what,
-        rung=min(each.rung for each in judgements),
-        calls=sum(each.calls for each in judgements),
-        equal=sum(each.equal for each in judgements),
-        problems=tuple(dict.fromkeys(said for each in judgements for said in each.problems)),
-        notes=tuple(dict.fromkeys(said for each in judgements for said in each.notes)),
-        rules=tuple(sorted({rule for each in judgements for rule in each.rules})),
-        signatures=tuple(text for each in judgements for text in each.signatures),
-    )
 
 
 def _capped(entry: LedgerEntry) -> LedgerEntry:

@@ -29,3 +29,17 @@ def both(place: int, old: Callable[[], Any], new: Callable[[], Any]) -> Any:
 
     ran(place)
     return pairs.both(place, old, new)
+
+
+def host(place: int, function: Callable[[Any], Any], value: Any) -> Any:
+    """What a host edit gives, written down.
+
+    Args:
+      place: its number.
+      function: what it puts around the value.
+      value: what it takes.
+    """
+    from . import start
+
+    recorder = start.recorder()
+    return function(value) if recorder is None else recorder.host(place, function, value)

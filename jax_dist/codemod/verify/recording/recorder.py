@@ -44,7 +44,7 @@ class RecordedSite:
     """Where a function is mapped, and how often what was made there has been called."""
 
     number: int
-    kind: str  # "pmap", "mapped", "shard_map" or "jit"
+    kind: str  # "pmap", "mapped", "shard_map", "jit" or "host"
     calls: int = 0
 
 
@@ -98,6 +98,20 @@ class CallRecorder:
                 return None
             site.calls += 1
         return RecordedCall(self, site, number)
+
+    def host(self, number: int, function: Callable, value: Any) -> Any:
+        """The value of a host edit, written down as a call of its own."""
+        site = self.site("host", MappedPlace("", 0, number, [""]), str(number))
+        call = self.open(site, (value,))
+        if call is None:
+            return function(value)
+        call.given((value,), {})
+        leaves, tree = call.types((value,), {})
+        with call:
+            result = function(value)
+            call.returned(result)
+            call.traced(function, leaves, tree)
+        return result
 
     def found_inside(self, site: RecordedSite) -> None:
         """The function is being traced, as a part of the jit that runs."""

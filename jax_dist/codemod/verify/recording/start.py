@@ -45,12 +45,17 @@ def record_helper(names: dict[str, Any]) -> None:
         _finder.hook(names, "mapped", names["mapped"], names["__name__"])
 
 
+def recorder() -> Any:
+    """What writes calls down; None before the program has imported jax."""
+    return None if _finder is None else _finder.recorder
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds nothing itself: it lets the others find, and hooks what they load."""
 
     def __init__(self, wanted: dict[str, Any]):
         self._wanted = wanted
-        self._recorder: Any = None
+        self.recorder: Any = None
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         entries = ("mapped",) if _HELPERS.fullmatch(fullname) else _ENTRY_POINTS.get(fullname)
@@ -81,6 +86,6 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         if hasattr(real, "_is_recorded"):
             return
-        if self._recorder is None:
-            self._recorder = recorder.CallRecorder(**self._wanted)
-        names[name] = hooks.hooked(module, name, real, self._recorder)
+        if self.recorder is None:
+            self.recorder = recorder.CallRecorder(**self._wanted)
+        names[name] = hooks.hooked(module, name, real, self.recorder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,8 +44,9 @@ class ProgramTexts:
         Returns:
           None where there is none, and for what is called in too many ways.
         """
+        identity = _identity(function)
         keys = [
-            (site, id(function), tree, *(programs.signature(leaf, whole=whole) for leaf in leaves))
+            (site, identity, tree, *(programs.signature(leaf, whole=whole) for leaf in leaves))
             for whole in (False, True)
         ]
         for key in keys:
@@ -87,6 +89,13 @@ class ProgramTexts:
             found["environment"] = programs.environment()
             return found, is_argument is programs.is_array
         return {"why": why}, True
+
+
+def _identity(function: Any) -> Any:
+    """The same for the lambdas that one expression makes, one each time, of the same values."""
+    if not isinstance(function, types.LambdaType) or function.__defaults__:
+        return id(function)
+    return function.__code__, *(id(cell.cell_contents) for cell in function.__closure__ or ())
 
 
 def _with_paths(tree: Any) -> list[tuple[Any, Any]]:

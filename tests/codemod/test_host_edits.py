@@ -1,0 +1,281 @@
+"""Edits between mapped calls are found, traced, and proved by what they do to copies of arrays."""
+
+import ast
+import json
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jax_dist.codemod.results import FileMigration, PlaceResult
+from jax_dist.codemod.vendored.mapped import replicated
+from jax_dist.codemod.verify import host_edits, host_programs, marked_program, slices
+from jax_dist.codemod.verify.equivalence import NotProvedError
+from jax_dist.codemod.verify.ledger import Rung
+from jax_dist.codemod.verify.recording import programs
+from jax_dist.codemod.verify.trial import verified
+
+COPIES, MERGED, AS_IS = "one of equal copies", "device axis merged", "as is"
+
+# --- the proof
+
+
+def text(function: Callable, *shapes: tuple[int, ...], dtype: Any = np.float32) -> dict[str, Any]:
+    return programs.text(function, [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes])
+
+
+def stacked(x: jax.Array, devices: Any = None) -> jax.Array:
+    """As flax's `replicate`."""
+    mesh = Mesh(np.array(devices or jax.devices()), ("d",))
+    return jax.device_put(jnp.stack([x] * 8), NamedSharding(mesh, PartitionSpec("d")))
+
+
+def proof(before: Any, after: Any, arguments: Any, results: Any) -> tuple[str, ...]:
+    signature = {"before": before, "after": after, "sizes": {}}
+    signature |= {"arguments": arguments, "results": results}
+    return slices.proof(json.loads(json.dumps(signature))).rules
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        lambda x: x[0],
+        lambda x: x[-1],
+        lambda x: jnp.squeeze(x[3:4], 0),
+        jax.jit(lambda x: x[0]),
+        lambda x: jnp.copy(x[2]),
+    ],
+)
+def test_one_of_equal_rows_is_the_array(first: Callable):
+    one, other = text(first, (8, 4, 3)), text(lambda x: x, (4, 3))
+
+    assert proof(one, other, [[0, COPIES]], [AS_IS]) == ("R5", "R8")
+
+
+def test_a_copy_of_what_is_donated_later_is_the_array_too():
+    one = text(lambda x, y: (x[0], y), (8, 3), (2,))
+    other = text(lambda x, y: (jnp.copy(x), y), (3,), (2,))
+
+    assert proof(one, other, [[0, COPIES], [1, AS_IS]], [AS_IS, AS_IS]) == ("R5", "R8")
+
+
+def test_copies_on_all_devices_are_the_array_there():
+    one, other = text(stacked, (4, 3)), text(replicated, (4, 3))
+    by_hand = text(lambda x: jnp.concatenate([x[None]] * 8), (4, 3))
+
+    assert proof(one, other, [[0, AS_IS]], [COPIES]) == ("R9",)
+    assert proof(by_hand, text(lambda x: x, (4, 3)), [[0, AS_IS]], [COPIES]) == ("R9",)
+
+
+def test_rows_of_all_devices_are_one_batch():
+    one, other = text(lambda x: x.reshape(8, 4, 3), (32, 3)), text(lambda x: x, (32, 3))
+
+    assert proof(one, other, [[0, AS_IS]], [MERGED]) == ("R7",)
+
+
+def test_what_is_computed_on_the_way_must_be_the_same():
+    one = text(lambda x: jnp.sin(x[0]) * 2, (8, 3))
+    same = text(lambda x: jnp.sin(x) * 2, (3,))
+    other = text(lambda x: jnp.sin(x) * 3, (3,))
+
+    assert proof(one, same, [[0, COPIES]], [AS_IS]) == ("R5", "R8")
+    with pytest.raises(NotProvedError, match="before, .* after"):
+        proof(one, other, [[0, COPIES]], [AS_IS])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "arguments", "results", "said"),
+    [
+        (lambda x: x.sum(0), lambda x: x, [COPIES], [AS_IS], "computes with copies"),
+        (lambda x: x[:1], lambda x: x, [COPIES], [AS_IS], "which is not 'as is'"),
+        (lambda x: x[0], lambda x: x[0], [AS_IS], [COPIES], "which is not 'one of equal copies'"),
+        (lambda x: x, lambda x: x, [COPIES], [AS_IS], "which is not 'as is'"),
+        (lambda x: x[0] + 1, lambda x: x, [COPIES], [AS_IS], "before, .* after"),
+    ],
+)
+def test_what_is_no_copy_is_not_taken_for_one(
+    one: Callable, other: Callable, arguments: list[str], results: list[str], said: str
+):
+    shapes = ((8, 3), (3,)) if arguments == [COPIES] else ((8, 3), (8, 3))
+    relation = [[number, how] for number, how in enumerate(arguments)]
+
+    with pytest.raises(NotProvedError, match=said):
+        proof(text(one, shapes[0]), text(other, shapes[1]), relation, results)
+
+
+def test_each_result_is_that_of_its_own_argument():
+    """Two copies must not be taken for each other."""
+    one = text(lambda x, y: (x[0], y[0]), (8, 3), (8, 3))
+    other = text(lambda x, y: (y, x), (3,), (3,))
+
+    with pytest.raises(NotProvedError):
+        proof(one, other, [[0, COPIES], [1, COPIES]], [AS_IS, AS_IS])
+
+
+def test_rows_that_are_stacked_are_not_always_copies():
+    other = text(replicated, (3,))
+    for wrong in (
+        lambda x: jnp.stack([x] * 7 + [x * 2]),
+        lambda x: jnp.stack([x, x * 2] * 4),
+    ):
+        with pytest.raises(NotProvedError):
+            proof(text(wrong, (3,)), other, [[0, AS_IS]], [COPIES])
+    # [3] eight times in one row: [24], and not eight rows.
+    flat = text(lambda x: jnp.concatenate([x] * 8).reshape(8, 3), (3,))
+    with pytest.raises(NotProvedError, match="is not 'one of equal copies'"):
+        proof(flat, other, [[0, AS_IS]], [COPIES])
+
+
+def test_the_devices_and_their_order_count():
+    backwards = text(lambda x: replicated(x, jax.devices()[::-1]), (3,))
+    some = text(lambda x: replicated(x, jax.devices()[:4]), (3,))
+    nowhere = text(lambda x: x, (3,))
+
+    for other in (backwards, some, nowhere):
+        with pytest.raises(NotProvedError, match="lies elsewhere"):
+            proof(text(stacked, (3,)), other, [[0, AS_IS]], [COPIES])
+
+
+def test_types_and_weak_types_count():
+    one = text(lambda x: x[0], (8, 3))
+    with pytest.raises(NotProvedError, match="which is not"):
+        proof(one, text(lambda x: x, (3,), dtype=np.int32), [[0, COPIES]], [AS_IS])
+    weak = {**text(lambda x: x, (3,)), "weak": [True]}
+    with pytest.raises(NotProvedError, match="weak"):
+        proof(one, weak, [[0, COPIES]], [AS_IS])
+
+
+def test_programs_that_map_are_no_host_edits():
+    mapped = jax.shard_map(
+        lambda x: x * 2,
+        mesh=Mesh(jax.devices(), ("d",)),
+        in_specs=PartitionSpec("d"),
+        out_specs=PartitionSpec("d"),
+    )
+
+    assert host_programs.maps_nothing(text(jax.jit(lambda x: x[0]), (8, 3)))
+    assert not host_programs.maps_nothing(text(jax.jit(mapped), (8, 3)))
+
+
+# --- where they are
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("y = first(x)", "y = x", [("first(v)", "v")]),
+        ("y = x[0]", "y = x", [("v[0]", "v")]),
+        ("y = put(x, devices)", "y = hold(x, devices)", [("put(v, devices)", "hold(v, devices)")]),
+        (
+            "y = first(step(put(w), x))",
+            "y = step(hold(w), x)",
+            [("first(v)", "v"), ("put(v)", "hold(v)")],
+        ),
+        (
+            "y = u.metrics(x)",
+            "y = u.stack(jax.device_get(x))",
+            [("u.metrics(v)", "u.stack(jax.device_get(v))")],
+        ),
+        ("y = x.reshape(8, 4)", "y = x", [("v.reshape(8, 4)", "v")]),
+        ("y = f(a)", "y = g(b)", []),
+        ("y = (n := f(x))", "y = (n := x)", [("f(v)", "v")]),
+        ("class A:\n    y = first(x)", "class A:\n    y = x", []),
+        (
+            "class A:\n    def f(self):\n        return first(self.x)",
+            "class A:\n    def f(self):\n        return self.x",
+            [("first(v)", "v")],
+        ),
+        (
+            "class A:\n    z = 1\n    if z:\n        y = first(x)\ny = first(x)",
+            "class A:\n    z = 1\n    if z:\n        y = x\ny = x",
+            [("first(v)", "v")],
+        ),
+    ],
+)
+def test_what_stays_inside_is_the_value(before: str, after: str, expected: list):
+    before = f"import jax\nimport u\n{before}\n"
+    found = host_edits.find(ast.parse(before), ast.parse(f"import jax\nimport u\n{after}\n"))
+
+    assert [(each.before.around("v"), each.after.around("v")) for each in found] == expected
+
+
+def test_the_lines_of_a_program_stay_where_they_are():
+    text = "x = 3\ny = abs(  # of\n    x\n)\nz = y\n"
+    tree = ast.parse(text)
+    [edit] = host_edits.find(tree, ast.parse("x = 3\ny = x\nz = y\n"))
+
+    marked = marked_program.marked("a.py", text, (), 0, {5: edit.before})
+    assert [marked.line_before(n) for n in range(2, 7)] == [1, 2, 3, 4, 5]
+    names: dict[str, Any] = {"__jd__": _Host}
+    exec(marked.text.partition("\n")[2], names)
+    assert names["z"] == 3
+    assert "__jd__.host(5, lambda __jd_value__: abs(__jd_value__)," in marked.text
+
+
+class _Host:
+    @staticmethod
+    def host(number: int, function: Callable, value: Any) -> Any:
+        return function(value)
+
+
+# --- in a program
+
+_BEFORE = """\
+import jax, numpy as np
+from flax import jax_utils
+step = jax.pmap(lambda w, x: w - jax.lax.pmean(x.sum(), "i"), axis_name="i")
+w = jax_utils.replicate(np.ones(3, np.float32))
+for n in range(3):
+    w = step(w, np.full((8, 2), n, np.float32))
+print(np.asarray(jax_utils.unreplicate(w)))
+"""
+_AFTER = """\
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(jax.devices(), ("i",))
+step = jax.jit(jax.shard_map(lambda w, x: w - jax.lax.pmean(x.sum(), "i"), mesh=mesh,
+    in_specs=(P(), P("i")), out_specs=P(), check_vma=False))
+put = lambda x: jax.device_put(x, NamedSharding(mesh, P()))
+w = put(np.ones(3, np.float32))
+for n in range(3):
+    w = step(w, np.full((8, 2), n, np.float32).reshape(16))
+print(np.asarray(w))
+"""
+_PLACES = ((4, "jax_utils.replicate(np.ones(3, np.float32))"), (7, "jax_utils.unreplicate(w)"))
+
+
+def _judged(after: str, folder: pathlib.Path) -> list[tuple[Rung, tuple[str, ...]]]:
+    path = folder / "train.py"
+    path.write_text(_BEFORE)
+    places = tuple(PlaceResult(str(path), n, None, "JXD101", "done", what) for n, what in _PLACES)
+    file = FileMigration(str(path), _BEFORE.encode(), after.encode(), places)
+    ledger = verified([sys.executable, str(path)], [file], merge=False)
+    return [(each.rung, each.rules) for each in ledger.entries]
+
+
+def test_host_edits_are_proved_by_their_own_values(tmp_path: pathlib.Path):
+    pytest.importorskip("flax")
+    assert _judged(_AFTER, tmp_path) == [(Rung.BY_RULES, ("R9",)), (Rung.BY_RULES, ("R5", "R8"))]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("w = put(np.ones(3, np.float32))", "w = put(np.ones(3, np.float32) * 2)", 0),
+        ("print(np.asarray(w))", "print(np.asarray(w * 1.5))", 1),
+        ("print(np.asarray(w))", "print(np.asarray(w[:2]))", 1),
+    ],
+)
+def test_a_wrong_host_edit_is_not(tmp_path: pathlib.Path, old: str, new: str, place: int):
+    pytest.importorskip("flax")
+    assert _AFTER.count(old) == 1
+    rung, rules = _judged(_AFTER.replace(old, new), tmp_path)[place]
+
+    assert rung <= Rung.RAN
+    assert not rules
