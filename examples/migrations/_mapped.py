@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: 0BSD
-# By jax-dist migrate 0.1.0, c58171bb5616. Yours to keep.
+# By jax-dist migrate 0.1.0, e512e6e09900. Yours to keep.
 """What `jax.pmap` does, by `jax.jit` and `jax.shard_map`.
 
 `mapped` takes the arguments of `jax.pmap` and keeps its contract: each device
@@ -413,7 +413,8 @@ def replicated(tree: Any, devices: Sequence[Any] | None = None) -> Any:
     sharding = NamedSharding(mesh, PartitionSpec())
 
     def put(x: Any) -> jax.Array:
-        if isinstance(x, jax.Array) and x.is_fully_replicated:
+        is_array = isinstance(x, jax.Array) and not isinstance(x, Tracer)
+        if is_array and x.is_fully_replicated:
             x = x.addressable_data(0)  # the first copy counts, if they differ
         x = jax.numpy.array(x, jax.numpy.result_type(x))  # `tree` is not to
         return jax.device_put(x, sharding)  # be donated with it
