@@ -12,7 +12,7 @@ _Edit: TypeAlias = tuple[int, int, str]  # from, to, in bytes; the new text
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A place that a run tells of: an expression that has two forms, or a statement."""
+    """A place that a run reports: an expression with two forms, or a statement."""
 
     number: int
     path: str
