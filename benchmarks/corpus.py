@@ -15,10 +15,11 @@ each migration, on 8 simulated devices and on 1, and compares how it ends.
 Columns: `found` are the places that mean jax.pmap, by any name, in files and notebooks; `+n` of
 them through a name for `partial(jax.pmap, ...)`. `counted` is the number of its uses by a script
 that shares no code with the checker, of Python files only. For each target: how many were migrated,
-and how many of the neighbours (device_put_replicated, removed names); files changed; lines added in
-them for each place, but for blank ones; helper modules written; files that got helpers inside;
-files that do not parse, that a second run changes again, or that do not keep their findings; CPU
-seconds.
+and how many of the neighbours (device_put_replicated, the pmap of equinox and of flax.nnx, removed
+names); files changed; lines added in them for each place, but for blank ones; helper modules
+written; files that got helpers inside; files that do not parse, that a second run changes again, or
+that do not keep their findings; CPU seconds. `sec` is what the repository took by the clock; its
+line is printed when it is done.
 """
 
 import argparse
@@ -37,7 +38,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
+from typing import TypeAlias
 
 from jax_dist.checker.engine import linter
 from jax_dist.checker.model import discovery, pmaps, sources
@@ -60,7 +62,7 @@ class Repository:
 
     name: str  # owner/name on GitHub
     commit: str
-    sites: int | None  # uses of jax.pmap, counted apart from the checker; None: not counted
+    sites: int | None = None  # uses of jax.pmap, counted apart from the checker
     tag: str = ""
 
     @property
@@ -93,6 +95,34 @@ REPOSITORIES = (
     Repository("google/evojax", "acf5252475e4fbf47e0e3f7994c03de11dd3c4ca", 2),
     Repository("Joshuaalbert/jaxns", "2f356d6d497ce3ac471fb9a06f9d22587487aaaa", 1),
     Repository("google/neural-tangents", "c17e770bb74f1771da7be4a69fabfa68b6078960", 1),
+    # Looked at later; their places are counted by name only.
+    Repository("borisdayma/dalle-mini", "f0be4de610285a002052024a1e096126f9452cc4"),
+    Repository("facebookresearch/jepa", "51c59d518fc63c08464af6de585f78ac0c7ed4d5"),
+    Repository("google-deepmind/acme", "770bc75e948cc276c785ebfcf3de0b0812b95e26"),
+    Repository("google-deepmind/alphafold", "c77e5d2a8961d1a353632c462914ff0a32a950f6"),
+    Repository("google-deepmind/distrax", "f51bffcf9094d269a0be8678762dd2849833c8b7"),
+    Repository("google-deepmind/dm-haiku", "f4d858a5cbb29140855d68f81f5fd625e078a5ae"),
+    Repository("google-deepmind/enn", "da8ec7612d0d6b291e08d9af19c3273059a122ba"),
+    Repository("google-deepmind/nuclease_design", "8152b9a6fab95acb70f22e0d9a438df016f20fde"),
+    Repository("google-deepmind/optax", "2edbcbe2390da13983b92cbef94ac0460ecde1c5"),
+    Repository("google-deepmind/rlax", "4c5d25b2609879d321f5a432cdf88165574e57a7"),
+    Repository("google-research/jax3d", "5e21a547e82aff9340a76385ae235493bb404ac0"),
+    Repository("google-research/long-range-arena", "cd31e5c6b8e5bceabd28de2d2afb23f7ae5d36d8"),
+    Repository("google-research/multinerf", "5b4d4f64608ec8077222c52fdf814d40acc10bc1"),
+    Repository("google-research/sam", "dae9904c4cf3a57a304f7b04cecffe371679c702"),
+    Repository("google-research/slot-attention-video", "ba8f15ee19472c6f9425c9647daf87910f17b605"),
+    Repository("google-research/vmoe", "942a78bc81d2e63199f0933733582ddae0715416"),
+    Repository("google/hypernerf", "d433ebeba4ddd91fd83aa9af3423333d2d5934e7"),
+    Repository("google/learned_optimization", "32186aa46a96f26ba0625755f93c55659adcd523"),
+    Repository("google/nerfies", "1a38512214cfa14286ef0561992cca9398265e13"),
+    Repository("google/objax", "9dd7dc37e5f9d0ea71896636d3e180440b2b729e"),
+    Repository("google/trax", "7c189c2c3a37851df7fc641b322a99bbe9f8aa10"),
+    Repository("google/uncertainty-baselines", "163351d4c92340a80e572bc376ec837d8e96399d"),
+    Repository("huggingface/diffusers", "58eb52c0803ea9af3abec60841c2a093bdf1f951"),
+    Repository("n2cholas/jax-resnet", "5b00735aa0a68ec239af4a728ad4a596c1b551f6"),
+    Repository("poets-ai/elegy", "4709ce8dc9dde3925ce717e2358ce49112e36398"),
+    Repository("sail-sg/envpool", "9cbcd267d6ae04eef1865e061b6a2bc356c36d0b"),
+    Repository("vwxyzjn/cleanba", "d1f8979c33e4e1c3d4e67f460afcebb42b6889d4"),
     # No pmap in these: whatever is found is wrong.
     Repository("google-research/t5x", "cc342d419ec3e3e9c4bf1df33c82330cafdc1e16", 0),
     Repository("atomicarchitects/nequix", "0ffdf881603d2c97f9105c64c3ec2df74dc1c224", 0),
@@ -109,13 +139,22 @@ TARGETS = {
 
 
 @dataclasses.dataclass(frozen=True)
+class Spot:
+    """A place that means jax.pmap."""
+
+    path: str  # within the repository
+    line: str  # "12", or "cell 3:12"
+    through_partial: bool  # by a name that is bound to partial(jax.pmap, ...)
+
+
+@dataclasses.dataclass(frozen=True)
 class Place:
     """What became of one place."""
 
     path: str  # within the repository
     line: str  # "12", or "cell 3:12"
     rule: str
-    is_pmap: bool  # else a neighbour of pmap, or a removed name
+    is_pmap: bool  # of jax; else a neighbour, a library's own pmap, or a removed name
     done: bool
     reason: str
 
@@ -143,6 +182,10 @@ class Result:
         return sum(each.is_pmap == pmap and each.done == done for each in self.places)
 
 
+# A repository, what `found` found, and what each target did to it.
+Row: TypeAlias = tuple[Repository, Sequence[Spot], Sequence[Result]]
+
+
 # --- getting the repositories
 
 
@@ -152,12 +195,14 @@ def checkout(repository: Repository, into: pathlib.Path) -> pathlib.Path:
     if folder.exists():
         return folder
     url = f"https://github.com/{repository.name}"
-    for arguments in (
-        ("init", "--quiet", str(folder)),
-        ("-C", str(folder), "fetch", "--quiet", "--depth", "1", url, repository.commit),
-        ("-C", str(folder), "checkout", "--quiet", "FETCH_HEAD"),
-    ):
-        subprocess.run(("git", *arguments), check=True)
+    with tempfile.TemporaryDirectory(dir=into) as name:
+        for arguments in (
+            ("init", "--quiet"),
+            ("fetch", "--quiet", "--depth", "1", url, repository.commit),
+            ("checkout", "--quiet", "FETCH_HEAD"),
+        ):
+            subprocess.run(("git", "-C", name, *arguments), check=True)
+        shutil.copytree(name, folder, symlinks=True)
     return folder
 
 
@@ -169,60 +214,77 @@ def files_of(folder: pathlib.Path) -> list[str]:
 # --- looking at one
 
 
-def found(folder: pathlib.Path) -> tuple[int, int]:
-    """Places that mean jax.pmap by its own name or another; those through a name for a partial."""
+def found(folder: pathlib.Path) -> list[Spot]:
+    """The places that mean jax.pmap, by its own name or another."""
     paths = files_of(folder)
     project = Project(paths)
-    direct = bound = 0
+    spots: list[Spot] = []
     for path in paths:
         data = pathlib.Path(path).read_bytes()
         if not linter.wanted(data, frozenset({_PMAP})):
             continue
+        within = os.path.relpath(path, folder)
         with contextlib.suppress(UnreadableError, sources.ParseError):
             module = project.module(linter.load(path, data))
             for site in pmaps.sites(module):
                 meaning = module.meaning(site.reference)
-                if meaning is not None and meaning.is_partial:
-                    bound += 1
-                else:
-                    direct += 1
-    return direct, bound
+                start = module.source.position(module.span(site.reference)[0])
+                through_partial = meaning is not None and meaning.is_partial
+                spots.append(Spot(within, _line(start.line, start.cell), through_partial))
+    return spots
 
 
-def places_of(path: str, migrated: FileMigration) -> Iterator[Place]:
+def _line(line: int, cell: int | None) -> str:
+    return f"{line}" if cell is None else f"cell {cell}:{line}"
+
+
+def places_of(
+    path: str, migrated: FileMigration, of_pmap: Container[tuple[str, str]]
+) -> Iterator[Place]:
     """From what the library says to what is printed here."""
     for outcome in migrated.outcomes:
-        line = f"{outcome.line}" if outcome.cell is None else f"cell {outcome.cell}:{outcome.line}"
+        line = _line(outcome.line, outcome.cell)
         done = outcome.status == "done"
         # The idiomatic target speaks of the device axis where it takes pmap away.
         freed = outcome.code == "JXD204" and done and re.search(r"\bpmap\b", outcome.what)
-        is_pmap = outcome.code == _PMAP or bool(freed)
+        is_pmap = (outcome.code == _PMAP and (path, line) in of_pmap) or bool(freed)
         yield Place(path, line, outcome.code, is_pmap, done, outcome.reason)
 
 
-def measured(repository: Repository, folder: pathlib.Path, target: str) -> Result:
-    """Migrates a copy, and then the copy again."""
+def measured(
+    repository: Repository, copy: pathlib.Path, target: str, spots: Sequence[Spot]
+) -> Result:
+    """Migrates a copy, and then the copy again; it is as before in the end."""
+    of_pmap = {(spot.path, spot.line) for spot in spots}
     result = Result(repository.folder, target)
-    with tempfile.TemporaryDirectory() as name:
-        copy = pathlib.Path(name) / folder.resolve().name
-        _copied(folder, copy)
-        (copy / ".git").mkdir(exist_ok=True)  # it is a project of its own
-        start = time.process_time()
-        first = _migrated(copy, target)
-        result.seconds = time.process_time() - start
-        for path, migrated in first.items():
-            _note(result, path, migrated)
-            if migrated.changed:
-                (copy / path).write_bytes(migrated.after)
-        second = _migrated(copy, target)
+    start = time.process_time()
+    first = _migrated(copy, target)
+    result.seconds = time.process_time() - start
+    for path, migrated in first.items():
+        result.places += places_of(path, migrated, of_pmap)
+        _note(result, path, migrated)
+        if migrated.changed:
+            (copy / path).write_bytes(migrated.after)
+    second = _migrated(copy, target)
+    for path, migrated in first.items():
+        if migrated.is_new:
+            (copy / path).unlink()
+        elif migrated.changed:
+            (copy / path).write_bytes(migrated.before)
     result.restless = [path for path, migrated in second.items() if migrated.changed]
     result.unlike = [path for path in first if _left(first[path]) != _left(second.get(path))]
     return result
 
 
-def _copied(folder: pathlib.Path, copy: pathlib.Path) -> None:
+@contextlib.contextmanager
+def _copy_of(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A copy that is a project of its own, without what no migration reads."""
     skipped = shutil.ignore_patterns(".git", "*.ckpt", "*.npz", "*.png", "*.gif")
-    shutil.copytree(folder, copy, symlinks=True, ignore=skipped)
+    with tempfile.TemporaryDirectory() as name:
+        copy = pathlib.Path(name) / folder.resolve().name
+        shutil.copytree(folder, copy, symlinks=True, ignore=skipped)
+        (copy / ".git").mkdir()
+        yield copy
 
 
 def _migrated(copy: pathlib.Path, target: str) -> dict[str, FileMigration]:
@@ -232,7 +294,6 @@ def _migrated(copy: pathlib.Path, target: str) -> dict[str, FileMigration]:
 
 
 def _note(result: Result, path: str, migrated: FileMigration) -> None:
-    result.places += places_of(path, migrated)
     if migrated.problem:
         result.problems[path] = migrated.problem
     if migrated.is_new:
@@ -244,21 +305,18 @@ def _note(result: Result, path: str, migrated: FileMigration) -> None:
         if helper_module.LICENCE.encode() in migrated.after:
             result.inside.append(path)
         result.added += _added(before, after)
-        written = _shard_maps(path, migrated.after) - _shard_maps(path, migrated.before)
-        result.direct += sum(written.values())
-        result.hunks += _hunks(f"{result.repository}/{path}", before, after)
         try:
-            sources.parse(linter.load(path, migrated.after).python)
+            written = _shard_maps(path, migrated.after) - _shard_maps(path, migrated.before)
         except (UnreadableError, sources.ParseError):
             result.broken.append(path)
+            return
+        result.direct += sum(written.values())
+        result.hunks += _hunks(f"{result.repository}/{path}", before, after)
 
 
 def _shard_maps(path: str, data: bytes) -> collections.Counter[str]:
     """The calls of jax.shard_map by any name, but for the helpers': what each maps, how often."""
-    try:
-        module = Module(linter.load(path, data))
-    except (UnreadableError, sources.ParseError):
-        return collections.Counter()
+    module = Module(linter.load(path, data))
     calls = module.calls("jax.shard_map", "jax.experimental.shard_map.shard_map")
     around = [module.class_of(call) for call in calls]
     return collections.Counter(
@@ -331,25 +389,19 @@ def print_suites(projects: Sequence[str], command: Sequence[str], targets: Seque
     alike = True
     for project in map(pathlib.Path, projects):
         for devices in (8, 1):
-            with tempfile.TemporaryDirectory() as name:
-                before = _ended(_prepared(project, pathlib.Path(name), None), command, devices)
-            print(f"{project.name}, {devices} devices, before: {before}")
+            with _copy_of(project) as copy:
+                before = _ended(copy, command, devices)
+            print(f"{project.name}, {devices} devices, before: {before}", flush=True)
             for target in targets:
-                with tempfile.TemporaryDirectory() as name:
-                    after = _ended(_prepared(project, pathlib.Path(name), target), command, devices)
+                with _copy_of(project) as copy:
+                    for path, migrated in _migrated(copy, target).items():
+                        if migrated.changed:
+                            (copy / path).write_bytes(migrated.after)
+                    after = _ended(copy, command, devices)
                 alike = alike and after == before
-                print(f"{'':4}{'same' if after == before else 'NOT THE SAME'}: {target}: {after}")
+                word = "same" if after == before else "NOT THE SAME"
+                print(f"{'':4}{word}: {target}: {after}", flush=True)
     return alike
-
-
-def _prepared(project: pathlib.Path, into: pathlib.Path, target: str | None) -> pathlib.Path:
-    copy = into / project.resolve().name
-    _copied(project.resolve(), copy)
-    (copy / ".git").mkdir(exist_ok=True)
-    for path, migrated in () if target is None else _migrated(copy, target).items():
-        if migrated.changed:
-            (copy / path).write_bytes(migrated.after)
-    return copy
 
 
 def _ended(folder: pathlib.Path, command: Sequence[str], devices: int) -> str:
@@ -381,23 +433,27 @@ def _ended(folder: pathlib.Path, command: Sequence[str], devices: int) -> str:
 # --- printing
 
 
-def print_table(rows: Sequence[tuple[Repository, tuple[int, int], Sequence[Result]]]) -> None:
-    width = 63
-    print(f"{'repository':<40}{'counted':>8}{'found':>9}", end="")
-    for result in rows[0][2]:
-        print(f" |{result.target:^{width}}", end="")
-    print(f"\n{'':<57}", end="")
+def print_head(targets: Sequence[str]) -> None:
+    print(f"{'repository':<40}{'counted':>8}{'found':>9}{'sec':>7}", end="")
+    for target in targets:
+        print(f" |{target:^63}", end="")
+    print(f"\n{'':<64}", end="")
     head = f"{'pmap':>9}{'near':>9}{'files':>6}{'lines':>7}{'modules':>8}{'inside':>7}"
-    for _ in rows[0][2]:
-        print(f" |{head}{'broken':>7}{'sec':>10}", end="")
-    print()
-    for repository, (direct, bound), results in rows:
-        counted = "-" if repository.sites is None else str(repository.sites)
-        shown = f"{direct}+{bound}" if bound else str(direct)
-        print(f"{repository.folder:<40}{counted:>8}{shown:>9}", end="")
-        for result in results:
-            _print_cells(result)
-        print()
+    for _ in targets:
+        print(f" |{head}{'broken':>7}{'CPU s':>10}", end="")
+    print(flush=True)
+
+
+def print_row(row: Row, seconds: float) -> None:
+    repository, spots, results = row
+    bound = sum(spot.through_partial for spot in spots)
+    direct = len(spots) - bound
+    counted = "-" if repository.sites is None else str(repository.sites)
+    shown = f"{direct}+{bound}" if bound else str(direct)
+    print(f"{repository.folder:<40}{counted:>8}{shown:>9}{seconds:>7.0f}", end="")
+    for result in results:
+        _print_cells(result)
+    print(flush=True)
 
 
 def _print_cells(result: Result) -> None:
@@ -411,16 +467,19 @@ def _print_cells(result: Result) -> None:
     print(f" |{cells}", end="")
 
 
-def print_summary(rows: Sequence[tuple[Repository, tuple[int, int], Sequence[Result]]]) -> None:
+def print_summary(rows: Sequence[Row]) -> None:
     counted = sum(repository.sites or 0 for repository, _, _ in rows)
-    direct = sum(min(found_[0], repository.sites or 0) for repository, found_, _ in rows)
+    direct = sum(
+        min(sum(not spot.through_partial for spot in spots), repository.sites or 0)
+        for repository, spots, _ in rows
+    )
     if counted:
         print(f"\nfound: {direct} of {counted} ({direct / counted:.1%}; goal 99%)")
     for number, first in enumerate(rows[0][2]):
         results = [results[number] for _, _, results in rows]
         done = sum(result.count(pmap=True, done=True) for result in results)
         near = sum(result.count(pmap=False, done=True) for result in results)
-        sites = sum(sum(found_) for _, found_, _ in rows)
+        sites = sum(len(spots) for _, spots, _ in rows)
         goal = {"jax_dist": "; goal 99%", "jax": "; goal 95%"}.get(first.target, "")
         print(f"{first.target}: {done} of {sites} migrated ({done / max(1, sites):.1%}{goal})")
         added = sum(result.added for result in results)
@@ -484,15 +543,19 @@ def main(arguments: list[str]) -> int:
     if options.suite:
         alike = print_suites(options.projects, command, options.to or ("jax_dist", "jax"))
         return 0 if alike else 1
+    targets = options.to or tuple(TARGETS)
+    rows: list[Row] = []
+    print_head(targets)
     with tempfile.TemporaryDirectory() as name:
-        into = pathlib.Path(options.folder or name)
-        rows = []
-        for repository, folder in _chosen(options, into):
-            counts = found(folder)
-            results = [measured(repository, folder, target) for target in options.to or TARGETS]
-            rows.append((repository, counts, results))
-            print(f"looked at {repository.folder}", file=sys.stderr)
-    print_table(rows)
+        for repository, folder in _chosen(options, pathlib.Path(options.folder or name)):
+            start = time.monotonic()
+            with _copy_of(folder) as copy:
+                spots = found(copy)
+                results = [measured(repository, copy, target, spots) for target in targets]
+            rows.append((repository, spots, results))
+            print_row(rows[-1], time.monotonic() - start)
+    if not rows:
+        return 1
     print_summary(rows)
     results = [result for row in rows for result in row[2]]
     if options.reasons:
@@ -516,7 +579,12 @@ def _chosen(
         return
     for repository in REPOSITORIES:
         if any(word in repository.folder for word in options.only or [""]):
-            yield repository, checkout(repository, into)
+            try:
+                folder = checkout(repository, into)
+            except subprocess.CalledProcessError as error:
+                print(f"{repository.folder}: not fetched ({error})")
+            else:
+                yield repository, folder
 
 
 def _parser() -> argparse.ArgumentParser:

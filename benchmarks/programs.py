@@ -27,6 +27,10 @@ import tempfile
 import venv
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jax_dist.codemod.verify.verification import MigrationVerification
 
 HERE = Path(__file__).resolve()
 ROOT = HERE.parents[1]
@@ -274,7 +278,7 @@ class Row:
     calls: int
     devices: int
     verdict: str
-    text: str  # the whole verification
+    text: str  # what the verification says
 
     @property
     def as_expected(self) -> bool:
@@ -344,7 +348,7 @@ def _restore() -> None:
 def _row(
     program: Program, target: str, python: Path, options: argparse.Namespace, work: Path
 ) -> Row:
-    from jax_dist.codemod.verify.trial import compared
+    from jax_dist.codemod.verify.trial import compared  # programs run without jax_dist
 
     folder = work / f"{program.name}-{target}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -378,8 +382,18 @@ def _row(
         calls=found.after.calls,
         devices=found.after.devices,
         verdict=str(found.verdict),
-        text=f"{program.name} --to {target}\n{found}",
+        text="\n".join([f"{program.name} --to {target}: {found.verdict}", *_said(found)]),
     )
+
+
+def _said(found: "MigrationVerification") -> Iterator[str]:
+    """What differs and what was not compared, a line each."""
+    for site in found.sites:
+        place = f"{site.file}:{site.line} {site.function}"
+        yield f"  {place}: {site.compared} of {site.calls_before} calls compared"
+        yield from (f"    different: {problem}" for problem in site.problems)
+    yield from (f"  different: {problem}" for problem in found.problems)
+    yield from (f"  not compared: {reason}" for reason in found.unproven)
 
 
 def _number(output: str) -> float | None:

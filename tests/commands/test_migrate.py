@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 
@@ -82,6 +83,31 @@ def test_a_diff_is_shown_and_nothing_is_written(folder: pathlib.Path):
     assert out == _DIFF
     assert err == "1 file would change: 1 place done, 0 left.\n"
     assert (folder / "a.py").read_text() == _BEFORE
+
+
+@pytest.mark.parametrize("target", ["jax", "jax_dist"])
+def test_time_grows_with_the_places_of_a_file(folder: pathlib.Path, target: str):
+    """Whatever looks at all places for each of them takes far longer: 16 s for 4,000 once."""
+    one, four = (_cpu_seconds(folder, target, places) for places in (1000, 4000))
+
+    assert four < 4
+    assert four < 6 * one  # start-up is a part of both
+
+
+def _cpu_seconds(folder: pathlib.Path, target: str, places: int) -> float:
+    text = "import jax\n\n\ndef step(x):\n    return jax.lax.psum(x, 'i')\n\n\n"
+    text += "".join(f"f{n} = jax.pmap(step, axis_name='i')\n" for n in range(places))
+    (folder / "a.py").write_text(text)
+    start = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    ended = subprocess.run(
+        [sys.executable, "-m", "jax_dist", "migrate", "--to", target, "a.py"],
+        env={**os.environ, "PYTHONPATH": _ROOT},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"{places} places done, 0 left" in ended.stderr
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - start
 
 
 def test_the_diff_can_be_applied_as_a_patch(folder: pathlib.Path):
