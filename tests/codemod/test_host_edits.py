@@ -142,6 +142,18 @@ def test_the_devices_and_their_order_count():
             proof(text(stacked, (3,)), other, [[0, AS_IS]], [COPIES])
 
 
+def test_a_number_that_numpy_stacks_is_that_number_on_all_devices():
+    def put(number: float) -> Any:
+        mesh = Mesh(jax.devices(), ("d",))
+        sharding = NamedSharding(mesh, PartitionSpec("d"))
+        return lambda x: (jax.device_put(np.stack([number] * 8), sharding), x)
+
+    new = text(lambda x: (replicated(0.1), x), (3,))
+    assert proof(text(put(0.1), (3,)), new, [[0, AS_IS]], [COPIES, AS_IS]) == ("R9",)
+    with pytest.raises(NotProvedError):
+        proof(text(put(0.2), (3,)), new, [[0, AS_IS]], [COPIES, AS_IS])
+
+
 def test_types_and_weak_types_count():
     one = text(lambda x: x[0], (8, 3))
     with pytest.raises(NotProvedError, match="which is not"):
@@ -183,6 +195,8 @@ def test_programs_that_map_are_no_host_edits():
             [("u.metrics(v)", "u.stack(jax.device_get(v))")],
         ),
         ("y = x.reshape(8, 4)", "y = x", [("v.reshape(8, 4)", "v")]),
+        ("y = first(put(0.1))", "y = hold(0.1)", [("first(put(v))", "hold(v)")]),
+        ("y = put(x, 0)", "y = hold(x, 0)", [("put(v, 0)", "hold(v, 0)")]),
         ("y = f(a)", "y = g(b)", []),
         ("y = (n := f(x))", "y = (n := x)", [("f(v)", "v")]),
         ("class A:\n    y = first(x)", "class A:\n    y = x", []),

@@ -133,7 +133,7 @@ class Scope:
         types: dict[int, str] = {}
         for (number, kind), name in zip(text["in"], inputs, strict=True):
             names[number], types[number] = name, kind
-        for number, kind, digest in text["consts"]:
+        for number, kind, digest, *_ in text["consts"]:
             names[number], types[number] = f"const({digest})", kind
         for primitive, parameters, operands, results in text["eqns"]:
             types.update({number: kind for number, kind in results})

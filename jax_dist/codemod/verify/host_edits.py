@@ -121,12 +121,14 @@ class _Search:
 
     def _values(self, node: ast.expr, depth: int = 0) -> Iterator[tuple[int, ast.expr]]:
         """What an expression may put something around, and how deep it lies."""
-        if isinstance(node, ast.Constant | ast.Lambda | ast.Starred):
+        if isinstance(node, ast.Lambda | ast.Starred):
             return
+        if isinstance(node, ast.Constant):  # the value only where there is no other
+            depth += _DEEPEST
         if isinstance(node, ast.Name) and node.id in self._imported:
             return
         yield depth, node
-        if depth == _DEEPEST:
+        if depth >= _DEEPEST:
             return
         inner: list[ast.expr] = []
         if isinstance(node, ast.Call):

@@ -64,6 +64,12 @@ class _Host(Scope):
     copied: dict[str, str] = field(default_factory=dict)  # rows that are all one array: this array
     put: dict[str, tuple[str, Any]] = field(default_factory=dict)  # result: source, sharding
 
+    def run(self, text: Mapping[str, Any], inputs: Sequence[str], *, top: bool = False) -> list:
+        for _, _, digest, *element in text["consts"]:
+            if element:  # of a number of Python, which numpy has stacked
+                self.copied[f"const({digest})"] = f"literal({element[0]})"
+        return super().run(text, inputs, top=top)
+
     def _equation(
         self, primitive: str, parameters: Mapping, given: list, kinds: list[str], *, top: bool
     ) -> list[str]:

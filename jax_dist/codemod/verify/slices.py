@@ -123,7 +123,7 @@ def _walk(text: Mapping[str, Any], inputs: Sequence[Any], found: _Program) -> li
     known: dict[int, Any] = {
         number: source for (number, _), source in zip(text["in"], inputs, strict=True)
     }
-    known |= {number: ("const", kind, digest) for number, kind, digest in text["consts"]}
+    known |= {number: ("const", kind, digest) for number, kind, digest, *_ in text["consts"]}
     for primitive, parameters, operands, results in text["eqns"]:
         given = [known[each] if isinstance(each, int) else ("literal", each) for each in operands]
         if primitive in ("jit", "pjit"):
@@ -271,7 +271,7 @@ def _equal_results(program: _Program) -> list[bool]:
 def _equal(text: Mapping[str, Any], given: Sequence[bool], axis: str) -> list[bool]:
     """Which results of a program are the same on all devices, by which arguments are."""
     known = {number: each for (number, _), each in zip(text["in"], given, strict=True)}
-    known |= {number: True for number, _, _ in text["consts"]}
+    known |= {number: True for number, *_ in text["consts"]}
     for primitive, parameters, operands, results in text["eqns"]:
         inputs = [known[each] if isinstance(each, int) else True for each in operands]
         found = _equal_of(primitive, parameters, inputs, len(results), axis)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+_ROW = 64  # elements of a constant that may be one number for each device
 SIZES = (1, 2, 4, 8)  # numbers of devices that a program is traced for
 
 # What changes neither numbers nor placement: names, caches, and rules of derivatives, of which the
@@ -82,7 +83,7 @@ class _Writer:
         return {
             "in": [self._bound(each) for each in jaxpr.invars],
             "consts": [
-                [self._bound(variable)[0], _type(variable.aval), _digest(value)]
+                [self._bound(variable)[0], _type(variable.aval), _digest(value), *_element(value)]
                 for variable, value in zip(jaxpr.constvars, consts, strict=True)
             ],
             "eqns": [self._equation(each) for each in jaxpr.eqns],
@@ -219,6 +220,16 @@ def _digest(value: Any) -> str:
     array = np.asarray(value)
     data = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
     return f"{array.dtype}{list(array.shape)} {data}"
+
+
+def _element(value: Any) -> Iterator[str]:
+    """What all elements of a row are, as a literal; nothing where they differ."""
+    if isinstance(value, np.ndarray | jax.Array) and value.ndim == 1 and 0 < value.size <= _ROW:
+        if jnp.issubdtype(value.dtype, jax.dtypes.extended):
+            return
+        elements = {element.tobytes() for element in np.asarray(value)}
+        if len(elements) == 1:
+            yield f"{value.dtype}[] {elements.pop().hex()}"
 
 
 def other_sizes(program: dict[str, Any], leaves: list[Any]) -> Iterator[tuple[int, list[Any]]]:

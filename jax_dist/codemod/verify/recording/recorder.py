@@ -207,8 +207,10 @@ class RecordedCall:
     def traced(self, function: Callable, leaves: list[Any], tree: Any) -> None:
         """Writes down its program; takes the types of what it was called with."""
         if not self._inside:
-            try:
-                self.text = self._recorder.texts.number(self.site.number, function, leaves, tree)
+            texts, site = self._recorder.texts, self.site
+            try:  # on the host, a number of Python is one: numpy may take it
+                numbers = site.kind != "host"
+                self.text = texts.number(site.number, function, leaves, tree, numbers=numbers)
             except Exception as problem:  # noqa: BLE001  # the program goes on without a text
                 self._recorder.note(self.site, repr(problem))
 

@@ -32,7 +32,9 @@ class ProgramTexts:
         """Whether what runs in this thread runs for its text alone."""
         return getattr(self._thread, "is_tracing", False)
 
-    def number(self, site: int, function: Callable, leaves: list[Any], tree: Any) -> int | None:
+    def number(
+        self, site: int, function: Callable, leaves: list[Any], tree: Any, *, numbers: bool = True
+    ) -> int | None:
         """The number of the program of a call; it is written down where it is new.
 
         Args:
@@ -40,6 +42,7 @@ class ProgramTexts:
           function: what was called.
           leaves: of the arguments and keywords, with types in place of arrays.
           tree: their structure.
+          numbers: whether numbers of Python are arguments, where that can be.
 
         Returns:
           None where there is none, and for what is called in too many ways.
@@ -55,19 +58,20 @@ class ProgramTexts:
         if self._counts.get(site, 0) == _ENOUGH:
             return None
         self._counts[site] = self._counts.get(site, 0) + 1
-        text, whole = self._text(function, leaves, tree)
+        text, whole = self._text(function, leaves, tree, numbers=numbers)
         number = len(self._known)
         self._known[keys[whole]] = number, (function, leaves)
         self._write(event="text", site=site, number=number, **text)
         return number
 
     def _text(
-        self, function: Callable, leaves: list[Any], tree: Any
+        self, function: Callable, leaves: list[Any], tree: Any, *, numbers: bool
     ) -> tuple[dict[str, Any], bool]:
         """The text, and whether it holds for these numbers of Python alone."""
+        ways = (programs.is_number_or_array, programs.is_array)[not numbers :]
         paths = [jax.tree_util.keystr(path[1:]) for path, _ in _with_paths(tree)]
         why = "it takes an iterator" if any(isinstance(each, Iterator) for each in leaves) else ""
-        for is_argument in () if why else (programs.is_number_or_array, programs.is_array):
+        for is_argument in () if why else ways:
             given = [i for i, leaf in enumerate(leaves) if is_argument(leaf)]
 
             def program(*arguments: Any, given: list[int] = given) -> Any:
