@@ -28,6 +28,7 @@ import collections
 import contextlib
 import dataclasses
 import difflib
+import gc
 import json
 import os
 import pathlib
@@ -266,6 +267,7 @@ def measured(
         if migrated.changed:
             (copy / path).write_bytes(migrated.after)
     second = _migrated(copy, target)
+    gc.collect()
     for path, migrated in first.items():
         if migrated.is_new:
             (copy / path).unlink()
@@ -306,16 +308,19 @@ def _note(result: Result, path: str, migrated: FileMigration) -> None:
             result.inside.append(path)
         result.added += _added(before, after)
         try:
-            written = _shard_maps(path, migrated.after) - _shard_maps(path, migrated.before)
+            sources.parse(linter.load(path, migrated.after).python)
         except (UnreadableError, sources.ParseError):
             result.broken.append(path)
             return
+        written = _shard_maps(path, migrated.after) - _shard_maps(path, migrated.before)
         result.direct += sum(written.values())
         result.hunks += _hunks(f"{result.repository}/{path}", before, after)
 
 
 def _shard_maps(path: str, data: bytes) -> collections.Counter[str]:
     """The calls of jax.shard_map by any name, but for the helpers': what each maps, how often."""
+    if b"shard_map" not in data:
+        return collections.Counter()
     module = Module(linter.load(path, data))
     calls = module.calls("jax.shard_map", "jax.experimental.shard_map.shard_map")
     around = [module.class_of(call) for call in calls]
@@ -544,6 +549,7 @@ def main(arguments: list[str]) -> int:
         alike = print_suites(options.projects, command, options.to or ("jax_dist", "jax"))
         return 0 if alike else 1
     targets = options.to or tuple(TARGETS)
+    gc.disable()  # looking for cycles among millions of nodes would take longer than all else
     rows: list[Row] = []
     print_head(targets)
     with tempfile.TemporaryDirectory() as name:
