@@ -71,27 +71,18 @@ def _outcome(finding: Finding, fix: Fix | None) -> PlaceResult:
     )
 
 
-_REPLICATE = "flax.jax_utils.replicate"
+# Not flax.jax_utils.replicate and unreplicate: they work on what mapped functions take and give,
+# and only the installed flax says whether a Python number in a state becomes weakly typed.
 REMOVED: dict[str, Code] = {
     "jax.device_put_replicated": _codes.REMOVED_DEVICE_PUT_REPLICATED,
     "jax.device_put_sharded": _codes.REMOVED_DEVICE_PUT_SHARDED,
 }
-OF_FLAX: dict[str, Code] = {
-    _REPLICATE: _codes.FLAX_REPLICATE,
-    "flax.jax_utils.unreplicate": _codes.FLAX_UNREPLICATE,
-}
-_NEW = {
-    "jax.device_put_replicated": "device_put_replicated",
-    "jax.device_put_sharded": "device_put_sharded",
-    _REPLICATE: "device_put_replicated",
-    "flax.jax_utils.unreplicate": "unreplicate",
-}
-_FIRST = {"x": 0, "shards": 0, "tree": 0}
+_FIRST = ("x", "shards")
 
 
-def places_of_puts(module: Module, codes: dict[str, Code]) -> Iterator[tuple[str, ast.expr]]:
-    """`(name, reference)` of each use of one of these functions."""
-    for name in codes:
+def places_of_puts(module: Module) -> Iterator[tuple[str, ast.expr]]:
+    """`(name, reference)` of each use of a function that was removed."""
+    for name in REMOVED:
         for node in module.uses(name):
             yield name, node
 
@@ -109,25 +100,9 @@ def fix_of_put(module: Module, name: str, node: ast.expr, namer: Namer) -> Fix:
       Left: it is not called, or in another way.
     """
     _check(module, node)
-    new = namer.named(module, _NEW[name], node)
-    edits = [
-        Edit(*module.span(node), pmap_renames.renamed(module.text(node), new.text)),
-        *new.edits,
-    ]
-    imports = new.imports
-    if name == _REPLICATE:
-        call = module.parent(node)
-        if not (isinstance(call, ast.Call) and call.func is node):
-            raise Left(
-                "replicate is passed on as a value, without its devices",
-                "Pass `lambda x: jax_dist.device_put_replicated(x, jax.local_devices())`.",
-            )
-        if len(call.args) + len(call.keywords) == 1 and call.args:
-            devices, more = module.name_for("jax.local_devices", node)
-            end = module.span(call.args[0])[1]
-            edits.append(Edit(end, end, f", {devices}()"))
-            imports += more
-    return Fix(f"replace {name}", Safety.UNSAFE, tuple(sorted(edits)), imports)
+    new = namer.named(module, name.removeprefix("jax."), node)
+    edit = Edit(*module.span(node), pmap_renames.renamed(module.text(node), new.text))
+    return Fix(f"replace {name}", Safety.UNSAFE, tuple(sorted((edit, *new.edits))), new.imports)
 
 
 def _check(module: Module, node: ast.expr) -> None:

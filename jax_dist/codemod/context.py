@@ -89,6 +89,9 @@ def _scripts(roots: tuple[str, ...]) -> Iterator[str]:
 _VALUE = re.compile(
     rb"pmap\s*(?:[]),}:]|==|!=|is\b|in\b|not\b|else\b|if\b|$)|(?:==|\bis|\bin)[^\n]*pmap"
 )
+_REPLICATE = re.compile(
+    rb"\bjax_utils\.replicate\b|\bfrom flax\.jax_utils import[^\n]*\breplicate\b"
+)
 _FAKE = re.compile(rb"\bfake_pmap|(?:patch|setattr|object)\([^)]*[\"']jax\.pmap[\"']|jax\.pmap = ")
 
 
@@ -170,8 +173,15 @@ class ProjectContext:
 
     def fake(self) -> str | None:
         """A place of the projects that has jax.pmap replaced while it runs."""
+        return self._first(_FAKE)
+
+    def replicate_of_flax(self) -> str | None:
+        """A place of the projects that calls flax.jax_utils.replicate."""
+        return self._first(_REPLICATE)
+
+    def _first(self, pattern: re.Pattern[bytes]) -> str | None:
         for path, data in self.graph.files.items():
-            found = _FAKE.search(data)
+            found = pattern.search(data)
             if found is not None:
                 line = data.count(b"\n", 0, found.start()) + 1
                 return f"{os.path.relpath(path)}:{line}"

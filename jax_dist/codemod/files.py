@@ -189,9 +189,7 @@ class _File:
         for alias in pmap_renames.handed_on(module):
             if alias.asname != alias.name and self._is_imported(module, alias):
                 found.append(self._of_import(module, alias))
-        removed = beside_pmap.REMOVED
-        codes = removed if self._options.to == "jax" else removed | beside_pmap.OF_FLAX
-        for name, node in beside_pmap.places_of_puts(module, codes):
+        for name, node in beside_pmap.places_of_puts(module):
             call = module.parent(node)
             place = freed.pop(call, None) if isinstance(call, ast.expr) else None
             found.append(place or self._of_placement(module, name, node))
@@ -311,7 +309,7 @@ class _File:
         return results.done(module, alias, _codes.PMAP_CALL, fix, "other files import it from here")
 
     def _of_placement(self, module: Module, name: str, node: ast.expr) -> PlannedPlace:
-        code = (beside_pmap.REMOVED | beside_pmap.OF_FLAX)[name]
+        code = beside_pmap.REMOVED[name]
         try:
             fix = beside_pmap.fix_of_put(module, name, node, self._namer)
         except Left as left:

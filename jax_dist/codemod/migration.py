@@ -159,7 +159,15 @@ def cautions_of(
       options: what was asked for.
     """
     places = [outcome for file in files for outcome in file.outcomes if outcome.status == "done"]
-    if options.to != "jax" or not any(outcome.code == _PMAP for outcome in places):
+    if not any(outcome.code == _PMAP for outcome in places):
+        return
+    replicate = context.replicate_of_flax()
+    if replicate is not None:
+        yield (
+            f"{replicate} uses flax.jax_utils.replicate, which stays: with jax 0.10 and newer it "
+            "needs flax 0.12.7 or newer."
+        )
+    if options.to != "jax":
         return
     fake = context.fake()
     if fake is not None:

@@ -72,6 +72,7 @@ def main(
 
 def program() -> int:
     """`main` in a process of its own: the script `jax-dist`, and `python -m jax_dist`."""
+    gc.set_threshold(100_000, 20, 20)  # trees of syntax are many objects, and few are garbage
     code = main()
     if "jax" not in sys.modules:  # whose backends must be taken down in order
         gc.freeze()  # the trees of a large project go with the process

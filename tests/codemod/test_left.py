@@ -139,27 +139,18 @@ _CASES = {
             "Rename functools, or give the path of a module for the helpers: --helpers PATH.",
         ),
     ),
-    "replicate as a value": (
-        ("jax_dist",),
-        "from flax import jax_utils\n\nput = map(jax_utils.replicate, [])\n",
-        Said(
-            3,
-            "replicate is passed on as a value, without its devices",
-            "Pass `lambda x: jax_dist.device_put_replicated(x, jax.local_devices())`.",
-        ),
-    ),
     "an argument given by another name": (
         ("jax_dist",),
-        "from flax import jax_utils\n\n\ndef f(x):\n    return jax_utils.replicate(tree=x)\n",
+        "import jax\n\n\ndef f(y, to):\n    return jax.device_put_replicated(x=y, devices=to)\n",
         Said(
             5,
             "its first argument is given by name, and has another name in the replacement",
             "Give it by position, then migrate again.",
         ),
     ),
-    "replicate is compared": (
+    "device_put_replicated is compared": (
         ("jax_dist",),
-        "from flax import jax_utils\n\n\ndef f(g):\n    return g is jax_utils.replicate\n",
+        "import jax\n\n\ndef f(g):\n    return g is jax.device_put_replicated\n",
         Said(5, "the function itself is compared", _DECIDE),
     ),
 }

@@ -366,6 +366,35 @@ def test_one_module_for_scripts_is_what_the_user_may_ask_for(package: pathlib.Pa
     assert said("a.py") == []
 
 
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("from flax import jax_utils\n\nx = jax_utils.replicate(1)\n", 1),
+        ("from flax.jax_utils import prefetch_to_device, replicate\n\nx = replicate(1)\n", 1),
+        ("from flax import jax_utils\n\nx = jax_utils.unreplicate([1])\n", 0),
+        ("from flax.jax_utils import unreplicate\n\nx = unreplicate([1])\n", 0),
+    ],
+)
+@pytest.mark.parametrize("options", [MigrationOptions(to="jax"), MigrationOptions(to="jax_dist")])
+def test_it_says_which_flax_can_still_replicate(
+    package: pathlib.Path, text: str, calls: int, options: MigrationOptions
+):
+    (package.parent / "a.py").write_text("import jax\n" + text + "f = jax.pmap(abs)\n")
+
+    made, context = migration.migrate(["a.py"], options)
+
+    said = [each for each in migration.cautions_of(made, context, options) if "flax" in each]
+    place = "a.py:4" if "x = jax_utils" in text else "a.py:2"
+    assert (
+        said
+        == [
+            f"{place} uses flax.jax_utils.replicate, which stays: with jax 0.10 and newer it needs "
+            "flax 0.12.7 or newer."
+        ]
+        * calls
+    )
+
+
 def test_a_file_outside_uses_the_module_of_a_package_that_is_migrated_with_it(
     tmp_path: pathlib.Path, package: pathlib.Path
 ):

@@ -25,7 +25,7 @@ from jax_dist.codemod.verify.runs import Workspace
 from jax_dist.codemod.verify.verdict import judged
 from jax_dist.codemod.verify.verification import MigrationVerification, tail
 
-_LENIENT = frozenset((beside_pmap.REMOVED | beside_pmap.OF_FLAX).values())
+_LENIENT = frozenset(beside_pmap.REMOVED.values())
 
 
 @dataclass(frozen=True)
