@@ -85,6 +85,22 @@ def test_mends(code: str, case: Fixed):
     assert _mended(code, after) == after
 
 
+_SINCE = [code for code, module in catalogue.MODULES.items() if module.check.since != (0,)]
+
+
+@pytest.mark.parametrize("code", _SINCE)
+def test_is_silent_below_the_version_that_its_page_names(code: str):
+    first = re.match(r"jax (\d+)\.(\d+)\.(\d+):", catalogue.PAGES[code].since)
+    assert first is not None
+    since = tuple(map(int, first.groups()))
+    cases = _CASES[_file_of(catalogue.MODULES[code])]
+    case = next(case for case in cases if not isinstance(case, Negative))
+    text = case.before if isinstance(case, Fixed) else case.code
+
+    assert _lint(code, text, target=since)
+    assert _lint(code, text, target=(since[0], since[1] - 1, 9)) == []
+
+
 @pytest.mark.parametrize(("code", "case"), [each for each in _cases(Fixed) if each.values[1].runs])
 def test_gives_the_same_numbers(code: str, case: Fixed):
     before, after = _result(case.before), _result(case.after)

@@ -45,6 +45,14 @@ def test_a_planted_bug_is_found_at_its_line(name):
     assert _line(report.findings[0]) == case.wrong_line, str(report)
 
 
+def test_the_line_where_rows_of_one_device_are_taken_for_all_is_named():
+    report = str(PLANTED["normalized_by_own_mean"].report(devices=(4,)))
+    words = " ".join(report.split())
+
+    assert "it is made of the rows of one device at " in words, report
+    assert "a line that is unknown" not in words, report
+
+
 @pytest.mark.parametrize("name", _QUICK_CLEAN)
 def test_a_clean_program_raises_no_alarm(name):
     report = CLEAN[name].report(devices=(4,))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from messages import forget, functions_entered, refused, said_by, text
 
 import jax_dist
 from jax_dist.errors import DonationError
+from jax_dist.guards import donation
 from jax_dist.guards.donation import DonatedLeaf, kept_leaves
 from jax_dist.guards.strict import strict
 
@@ -175,6 +177,28 @@ def test_a_result_fed_back_once_while_the_old_one_is_kept_is_no_loss():
     with only_donation() as guard:
         for _ in guard.steps(range(4)):
             kept.append(step(kept[-1]))
+
+
+def test_a_new_batch_in_each_step_is_not_fed_back():
+    """It is gone before the next step, like a state that is fed back, and nothing else is."""
+    total = jax.jit(lambda batch: batch.sum())
+
+    with only_donation() as guard:
+        for number in guard.steps(range(4)):
+            total(new(512) + number)
+
+
+def test_the_memory_of_each_device_is_known():
+    cut = jax.device_put(new(8), _CUT)
+    whole = new(8)
+    alive = weakref.ref(whole)
+
+    shards = [shard.data.unsafe_buffer_pointer() for shard in cut.addressable_shards]
+    assert donation._pointers(cut) == tuple(shards)
+    assert len(set(shards)) == 4
+    assert donation._pointers(whole) == (whole.unsafe_buffer_pointer(),)
+    del whole
+    assert alive() is None  # a ring would keep it until the collector comes
 
 
 def test_a_counter_is_not_worth_a_word():

@@ -365,3 +365,15 @@ def test_memory_of_moved_arrays_goes_when_they_go():
     del array
     gc.collect()
     assert len(twins._moved) == 0
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="jax.pmap did not look then")
+@pytest.mark.parametrize("pmap", [jax.pmap, jax_dist.pmap])
+def test_a_key_that_two_calls_use_is_refused_where_jax_watches_keys(pmap):
+    """JAX notes it on the array itself: another one in its place would hide the second use."""
+    draw = pmap(lambda key: jax.random.bits(key))
+    with jax.debug_key_reuse(True):  # noqa: FBT003
+        keys = jax.random.split(jax.random.key(0), 8)
+        draw(keys)
+        with pytest.raises(jax.errors.KeyReuseError):
+            draw(keys)

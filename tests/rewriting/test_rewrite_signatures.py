@@ -500,3 +500,13 @@ def test_ahead_of_time_it_takes_what_the_function_takes(kind):
 
     for function in (draw, lambda x: mapped(x)):
         np.testing.assert_array_equal(rewrite(function).lower(x).compile()(x), draw(x))
+
+
+@_QUIET
+def test_an_array_that_the_body_makes_is_not_said_to_have_changed():
+    """Only a named one can be read again."""
+    named = np.linspace(0.0, 1.0, 300, dtype=np.float32)
+    rewritten = rewrite(lambda x: x.sum() + named * jnp.asarray(np.arange(300.0)))
+    rewritten(_X)
+
+    assert _heard(lambda: [rewritten(_X) for _ in range(9)]) == []

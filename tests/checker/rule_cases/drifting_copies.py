@@ -22,4 +22,13 @@ CASES: tuple[Case, ...] = (
         "another function may reduce", _TOP + _BODY.replace("return w", "return h(w)") + _MAPPED
     ),
     Positive("copies drift", _TOP + _BODY + _MAPPED, (4,)),
+    Positive(
+        "copies drift below another function, which may reduce",
+        _TOP
+        + _BODY.replace("return w", "return h(w)").replace("def f", "def e")
+        + _MAPPED.replace("(f,", "(e,")
+        + _BODY
+        + _MAPPED,
+        (8,),
+    ),
 )
