@@ -379,7 +379,7 @@ def _says_nothing(sharding: Any) -> bool:
     if not isinstance(sharding, dict) or "sharding" not in sharding:
         return sharding is None
     mesh, spec = sharding["sharding"]
-    return not any(spec["spec"]) and {"AxisType.Manual"} == set(mesh["kinds"])
+    return not any(spec["spec"]) and set(mesh["kinds"]) <= {"AxisType.Manual"}
 
 
 def _is_one(name: str) -> bool:
