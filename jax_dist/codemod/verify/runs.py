@@ -17,7 +17,6 @@ from jax_dist.codemod.verify.sandbox import Sandbox
 from jax_dist.launch.ranks import run_to_end
 
 _RECORDING = Path(__file__).with_name("recording")
-_ENDING = ("SIGTERM", "SIGHUP", "SIGQUIT")  # beside Ctrl-C, which raises by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +149,8 @@ def _ended_in_order() -> Iterator[None]:
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
-    numbers = [getattr(signal, name) for name in _ENDING if hasattr(signal, name)]
+    others = [name for name in sandbox.ENDING if name != "SIGINT"]  # which raises by itself
+    numbers = [getattr(signal, name) for name in others if hasattr(signal, name)]
     before = {number: signal.getsignal(number) for number in numbers}
     changed = {k: old for k, old in before.items() if old not in (signal.SIG_IGN, None)}
     try:

@@ -10,10 +10,12 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +25,8 @@ from jax_dist._usage import MisuseError
 from jax_dist.codemod.verify import overlay
 
 Way: TypeAlias = Literal["overlay", "copy"]
+
+ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")  # signals by which people end a program
 
 _PREFIX, _LOCK = "jax_dist_verify_", "lock"
 _MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
@@ -206,7 +210,23 @@ def folder(place: str) -> Iterator[Path]:
         try:
             yield made
         finally:
-            discard(made)
+            with _undisturbed():
+                discard(made)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Signals of the impatient wait for what takes only a moment."""
+    if threading.current_thread() is not threading.main_thread():  # only that one gets signals
+        yield
+        return
+    numbers = [getattr(signal, name) for name in ENDING if hasattr(signal, name)]
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, signal.SIG_DFL if old is None else old)
 
 
 def _is_abandoned(made: Path) -> bool:
