@@ -56,6 +56,52 @@ def test_names_of_axes_and_calls_make_no_difference():
     assert compared(_text(_step), _text(_step_in_parts, names="batch")).rules == ()
 
 
+def _of_two_arrays(body: Callable, *, turned: bool) -> dict:
+    """A program whose replicated operands and constants of a scan come in one of two orders."""
+    one, other = (np.full((2,), value, np.float32) for value in (2, 3))
+    operands = (other, one) if turned else (one, other)
+
+    def mapped(x: jax.Array, *arrays: jax.Array) -> jax.Array:
+        a, b = arrays[::-1] if turned else arrays
+        consts = (b, a) if turned else (a, b)
+        body_ = lambda c, y: (body(c, *(consts[::-1] if turned else consts)), y)
+        return jax.lax.scan(body_, x[0], jnp.zeros(3))[0][None]
+
+    specs = (ROWS, PartitionSpec(), PartitionSpec())
+    mesh = Mesh(jax.devices(), ("i",))
+    whole = jax.shard_map(mapped, mesh=mesh, in_specs=specs, out_specs=ROWS, check_vma=False)
+    return programs.text(jax.jit(lambda x: whole(x, *operands)), [X])
+
+
+def test_the_order_of_what_a_program_closes_over_makes_no_difference():
+    step = lambda c, a, b: c * a.sum() - b.sum()
+    swapped = lambda c, a, b: c * b.sum() - a.sum()
+
+    assert compared(*(_of_two_arrays(step, turned=each) for each in (False, True))).rules == ()
+    with pytest.raises(NotProvedError):
+        compared(_of_two_arrays(step, turned=False), _of_two_arrays(swapped, turned=True))
+    with pytest.raises(NotProvedError):
+        compared(_of_two_arrays(step, turned=False), _of_two_arrays(swapped, turned=False))
+
+
+def test_a_reshard_to_nowhere_is_no_equation():
+    nowhere = {"sharding": [{"mesh": [], "kinds": []}, {"spec": []}]}
+    cut = {"sharding": [{"mesh": [["i", 8]], "kinds": ["AxisType.Explicit"]}, {"spec": [["i"]]}]}
+    plain = programs.text(lambda x: jnp.sin(x), [X])
+    [sine] = plain["eqns"]
+
+    def resharded(to: Any) -> dict[str, Any]:
+        moved = ["reshard", {"concrete_mesh": None, "dst_sharding": to}, [plain["in"][0][0]]]
+        return {
+            **plain,
+            "eqns": [[*moved, [[99, "float32[8,3]"]]], [*sine[:2], [99], sine[3]]],
+        }
+
+    assert compared(plain, resharded(nowhere)).rules == ()
+    with pytest.raises(NotProvedError):
+        compared(plain, resharded(cut))
+
+
 def _in_a_scan(x: jax.Array) -> jax.Array:
     return jax.lax.scan(lambda c, y: (c + jax.lax.psum(y, "i"), c), x[0], x)[0]
 

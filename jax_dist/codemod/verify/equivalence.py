@@ -360,6 +360,8 @@ class Scope:
 
 def _moves_nothing(primitive: str, parameters: Mapping, given: list, kinds: list[str]) -> bool:
     """Whether an equation only names other dimensions of size 1, or groups elements otherwise."""
+    if primitive == "reshard":
+        return _says_nothing(parameters["dst_sharding"])
     if not _says_nothing(parameters.get("sharding")):
         return False
     if primitive == "reshape":
