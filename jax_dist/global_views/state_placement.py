@@ -136,15 +136,18 @@ def put_whole(leaf: Any, sharding: NamedSharding) -> jax.Array:
     if is_key(leaf):
         return with_data(leaf, lambda data: put_whole(data, sharding))
     if isinstance(leaf, jax.Array) and leaf.is_fully_addressable and sharding.is_fully_addressable:
-        return _copied(jax.device_put(leaf, sharding), leaf)
+        return _put_copy(leaf, sharding)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return _moved(sharding)(leaf)
     host = np.asarray(leaf, dtype=type_of(leaf).dtype)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
-def _copied(placed: jax.Array, leaf: jax.Array) -> jax.Array:
-    """A copy, if it would be the very array: the step may take over its memory."""
+def _put_copy(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """An array of its own: the step may take over its memory, and the caller keeps theirs."""
+    if sharding.shard_shape(leaf.shape) == leaf.shape:  # one device would share the memory
+        return jax.device_put(jnp.copy(leaf), sharding)
+    placed = jax.device_put(leaf, sharding)
     return jnp.copy(placed) if placed is leaf else placed
 
 

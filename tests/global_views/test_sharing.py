@@ -142,3 +142,20 @@ def test_the_state_of_pmap_comes_in_if_its_copies_are_equal():
     x = jax.device_put(_X, view._last.in_shardings[-1])
 
     assert_same(seen(kept, x), program(reference, _X))
+
+
+@pytest.mark.parametrize("shardings", ["fsdp", "replicated"])
+def test_what_was_placed_stays_valid_when_the_step_takes_its_memory(shardings):
+    """One device would share the memory of an array that lies whole on each."""
+
+    def step(state, x):
+        return jax.tree.map(lambda leaf: leaf + lax.pmean(x.sum(), "i"), state)
+
+    view = global_view(step, "i", shardings=shardings, donate_argnums=0)
+    given = {"count": jnp.float32(1), "small": jnp.ones(16), "large": jnp.ones((64, 64))}
+    state = view.place(given)
+    for _ in range(2):
+        state = view(state, jnp.ones((8, 2)))
+
+    assert not any(leaf.is_deleted() for leaf in given.values())
+    assert float(given["count"]) == 1
