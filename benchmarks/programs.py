@@ -356,14 +356,14 @@ def _row(
     shutil.copytree(folder / "before", folder / "after")
     migrated = _migrate(folder / "after", target)
     before = dict(_files(folder / "before"))
-    after = {path: (folder / "after" / path).read_bytes() for path in before}
-    changed = [path for path in before if before[path] != after[path]]
+    after = dict(_files(folder / "after"))  # with the helper modules, which are new
+    changed = [path for path in after if before.get(path) != after[path]]
     own = ["-P", str(HERE), "--run", program.name, *(["--restored"] * options.restored)]
     command = [str(python), *(program.command or own)]
     with _in(folder / "before"):
         found = compared(
             command,
-            {path: before[path] for path in changed},
+            {path: before[path] for path in changed if path in before},
             {path: after[path] for path in changed},
             devices=DEVICES,
             timeout=1800,

@@ -5,11 +5,13 @@ only the function between the two is another one.
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
 
+from jax_dist.errors import message
 from jax_dist.mapping.pmap import pmap
 
 _TAG = "jax_dist.nnx_pmap"  # by which nnx tells calls within calls apart
@@ -42,7 +44,8 @@ def nnx_pmap(
       The mapped function.
 
     Raises:
-      ValueError: a module is given twice, with different axes; see also `pmap`.
+      ValueError: `f` is a bound method of a module, or a module is given twice, with different
+        axes; see also `pmap`.
 
     >>> import jax, jax.numpy as jnp
     >>> from flax import nnx
@@ -59,6 +62,7 @@ def nnx_pmap(
         )
     from flax import nnx  # where it is not installed, nobody calls this
 
+    _check_unbound(f, nnx.Module)
     in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
 
     @functools.wraps(f)
@@ -89,6 +93,21 @@ def nnx_pmap(
         return nnx.from_tree(found, ctxtag=_TAG, is_inner=False)[1]
 
     return call
+
+
+def _check_unbound(f: Callable[..., Any], module: type) -> None:
+    """What a bound method changes in its module would be lost."""
+    while isinstance(f, functools.partial):
+        f = f.func
+    if inspect.ismethod(f) and isinstance(f.__self__, module):
+        raise ValueError(
+            message(
+                what="nnx_pmap does not support bound methods",
+                which=[f"{f.__qualname__} belongs to a {type(f.__self__).__name__}"],
+                why="a module is mapped as an argument, so that its changes come back",
+                do="Map the method of the class, and pass the module as its first argument.",
+            )
+        )
 
 
 def _split(context: Any, path: Any, axes: Any, module: Any) -> Any:

@@ -21,7 +21,7 @@ from jax_dist._usage import MisuseError
 from jax_dist.codemod.results import FileMigration
 from jax_dist.codemod.verify import merged_program, sandbox
 from jax_dist.codemod.verify.ledger import REQUIREMENTS, Ledger, LedgerEntry, Rung
-from jax_dist.codemod.verify.trial import verified
+from jax_dist.codemod.verify.trial import compared, verified
 from jax_dist.codemod.verify.verification import Ending, MigrationVerdict, MigrationVerification
 
 _GOOD = b"# \xc3\xa9t\xc3\xa9\r\nprint('same')"  # no final newline
@@ -205,6 +205,31 @@ def test_what_cannot_be_merged_is_run_twice(file: pathlib.Path):
 
 
 @pytest.mark.slow
+def test_two_runs_do_not_see_into_the_pmap_of_equinox(file: pathlib.Path):
+    pytest.importorskip("equinox")
+    before = (
+        "import equinox\nimport jax\nimport jax.numpy as jnp\n\n"
+        "double = equinox.filter_pmap(lambda x: x * 2)\n"
+        "triple = jax.pmap(lambda x: x * 3)\n"
+        "double(jnp.arange(8)), triple(jnp.arange(8))\n"
+    )
+    file.write_text(before)
+    ours = before.replace("import jax\n", "import jax\nimport jax_dist\n")
+    ours = ours.replace("equinox.filter_pmap", "jax_dist.filter_pmap")
+
+    found, wrong = (
+        compared([sys.executable, str(file)], {file: before.encode()}, {file: after.encode()})
+        for after in (ours, ours.replace("triple(jnp", "jax.vmap(lambda x: x * 3)(jnp"))
+    )
+
+    assert found.verdict == "unproven"
+    assert [each.compared for each in found.sites] == [1]
+    (reason,) = found.unproven
+    assert reason.endswith("<lambda> was called only before the migration")
+    assert "_vmap_pmap.py" in reason
+    assert wrong.verdict == "different"
+
+
 def test_two_runs_see_a_wrong_migration(file: pathlib.Path):
     wrong = [(old, new.replace(", check_vma=False", "")) for old, new in IDIOMATIC]
     file.write_text(TRAINING)

@@ -160,6 +160,22 @@ def test_static_arguments_and_compilations():
     assert len(traced) > once
 
 
+def test_a_bound_method_is_refused():
+    net = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+    for bound in (net.__call__, functools.partial(net.__call__)):
+        with pytest.raises(ValueError, match="does not support bound methods"):
+            jax_dist.nnx_pmap(bound)
+
+
+def test_a_method_of_its_class_takes_the_module_as_an_argument():
+    net = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+    call = jax_dist.nnx_pmap(nnx.Linear.__call__, in_axes=(None, 0))
+
+    np.testing.assert_array_equal(call(net, X), net(X))
+
+
 def test_one_module_with_two_axes():
     net = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     call = jax_dist.nnx_pmap(lambda one, two, x: one(x), in_axes=(None, 0, 0))

@@ -17,6 +17,12 @@ from jax_dist.codemod.verify.verification import (
     tail,
 )
 
+# Where equinox.filter_pmap and flax.nnx.pmap map. What takes their place maps inside jax_dist, and
+# no hook sees that.
+_OF_LIBRARIES = (
+    os.path.join("equinox", "_vmap_pmap.py"),
+    os.path.join("flax", "nnx", "transforms", "iteration.py"),
+)
 _ERROR = re.compile(r"[\w.]+(Error|Exception|Exit): ")
 
 
@@ -42,9 +48,14 @@ def judged(
     """
     before, after = first.record, second.record
     partners, new = pairs(before, after)
+    replaced = [one for one, other in partners if other is None and _is_of_library(one)]
+    partners = [(one, other) for one, other in partners if one not in replaced]
     sites = tuple(_shown(comparison.compare(one, other, tolerance)) for one, other in partners)
     problems = tuple(_differing_ends(first, second))
-    unproven = tuple(_not_compared(files, first, second))
+    unproven = (
+        *_not_compared(files, first, second),
+        *(f"{_place(site)} was called only before the migration" for site in replaced),
+    )
     if problems or any(site.problems for site in sites):
         verdict = MigrationVerdict.DIFFERENT
     else:
@@ -59,6 +70,10 @@ def judged(
         unproven=unproven,
         notes=tuple(_notes(first, second, new)),
     )
+
+
+def _is_of_library(site: SiteRecord) -> bool:
+    return site.file.endswith(_OF_LIBRARIES)
 
 
 def _differing_ends(first: Run, second: Run) -> Iterator[str]:
