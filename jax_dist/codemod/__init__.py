@@ -3,7 +3,7 @@
 In come files, the target (`--to`) and what the user promises of the program; out come new texts of
 files, and for each place what was done, or why it was left. `migration` takes the files, `files`
 one of them; `use_sites`, `escapes`, `uniformity` and `axis_layout` say what may be done, `direct`,
-`idiomatic`, `pmap_renames` and `codegen` write it, and `verify` runs it.
+`idiomatic`, `global_state`, `pmap_renames` and `codegen` write it, and `verify` runs it.
 
 Nothing here imports jax. A place that cannot be shown to stay the same is left, with a reason and
 its line. A text that does not parse, or that reads a name too early, is never returned.

@@ -95,9 +95,12 @@ class Layouts:
     Args:
       module: the file.
       sites: the mapped functions that may be changed.
+      stacked_for_others: other mapped functions get the values with the axis in front, and what
+        differs from device to device may lose it.
     """
 
-    def __init__(self, module: Module, sites: list[Site]):
+    def __init__(self, module: Module, sites: list[Site], *, stacked_for_others: bool = False):
+        self._stacked_for_others = stacked_for_others
         self._module = module
         self._flow: Flow = flow.of(module)
         self._sites = {site.node: site for site in sites}
@@ -121,7 +124,7 @@ class Layouts:
             self._see_read(slot, read)
         for site in sites:
             self._see_donations(site)
-        while not all([self._are_same(site) for site in sites]):
+        while not (stacked_for_others or all([self._are_same(site) for site in sites])):
             pass  # what is kept now differs for the functions that it is given to
 
     def component(self, slot: Slot) -> Component:
@@ -211,7 +214,9 @@ class Layouts:
                 part.firsts.append(first)
             case GivenTo(call=call, position=position):
                 site = self._sites.get(self._flow.mapped_calls[call].node)
-                if site is None:
+                if site is None and self._stacked_for_others:
+                    part.shown.append(node)
+                elif site is None:
                     self._keep(
                         known[0], f"line {call.lineno} gives it to a mapped function that stays"
                     )

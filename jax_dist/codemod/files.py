@@ -17,6 +17,7 @@ from jax_dist.codemod import (
     beside_pmap,
     codegen,
     direct,
+    global_state,
     helper_module,
     idiomatic,
     imports,
@@ -29,7 +30,7 @@ from jax_dist.codemod.facts import PmapFacts, Promises
 from jax_dist.codemod.names import HelperNames, LibraryNames, Namer
 from jax_dist.codemod.results import FileMigration, Helpers, Left, PlaceResult, PlannedPlace
 
-Target: TypeAlias = Literal["jax_dist", "jax"]
+Target: TypeAlias = Literal["jax_dist", "jax", "global"]
 
 _ROUNDS = 10  # a fix inside another one waits for the next round
 
@@ -178,6 +179,8 @@ class _File:
 
     def places(self, module: Module) -> list[PlannedPlace]:
         """What becomes of each place of the file, as it is now."""
+        if self._options.to == "global":
+            return [_unproved(each) if self._stays(each) else each for each in self._steps(module)]
         facts = None
         if self._options.to == "jax":
             facts = PmapFacts(module, self._context, self._options.promises)
@@ -209,6 +212,15 @@ class _File:
         lines = range(place.outcome.line, place.outcome.line + place.outcome.what.count("\n") + 1)
         is_named = not self._without.isdisjoint(lines) or 0 in self._without
         return is_named and place.outcome.cell is None and place.outcome.status == "done"
+
+    def _steps(self, module: Module) -> Iterator[PlannedPlace]:
+        """Steps with their states, and the mapped functions that stay."""
+        facts = PmapFacts(module, self._context, self._options.promises)
+        found = global_state.find(module, self._style, self._namer, facts)
+        for change in found.changes:
+            yield results.done(module, change.node, _codes.PMAP_CALL, change.fix, change.said)
+        for reference, why in found.left.items():
+            yield results.left(module, reference, _codes.PMAP_CALL, why)
 
     def _freed(
         self, module: Module, facts: PmapFacts | None

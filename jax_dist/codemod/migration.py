@@ -159,7 +159,7 @@ def cautions_of(
       options: what was asked for.
     """
     places = [outcome for file in files for outcome in file.outcomes if outcome.status == "done"]
-    if not any(outcome.code == _PMAP for outcome in places):
+    if options.to == "global" or not any(outcome.code == _PMAP for outcome in places):
         return
     replicate = context.replicate_of_flax()
     if replicate is not None:

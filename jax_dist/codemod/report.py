@@ -2,7 +2,7 @@
 
 The JSON is one object:
   schema: 3; grows when a field changes its meaning, not when one is added
-  to: "jax_dist" or "jax"
+  to: "jax_dist", "jax" or "global"
   summary: files (with places or problems), changed, done, left (places), problems
   rules: [{code, name, done, left}]
   reasons: [{reason, by_hand, sketch, places}], the most frequent first

@@ -50,12 +50,21 @@ Use: TypeAlias = First | GivenTo | Kept | Escaped | Shown | Collected
 GET_METRICS = "flax.training.common_utils.get_metrics"
 
 
-def origins_of(flow: Flow, node: ast.expr) -> list[Origin]:
-    """Where a value comes from; of a tuple of values, where each of them does."""
+def origins_of(flow: Flow, node: ast.expr, around: tuple[ast.expr, ...] = ()) -> list[Origin]:
+    """Where a value comes from; of a tuple of values, where each of them does.
+
+    Args:
+      flow: of the file.
+      node: the expression that reads it.
+      around: the tuples that it is a part of: `x = (x, y)` in a loop is a part of itself.
+    """
     found: list[Origin] = []
     for origin in flow.origins(node):
-        if isinstance(origin.node, ast.Tuple) and not origin.path and origin.node is not node:
-            parts = (part for each in origin.node.elts for part in origins_of(flow, each))
+        whole = origin.node
+        if any(whole is each for each in around):
+            continue
+        if isinstance(whole, ast.Tuple) and not origin.path and whole is not node:
+            parts = (part for e in whole.elts for part in origins_of(flow, e, (*around, whole)))
             found += (dataclasses.replace(each, through=origin.through) for each in parts)
         else:
             found.append(origin)

@@ -12,10 +12,12 @@ from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit
 
 _EPILOG = """\
-the two targets:
+the targets:
   --to jax_dist  jax.pmap becomes jax_dist.pmap, which means the same: the smallest change
   --to jax       jax.pmap becomes mapped, of a small module of plain JAX that your package gets;
                  jax.jit(jax.shard_map(...)) where the text proves that it does the same
+  --to global    a step that carries a state becomes jax_dist.global_view: the state is cut over
+                 the devices instead of copied to each; other mapped functions stay
 
 exit codes: 0 all is well, even if something would change,
             1 a problem: --check found something to migrate, a file could not be read or
@@ -60,7 +62,7 @@ def add_parser(commands: Any) -> None:
 def _add_aims(group: Any) -> None:
     group.add_argument(
         "--to",
-        choices=("jax_dist", "jax"),
+        choices=("jax_dist", "jax", "global"),
         default="jax_dist",
         help="what the code should use (default: jax_dist)",
     )
@@ -73,7 +75,8 @@ def _add_aims(group: Any) -> None:
     group.add_argument(
         "--one-process",
         action="store_true",
-        help="with --to jax: a promise that the program never runs in several processes",
+        help="with --to jax and --to global: a promise that the program never runs in several "
+        "processes",
     )
     group.add_argument(
         "--all-devices",

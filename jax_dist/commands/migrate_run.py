@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from jax_dist.codemod.verify.ledger import Ledger, LedgerEntry, Rung
 
 _STDIN = "-"
+_ONLY_WITH = {"one_process": ("jax", "global"), "all_devices": ("jax",), "helpers": ("jax",)}
 _FORMS: dict[str, Callable[[MigrationReport], str]] = {
     ".json": report.as_json,
     ".md": report.as_markdown,
@@ -49,9 +50,10 @@ def _check(options: argparse.Namespace) -> None:
         raise MisuseError("--verify needs files, not the standard input")
     if options.idiomatic and options.to != "jax":
         raise MisuseError("--idiomatic goes with --to jax only")
-    for name in ("one_process", "all_devices", "helpers"):
-        if getattr(options, name) and options.to != "jax":
-            raise MisuseError(f"--{name.replace('_', '-')} goes with --to jax only")
+    for name, targets in _ONLY_WITH.items():
+        if getattr(options, name) and options.to not in targets:
+            wanted = " and ".join(f"--to {target}" for target in targets)
+            raise MisuseError(f"--{name.replace('_', '-')} goes with {wanted} only")
     if options.helpers is not None and not options.helpers.endswith(".py"):
         raise MisuseError(f"--helpers {options.helpers}: the name must end with .py")
     if options.idiomatic and options.write and not options.verify:
@@ -145,7 +147,7 @@ class _Migrate:
         if not any(file.changed for file in files):
             return files, None
         required = self._required()
-        proof = self._tried(files, merge=not self._aim.idiomatic)
+        proof = self._tried(files, merge=self._keeps_forms)
         if self._options.keep or not proof.below(required):
             return files, proof
         if self._aim.idiomatic:
@@ -171,8 +173,13 @@ class _Migrate:
             if not any(file.changed for file in files):
                 proof = proof.only(())
                 break
-            proof = self._tried(files, merge=not self._aim.idiomatic)
+            proof = self._tried(files, merge=self._keeps_forms)
         return files, proof.with_put_back(put_back.values())
+
+    @property
+    def _keeps_forms(self) -> bool:
+        """Whether values have the same form before and after, so that one program can hold both."""
+        return not self._aim.idiomatic and self._aim.to != "global"
 
     def _tried(self, files: Sequence[FileMigration], *, merge: bool) -> "Ledger":
         from jax_dist.codemod.verify import trial

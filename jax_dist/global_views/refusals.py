@@ -208,6 +208,18 @@ def lies_elsewhere(path: str, given: object, wanted: object) -> PlacementError:
     )
 
 
+def no_leaf(method: str, path: str, shape: Sequence[int]) -> PlacementError:
+    return PlacementError(
+        message(
+            what=f"'{method}' cannot tell what an array of the state is",
+            which=[f"{path or 'it'} has shape {tuple(shape)}"],
+            why="no leaf of the state has that shape, or it may be one value, or one for each "
+            "device",
+            do=f"Give the whole state to {method}, as place or the last call gave it.",
+        )
+    )
+
+
 def rows_not_divisible(path: str, rows: int, size: int) -> PlacementError:
     return PlacementError(
         message(

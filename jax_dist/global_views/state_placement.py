@@ -106,6 +106,29 @@ def read_state(state: Any, name: str, mesh: Mesh, axis: Any, *, stacked: bool | 
     return Given(Known(structure, tuple(types)), leaves, paths, short, stacked, mesh, axis)
 
 
+def which_vary(
+    leaves: Sequence[Any], structure: Any, knowns: Sequence[Known], size: int
+) -> list[bool | None]:
+    """Whether leaves of a state, or of a part of it, have one value for each device.
+
+    None for a leaf of which that cannot be told: no leaf of the state has such a shape and type, or
+    two do, one of them for each device.
+    """
+    shapes = [jnp.shape(leaf) for leaf in leaves]
+    for known in knowns:
+        if known.fits(structure, shapes, size):
+            pairs = zip(shapes, known.types, strict=True)
+            return [shape != kind.shape for shape, kind in pairs]
+    kinds = {(kind.shape, kind.dtype) for known in knowns for kind in known.types}
+    found: list[bool | None] = []
+    for leaf, shape in zip(leaves, shapes, strict=True):
+        dtype = type_of(leaf).dtype
+        whole = (shape, dtype) in kinds
+        own = shape[:1] == (size,) and (shape[1:], dtype) in kinds
+        found.append(own if whole != own else None)
+    return found
+
+
 def _is_stacked(leaves: Sequence[Any], paths: Sequence[str], sizes: set[int]) -> bool:
     """Whether all leaves have a dimension for devices, as pmap gives them."""
     shapes = [jnp.shape(leaf) for leaf in leaves]

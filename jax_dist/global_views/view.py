@@ -172,7 +172,9 @@ class GlobalView:
         with self._context(traced=is_traced):
             return ready.program.call(leaves)
 
-    def place(self, state: Any, *rest: Any, stacked: bool | None = None) -> Any:
+    def place(
+        self, state: Any, *rest: Any, stacked: bool | None = None, argument: int | None = None
+    ) -> Any:
         """Puts a state on the devices as the step keeps it.
 
         Args:
@@ -183,6 +185,7 @@ class GlobalView:
             else these are placed as if they were shared, and the first call makes one for each
             device of them.
           stacked: whether the state is `[N, *s]`; by default that is found, where it can be.
+          argument: the position of the one state argument that is given here, of several.
 
         Returns:
           The state, on the mesh.
@@ -190,16 +193,17 @@ class GlobalView:
         Raises:
           PlacementError: slices differ, or it cannot be told whether the state is stacked.
         """
-        several = len(self._asked.state) > 1
+        numbers = self._asked.state if argument is None else (argument,)
+        several = len(numbers) > 1
         parts = tuple(state) if several else (state,)
-        if len(parts) != len(self._asked.state):
+        if len(parts) != len(numbers) or not {*numbers} <= {*self._asked.state}:
             raise refusals.no_state_argument(self._name, len(self._asked.state), len(parts))
-        named = [axes.argument_name(self._fun, number) for number in self._asked.state]
+        named = [axes.argument_name(self._fun, number) for number in numbers]
         own = {
             number: state_placement.read_state(
                 part, name, self._mesh, self._asked.axis_name, stacked=stacked
             )
-            for number, part, name in zip(self._asked.state, parts, named, strict=True)
+            for number, part, name in zip(numbers, parts, named, strict=True)
         }
         self._known.update({number: given.known for number, given in own.items()})
         program = None
@@ -210,6 +214,55 @@ class GlobalView:
             program = self._ready_for(self._bound(tuple(args), {})).program
         placed = tuple(self._placed(number, given, program) for number, given in own.items())
         return placed if several else placed[0]
+
+    def first(self, state: Any) -> Any:
+        """The state of one device: what `flax.jax_utils.unreplicate` gives under pmap.
+
+        Args:
+          state: the state as `place` or a call gave it, or a part of it.
+
+        Returns:
+          Arrays `[*s]`, copied, so that a later call may take the memory of the state. What is
+          shared stays cut; of a leaf that varies, the one of the first device.
+
+        Raises:
+          PlacementError: an array is no leaf of the state.
+        """
+        return self._by_leaf(
+            state, "first", shared=jnp.copy, varying=lambda leaf: jnp.copy(leaf[0])
+        )
+
+    def stacked(self, state: Any) -> Any:
+        """The state as pmap has it, for a function that is still mapped by it.
+
+        Args:
+          state: the state as `place` or a call gave it, or a part of it.
+
+        Returns:
+          Arrays `[N, *s]`, a whole copy on each device.
+
+        Raises:
+          PlacementError: an array is no leaf of the state.
+        """
+        own = NamedSharding(self._mesh, jax.sharding.PartitionSpec(self._asked.axis_name))
+        copies = functools.partial(
+            state_placement.for_each_device, size=self._setting.size, sharding=own
+        )
+        return self._by_leaf(state, "stacked", shared=copies, varying=jnp.copy)
+
+    def _by_leaf(self, state: Any, method: str, *, shared: Callable, varying: Callable) -> Any:
+        """Treats each leaf of the state, or of a part of it, as what it is."""
+        knowns = tuple(self._known.values())
+        with_paths, structure = jax.tree.flatten_with_path(state)
+        leaves = [leaf for _, leaf in with_paths]
+        varies = state_placement.which_vary(leaves, structure, knowns, self._setting.size)
+        if None in varies:
+            path = jax.tree_util.keystr(with_paths[varies.index(None)][0])
+            raise refusals.no_leaf(method, path, jnp.shape(leaves[varies.index(None)]))
+        return jax.tree.unflatten(
+            structure,
+            [(varying if own else shared)(leaf) for own, leaf in zip(varies, leaves, strict=True)],
+        )
 
     def place_batch(self, batch: Any, *, rows: bool | None = None) -> Any:
         """Cuts a batch over the devices.

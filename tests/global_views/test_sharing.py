@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import global_view
-from jax_dist.errors import GlobalViewError
+from jax_dist.errors import GlobalViewError, PlacementError
 
 pytestmark = pytest.mark.rewriting
 
@@ -159,3 +159,32 @@ def test_what_was_placed_stays_valid_when_the_step_takes_its_memory(shardings):
 
     assert not any(leaf.is_deleted() for leaf in given.values())
     assert float(given["count"]) == 1
+
+
+@pytest.mark.parametrize("shardings", ["fsdp", "replicated"])
+def test_a_state_is_read_as_pmap_has_it(shardings):
+    """The first of all devices, and a slice for each of them, to the bit."""
+    state = {"w": _W, "mean": np.zeros(128, np.float32)}
+    options = {"axis_name": "i", "donate_argnums": 0}
+    mapped = jax.pmap(_unsynchronised, **options)
+    view = global_view(_unsynchronised, shardings=shardings, gradients="reduce", **options)
+    kept, placed = mapped(stacked(state), _X), view(view.place(state), _X)
+
+    for _ in range(2):
+        assert_same(view.stacked(placed), kept)
+        assert jax.tree.map(jnp.shape, view.stacked(placed)) == jax.tree.map(jnp.shape, kept)
+        assert_same(view.first(placed), jax.tree.map(lambda leaf: leaf[0], kept))
+        assert_same(view.first(placed["mean"]), kept["mean"][0])
+        first = view.first(placed)
+        kept, placed = mapped(kept, _X), view(placed, _X)
+        assert not any(leaf.is_deleted() for leaf in first.values())
+
+
+def test_what_is_no_leaf_of_the_state_cannot_be_read():
+    view = global_view(_unsynchronised, "i")
+    placed = view.place({"w": _W, "mean": np.zeros(128, np.float32)})
+
+    with pytest.raises(PlacementError, match="'first' cannot tell what an array of the state is"):
+        view.first(placed["w"][:3])
+    with pytest.raises(PlacementError, match=r"\['other'\] has shape \(5,\)"):
+        view.stacked({**placed, "other": jnp.ones(5)})

@@ -15,6 +15,7 @@ _ENTRY_POINTS = {
     "jax": ("pmap", "shard_map", "jit"),
     "jax.experimental.shard_map": ("shard_map",),
     "jax_dist.mapping.pmap": ("pmap",),
+    "jax_dist.global_views.view": ("global_view",),
 }
 
 

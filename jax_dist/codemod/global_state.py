@@ -1,0 +1,303 @@
+"""`--to global`: a pmap trainer whose state is cut over the devices, by `jax_dist.global_view`.
+
+The step stays as it is, and so do its batches and its other results, which keep their device axis.
+Only the state changes its form: it is placed where it was replicated, read where one copy was taken,
+and given to other functions as pmap has it. Which of its leaves are the same on all devices is found
+when the step is traced, so the text need not show it. A step is migrated whole, or left whole with
+the reason.
+"""
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jax_dist.checker.model import pmaps, reaching_definitions, scopes
+from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.codemod import codegen
+from jax_dist.codemod.axis_layout import (
+    Argument,
+    AxisLayout,
+    Component,
+    Layouts,
+    Result,
+    SlotSource,
+)
+from jax_dist.codemod.codegen import Style, Texts
+from jax_dist.codemod.facts import PmapFacts
+from jax_dist.codemod.idiomatic import FreedPlace
+from jax_dist.codemod.names import Namer
+from jax_dist.codemod.results import Left
+
+# What a global view takes of what pmap takes.
+_TAKEN = frozenset(
+    ("axis_name", "in_axes", "out_axes", "static_broadcasted_argnums", "donate_argnums")
+)
+_FORMS = ("call", "partial decorator")
+_BY_HAND = "Call jax_dist.global_view by hand: the page on sharded parameters shows how."
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GlobalSteps:
+    """What becomes of the mapped functions of one file."""
+
+    changes: tuple[FreedPlace, ...]
+    left: dict[ast.expr, Left]  # by the reference of a site
+
+
+def find(module: Module, style: Style, namer: Namer, facts: PmapFacts) -> GlobalSteps:
+    """The steps of a file whose state can be cut, and why others stay.
+
+    Args:
+      module: the file.
+      style: how it is written.
+      namer: says how `global_view` is called there.
+      facts: what is known of its places.
+    """
+    left: dict[ast.expr, Left] = {}
+    fit: list[Site] = []
+    for site in pmaps.sites(module):
+        try:
+            _check(site, facts)
+        except Left as why:
+            left[site.reference] = why
+        else:
+            fit.append(site)
+    steps = _carrying(Layouts(module, fit), fit) if fit else {}
+    for site in fit:
+        if site not in steps:
+            left[site.reference] = Left(
+                "no argument of it comes back as a result, so that it has no state to cut"
+            )
+    changes: list[FreedPlace] = []
+    if not steps:
+        return GlobalSteps((), left)
+    layouts = Layouts(module, list(steps), stacked_for_others=True)
+    for site, positions in steps.items():
+        try:
+            changes += _Step(module, layouts, site, positions, style, namer).changes()
+        except Left as why:
+            left[site.reference] = why
+    return GlobalSteps(tuple(changes), left)
+
+
+def _check(site: Site, facts: PmapFacts) -> None:
+    """Raises Left where it cannot be a global view, whatever its state."""
+    if site.form not in _FORMS or site.fun is None:
+        raise Left("the mapped function is not written in one place", _BY_HAND)
+    if site.unknown:
+        raise Left(f"its options come from {site.unknown}", _BY_HAND)
+    name = site.arguments.get("axis_name")
+    if name is None or (isinstance(name, ast.Constant) and name.value is None):
+        raise Left("it has no axis name, so that no collective makes anything the same")
+    for option in sorted(site.arguments.keys() - _TAKEN):
+        raise Left(f"it has {option}, and a global view runs on a mesh", _BY_HAND)
+    if facts.several_processes:
+        raise Left(
+            "the program may run in several processes, where one cannot read a state that is cut",
+            _BY_HAND,
+        )
+
+
+def _carrying(layouts: Layouts, sites: list[Site]) -> dict[Site, tuple[int, ...]]:
+    """The functions that give back some of what they take, and the positions of these arguments."""
+    found: dict[Site, tuple[int, ...]] = {}
+    for site in sites:
+        own = {id(layouts.component(slot)) for slot in layouts.results(site)}
+        arguments = layouts.arguments(site) or []
+        carried = [each for each in arguments if id(layouts.component(each)) in own]
+        if carried:
+            found[site] = tuple(each.position for each in carried)
+    return found
+
+
+class _Step:
+    """One function and its state."""
+
+    def __init__(
+        self,
+        module: Module,
+        layouts: Layouts,
+        site: Site,
+        positions: tuple[int, ...],
+        style: Style,
+        namer: Namer,
+    ):
+        self._module, self._layouts, self._site = module, layouts, site
+        self._positions, self._style, self._namer = positions, style, namer
+        self._name, self._scope = self._bound()
+        self._group = f"state of {site.node.lineno}:{site.node.col_offset}"
+
+    def changes(self) -> list[FreedPlace]:
+        """All of them. Raises Left."""
+        parts = {
+            number: self._layouts.component(Argument(self._site, number))
+            for number in self._positions
+        }
+        if len({id(part) for part in parts.values()}) < len(parts):
+            raise Left("two of its arguments may be one state", _BY_HAND)
+        for number, part in parts.items():
+            self._check(number, part)
+        self._check_results(parts)
+        found = [self._mapped()]
+        for number, part in parts.items():
+            found += self._of(number, part)
+        return found
+
+    def _bound(self) -> tuple[str, scopes.Scope]:
+        """The name of the mapped function, and the scope that binds it, once. Raises Left."""
+        site, around = self._site, self._module.parent(self._site.node)
+        name, at = "", site.node
+        if site.form == "call" and isinstance(around, ast.Assign) and len(around.targets) == 1:
+            target = around.targets[0]
+            if isinstance(target, ast.Name):
+                name, at = target.id, target
+        elif site.form == "partial decorator":
+            name, at = site.fun.name, site.fun
+        found = self._module.scope(at).lookup(name) if name else None
+        if site.form == "partial decorator" and found is not None and found[0].is_class:
+            found = None
+        if found is None or len(found[1]) != 1:
+            raise Left("the mapped function has no name of its own, bound once", _BY_HAND)
+        return name, found[0]
+
+    def _check_results(self, parts: dict[int, Component]) -> None:
+        """A global view takes the first results of the structure of a state for the new one."""
+        order = []
+        for number in sorted(parts):
+            slots = [slot for slot in parts[number].slots if isinstance(slot, Result)]
+            order += [slot.position or 0 for slot in slots]
+        if order != [*range(len(parts))]:
+            raise Left("its new state is not its first result", _BY_HAND)
+
+    def _check(self, number: int, part: Component) -> None:
+        """Raises Left where the state cannot be followed."""
+        others = {slot.site for slot in part.slots if isinstance(slot, Argument | Result)}
+        if others != {self._site}:
+            lines = sorted(each.node.lineno for each in others - {self._site})
+            raise Left(
+                "another mapped function carries the same state", _BY_HAND, f"line {lines[0]}"
+            )
+        if part.kept:
+            raise Left("its state is not followed to the end", _BY_HAND, part.kept)
+        if not part.sources or part.layout is not AxisLayout.SHARED:
+            raise Left(
+                f"nothing shows where its argument {number} is replicated",
+                "Replicate it in the same file, or call jax_dist.global_view by hand.",
+            )
+        if part.forests:
+            raise Left("get_metrics takes its state", _BY_HAND, f"line {part.forests[0].lineno}")
+        for source in part.sources:
+            if source.devices is not None:
+                raise Left("its state is replicated on chosen devices", _BY_HAND)
+
+    def _of(self, number: int, part: Component) -> Iterator[FreedPlace]:
+        """Where the state is put in place, and where it is read."""
+        argument = f", argument={number}" if len(self._positions) > 1 else ""
+        for source in part.sources:
+            end, said = f", stacked=False{argument})", "the state, cut over the devices"
+            name = self._placed_below(source)
+            if name:
+                yield self._around(source.node, source.of, "", "", said)
+                yield self._added(f"{name} = {self._name}.place({name}{end}", said)
+            else:
+                self._check_reach(source.node, "replicated")
+                yield self._around(source.node, source.of, f"{self._name}.place(", end, said)
+        for first in part.firsts:
+            self._check_reach(first.node, "read")
+            said = "the state of one device"
+            yield self._around(first.node, first.of, f"{self._name}.first(", ")", said)
+        for node in part.shown:
+            self._check_reach(node, "given to another function")
+            said = "the state as pmap has it, for a function that takes it so"
+            yield self._around(node, node, f"{self._name}.stacked(", ")", said)
+
+    def _placed_below(self, source: SlotSource) -> str:
+        """The name that can be put in place below the step, for its state is made above; or ""."""
+        module, step = self._module, self._module.statement(self._site.node)
+        made = module.statement(source.node)
+        match made:
+            case ast.Assign(targets=[ast.Name(id=name) as target], value=value):
+                is_whole = value is source.node and module.scope(target) is self._scope
+            case _:
+                return ""
+        block = reaching_definitions.block_of(module, step) or []
+        if not is_whole or not any(made is each for each in block) or step.lineno < made.lineno:
+            return ""
+        uses = [*module.reads(self._scope, name)]
+        uses += [
+            binding.node for binding in self._scope.bindings[name] if binding.node is not target
+        ]
+        between = (step.end_lineno or step.lineno, made.lineno)
+        if any(between[1] < each.lineno <= between[0] for each in uses):
+            return ""
+        return name
+
+    def _added(self, line: str, said: str) -> FreedPlace:
+        """A statement below the step."""
+        statement = self._module.statement(self._site.node)
+        end = self._module.span(statement)[1]
+        indent = self._texts(self._site.node).indent_of(self._site.node)
+        fix = Fix(said, Safety.UNSAFE, (Edit(end, end, f"\n{indent}{line}"),), (), self._group)
+        return FreedPlace(self._site.node, fix, said)
+
+    def _check_reach(self, node: ast.expr, done: str) -> None:
+        """That the name means the step there. Raises Left."""
+        found = self._module.scope(node).lookup(self._name)
+        is_seen = found is not None and found[0] is self._scope
+        inside = self._module.scope(node) is not self._scope
+        below = reaching_definitions.place(node) > reaching_definitions.place(self._site.node)
+        if not is_seen:
+            raise Left(
+                f"its state is {done} where its name is not known",
+                f"Make {self._name} where its state is made.",
+                f"line {node.lineno}",
+            )
+        if not below and not (inside and self._scope is self._module.scopes.module):
+            raise Left(
+                f"its state is {done} above the step",
+                f"Move {self._name} above line {node.lineno}, then migrate again.",
+                f"line {node.lineno}",
+            )
+
+    # --- the text
+
+    def _texts(self, node: ast.expr) -> Texts:
+        return Texts(self._module, node, self._style, self._namer)
+
+    def _mapped(self) -> FreedPlace:
+        """The new name, and what is said of the state."""
+        site, module = self._site, self._module
+        name = self._namer.named(module, "global_view", site.reference)
+        call: Any = site.node
+        last = max(
+            (each for each in [*call.args, *(word.value for word in call.keywords)]),
+            key=lambda each: module.span(each)[1],
+        )
+        end = module.span(last)[1]
+        positions = ", ".join(map(str, self._positions))
+        state = positions if len(self._positions) == 1 else f"({positions})"
+        quote = self._style.quote
+        more = f", state={state}, shardings={quote}fsdp{quote}"
+        edits = (Edit(*module.span(site.reference), name.text), *name.edits, Edit(end, end, more))
+        fix = Fix(
+            "use jax_dist.global_view",
+            Safety.UNSAFE,
+            tuple(sorted(edits)),
+            name.imports,
+            self._group,
+        )
+        said = f"its state, argument {positions}, is cut over the devices"
+        return FreedPlace(site.reference, fix, said)
+
+    def _around(self, node: ast.expr, of: ast.expr, start: str, end: str, said: str) -> FreedPlace:
+        texts = self._texts(node)
+        if node is of:
+            low, high = self._module.span(node)
+            edits: tuple[Edit, ...] = (Edit(low, low, start), Edit(high, high, end))
+        else:
+            edits = codegen.shell(texts, node, of, start, end)
+        fix = Fix(said, Safety.UNSAFE, edits, texts.imports, self._group)
+        return FreedPlace(node, fix, said)
