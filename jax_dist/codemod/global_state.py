@@ -1,10 +1,10 @@
 """`--to global`: a pmap trainer whose state is cut over the devices, by `jax_dist.global_view`.
 
 The step stays as it is, and so do its batches and its other results, which keep their device axis.
-Only the state changes its form: it is placed where it was replicated, read where one copy was taken,
-and given to other functions as pmap has it. Which of its leaves are the same on all devices is found
-when the step is traced, so the text need not show it. A step is migrated whole, or left whole with
-the reason.
+Only the state changes its form: it is placed where it was replicated, read where one copy was
+taken, and given to other functions as pmap has it. Which of its leaves are the same on all devices
+is found when the step is traced, so the text need not show it. A step is migrated whole, or left
+whole with the reason.
 """
 
 import ast
@@ -226,7 +226,7 @@ class _Step:
         block = reaching_definitions.block_of(module, step) or []
         if not is_whole or not any(made is each for each in block) or step.lineno < made.lineno:
             return ""
-        uses = [*module.reads(self._scope, name)]
+        uses: list[Any] = [*module.reads(self._scope, name)]
         uses += [
             binding.node for binding in self._scope.bindings[name] if binding.node is not target
         ]

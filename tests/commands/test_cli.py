@@ -83,7 +83,7 @@ def test_completion_is_printed_for_a_shell(capsys, shell):
     [
         (["mig"], ["migrate"]),
         (["cache", "pr"], ["prune"]),
-        (["migrate", "--to", ""], ["jax_dist", "jax"]),
+        (["migrate", "--to", ""], ["jax_dist", "jax", "global"]),
     ],
 )
 def test_bash_completes(capsys, tmp_path, words, completed):

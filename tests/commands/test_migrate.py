@@ -457,7 +457,7 @@ def test_a_notebook(folder: pathlib.Path):
         (("nothing",), "there is no file or folder nothing, seen from "),
         (("-", "."), "- reads the standard input, and goes with no other path\n"),
         (("--idiomatic", "."), "--idiomatic goes with --to jax only\n"),
-        (("--one-process", "."), "--one-process goes with --to jax only\n"),
+        (("--one-process", "."), "--one-process goes with --to jax and --to global only\n"),
         (("--all-devices", "."), "--all-devices goes with --to jax only\n"),
         (("--helpers", "a.py", "."), "--helpers goes with --to jax only\n"),
         (
