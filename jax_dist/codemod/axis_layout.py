@@ -8,6 +8,7 @@ keeps its axis where anything is done with its values that is not followed.
 import ast
 import dataclasses
 import enum
+import functools
 from typing import Any, TypeAlias
 
 from jax_dist.checker.model import flow
@@ -95,8 +96,8 @@ class Layouts:
     Args:
       module: the file.
       sites: the mapped functions that may be changed.
-      stacked_for_others: other mapped functions get the values with the axis in front, and what
-        differs from device to device may lose it.
+      stacked_for_others: what is not followed gets the values with the axis in front, and gives
+        them so; and what differs from device to device may lose it.
     """
 
     def __init__(self, module: Module, sites: list[Site], *, stacked_for_others: bool = False):
@@ -186,11 +187,22 @@ class Layouts:
 
     def _flows_in(self, origin: Origin, slot: Slot, argument: ast.expr) -> None:
         source = self._slot_of(origin)
+        if self._stacked_for_others:
+            is_part = source is not None and self._is_part(source, origin)
+            if is_part:
+                self._keep(slot, f"line {argument.lineno} gives a part of what was made as a whole")
+            if is_part or source is None:
+                return
         if source is None:
             text = self._module.text(argument)
             self._keep(slot, f"nothing shows that {text} in line {argument.lineno} is replicated")
         else:
             self._tie(source, slot)
+
+    def _is_part(self, source: Slot, origin: Origin) -> bool:
+        """Whether an origin is a part of a slot."""
+        depth = 1 if isinstance(source, Result) and source.position is not None else 0
+        return len(origin.path) > depth
 
     def _see_value(self, node: ast.expr) -> None:
         """A name, attribute or call with a device axis in front: what is done with it."""
@@ -203,11 +215,7 @@ class Layouts:
             return
         for slot in known[1:]:
             self._tie(known[0], slot)
-        if len(known) < len(slots):
-            self._keep(known[0], f"line {node.lineno} mixes it with values that are not followed")
-        if escapes.may_be_given(self._module, node):
-            text = self._module.text(node)
-            self._keep(known[0], f"other files may give {text} of line {node.lineno}")
+        self._see_mixture(node, known[0], mixed=len(known) < len(slots))
         part = self._part(known[0])
         match use_sites.use_of(self._module, self._flow, node):
             case First() as first:
@@ -222,6 +230,8 @@ class Layouts:
                     )
                 else:
                     self._tie(known[0], Argument(site, position))
+            case Kept(caution=caution) if caution and self._is_shown(node):
+                part.shown.append(node)
             case Kept(reads=reads, caution=caution):
                 self._due += ((known[0], read) for read in reads)
                 self._caution(part, caution)
@@ -233,8 +243,45 @@ class Layouts:
             case Shown(node=shown, to=function):
                 part.shown.append(shown)
                 self._caution(part, f"line {shown.lineno} puts it back for {function}")
+            case Escaped() if self._is_shown(node):
+                part.shown.append(node)
             case Escaped(why=why):
                 self._keep(known[0], why)
+
+    def _is_shown(self, node: ast.expr) -> bool:
+        """Whether what is not followed can have the value with the axis."""
+        return self._stacked_for_others and use_sites.is_plain_read(self._module, node)
+
+    def _see_mixture(self, node: ast.expr, slot: Slot, *, mixed: bool) -> None:
+        """Where a value may also be another one, all of them must be alike."""
+        if self._stacked_for_others and self._others_have_axis(node):
+            return
+        if mixed:
+            self._keep(slot, f"line {node.lineno} mixes it with values that are not followed")
+        if escapes.may_be_given(self._module, node):
+            text = self._module.text(node)
+            self._keep(slot, f"other files may give {text} of line {node.lineno}")
+
+    def _others_have_axis(self, node: ast.expr) -> bool:
+        """Whether all that a name may hold has the axis: mapped calls take the same values."""
+        given = self._given_to_calls
+        for origin in use_sites.origins_of(self._flow, node):
+            if not origin.is_stacked and (origin.node, origin.path) not in given:
+                return False
+        return escapes.given_parameters(self._module, node) <= given
+
+    @functools.cached_property
+    def _given_to_calls(self) -> set[Any]:
+        """What mapped calls map over: `(node, path)` of origins, and parameters."""
+        found: set[Any] = set()
+        for call, site in self._flow.mapped_calls.items():
+            is_shared = facts.shared_positions(site)
+            for position, argument in enumerate(call.args):
+                if is_shared is not None and not is_shared(position):
+                    found |= escapes.given_parameters(self._module, argument)
+                    for origin in use_sites.origins_of(self._flow, argument):
+                        found.add((origin.node, origin.path))
+        return found
 
     def _see_read(self, slot: Slot, read: ast.expr) -> None:
         """Where a value is read again, the way back must lead to where it came from."""

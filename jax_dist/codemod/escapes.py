@@ -191,6 +191,12 @@ def stays_inside(module: Module, origin: Origin) -> bool:
 
 def may_be_given(module: Module, node: ast.expr) -> bool:
     """Whether a name may hold what another file gives to a parameter."""
+    return bool(given_parameters(module, node))
+
+
+def given_parameters(module: Module, node: ast.expr) -> set[ast.AST]:
+    """The parameters of functions that other files may call, whose values a name may hold."""
+    found: set[ast.AST] = set()
     waiting, seen = [node], set()
     while waiting:
         name = waiting.pop()
@@ -203,10 +209,10 @@ def may_be_given(module: Module, node: ast.expr) -> bool:
                 if not isinstance(function, ast.Lambda) and not (
                     is_private(module, function) and are_seen(module, function)
                 ):
-                    return True
+                    found.add(binding.node)
             elif binding.kind == "assign" and binding.value is not None:
                 waiting.append(binding.value)
-    return False
+    return found
 
 
 def are_seen(module: Module, function: Any) -> bool:

@@ -196,7 +196,7 @@ class PmapFacts:
         made = self._calls_of(site)
         if not made:
             return "no call of it is seen"
-        shared = _shared(site)
+        shared = shared_positions(site)
         if shared is None:
             return "its in_axes are not literal"
         for call in made:
@@ -239,7 +239,7 @@ class PmapFacts:
                     self._unknown[site], changed = why, True
 
     def _size_unknown(self, site: Site) -> str:
-        shared = _shared(site)
+        shared = shared_positions(site)
         for call in self._calls_of(site):
             for position, argument in enumerate(call.args):
                 is_shared = shared is not None and shared(position)
@@ -266,7 +266,7 @@ class PmapFacts:
         return False
 
 
-def _shared(site: Site):
+def shared_positions(site: Site):
     """Whether an argument at a position is shared by all devices; None: the text does not say."""
     given = site.arguments.get("in_axes")
     match given:

@@ -216,7 +216,7 @@ class _File:
     def _steps(self, module: Module) -> Iterator[PlannedPlace]:
         """Steps with their states, and the mapped functions that stay."""
         facts = PmapFacts(module, self._context, self._options.promises)
-        found = global_state.find(module, self._style, self._namer, facts)
+        found = global_state.find(module, self._context.project, self._style, self._namer, facts)
         for change in found.changes:
             yield results.done(module, change.node, _codes.PMAP_CALL, change.fix, change.said)
         for reference, why in found.left.items():

@@ -12,11 +12,13 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from jax_dist.checker.model import pmaps, reaching_definitions, scopes
+from jax_dist.checker.model import flow, pmaps, reaching_definitions, scopes
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod import codegen
+from jax_dist.checker.model.stacking import Kind
+from jax_dist.codemod import codegen, mutation, uniformity
 from jax_dist.codemod.axis_layout import (
     Argument,
     AxisLayout,
@@ -26,10 +28,11 @@ from jax_dist.codemod.axis_layout import (
     SlotSource,
 )
 from jax_dist.codemod.codegen import Style, Texts
-from jax_dist.codemod.facts import PmapFacts
+from jax_dist.codemod.facts import PmapFacts, is_default
 from jax_dist.codemod.idiomatic import FreedPlace
 from jax_dist.codemod.names import Namer
 from jax_dist.codemod.results import Left
+from jax_dist.codemod.uniform_values import Same
 
 # What a global view takes of what pmap takes.
 _TAKEN = frozenset(
@@ -47,11 +50,14 @@ class GlobalSteps:
     left: dict[ast.expr, Left]  # by the reference of a site
 
 
-def find(module: Module, style: Style, namer: Namer, facts: PmapFacts) -> GlobalSteps:
+def find(
+    module: Module, project: Project, style: Style, namer: Namer, facts: PmapFacts
+) -> GlobalSteps:
     """The steps of a file whose state can be cut, and why others stay.
 
     Args:
       module: the file.
+      project: of it.
       style: how it is written.
       namer: says how `global_view` is called there.
       facts: what is known of its places.
@@ -65,21 +71,23 @@ def find(module: Module, style: Style, namer: Namer, facts: PmapFacts) -> Global
             left[site.reference] = why
         else:
             fit.append(site)
-    steps = _carrying(Layouts(module, fit), fit) if fit else {}
+    carrying = _carrying(Layouts(module, fit), fit) if fit else {}
     for site in fit:
-        if site not in steps:
+        if site not in carrying:
             left[site.reference] = Left(
                 "no argument of it comes back as a result, so that it has no state to cut"
             )
     changes: list[FreedPlace] = []
-    if not steps:
-        return GlobalSteps((), left)
-    layouts = Layouts(module, list(steps), stacked_for_others=True)
-    for site, positions in steps.items():
+    placed: dict[ast.expr, Site] = {}  # by which step
+    for site, arguments in carrying.items():
         try:
-            changes += _Step(module, layouts, site, positions, style, namer).changes()
+            step = _Step(module, project, site, arguments, style, namer)
+            found = step.changes()
+            step.take(placed)
         except Left as why:
             left[site.reference] = why
+        else:
+            changes += found
     return GlobalSteps(tuple(changes), left)
 
 
@@ -102,48 +110,85 @@ def _check(site: Site, facts: PmapFacts) -> None:
 
 
 def _carrying(layouts: Layouts, sites: list[Site]) -> dict[Site, tuple[int, ...]]:
-    """The functions that give back some of what they take, and the positions of these arguments."""
+    """The functions that give back some of what they take, and the positions of these arguments.
+
+    Those with the most arguments come first: a step takes a batch too, what only synchronises a
+    state does not.
+    """
     found: dict[Site, tuple[int, ...]] = {}
-    for site in sites:
+    given = {site: layouts.arguments(site) or [] for site in sites}
+    for site in sorted(sites, key=lambda each: -len(given[each])):
         own = {id(layouts.component(slot)) for slot in layouts.results(site)}
-        arguments = layouts.arguments(site) or []
-        carried = [each for each in arguments if id(layouts.component(each)) in own]
+        carried = [each for each in given[site] if id(layouts.component(each)) in own]
         if carried:
             found[site] = tuple(each.position for each in carried)
     return found
 
 
+def _is_first(axes: ast.expr | None, position: int | None) -> bool:
+    """Whether `in_axes` or `out_axes` say 0 at a position."""
+    match axes:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) if position is not None:
+            return position < len(parts) and is_default(parts[position])
+    return is_default(axes)
+
+
 class _Step:
-    """One function and its state."""
+    """One function and its state. Raises Left where that cannot be followed."""
 
     def __init__(
         self,
         module: Module,
-        layouts: Layouts,
+        project: Project,
         site: Site,
-        positions: tuple[int, ...],
+        carried: tuple[int, ...],
         style: Style,
         namer: Namer,
     ):
-        self._module, self._layouts, self._site = module, layouts, site
-        self._positions, self._style, self._namer = positions, style, namer
+        self._module, self._project, self._site = module, project, site
+        self._style, self._namer = style, namer
         self._name, self._scope = self._bound()
         self._group = f"state of {site.node.lineno}:{site.node.col_offset}"
+        self._layouts = Layouts(module, [site], stacked_for_others=True)
+        self._parts = self._states(carried)
+        self._positions = tuple(self._parts)
 
     def changes(self) -> list[FreedPlace]:
-        """All of them. Raises Left."""
-        parts = {
-            number: self._layouts.component(Argument(self._site, number))
-            for number in self._positions
-        }
-        if len({id(part) for part in parts.values()}) < len(parts):
-            raise Left("two of its arguments may be one state", _BY_HAND)
-        for number, part in parts.items():
-            self._check(number, part)
-        self._check_results(parts)
+        """All of them."""
         found = [self._mapped()]
-        for number, part in parts.items():
+        for number, part in self._parts.items():
             found += self._of(number, part)
+        return found
+
+    def take(self, placed: dict[ast.expr, Site]) -> None:
+        """Notes what this step puts in place, which no other step then does."""
+        sources = [source.node for part in self._parts.values() for source in part.sources]
+        for source in sources:
+            if source in placed:
+                line = placed[source].node.lineno
+                raise Left(
+                    "another mapped function carries the same state", _BY_HAND, f"line {line}"
+                )
+        placed.update(dict.fromkeys(sources, self._site))
+
+    def _states(self, carried: tuple[int, ...]) -> dict[int, Component]:
+        """What is replicated, by position; other values that are carried keep the axis."""
+        found: dict[int, Component] = {}
+        left: list[Left] = []
+        for number in carried:
+            part = self._layouts.component(Argument(self._site, number))
+            try:
+                self._check(number, part)
+            except Left as why:
+                left.append(why)
+            else:
+                found[number] = part
+        if not found:
+            raise left[0]
+        if len({id(part) for part in found.values()}) < len(found):
+            raise Left("two of its arguments may be one state", _BY_HAND)
+        self._check_results(found)
+        self._check_copies(found)
         return found
 
     def _bound(self) -> tuple[str, scopes.Scope]:
@@ -174,12 +219,6 @@ class _Step:
 
     def _check(self, number: int, part: Component) -> None:
         """Raises Left where the state cannot be followed."""
-        others = {slot.site for slot in part.slots if isinstance(slot, Argument | Result)}
-        if others != {self._site}:
-            lines = sorted(each.node.lineno for each in others - {self._site})
-            raise Left(
-                "another mapped function carries the same state", _BY_HAND, f"line {lines[0]}"
-            )
         if part.kept:
             raise Left("its state is not followed to the end", _BY_HAND, part.kept)
         if not part.sources or part.layout is not AxisLayout.SHARED:
@@ -187,11 +226,82 @@ class _Step:
                 f"nothing shows where its argument {number} is replicated",
                 "Replicate it in the same file, or call jax_dist.global_view by hand.",
             )
+        self._check_steps(part)
+        for slot in part.slots:
+            if not isinstance(slot, Argument | Result):
+                continue
+            option = "in_axes" if isinstance(slot, Argument) else "out_axes"
+            if not _is_first(self._site.arguments.get(option), slot.position):
+                raise Left(f"its {option} may not map the state over its first dimension", _BY_HAND)
         if part.forests:
             raise Left("get_metrics takes its state", _BY_HAND, f"line {part.forests[0].lineno}")
         for source in part.sources:
             if source.devices is not None:
                 raise Left("its state is replicated on chosen devices", _BY_HAND)
+        for node in part.shown:
+            why = mutation.why_not_copied(self._module, self._project, node)
+            if why:
+                raise Left("its state is changed in place", _BY_HAND, why)
+
+    def _check_steps(self, part: Component) -> None:
+        """That no other step carries the state too: each call would copy it. Raises Left."""
+        module, mapped = self._module, flow.of(self._module).mapped_calls
+        own = [
+            reaching_definitions.block_of(module, module.statement(call))
+            for call, site in mapped.items()
+            if site.node is self._site.node
+        ]
+        for node in part.shown:
+            made = module.statement(node)
+            if module.parent(node) not in mapped or not isinstance(made, ast.Assign):
+                continue
+            targets = [each for target in made.targets for each in ast.walk(target)]
+            comes_back = any(
+                isinstance(each, ast.expr) and module.text(each) == module.text(node)
+                for each in targets
+            )
+            if comes_back and any(made in block for block in own if block):
+                raise Left(
+                    "another mapped function carries the same state",
+                    _BY_HAND,
+                    f"line {made.lineno}",
+                )
+
+    def _check_copies(self, parts: dict[int, Component]) -> None:
+        """That no replicated argument which is no state gets into the state. Raises Left.
+
+        A global view takes it as one value for each device, and so would not cut the state.
+        """
+        states = [n in parts for n in range(len(self._layouts.arguments(self._site) or []))]
+        copied = [is_state or self._may_be_copies(n) for n, is_state in enumerate(states)]
+        if copied == states or self._varies(copied) or not self._varies(states):
+            return
+        number = next(n for n, is_state in enumerate(states) if copied[n] and not is_state)
+        raise Left(
+            f"its argument {number} is replicated, is no state of it, and changes its state",
+            "Give it by in_axes=None, or call jax_dist.global_view by hand.",
+        )
+
+    def _may_be_copies(self, number: int) -> bool:
+        """Whether an argument may be replicated, or be another state, at any call."""
+        found = flow.of(self._module)
+        for call, site in found.mapped_calls.items():
+            if site.node is not self._site.node:
+                continue
+            argument = call.args[number]
+            if any(each.kind in (Kind.REPLICATED, Kind.MAPPED) for each in found.origins(argument)):
+                return True
+            match argument:
+                case ast.Call(func=ast.Attribute(attr="stacked")):  # of a step that is done
+                    return True
+        return False
+
+    def _varies(self, shared: list[bool]) -> bool:
+        """Whether the new state differs from device to device, if these arguments do not."""
+        results = self._layouts.results(self._site)
+        arity = None if results[0].position is None else len(results)
+        found = uniformity.of_results(self._module, self._site, shared, set(), arity)
+        return found[0] is Same.NO
 
     def _of(self, number: int, part: Component) -> Iterator[FreedPlace]:
         """Where the state is put in place, and where it is read."""

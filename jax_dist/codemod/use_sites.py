@@ -125,6 +125,25 @@ def use_of(module: Module, flow: Flow, node: ast.expr) -> Use:
     return Escaped(f"line {node.lineno} uses it in a {what}: {_short(module, around)}")
 
 
+# Methods of trees and train states that change nothing in place.
+_PURE = frozenset(
+    ("apply_fn", "apply_gradients", "copy", "get", "items", "keys", "replace", "_replace", "values")
+)
+
+
+def is_plain_read(module: Module, node: ast.expr) -> bool:
+    """Whether a name or attribute is read where a copy of its value does as well."""
+    top, around = node, module.parent(node)
+    while isinstance(around, ast.Attribute | ast.Subscript) and around.value is top:
+        if not isinstance(around.ctx, ast.Load):
+            return False
+        top, around = around, module.parent(around)
+    if isinstance(around, ast.Call) and around.func is top:
+        return isinstance(top, ast.Attribute) and top is not node and top.attr in _PURE
+    in_place = ast.AugAssign | ast.Starred | ast.FormattedValue
+    return not isinstance(node, ast.Call) and not isinstance(around, in_place)
+
+
 def _of_part(module: Module, flow: Flow, node: ast.expr, around: ast.expr) -> Use:
     found = flow.origins(around)
     if all(origin.kind is Kind.ONE for origin in found):

@@ -175,6 +175,17 @@ def slices_differ(path: str) -> PlacementError:
     )
 
 
+def stacked_in_trace(path: str) -> PlacementError:
+    return PlacementError(
+        message(
+            what="a state with one slice for each device is given inside a traced function",
+            which=[f"{path} has a dimension for devices, and the step makes it the same on all"],
+            why="whether its slices are equal cannot be seen there",
+            do="Place the state before, by state = view.place(state).",
+        )
+    )
+
+
 def stacked_or_not(size: int, path: str, shape: Sequence[int]) -> PlacementError:
     return PlacementError(
         message(

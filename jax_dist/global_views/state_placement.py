@@ -66,14 +66,12 @@ class Given:
         if not self.stacked:
             placed = put_whole(leaf, NamedSharding(self.mesh, P()) if varies else sharding)
             return for_each_device(placed, self.mesh.shape[self.name], own) if varies else placed
-        stacked = _put_slices(leaf, own)
+        stacked = put_slices(leaf, own)
         if varies:
             return stacked
-        if not _all_equal(stacked):
-            if varies is None:
-                return stacked
-            raise refusals.slices_differ(self.paths[place])
-        return _first_slice(stacked, sharding)
+        if varies is None and not _all_equal(stacked):
+            return stacked
+        return one_of_equals(stacked, sharding, self.paths[place])
 
 
 def read_state(state: Any, name: str, mesh: Mesh, axis: Any, *, stacked: bool | None) -> Given:
@@ -174,10 +172,10 @@ def _put_copy(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
     return jnp.copy(placed) if placed is leaf else placed
 
 
-def _put_slices(leaf: Any, sharding: NamedSharding) -> jax.Array:
+def put_slices(leaf: Any, sharding: NamedSharding) -> jax.Array:
     """`[N, *s]`, or the `[L, *s]` of this process, with a slice on each device."""
     if is_key(leaf):
-        return with_data(leaf, lambda data: _put_slices(data, sharding))
+        return with_data(leaf, lambda data: put_slices(data, sharding))
     size = sharding.mesh.shape[sharding.spec[0]]
     if isinstance(leaf, jax.Array) and (
         sharding.is_fully_addressable or not leaf.is_fully_addressable
@@ -238,7 +236,10 @@ def _taken(sharding: NamedSharding) -> Any:
     return jax.jit(lambda stacked: stacked[0], out_shardings=sharding)
 
 
-def _first_slice(stacked: jax.Array, sharding: NamedSharding) -> jax.Array:
+def one_of_equals(stacked: jax.Array, sharding: NamedSharding, path: str) -> jax.Array:
+    """`[N, *s] -> [*s]`, where all slices are equal. Raises PlacementError where they are not."""
+    if not _all_equal(stacked):
+        raise refusals.slices_differ(path)
     return _taken(sharding)(stacked)
 
 
@@ -261,7 +262,7 @@ def place_batch(batch: Any, mesh: Mesh, axis: Any, *, rows: bool | None) -> Any:
             leaf = _in_slices(leaf, here)
         elif shape[0] != here:
             raise refusals.rows_not_divisible(name, shape[0], here)
-        return _put_slices(leaf, sharding)
+        return put_slices(leaf, sharding)
 
     return jax.tree.map_with_path(place, batch)
 

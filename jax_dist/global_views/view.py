@@ -10,15 +10,15 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
 from jax_dist import _compat
 from jax_dist.global_views import layouts, programs, refusals, report, state_placement
+from jax_dist.global_views.arguments import Ready
 from jax_dist.global_views.layouts import Shardings
 from jax_dist.global_views.programs import Leaf, Setting, StepProgram
 from jax_dist.global_views.report import GlobalViewReport
-from jax_dist.mapping import axes, calls, meshes, placement
+from jax_dist.mapping import axes, calls, meshes
 from jax_dist.mapping import refusals as mapping_refusals
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import type_of
@@ -147,7 +147,7 @@ class GlobalView:
 
     def __init__(self, fun: Callable, asked: _Asked):
         self._fun, self._asked = fun, asked
-        self._ready: dict[Any, _Ready] = {}
+        self._ready: dict[Any, Ready] = {}
         self._programs: dict[Any, StepProgram] = {}
         self._known: dict[int, state_placement.Known] = {}  # of each state argument
         self._last: StepProgram | None = None
@@ -157,11 +157,15 @@ class GlobalView:
         """Runs the step.
 
         Args:
-          *args: the state as `place` or the last call gave it, and the others as pmap takes them.
+          *args: the state as `place` or the last call gave it, and the others as pmap takes them. A
+            state as pmap has it, `[N, *s]`, is taken too; each such call compares its slices.
           **kwargs: mapped over their first dimension, as under pmap.
 
         Returns:
           The results of the step; the new state as it lies, others by out_axes.
+
+        Raises:
+          PlacementError: the state lies elsewhere, or as pmap has it with slices that differ.
         """
         call = self._bound(args, kwargs)
         ready = self._ready_for(call)
@@ -252,10 +256,17 @@ class GlobalView:
 
     def _by_leaf(self, state: Any, method: str, *, shared: Callable, varying: Callable) -> Any:
         """Treats each leaf of the state, or of a part of it, as what it is."""
-        knowns = tuple(self._known.values())
         with_paths, structure = jax.tree.flatten_with_path(state)
         leaves = [leaf for _, leaf in with_paths]
-        varies = state_placement.which_vary(leaves, structure, knowns, self._setting.size)
+        if not self._known:  # nothing was placed, so that it is as the user made it
+            given = state_placement.read_state(
+                state, "state", self._mesh, self._asked.axis_name, stacked=None
+            )
+            varies: list[bool | None] = [given.stacked] * len(leaves)
+        else:
+            varies = state_placement.which_vary(
+                leaves, structure, tuple(self._known.values()), self._setting.size
+            )
         if None in varies:
             path = jax.tree_util.keystr(with_paths[varies.index(None)][0])
             raise refusals.no_leaf(method, path, jnp.shape(leaves[varies.index(None)]))
@@ -356,7 +367,7 @@ class GlobalView:
             return contextlib.nullcontext()
         return meshes.context_of(self._mesh) if traced else meshes.no_mesh()
 
-    def _ready_for(self, call: Call) -> "_Ready":
+    def _ready_for(self, call: Call) -> Ready:
         types = [type_of(leaf) for leaf in call.leaves]
         key = (call.structure, call.static, *map(_key_of, types))
         ready = self._ready.get(key)
@@ -367,7 +378,7 @@ class GlobalView:
         self._last = ready.program
         return ready
 
-    def _settled(self, call: Call, types: list[Any]) -> "_Ready":
+    def _settled(self, call: Call, types: list[Any]) -> Ready:
         """What a call needs whose types were not seen before."""
         state = [n for n, owner in enumerate(call.owners) if owner in self._asked.state]
         kinds = self._kinds_of_state(call, types, state)
@@ -385,14 +396,14 @@ class GlobalView:
                 program = programs.build(self._setting, told, state)
             if program.cacheable:
                 self._programs[key] = program
-        lifted = []
-        for place, leaf in program.leaves.items():
-            is_whole = jnp.shape(call.leaves[place]) == leaf.type.shape
-            if leaf.shared and not is_whole:
-                raise refusals.slices_differ(leaf.path)
-            if not leaf.shared and is_whole:
-                lifted.append(place)
-        return _Ready(program, tuple(lifted))
+        is_whole = {
+            place: jnp.shape(call.leaves[place]) == leaf.type.shape
+            for place, leaf in program.leaves.items()
+        }
+        lifted = [n for n, leaf in program.leaves.items() if is_whole[n] and not leaf.shared]
+        merged = [n for n, leaf in program.leaves.items() if leaf.shared and not is_whole[n]]
+        by_device = NamedSharding(self._mesh, jax.sharding.PartitionSpec(self._asked.axis_name))
+        return Ready(program, tuple(lifted), tuple(merged), by_device)
 
     def _kinds_of_state(
         self, call: Call, types: Sequence[Any], state: Sequence[int]
@@ -406,10 +417,23 @@ class GlobalView:
             structure = jax.tree.structure(args[number])
             shapes = [types[place].shape for place in places]
             if known is None or not known.fits(structure, shapes, self._setting.size):
-                own = [jax.ShapeDtypeStruct(types[n].shape, types[n].dtype) for n in places]
-                known = self._known[number] = state_placement.Known(structure, tuple(own))
+                known = self._known[number] = self._known_of(number, args[number])
             kinds.update(zip(places, known.types, strict=True))
         return kinds
+
+    def _known_of(self, number: int, given: Any) -> state_placement.Known:
+        """What a state is of which nothing was known: not traced, it may have the device axis."""
+        leaves = jax.tree.leaves(given)
+        is_array = all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
+        if is_array and not calls.any_tracer(leaves):
+            name = axes.argument_name(self._fun, number)
+            found = state_placement.read_state(
+                given, name, self._mesh, self._asked.axis_name, stacked=None
+            )
+            return found.known
+        types = [type_of(leaf) for leaf in leaves]
+        own = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in types)
+        return state_placement.Known(jax.tree.structure(given), own)
 
     def _check_size(self, call: Call, place: int, shape: tuple[int, ...], axis: Any) -> None:
         if axis is None:
@@ -447,55 +471,6 @@ class GlobalView:
             own = [leaf for leaf in self._last.leaves.values() if leaf.argument == number]
             trees.append(jax.tree.unflatten(self._known[number].structure, map(of_leaf, own)))
         return trees[0] if len(trees) == 1 else tuple(trees)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Ready:
-    """What to do with calls of the same types."""
-
-    program: StepProgram
-    lifted: tuple[int, ...]  # leaves of the state that vary, and come as if they were shared
-
-    def given(self, call: Call) -> list[Any]:
-        """The leaves where the program wants them."""
-        placed = list(call.leaves)
-        for place in self.lifted:
-            leaf = self.program.leaves[place]
-            placed[place] = state_placement.for_each_device(placed[place], leaf.size, leaf.sharding)
-        for place, target in enumerate(self.program.in_shardings):
-            leaf = placed[place]
-            if isinstance(leaf, Tracer):
-                continue
-            if not (target.is_fully_addressable or target.is_fully_replicated):
-                self._check_is_of_all(call, place)
-            if not isinstance(leaf, jax.Array):
-                continue
-            if leaf.sharding == target or not leaf.committed:
-                continue
-            if place in self.program.leaves:
-                self._check_place(place, leaf, target)
-            placed[place] = placement.put_as_jit_would(leaf, target)
-        return placed
-
-    def _check_is_of_all(self, call: Call, place: int) -> None:
-        """Raises PlacementError for what is to be cut over processes, and is of this one alone."""
-        leaf = call.leaves[place]
-        if place in self.lifted or (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable):
-            return
-        path, kind = call.paths()[place], f"{type(leaf).__module__}.{type(leaf).__name__}"
-        if isinstance(leaf, jax.Array):
-            kind = "jax.Array on devices of this process"
-        raise refusals.host_array(path, jnp.shape(leaf), kind, jax.process_count())
-
-    def _check_place(self, place: int, leaf: jax.Array, target: NamedSharding) -> None:
-        if not leaf.sharding.is_equivalent_to(target, leaf.ndim):
-            path = self.program.leaves[place].path
-            raise refusals.lies_elsewhere(path, leaf.sharding, target.spec)
-
-    def types(self, leaves: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-        """The types of the leaves as the program takes them."""
-        own = self.program.leaves
-        return [own[n].whole if n in own else type_of(leaf) for n, leaf in enumerate(leaves)]
 
 
 def _mesh_of(asked: _Asked) -> Mesh:

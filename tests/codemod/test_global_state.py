@@ -176,6 +176,77 @@ def result():
         params, loss = p_step(params, common_utils.shard(rows))
     return loss, jax.tree.map(lambda x: x[0], params)
 """,
+    "functions that are not seen": """\
+p_step = jax.pmap(update, axis_name="batch", donate_argnums=0)
+HOOKS = {
+    "average": jax.pmap(lambda p: jax.lax.pmean(p, "batch"), axis_name="batch"),
+    "save": lambda p: jax.tree.map(lambda x: np.asarray(x[0]).copy(), p),
+}
+
+
+def result():
+    params = jax_utils.replicate(initial())
+    saved = []
+    for rows in batches():
+        params, loss = p_step(params, common_utils.shard(rows))
+        saved.append(HOOKS["save"](params))
+        params = HOOKS["average"](params)
+    sizes = jax.tree.map(lambda x: x.size, params)
+    return saved, sizes, [params["in"] * 2], jax_utils.unreplicate(params)
+""",
+    "a state that is read, changed and given back": """\
+p_step = jax.pmap(update, axis_name="batch")
+
+
+def train(params, count):
+    for rows in [*batches()][:count]:
+        params, loss = p_step(params, common_utils.shard(rows))
+    return params, loss
+
+
+def result():
+    params = jax_utils.replicate(initial())
+    params, loss = train(params, 2)
+    params = {**params, "out": 0.5 * params["out"]}
+    params, loss = train(params, 3)
+    return params, loss, jax_utils.unreplicate(params)["in"]
+""",
+    "a key for each device is carried, too": """\
+def step(params, key, batch):
+    key, own = jax.random.split(key)
+    noise = jax.random.normal(own, params["in"].shape) / 64
+    grads = jax.grad(loss_of)({**params, "in": params["in"] + noise}, batch)
+    grads = jax.lax.pmean(grads, "batch")
+    return jax.tree.map(lambda p, g: p - 0.125 * g, params, grads), key
+
+
+p_step = jax.pmap(step, "batch", donate_argnums=(0,))
+
+
+def result():
+    params = jax_utils.replicate(initial())
+    keys = jax.random.split(jax.random.key(1), jax.local_device_count())
+    for rows in batches():
+        params, keys = p_step(params, keys, common_utils.shard(rows))
+    return jax.random.key_data(keys), jax_utils.unreplicate(params)
+""",
+    "a state that is stacked where nobody sees it": """\
+p_step = jax.pmap(update, axis_name="batch")
+
+
+def result():
+    found = []
+    for resumes in (True, False):
+        if resumes:
+            params = {k: jax.device_put(np.stack([v] * 8)) for k, v in initial().items()}
+            params = {k: jax.pmap(lambda x: 2 * x)(v) for k, v in params.items()}
+        else:
+            params = jax_utils.replicate(initial())
+        for rows in batches():
+            params, loss = p_step(params, common_utils.shard(rows))
+        found.append(jax_utils.unreplicate(params))
+    return found
+""",
 }
 
 
@@ -236,7 +307,18 @@ def result():
     params = jax_utils.replicate(initial())
     for rows in batches():
         params, loss = p_step(params, common_utils.shard(rows))
-    return [params["in"] * 2]
+        params["out"] = 2 * params["out"]
+    return jax_utils.unreplicate(params)
+""",
+    "its out_axes may not map the state": """\
+p_step = jax.pmap(update, axis_name="batch", out_axes=(None, 0))
+
+
+def result():
+    params = jax_utils.replicate(initial())
+    for rows in batches():
+        params, loss = p_step(params, common_utils.shard(rows))
+    return jax_utils.unreplicate(params)
 """,
     "nothing shows where its argument 0 is replicated": """\
 p_step = jax.pmap(update, axis_name="batch")
