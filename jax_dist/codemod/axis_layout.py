@@ -11,7 +11,7 @@ import enum
 import functools
 from typing import Any, TypeAlias
 
-from jax_dist.checker.model import flow
+from jax_dist.checker.model import flow, functions, pmaps
 from jax_dist.checker.model.flow import Flow, Origin
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
@@ -217,6 +217,9 @@ class Layouts:
             self._tie(known[0], slot)
         self._see_mixture(node, known[0], mixed=len(known) < len(slots))
         part = self._part(known[0])
+        if self._is_handed_over(node):
+            part.shown.append(node)
+            return
         match use_sites.use_of(self._module, self._flow, node):
             case First() as first:
                 part.firsts.append(first)
@@ -308,8 +311,31 @@ class Layouts:
                     reads = found.reads if isinstance(found, Kept) else ()
                     self._due += ((slot, read) for read in reads)
 
+    def _is_handed_over(self, node: ast.expr) -> bool:
+        """Whether a function without mapped calls gets the value: with the axis, as before."""
+        if not self._is_shown(node):
+            return False
+        call = use_sites.call_given(self._module, node)
+        if call is None or call in self._flow.mapped_calls:
+            return False
+        function = pmaps.definition(self._module, call.func)
+        return function is not None and not self._has_part(function, ())
+
+    def _has_part(self, function: Any, around: tuple[Any, ...]) -> bool:
+        """Whether a function, or one that it calls, calls what may be changed."""
+        own = {call for made in self._calls.values() for call in made}
+        calls = [each for each in functions.all_nodes(function) if isinstance(each, ast.Call)]
+        inner = (pmaps.definition(self._module, each.func) for each in calls)
+        return not own.isdisjoint(calls) or any(
+            self._has_part(each, (*around, function))
+            for each in inner
+            if each is not None and each is not function and each not in around
+        )
+
     def _slot_of(self, origin: Origin) -> Slot | None:
         if origin.on_host or not escapes.stays_inside(self._module, origin):
+            return None
+        if self._stacked_for_others and not all(self._has_part(f, ()) for f in origin.through):
             return None
         if origin.site is not None:
             site = self._sites.get(origin.site.node)

@@ -63,25 +63,21 @@ def find(
       facts: what is known of its places.
     """
     left: dict[ast.expr, Left] = {}
-    fit: list[Site] = []
+    fit: list[tuple[Site, Layouts]] = []
     for site in pmaps.sites(module):
         try:
             _check(site, facts)
         except Left as why:
             left[site.reference] = why
         else:
-            fit.append(site)
-    carrying = _carrying(Layouts(module, fit), fit) if fit else {}
-    for site in fit:
-        if site not in carrying:
-            left[site.reference] = Left(
-                "no argument of it comes back as a result, so that it has no state to cut"
-            )
+            fit.append((site, Layouts(module, [site], stacked_for_others=True)))
+    # A step takes a batch too; what only synchronises a state does not, and leaves it to the step.
+    fit.sort(key=lambda each: -len(each[1].arguments(each[0]) or []))
     changes: list[FreedPlace] = []
     placed: dict[ast.expr, Site] = {}  # by which step
-    for site, arguments in carrying.items():
+    for site, layouts in fit:
         try:
-            step = _Step(module, project, site, arguments, style, namer)
+            step = _Step(module, project, layouts, site, style, namer)
             found = step.changes()
             step.take(placed)
         except Left as why:
@@ -109,22 +105,6 @@ def _check(site: Site, facts: PmapFacts) -> None:
         )
 
 
-def _carrying(layouts: Layouts, sites: list[Site]) -> dict[Site, tuple[int, ...]]:
-    """The functions that give back some of what they take, and the positions of these arguments.
-
-    Those with the most arguments come first: a step takes a batch too, what only synchronises a
-    state does not.
-    """
-    found: dict[Site, tuple[int, ...]] = {}
-    given = {site: layouts.arguments(site) or [] for site in sites}
-    for site in sorted(sites, key=lambda each: -len(given[each])):
-        own = {id(layouts.component(slot)) for slot in layouts.results(site)}
-        carried = [each for each in given[site] if id(layouts.component(each)) in own]
-        if carried:
-            found[site] = tuple(each.position for each in carried)
-    return found
-
-
 def _is_first(axes: ast.expr | None, position: int | None) -> bool:
     """Whether `in_axes` or `out_axes` say 0 at a position."""
     match axes:
@@ -140,16 +120,16 @@ class _Step:
         self,
         module: Module,
         project: Project,
+        layouts: Layouts,
         site: Site,
-        carried: tuple[int, ...],
         style: Style,
         namer: Namer,
     ):
-        self._module, self._project, self._site = module, project, site
+        self._module, self._project, self._layouts, self._site = module, project, layouts, site
         self._style, self._namer = style, namer
+        carried = self._carried()
         self._name, self._scope = self._bound()
         self._group = f"state of {site.node.lineno}:{site.node.col_offset}"
-        self._layouts = Layouts(module, [site], stacked_for_others=True)
         self._parts = self._states(carried)
         self._positions = tuple(self._parts)
 
@@ -171,7 +151,16 @@ class _Step:
                 )
         placed.update(dict.fromkeys(sources, self._site))
 
-    def _states(self, carried: tuple[int, ...]) -> dict[int, Component]:
+    def _carried(self) -> list[int]:
+        """The positions of the arguments that come back as results. Raises Left."""
+        own = {id(self._layouts.component(slot)) for slot in self._layouts.results(self._site)}
+        arguments = self._layouts.arguments(self._site) or []
+        found = [n for n, slot in enumerate(arguments) if id(self._layouts.component(slot)) in own]
+        if not found:
+            raise Left("no argument of it comes back as a result, so that it has no state to cut")
+        return found
+
+    def _states(self, carried: list[int]) -> dict[int, Component]:
         """What is replicated, by position; other values that are carried keep the axis."""
         found: dict[int, Component] = {}
         left: list[Left] = []

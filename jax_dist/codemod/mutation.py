@@ -12,9 +12,10 @@ _CHANGING = frozenset(
     ("append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update")
 )
 _ATTRIBUTE_SETTERS = ("setattr", "delattr")
+_DEEPEST = 4  # calls that are followed
 
 
-def why_not_copied(module: Module, project: Project, node: ast.expr) -> str:
+def why_not_copied(module: Module, project: Project, node: ast.expr, depth: int = 0) -> str:
     """Why an argument of a call must be the value itself; "" where a copy does as well.
 
     Args:
@@ -22,10 +23,11 @@ def why_not_copied(module: Module, project: Project, node: ast.expr) -> str:
       project: where functions of other files are looked up. Of those that are in none of its files
         nothing is said.
       node: what is read.
+      depth: how many calls there are around.
     """
     around = module.parent(node)
     call = module.parent(around) if isinstance(around, ast.keyword) else around
-    if not isinstance(call, ast.Call) or call.func is node:
+    if not isinstance(call, ast.Call) or call.func is node or depth > _DEEPEST:
         return ""
     text = module.text(call.func)
     if text in _ATTRIBUTE_SETTERS:
@@ -38,7 +40,7 @@ def why_not_copied(module: Module, project: Project, node: ast.expr) -> str:
         return ""
     for parameter in scopes.parameters(function.args):
         is_given = functions.argument_of(home, call, function, parameter) is node
-        if is_given and _is_changed(home, function, parameter.arg):
+        if is_given and _is_changed(home, project, function, parameter.arg, depth):
             return f"{text} changes it in place ({os.path.basename(home.source.path)})"
     return ""
 
@@ -51,14 +53,14 @@ def _callee(module: Module, project: Project, call: ast.Call) -> tuple[Module, A
     name = module.qualified_name(call.func) or ""
     place, _, last = name.rpartition(".")
     path = project.file(place, os.path.dirname(os.path.abspath(module.source.path)))
-    home = None if path is None else project.opened(path)
+    home = None if path is None else project.parsed(path)
     bindings = [] if home is None else home.scopes.module.bindings.get(last, [])
     if home is None or len(bindings) != 1 or bindings[0].kind != "def":
         return module, None
     return home, bindings[0].node
 
 
-def _is_changed(module: Module, function: Any, name: str) -> bool:
+def _is_changed(module: Module, project: Project, function: Any, name: str, depth: int) -> bool:
     """Whether the text of a function stores into a parameter, or calls what changes it."""
     scope = module.scopes.of[function]
     stores = (binding.node for binding in scope.bindings.get(name, ()))
@@ -73,6 +75,6 @@ def _is_changed(module: Module, function: Any, name: str) -> bool:
         is_called = isinstance(around, ast.Call) and around.func is top
         if is_called and isinstance(top, ast.Attribute) and top.attr in _CHANGING:
             return True
-        if isinstance(around, ast.Call) and module.text(around.func) in _ATTRIBUTE_SETTERS:
+        if why_not_copied(module, project, top, depth + 1):
             return True
     return False

@@ -133,15 +133,32 @@ _PURE = frozenset(
 
 def is_plain_read(module: Module, node: ast.expr) -> bool:
     """Whether a name or attribute is read where a copy of its value does as well."""
-    top, around = node, module.parent(node)
-    while isinstance(around, ast.Attribute | ast.Subscript) and around.value is top:
-        if not isinstance(around.ctx, ast.Load):
-            return False
-        top, around = around, module.parent(around)
+    top = _part_of(module, node)
+    if not isinstance(getattr(top, "ctx", None) or ast.Load(), ast.Load):
+        return False
+    around = module.parent(top)
     if isinstance(around, ast.Call) and around.func is top:
         return isinstance(top, ast.Attribute) and top is not node and top.attr in _PURE
     in_place = ast.AugAssign | ast.Starred | ast.FormattedValue
     return not isinstance(node, ast.Call) and not isinstance(around, in_place)
+
+
+def call_given(module: Module, node: ast.expr) -> ast.Call | None:
+    """The call that gets a value or a part of it, by itself or in a tuple."""
+    given = _part_of(module, node)
+    around = module.parent(given)
+    while isinstance(around, ast.Tuple | ast.keyword):
+        given, around = around, module.parent(around)
+    is_argument = isinstance(around, ast.Call) and around.func is not given
+    return around if is_argument else None  # type: ignore[return-value] # a call
+
+
+def _part_of(module: Module, node: ast.expr) -> Any:
+    """`x.a["b"]`, for `x` there."""
+    top, around = node, module.parent(node)
+    while isinstance(around, ast.Attribute | ast.Subscript) and around.value is top:
+        top, around = around, module.parent(around)
+    return top
 
 
 def _of_part(module: Module, flow: Flow, node: ast.expr, around: ast.expr) -> Use:

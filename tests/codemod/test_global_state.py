@@ -310,6 +310,42 @@ def result():
         params["out"] = 2 * params["out"]
     return jax_utils.unreplicate(params)
 """,
+    "its state is changed in place": """\
+p_step = jax.pmap(update, axis_name="batch")
+
+
+def halve(tree, name):
+    tree[name] = 0.5 * tree[name]
+
+
+def between(tree):
+    halve(tree, "out")
+
+
+def result():
+    params = jax_utils.replicate(initial())
+    for rows in batches():
+        params, loss = p_step(params, common_utils.shard(rows))
+        between(params)
+    return jax_utils.unreplicate(params)
+""",
+    "its argument 1 is replicated, is no state of it, and changes its state": """\
+def step(params, other, batch):
+    params, _ = update(params, batch)
+    return jax.tree.map(lambda p, o: p + 0.125 * o, params, other)
+
+
+one_step = jax.pmap(step, axis_name="batch")
+other_step = jax.pmap(step, axis_name="batch")
+
+
+def result():
+    one, other = jax_utils.replicate(initial()), jax_utils.replicate(initial())
+    for rows in batches():
+        one = one_step(one, other, common_utils.shard(rows))
+        other = other_step(other, one, common_utils.shard(rows))
+    return jax_utils.unreplicate((one, other))
+""",
     "its out_axes may not map the state": """\
 p_step = jax.pmap(update, axis_name="batch", out_axes=(None, 0))
 
@@ -401,6 +437,24 @@ def test_several_processes_stay_with_pmap(tmp_path: pathlib.Path, *, promised: b
     reasons = [each.reason for each in found.outcomes if each.status == "left"]
     assert all(each.startswith("the program may run in several processes") for each in reasons)
     assert bool(reasons) is not promised
+
+
+def test_what_another_file_changes_in_place_stays(tmp_path: pathlib.Path):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "tools.py").write_text("def halve(tree):\n    tree.update(out=tree['out'] / 2)\n")
+    program = _TRAINERS["made and trained in one function"].replace("x[0]", "x[0] * 1")
+    call = "tools.halve(params)\n    return loss"
+    path = tmp_path / "train.py"
+    path.write_text("import tools\n" + _TOP + "\n\n" + program.replace("return loss", call))
+    [found], _ = migration.migrate([str(path)], _OPTIONS)
+    path.write_text(path.read_text().replace("tools.halve(params)", "tools.show(params)"))
+    [other], _ = migration.migrate([str(path)], _OPTIONS)
+
+    assert not found.changed
+    assert [each.detail for each in found.outcomes] == [
+        "tools.halve changes it in place (tools.py)"
+    ]
+    assert b"tools.show(p_step.stacked(params))" in other.after
 
 
 def test_the_new_text_reads_well():
