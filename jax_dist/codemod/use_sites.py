@@ -139,8 +139,9 @@ def is_plain_read(module: Module, node: ast.expr) -> bool:
     around = module.parent(top)
     if isinstance(around, ast.Call) and around.func is top:
         return isinstance(top, ast.Attribute) and top is not node and top.attr in _PURE
-    in_place = ast.AugAssign | ast.Starred | ast.FormattedValue
-    return not isinstance(node, ast.Call) and not isinstance(around, in_place)
+    if isinstance(around, ast.AugAssign | ast.Starred | ast.FormattedValue | ast.Compare):
+        return False
+    return not isinstance(node, ast.Call)
 
 
 def call_given(module: Module, node: ast.expr) -> ast.Call | None:

@@ -267,6 +267,10 @@ class GlobalView:
             varies = state_placement.which_vary(
                 leaves, structure, tuple(self._known.values()), self._setting.size
             )
+            varies = [
+                self._varies_where_it_lies(leaf) if own is None else own
+                for own, leaf in zip(varies, leaves, strict=True)
+            ]
         if None in varies:
             path = jax.tree_util.keystr(with_paths[varies.index(None)][0])
             raise refusals.no_leaf(method, path, jnp.shape(leaves[varies.index(None)]))
@@ -274,6 +278,18 @@ class GlobalView:
             structure,
             [(varying if own else shared)(leaf) for own, leaf in zip(varies, leaves, strict=True)],
         )
+
+    def _varies_where_it_lies(self, leaf: Any) -> bool | None:
+        """Whether an array has one value for each device, by the leaves that are kept so."""
+        if self._last is None or not isinstance(leaf, jax.Array):
+            return None
+        found = {
+            not each.shared
+            for each in self._last.leaves.values()
+            if (each.whole.shape, each.whole.dtype) == (leaf.shape, leaf.dtype)
+            and leaf.sharding.is_equivalent_to(each.sharding, leaf.ndim)
+        }
+        return found.pop() if len(found) == 1 else None
 
     def place_batch(self, batch: Any, *, rows: bool | None = None) -> Any:
         """Cuts a batch over the devices.

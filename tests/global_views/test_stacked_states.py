@@ -85,3 +85,17 @@ def test_reads_before_anything_is_placed():
     _same(_view().first(given), _state())
     _same(_view().stacked(given), given)
     assert _view().stacked(_state())["w"].shape == (8, 64, 32)
+
+
+def test_parts_of_the_same_shape_are_told_apart_by_where_they_lie():
+    def step(state, x):
+        mean = lax.pmean(x.mean((0, 1)), "i")
+        return {"row": state["row"] + mean, "own": state["own"] + x.mean()}, x
+
+    view = global_view(step, "i", shardings="fsdp")
+    state = view.place({"row": np.zeros(8, np.float32), "own": np.float32(0)})
+    state, _ = view(state, _X.reshape(8, 4, 8, 8))
+
+    assert view.first(state["row"]).shape == view.stacked(state["own"]).shape == (8,)
+    assert view.first(state["own"]).shape == ()
+    np.testing.assert_array_equal(view.stacked(state["row"])[3], state["row"])
