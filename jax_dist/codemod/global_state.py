@@ -12,34 +12,25 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from jax_dist.checker.model import flow, pmaps, reaching_definitions, scopes
+from jax_dist.checker.model import pmaps, reaching_definitions, stacking
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.checker.model.stacking import Kind
-from jax_dist.codemod import codegen, mutation, uniformity
-from jax_dist.codemod.axis_layout import (
-    Argument,
-    AxisLayout,
-    Component,
-    Layouts,
-    Result,
-    SlotSource,
-)
+from jax_dist.codemod import codegen
+from jax_dist.codemod.axis_layout import Component, Layouts, SlotSource
+from jax_dist.codemod.carried_state import BY_HAND, CarriedState
 from jax_dist.codemod.codegen import Style, Texts
-from jax_dist.codemod.facts import PmapFacts, is_default
+from jax_dist.codemod.facts import PmapFacts
 from jax_dist.codemod.idiomatic import FreedPlace
 from jax_dist.codemod.names import Namer
 from jax_dist.codemod.results import Left
-from jax_dist.codemod.uniform_values import Same
 
 # What a global view takes of what pmap takes.
 _TAKEN = frozenset(
     ("axis_name", "in_axes", "out_axes", "static_broadcasted_argnums", "donate_argnums")
 )
 _FORMS = ("call", "partial decorator")
-_BY_HAND = "Call jax_dist.global_view by hand: the page on sharded parameters shows how."
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,9 +68,9 @@ def find(
     placed: dict[ast.expr, Site] = {}  # by which step
     for site, layouts in fit:
         try:
-            step = _Step(module, project, layouts, site, style, namer)
-            found = step.changes()
-            step.take(placed)
+            state = CarriedState(module, project, layouts, site)
+            found = _Edits(state, style, namer).changes()
+            state.take(placed)
         except Left as why:
             left[site.reference] = why
         else:
@@ -90,48 +81,30 @@ def find(
 def _check(site: Site, facts: PmapFacts) -> None:
     """Raises Left where it cannot be a global view, whatever its state."""
     if site.form not in _FORMS or site.fun is None:
-        raise Left("the mapped function is not written in one place", _BY_HAND)
+        raise Left("the mapped function is not written in one place", BY_HAND)
     if site.unknown:
-        raise Left(f"its options come from {site.unknown}", _BY_HAND)
+        raise Left(f"its options come from {site.unknown}", BY_HAND)
     name = site.arguments.get("axis_name")
     if name is None or (isinstance(name, ast.Constant) and name.value is None):
         raise Left("it has no axis name, so that no collective makes anything the same")
     for option in sorted(site.arguments.keys() - _TAKEN):
-        raise Left(f"it has {option}, and a global view runs on a mesh", _BY_HAND)
+        raise Left(f"it has {option}, and a global view runs on a mesh", BY_HAND)
     if facts.several_processes:
         raise Left(
             "the program may run in several processes, where one cannot read a state that is cut",
-            _BY_HAND,
+            BY_HAND,
         )
 
 
-def _is_first(axes: ast.expr | None, position: int | None) -> bool:
-    """Whether `in_axes` or `out_axes` say 0 at a position."""
-    match axes:
-        case ast.Tuple(elts=parts) | ast.List(elts=parts) if position is not None:
-            return position < len(parts) and is_default(parts[position])
-    return is_default(axes)
+class _Edits:
+    """What is written for one function and its state. Raises Left where a name is not known."""
 
-
-class _Step:
-    """One function and its state. Raises Left where that cannot be followed."""
-
-    def __init__(
-        self,
-        module: Module,
-        project: Project,
-        layouts: Layouts,
-        site: Site,
-        style: Style,
-        namer: Namer,
-    ):
-        self._module, self._project, self._layouts, self._site = module, project, layouts, site
+    def __init__(self, state: CarriedState, style: Style, namer: Namer):
+        self._module, self._site = state.module, state.site
+        self._name, self._scope, self._parts = state.name, state.scope, state.parts
         self._style, self._namer = style, namer
-        carried = self._carried()
-        self._name, self._scope = self._bound()
-        self._group = f"state of {site.node.lineno}:{site.node.col_offset}"
-        self._parts = self._states(carried)
-        self._positions = tuple(self._parts)
+        self._group = f"state of {state.site.node.lineno}:{state.site.node.col_offset}"
+        self._positions = tuple(state.parts)
 
     def changes(self) -> list[FreedPlace]:
         """All of them."""
@@ -139,158 +112,6 @@ class _Step:
         for number, part in self._parts.items():
             found += self._of(number, part)
         return found
-
-    def take(self, placed: dict[ast.expr, Site]) -> None:
-        """Notes what this step puts in place, which no other step then does."""
-        sources = [source.node for part in self._parts.values() for source in part.sources]
-        for source in sources:
-            if source in placed:
-                line = placed[source].node.lineno
-                raise Left(
-                    "another mapped function carries the same state", _BY_HAND, f"line {line}"
-                )
-        placed.update(dict.fromkeys(sources, self._site))
-
-    def _carried(self) -> list[int]:
-        """The positions of the arguments that come back as results. Raises Left."""
-        own = {id(self._layouts.component(slot)) for slot in self._layouts.results(self._site)}
-        arguments = self._layouts.arguments(self._site) or []
-        found = [n for n, slot in enumerate(arguments) if id(self._layouts.component(slot)) in own]
-        if not found:
-            raise Left("no argument of it comes back as a result, so that it has no state to cut")
-        return found
-
-    def _states(self, carried: list[int]) -> dict[int, Component]:
-        """What is replicated, by position; other values that are carried keep the axis."""
-        found: dict[int, Component] = {}
-        left: list[Left] = []
-        for number in carried:
-            part = self._layouts.component(Argument(self._site, number))
-            try:
-                self._check(number, part)
-            except Left as why:
-                left.append(why)
-            else:
-                found[number] = part
-        if not found:
-            raise left[0]
-        if len({id(part) for part in found.values()}) < len(found):
-            raise Left("two of its arguments may be one state", _BY_HAND)
-        self._check_results(found)
-        self._check_copies(found)
-        return found
-
-    def _bound(self) -> tuple[str, scopes.Scope]:
-        """The name of the mapped function, and the scope that binds it, once. Raises Left."""
-        site, around = self._site, self._module.parent(self._site.node)
-        name, at = "", site.node
-        if site.form == "call" and isinstance(around, ast.Assign) and len(around.targets) == 1:
-            target = around.targets[0]
-            if isinstance(target, ast.Name):
-                name, at = target.id, target
-        elif site.form == "partial decorator":
-            name, at = site.fun.name, site.fun
-        found = self._module.scope(at).lookup(name) if name else None
-        if site.form == "partial decorator" and found is not None and found[0].is_class:
-            found = None
-        if found is None or len(found[1]) != 1:
-            raise Left("the mapped function has no name of its own, bound once", _BY_HAND)
-        return name, found[0]
-
-    def _check_results(self, parts: dict[int, Component]) -> None:
-        """A global view takes the first results of the structure of a state for the new one."""
-        order = []
-        for number in sorted(parts):
-            slots = [slot for slot in parts[number].slots if isinstance(slot, Result)]
-            order += [slot.position or 0 for slot in slots]
-        if order != [*range(len(parts))]:
-            raise Left("its new state is not its first result", _BY_HAND)
-
-    def _check(self, number: int, part: Component) -> None:
-        """Raises Left where the state cannot be followed."""
-        if part.kept:
-            raise Left("its state is not followed to the end", _BY_HAND, part.kept)
-        if not part.sources or part.layout is not AxisLayout.SHARED:
-            raise Left(
-                f"nothing shows where its argument {number} is replicated",
-                "Replicate it in the same file, or call jax_dist.global_view by hand.",
-            )
-        self._check_steps(part)
-        for slot in part.slots:
-            if not isinstance(slot, Argument | Result):
-                continue
-            option = "in_axes" if isinstance(slot, Argument) else "out_axes"
-            if not _is_first(self._site.arguments.get(option), slot.position):
-                raise Left(f"its {option} may not map the state over its first dimension", _BY_HAND)
-        if part.forests:
-            raise Left("get_metrics takes its state", _BY_HAND, f"line {part.forests[0].lineno}")
-        for source in part.sources:
-            if source.devices is not None:
-                raise Left("its state is replicated on chosen devices", _BY_HAND)
-        for node in part.shown:
-            why = mutation.why_not_copied(self._module, self._project, node)
-            if why:
-                raise Left("its state is changed in place", _BY_HAND, why)
-
-    def _check_steps(self, part: Component) -> None:
-        """That no other step carries the state too: each call would copy it. Raises Left."""
-        module, mapped = self._module, flow.of(self._module).mapped_calls
-        own = [
-            reaching_definitions.block_of(module, module.statement(call))
-            for call, site in mapped.items()
-            if site.node is self._site.node
-        ]
-        for node in part.shown:
-            made = module.statement(node)
-            if module.parent(node) not in mapped or not isinstance(made, ast.Assign):
-                continue
-            targets = [each for target in made.targets for each in ast.walk(target)]
-            comes_back = any(
-                isinstance(each, ast.expr) and module.text(each) == module.text(node)
-                for each in targets
-            )
-            if comes_back and any(made in block for block in own if block):
-                raise Left(
-                    "another mapped function carries the same state",
-                    _BY_HAND,
-                    f"line {made.lineno}",
-                )
-
-    def _check_copies(self, parts: dict[int, Component]) -> None:
-        """That no replicated argument which is no state gets into the state. Raises Left.
-
-        A global view takes it as one value for each device, and so would not cut the state.
-        """
-        states = [n in parts for n in range(len(self._layouts.arguments(self._site) or []))]
-        copied = [is_state or self._may_be_copies(n) for n, is_state in enumerate(states)]
-        if copied == states or self._varies(copied) or not self._varies(states):
-            return
-        number = next(n for n, is_state in enumerate(states) if copied[n] and not is_state)
-        raise Left(
-            f"its argument {number} is replicated, is no state of it, and changes its state",
-            "Give it by in_axes=None, or call jax_dist.global_view by hand.",
-        )
-
-    def _may_be_copies(self, number: int) -> bool:
-        """Whether an argument may be replicated, or be another state, at any call."""
-        found = flow.of(self._module)
-        for call, site in found.mapped_calls.items():
-            if site.node is not self._site.node:
-                continue
-            argument = call.args[number]
-            if any(each.kind in (Kind.REPLICATED, Kind.MAPPED) for each in found.origins(argument)):
-                return True
-            match argument:
-                case ast.Call(func=ast.Attribute(attr="stacked")):  # of a step that is done
-                    return True
-        return False
-
-    def _varies(self, shared: list[bool]) -> bool:
-        """Whether the new state differs from device to device, if these arguments do not."""
-        results = self._layouts.results(self._site)
-        arity = None if results[0].position is None else len(results)
-        found = uniformity.of_results(self._module, self._site, shared, set(), arity)
-        return found[0] is Same.NO
 
     def _of(self, number: int, part: Component) -> Iterator[FreedPlace]:
         """Where the state is put in place, and where it is read."""
@@ -310,8 +131,22 @@ class _Step:
             yield self._around(first.node, first.of, f"{self._name}.first(", ")", said)
         for node in part.shown:
             self._check_reach(node, "given to another function")
+            taken = stacking.firsts_in_leaves(self._module, self._module.parent(node), node)
+            if taken:
+                yield self._first_in_leaves(node, taken)
+                continue
             said = "the state as pmap has it, for a function that takes it so"
             yield self._around(node, node, f"{self._name}.stacked(", ")", said)
+
+    def _first_in_leaves(self, node: ast.expr, taken: list[ast.Subscript]) -> FreedPlace:
+        """`x[0]` in what is done to each leaf: the tree is that of one device."""
+        low, high = self._module.span(node)
+        edits = [Edit(low, low, f"{self._name}.first("), Edit(high, high, ")")]
+        for each in taken:
+            edits.append(Edit(self._module.span(each.value)[1], self._module.span(each)[1], ""))
+        said = "the state of one device"
+        fix = Fix(said, Safety.UNSAFE, tuple(sorted(edits)), (), self._group)
+        return FreedPlace(node, fix, said)
 
     def _placed_below(self, source: SlotSource) -> str:
         """The name that can be put in place below the step, for its state is made above; or ""."""
@@ -332,15 +167,23 @@ class _Step:
         between = (step.end_lineno or step.lineno, made.lineno)
         if any(between[1] < each.lineno <= between[0] for each in uses):
             return ""
+        if self._module.source.code[self._module.span(step)[1] :].lstrip(b" \t").startswith(b";"):
+            return ""
         return name
 
     def _added(self, line: str, said: str) -> FreedPlace:
         """A statement below the step."""
         statement = self._module.statement(self._site.node)
-        end = self._module.span(statement)[1]
+        end = self._end_of_line(statement)
         indent = self._texts(self._site.node).indent_of(self._site.node)
         fix = Fix(said, Safety.UNSAFE, (Edit(end, end, f"\n{indent}{line}"),), (), self._group)
         return FreedPlace(self._site.node, fix, said)
+
+    def _end_of_line(self, statement: ast.stmt) -> int:
+        """Behind a statement, and the comment that follows it."""
+        code, end = self._module.source.code, self._module.span(statement)[1]
+        rest = code[end:].partition(b"\n")[0].rstrip()
+        return end + len(rest) if rest.lstrip().startswith(b"#") else end
 
     def _check_reach(self, node: ast.expr, done: str) -> None:
         """That the name means the step there. Raises Left."""

@@ -211,6 +211,15 @@ def result():
     params, loss = train(params, 3)
     return params, loss, jax_utils.unreplicate(params)["in"]
 """,
+    "the first of each leaf": """\
+def result():
+    params = jax_utils.replicate(initial())
+    p_step = jax.pmap(update, axis_name="batch")  # the step
+    for rows in batches():
+        params, loss = p_step(params, common_utils.shard(rows))
+    doubled = jax.tree.map(lambda leaf: (leaf[0] + leaf[0], leaf[0].sum()), params)
+    return doubled, jax.tree.map(lambda leaf: leaf[0] + leaf.sum(0), params)
+""",
     "a key for each device is carried, too": """\
 def step(params, key, batch):
     key, own = jax.random.split(key)
@@ -480,6 +489,14 @@ def test_the_new_text_reads_well():
         "found.append(np.asarray(evaluate(train_step.stacked(params), batch)))",
         "return found, loss, train_step.first(params)",
     ]
+
+
+def test_the_first_of_each_leaf_needs_no_copies():
+    found = migrated(_TOP + "\n\n" + _TRAINERS["the first of each leaf"]).after.decode()
+
+    assert 'shardings="fsdp")  # the step\n    params = p_step.place(' in found
+    assert "lambda leaf: (leaf + leaf, leaf.sum()), p_step.first(params))" in found
+    assert "lambda leaf: leaf[0] + leaf.sum(0), p_step.stacked(params))" in found
 
 
 @pytest.mark.skipif(not CAN_REWRITE, reason="a global view needs jax 0.10")
