@@ -246,7 +246,7 @@ def es() -> Workload:
         mine = jax.vmap(fitness, (None, 0))(state["params"], keys)
         everyone = lax.all_gather(mine, "i").reshape(-1)
         ranks = jnp.sum(everyone[None] < mine[:, None], 1) / everyone.size - 0.5
-        gradients = _zeros(params)
+        gradients = jax.tree.map(jnp.zeros_like, params)  # traced: a captured one would be lifted
         for number in range(own):
             noise = noise_of(keys[number])
             gradients = jax.tree.map(lambda g, e, r=ranks[number]: g - r * e, gradients, noise)

@@ -265,6 +265,21 @@ open("state", "a").write("x")
     assert os.listdir(file.parent) == ["program.py"]
 
 
+@pytest.mark.parametrize("own", [None, "3"])
+def test_there_are_threads_for_all_simulated_devices(
+    own: str | None, file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """XLA ends a program whose devices wait in collectives on all the threads that there are."""
+    monkeypatch.delenv("NPROC", raising=False)
+    if own is not None:
+        monkeypatch.setenv("NPROC", own)
+    program = b"import os\nprint(os.environ['NPROC'])\n"
+    found = _verify(file, program, merge=False, devices=4)
+
+    assert found.runs is not None
+    assert found.runs.after.output == (own or "16")
+
+
 def test_a_link_leads_to_the_new_text(file: pathlib.Path, way: str):
     link = file.with_name("link.py")
     link.symlink_to(file)

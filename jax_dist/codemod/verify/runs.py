@@ -179,6 +179,9 @@ def _environment(devices: int) -> dict[str, Any]:
     flags.append(f"--xla_force_host_platform_device_count={devices}")
     return {
         "PYTHONHASHSEED": "0",
+        # The threads of XLA's CPU client. By default as many as cores, where simulated devices that
+        # wait in collectives may take them all: XLA then ends the process after 40 seconds.
+        "NPROC": str(4 * devices),
         **inherited,
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": " ".join(flags),
