@@ -69,6 +69,9 @@ class ImportGraph:
         self._find = find
         self._facts: dict[str, _Facts | None] = {}
         self._imports: dict[str, list[_Import]] = {}
+        # Of this graph alone: a cache of the class would keep all graphs, and with them all files.
+        self.reached = functools.cache(self._reached)
+        self.other_name = functools.cache(self._other_name)
 
     @functools.cached_property
     def roots(self) -> tuple[str, ...]:
@@ -152,8 +155,7 @@ class ImportGraph:
         """Whether one of two files is the other, or leads to it by imports."""
         return one == other or other in self.reached(one) or one in self.reached(other)
 
-    @functools.cache  # noqa: B019 - lives as long as one run
-    def reached(self, path: str) -> frozenset[str]:
+    def _reached(self, path: str) -> frozenset[str]:
         """All files that a file imports, and those that they import."""
         seen: set[str] = set()
         waiting = [path]
@@ -193,8 +195,7 @@ class ImportGraph:
         there = (os.path.isdir(base) or _file(base) is not None for base in bases)
         return len(bases) < len(taken) or not taken or any(there)
 
-    @functools.cache  # noqa: B019 - lives as long as one run
-    def other_name(self, package: str) -> str:
+    def _other_name(self, package: str) -> str:
         """The name by which files of a package import it, where its folder has another.
 
         A checkout may be called anything. Three of its files must be imported so, and nothing that
