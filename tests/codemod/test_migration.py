@@ -1,8 +1,10 @@
 """Several files together: names that cross them, and files with something wrong."""
 
+import gc
 import pathlib
 import re
 import time
+import weakref
 
 import pytest
 
@@ -393,6 +395,21 @@ def test_it_says_which_flax_can_still_replicate(
         ]
         * calls
     )
+
+
+def test_a_run_is_not_kept(package: pathlib.Path):
+    """A language server would keep all files of each."""
+    (package / "a.py").write_text("import jax\nfrom . import b\n\nf = jax.pmap(b.f)\n")
+    (package / "b.py").write_text("f = abs\n")
+    made, context = migration.migrate(["pkg/a.py", "pkg/b.py"], MigrationOptions(to="jax"))
+    assert context.graph.reached(str(package / "a.py"))
+    assert context.graph.other_name(str(package)) == ""
+    graph = weakref.ref(context.graph)
+
+    del made, context
+    gc.collect()
+
+    assert graph() is None
 
 
 def test_a_file_outside_uses_the_module_of_a_package_that_is_migrated_with_it(
