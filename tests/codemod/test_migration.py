@@ -428,6 +428,25 @@ def test_a_file_outside_uses_the_module_of_a_package_that_is_migrated_with_it(
     assert "from _mapped import mapped\n" in alone["script.py"]
 
 
+def test_a_folder_that_is_called_like_an_installed_package_gives_no_helpers(tmp_path: pathlib.Path):
+    """`examples/flax/` beside a script that imports the library of that name."""
+    folder = tmp_path / "flax"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "a.py").write_text("import jax\nfrom . import b\n\nf = jax.pmap(abs)\n")
+    (folder / "b.py").touch()
+    script = tmp_path / "script.py"
+    text = "import jax\nfrom flax.training import common_utils\n\nf = jax.pmap(abs)\n"
+    script.write_text(text)
+
+    found = _written(_migrate(str(script), str(folder / "a.py"), to="jax"))
+    script.write_text(text.replace("flax.training", "flax.b"))
+    other = _written(_migrate(str(script), str(folder / "a.py"), to="jax"))
+
+    assert "flax._mapped" not in found[str(script)]
+    assert "from flax._mapped import mapped\n" in other[str(script)]
+
+
 def test_tests_use_the_module_of_what_they_test(tmp_path: pathlib.Path, package: pathlib.Path):
     (package / "a.py").write_text("import jax\nfrom . import b\n\nf = jax.pmap(abs)\n")
     (package / "b.py").touch()
