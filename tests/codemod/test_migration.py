@@ -436,7 +436,7 @@ def test_a_folder_that_is_called_like_an_installed_package_gives_no_helpers(tmp_
     (folder / "a.py").write_text("import jax\nfrom . import b\n\nf = jax.pmap(abs)\n")
     (folder / "b.py").touch()
     script = tmp_path / "script.py"
-    text = "import jax\nfrom flax.training import common_utils\n\nf = jax.pmap(abs)\n"
+    text = "import flax\nimport jax\nfrom flax.training import x\n\nf = jax.pmap(abs)\n"
     script.write_text(text)
 
     found = _written(_migrate(str(script), str(folder / "a.py"), to="jax"))
