@@ -141,6 +141,9 @@ def _lies_by_device(leaf: Any) -> bool:
     """Whether each device has one slice of the first dimension."""
     if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) != leaf.shape[0]:
         return False
+    if leaf.shape[0] == 1:  # on one device, any array would
+        sharding = leaf.sharding
+        return isinstance(sharding, NamedSharding) and tuple(sharding.spec[:1]) not in ((), (None,))
     return leaf.sharding.shard_shape(leaf.shape)[0] == 1
 
 

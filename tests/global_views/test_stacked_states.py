@@ -71,6 +71,17 @@ def test_what_may_be_stacked_or_not_is_asked_for():
     assert view(view.place(np.ones((8, 4), np.float32), stacked=False), batch)[0].shape == (8, 4)
 
 
+def test_on_one_device_a_row_is_not_taken_for_a_slice():
+    mesh = jax.make_mesh((1,), ("i",), devices=jax.devices()[:1])
+    view = global_view(lambda w, x: (w - lax.pmean(jnp.mean(x), "i"), x), "i", mesh=mesh)
+    row, batch = jnp.ones((1, 4)), np.ones((1, 2), np.float32)
+
+    with pytest.raises(PlacementError, match="may be one for each device, or may not"):
+        view(row, batch)
+    state = jax.device_put(row, jax.NamedSharding(mesh, P("i")))
+    assert view(state, batch)[0].shape == (4,)
+
+
 def test_within_a_trace_the_slices_cannot_be_compared():
     view = _view()
     view.place(_state(), stacked=False)
