@@ -110,11 +110,12 @@ def _cpu_seconds(folder: pathlib.Path, target: str, places: int) -> float:
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - start
 
 
-def test_the_diff_can_be_applied_as_a_patch(folder: pathlib.Path):
+@pytest.mark.parametrize("tool", ["git apply", "patch -p1 -s"])
+def test_the_diff_can_be_applied_as_a_patch(folder: pathlib.Path, tool: str):
     (folder / "a.py").write_text(_BEFORE)
     _, out, _ = _run("a.py")
 
-    subprocess.run(["git", "apply"], input=out, text=True, check=True)
+    subprocess.run(tool.split(), input=out, text=True, check=True)
 
     assert (folder / "a.py").read_text() == _AFTER
 
