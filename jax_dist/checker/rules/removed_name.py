@@ -50,6 +50,10 @@ jax import tree_leaves
 jax import tree_flatten
 jax import tree_unflatten
 jax import tree_structure
+jax import tree_transpose
+jax import tree_reduce
+jax import tree_all
+jax import treedef_is_leaf
 , tree_map
 tree_multimap
 host_id(
@@ -67,6 +71,9 @@ lax import partial
 experimental.PartitionSpec
 experimental import PartitionSpec
 experimental.pjit
+import pjit as
+pjit.PartitionSpec
+pjit.NamedSharding
 experimental.maps
 experimental import maps
 experimental.optimizers
@@ -97,13 +104,15 @@ jax.lib.xla*
 jax.lib import
 jax import lib
 jnp.product
-jnp.cumproduct
-jnp.sometrue
-jnp.alltrue
-jnp.row_stack
-jnp.in1d
-jnp.round_
-jnp.trapz
+numpy.product
+numpy import product
+cumproduct
+sometrue
+alltrue
+row_stack
+in1d
+round_
+trapz
 ops.index*
 jax.ops import
 xla_computation
@@ -112,7 +121,15 @@ soft_pmap
 tie_in
 global_device_array
 jax.api
+jax import api
 jax.util
+jax import util
+jax.config.config
+config.config
+jax import config as
+jax import experimental as
+jax import lax as
+jax import ops as
 import jax as
 , jax as
 """
