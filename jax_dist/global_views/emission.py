@@ -87,10 +87,13 @@ class Emitter:
             with interpreter.located(eqn, anew=True):
                 outs = control_flow.run_entered(self, plan, step, operands)
         else:
-            read = values.whole if self.cuts_state and self._needs_whole(eqn) else values.plain
+            is_whole = self.cuts_state and self._needs_whole(eqn)
+            read = values.whole if is_whole else values.plain
             operands = list(dict.fromkeys(a for a in eqn.invars if isinstance(a, Var)))
             given = [read(var) for var in operands]
             outs = _evaluate([eqn], operands, eqn.outvars, given, anew=self.anew)
+            if is_whole:  # or a body in it would be cut, as its reader wants the result
+                outs = [self.whole(out) for out in outs]
         values.known.update(zip(eqn.outvars, outs, strict=True))
 
     def _needs_whole(self, eqn: JaxprEqn) -> bool:

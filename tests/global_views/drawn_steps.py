@@ -3,6 +3,9 @@
 A step makes new values from the leaves of its state and a batch: functions of one and of two
 values, collectives, bodies of all kinds. Its new state are some of these values, so that some
 leaves stay the same on all devices, and others do not. All values have one shape, of the size of 1.
+
+Each value stands behind a barrier: XLA drops the zero of `x + 0.0`, and with it the sign of `-0.0`,
+in whichever of two programs it sees that it is one.
 """
 
 from collections.abc import Callable
@@ -67,7 +70,7 @@ class _Maker:
             if depth < 2:
                 kinds += [self._jit, self._scan, self._loop, self._cond, self._rematted]
                 kinds += [] if self._smooth else [self._gradient]
-            values.append(jnp.tanh(self.pick(kinds)(values, depth)))
+            values.append(lax.optimization_barrier(jnp.tanh(self.pick(kinds)(values, depth))))
         return values
 
     def _some(self, values: list[Array]) -> Array:

@@ -137,3 +137,27 @@ def test_sums_are_scattered_through_operations_that_move_dimensions():
     view, _ = compare(step, state, x, times=1, shardings="fsdp")
 
     assert view.report().scattered == 2
+
+
+def _loop(value):
+    return lax.fori_loop(0, 3, lambda _, v: jnp.tanh(v - jnp.sum(v, 0) / 3), value)
+
+
+def _scan(value):
+    return lax.scan(lambda v, _: (v - jnp.sum(v, 0) / 3, v), value, None, length=3)[1][1]
+
+
+@pytest.mark.parametrize("body", [_loop, _scan])
+def test_a_sum_inside_of_a_body_is_not_taken_over_parts(body):
+    """The state wants the result in parts, so XLA would cut the whole body, and add up parts."""
+
+    def step(state, x):
+        return state + body(jnp.cos(state)) * lax.pmean(jnp.mean(x), "i")
+
+    state = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
+    x = np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)
+
+    view, kept = compare(step, state, x, times=2, shardings=_in_parts, gradients="reduce")
+
+    compiled = view.lower(kept, x).compile().as_text()
+    assert compiled.count(" all-reduce(") == 1  # pmean's
