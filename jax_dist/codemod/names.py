@@ -111,7 +111,14 @@ def _within_reach(module: Module, at: ast.AST, text: str, imports: tuple[str, ..
     start, end = module.span(beside)
     row = module.source.line_text(start)
     indent = row[: len(row) - len(row.lstrip())]
-    return Name(text, edits=tuple(Edit(end, end, f"\n{indent}{line}") for line in imports))
+    before = row[: module.source.position(start).column - 1].strip()
+    behind = module.source.line_text(end)[module.source.position(end).column - 1 :].strip()
+    if before or not (behind == "" or behind.startswith("#")):
+        lead = "; "
+    else:  # below the line, so that a comment stays with the import that it is about
+        end = module.source.code.index(behind.encode(), end) + len(behind.encode())
+        lead = f"\n{indent}"
+    return Name(text, edits=tuple(Edit(end, end, f"{lead}{line}") for line in imports))
 
 
 def _anchor(module: Module) -> ast.stmt | None:

@@ -194,3 +194,22 @@ def test_bytes_of_files_without_a_place_stay(before: bytes, to: Any):
     )
 
     assert (found.after, found.outcomes, found.problem) == (before, (), "")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("  import jax  # noqa: é\n", "  import jax  # noqa: é\n  import jax_dist\n"),
+        ("  import jax; x = 1  # noqa\n", "  import jax; import jax_dist; x = 1  # noqa\n"),
+        ("  x = 1; import jax  # noqa\n", "  x = 1; import jax; import jax_dist  # noqa\n"),
+        ("  if x: import jax\n", "  if x: import jax; import jax_dist\n"),
+        (
+            "  try: import jax  # noqa\n  except ImportError: raise\n",
+            "  try: import jax; import jax_dist  # noqa\n  except ImportError: raise\n",
+        ),
+    ],
+)
+def test_an_import_in_a_function_keeps_its_comment_and_its_line(before: str, after: str):
+    text = "def run(x):\n{}  return jax{}.pmap(abs)(jax.numpy.ones(x))\n"
+
+    assert _after(text.format(before, ""), "jax_dist") == text.format(after, "_dist")
