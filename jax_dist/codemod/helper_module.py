@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import jax_dist
+from jax_dist.checker.model import sources
 from jax_dist.checker.model.import_graph import Imported
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
@@ -292,7 +293,16 @@ class Homes:
                 is_relative = all(each.is_relative for each in importers)
                 name = name or os.path.basename(by_files)
                 return _Package(by_files, name, is_relative)
+        if not importers and self._only_defines(path):
+            return self._named_inside(by_files)
         return self._named_by(importers, path)
+
+    def _named_inside(self, folder: str) -> "_Package | None":
+        """A package by whose name files inside of it import each other."""
+        inside = sorted(path for path in self._graph.files if _is_below(path, folder))
+        names = (self._name_in_file(path, folder) for path in inside)
+        name = next(filter(None, names), "")
+        return _Package(folder, name, is_relative=False) if name else None
 
     def _named_by(self, importers: Iterable[Imported], path: str) -> "_Package | None":
         """The package by whose name its other files import this one.
@@ -305,9 +315,24 @@ class Homes:
                 is_it = target == path and not is_relative
                 root = name.partition(".")[0]
                 home = self._root_folder(root, folder) if is_it else ""
-                if home and _is_below(path, home) and _is_below(importer.by, home):
+                if not home or not _is_below(path, home):
+                    continue
+                if _is_below(importer.by, home) or self._only_defines(path):
                     return _Package(home, root, is_relative=False)
         return None
+
+    def _only_defines(self, path: str) -> bool:
+        """Whether a file is of no use as a script, so that it is always imported."""
+        try:
+            tree = sources.parse(self._graph.files[path])
+        except (KeyError, sources.ParseError):
+            return False
+        return not any(
+            isinstance(node, ast.For | ast.While | ast.With)
+            or (isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant))
+            or (isinstance(node, ast.If) and "__name__" in ast.unparse(node.test))
+            for node in tree.body
+        )
 
     def _name_in_file(self, path: str, package: str) -> str:
         """The name by which a file imports from a package; "" where it does not."""

@@ -690,3 +690,66 @@ def test_pmap_of_nnx_is_left_with_what_only_it_takes(package: pathlib.Path, opti
     (place,) = found.outcomes
     assert (place.status, place.what) == ("left", "nnx.pmap")
     assert f"takes no {option.split('=')[0]}" in place.why
+
+
+@pytest.fixture
+def src(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A package in `src`, with tests beside it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "src" / "mine").mkdir(parents=True)
+    (tmp_path / "tests").mkdir()
+    for name in ("pyproject.toml", "src/mine/__init__.py"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("to", ["jax_dist", "jax"])
+def test_a_name_that_tests_take_from_a_package_in_src_stays(src: pathlib.Path, to: str):
+    (src / "src/mine/step.py").write_text("from jax import pmap\n\nf = pmap(abs)\n")
+    (src / "tests/test_step.py").write_text("from mine.step import pmap\n\npmap(len)\n")
+
+    found = _written(_migrate("src/mine/step.py", to=to))
+
+    module = {"jax_dist": "jax_dist import pmap", "jax": "mine._mapped import mapped as pmap"}[to]
+    assert found["src/mine/step.py"] == f"from {module}\n\nf = pmap(abs)\n"
+
+
+def test_tests_of_a_package_in_src_use_its_module(src: pathlib.Path):
+    (src / "src/mine/step.py").write_text("import jax\nimport mine.other\n\nf = jax.pmap(abs)\n")
+    (src / "src/mine/other.py").write_text("size = 1\n")
+    (src / "tests/test_step.py").write_text("import jax\nfrom mine import step\n\njax.pmap(abs)\n")
+
+    found = _written(_migrate("src/mine/step.py", "tests/test_step.py", to="jax"))
+
+    assert list(found) == ["src/mine/step.py", "tests/test_step.py", "src/mine/_mapped.py"]
+    assert "from mine._mapped import mapped\n" in found["tests/test_step.py"]
+
+
+@pytest.mark.parametrize(
+    ("last", "is_script"),
+    [("", False), ("print(f)\n", True), ("if __name__ == '__main__':\n    f(1)\n", True)],
+)
+def test_a_file_of_a_package_is_a_script_only_if_it_runs_something(
+    package: pathlib.Path, last: str, *, is_script: bool
+):
+    (package / "sync.py").write_text(f"import jax\n\nf = jax.pmap(abs)\n{last}")
+    (package / "models.py").write_text("from pkg import layers\n")
+    (package / "layers.py").touch()
+
+    found = _written(_migrate("pkg/sync.py", to="jax"))
+
+    assert ("from pkg._mapped import mapped\n" not in found["pkg/sync.py"]) == is_script
+    assert ("pkg/_mapped.py" not in found) == is_script
+
+
+@pytest.mark.parametrize("last", ["", "print(f)\n"])
+def test_a_folder_without_init_is_a_package_to_those_who_import_from_it(
+    package: pathlib.Path, tmp_path: pathlib.Path, last: str
+):
+    (package / "__init__.py").unlink()
+    (package / "sync.py").write_text(f"import jax\n\nf = jax.pmap(abs)\n{last}")
+    (tmp_path / "train.py").write_text("from pkg.sync import f\n\nf(1)\n")
+
+    found = _written(_migrate("pkg/sync.py", "train.py", to="jax"))
+
+    assert ("from pkg._mapped import mapped\n" in found["pkg/sync.py"]) == (not last)

@@ -1,5 +1,6 @@
 """Random steps have the numbers of pmap, to the bit, and some of their state is shared."""
 
+import gc
 from collections.abc import Iterable
 
 import jax
@@ -53,3 +54,5 @@ def test_drawn_steps_in_parts_have_the_numbers_of_pmap(first):
 def test_thousands_of_drawn_steps_have_the_numbers_of_pmap(first):
     for start in range(first, first + 90, BATCH):
         _compare(range(start, start + BATCH), shardings=_rule, gradients="reduce")
+        jax.clear_caches()  # a process may map only so many pieces of code
+        gc.collect()

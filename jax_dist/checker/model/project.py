@@ -152,16 +152,22 @@ class Project:
         return None
 
     def home(self, root: str, folder: str) -> str | None:
-        """The nearest folder at or above `folder` in which a package or module `root` lies."""
+        """The nearest folder at or above `folder` in which a package or module `root` lies.
+
+        Or the `src` of such a folder: `tests/` imports what lies in `src/`.
+        """
         key = (root, folder)
         if key not in self._homes:
-            self._homes[key] = None
-            for above in _upward(folder):
-                base = os.path.join(above, root)
-                if os.path.isdir(base) or os.path.isfile(base + ".py"):
-                    self._homes[key] = above
-                    break
+            places = (
+                place for above in _upward(folder) for place in (above, f"{above}{os.sep}src")
+            )
+            self._homes[key] = next((place for place in places if _has(place, root)), None)
         return self._homes[key]
+
+
+def _has(folder: str, root: str) -> bool:
+    base = os.path.join(folder, root)
+    return os.path.isdir(base) or os.path.isfile(base + ".py")
 
 
 def _upward(folder: str) -> Iterator[str]:
