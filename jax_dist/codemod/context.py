@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import discovery
-from jax_dist.checker.model.import_graph import ImportGraph
+from jax_dist.checker.model.import_graph import ImportGraph, outermost_package
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, UnreadableError
@@ -92,6 +92,7 @@ _VALUE = re.compile(
 _REPLICATE = re.compile(
     rb"\bjax_utils\.replicate\b|\bfrom flax\.jax_utils import[^\n]*\breplicate\b"
 )
+_TYPE = re.compile(rb"\bPmapFunction\b")
 _FAKE = re.compile(rb"\bfake_pmap|(?:patch|setattr|object)\([^)]*[\"']jax\.pmap[\"']|jax\.pmap = ")
 
 
@@ -174,6 +175,21 @@ class ProjectContext:
     def fake(self) -> str | None:
         """A place of the projects that has jax.pmap replaced while it runs."""
         return self._first(_FAKE)
+
+    @functools.cached_property
+    def question_of_type(self) -> str | None:
+        """A place that knows functions of jax.pmap by the name of their type."""
+        return self._first(_TYPE)
+
+    def asks_for_type(self, module: Module) -> bool:
+        """Whether `question_of_type` is in the module's package, and may meet its functions."""
+        if self.question_of_type is None:
+            return False
+        path = os.path.abspath(module.source.path)
+        package = outermost_package(os.path.dirname(path))
+        asker = os.path.abspath(self.question_of_type)
+        is_near = package and asker.startswith(os.path.join(package, ""))
+        return bool(is_near and self.graph.importers(path))
 
     def replicate_of_flax(self) -> str | None:
         """A place of the projects that calls flax.jax_utils.replicate."""

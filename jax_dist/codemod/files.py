@@ -241,6 +241,7 @@ class _File:
         try:
             _check_site(module, site)
             _check_replaced(module, self._options.to)
+            self._check_type(module)
             fix, said = self._direct(module, site, facts)
             if fix is None:
                 kept = self._identity(module, site)
@@ -255,6 +256,16 @@ class _File:
         except Left as left:
             return results.left(module, site.reference, _codes.PMAP_CALL, left)
         return results.done(module, site.reference, _codes.PMAP_CALL, fix, said)
+
+    def _check_type(self, module: Module) -> None:
+        """Raises Left where code of the same package may ask whether functions are of jax.pmap."""
+        # A jax_dist.pmap says of itself what it is.
+        if self._options.to == "jax" and self._context.asks_for_type(module):
+            raise Left(
+                "the package knows functions of jax.pmap by their type, and the new one is another",
+                "Let it know the new function too.",
+                self._context.question_of_type or "",
+            )
 
     def _direct(
         self, module: Module, site: pmaps.Site, facts: PmapFacts | None

@@ -175,6 +175,12 @@ def cautions_of(
             f"{fake} has jax.pmap replaced while it runs: mapped is not replaced there. In tests, "
             "give it as many devices as slices."
         )
+    question = context.question_of_type
+    if question is not None:
+        yield (
+            f"{question} knows functions of jax.pmap by their type, PmapFunction: those of mapped "
+            "are of another, so what asks there is told that they are not mapped."
+        )
     if context.sign is not None and not options.promises.one_process:
         yield (
             f"The program may run in several processes ({context.sign}). There, mapped keeps the "

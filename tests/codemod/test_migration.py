@@ -753,3 +753,29 @@ def test_a_folder_without_init_is_a_package_to_those_who_import_from_it(
     found = _written(_migrate("pkg/sync.py", "train.py", to="jax"))
 
     assert ("from pkg._mapped import mapped\n" in found["pkg/sync.py"]) == (not last)
+
+
+@pytest.mark.parametrize(
+    ("other", "to", "status"),
+    [
+        ("from pkg.sync import f\n", "jax", "left"),
+        ("from pkg.sync import f\n", "jax_dist", "done"),
+        ("import pkg\n", "jax", "done"),  # nobody takes the function from its file
+    ],
+)
+def test_what_a_package_may_ask_for_its_type_stays(
+    package: pathlib.Path, other: str, to: str, status: str
+):
+    (package / "asks.py").write_text("def is_mapped(f):\n    return 'PmapFunction' in str(f)\n")
+    (package / "sync.py").write_text("import jax\nfrom pkg import asks\n\nf = jax.pmap(abs)\n")
+    (package / "user.py").write_text(other)
+    options = MigrationOptions(to=to)  # type: ignore[arg-type]
+
+    made, context = migration.migrate(["pkg/sync.py"], options)
+
+    (said,) = _said(made[0])
+    assert said[0] == status
+    assert status == "done" or said[1].startswith("the package knows functions of jax.pmap by")
+    assert status == "done" or said[2] == "pkg/asks.py:2"
+    cautions = [each for each in migration.cautions_of(made, context, options) if "asks.py" in each]
+    assert len(cautions) == (to == "jax" and status == "done")

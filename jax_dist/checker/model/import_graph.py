@@ -176,7 +176,7 @@ class ImportGraph:
 
     def package_called(self, root: str, folder: str) -> str:
         """The outermost package around a folder, if its files import it as `root`; else ""."""
-        package = _outermost_package(folder)
+        package = outermost_package(folder)
         return package if package and root == self.other_name(package) else ""
 
     def may_be(self, package: str, root: str, path: str) -> bool:
@@ -301,11 +301,11 @@ def project_root(path: str) -> str:
         if parent == folder:
             break
         folder = parent
-    package = _outermost_package(os.path.dirname(path))
+    package = outermost_package(os.path.dirname(path))
     return os.path.dirname(package) if package else ""
 
 
-def _outermost_package(folder: str) -> str:
+def outermost_package(folder: str) -> str:
     """The outermost folder in a row that is a package, from a folder on; "" where none is."""
     found = ""
     while os.path.isfile(os.path.join(folder, "__init__.py")):
