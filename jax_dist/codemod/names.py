@@ -156,9 +156,14 @@ def _looked_up(module: Module, wanted: dict[str, str]) -> list[str]:
 
 
 def _is_same(found: str, target: str) -> bool:
-    """`typing.Callable` means what `collections.abc.Callable` does."""
-    last = target.rpartition(".")[2]
-    return found == target or (target.startswith("collections.abc.") and found == f"typing.{last}")
+    """`typing.Callable` means what `collections.abc.Callable` does.
+
+    And `Mesh` of `jax.experimental.maps` was that of `jax.sharding`, as everywhere in jax.
+    """
+    home, _, last = target.rpartition(".")
+    if home == "jax.sharding":
+        return found.startswith("jax.") and found.endswith(f".{last}")
+    return found == target or (home == "collections.abc" and found == f"typing.{last}")
 
 
 def _defined_by_us(module: Module) -> frozenset[str]:

@@ -779,3 +779,19 @@ def test_what_a_package_may_ask_for_its_type_stays(
     assert status == "done" or said[2] == "pkg/asks.py:2"
     cautions = [each for each in migration.cautions_of(made, context, options) if "asks.py" in each]
     assert len(cautions) == (to == "jax" and status == "done")
+
+
+@pytest.mark.parametrize("home", ["jax.experimental.maps", "jax.interpreters.pxla", "jax.sharding"])
+def test_a_script_may_have_a_name_of_the_helpers_from_where_it_was_once(
+    tmp_path: pathlib.Path, package: pathlib.Path, home: str
+):
+    (tmp_path / "lone.py").write_text(
+        f"import jax\nfrom {home} import Mesh\n\nf = jax.pmap(Mesh)\n"
+    )
+
+    (found,) = _migrate("lone.py", to="jax")
+
+    assert [place.status for place in found.outcomes if place.code == "JXD001"] == ["done"]
+    assert found.after.count(b"import Mesh") == 1
+    (tmp_path / "lone.py").write_bytes(found.after)
+    assert not _migrate("lone.py", to="jax")[0].changed
