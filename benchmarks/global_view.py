@@ -188,6 +188,7 @@ def ways(workload: Workload, mesh: Mesh) -> dict[str, Callable[[], Programs]]:
         "global view": viewed(),
         "global view, reduce": viewed(shardings="fsdp", gradients="reduce"),
         "global view, fsdp": viewed(shardings="fsdp"),
+        "global view, regather": viewed(shardings="fsdp", regather=True),
     }
     return found | ({"fsdp by hand": by_hand} if workload.gradient is not None else {})
 

@@ -3,7 +3,8 @@
 A new parameter is the old one less a part of the gradient, element by element; if it is cut, so may
 all be that it is made of. So the sum of a gradient over devices can be scattered, each device
 getting the part that it keeps. Said of the results, this goes backwards through equations that work
-element by element or only move dimensions, and into loops by their carries.
+element by element or only move dimensions, and into loops by their carries. What is made of such
+parts in the same way lies as they do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,9 @@ def wanted_cuts(body: Jaxpr, results: Sequence[Any], shared: Mapping[Var, bool])
         wanted = [cuts.get(var) for var in eqn.outvars]
         if any(spec is not None for spec in wanted):
             _want(cuts, eqn.invars, _operands(eqn, wanted, shared), shared)
+    for eqn in body.eqns:
+        if eqn.primitive.name in _OF_PARTS:
+            _want(cuts, eqn.outvars, [_result(eqn, cuts)], shared)
     return cuts
 
 
@@ -82,6 +86,34 @@ def _operands(eqn: JaxprEqn, wanted: Sequence[Any], shared: Mapping[Var, bool]) 
             specs[into] = wanted[out]
         return specs
     return [None] * len(eqn.invars)
+
+
+def _result(eqn: JaxprEqn, cuts: Cuts) -> P | None:
+    """How a result lies that is made of parts: a parameter in half precision, or transposed."""
+    name, shape = eqn.primitive.name, _shape(eqn.outvars[0])
+    own = [
+        (cuts[atom], _shape(atom)) for atom in eqn.invars if isinstance(atom, Var) and atom in cuts
+    ]
+    if name in ELEMENTWISE:
+        return next((spec for spec, of_operand in own if of_operand == shape), None)
+    if not own:
+        return None
+    ((spec, before),) = own
+    named = [*spec, *[None] * (len(before) - len(spec))]
+    if name == "transpose":
+        return P(*[named[dim] for dim in eqn.params["permutation"]])
+    if name == "squeeze":
+        return P(*[part for dim, part in enumerate(named) if dim not in eqn.params["dimensions"]])
+    cut = [dim for dim, part in enumerate(named) if part is not None]
+    return spec if all(before[dim] == shape[dim] for dim in cut) else None
+
+
+_OF_PARTS = (*ELEMENTWISE, "slice", "squeeze", "transpose")
+
+
+def _shape(var: Var) -> tuple[int, ...]:
+    aval: Any = var.aval
+    return aval.shape
 
 
 def _before_squeeze(eqn: JaxprEqn, spec: P) -> P:

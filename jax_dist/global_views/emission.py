@@ -6,7 +6,7 @@ axis, so that each device has its own `[1, *s]`. The body sees `[*s]` of both.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist.global_views import control_flow
 from jax_dist.global_views.islands import BodyPlan, Island, Step
+from jax_dist.global_views.parts import Gathers, Handlers, Shard
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import ELEMENTWISE, INLINED, Values
 
@@ -30,6 +31,7 @@ class Emitter:
     mesh: Mesh
     name: Any  # of the mapped axis, and of its mesh axis
     cuts_state: bool  # whether any shared value may be cut
+    regathers: bool  # whether islands gather what is cut where they read it, each time
     reorders: bool  # whether sums may be taken over cut values, in another order
     anew: bool  # whether the equations name a mesh in their types, so that they are bound again
     anew_inside: bool  # whether that is another one than islands have
@@ -111,29 +113,34 @@ class Emitter:
 
     def _run_island(self, plan: BodyPlan, island: Island, values: "_Values") -> Values:
         is_shared = plan.is_shared
+        parts = island.parts if self.regathers else {}
 
         def on_device(*blocks: Any) -> Values:
             slices = [
                 block if is_shared(var) else lax.squeeze(block, [0])
                 for var, block in zip(island.reads, blocks, strict=True)
             ]
-            outs = self._on_device(island, slices)
+            outs = self._on_device(island, slices, parts)
             return [
                 out if is_shared(var) else lax.expand_dims(out, [0])
                 for var, out in zip(island.makes, outs, strict=True)
             ]
 
-        in_specs = [P() if is_shared(var) else P(self.name) for var in island.reads]
+        def in_spec(var: Var) -> P:
+            if var in parts:
+                return P(*[None] * parts[var], self.name)
+            return P() if is_shared(var) else P(self.name)
+
         mapped = jax.shard_map(
             on_device,
             mesh=self.mesh,
-            in_specs=tuple(in_specs),
+            in_specs=tuple(map(in_spec, island.reads)),
             out_specs=[self._out_spec(plan, island, var) for var in island.makes],
             # As in pmap: with types, a gradient by what is shared would be summed twice.
             check_vma=False,
         )
-        read = [values.whole(v) if is_shared(v) else values.plain(v) for v in island.reads]
-        return mapped(*read)
+        is_whole = lambda var: is_shared(var) and var not in parts
+        return mapped(*[(values.whole if is_whole(v) else values.plain)(v) for v in island.reads])
 
     def _out_spec(self, plan: BodyPlan, island: Island, var: Var) -> P:
         if not plan.is_shared(var):
@@ -141,35 +148,23 @@ class Emitter:
         dim = island.scatters.get(var)
         return P() if dim is None else P(*[None] * dim, self.name)
 
-    def _on_device(self, island: Island, slices: Values) -> Values:
-        if not island.scatters:
-            return _evaluate(island.eqns, island.reads, island.makes, slices, anew=self.anew_inside)
-        known: dict[Var, Any] = dict(zip(island.reads, slices, strict=True))
-        start = 0
-        for place, eqn in [*enumerate(island.eqns), (len(island.eqns), None)]:
-            if eqn is not None and not any(var in island.scatters for var in eqn.outvars):
-                continue
-            self._evaluate_into(known, island, start, place)
-            if eqn is not None:
-                with interpreter.located(eqn, anew=True):
-                    operands = interpreter.read_all(eqn.invars, known)
-                    known.update(zip(eqn.outvars, self._summed(island, eqn, operands), strict=True))
-            start = place + 1
-        return [known[var] for var in island.makes]
+    def _on_device(self, island: Island, slices: Values, parts: Mapping[Var, int]) -> Values:
+        body = _stretch(island.eqns, island.reads, island.makes)
+        summed = functools.partial(self._summed, island)
+        sums = [eqn for eqn in island.eqns if any(v in island.scatters for v in eqn.outvars)]
+        bind = rebind.bind_again if self.anew_inside else interpreter.replay
+        gathers = Gathers(self.name, self._evaluate_inside, bind)
+        handlers = gathers.handlers(body, {var: Shard(dim) for var, dim in parts.items()})
+        return self._evaluate_inside(body, slices, handlers | {id(eqn): summed for eqn in sums})
 
-    def _evaluate_into(self, known: dict[Var, Any], island: Island, start: int, stop: int) -> None:
-        """Evaluates the equations from `start` to `stop`."""
-        eqns = island.eqns[start:stop]
-        if not eqns:
-            return
-        later = {a for eqn in island.eqns[stop:] for a in eqn.invars if isinstance(a, Var)}
-        makes = [v for eqn in eqns for v in eqn.outvars if v in later or v in island.makes]
-        own = {var for eqn in eqns for var in eqn.outvars}
-        reads = [a for eqn in eqns for a in eqn.invars if isinstance(a, Var) and a not in own]
-        reads = list(dict.fromkeys(reads))
-        given = [known[var] for var in reads]
-        outs = _evaluate(eqns, reads, makes, given, anew=self.anew_inside)
-        known.update(zip(makes, outs, strict=True))
+    def _evaluate_inside(self, jaxpr: Any, values: Sequence[Any], handlers: Handlers) -> Values:
+        """A body, with some equations handled otherwise."""
+        if self.anew_inside:
+            of_eqn = lambda eqn: handlers.get(id(eqn)) or _without_constraint(eqn)
+            return rebind.evaluate(jaxpr, values, of_eqn)
+        eqns = enumerate(interpreter.open_jaxpr(jaxpr).eqns)
+        at = {place: handlers[id(eqn)] for place, eqn in eqns if id(eqn) in handlers}
+        return interpreter.run(jaxpr, values, at, anew=True)
 
     def _summed(self, island: Island, eqn: JaxprEqn, operands: Values) -> Values:
         """A psum, of which some results are wanted cut."""
@@ -210,11 +205,15 @@ def _evaluate(
     anew: bool,
 ) -> Values:
     """Some equations, as they were traced, or bound again in the context of now."""
-    effects = frozenset().union(*[eqn.effects for eqn in eqns])
-    stretch = Jaxpr((), list(reads), list(makes), eqns, effects, interpreter.unnamed())
+    stretch = _stretch(eqns, reads, makes)
     if anew:
         return rebind.evaluate(stretch, values, _without_constraint)
     return eval_jaxpr(stretch, (), *values)
+
+
+def _stretch(eqns: Sequence[JaxprEqn], reads: Sequence[Var], makes: Sequence[Var]) -> Jaxpr:
+    effects = frozenset().union(*[eqn.effects for eqn in eqns])
+    return Jaxpr((), list(reads), list(makes), eqns, effects, interpreter.unnamed())
 
 
 def _without_constraint(eqn: JaxprEqn) -> Any:

@@ -8,7 +8,7 @@ shared: their bodies have stages of their own.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -38,6 +38,7 @@ class Island:
     reads: tuple[Var, ...]
     makes: tuple[Var, ...]
     scatters: Mapping[Var, int]  # results of a psum that are wanted cut, along which dimension
+    parts: Mapping[Var, int]  # shared ones of `reads` that lie cut, and can be taken so
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -248,9 +249,9 @@ class _Planner:
         for var in [*reads, *makes]:
             if _is_reference(var):
                 raise refusals.reference_between_islands(interpreter.source_line(eqns[0]))
-        return Stage(
-            outside, Island(tuple(eqns), tuple(reads), makes, self._scattered(eqns, makes))
-        )
+        scatters = self._scattered(eqns, makes)
+        parts = self._parts(eqns, reads, scatters)
+        return Stage(outside, Island(tuple(eqns), tuple(reads), makes, scatters, parts))
 
     def _helped(self, reads: Iterator[Var]) -> list[JaxprEqn]:
         """The cheap equations that make some variables, in program order."""
@@ -288,6 +289,15 @@ class _Planner:
                 if var in makes and var not in read and dim is not None:
                     found[var] = dim
         return found
+
+    def _parts(
+        self, eqns: Sequence[JaxprEqn], reads: Iterable[Var], scatters: Mapping[Var, int]
+    ) -> dict[Var, int]:
+        """What an island can take in parts; a sum that is scattered takes its operands whole."""
+        sums = [eqn for eqn in eqns if any(var in scatters for var in eqn.outvars)]
+        whole = {atom for eqn in sums for atom in eqn.invars if isinstance(atom, Var)}
+        found = {var: self._cut_along(var) for var in reads if self._shared[var]}
+        return {var: dim for var, dim in found.items() if dim is not None and var not in whole}
 
     def _cut_along(self, var: Var) -> int | None:
         """The dimension that is wanted cut over the mapped axis, and over no other."""

@@ -58,6 +58,7 @@ class Setting:
     mesh: Mesh
     shardings: Shardings
     scatters: bool
+    regathers: bool
 
     @property
     def name(self) -> Any:
@@ -104,6 +105,7 @@ class StepProgram:
             self.setting.mesh,
             self.setting.name,
             cuts_state=cuts,
+            regathers=self.setting.regathers,
             reorders=self.setting.scatters,
             anew=bool(self.meshes),
             anew_inside=bool(self.meshes - {_inside(self.setting.mesh)}),

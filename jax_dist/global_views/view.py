@@ -42,6 +42,7 @@ def global_view(
     static_broadcasted_argnums: int | Iterable[int] = (),
     donate_argnums: int | Iterable[int] = (),
     gradients: Gradients = "scatter",
+    regather: bool = False,
     captures: Captures = "lift",
 ) -> "GlobalView":
     """Takes a step as it was given to pmap, and lets its state lie in parts.
@@ -70,6 +71,9 @@ def global_view(
       gradients: "scatter" lets a sum over devices be scattered where its result is kept in parts,
         and sums over such parts, as in the norm of all gradients, be taken in another order.
         "reduce" gathers instead, and gives the bits of pmap. Without parts there is no difference.
+      regather: whether what lies in parts is gathered each time that it is read, in the forward
+        and again in the backward pass, and in each turn of a scan over layers; else once in a step.
+        It takes less memory, and sends more.
       captures: what to do with arrays of 1 kB or more that `fun` captures: "lift" them to
         arguments, and warn (JXD401); "warn" only; "error"; or "allow", to keep them silently as
         constants of the program.
@@ -121,6 +125,7 @@ def global_view(
         static=_positions("static_broadcasted_argnums", static_broadcasted_argnums),
         donated=_positions("donate_argnums", donate_argnums),
         scatters=gradients == "scatter",
+        regathers=bool(regather),
         captures=captures,
     )
     return GlobalView(fun, asked)
@@ -139,6 +144,7 @@ class _Asked:
     static: tuple[int, ...]
     donated: tuple[int, ...]
     scatters: bool
+    regathers: bool
     captures: Captures
 
 
@@ -368,7 +374,7 @@ class GlobalView:
             captures=asked.captures,
             gathers="keep",
         )
-        return Setting(options, asked.state, mesh, asked.shardings, asked.scatters)
+        return Setting(options, asked.state, mesh, asked.shardings, asked.scatters, asked.regathers)
 
     def _bound(self, args: tuple, kwargs: dict) -> Call:
         call = calls.bind(self._setting.options, self._fun, args, kwargs)

@@ -26,12 +26,16 @@ def test_bodies_have_the_numbers_of_pmap():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shardings", ["replicated", _in_parts])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"shardings": _in_parts}, {"shardings": _in_parts, "regather": True}],
+    ids=["whole", "parts", "regather"],
+)
 @pytest.mark.parametrize("table", probes.TABLES)
-def test_probes_have_the_numbers_of_pmap(table, shardings):
+def test_probes_have_the_numbers_of_pmap(table, options):
     state, own = probes.arguments()
 
-    compare(probes.step_of(table), state, own, times=2, shardings=shardings, gradients="reduce")
+    compare(probes.step_of(table), state, own, times=2, gradients="reduce", **options)
 
 
 def _epochs(state, x):

@@ -42,9 +42,10 @@ def test_drawn_steps_have_the_numbers_of_pmap():
     assert 0 < sum(leaf.shared for leaf in leaves) < len(leaves)
 
 
-@pytest.mark.parametrize("first", range(9, 12, BATCH))
-def test_drawn_steps_in_parts_have_the_numbers_of_pmap(first):
-    leaves = _compare(range(first, first + BATCH), shardings=_rule, gradients="reduce")
+@pytest.mark.parametrize(("first", "regather"), [(9, False), (12, True)])
+def test_drawn_steps_in_parts_have_the_numbers_of_pmap(first, regather):
+    seeds = range(first, first + BATCH)
+    leaves = _compare(seeds, shardings=_rule, gradients="reduce", regather=regather)
 
     assert 0 < sum(leaf.shared for leaf in leaves) < len(leaves)
 
