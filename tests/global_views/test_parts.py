@@ -100,6 +100,17 @@ def test_no_number_changes_where_types_name_a_mesh(loss):
     assert (np.asarray(once[0]) == np.asarray(again[0])).all()
 
 
+@pytest.mark.parametrize("loss", [_one_by_one, _in_a_scan, _in_checkpoints])
+def test_derivatives_from_outside_are_the_same(loss):
+    def of_state(regather: bool) -> jax.Array:
+        view = global_view(_trained(loss), "i", shardings="fsdp", regather=regather)
+        return jax.grad(lambda w: jnp.sum(view(w, X)[1]))(LAYERED)
+
+    once, again = np.asarray(of_state(regather=False)), np.asarray(of_state(regather=True))
+    assert (once == again).all()
+    assert np.any(once)
+
+
 def test_what_is_read_in_both_passes_is_gathered_twice():
     def loss(w, x):
         return jnp.sum(jnp.tanh(jnp.tanh(x @ w["a"]) @ w["b"]))
