@@ -91,9 +91,9 @@ def main() -> None:
                 cpu_devices=DEVICES // asked.processes,
                 timeout=900,
             )
-            for outcome in outcomes:
-                if outcome.error is not None:
-                    raise outcome.error
+            errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+            if errors:
+                raise ExceptionGroup(f"{name} with {asked.processes} processes", errors)
             rows = outcomes[0].value
         print(f"{name}, jax {jax.__version__}, processes: {asked.processes}\n{HEAD}")
         print("\n".join(row.text(*rows[:2]) for row in rows), flush=True)

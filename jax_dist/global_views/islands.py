@@ -234,7 +234,8 @@ class _Planner:
         outside, eqns = tuple(self._outside[number]), self._islands[number]
         if not eqns:
             return Stage(outside, None)
-        own = {var for eqn in eqns for var in eqn.outvars}
+        # In program order: a set of variables has another order in each process.
+        own = dict.fromkeys(var for eqn in eqns for var in eqn.outvars)
         read = [atom for eqn in eqns for atom in eqn.invars if isinstance(atom, Var)]
         helped = self._helped(var for var in read if var not in own)
         eqns = [*helped, *eqns]
@@ -245,7 +246,8 @@ class _Planner:
             for atom in eqn.invars
             if isinstance(atom, Var) and atom not in inner
         )
-        makes = tuple(var for var in own if var in self._read_elsewhere(number))
+        elsewhere = self._read_elsewhere(number)
+        makes = tuple(var for var in own if var in elsewhere)
         for var in [*reads, *makes]:
             if _is_reference(var):
                 raise refusals.reference_between_islands(interpreter.source_line(eqns[0]))

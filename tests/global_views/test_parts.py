@@ -102,7 +102,7 @@ def test_no_number_changes_where_types_name_a_mesh(loss):
 
 @pytest.mark.parametrize("loss", [_one_by_one, _in_a_scan, _in_checkpoints])
 def test_derivatives_from_outside_are_the_same(loss):
-    def of_state(regather: bool) -> jax.Array:
+    def of_state(*, regather: bool) -> jax.Array:
         view = global_view(_trained(loss), "i", shardings="fsdp", regather=regather)
         return jax.grad(lambda w: jnp.sum(view(w, X)[1]))(LAYERED)
 

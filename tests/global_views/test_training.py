@@ -104,6 +104,16 @@ def test_what_is_sent_is_what_fsdp_by_hand_sends(gradients):
         assert _bytes_of("all-reduce", text) == cut + small + 4
 
 
+@pytest.mark.parametrize("shardings", ["replicated", "fsdp"])
+def test_a_step_is_the_same_program_each_time(shardings):
+    """Else no process finds it in the cache, and several wait for each other's collectives."""
+
+    def text() -> str:
+        return global_view(_adam, "i", shardings=shardings).lower(_state(), *_batch()).as_text()
+
+    assert len({text() for _ in range(4)}) == 1
+
+
 def test_results_are_as_pmap_gives_them():
     x, y = _batch()
     view = global_view(_adam, "i", out_axes=(0, {"loss": None, "own": 0}))
