@@ -50,6 +50,12 @@ def decorated(x):
     return x @ TABLE
 
 
+def viewed(state, x):
+    loss = lambda w: jnp.mean((jnp.tanh(x @ TABLE @ w["a"]) @ w["b"] @ w["c"]) ** 2)
+    mean = jax.lax.pmean(jax.grad(loss)(state), "i")
+    return jax.tree.map(lambda old, gradient: old - gradient, state, mean)
+
+
 FUNCTIONS = {
     "closure": closure,
     "in_scan": in_scan,
@@ -89,6 +95,14 @@ def main():
     kept = jax_dist.pmap(named("plain_decorated", decorated), captures="allow")
     found["plain_decorated"] = hits(kept, x)
     found["lifted_decorated"] = hits(jax_dist.pmap(named("lifted_decorated", decorated)), x)
+    state = {name: np.ones((64, 64), np.float32) for name in "abc"}
+    for kind, captures in (("plain", "allow"), ("lifted", "lift")):
+        fun = lambda state, x: viewed(state, x)
+        fun.__name__ = name = f"{kind}_viewed"
+        view = jax_dist.global_view(fun, "i", shardings="fsdp", captures=captures)
+        placed, batch = view.place(state), view.place_batch(np.ones((64, 64), np.float32))
+        lowered = view.lower(placed, batch)
+        found[name] = hits(lambda _, lowered=lowered: lowered.compile().args_info, batch)
     json.dump(found, sys.stdout)
 
 

@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.rewriting
 
 _HERE = pathlib.Path(__file__).parent
-_PROGRAMS = ("closure", "decorated", "in_scan", "key", "mapped", "model")
+_PROGRAMS = ("closure", "decorated", "in_scan", "key", "mapped", "model", "viewed")
 
 
 def _process(cache: pathlib.Path) -> dict[str, int]:

@@ -128,7 +128,7 @@ class ImportGraph:
         """The other files that read an attribute of that name, and may have objects of a file."""
         near = {imported.by for imported in self.importers(path)}
         near |= {target for by in near for target in self._targets(by)}
-        for other in near - {path}:
+        for other in sorted(near - {path}):
             facts = self._facts_of(other)
             if facts is None or facts.says(attribute):
                 yield other
