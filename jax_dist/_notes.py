@@ -18,14 +18,14 @@ from typing import IO, Any, TypeVar
 
 T = TypeVar("T")
 
-LIMIT = 1 << 20  # bytes
+_LIMIT = 1 << 20  # bytes
 _DEEPEST = 16  # lists and objects within one another
 _LARGEST = 2**63  # no number beyond
 # The end of a string may be missing, and nothing is tried twice: so it takes linear time.
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
 
-def load(path: str | os.PathLike[str], kind: type[T], *, limit: int = LIMIT) -> T | None:
+def load(path: str | os.PathLike[str], kind: type[T], *, limit: int = _LIMIT) -> T | None:
     """The note in a file; None where it is missing, or not a note of this kind.
 
     Args:

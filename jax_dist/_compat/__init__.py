@@ -32,8 +32,18 @@ from jax_dist._compat.compiles import (
     describe_arguments,
     flags_outside_key,
 )
-from jax_dist._compat.fronts import Answer, can_remember, front, run_jit
-from jax_dist._compat.jaxprs import (
+from jax_dist._compat.fronts import (
+    Answer,
+    JitOptions,
+    can_remember,
+    front,
+    inside_jit,
+    jit_like,
+    jit_options,
+    run_jit,
+    traced_types,
+)
+from jax_dist._compat.parameters import (
     ScanLayout,
     call_of,
     has_side_effects,
@@ -44,24 +54,25 @@ from jax_dist._compat.jaxprs import (
     to_varying,
     varying_axes,
 )
-from jax_dist._compat.jits import JitOptions, inside_jit, jit_like, jit_options, traced_types
-from jax_dist._compat.pmaps import TakenPmap, pmaps_taken_over
-from jax_dist._compat.processes import (
+from jax_dist._compat.pmaps import (
     Joined,
+    TakenPmap,
     backend_started,
     coordination_client,
     detect_cluster,
     initialize_options,
     joined_as,
     leave_coordination,
+    pmaps_taken_over,
 )
-from jax_dist._compat.settings import config_value, option_names
 from jax_dist._compat.versions import (
     CACHES_HOST_CALLBACKS,
     CAN_REWRITE,
     CPU_HANGS_WHEN_FULL,
     NESTED_MANUAL_AXIS_INDEX,
     PROCESSES_KEEP_WEAK_TYPES,
+    config_value,
+    option_names,
 )
 
 __all__ = [

@@ -1,7 +1,7 @@
-"""Arrays and meshes: the same buffers seen as other arrays, and what is put on devices."""
+"""Arrays, meshes and devices: the same buffers seen as other arrays, and what is put on devices."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,25 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding
 
-from jax_dist._compat import private
-from jax_dist._compat.devices import Device
+from jax_dist._compat import versions
+
+if TYPE_CHECKING:  # jaxlib 0.10.2 and 0.12.0.1 ship no types, so that jax.Device is unknown
+    from typing import Protocol
+
+    class Device(Protocol):
+        """A `jax.Device`."""
+
+        @property
+        def id(self) -> int: ...
+        @property
+        def platform(self) -> str: ...
+        @property
+        def device_kind(self) -> str: ...
+        @property
+        def process_index(self) -> int: ...
+
+else:
+    Device = jax.Device
 
 _REWRAP = "_rewrap_with_aval_and_sharding"
 
@@ -46,7 +63,7 @@ def put_slices(
     is then slower than that of `jax.pmap`, which calls this function itself.
     `batched_device_put` of `jax._src.interpreters.pxla`: seen in 0.7.2, 0.10.2 and 0.12.0.1.
     """
-    put = private.find("jax._src.interpreters.pxla", "batched_device_put")
+    put = versions.find("jax._src.interpreters.pxla", "batched_device_put")
     if put is not None:
         return put(aval, sharding, slices, devices)
     found = [jax.device_put(part, device) for part, device in zip(slices, devices, strict=True)]

@@ -1,12 +1,16 @@
-"""The parameters of JAX's primitives that are read here: which primitive has them, and their types.
+"""The parameters of JAX's primitives that are read here, and fields of equations that were renamed.
 
-JAX documents none of them. A test makes an equation of each primitive and looks for its parameters,
-on every version that is supported; another one looks for parameters that are read and not listed.
+Which primitive has a parameter, and its type: JAX documents none of them. A test makes an equation
+of each primitive and looks for its parameters, on every version that is supported; another one
+looks for parameters that are read and not listed.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
+import jax
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 Groups = tuple[tuple[int, ...], ...] | None
@@ -225,3 +229,86 @@ OPTIONAL = frozenset(
         "source",  # of pbroadcast
     }
 )
+
+
+def is_dropped(var: object) -> bool:
+    """Whether an output variable of an equation stands for a value that nobody reads.
+
+    `DropVar` has no public name; its class name was the same in 0.7.2, 0.10.2 and 0.12.0.1.
+    """
+    return type(var).__name__ == "DropVar"
+
+
+def varying_axes(aval: Any) -> frozenset[Any]:
+    """The mesh axes along which a value may differ between devices, as far as its type says.
+
+    Under `check_vma=False` the type says nothing, and this is empty. There is no default: "differs
+    nowhere" would let a wrong sum through (it did: `aval.vma` was gone, and the result 42 times too
+    large). `manual_axis_type`: seen in 0.10.2 and 0.12.0.1.
+    """
+    return aval.manual_axis_type.varying
+
+
+def is_unreduced(aval: Any) -> bool:
+    """Whether the type says that a sum over devices is still to come, or has to be undone."""
+    return bool(aval.manual_axis_type.unreduced or aval.manual_axis_type.reduced)
+
+
+def to_varying(value: jax.Array, axes: Sequence[Any]) -> jax.Array:
+    """The value, typed as if it could differ along `axes`. `pcast` is public since 0.9."""
+    return jax.lax.pcast(value, tuple(axes), to="varying")
+
+
+def newly_manual_axes(eqn: JaxprEqn) -> frozenset[Any]:
+    """The axes that a shard_map makes manual: `manual_axes` in 0.7.2, which knows no others."""
+    params = eqn.params
+    return frozenset(params.get("newly_manual_axes", params.get("manual_axes", ())))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScanLayout:
+    """Which inputs and outputs of a scan (and of its body, in the same order) are which."""
+
+    constants: tuple[int, ...]
+    carries_in: tuple[int, ...]
+    carries_out: tuple[int, ...]
+
+
+def scan_layout(params: Mapping[str, Any], inputs: int, outputs: int) -> ScanLayout:
+    """Counts in 0.10.2 (`num_consts`, `num_carry`), trees in 0.12.0.1 (`ft_in`, `ft_out`)."""
+    if "ft_in" in params:
+        constants, carries, _ = params["ft_in"].update(range(inputs)).unpack()
+        carries_out, _ = params["ft_out"].update(range(outputs)).unpack()
+        return ScanLayout(tuple(constants), tuple(carries), tuple(carries_out))
+    first, count = params["num_consts"], params["num_carry"]
+    places = tuple(range(first, first + count))
+    return ScanLayout(tuple(range(first)), places, tuple(range(count)))
+
+
+def call_of(jaxpr: ClosedJaxpr) -> JaxprEqn:
+    """An equation that calls a jaxpr, as a jit does that was traced to it.
+
+    `jax.jit` would trace again. The parameters are those of an equation that JAX has just made, in
+    the same context, spread over as many operands; their names: seen in 0.10.2 and 0.12.0.1.
+    """
+    model = jax.make_jaxpr(jax.jit(jax.lax.neg))(1.0).eqns[0]
+    ins, outs = len(jaxpr.in_avals), len(jaxpr.out_avals)
+    counts = {
+        "in_shardings": ins,
+        "in_layouts": ins,
+        "donated_invars": ins,
+        "out_shardings": outs,
+        "out_layouts": outs,
+    }
+    spread = {name: (model.params[name][0],) * count for name, count in counts.items()}
+    params = {**model.params, **spread, "jaxpr": jaxpr, "name": "as_it_is"}
+    return model.replace(params=params, outvars=jaxpr.jaxpr.outvars, effects=jaxpr.effects)
+
+
+def has_side_effects(eqn: JaxprEqn) -> bool:
+    """Whether it does more than to compute: prints, calls back, writes to a reference.
+
+    A collective has an effect, too, which only names its mesh axis: `NamedAxisEffect`, of
+    `jax._src.core`; seen in 0.10.2 and 0.12.0.1. Known by name: another one counts as an effect.
+    """
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)

@@ -1,6 +1,14 @@
-"""What a version of JAX can do, where there is no name to ask for."""
+"""What a version of JAX can do, its settings, and how a private part of it is got.
+
+A version is compared only where there is no name to ask for.
+"""
+
+import importlib
+from typing import Any
 
 import jax
+
+from jax_dist.errors import UnsupportedError, message
 
 NESTED_MANUAL_AXIS_INDEX = jax.__version_info__ >= (0, 8)
 """Whether `axis_index` lowers inside a shard_map that is nested in another one.
@@ -38,3 +46,57 @@ CAN_REWRITE = jax.__version_info__ >= (0, 10)
 
 Before 0.8 a pmap is a primitive of its own; before 0.10 the types are named otherwise.
 """
+
+
+def config_value(name: str) -> Any:
+    """A setting of JAX, by its name; type checkers know none of them."""
+    return getattr(jax.config, name)
+
+
+def option_names() -> list[str]:
+    """The names of JAX's settings, such as "jax_enable_x64".
+
+    `jax.config` is public, and its `values` are in no documentation; the same in 0.7.2, 0.10.2 and
+    0.12.0.1.
+    """
+    return sorted(jax.config.values)
+
+
+def find(module: str, name: str) -> Any | None:
+    """The part of this name; None where this jax has none.
+
+    Args:
+      module: such as "jax._src.compiler".
+      name: of an attribute in it, or of one of that: "config_ext.Config".
+    """
+    try:
+        found: Any = importlib.import_module(module)
+        for step in name.split("."):
+            found = getattr(found, step)
+    except (ImportError, AttributeError):
+        return None
+    return found
+
+
+def part(module: str, name: str, *, use: str) -> Any:
+    """The part of this name.
+
+    Args:
+      module: see `find`.
+      name: the same.
+      use: what cannot be done without it, as in "see the calls of jit objects".
+
+    Raises:
+      UnsupportedError: this jax has none.
+    """
+    found = find(module, name)
+    if found is None:
+        raise UnsupportedError(
+            message(
+                what=f"jax_dist cannot {use} with jax {jax.__version__}",
+                which=[f"{module}.{name} is not there"],
+                why="JAX has no public way to it, and its private parts change",
+                do="Use a jax that jax_dist was tested with, or go without; see docs/versions.md.",
+            )
+        )
+    return found

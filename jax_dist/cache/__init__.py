@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.cache import failures
     from jax_dist.cache.activation import enable as enable
+    from jax_dist.cache.activation import warm as warm
     from jax_dist.cache.counters import stats as stats
     from jax_dist.cache.diagnosis import doctor as doctor
     from jax_dist.cache.differences import diff as diff
     from jax_dist.cache.keys import key as key
     from jax_dist.cache.records import record as record
-    from jax_dist.cache.warmup import warm as warm
 
 _HOMES = {  # what Python sees: imported on first use, so that listing a directory never loads jax
     "diff": "jax_dist.cache.differences",
@@ -20,7 +20,7 @@ _HOMES = {  # what Python sees: imported on first use, so that listing a directo
     "key": "jax_dist.cache.keys",
     "record": "jax_dist.cache.records",
     "stats": "jax_dist.cache.counters",
-    "warm": "jax_dist.cache.warmup",
+    "warm": "jax_dist.cache.activation",
 }
 __all__ = ("diff", "doctor", "enable", "failures", "key", "record", "stats", "warm")
 

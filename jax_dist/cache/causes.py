@@ -180,7 +180,7 @@ _ALL = (
     ),
 )
 
-CAUSES = {cause.name: cause for cause in _ALL}
+_CAUSES = {cause.name: cause for cause in _ALL}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -206,4 +206,4 @@ class CauseFinding:
 
 def finding(name: str, *details: str) -> CauseFinding:
     """A finding, by the name of its cause."""
-    return CauseFinding(CAUSES[name], details)
+    return CauseFinding(_CAUSES[name], details)

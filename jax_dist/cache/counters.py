@@ -96,7 +96,7 @@ class Tally:
         return self._functions.setdefault(function, Counts())
 
 
-def together(functions: dict[str, Counts]) -> Counts:
+def _together(functions: dict[str, Counts]) -> Counts:
     """The sum over all functions."""
     total = Counts()
     for counts in functions.values():
@@ -256,7 +256,7 @@ class Stats:
     @property
     def total(self) -> Counts:
         """The counts of all functions together."""
-        return together(self.functions)
+        return _together(self.functions)
 
     @property
     def requests(self) -> int:
@@ -299,7 +299,7 @@ class Stats:
         functions = self.functions
         rows = [_HEAD, *(_row(name, counts) for name, counts in functions.items())]
         if len(functions) != 1:
-            rows.append(_row("all", together(functions)))
+            rows.append(_row("all", _together(functions)))
         notes = [
             f"{name}, {times} {'time' if times == 1 else 'times'} not written: {reason}"
             for name, counts in functions.items()

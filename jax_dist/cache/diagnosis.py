@@ -53,7 +53,7 @@ class CacheFinding:
         return f"{self.kind}: {self.where}\n  {self.what}\n  {end}"
 
 
-def no_folder(path: pathlib.Path) -> CacheFinding:
+def _no_folder(path: pathlib.Path) -> CacheFinding:
     if path.exists():
         what, do = "It is a file, so there is no cache.", "Name another folder, or remove the file."
         return CacheFinding("not a folder", str(path), what, do)
@@ -105,14 +105,14 @@ def _writable(folder: pathlib.Path) -> bool:
     return True
 
 
-def disk(base: pathlib.Path) -> Iterator[CacheFinding]:
+def _disk(base: pathlib.Path) -> Iterator[CacheFinding]:
     free = shutil.disk_usage(base).free
     if free < _SCARCE:
         what = f"Only {entries.in_words(free)} are free; what does not fit is compiled every time."
         yield CacheFinding("disk full", str(base), what, "jax-dist cache prune --max-size SIZE")
 
 
-def content(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
+def _content(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
     """What is in the files. Reads them all."""
     host = None
     for entry in found:
@@ -222,7 +222,7 @@ def _litter(kind: str, path: pathlib.Path, what: str) -> CacheFinding:
     return CacheFinding(kind, str(path), what, "jax-dist cache doctor --fix", cure=cure)
 
 
-def repetition(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
+def _repetition(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
     """Functions that several runs each wrote again, and that none found."""
     for function, group in _by_function(found).items():
         runs = {seal.run for seal in map(entries.seal, group) if seal is not None}
@@ -235,7 +235,7 @@ def repetition(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
             )
 
 
-def ranks(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
+def _ranks(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
     """Functions whose key is another one in each process of a job."""
     for function, group in _by_function(found).items():
         writers: dict[int, set[str]] = {}
@@ -322,7 +322,7 @@ def doctor(path: str | os.PathLike[str] | None = None, *, fix: bool = False) -> 
     base = pathlib.Path(store.chosen(path, os.environ))
     folders = entries.folders(base)
     if not folders:
-        return Health(str(base), 0, 0, (no_folder(base),))
+        return Health(str(base), 0, 0, (_no_folder(base),))
     found = list(_findings(base, folders))
     if fix:
         found = [finding.mended() for finding in found]
@@ -335,10 +335,10 @@ def _findings(base: pathlib.Path, folders: Sequence[pathlib.Path]) -> Iterator[C
     used = any(entries.of_folder(folder) for folder in folders)
     for folder in folders:
         yield from folder_safety(folder, used=used)
-    yield from disk(base)
+    yield from _disk(base)
     for folder in folders:
         found = entries.of_folder(folder)
-        yield from content(found)
+        yield from _content(found)
         yield from litter(folder, found)
-        yield from repetition(found)
-        yield from ranks(found)
+        yield from _repetition(found)
+        yield from _ranks(found)

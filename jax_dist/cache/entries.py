@@ -23,7 +23,7 @@ _FRAME = struct.Struct("<II")  # of zstd: one of the numbers of skippable frames
 _SKIPPABLE = 0x184D2A5D
 _END = struct.Struct("<I8s")  # the length again, and the name: the seal is found from its end
 _NAME = b"jax_dist"
-LONGEST = 1 << 16  # bytes of a seal
+_LONGEST = 1 << 16  # bytes of a seal
 
 
 class Seal(NamedTuple):
@@ -71,7 +71,7 @@ def opened(data: bytes) -> Opened:
         start = len(data) - length - _FRAME.size
         if (
             name == _NAME
-            and length <= LONGEST
+            and length <= _LONGEST
             and start >= 0
             and _FRAME.unpack_from(data, start) == (_SKIPPABLE, length)
         ):
@@ -244,7 +244,7 @@ def seal(entry: CacheEntry) -> Seal | None:
     """What it says of itself; None where JAX alone wrote it."""
     try:
         with _look(entry.path) as file:
-            file.seek(max(0, entry.size - LONGEST))
+            file.seek(max(0, entry.size - _LONGEST))
             return opened(file.read()).seal
     except OSError:
         return None
@@ -277,13 +277,13 @@ def bytes_of(text: str | int) -> int:
     return int(float(found[1]) * _UNITS[found[2]])
 
 
-def seconds_of(text: str) -> int:
+def _seconds_of(text: str) -> int:
     """`"90s"`, `"36h"`, `"30d"`, `"2w"` in seconds.
 
     Raises:
       ValueError: it is no duration.
 
-    >>> seconds_of("2d")
+    >>> _seconds_of("2d")
     172800
     """
     found = re.fullmatch(r"\s*(\d+)\s*([smhdw])\s*", text.lower())

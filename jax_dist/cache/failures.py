@@ -46,7 +46,7 @@ class CompilationFailure:
         return dataclasses.asdict(self)
 
 
-def read(folder: pathlib.Path) -> list[CompilationFailure]:
+def _read(folder: pathlib.Path) -> list[CompilationFailure]:
     """All that is noted in a folder, by key."""
     noted = (_notes.load(path, CompilationFailure) for path in sorted(folder.glob(f"*{_SUFFIX}")))
     return [failure for failure in noted if failure is not None]
@@ -146,7 +146,7 @@ def ls(path: str | os.PathLike[str] | None = None) -> list[CompilationFailure]:
     >>> ls(tempfile.mkdtemp())
     []
     """
-    return [failure for folder in _folders(path) for failure in read(folder)]
+    return [failure for folder in _folders(path) for failure in _read(folder)]
 
 
 def clear(path: str | os.PathLike[str] | None = None, *, function: str | None = None) -> int:
@@ -165,7 +165,7 @@ def clear(path: str | os.PathLike[str] | None = None, *, function: str | None = 
     """
     count = 0
     for folder in _folders(path):
-        for failure in read(folder):
+        for failure in _read(folder):
             if function in (None, failure.function):
                 forget(folder, failure.key)
                 count += 1

@@ -29,7 +29,7 @@ DIRECTORY = "cache directory"
 DEVICES = "devices"
 ALL_DEVICES = "devices of all processes"
 FLAGS = "XLA flags"
-HASH_SEED = "PYTHONHASHSEED"
+_HASH_SEED = "PYTHONHASHSEED"
 PROCESSES = "processes"
 METADATA = "metadata in key"
 
@@ -54,7 +54,7 @@ def settings_of(request: _compat.CompileRequest) -> Settings:
         DIRECTORY: str(_compat.config_value("jax_compilation_cache_dir") or ""),
         METADATA: str(_compat.config_value("jax_compilation_cache_include_metadata_in_key")),
         "compression": "zlib" if util.find_spec("zstandard") is None else "zstandard",
-        HASH_SEED: os.environ.get("PYTHONHASHSEED", "random"),
+        _HASH_SEED: os.environ.get("PYTHONHASHSEED", "random"),
         **dict(_options(request.options)),
     }
 

@@ -63,7 +63,7 @@ def _line(compiled: Compile) -> str:
     return f"{compiled.key.name[:60]:60}  {compiled.outcome}{why}"
 
 
-def save(record: Record, path: Path) -> None:
+def _save(record: Record, path: Path) -> None:
     """Writes a record in one step: a reader sees all of it, or none."""
     replace(path, json.dumps(record.to_dict(), separators=(",", ":")).encode())
 
@@ -238,7 +238,7 @@ class Recorder:
         """Ends, and saves the record if it has a file."""
         self._running.close()
         if self._path is not None and not self._is_folder:
-            save(self.record, self._path)
+            _save(self.record, self._path)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -282,7 +282,7 @@ class Recorder:
             # A full disk must not end the program; a record that lacks a program says so itself.
             with contextlib.suppress(OSError):
                 self._path.mkdir(parents=True, exist_ok=True)
-                save(Record((compiled,)), self._path / f"{self._stem}-{number:06}.json")
+                _save(Record((compiled,)), self._path / f"{self._stem}-{number:06}.json")
 
 
 def _operations(request: _compat.CompileRequest) -> tuple[Operation, ...]:

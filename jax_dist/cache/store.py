@@ -223,10 +223,10 @@ def chosen(argument: str | os.PathLike[str] | None, environment: Mapping[str, st
     asked = os.fspath(argument) if argument is not None else ""
     for variable in ("JAX_DIST_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR"):
         asked = asked or environment.get(variable, "")
-    return os.path.expanduser(asked.removeprefix("file://")) or default(environment)
+    return os.path.expanduser(asked.removeprefix("file://")) or _default(environment)
 
 
-def default(environment: Mapping[str, str]) -> str:
+def _default(environment: Mapping[str, str]) -> str:
     """The folder of this user: `~/.cache/jax_dist`, or where the system has such folders."""
     home = os.path.expanduser("~")
     if sys.platform == "darwin":
@@ -242,10 +242,10 @@ def is_url(path: str) -> bool:
 
 def of_this_machine(path: str) -> str:
     """The part of a cache that machines with this CPU and this jaxlib may share."""
-    return f"{path.rstrip('/')}/{part_name()}"
+    return f"{path.rstrip('/')}/{_part_name()}"
 
 
-def part_name() -> str:
+def _part_name() -> str:
     """Such as `x86_64-3f9a1c2b-jaxlib-0.10.2`.
 
     Machine code of one CPU may be illegal on another, and jaxlib reads only what it wrote.

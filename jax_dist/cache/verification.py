@@ -109,7 +109,7 @@ def verify(
         if ended[-1].exit_code != 0:
             break
     records = [load(folder / f"records-{number}") for number in range(len(ended))]
-    return CacheVerification(tuple(ended), judged(records))
+    return CacheVerification(tuple(ended), _judged(records))
 
 
 def _run(
@@ -142,7 +142,7 @@ def _run(
 # --- the judge
 
 
-def judged(records: Sequence[Record]) -> tuple[Verified, ...]:
+def _judged(records: Sequence[Record]) -> tuple[Verified, ...]:
     """The verdict on each program of some runs, the first of which met an empty cache."""
     if len(records) < 2:  # one run proves nothing
         return ()

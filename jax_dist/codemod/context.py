@@ -48,7 +48,7 @@ class Sign:
         return f"{self.word} in {os.path.relpath(self.path)}:{self.line}"
 
 
-def first_sign(graph: ImportGraph) -> Sign | None:
+def _first_sign(graph: ImportGraph) -> Sign | None:
     """The first sign in the files of some projects, code before scripts; None where there is none.
 
     Args:
@@ -136,7 +136,7 @@ class ProjectContext:
     @functools.cached_property
     def sign(self) -> Sign | None:
         """What shows that the program runs in several processes."""
-        return first_sign(self.graph)
+        return _first_sign(self.graph)
 
     def comparison(self, module: Module) -> PmapValue | None:
         """A place that may meet a function of this file, and asks whether it is jax.pmap.

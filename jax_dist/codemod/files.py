@@ -14,7 +14,6 @@ from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Source
 from jax_dist.checker.rules import Version
 from jax_dist.codemod import (
-    beside_pmap,
     codegen,
     direct,
     global_state,
@@ -192,16 +191,16 @@ class _File:
         for alias in pmap_renames.handed_on(module):
             if alias.asname != alias.name and self._is_imported(module, alias):
                 found.append(self._of_import(module, alias))
-        for name, node in beside_pmap.places_of_puts(module):
+        for name, node in pmap_renames.places_of_puts(module):
             call = module.parent(node)
             place = freed.pop(call, None) if isinstance(call, ast.expr) else None
             found.append(place or self._of_placement(module, name, node))
         found += freed.values()
-        found += beside_pmap.places_of_other_pmaps(
+        found += pmap_renames.places_of_other_pmaps(
             module, to_library=self._options.to == "jax_dist"
         )
         covered = [place.span for place in found]
-        by_rule = beside_pmap.places_of_rules(
+        by_rule = pmap_renames.places_of_rules(
             module, self._options.target, idiomatic=self._options.idiomatic
         )
         found += [place for place in by_rule if not _is_covered(place.span, covered)]
@@ -332,9 +331,9 @@ class _File:
         return results.done(module, alias, _codes.PMAP_CALL, fix, "other files import it from here")
 
     def _of_placement(self, module: Module, name: str, node: ast.expr) -> PlannedPlace:
-        code = beside_pmap.REMOVED[name]
+        code = pmap_renames.REMOVED[name]
         try:
-            fix = beside_pmap.fix_of_put(module, name, node, self._namer)
+            fix = pmap_renames.fix_of_put(module, name, node, self._namer)
         except Left as left:
             return results.left(module, node, code, left)
         return results.done(module, node, code, fix)

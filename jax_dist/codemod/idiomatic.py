@@ -41,7 +41,7 @@ _KEEPING = frozenset(("append", "appendleft", "extend", "insert", "add", "put", 
 _DEEPEST = 3
 
 
-def outlives(module: Module, first: ast.expr, donating: Iterable[ast.Call]) -> bool:
+def _outlives(module: Module, first: ast.expr, donating: Iterable[ast.Call]) -> bool:
     """Whether a value may be used after one of the calls that donate what it is a part of.
 
     Args:
@@ -300,7 +300,7 @@ class _Writer:
         donated = self._layouts.donating_calls(part)
         places = [self._source(source, group) for source in part.sources]
         for first in part.firsts:
-            copied = outlives(self._module, first.node, donated)
+            copied = _outlives(self._module, first.node, donated)
             places.append(self._first(first, group, copied=copied))
         places += [self._shown(node, group) for node in part.shown]
         return places + [self._forest(call, group) for call in part.forests]

@@ -10,7 +10,7 @@ from jax_dist.checker.engine import linter, requirement
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import edits, sources
 from jax_dist.checker.model.sources import UnreadableError
-from jax_dist.codemod import beside_pmap, files, helper_module
+from jax_dist.codemod import files, helper_module, pmap_renames
 from jax_dist.codemod.context import ProjectContext
 from jax_dist.codemod.files import MigrationOptions
 from jax_dist.codemod.results import FileMigration, Left
@@ -51,7 +51,7 @@ def migrate(
             problem = f"it cannot be read: {error.strerror or error}"
             found[path] = FileMigration(path, b"", b"", problem=problem)
         else:
-            if wanted(data):
+            if _wanted(data):
                 held[path] = data
     done = len(paths) - len(held)
     # Files outside of a package may import the module that those within it have asked for.
@@ -72,7 +72,7 @@ def of_text(
 ) -> FileMigration | None:
     """One file; None where there is nothing to do in it, and nothing to say of it.
 
-    It need not be `wanted`. A fault of ours stays in its file: the file is left whole, and says so.
+    It need not be `_wanted`. A fault of ours stays in its file: that is left whole, and says so.
     """
     try:
         found = files.migrate(load(path, data), context, options)
@@ -84,11 +84,11 @@ def of_text(
     return found if found.outcomes or found.problem or found.changed else None
 
 
-def wanted(data: bytes) -> bool:
+def _wanted(data: bytes) -> bool:
     """Whether a file may have something to migrate, by its bytes; False is certain."""
     if any(sources.holds(word, data) for word in _WORDS):
         return True
-    return linter.wanted(data, beside_pmap.CODES)
+    return linter.wanted(data, pmap_renames.CODES)
 
 
 # --- helper modules

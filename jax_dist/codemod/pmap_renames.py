@@ -2,17 +2,39 @@
 
 Both take what pmap takes and give what it gives, so only the name changes, in whatever form it is
 used. A bare `jax.jit` around it goes, for inside a jit neither could place its arguments.
+
+What stands beside it changes too: removed names, `device_put`, and the pmaps of other libraries.
+The checker's own fixes do the first. `x[0]` of what a mapped function gives stays, for the first
+shard (JXD202, JXD203) is another place, and nothing at all inside a trace.
 """
 
 import ast
 from collections.abc import Callable, Iterator
 
+from jax_dist import _codes
+from jax_dist.checker.engine import linter
 from jax_dist.checker.model import pmaps
-from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod.names import Namer
-from jax_dist.codemod.results import Left
+from jax_dist.checker.rules import Version
+from jax_dist.codemod import results
+from jax_dist.codemod.names import LibraryNames, Namer
+from jax_dist.codemod.results import Left, PlaceResult, PlannedPlace, Status
+
+_RENAMES: tuple[Code, ...] = (
+    _codes.REMOVED_SHARDING_CLASS,
+    _codes.REMOVED_PMAP_CONFIG,
+    _codes.EXPERIMENTAL_SHARD_MAP,
+    _codes.PJIT_TO_JIT,
+    _codes.PVARY_TO_PCAST,
+    _codes.REMOVED_NAME,
+    _codes.SPEC_TUPLE_COMPARE,
+)
+# Not JXD302: what this writes has a mesh of its own, and a mesh of the file may be meant so.
+_IDIOMS: tuple[Code, ...] = (_codes.ALL_GATHER_THEN_REDUCE,)
+
+CODES = frozenset(_RENAMES + _IDIOMS)  # all that is asked for
 
 
 def fix(
@@ -29,7 +51,7 @@ def fix(
     Raises:
       Left: the name cannot be changed there.
     """
-    if is_asked_about(module, site):
+    if _is_asked_about(module, site):
         raise Left(
             "pmap is asked about itself, and another function would answer differently",
             "Decide by hand which of the two functions is meant.",
@@ -44,12 +66,12 @@ def fix(
         if line is not None:
             return _fix_of_import(module, imported, line, namer.source, unjitted)
     name = namer.named(module, "pmap", site.reference)
-    new = renamed(module.text(site.reference), name.text)
+    new = _renamed(module.text(site.reference), name.text)
     made = (Edit(*module.span(site.reference), new), *name.edits, *unjitted)
     return Fix(f"use {namer.title}", Safety.SAFE, tuple(sorted(made)), name.imports)
 
 
-def renamed(old: str, new: str) -> str:
+def _renamed(old: str, new: str) -> str:
     """A dotted name in the place of another, with the comments between the parts of that."""
     if "#" not in old:
         return new
@@ -90,7 +112,7 @@ def said(module: Module, site: Site) -> str:
     return "the jit around it goes" + ("; what it donates is donated now" if donates else "")
 
 
-def is_asked_about(module: Module, site: Site) -> bool:
+def _is_asked_about(module: Module, site: Site) -> bool:
     """Whether it matters which function this is, beyond that it is equal to itself."""
     if site.form != "value":
         call = module.parent(site.node)  # `type(jax.pmap(f))`: the type of what is given differs
@@ -140,7 +162,7 @@ def _replaced_by(module: Module) -> list[ast.expr]:
 _REPLACING = ("patch", "object", "setattr", "replace")
 
 
-def is_compared(module: Module, site: Site) -> bool:
+def _is_compared(module: Module, site: Site) -> bool:
     """`f is jax.pmap`, `f in (jax.jit, jax.pmap)`."""
     return site.form == "value" and any(
         isinstance(each, ast.Compare) for each in _within_statement(module, site.node)
@@ -149,14 +171,14 @@ def is_compared(module: Module, site: Site) -> bool:
 
 def may_be_compared(module: Module, site: Site) -> bool:
     """Whether the function itself goes on from there, so that it may meet a comparison."""
-    return site.form in ("value", "alias") or is_compared(module, site)
+    return site.form in ("value", "alias") or _is_compared(module, site)
 
 
 def meetings(module: Module) -> Iterator[tuple[int, bool]]:
     """Where a file hands `jax.pmap` on as a value: `(line, whether it is compared there)`."""
     for site in pmaps.sites(module):
         if site.form == "value":
-            yield site.reference.lineno, is_compared(module, site)  # type: ignore[attr-defined]
+            yield site.reference.lineno, _is_compared(module, site)  # type: ignore[attr-defined]
 
 
 def _within_statement(module: Module, node: ast.AST) -> Iterator[ast.AST]:
@@ -186,7 +208,7 @@ def _must_stay(module: Module, alias: ast.alias, stays: Callable[[Site], bool]) 
     known = module.once(_staying)
     if alias not in known:
         known[alias] = any(
-            is_asked_about(module, site) or stays(site)
+            _is_asked_about(module, site) or stays(site)
             for site in pmaps.sites(module)
             if _import_of(module, site.reference) is alias
         )
@@ -226,3 +248,136 @@ def _taken_out(module: Module, statement: ast.ImportFrom, alias: ast.alias) -> I
         yield Edit(module.span(alias)[0], module.span(names[position + 1])[0], "")
     else:
         yield Edit(module.span(names[position - 1])[1], module.span(alias)[1], "")
+
+
+def places_of_rules(
+    module: Module, target: Version | None, *, idiomatic: bool
+) -> list[PlannedPlace]:
+    """The places of a file that rules find and mend.
+
+    Args:
+      module: the file.
+      target: the oldest jax that the code must run on; None: the newest.
+      idiomatic: whether slow idioms go too.
+    """
+    unsafe = _IDIOMS if idiomatic else ()
+    found: list[PlannedPlace] = []
+    for finding in linter.check_module(module, frozenset(_RENAMES + unsafe), target):
+        fix = finding.fix if _is_wanted(finding.fix, finding.code, unsafe) else None
+        found.append(PlannedPlace(_outcome(finding, fix), finding.span, fix))
+    return found
+
+
+def _is_wanted(fix: Fix | None, code: Code, unsafe: tuple[Code, ...]) -> bool:
+    if fix is None:
+        return False
+    return fix.safety is Safety.SAFE or (fix.safety is Safety.UNSAFE and code in unsafe)
+
+
+def _outcome(finding: Finding, fix: Fix | None) -> PlaceResult:
+    status: Status = "left" if fix is None else "done"
+    by_hand = "" if fix is not None or finding.fix is None else finding.fix.title
+    place, what = finding.start, finding.line_text.strip()
+    return PlaceResult(
+        finding.path,
+        place.line,
+        place.cell,
+        finding.code,
+        status,
+        what,
+        finding.message,
+        by_hand,
+    )
+
+
+# Not flax.jax_utils.replicate and unreplicate: they work on what mapped functions take and give,
+# and only the installed flax says whether a Python number in a state becomes weakly typed.
+REMOVED: dict[str, Code] = {
+    "jax.device_put_replicated": _codes.REMOVED_DEVICE_PUT_REPLICATED,
+    "jax.device_put_sharded": _codes.REMOVED_DEVICE_PUT_SHARDED,
+}
+_FIRST = ("x", "shards")
+
+
+def places_of_puts(module: Module) -> Iterator[tuple[str, ast.expr]]:
+    """`(name, reference)` of each use of a function that was removed."""
+    for name in REMOVED:
+        for node in module.uses(name):
+            yield name, node
+
+
+def fix_of_put(module: Module, name: str, node: ast.expr, namer: Namer) -> Fix:
+    """The fix that calls what takes its place.
+
+    Args:
+      module: the file.
+      name: of the function.
+      node: where it is named.
+      namer: says how the new name is written.
+
+    Raises:
+      Left: it is not called, or in another way.
+    """
+    _check(module, node)
+    new = namer.named(module, name.removeprefix("jax."), node)
+    edit = Edit(*module.span(node), _renamed(module.text(node), new.text))
+    return Fix(f"replace {name}", Safety.UNSAFE, tuple(sorted((edit, *new.edits))), new.imports)
+
+
+def _check(module: Module, node: ast.expr) -> None:
+    call = module.parent(node)
+    words = call.keywords if isinstance(call, ast.Call) and call.func is node else ()
+    if any(word.arg in _FIRST or word.arg is None for word in words):
+        raise Left(
+            "its first argument is given by name, and has another name in the replacement",
+            "Give it by position, then migrate again.",
+        )
+    if isinstance(call, ast.Compare):
+        raise Left(
+            "the function itself is compared",
+            "Decide by hand which of the two functions is meant.",
+        )
+
+
+_OF_LIBRARIES = {  # and what takes the place in plain JAX, by hand
+    "equinox.filter_pmap": ("filter_pmap", "equinox.filter_shard_map"),
+    "flax.nnx.pmap": ("nnx_pmap", "flax.nnx.shard_map"),
+    "flax.experimental.nnx.pmap": ("nnx_pmap", "flax.nnx.shard_map"),
+}
+_OF_NNX_ALONE = ("transform_metadata", "graph", "graph_updates")
+
+
+def places_of_other_pmaps(module: Module, *, to_library: bool) -> Iterator[PlannedPlace]:
+    """What becomes of each use of them.
+
+    Args:
+      module: the file.
+      to_library: whether the new text may use jax_dist, which has a function for each.
+    """
+    for name in _OF_LIBRARIES:
+        for node in module.uses(name):
+            try:
+                fix = _of_library(module, node, name, to_library=to_library)
+                yield results.done(module, node, _codes.PMAP_CALL, fix)
+            except Left as left:
+                yield results.left(module, node, _codes.PMAP_CALL, left)
+
+
+def _of_library(module: Module, node: ast.expr, name: str, *, to_library: bool) -> Fix:
+    ours, by_hand = _OF_LIBRARIES[name]
+    if not to_library:
+        raise Left(
+            f"{name} maps functions of modules, and plain JAX has no such function",
+            f"Use {by_hand}, or migrate with --to jax_dist.",
+        )
+    call = module.parent(node)
+    words = [word.arg for word in call.keywords] if isinstance(call, ast.Call) else []
+    unknown = [word for word in words if word in _OF_NNX_ALONE]
+    if unknown and ours == "nnx_pmap":
+        raise Left(
+            f"jax_dist.{ours} takes no {', '.join(unknown)}",
+            "Leave it out, then migrate again; or use flax.nnx.shard_map.",
+        )
+    new = LibraryNames().named(module, ours, node)
+    edits = (Edit(*module.span(node), new.text), *new.edits)
+    return Fix(f"use jax_dist.{ours}", Safety.SAFE, tuple(sorted(edits)), new.imports)

@@ -47,7 +47,7 @@ class Collected:
 
 Use: TypeAlias = First | GivenTo | Kept | Escaped | Shown | Collected
 
-GET_METRICS = "flax.training.common_utils.get_metrics"
+_GET_METRICS = "flax.training.common_utils.get_metrics"
 
 
 def origins_of(flow: Flow, node: ast.expr, around: tuple[ast.expr, ...] = ()) -> list[Origin]:
@@ -236,7 +236,7 @@ def _collected(module: Module, flow: Flow, call: ast.Call) -> tuple[ast.Call, ..
                 if not _appends_stacked(module, flow, around):
                     return ()
             case ast.Call(args=[argument]) if argument is read:
-                if module.qualified_name(around.func) == GET_METRICS:
+                if module.qualified_name(around.func) == _GET_METRICS:
                     calls.append(around)
                 elif _is_filled(module, read):
                     return ()
@@ -258,7 +258,7 @@ def _is_empty_or_metrics(module: Module, binding: Any) -> bool:
         case ast.List(elts=[]):
             return True
         case ast.Call(func=function):
-            return module.qualified_name(function) == GET_METRICS
+            return module.qualified_name(function) == _GET_METRICS
     return False
 
 

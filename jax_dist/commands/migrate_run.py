@@ -12,7 +12,7 @@ from jax_dist.checker.engine import config, fixer, replacement, requirement
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import discovery
 from jax_dist.checker.model.discovery import Patterns
-from jax_dist.codemod import migration, report, report_sarif
+from jax_dist.codemod import migration, report
 from jax_dist.codemod.context import ProjectContext
 from jax_dist.codemod.facts import Promises
 from jax_dist.codemod.files import MigrationOptions
@@ -29,7 +29,7 @@ _ONLY_WITH = {"one_process": ("jax", "global"), "all_devices": ("jax",), "helper
 _FORMS: dict[str, Callable[[MigrationReport], str]] = {
     ".json": report.as_json,
     ".md": report.as_markdown,
-    ".sarif": report_sarif.as_sarif,
+    ".sarif": report.as_sarif,
 }
 
 

@@ -10,14 +10,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jax_dist import _compat
-from jax_dist.consistency import pairs, programs, runs, words
+from jax_dist.consistency import programs, runs, words
 from jax_dist.consistency.graph import Graph, graph_of
 from jax_dist.consistency.origins import FaultOrigin, Search
 from jax_dist.consistency.programs import CheckedProgram, Global, PerDevice
 from jax_dist.consistency.relations import are_alike
-from jax_dist.consistency.report import Consistency
+from jax_dist.consistency.report import Consistency, Verdict, verdict
 from jax_dist.consistency.runs import Reference
-from jax_dist.consistency.verdicts import Verdict, verdict
 from jax_dist.consistency.words import Explanation
 from jax_dist.errors import ConsistencyError, UnsupportedError, message
 from jax_dist.mapping import axes
@@ -157,7 +156,7 @@ def _compared(
     graph, devices = graph_of(program.jaxpr), program.devices
     if program.tree != reference.program.tree:
         raise _other_tree(program, reference)
-    paired = pairs.pairs_of(graph, reference.graph)
+    paired = runs.pairs_of(graph, reference.graph)
     draws = runs.draws_for(reference, graph, devices, paired)
     run = runs.Several(program, leaves, graph, draws)
     values = run.values()
@@ -195,7 +194,7 @@ def _findings(
         return (Explanation("", what, "", "", "", ""),)
     reference = runs.on_one(one, leaves, everything=True)
     graph, devices = several.graph, several.program.devices
-    paired = pairs.pairs_of(graph, reference.graph)
+    paired = runs.pairs_of(graph, reference.graph)
     draws = runs.draws_for(reference, graph, devices, paired)
     run = runs.Several(several.program, leaves, graph, draws, everything=True)
     search = Search(graph, run.values(), reference, paired)

@@ -2,12 +2,18 @@
 
 A shard_map becomes a vmap over the devices with the same axis names, in which each value has one
 row a device. Draws of random numbers can be given: the rows that one device draws, for devices that
-have keys of their own. And each result can be moved by as much as rounding may move it.
+have keys of their own.
+
+Each result can be moved by one last place where it is rounded. The number of devices changes the
+order of sums, and how a compiler fuses; nothing else may change. So a program is run again with
+such a change at every equation, and what that does to a value is what may be expected of another
+number of devices. A fixed tolerance would be wrong for most programs: too wide for one, too narrow
+for one that amplifies.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +21,87 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Var
 
 from jax_dist import _compat
-from jax_dist.consistency import rounding
 from jax_dist.consistency.graph import Path, is_draw, is_entered
 from jax_dist.passes import interpreter
-from jax_dist.passes.interpreter import Values
+from jax_dist.passes.interpreter import EXACT, Values
 
+_SUMS = (
+    # Their rounding goes with the terms, not with what is left of them.
+    "conv_general_dilated", "cumsum", "dot_general", "reduce_sum", "reduce_window_sum",
+    "scatter-add", "scatter_add",
+)  # fmt: skip
+_UNTOUCHED = {
+    *EXACT, "all_gather", "all_gather_invariant", "all_to_all", "axis_index", "gather", "iota",
+    "neg", "pmax", "pmin", "ppermute", "random_bits", "scatter", "dynamic_update_slice",
+    "bitcast_convert_type", "reduce_window_max", "cond", "while", "scan",
+    "psum", "psum_invariant", "reduce_scatter",  # of one device, nothing is added
+}  # fmt: skip
 Records: TypeAlias = dict[Path, list[Any]]  # results of equations: [devices, *rounds, *shape]
 Draws: TypeAlias = Mapping[Path, Sequence[Any]]  # in the same form
 
 _IDENTITIES = ("pvary", "pcast", "pbroadcast", "sharding_constraint", "mesh_cast", "reshard")
+
+
+class Noise(NamedTuple):
+    scale: Any  # 0 moves nothing
+    seed: Any  # which way each element goes
+
+
+def moved(eqn: JaxprEqn, values: Values, outs: Values, noise: Noise) -> Values:
+    """The results of an equation, moved where it rounds."""
+    name = eqn.primitive.name
+    if name in _UNTOUCHED and not _rounds_down(eqn):
+        return outs
+    sizes = _terms(eqn, values) if name in _SUMS else outs
+    return [_moved(out, size, noise) for out, size in zip(outs, sizes, strict=True)]
+
+
+def moved_input(value: Any, noise: Noise) -> Any:
+    """An argument, moved by a unit in its last place."""
+    return _moved(value, value, noise)
+
+
+def _is_float(value: Any) -> bool:
+    return jnp.issubdtype(jax.typeof(value).dtype, jnp.inexact)
+
+
+def epsilon(dtype: Any) -> float:
+    """The distance from 1 to the next number; 0 of what does not round."""
+    return float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.inexact) else 0.0
+
+
+def _rounds_down(eqn: JaxprEqn) -> bool:
+    """Whether it only moves values, but to a type with fewer digits."""
+    if eqn.primitive.name != "convert_element_type":
+        return False
+    before, after = (jnp.result_type(var.aval) for var in (*eqn.invars, *eqn.outvars))
+    return 0 < epsilon(before) < epsilon(after)
+
+
+def _terms(eqn: JaxprEqn, values: Values) -> Values:
+    """The same sum over the sizes of its terms."""
+    if not all(map(_is_float, values[:1])):
+        return interpreter.replay(eqn, values)
+    sizes = [jnp.abs(value) if _is_float(value) else value for value in values]
+    if any(jnp.iscomplexobj(value) for value in values):
+        sizes = [size.astype(jax.typeof(v).dtype) for size, v in zip(sizes, values, strict=True)]
+    return interpreter.replay(eqn, sizes)
+
+
+def _moved(value: Any, size: Any, noise: Noise) -> Any:
+    if not _is_float(value):
+        return value
+    unit = epsilon(jax.typeof(value).dtype)
+    by = jnp.abs(size).astype(jnp.float32) * (unit * noise.scale) * _signs(value, noise.seed)
+    return jnp.where(noise.scale > 0, value + by.astype(value.dtype), value)
+
+
+def _signs(value: Any, seed: Any) -> Any:
+    """Of every element 1 or -1, by chance and the same in every run."""
+    number = jnp.arange(max(value.size, 1), dtype=jnp.uint32)[: value.size].reshape(value.shape)
+    mixed = (number + jnp.uint32(seed) * jnp.uint32(40503)) * jnp.uint32(2654435761)
+    mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(2246822519)
+    return jnp.where((mixed >> 13) & 1, 1.0, -1.0).astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,7 +109,7 @@ class _Walk:
     """What holds for all equations of one evaluation."""
 
     wanted: Callable[[Path], bool]  # whose results are kept
-    noise: rounding.Noise | None
+    noise: Noise | None
     given: Any  # whether draws are; a number of the program, so that both ways are one program
     axes: tuple[Any, ...] = ()  # of the shard_maps around
 
@@ -43,7 +121,7 @@ def evaluate(
     wanted: Callable[[Path], bool],
     draws: Draws | None = None,
     given: Any = True,
-    noise: rounding.Noise | None = None,
+    noise: Noise | None = None,
 ) -> tuple[Values, Records]:
     """The results of a closed jaxpr, and those of its equations; to be called under jit.
 
@@ -98,7 +176,7 @@ def _apply(eqn: JaxprEqn, values: Values, drawn: Sequence[Any] | None, walk: _Wa
             for out, instead in zip(outs, drawn, strict=True)
         ]
     if walk.noise is not None:
-        outs = rounding.moved(eqn, values, outs, walk.noise)
+        outs = moved(eqn, values, outs, walk.noise)
     return outs
 
 

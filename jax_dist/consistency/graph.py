@@ -20,7 +20,7 @@ Path: TypeAlias = tuple[int, ...]  # the place of an equation, and of those arou
 Origin: TypeAlias = tuple[Path, int]
 Origins: TypeAlias = frozenset[Origin]
 
-LONGEST_SCAN = 64  # rounds; the values of a longer one are not followed
+_LONGEST_SCAN = 64  # rounds; the values of a longer one are not followed
 _DRAWS = (*interpreter.DRAWS, "rng_uniform")  # which has no key
 
 
@@ -114,7 +114,7 @@ def is_entered(eqn: JaxprEqn) -> bool:
     """Whether the equations inside are followed, rather than the equation itself."""
     name = eqn.primitive.name
     if name == "scan":
-        return eqn.params["length"] <= LONGEST_SCAN
+        return eqn.params["length"] <= _LONGEST_SCAN
     return name == "shard_map" or (name in CALLS and bool(interpreter.bodies(eqn)))
 
 

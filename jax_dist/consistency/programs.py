@@ -126,7 +126,7 @@ class Global:
         args = jax.tree.map(lambda leaf: _moved(leaf, mesh), self.args)
         leaves, structure = jax.tree.flatten(args)
         trees: list[Any] = []
-        options = {"mesh": mesh} if takes_mesh(self.fun) else {}
+        options = {"mesh": mesh} if _takes_mesh(self.fun) else {}
 
         def flat(*leaves: Any) -> list[Any]:
             result = self.fun(*jax.tree.unflatten(structure, leaves), **options)
@@ -174,7 +174,7 @@ class Global:
         )
 
 
-def takes_mesh(fun: Callable) -> bool:
+def _takes_mesh(fun: Callable) -> bool:
     try:
         return "mesh" in inspect.signature(fun).parameters
     except (TypeError, ValueError):  # builtins have no signature

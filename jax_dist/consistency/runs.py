@@ -1,14 +1,19 @@
-"""The values of a program on one device and on several, and how far rounding may move them."""
+"""The values of a program on one device and on several, and how far rounding may move them.
+
+Equations of the two programs are compared in pairs: one in the program for one device, and the same
+one in that for several.
+"""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_dist.consistency import rounding
+from jax_dist.consistency import evaluation
 from jax_dist.consistency.evaluation import Draws, evaluate
 from jax_dist.consistency.graph import Graph, Node, Path, graph_of
 from jax_dist.consistency.programs import CheckedProgram
@@ -50,14 +55,14 @@ def on_one(program: CheckedProgram, args: Sequence[Any], *, everything: bool = F
     graph = graph_of(program.jaxpr)
     wanted = _wanted(graph, everything=everything)
 
-    def trial(leaves: Sequence[Any], noise: rounding.Noise) -> Any:
-        moved = [rounding.moved_input(leaf, noise) for leaf in leaves]
+    def trial(leaves: Sequence[Any], noise: evaluation.Noise) -> Any:
+        moved = [evaluation.moved_input(leaf, noise) for leaf in leaves]
         return evaluate(program.jaxpr, moved, wanted=wanted, noise=noise)
 
     run = _jit(trial)
     leaves = [jnp.asarray(leaf) for leaf in args]
-    exact = run(leaves, rounding.Noise(jnp.float32(0), jnp.uint32(0)))
-    moved = [run(leaves, rounding.Noise(jnp.float32(1), jnp.uint32(seed))) for seed in _SEEDS]
+    exact = run(leaves, evaluation.Noise(jnp.float32(0), jnp.uint32(0)))
+    moved = [run(leaves, evaluation.Noise(jnp.float32(1), jnp.uint32(seed))) for seed in _SEEDS]
     expected = jax.tree.map(_expected, exact, *moved)
     results, records = expected
     if not program.mapped:
@@ -171,7 +176,7 @@ def _share(
 
 def _expected(exact: Any, *moved: Any) -> Expected:
     value = _host(exact)
-    unit = rounding.epsilon(exact.dtype)
+    unit = evaluation.epsilon(exact.dtype)
     apart = [distance(_host(each), value) for each in moved]
     sizes = np.abs(np.nan_to_num(value, posinf=0.0, neginf=0.0)) if unit else np.zeros(())
     farthest, average = (
@@ -195,3 +200,30 @@ def _host(array: Any) -> np.ndarray:
 
 def _plain(dtype: Any) -> Any:
     return np.uint32 if jnp.issubdtype(dtype, jax.dtypes.prng_key) else dtype
+
+
+def pairs_of(several: Graph, one: Graph) -> dict[Path, Path]:
+    """By equation of the first, that of the second; what only one of them has is left out.
+
+    Both come from the same code, so they are nearly always the same list. Where a loop of Python
+    goes over the rows of a device they are not, and the longest common part counts.
+    """
+    left, right = list(several.nodes.values()), list(one.nodes.values())
+    marks, others = [_mark(node) for node in left], [_mark(node) for node in right]
+    if marks == others:
+        return {node.path: other.path for node, other in zip(left, right, strict=True)}
+    matcher = difflib.SequenceMatcher(None, marks, others, autojunk=False)
+    return {
+        left[start + offset].path: right[other + offset].path
+        for start, other, size in matcher.get_matching_blocks()
+        for offset in range(size)
+        if _ranks(left[start + offset]) == _ranks(right[other + offset])
+    }
+
+
+def _mark(node: Node) -> Hashable:
+    return node.name, node.line, node.rounds
+
+
+def _ranks(node: Node) -> list[int]:
+    return [len(getattr(var.aval, "shape", ())) for var in node.eqn.outvars]

@@ -12,10 +12,10 @@ from jax.extend.core import Var
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.global_views import layouts, refusals, state_placement
+from jax_dist.global_views import refusals, state_placement
 from jax_dist.global_views.emission import Emitter
 from jax_dist.global_views.islands import BodyPlan, plan
-from jax_dist.global_views.layouts import Shardings
+from jax_dist.global_views.state_placement import Shardings
 from jax_dist.global_views.uniformity import Axis as SharedAxis
 from jax_dist.global_views.uniformity import VaryingOrigin, origin, settled_state
 from jax_dist.mapping import axes, body
@@ -46,7 +46,7 @@ class Leaf:
 
     @property
     def bytes_per_device(self) -> int:
-        return layouts.bytes_per_device(self.whole, self.sharding)
+        return state_placement.bytes_per_device(self.whole, self.sharding)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class StepProgram:
 
     @functools.cached_property
     def emitter(self) -> Emitter:
-        cuts = any(layouts.is_cut(leaf.sharding.spec) for leaf in self.leaves.values())
+        cuts = any(state_placement.is_cut(leaf.sharding.spec) for leaf in self.leaves.values())
         return Emitter(
             self.setting.mesh,
             self.setting.name,
@@ -221,7 +221,9 @@ def build(setting: Setting, call: Call, state: Sequence[int]) -> StepProgram:
         else None
         for place in range(len(found.out_axes))
     ]
-    wanted = [spec if spec is not None and layouts.is_cut(spec) else None for spec in wanted]
+    wanted = [
+        spec if spec is not None and state_placement.is_cut(spec) else None for spec in wanted
+    ]
     named = _named_meshes(found.jaxpr)
     planned = plan(
         axis,
@@ -264,7 +266,7 @@ def _donated(options: Options) -> tuple[int, ...]:
     )
 
 
-def slice_type(leaf: Any, axis: Any) -> jax.ShapeDtypeStruct:
+def _slice_type(leaf: Any, axis: Any) -> jax.ShapeDtypeStruct:
     """The type of what one device sees."""
     kind = body.type_of(leaf)
     shape = list(kind.shape)
@@ -303,7 +305,7 @@ def _results_of_state(
 
 
 def _same_type(call: Call, found: Body, place: int, result: int) -> bool:
-    own, new = slice_type(call.leaves[place], call.axes[place]), found.jaxpr.out_avals[result]
+    own, new = _slice_type(call.leaves[place], call.axes[place]), found.jaxpr.out_avals[result]
     return own.shape == new.shape and own.dtype == new.dtype
 
 
@@ -320,8 +322,8 @@ def _leaves(
     results: dict[int, int],
 ) -> dict[int, Leaf]:
     paths, short = call.paths(), _short_paths(call)
-    types = [slice_type(call.leaves[place], call.axes[place]) for place in state]
-    specs = layouts.specs_of(
+    types = [_slice_type(call.leaves[place], call.axes[place]) for place in state]
+    specs = state_placement.specs_of(
         setting.shardings, setting.mesh, setting.name, [short[place] for place in state], types
     )
     result_of = {place: result for result, place in results.items()}
@@ -332,7 +334,7 @@ def _leaves(
             why = _origin(found, axis, ins, place, result_of[place])
             of_inputs = [*_names_of_captures(found), *paths]
             through = tuple(of_inputs[n] for n in why.inputs if of_inputs[n] != paths[place])
-            if callable(setting.shardings) and layouts.is_cut(spec):
+            if callable(setting.shardings) and state_placement.is_cut(spec):
                 raise refusals.varies_but_cut(paths[place], spec, str(why), through)
             spec = P(setting.name)
         leaves[place] = Leaf(
@@ -370,7 +372,9 @@ def _check_something_cut(
     setting: Setting, call: Call, specs: Sequence[P], leaves: dict[int, Leaf]
 ) -> None:
     wanted = [
-        leaf for leaf, spec in zip(leaves.values(), specs, strict=True) if layouts.is_cut(spec)
+        leaf
+        for leaf, spec in zip(leaves.values(), specs, strict=True)
+        if state_placement.is_cut(spec)
     ]
     if setting.shardings == "fsdp" and wanted and not any(leaf.shared for leaf in wanted):
         which = [f"{leaf.path} begins to vary at {leaf.origin}" for leaf in wanted[:8]]
@@ -417,7 +421,7 @@ def _check_results(
 
 
 def _cuts(sharding: Any) -> bool:
-    return layouts.is_cut(getattr(sharding, "spec", P()))
+    return state_placement.is_cut(getattr(sharding, "spec", P()))
 
 
 def _named_meshes(jaxpr: Any) -> set[AbstractMesh]:

@@ -13,19 +13,18 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jax_dist import _compat
-from jax_dist.global_views import layouts, programs, refusals, report, state_placement
+from jax_dist.global_views import programs, refusals, report, state_placement
 from jax_dist.global_views.arguments import Ready
-from jax_dist.global_views.layouts import Shardings
 from jax_dist.global_views.programs import Leaf, Setting, StepProgram
 from jax_dist.global_views.report import GlobalViewReport
+from jax_dist.global_views.state_placement import Shardings
 from jax_dist.mapping import axes, calls, meshes
 from jax_dist.mapping import refusals as mapping_refusals
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import type_of
 from jax_dist.mapping.calls import Call, Options
 from jax_dist.mapping.meshes import DeviceChoice
-from jax_dist.passes import lifting
-from jax_dist.passes.captures import Captures, Policy, Watch
+from jax_dist.passes.captures import Captures, Policy, Watch, is_lifted_outside
 
 Gradients = Literal["scatter", "reduce"]
 
@@ -110,7 +109,7 @@ def global_view(
         raise refusals.unknown_choice(
             "captures", captures, ", ".join(map(repr, get_args(Captures)))
         )
-    layouts.check_shardings(shardings)
+    state_placement.check_shardings(shardings)
     axes.check_axes("in_axes", in_axes)
     axes.check_axes("out_axes", out_axes)
     if mesh is not None and axis_name not in mesh.axis_names:
@@ -177,7 +176,7 @@ class GlobalView:
         ready = self._ready_for(call)
         leaves = ready.given(call)
         is_traced = calls.any_tracer(leaves)
-        if not (is_traced and lifting.is_lifted_outside()):
+        if not (is_traced and is_lifted_outside()):
             self._watch.warn_of(ready.program.body.lifted.captures, lifted=not is_traced)
         with self._context(traced=is_traced):
             return ready.program.call(leaves)
@@ -471,7 +470,7 @@ class GlobalView:
         leaves: list[Leaf | None] = [None] * len(given.leaves)
         if program is not None:
             leaves = [leaf for leaf in program.leaves.values() if leaf.argument == number]
-        specs = layouts.specs_of(
+        specs = state_placement.specs_of(
             self._asked.shardings,
             self._mesh,
             self._asked.axis_name,

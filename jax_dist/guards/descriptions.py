@@ -152,24 +152,24 @@ class Change:
 
 def signature_of(call: _compat.JitCall) -> Signature:
     """What the program of this call is looked up by."""
-    types = {path: type_of(leaf) for path, leaf in zip(call.paths, call.leaves, strict=False)}
+    types = {path: _type_of(leaf) for path, leaf in zip(call.paths, call.leaves, strict=False)}
     return Signature(types, {name: repr(value) for name, value in call.statics.items()})
 
 
-def type_of(value: Any) -> ArgumentType:
+def _type_of(value: Any) -> ArgumentType:
     aval = jax.typeof(value)
-    placement = placement_of(value) if isinstance(value, jax.Array) else None
+    placement = _placement_of(value) if isinstance(value, jax.Array) else None
     weak = bool(getattr(aval, "weak_type", False))
     return ArgumentType(tuple(aval.shape), str(aval.dtype), weak, placement)
 
 
-def placement_of(array: jax.Array) -> str:
+def _placement_of(array: jax.Array) -> str:
     """Where an array lies, in words that are the same on every jax.
 
     >>> import jax.numpy as jnp
-    >>> placement_of(jnp.zeros(3))
+    >>> _placement_of(jnp.zeros(3))
     'device 0, uncommitted'
-    >>> placement_of(jax.device_put(jnp.zeros(3), jax.devices()[1]))
+    >>> _placement_of(jax.device_put(jnp.zeros(3), jax.devices()[1]))
     'device 1'
     """
     sharding = array.sharding
@@ -185,7 +185,7 @@ def placement_of(array: jax.Array) -> str:
 
 def devices_of(array: jax.Array) -> str:
     """Where an array lies, whether it is committed to that or not."""
-    return placement_of(array).removesuffix(", uncommitted")
+    return _placement_of(array).removesuffix(", uncommitted")
 
 
 def text_of(value: Any) -> str:

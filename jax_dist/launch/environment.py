@@ -5,7 +5,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 
-LOOPBACK = "127.0.0.1"
+_LOOPBACK = "127.0.0.1"
 
 
 @contextlib.contextmanager
@@ -23,7 +23,7 @@ def reserved_port() -> Iterator[int]:
     with socket.socket() as holder:
         if sys.platform == "linux":
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((LOOPBACK, 0))
+        holder.bind((_LOOPBACK, 0))
         port = holder.getsockname()[1]
         if sys.platform != "linux":
             holder.close()
@@ -133,7 +133,7 @@ def _is_of_another_job(name: str) -> bool:
 
 
 def _for_jax(rank: int, ranks: int, port: int) -> dict[str, str]:
-    address = f"{LOOPBACK}:{port}"
+    address = f"{_LOOPBACK}:{port}"
     return {
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_COORDINATOR_BIND_ADDRESS": address,  # else it listens on all interfaces
@@ -145,10 +145,10 @@ def _for_jax(rank: int, ranks: int, port: int) -> dict[str, str]:
 def _as_slurm(rank: int, ranks: int) -> dict[str, str]:
     """What srun sets and JAX reads, and what programs commonly read besides."""
     return {
-        "SLURM_STEP_NODELIST": LOOPBACK,
+        "SLURM_STEP_NODELIST": _LOOPBACK,
         "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_JOB_NODELIST": LOOPBACK,
-        "SLURM_NODELIST": LOOPBACK,
+        "SLURM_JOB_NODELIST": _LOOPBACK,
+        "SLURM_NODELIST": _LOOPBACK,
         "SLURM_JOB_NUM_NODES": "1",
         "SLURM_NNODES": "1",
         "SLURM_NODEID": "0",
@@ -165,7 +165,7 @@ def _as_torchrun(rank: int, ranks: int, port: int) -> dict[str, str]:
         "WORLD_SIZE": str(ranks),
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": LOOPBACK,
+        "MASTER_ADDR": _LOOPBACK,
         "MASTER_PORT": str(port),
     }
 
@@ -175,5 +175,5 @@ def _around_proxies(inherited: Mapping[str, str]) -> dict[str, str]:
     if not any(inherited.get(name) or inherited.get(name.upper()) for name in _PROXIES):
         return {}
     excepted = inherited.get("no_proxy") or inherited.get("NO_PROXY") or ""
-    excepted = ",".join([*filter(None, [excepted]), LOOPBACK, "localhost"])
+    excepted = ",".join([*filter(None, [excepted]), _LOOPBACK, "localhost"])
     return {"no_proxy": excepted, "NO_PROXY": excepted}

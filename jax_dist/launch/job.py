@@ -27,7 +27,7 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @contextlib.contextmanager
-def received() -> Iterator[list[int]]:
+def _received() -> Iterator[list[int]]:
     """A list that grows by each signal that comes in the block; none of them ends the process.
 
     What was ignored before stays so: a shell lets a job in the background ignore Ctrl-C. Outside
@@ -107,7 +107,7 @@ def run(
     inherited = os.environ if environment is None else environment
     token = secrets.token_hex(16)
     ranks: list[Rank] = []
-    with received() as signals, reserved_port() as port, Orphanage() as orphanage:
+    with _received() as signals, reserved_port() as port, Orphanage() as orphanage:
         try:
             for number in range(settings.ranks):
                 variables = rank_environment(

@@ -24,13 +24,13 @@ def ending(exit_code: int) -> str:
     >>> ending(3), ending(-9)
     ('exit code 3', 'signal SIGKILL')
     """
-    return f"exit code {exit_code}" if exit_code >= 0 else f"signal {signal_name(-exit_code)}"
+    return f"exit code {exit_code}" if exit_code >= 0 else f"signal {_signal_name(-exit_code)}"
 
 
-def signal_name(number: int) -> str:
+def _signal_name(number: int) -> str:
     """Such as SIGTERM; the number where it has no name, as most real-time signals.
 
-    >>> signal_name(15), signal_name(40)
+    >>> _signal_name(15), _signal_name(40)
     ('SIGTERM', '40')
     """
     try:
@@ -39,10 +39,10 @@ def signal_name(number: int) -> str:
         return str(number)
 
 
-def as_shell(exit_code: int) -> int:
+def _as_shell(exit_code: int) -> int:
     """The exit code by which a shell tells it.
 
-    >>> as_shell(3), as_shell(-9)
+    >>> _as_shell(3), _as_shell(-9)
     (3, 137)
     """
     return exit_code if exit_code >= 0 else 128 - exit_code
@@ -50,8 +50,8 @@ def as_shell(exit_code: int) -> int:
 
 _EXIT_CODES = {
     Reason.TIMED_OUT: 124,  # as timeout(1) has it
-    Reason.INTERRUPTED: as_shell(-signal.SIGINT),
-    Reason.TERMINATED: as_shell(-signal.SIGTERM),
+    Reason.INTERRUPTED: _as_shell(-signal.SIGINT),
+    Reason.TERMINATED: _as_shell(-signal.SIGTERM),
 }
 
 
@@ -75,7 +75,7 @@ class Ended:
     @property
     def code(self) -> int:
         """As a shell tells it."""
-        return as_shell(-signal.SIGSTOP if self.stopped else self.exit_code)
+        return _as_shell(-signal.SIGSTOP if self.stopped else self.exit_code)
 
 
 @dataclass(frozen=True)
@@ -178,5 +178,5 @@ def _way(each: Ended) -> str:
     if each.sent is None or each.exit_code == 0:
         return ending(each.exit_code)
     if each.was_ended:
-        return f"stopped by {signal_name(each.sent)}"
-    return f"{ending(each.exit_code)} after {signal_name(each.sent)}"
+        return f"stopped by {_signal_name(each.sent)}"
+    return f"{ending(each.exit_code)} after {_signal_name(each.sent)}"

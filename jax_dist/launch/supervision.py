@@ -12,7 +12,9 @@ from jax_dist.launch.job import JobSettings, Listener
 from jax_dist.launch.outcome import JobOutcome, Reason, causes
 from jax_dist.multihost import ranks
 
-RESTART = "JAX_DIST_RESTART"  # the variable that tells the ranks how often they were started before
+_RESTART = (
+    "JAX_DIST_RESTART"  # the variable that tells the ranks how often they were started before
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +58,7 @@ def supervise(
         for count in range(1 << 62):
             start = time.monotonic()
             timeout = None if until is None else max(0.1, until - start)
-            variables = {**inherited, ranks.PROGRESS_FOLDER: name, RESTART: str(count)}
+            variables = {**inherited, ranks.PROGRESS_FOLDER: name, _RESTART: str(count)}
             outcome = job.run(
                 command, dataclasses.replace(settings, timeout=timeout), listener, variables
             )

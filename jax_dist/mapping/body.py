@@ -17,9 +17,8 @@ from jax_dist.mapping import axes, meshes, nesting, refusals
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.calls import Call, Options, bind
 from jax_dist.mapping.meshes import InnerAxis
-from jax_dist.passes import constants, interpreter, lifting
-from jax_dist.passes.captures import Policy
-from jax_dist.passes.lifting import Lifted
+from jax_dist.passes import captures, constants, interpreter
+from jax_dist.passes.captures import Lifted, Policy
 from jax_dist.passes.programs import Memo
 
 
@@ -108,7 +107,7 @@ def traced(options: Options, call: Call) -> Body:
     types = [_slice_type(leaf, axis) for leaf, axis in zip(call.leaves, call.axes, strict=True)]
     policy = Policy(options.captures if _compat.CAN_REWRITE else "allow", follows=False)
     trace = jax.make_jaxpr(body, axis_env=environment)
-    with lifting.lifting_outside(lifts=policy.captures == "lift"):
+    with captures.lifting_outside(lifts=policy.captures == "lift"):
         try:
             jaxpr = trace(*types)
         except (AssertionError, RuntimeError) as error:
@@ -127,7 +126,7 @@ def traced(options: Options, call: Call) -> Body:
         constants.lies_on_many(each.value) for each in constants.baked_arrays(jaxpr).values()
     )
     structure, out_axes = output_of[-1]
-    lifted = lifting.lift(jaxpr, call.fun, options.choice.fun_name, policy, axis_env=environment)
+    lifted = captures.lift(jaxpr, call.fun, options.choice.fun_name, policy, axis_env=environment)
     return Body(
         call.fun_name,
         name,

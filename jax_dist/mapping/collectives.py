@@ -103,7 +103,7 @@ def handler_of(eqn: JaxprEqn, places: Mapping[Any, AxisPlace], fun_name: str) ->
     """
     if eqn.primitive.name == "sharding_constraint":  # on a mesh that the body does not run on
         return lambda _, values: values
-    named = [name for name in named_axes(eqn) if name in places]
+    named = [name for name in _named_axes(eqn) if name in places]
     if any(not places[name].is_plain for name in named):
         rule = _RULES.get(eqn.primitive.name)
         if rule is None:
@@ -116,7 +116,7 @@ def handler_of(eqn: JaxprEqn, places: Mapping[Any, AxisPlace], fun_name: str) ->
     return None
 
 
-def named_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
+def _named_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
     """The axes that a collective goes over, outermost first; none for other equations."""
     named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     named = named if isinstance(named, tuple | list) else (named,)
@@ -139,7 +139,7 @@ class _Over:
 
     @staticmethod
     def of(places: Mapping[Any, AxisPlace], eqn: JaxprEqn) -> "_Over":
-        named = tuple(places.get(name) or _bare(name) for name in named_axes(eqn))
+        named = tuple(places.get(name) or _bare(name) for name in _named_axes(eqn))
         size = math.prod(place.size for place in named)
         said = eqn.params.get("axis_index_groups")
         groups = np.zeros((size, len(said[0]) if said else size), np.int32)
@@ -299,7 +299,7 @@ def _draws_by_count(aval: Any) -> bool:
 
 
 def _names_axes_inside(eqn: JaxprEqn) -> bool:
-    return any(named_axes(inner) for body in interpreter.bodies(eqn) for inner in equations(body))
+    return any(_named_axes(inner) for body in interpreter.bodies(eqn) for inner in equations(body))
 
 
 def _slice_by_slice(names: Sequence[str], eqn: JaxprEqn, values: Values) -> Values:

@@ -24,17 +24,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.mapping import (
-    axes,
-    donation,
-    emission,
-    meshes,
-    nesting,
-    placement,
-    refusals,
-    region,
-    throttle,
-)
+from jax_dist.mapping import axes, emission, meshes, nesting, placement, refusals, region, throttle
 from jax_dist.mapping.body import Body, BodyTracer, type_of
 from jax_dist.mapping.calls import Call, Options, any_tracer, bind
 from jax_dist.mapping.collectives import AxisPlace
@@ -42,10 +32,9 @@ from jax_dist.mapping.emission import KnownSignature
 from jax_dist.mapping.meshes import InnerAxis, Layout
 from jax_dist.mapping.process_calls import ProcessCalls
 from jax_dist.mapping.tracebacks import hide_own_frames
-from jax_dist.passes import lifting, programs
-from jax_dist.passes.captures import Policy, Watch
+from jax_dist.passes import captures, programs
+from jax_dist.passes.captures import PlacedCaptures, Placements, Policy, Watch
 from jax_dist.passes.constants import put_copy
-from jax_dist.passes.lifting import PlacedCaptures, Placements
 from jax_dist.passes.programs import Program, Programs
 
 
@@ -178,7 +167,7 @@ class Dispatcher:
         own, placed = self._program_for(found)
         if self._options.donated and found.body not in self._donating:
             self._donating.add(found.body)
-            donation.warn_of_unusable(self._options, call, found)
+            emission.warn_of_unusable(self._options, call, found)
         self._watch.warn_of(found.body.lifted.captures, lifted=True)
         if self._processes is not None:
             self._processes.agree(call, found.body, found.layout)
@@ -195,7 +184,7 @@ class Dispatcher:
         if self._processes is not None:
             program = self._processes.view
         found = self._find(call, whole=program is self._plain)
-        if not lifting.is_lifted_outside():
+        if not captures.is_lifted_outside():
             self._watch.warn_of(found.body.lifted.captures, lifted=False)
         try:
             with programs.under_way(self, found):

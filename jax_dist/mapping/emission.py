@@ -1,5 +1,12 @@
-"""The program of a mapped function for one signature: its body, on its mesh."""
+"""The program of a mapped function for one signature: its body, on its mesh.
 
+pmap shows each process its own slices only, `[L, *s]` for `L` devices; the program runs on the
+whole `[P * L, *s]` of `P` processes. Outside of a trace the two are the same buffers under two
+shapes (see `process_calls`). Inside one, where there are no buffers, the view is an array of the
+whole program that is declared to be replicated over processes, though its copies differ.
+"""
+
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -7,17 +14,21 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.core import ShapedArray
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.mapping import axes, meshes, nesting, refusals, region, traced_view
+from jax_dist.errors import message
+from jax_dist.mapping import axes, meshes, nesting, refusals, region
 from jax_dist.mapping.axes import Axis
-from jax_dist.mapping.body import Body, whole_call
+from jax_dist.mapping.body import Body, type_of, whole_call
 from jax_dist.mapping.calls import Call, Options
 from jax_dist.mapping.collectives import AxisPlace
-from jax_dist.mapping.meshes import InnerAxis, Layout
+from jax_dist.mapping.meshes import PROCESS_AXIS, InnerAxis, Layout
 from jax_dist.passes import pipeline
+from jax_dist.passes.findings import warn_user
 from jax_dist.passes.gathers import plan_gathers
 from jax_dist.passes.interpreter import GATHERS
 from jax_dist.passes.pipeline import Pass
@@ -94,14 +105,14 @@ def emitted(
     body, layout = found
     as_view = as_view and layout.processes > 1
     if as_view:
-        traced_view.check_joined(layout, call.fun_name)
+        _check_joined(layout, call.fun_name)
     values = captured or body.lifted.values
     target = _target(body, call, layout)
 
     def evaluate(*inputs: Any) -> list[Any]:
         given, leaves = list(inputs[: len(values)]), list(inputs[len(values) :])
         if as_view:
-            leaves = traced_view.all_as_whole(leaves, call.axes, layout)
+            leaves = _all_as_whole(leaves, call.axes, layout)
         if target.mesh is None:
             given = [_resharded(x, None, target.place) for x in given]
             pairs = zip(leaves, call.axes, strict=True)
@@ -114,7 +125,7 @@ def emitted(
                 outs = region.run_body(body, given, leaves, call.axes, *target)
             if target.place.idle_axes:  # the user's mesh may have no axis that fits
                 outs = [jax.lax.with_sharding_constraint(x, P()) for x in outs]
-        return traced_view.all_as_view(outs, body.out_axes, layout) if as_view else outs
+        return _all_as_view(outs, body.out_axes, layout) if as_view else outs
 
     passes = []
     if options.gathers != "keep" and _compat.CAN_REWRITE:
@@ -163,3 +174,151 @@ def _resharded(x: Any, axis: Axis, place: AxisPlace) -> Any:
         return x
     spec = axes.spec_of_axis(axis, jnp.ndim(x), place.mesh_axis)
     return jax.sharding.reshard(x, spec)
+
+
+def _check_joined(layout: Layout, fun_name: str) -> None:
+    """Raises DeviceCountError where the slices of a process do not stand side by side."""
+    if layout.process_mesh is None:
+        raise refusals.scattered_devices(fun_name)
+
+
+def _all_as_whole(leaves: Sequence[Any], leaf_axes: Sequence[Axis], layout: Layout) -> list[Any]:
+    """`_view_as_whole` of each."""
+    assert layout.process_mesh is not None
+    with meshes.context_of(layout.process_mesh):
+        return [_view_as_whole(*pair, layout) for pair in zip(leaves, leaf_axes, strict=True)]
+
+
+def _all_as_view(leaves: Sequence[Any], leaf_axes: Sequence[Axis], layout: Layout) -> list[Any]:
+    """`_whole_as_view` of each."""
+    assert layout.process_mesh is not None
+    with meshes.context_of(layout.process_mesh):
+        return [_whole_as_view(*pair, layout) for pair in zip(leaves, leaf_axes, strict=True)]
+
+
+def _view_as_whole(view: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
+    """`[L, *s] -> [P * L, *s]` (for axis 0) while tracing: what each process sees, joined.
+
+    To the program, the view is replicated over processes; in truth each process holds its own
+    slices. No element is moved: the same buffer is declared to be one part of a longer array.
+    """
+    if axis is None:
+        return view
+    if not jnp.issubdtype(view.dtype, jnp.inexact):  # has no derivative
+        return _relabelled(view, axis, layout, to_whole=True)
+    padded = jnp.concatenate(
+        [view[None], jnp.zeros((layout.processes - 1, *view.shape), view.dtype)]
+    )
+    parts = _transposable(padded, axis, layout, to_whole=True)
+    merged = jnp.moveaxis(parts, 0, axis % view.ndim)
+    shape = list(view.shape)
+    shape[axis] *= layout.processes
+    return lax.reshape(merged, shape)
+
+
+def _whole_as_view(whole: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
+    """`[P * L, *s] -> [L, *s]` (for axis 0) while tracing: the inverse of `_view_as_whole`."""
+    if axis is None:
+        return whole
+    if not jnp.issubdtype(whole.dtype, jnp.inexact):
+        return _relabelled(whole, axis, layout, to_whole=False)
+    axis %= whole.ndim
+    shape = whole.shape
+    split = (*shape[:axis], layout.processes, shape[axis] // layout.processes, *shape[axis + 1 :])
+    parts = jnp.moveaxis(lax.reshape(whole, split), axis, 0)
+    return _transposable(parts, axis, layout, to_whole=False)[0]
+
+
+def _relabelled(array: jax.Array, axis: int, layout: Layout, *, to_whole: bool) -> jax.Array:
+    """The blocks of `array` as they are, declared to be split over processes, or not."""
+    axis %= array.ndim
+    view = axes.spec_of_axis(axis, array.ndim, layout.name)
+    whole = P(*[None] * axis, (PROCESS_AXIS, layout.name))
+    return jax.shard_map(
+        lambda block: block,
+        mesh=layout.process_mesh,
+        in_specs=view if to_whole else whole,
+        out_specs=whole if to_whole else view,
+        check_vma=False,
+    )(array)
+
+
+def _transposable(parts: jax.Array, axis: int, layout: Layout, *, to_whole: bool) -> jax.Array:
+    """`[P, ..., L, ...]` both ways: all of the view in row 0, or one row for each process.
+
+    shard_map would transpose the view as what it is declared to be, replicated: it sums over
+    processes, whose slices have nothing to do with each other. The transpose wanted is the
+    inverse. custom_linear_solve is the one public way to say it that jvp, vmap and grad all accept;
+    both directions keep the shape, for it demands that, and so the view is padded to `[P, ...]`.
+    """
+    axis %= parts.ndim - 1
+    view = P(None, *[None] * axis, layout.name)
+    whole = P(PROCESS_AXIS, *[None] * axis, layout.name)
+
+    def as_whole(_, array: jax.Array) -> jax.Array:
+        return jax.shard_map(
+            lambda block: block[:1],
+            mesh=layout.process_mesh,
+            in_specs=view,
+            out_specs=whole,
+            check_vma=False,
+        )(array)
+
+    def as_view(_, array: jax.Array) -> jax.Array:
+        def pad(block: jax.Array) -> jax.Array:
+            rest = jnp.zeros((layout.processes - 1, *block.shape[1:]), block.dtype)
+            return jnp.concatenate([block, rest])
+
+        return jax.shard_map(
+            pad, mesh=layout.process_mesh, in_specs=whole, out_specs=view, check_vma=False
+        )(array)
+
+    solve, transpose = (as_whole, as_view) if to_whole else (as_view, as_whole)
+    return lax.custom_linear_solve(lambda x: x, parts, solve, transpose)
+
+
+def warn_of_unusable(options: Options, call: Call, found: KnownSignature) -> None:
+    """Warns of donated arguments whose memory no result can take over.
+
+    JAX warns while it lowers, if it knows how the results lie; here XLA finds that out, and says
+    nothing.
+    """
+    if not options.donated:
+        return
+    body, layout = found
+    local = layout.size // layout.mesh.shape[layout.name]
+    outs = zip(body.jaxpr.out_avals, body.out_axes, strict=True)
+    free = collections.Counter(_block(aval, axis, local) for aval, axis in outs)
+    unusable = []
+    leaves = zip(call.paths(), call.leaves, call.axes, call.owners, strict=True)
+    for path, leaf, axis, owner in leaves:
+        kind = type_of(leaf)
+        block = _block_of_whole(kind, axis, local)
+        if owner in options.donated and not free[block]:
+            unusable.append(f"{path}: {kind.dtype}[{','.join(map(str, block[0]))}]")
+        elif owner in options.donated:
+            free[block] -= 1
+    if unusable:
+        warn_user(
+            message(
+                what=f"Some donated buffers were not usable, in pmap of '{call.fun_name}'",
+                which=unusable,
+                why="no result that is left has this shape and type on a device",
+                do="Leave these arguments out of donate_argnums; they keep their values.",
+            ),
+            UserWarning,
+        )
+
+
+def _block(slice_type: ShapedArray, axis: Axis, local: int) -> tuple:
+    shape = list(slice_type.shape)
+    if axis is not None:
+        shape.insert(axis, local)
+    return tuple(shape), slice_type.dtype
+
+
+def _block_of_whole(whole: jax.ShapeDtypeStruct, axis: Axis, local: int) -> tuple:
+    shape = list(whole.shape)
+    if axis is not None:
+        shape[axis] = local
+    return tuple(shape), whole.dtype

@@ -1,6 +1,7 @@
 """Putting arrays where a mapped function wants them, and taking them off again.
 
-Shapes: `N` devices; `*s` is what one device holds.
+Shapes: `N` devices; `*s` is what one device holds. The buffers of an array of typed random keys are
+those of the data inside: `[*s]` as `[*s, n]`.
 """
 
 import functools
@@ -16,9 +17,8 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist._compat.devices import Device
+from jax_dist._compat.arrays import Device
 from jax_dist.mapping import refusals
-from jax_dist.mapping.keys import is_key, with_data
 
 _DEVICE_AXIS = "devices"  # of the meshes made here; pmap takes such arrays as they are
 
@@ -312,3 +312,14 @@ def _device_of(block: Any) -> Device | None:
 @jax.jit
 def _first_rows(blocks: dict[int, Any]) -> dict[int, Any]:
     return {index: block[0] for index, block in blocks.items()}
+
+
+def is_key(x: Any) -> bool:
+    """Whether `x` is an array made by `jax.random.key`; raw keys of `PRNGKey` are plain numbers."""
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def with_data(keys: jax.Array, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """The keys with `change` made to their data. They are not consumed."""
+    data = change(jax.random.key_data(keys))
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(keys))

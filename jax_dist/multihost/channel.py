@@ -148,17 +148,17 @@ Message = (
 _KINDS = {kind.__name__: kind for kind in Message.__args__}
 
 
-def dump(message: Message) -> bytes:
+def _dump(message: Message) -> bytes:
     """As it goes over a connection. Texts that are too long are cut in the middle.
 
-    >>> load(dump(RefusedReply(text=100_000 * "x"))).text[32_768:32_800]
+    >>> _load(_dump(RefusedReply(text=100_000 * "x"))).text[32_768:32_800]
     ' ... [34464 characters left out]'
     """
     fields = {name: _cut(value) for name, value in dataclasses.asdict(message).items()}
     return json.dumps([type(message).__name__, fields]).encode("ascii")
 
 
-def load(data: bytes) -> Message | None:
+def _load(data: bytes) -> Message | None:
     """None where it is no message of ours."""
     try:
         name, fields = _notes.decode(data)
@@ -250,7 +250,7 @@ class Channel:
 
     def send(self, message: Message) -> bool:
         """Whether there was somebody to send to."""
-        data = dump(message)
+        data = _dump(message)
         data = _LENGTH.pack(len(data)) + data
         if self._other_nonce is None:
             self._unsent += data
@@ -329,7 +329,7 @@ class Channel:
         end = _LENGTH.size + length
         if len(self._unread) < end:
             return None
-        message = load(self._unread[_LENGTH.size : end])
+        message = _load(self._unread[_LENGTH.size : end])
         self._unread = self._unread[end:]
         if message is None:
             raise Stranger("what it says is no message of a job")

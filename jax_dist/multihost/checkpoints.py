@@ -21,10 +21,18 @@ from jax_dist.errors import (
     MissingPackageError,
     message,
 )
-from jax_dist.multihost import device_copies, manifests, preemption, ranks
+from jax_dist.multihost import preemption, ranks, step_folders
 from jax_dist.multihost.agreement import Fingerprint, agree_on, fingerprint
 from jax_dist.multihost.collectives import broadcast_one_to_all
-from jax_dist.multihost.leaves import TypedLeaf, leaves_of, with_leaves
+from jax_dist.multihost.leaves import (
+    TypedLeaf,
+    check_named,
+    choices_of,
+    leaves_of,
+    number_of_copies,
+    one_of_each,
+    with_leaves,
+)
 from jax_dist.multihost.step_folders import StepFolders
 
 _TIMEOUT = 600.0  # seconds, for rank 0 to read a checkpoint through
@@ -118,7 +126,7 @@ class Checkpoints:
         Warns:
           CheckpointWarning: a newer checkpoint is damaged.
         """
-        choices = device_copies.choices_of(differing)
+        choices = choices_of(differing)
         found = self._newest_whole()
         for damage in found.damages.values():
             warnings.warn(CheckpointWarning(damage), stacklevel=2)
@@ -133,9 +141,9 @@ class Checkpoints:
         stored = self._read(folder, leaves, copies)
         if copies:
             held = {path: np.asarray(stored[path]) for path in copies if path in stored}
-            device_copies.check_named(choices, held)
+            check_named(choices, held)
             option = 'differing=, as in differing={"batch_stats": "mean"}'
-            stored |= device_copies.one_of_each(held, choices, where=str(folder), option=option)
+            stored |= one_of_each(held, choices, where=str(folder), option=option)
         restored = [leaf.restored(stored.get(leaf.path)) for leaf in leaves]
         return with_leaves(state, restored), found.step
 
@@ -205,11 +213,13 @@ class Checkpoints:
         damages: dict[int, str] = {}
         for step in reversed(self._steps.steps()):
             folder = self._steps.path(step)
-            manifest = manifests.read(folder)
+            manifest = step_folders.read(folder)
             if manifest is None:
-                damages[step] = _damaged(folder, [f"it has no {manifests.NAME} that can be read"])
+                damages[step] = _damaged(
+                    folder, [f"it has no {step_folders.NAME} that can be read"]
+                )
                 continue
-            found = list(manifests.damages(folder, manifest))
+            found = list(step_folders.damages(folder, manifest))
             if not found:
                 return _Found(step, manifest.leaves, damages)
             damages[step] = _damaged(folder, found)
@@ -249,7 +259,7 @@ class Checkpoints:
             raise _not_saved(self._folder, step, trouble)
 
     def _finish(self, step: int, leaves: Sequence[TypedLeaf]) -> None:
-        manifests.write(self._steps.unfinished(step), leaves)
+        step_folders.write(self._steps.unfinished(step), leaves)
         for damaged in self._damaged:
             if damaged in self._steps.steps():
                 self._steps.set_aside(damaged)
@@ -279,9 +289,7 @@ def _copies(
     folder: pathlib.Path, saved: Mapping[str, str], leaves: Sequence[TypedLeaf]
 ) -> dict[str, np.ndarray]:
     """What reads the leaves that were saved as copies: the same number of each."""
-    numbers = [
-        (leaf, device_copies.number_of_copies(saved.get(leaf.path, ""), leaf)) for leaf in leaves
-    ]
+    numbers = [(leaf, number_of_copies(saved.get(leaf.path, ""), leaf)) for leaf in leaves]
     found = [(leaf, number) for leaf, number in numbers if number]
     if len({number for _, number in found}) > 1:
         raise _does_not_fit(folder, [f"{leaf.path} has {number} copies" for leaf, number in found])

@@ -17,7 +17,8 @@ import jax
 import numpy as np
 
 from jax_dist.errors import CheckpointError, MissingPackageError, message
-from jax_dist.multihost import device_copies, manifests
+from jax_dist.multihost import step_folders
+from jax_dist.multihost.leaves import check_named, one_of_each
 from jax_dist.multihost.step_folders import sync, sync_tree
 
 _ORBAX_MARK = "_METADATA"  # the file that makes a folder a tree of Orbax's
@@ -62,7 +63,7 @@ def convert(
             converted = _convert_file(source, unfinished, drop)
         else:
             converted = _convert_folder(source, unfinished, drop)
-        device_copies.check_named(choices, converted.dropped + converted.kept)
+        check_named(choices, converted.dropped + converted.kept)
     return converted
 
 
@@ -85,7 +86,7 @@ class _Drop(NamedTuple):
         if len(sizes) != 1:
             raise _no_common_axis(where, copies, self.option)
         given = {part: choice for part, choice in self.choices.items() if choice != "keep"}
-        one = device_copies.one_of_each(copies, given, where=str(where), option=self.option)
+        one = one_of_each(copies, given, where=str(where), option=self.option)
         kept = tuple(path for path in leaves if path not in one)
         converted = Converted(sizes.pop(), tuple(one), kept)
         return structure.unflatten({**leaves, **one}.values()), converted
@@ -106,7 +107,7 @@ def _convert_folder(source: pathlib.Path, target: pathlib.Path, drop: _Drop) -> 
     trees = sorted(path.parent for path in source.rglob(_ORBAX_MARK) if path.is_file())
     if not trees:
         raise _unknown(source, f"no folder in it has Orbax's file {_ORBAX_MARK}")
-    if any(source.rglob(manifests.NAME)):
+    if any(source.rglob(step_folders.NAME)):
         raise _ours(source)
     if source not in trees:
         shutil.copytree(
@@ -186,7 +187,7 @@ def _ours(path: pathlib.Path) -> CheckpointError:
     return CheckpointError(
         message(
             what=f"{path} is not converted",
-            which=[f"it has the file {manifests.NAME}: jax_dist.multihost.Checkpoints wrote it"],
+            which=[f"it has the file {step_folders.NAME}: jax_dist.multihost.Checkpoints wrote it"],
             why="Checkpoints reads such a state without conversion",
             do="Call restore(state, from_pmap=True), with a state that has no device axis.",
         )

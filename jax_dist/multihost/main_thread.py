@@ -73,7 +73,7 @@ def stack_of_main() -> str:
     return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
 
 
-def waits_in_jax() -> bool:
+def _waits_in_jax() -> bool:
     """Whether the main thread is blocked in JAX, as far as can be seen from outside.
 
     JAX waits in Python functions of its own, or, for an array or in the call of a compiled program,
@@ -95,7 +95,7 @@ def waits_in_jax() -> bool:
 def seen_waiting_in_jax() -> bool:
     """The same, in several looks: one may find the thread awake for a moment."""
     for _ in range(_LOOKS):
-        if waits_in_jax():
+        if _waits_in_jax():
             return True
         time.sleep(_BETWEEN_LOOKS)
     return False
@@ -122,7 +122,7 @@ class Stall:
         position = _position()
         moved = position != self._position
         self._last, self._cpu, self._position = now, cpu, position
-        if busy or moved or not waits_in_jax():
+        if busy or moved or not _waits_in_jax():
             self._since = now
         return now - self._since
 

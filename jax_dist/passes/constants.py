@@ -107,7 +107,7 @@ class _Search:
             del self.unlocated[len(self.unlocated) - len(used) :]
 
     def _enter_bodies(self, eqn: JaxprEqn, read: Mapping, within: tuple[str, ...]) -> None:
-        for body, operands in zip(bodies(eqn), operands_of_bodies(eqn), strict=True):
+        for body, operands in zip(bodies(eqn), _operands_of_bodies(eqn), strict=True):
             held = {var: read[place] for place, var in operands.items() if read[place] is not None}
             unlocated = any(not self.found[identity].used_at for identity in held.values())
             key = (id(body), within)
@@ -190,7 +190,7 @@ def _with_frozen_bodies(eqn: JaxprEqn, known: dict[int, Any]) -> JaxprEqn:
     return with_bodies(eqn, lambda body: _frozen(body, known))
 
 
-def operands_of_bodies(eqn: JaxprEqn) -> list[dict[int, Var]]:
+def _operands_of_bodies(eqn: JaxprEqn) -> list[dict[int, Var]]:
     """For each body of an equation, its inputs by the place of the operand they stand for."""
     inner = [open_jaxpr(body) for body in bodies(eqn)]
     if eqn.primitive.name == "while":

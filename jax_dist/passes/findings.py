@@ -29,7 +29,7 @@ def human_bytes(amount: float) -> str:
 # --- the line of the user, from wherever in a trace; and warnings that point at it
 
 
-OURS_AND_JAX = tuple(
+_OURS_AND_JAX = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (os.path.dirname(__file__), jax.__file__)
 )
@@ -60,7 +60,7 @@ def shown(path: str) -> str:
 def _user_frame() -> tuple[int, FrameType | None]:
     """The user's innermost frame, and its level as seen by who calls this one's caller."""
     level, frame = -1, inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename.startswith(OURS_AND_JAX):
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS_AND_JAX):
         level, frame = level + 1, frame.f_back
     return level + 1, frame
 

@@ -34,8 +34,8 @@ from jax_dist.passes.uniformity import axes_of
 def _elementwise(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """On the blocks. Operands of rank 0, or of size 1 where the others are longer, broadcast."""
     demand_no_sharding(eqn)
-    gathered = agreeing(eqn, states)
-    cut = cutting(eqn, states, gathered)
+    gathered = _agreeing(eqn, states)
+    cut = _cutting(eqn, states, gathered)
     return GatherStep(
         results=(gathered,) * len(eqn.outvars),
         emit=lambda eqn, values: replay(eqn, cut(values)),
@@ -79,7 +79,7 @@ def _reshape(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     old, new = shape_of(eqn.invars[0]), tuple(eqn.params["new_sizes"])
     moved: dict[int, Any] = {}
     for dimension, spread in gathered.spreads:
-        place = major_place(old, new, dimension, spread.size)
+        place = _major_place(old, new, dimension, spread.size)
         if place is None or place in moved:
             raise Refuse("reshape merges the gathered dimension under a more major one")
         moved[place] = spread
@@ -87,7 +87,7 @@ def _reshape(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     return _with(eqn, result, new_sizes=result.block(new), sharding=None)
 
 
-def major_place(old: Shape, new: Shape, dimension: int, size: int) -> int | None:
+def _major_place(old: Shape, new: Shape, dimension: int, size: int) -> int | None:
     """Which dimension of `new` starts where `dimension` of `old` does, in blocks of `size`."""
     before = math.prod(old[:dimension])
     for place, length in enumerate(new):
@@ -135,16 +135,16 @@ def _pad(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
 
 @rule("concatenate")
 def _concatenate(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = agreeing(eqn, states)
+    gathered = _agreeing(eqn, states)
     _demand_other(eqn, gathered, eqn.params["dimension"])
-    cut = cutting(eqn, states, gathered)
+    cut = _cutting(eqn, states, gathered)
     return GatherStep((gathered,), lambda eqn, values: replay(eqn, cut(values)))
 
 
 @rule("stack")
 def _stack(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = agreeing(eqn, states)
-    cut = cutting(eqn, states, gathered)
+    gathered = _agreeing(eqn, states)
+    cut = _cutting(eqn, states, gathered)
     moved = gathered.at(inserted(gathered, int(eqn.params["axis"])))
     return GatherStep((moved,), lambda eqn, values: replay(eqn, cut(values)))
 
@@ -174,9 +174,9 @@ def _reverse(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
 @rule("sort")
 def _sort(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """Of several operands, all are sorted by the first ones, row by row."""
-    gathered = agreeing(eqn, states)
+    gathered = _agreeing(eqn, states)
     _demand_other(eqn, gathered, eqn.params["dimension"])
-    cut = cutting(eqn, states, gathered)
+    cut = _cutting(eqn, states, gathered)
     return GatherStep((gathered,) * len(eqn.outvars), lambda eqn, values: replay(eqn, cut(values)))
 
 
@@ -211,7 +211,7 @@ def _gather(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
 # ---- what the rules share
 
 
-def agreeing(eqn: JaxprEqn, states: Sequence[State]) -> Gathered:
+def _agreeing(eqn: JaxprEqn, states: Sequence[State]) -> Gathered:
     """The one way in which all gathered operands are spread."""
     gathered = [state for state in states if isinstance(state, Gathered)]
     if any(state.spreads != gathered[0].spreads for state in gathered):
@@ -220,7 +220,7 @@ def agreeing(eqn: JaxprEqn, states: Sequence[State]) -> Gathered:
     return Gathered(gathered[0].spreads, sites)
 
 
-def cutting(
+def _cutting(
     eqn: JaxprEqn, states: Sequence[State], gathered: Gathered
 ) -> Callable[[Sequence[Any]], Values]:
     """Checks the operands that are whole, and gives the function that takes blocks of them."""

@@ -145,7 +145,7 @@ def _sum(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     if over is None:
         return _local(result)
     dtype = aval_of(eqn.outvars[0]).dtype
-    if is_low_precision(dtype):
+    if _is_low_precision(dtype):
         raise Refuse(
             f"a sum in {dtype.name} depends on the order of its terms: convert to float32 first, "
             "as jnp.sum and jnp.mean do"
@@ -224,7 +224,7 @@ def psum(value: Any, over: Over) -> Any:
     return lax.psum(value, over.names, axis_index_groups=groups)
 
 
-def is_low_precision(dtype: Any) -> bool:
+def _is_low_precision(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
@@ -232,7 +232,7 @@ def _collective(name: str, eqn: JaxprEqn, result: Gathered | None, over: Over) -
     aval = aval_of(eqn.outvars[0])
     shape = result.block(aval.shape) if result else aval.shape
     # Products of low precision are summed in float32.
-    widened = name == "psum" and is_low_precision(aval.dtype)
+    widened = name == "psum" and _is_low_precision(aval.dtype)
     itemsize = 4 if widened else aval.dtype.itemsize
     return EmittedCollective(name, "all-reduce", math.prod(shape) * itemsize, over.size)
 
@@ -337,7 +337,7 @@ def _cutter(eqn: JaxprEqn, place: int, side: _Side, other: _Side) -> Any:
 
 def _dot_emitter(eqn: JaxprEqn, cuts: Sequence[Any], over: Over | None) -> Any:
     dtype = aval_of(eqn.outvars[0]).dtype
-    wider = over is not None and is_low_precision(dtype)
+    wider = over is not None and _is_low_precision(dtype)
     if wider and isinstance(eqn.params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
         raise Refuse(f"dot_general in {dtype.name} by an algorithm of its own")
 

@@ -51,11 +51,11 @@ def plain_name(eqn: JaxprEqn) -> str:
     """In the user's words: "relu" of a custom_jvp_call."""
     plain = {"remat2": "checkpoint", "while": "while loop"}.get(eqn.primitive.name)
     if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
-        return traced_function(bodies(eqn)[0])[0] or eqn.primitive.name
+        return _traced_function(bodies(eqn)[0])[0] or eqn.primitive.name
     return plain or eqn.primitive.name
 
 
-def traced_function(jaxpr: Any) -> tuple[str, str]:
+def _traced_function(jaxpr: Any) -> tuple[str, str]:
     """Name and file of the function that a jaxpr was traced from; "" where unknown."""
     info = open_jaxpr(jaxpr).debug_info
     return (info.func_name or "", info.func_filename or "") if info.func_src_info else ("", "")
@@ -66,7 +66,7 @@ def is_of_jax(jaxpr: Any) -> bool:
 
     JAX traces it once, so its equations bear the line of its first caller in the process.
     """
-    return traced_function(jaxpr)[1].startswith(os.path.dirname(jax.__file__) + os.sep)
+    return _traced_function(jaxpr)[1].startswith(os.path.dirname(jax.__file__) + os.sep)
 
 
 # --- the gathers of a program: what stands for them, which belong together, and what they cost

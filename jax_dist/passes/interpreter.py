@@ -147,7 +147,7 @@ def run(
         return eval_jaxpr(body, consts, *args)
     known: dict[Var, Any] = dict(zip(body.constvars, consts, strict=True))
     known.update(zip(body.invars, args, strict=True))
-    start, last_read = 0, last_reads(body)
+    start, last_read = 0, _last_reads(body)
     for place in [*sorted(handlers), len(body.eqns)]:
         _replay_stretch(body, start, place, known, last_read)
         if place < len(body.eqns):
@@ -163,7 +163,7 @@ def read_all(atoms: Sequence[Atom], known: Mapping[Var, Any]) -> Values:
     return [atom.val if isinstance(atom, Literal) else known[atom] for atom in atoms]
 
 
-def last_reads(body: Jaxpr) -> dict[Any, int]:
+def _last_reads(body: Jaxpr) -> dict[Any, int]:
     """The place of the last equation that reads each variable; past all for the results."""
     places: dict[Any, int] = {}
     for place, eqn in enumerate(body.eqns):

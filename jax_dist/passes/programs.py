@@ -17,7 +17,7 @@ from jax.core import Tracer
 
 from jax_dist import _compat
 from jax_dist._compat import JitOptions
-from jax_dist.passes.lifting import PlacedCaptures
+from jax_dist.passes.captures import PlacedCaptures
 
 _OF_ARGUMENTS = ("args_info", "in_avals", "input_formats", "input_shardings")  # of (args, kwargs)
 

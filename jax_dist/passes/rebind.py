@@ -28,7 +28,7 @@ Evaluate = Callable[[Any, Sequence[Any]], Values]  # a jaxpr on values, under th
 AxisEnv = Sequence[tuple[Any, int]]  # as the call was traced with
 
 
-def custom_jvp_anew(
+def _custom_jvp_anew(
     eqn: JaxprEqn, values: Values, evaluate: Evaluate, axis_env: AxisEnv = ()
 ) -> Values:
     """The call of a function with a jvp rule."""
@@ -52,7 +52,7 @@ def custom_jvp_anew(
     return call(*values)
 
 
-def custom_vjp_anew(
+def _custom_vjp_anew(
     eqn: JaxprEqn, values: Values, evaluate: Evaluate, axis_env: AxisEnv = ()
 ) -> Values:
     """The call of a function with a vjp rule."""
@@ -153,7 +153,7 @@ class CannotRebind(Exception):
     """An equation is tied to the mesh that it was traced under; the text says which."""
 
 
-def no_handler(eqn: JaxprEqn) -> None:
+def _no_handler(eqn: JaxprEqn) -> None:
     """Every equation is bound again as it is."""
     del eqn
 
@@ -161,7 +161,7 @@ def no_handler(eqn: JaxprEqn) -> None:
 def evaluate(
     jaxpr: Any,
     args: Sequence[Any],
-    handler_of: HandlerOf = no_handler,
+    handler_of: HandlerOf = _no_handler,
     axis_env: AxisEnv = (),
 ) -> Values:
     """The values of a jaxpr, with each equation bound again.
@@ -197,7 +197,7 @@ def check_rebindable(jaxpr: Any) -> None:
 def bind_again(eqn: JaxprEqn, values: Values) -> Values:
     """One equation, bound again."""
     values = untied_literals(eqn.invars, values)
-    return _bind(eqn, values, no_handler, (), _context_here())
+    return _bind(eqn, values, _no_handler, (), _context_here())
 
 
 def without_mesh(eqn: JaxprEqn, params: Mapping[str, Any] | None = None) -> JaxprEqn:
@@ -229,9 +229,9 @@ def _bind(
         body = params["jaxpr"]
         return interpreter.call_shard_map(eqn, lambda *blocks: again(body, blocks), values)
     if name == "custom_jvp_call":
-        return custom_jvp_anew(eqn, values, again, axis_env)
+        return _custom_jvp_anew(eqn, values, again, axis_env)
     if name == "custom_vjp_call":
-        return custom_vjp_anew(eqn, values, again, axis_env)
+        return _custom_vjp_anew(eqn, values, again, axis_env)
     eqn = _untied(eqn.replace(ctx=context))
     return interpreter.replay(interpreter.with_bodies(eqn, trace_again), values)
 

@@ -96,9 +96,9 @@ class Invariance:
         if name in _RESULTS:
             return _RESULTS[name](self, eqn, operands, scope)
         if name in _COLLECTIVES:
-            same = _COLLECTIVES[name](eqn, everywhere(operands, scope), scope)
+            same = _COLLECTIVES[name](eqn, _everywhere(operands, scope), scope)
         elif name in DETERMINISTIC:
-            same = everywhere(operands, scope)
+            same = _everywhere(operands, scope)
         else:
             same = NOWHERE
         return [same] * len(eqn.outvars)
@@ -108,7 +108,7 @@ def same_of(atom: Atom, facts: Facts, scope: AxisScope) -> Same:
     return scope.axes if isinstance(atom, Literal) else facts[atom]
 
 
-def everywhere(operands: Sequence[Same], scope: AxisScope) -> Same:
+def _everywhere(operands: Sequence[Same], scope: AxisScope) -> Same:
     return scope.axes.intersection(*operands)
 
 

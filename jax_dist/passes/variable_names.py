@@ -45,12 +45,12 @@ def _code(fun: Any) -> types.CodeType | None:
     return None
 
 
-def is_library_code(code: types.CodeType) -> bool:
+def _is_library_code(code: types.CodeType) -> bool:
     """Whether the code is JAX's or ours, whose names mean nothing to the user."""
     return code.co_filename.startswith(_LIBRARIES)
 
 
-def names_in(code: types.CodeType) -> frozenset[str]:
+def _names_in(code: types.CodeType) -> frozenset[str]:
     """The globals and attributes that some code names, also in the functions defined in it."""
     return frozenset(name for inner in _codes(code) for name in inner.co_names)
 
@@ -62,12 +62,12 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def first_parameter(function: types.FunctionType) -> str:
+def _first_parameter(function: types.FunctionType) -> str:
     """Mostly "self"."""
     return function.__code__.co_varnames[0] if function.__code__.co_argcount else "self"
 
 
-def parameter(fun: Callable, place: int) -> str:
+def _parameter(fun: Callable, place: int) -> str:
     """The name of a positional parameter of a callable."""
     code = _code(fun)
     if code is None or place >= code.co_argcount:
@@ -75,7 +75,7 @@ def parameter(fun: Callable, place: int) -> str:
     return code.co_varnames[place]
 
 
-def positional_defaults(function: types.FunctionType) -> dict[str, Any]:
+def _positional_defaults(function: types.FunctionType) -> dict[str, Any]:
     """The default values of parameters, without the keyword-only ones."""
     values = function.__defaults__ or ()
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
@@ -241,9 +241,9 @@ def _of_function(node: _Node, function: types.FunctionType) -> Iterator[_Node]:
     if wrapped is not None:
         yield node.same_name(wrapped)
     code = function.__code__
-    library = is_library_code(code)
+    library = _is_library_code(code)
     here = functools.partial(
-        _Node, at=definition(function), used=names_in(code), depth=node.depth + 1
+        _Node, at=definition(function), used=_names_in(code), depth=node.depth + 1
     )
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with_value = _contents(cell)
@@ -252,12 +252,12 @@ def _of_function(node: _Node, function: types.FunctionType) -> Iterator[_Node]:
             yield here(with_value[0], name, "closure", read=read)
     if library:  # the names in there are not the user's
         return
-    for name, value in positional_defaults(function).items():
+    for name, value in _positional_defaults(function).items():
         yield here(value, name, "default", read=lambda value=value: value)
     for name, value in (function.__kwdefaults__ or {}).items():
         yield here(value, name, "default", read=lambda value=value: value)
     namespace = function.__globals__
-    for name in sorted(names_in(code) & namespace.keys()):
+    for name in sorted(_names_in(code) & namespace.keys()):
         read = functools.partial(namespace.__getitem__, name)
         yield here(namespace[name], name, "global", read=read)
 
@@ -279,11 +279,11 @@ def _of_method(node: _Node, method: types.MethodType) -> Iterator[_Node]:
 
 def _of_self(node: _Node, owner: Any, function: types.FunctionType) -> Iterator[_Node]:
     """The object of a method, and the other methods that this one uses."""
-    used = names_in(function.__code__)
+    used = _names_in(function.__code__)
     yield dataclasses.replace(
         node,
         value=owner,
-        name=first_parameter(function),
+        name=_first_parameter(function),
         kind="attribute",
         at=definition(function),
         read=lambda: owner,
@@ -308,7 +308,7 @@ def _of_partial(node: _Node, partial: functools.partial) -> Iterator[_Node]:
         _Node, kind="partial", at=definition(partial), used=node.used, depth=node.depth + 1
     )
     for place, value in enumerate(partial.args):
-        yield here(value, parameter(partial.func, place), read=lambda value=value: value)
+        yield here(value, _parameter(partial.func, place), read=lambda value=value: value)
     for name, value in partial.keywords.items():
         yield here(value, name, read=lambda value=value: value)
     yield node.same_name(partial.func)
@@ -323,7 +323,7 @@ def _of_namespace(node: _Node, owner: types.ModuleType | type) -> Iterator[_Node
         yield node.inside(f".{name}", vars(owner)[name], get)
     if isinstance(owner, type):
         for value in vars(owner).values():
-            if isinstance(value, types.FunctionType) and not is_library_code(value.__code__):
+            if isinstance(value, types.FunctionType) and not _is_library_code(value.__code__):
                 yield node.same_name(value)
 
 
@@ -354,7 +354,7 @@ def _of_object(node: _Node, value: Any) -> Iterator[_Node]:
         suffix = "[...]" if name == "_raw_value" else f".{name}"
         yield node.inside(suffix, attributes[name], functools.partial(_attribute, name))
     call = _class_function(type(value), "__call__")
-    if call is not None and not is_library_code(call.__code__):
+    if call is not None and not _is_library_code(call.__code__):
         yield from itertools.islice(_of_self(node, value, call), 1, None)
         yield node.same_name(call)
 

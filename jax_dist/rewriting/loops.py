@@ -25,7 +25,7 @@ from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import ELEMENTWISE, INLINED, Values
 from jax_dist.rewriting.pmap_sites import mapped_dimension, pmap_site
 
-WHOLE: Final = None
+_WHOLE: Final = None
 State: TypeAlias = int | None  # the cut dimension, or WHOLE
 States: TypeAlias = tuple[State, ...]
 Emit: TypeAlias = Callable[[Values], Values]  # from local values to local results
@@ -62,14 +62,14 @@ class LoopStep:
     taken: States  # of the operands, as `emit` wants them
 
 
-LOOPS: dict[str, Callable[["LoopWalk", JaxprEqn, States], LoopStep]] = {}  # by primitive
+_LOOPS: dict[str, Callable[["LoopWalk", JaxprEqn, States], LoopStep]] = {}  # by primitive
 
 
-def loop(primitive: str) -> Callable[[Callable], Callable]:
+def _loop(primitive: str) -> Callable[[Callable], Callable]:
     """Registers the rule for a loop inside the one that is moved."""
 
     def register(rule: Callable) -> Callable:
-        LOOPS[primitive] = rule
+        _LOOPS[primitive] = rule
         return rule
 
     return register
@@ -85,7 +85,7 @@ class LoopWalk:
     def states(self, jaxpr: Any, states: Sequence[State]) -> States:
         """The states of the results of a jaxpr, from those of its inputs."""
         body = interpreter.open_jaxpr(jaxpr)
-        known: dict[Any, State] = dict.fromkeys(body.constvars, WHOLE)
+        known: dict[Any, State] = dict.fromkeys(body.constvars, _WHOLE)
         known.update(zip(body.invars, states, strict=True))
         for eqn in body.eqns:
             known.update(
@@ -96,7 +96,7 @@ class LoopWalk:
     def evaluate(self, jaxpr: Any, args: Sequence[Any], states: Sequence[State]) -> Values:
         """The local results of a jaxpr, from its local inputs."""
         body = interpreter.open_jaxpr(jaxpr)
-        known: dict[Any, State] = dict.fromkeys(body.constvars, WHOLE)
+        known: dict[Any, State] = dict.fromkeys(body.constvars, _WHOLE)
         known.update(zip(body.invars, states, strict=True))
 
         def handle(eqn: JaxprEqn, values: Values) -> Values:
@@ -122,13 +122,13 @@ class LoopWalk:
         name = eqn.primitive.name
         if name in INLINED:
             return self._call(eqn, states)
-        if name in LOOPS:
-            return LOOPS[name](self, eqn, states)
+        if name in _LOOPS:
+            return _LOOPS[name](self, eqn, states)
         if eqn.effects:
             raise LoopRefused(f"'{name}' has an effect, which every device would have")
         if all(state is None for state in states):
             return LoopStep(
-                (WHOLE,) * len(eqn.outvars), lambda values: rebind.bind_again(eqn, values), states
+                (_WHOLE,) * len(eqn.outvars), lambda values: rebind.bind_again(eqn, values), states
             )
         if name in ELEMENTWISE:
             return self._elementwise(eqn, states)
@@ -155,8 +155,8 @@ class LoopWalk:
 
     def want_as(self, inner: "LoopWalk", body: Any, atoms: Sequence[Any]) -> None:
         """Notes what the body of an equation wants, of the operands that become its inputs."""
-        for var, atom in zip(inputs_of(body), atoms, strict=True):
-            self.want(atom, inner.wanted.get(var, WHOLE))
+        for var, atom in zip(_inputs_of(body), atoms, strict=True):
+            self.want(atom, inner.wanted.get(var, _WHOLE))
 
     def _call(self, eqn: JaxprEqn, states: States) -> LoopStep:
         (body,) = interpreter.bodies(eqn)
@@ -166,7 +166,7 @@ class LoopWalk:
         return LoopStep(results, lambda values: inner.evaluate(body, values, states), states)
 
     def _elementwise(self, eqn: JaxprEqn, states: States) -> LoopStep:
-        dim = one(states)
+        dim = _one(states)
         taken = tuple(
             dim if state is None and _spans(atom, dim) else state
             for atom, state in zip(eqn.invars, states, strict=True)
@@ -175,7 +175,7 @@ class LoopWalk:
 
     def _sum(self, eqn: JaxprEqn, states: States) -> LoopStep:
         """Over the cut dimension, a sum of the block, and then one over the devices."""
-        dim = one(states)
+        dim = _one(states)
         axes = tuple(int(axis) for axis in eqn.params["axes"])
         if dim not in axes:
             left = dim - sum(axis < dim for axis in axes)
@@ -184,14 +184,14 @@ class LoopWalk:
         def emit(values: Values) -> Values:
             return [lax.psum(value, self.region.axis) for value in rebind.bind_again(eqn, values)]
 
-        return LoopStep((WHOLE,), emit, states)
+        return LoopStep((_WHOLE,), emit, states)
 
 
 def _of(atoms: Sequence[Any], known: dict[Any, State]) -> States:
-    return tuple(WHOLE if isinstance(atom, Literal) else known[atom] for atom in atoms)
+    return tuple(_WHOLE if isinstance(atom, Literal) else known[atom] for atom in atoms)
 
 
-def one(states: Sequence[State]) -> int:
+def _one(states: Sequence[State]) -> int:
     """The one dimension along which operands are cut, of which there are some."""
     dims = {state for state in states if state is not None}
     if len(dims) > 1:
@@ -205,7 +205,7 @@ def _spans(atom: Any, dim: int) -> bool:
     return len(shape) > dim and shape[dim] > 1
 
 
-def inputs_of(body: Any) -> Sequence[Var]:
+def _inputs_of(body: Any) -> Sequence[Var]:
     return interpreter.open_jaxpr(body).invars
 
 
@@ -227,13 +227,13 @@ def _settled(
             if states[place] is None and results[result] is not None:
                 states[place] = results[result]
                 changed = True
-            elif results[result] not in (WHOLE, states[place]):
+            elif results[result] not in (_WHOLE, states[place]):
                 raise LoopRefused("what is carried is cut in another way after each step")
         if not changed:
             return states, results
 
 
-@loop("scan")
+@_loop("scan")
 def _scan(walk: LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
     (body,) = interpreter.bodies(eqn)
     layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
@@ -246,8 +246,8 @@ def _scan(walk: LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
     carried = dict(zip(layout.carries_out, [inside[p] for p in layout.carries_in], strict=True))
     leaving = tuple(carried.get(place, result) for place, result in enumerate(results))
     outside = tuple(_outside(state, is_fixed=place in fixed) for place, state in enumerate(inside))
-    for place, (var, atom) in enumerate(zip(inputs_of(body), eqn.invars, strict=True)):
-        walk.want(atom, _outside(inner.wanted.get(var, WHOLE), is_fixed=place in fixed))
+    for place, (var, atom) in enumerate(zip(_inputs_of(body), eqn.invars, strict=True)):
+        walk.want(atom, _outside(inner.wanted.get(var, _WHOLE), is_fixed=place in fixed))
 
     def emit(values: Values) -> Values:
         new = _local_body(walk.region, inner, body, inside, leaving)
@@ -266,7 +266,7 @@ def _outside(state: State, *, is_fixed: bool) -> State:
     return state if is_fixed or state is None else state + 1
 
 
-@loop("while")
+@_loop("while")
 def _while(walk: LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
     params = eqn.params
     conds, consts = params["cond_nconsts"], params["body_nconsts"]
@@ -276,7 +276,7 @@ def _while(walk: LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
     inside, _ = _settled(inner, params["body_jaxpr"], start, carries, range(len(carries)))
     carried = tuple(inside[consts:])
     of_cond = (*states[:conds], *carried)
-    if inner.states(params["cond_jaxpr"], of_cond) != (WHOLE,):
+    if inner.states(params["cond_jaxpr"], of_cond) != (_WHOLE,):
         raise LoopRefused(
             "whether the loop goes on depends on a value that is cut over the devices"
         )
@@ -284,7 +284,7 @@ def _while(walk: LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
     def emit(values: Values) -> Values:
         bodies = {
             "body_jaxpr": _local_body(walk.region, inner, params["body_jaxpr"], inside, carried),
-            "cond_jaxpr": _local_body(walk.region, inner, params["cond_jaxpr"], of_cond, (WHOLE,)),
+            "cond_jaxpr": _local_body(walk.region, inner, params["cond_jaxpr"], of_cond, (_WHOLE,)),
         }
         return interpreter.replay(rebind.without_mesh(eqn, bodies), values)
 
@@ -292,7 +292,7 @@ def _while(walk: LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
     return LoopStep(carried, emit, (*states[:conds], *inside))
 
 
-@loop("cond")
+@_loop("cond")
 def _cond(walk: LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
     if states[0] is not None:
         raise LoopRefused("a branch is chosen by a value that is cut over the devices")
@@ -313,7 +313,7 @@ def _cond(walk: LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
 
 
 def _joined(states: Sequence[State]) -> State:
-    return WHOLE if all(state is None for state in states) else one(states)
+    return _WHOLE if all(state is None for state in states) else _one(states)
 
 
 def _local_body(
@@ -327,7 +327,7 @@ def _local_body(
 
     types = [
         _local_type(region, var.aval, state)
-        for var, state in zip(inputs_of(body), states, strict=True)
+        for var, state in zip(_inputs_of(body), states, strict=True)
     ]
     return interpreter.in_form_of(body, jax.make_jaxpr(evaluate)(*types))
 
@@ -383,7 +383,7 @@ def loop_inside(eqn: JaxprEqn, mesh: Mesh, axis: str) -> LoopInside:
     """
     region = Region(axis, mesh.shape[axis])
     first = LoopWalk(region)
-    step = first.step(eqn, (WHOLE,) * len(eqn.invars))
+    step = first.step(eqn, (_WHOLE,) * len(eqn.invars))
     if first.wanted:
         # What only pmaps take, and cut, need not be whole on every device before.
         states = tuple(_wanted(atom, first.wanted) for atom in eqn.invars)
@@ -392,4 +392,4 @@ def loop_inside(eqn: JaxprEqn, mesh: Mesh, axis: str) -> LoopInside:
 
 
 def _wanted(atom: Any, wanted: dict[Var, int]) -> State:
-    return wanted.get(atom, WHOLE) if isinstance(atom, Var) else WHOLE
+    return wanted.get(atom, _WHOLE) if isinstance(atom, Var) else _WHOLE

@@ -24,13 +24,21 @@ from jax_dist.multihost.agreement import (
     containers,
     describe,
 )
-from jax_dist.passes import interpreter, lifting, pipeline, programs
-from jax_dist.passes.captures import Capture, Watch
+from jax_dist.passes import interpreter, pipeline, programs
+from jax_dist.passes.captures import (
+    Capture,
+    Lifted,
+    PlacedCaptures,
+    Placements,
+    Watch,
+    is_lifted_outside,
+    lift,
+    lifting_outside,
+)
 from jax_dist.passes.constants import lies_on_many, put_copy
 from jax_dist.passes.findings import PassFinding, PassPlan
 from jax_dist.passes.gathers import plan_gathers
 from jax_dist.passes.interpreter import GATHERS
-from jax_dist.passes.lifting import Lifted, PlacedCaptures, Placements
 from jax_dist.passes.partitioning import plan_partitioning
 from jax_dist.passes.pipeline import Pass
 from jax_dist.passes.programs import Memo, Program, Programs
@@ -164,7 +172,7 @@ class RewrittenProgram:
     def _stage(self, traced: TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is part of a trace outside. Captured arrays become constants of that."""
         found = self._find(traced, args, kwargs, runs=False)
-        if not lifting.is_lifted_outside():
+        if not is_lifted_outside():
             self._watch.warn_of(traced.lifted.captures, lifted=False)
         with programs.under_way(self, found):
             return self._programs.of(None, _variant(found)).jitted(*args, **kwargs)
@@ -278,10 +286,10 @@ class RewrittenProgram:
             return flat_output
 
         flat.__name__ = flat.__qualname__ = self.name
-        with lifting.lifting_outside(lifts=self.wishes.policy.captures == "lift"):
+        with lifting_outside(lifts=self.wishes.policy.captures == "lift"):
             jaxpr = jax.jit(flat).trace(*[leaves[place] for place in places]).jaxpr
         check_none_local(jaxpr)
-        lifted = lifting.lift(jaxpr, self.fun, self.name, self.wishes.policy)
+        lifted = lift(jaxpr, self.fun, self.name, self.wishes.policy)
         routes = self.wishes.partitioning == "route" and interpreter.contains(
             jaxpr, lambda eqn: eqn.primitive.name == "custom_partitioning"
         )

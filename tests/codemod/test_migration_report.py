@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jax_dist.codemod import report, report_sarif
+from jax_dist.codemod import report
 from jax_dist.codemod.report import MigrationReport
 from jax_dist.codemod.results import FileMigration, Helpers, PlaceResult
 from jax_dist.codemod.verify.ledger import Ledger, LedgerEntry, Rung
@@ -218,7 +218,7 @@ def test_json_has_the_whole_ledger():
 
 
 def test_sarif():
-    document = json.loads(report_sarif.as_sarif(_proved(*_ENTRIES)))
+    document = json.loads(report.as_sarif(_proved(*_ENTRIES)))
     (run,) = document["runs"]
 
     assert document["version"] == "2.1.0"
@@ -253,7 +253,7 @@ def _row(result: dict[str, Any]) -> tuple[Any, ...]:
 
 def test_sarif_of_what_failed_as_a_whole():
     made = _proved(problems=("the command ended well before the migration",), exit_code=None)
-    (run,) = json.loads(report_sarif.as_sarif(made))["runs"]
+    (run,) = json.loads(report.as_sarif(made))["runs"]
 
     assert (run["results"][0]["kind"], run["results"][0]["locations"]) == ("fail", [])
     assert run["invocations"][0]["executionSuccessful"] is False
@@ -261,7 +261,7 @@ def test_sarif_of_what_failed_as_a_whole():
 
 
 def test_sarif_without_a_proof_says_nothing_of_sameness():
-    (run,) = json.loads(report_sarif.as_sarif(MigrationReport("jax", _FILES)))["runs"]
+    (run,) = json.loads(report.as_sarif(MigrationReport("jax", _FILES)))["runs"]
 
     assert "invocations" not in run
     assert {each["kind"] for each in run["results"]} == {"review", "informational"}
@@ -270,7 +270,7 @@ def test_sarif_without_a_proof_says_nothing_of_sameness():
 @pytest.mark.parametrize("rung", Rung)
 def test_only_what_was_compared_is_called_the_same(rung: Rung):
     made = _proved(LedgerEntry("a.py", 1, "x", rung))
-    (run,) = json.loads(report_sarif.as_sarif(made))["runs"]
+    (run,) = json.loads(report.as_sarif(made))["runs"]
     result = run["results"][0]
 
     assert (result["kind"] == "pass") is (rung >= Rung.SAME_RUNS)

@@ -16,8 +16,8 @@ import sys
 import pytest
 from launching import PATIENCE, environment
 
-from jax_dist.multihost import clusters
-from jax_dist.multihost.clusters import Membership
+from jax_dist.multihost import initialization
+from jax_dist.multihost.initialization import Membership
 
 _FOLDER = pathlib.Path(__file__).parents[2] / "docs" / "launch"
 
@@ -289,7 +289,7 @@ def test_each_variable_of_the_table_says_what_the_page_says(monkeypatch, engine)
         with pytest.MonkeyPatch.context() as patch:
             for name, value in variables.items():
                 patch.setenv(name, value)  # JAX looks there
-            return clusters.find(None, None, None, None, timeout=1, environment=variables)
+            return initialization.find(None, None, None, None, timeout=1, environment=variables)
 
     assert sorted(_table()[engine]) == sorted(values)
     assert find(values) == expected

@@ -16,7 +16,8 @@ from jax.sharding import PartitionSpec as P
 from watching import compiles, lies_on, mesh, python_calls
 
 import jax_dist
-from jax_dist.mapping import known_functions, throttle
+from jax_dist.mapping import throttle
+from jax_dist.mapping.pmap import _known
 
 pytestmark = pytest.mark.mapping
 
@@ -100,12 +101,12 @@ def test_functions_die_when_their_users_drop_them():
         jax_dist.pmap(body)(_EIGHT)
         return weakref.ref(body)
 
-    before = len(known_functions._known)
+    before = len(_known)
     dead = make()
     gc.collect()
 
     assert dead() is None
-    assert len(known_functions._known) <= before
+    assert len(_known) <= before
 
 
 def test_what_comes_off_a_temporary_keeps_its_function():

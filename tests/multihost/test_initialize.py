@@ -29,9 +29,9 @@ from strangers import (
 )
 
 from jax_dist import multihost
-from jax_dist.multihost import clusters, initialization, rendezvous
+from jax_dist.multihost import initialization, rendezvous
 from jax_dist.multihost.channel import Channel
-from jax_dist.multihost.clusters import Membership
+from jax_dist.multihost.initialization import Membership
 from jax_dist.multihost.rendezvous import RendezvousPlan
 from jax_dist.testing import run_processes
 
@@ -369,7 +369,7 @@ def test_by_the_variables_of_launch_and_on_loopback_only():
     ],
 )
 def test_where_a_process_learns_who_it_is(arguments, environment, expected):
-    found = clusters.find(*arguments, None, timeout=1, environment=environment)
+    found = initialization.find(*arguments, None, timeout=1, environment=environment)
 
     assert found == expected
 
@@ -385,7 +385,7 @@ def test_slurm_is_asked_by_jax(monkeypatch):
     for name, value in slurm.items():
         monkeypatch.setenv(name, value)
 
-    found = clusters.find(None, None, None, None, timeout=1, environment={})
+    found = initialization.find(None, None, None, None, timeout=1, environment={})
 
     assert found is not None
     assert (found.processes, found.rank, found.devices) == (4, 3, (1,))
@@ -403,7 +403,7 @@ def test_slurm_is_asked_by_jax(monkeypatch):
 )
 def test_half_a_membership_is_refused(arguments, environment, line):
     with pytest.raises(multihost.JoinError) as caught:
-        clusters.find(*arguments, None, timeout=1, environment=environment)
+        initialization.find(*arguments, None, timeout=1, environment=environment)
 
     assert f"  * {line}" in str(caught.value)
 
@@ -411,7 +411,7 @@ def test_half_a_membership_is_refused(arguments, environment, line):
 @pytest.mark.parametrize("address", ["nohost", "a:", ":80", "a:b", "a:70000"])
 def test_an_address_is_host_and_port(address):
     with pytest.raises(ValueError, match="must be 'host:port'"):
-        clusters.find(address, 2, 0, None, timeout=1, environment={})
+        initialization.find(address, 2, 0, None, timeout=1, environment={})
 
 
 @pytest.mark.parametrize(
@@ -424,15 +424,15 @@ def test_an_address_is_host_and_port(address):
     ],
 )
 def test_rank_0_listens_where_the_others_are_told(address, bind):
-    assert clusters.bind_address(address, None) == bind
+    assert initialization.bind_address(address, None) == bind
 
 
 def test_a_name_for_the_own_machine_means_all_interfaces(monkeypatch):
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 80))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
 
-    assert clusters.bind_address("node1:80", None) == "[::]:80"
+    assert initialization.bind_address("node1:80", None) == "[::]:80"
 
 
 def test_where_to_listen_can_be_said():
-    assert clusters.bind_address("127.0.0.1:80", "0.0.0.0:90") == "0.0.0.0:90"
+    assert initialization.bind_address("127.0.0.1:80", "0.0.0.0:90") == "0.0.0.0:90"

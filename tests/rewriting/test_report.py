@@ -15,11 +15,10 @@ from jax.sharding import PartitionSpec as P
 
 import jax_dist
 from jax_dist.passes.findings import PassFinding
-from jax_dist.rewriting import cost, rendering, stability
+from jax_dist.rewriting import cost, rendering
 from jax_dist.rewriting.alternatives import Comparison
 from jax_dist.rewriting.cost import Collective, ProgramCost
-from jax_dist.rewriting.report import CapturedArray, Report
-from jax_dist.rewriting.stability import CacheVerdict
+from jax_dist.rewriting.report import CacheVerdict, CapturedArray, Report, verdict_of
 
 pytestmark = pytest.mark.rewriting
 
@@ -308,8 +307,8 @@ def test_a_report_of_real_programs():
         "mean",
         cost.program_of(before),
         cost.program_of(after),
-        stability.verdict_of(before),
-        stability.verdict_of(after),
+        verdict_of(before),
+        verdict_of(after),
         (finding,),
     )
 

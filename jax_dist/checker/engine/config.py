@@ -15,7 +15,7 @@ from jax_dist.checker.model.discovery import Patterns
 from jax_dist.checker.model.findings import Code
 from jax_dist.checker.rules import Page
 
-ALWAYS: Code = _codes.SYNTAX_ERROR  # what cannot be parsed was not checked, so it must be said
+_ALWAYS: Code = _codes.SYNTAX_ERROR  # what cannot be parsed was not checked, so it must be said
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def selected(choices: Sequence[Choice], pages: Mapping[Code, Page]) -> frozenset
     on = {code for code, page in pages.items() if page.default}
     for choice in choices:
         if choice.select is not None:
-            on = {ALWAYS} & set(pages)
+            on = {_ALWAYS} & set(pages)
         for selector, turns_on in _by_precision(choice):
             codes = known(selector, pages)
             on = on | codes if turns_on else on - codes
@@ -86,7 +86,7 @@ def _precision(selector: str) -> int:
     upper = selector.upper()
     if upper == "ALL":
         return 0
-    return len(upper) if upper.startswith("JXD") else len(ALWAYS)
+    return len(upper) if upper.startswith("JXD") else len(_ALWAYS)
 
 
 _MISSPELT = ("jax_dist", "jaxdist", "jax-dist")  # the last without `tool`

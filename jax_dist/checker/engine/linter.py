@@ -271,7 +271,7 @@ class Examiner:
         """The codes that may have findings in a file, by its bytes; None: it can have none."""
         if b"jax" not in data and sources.holds(b"jax", data):
             return self.codes_for(path)  # UTF-16, which Python does not read
-        ours = speaks_to_us(data)
+        ours = _speaks_to_us(data)
         if not ours and is_internal(data):
             return None
         codes = likely(data, self.codes_for(path))
@@ -303,7 +303,7 @@ class Examiner:
         codes = self.codes_for(source.path)
         found = check(source, self.project, codes, self.target, likely)
         found += _of_cells(source, codes)
-        if not (found or speaks_to_us(source.code)) or not may_suppress(source.code):
+        if not (found or _speaks_to_us(source.code)) or not _may_suppress(source.code):
             return found
         from jax_dist.checker.engine import suppressions  # only here: it is slow to load
 
@@ -323,12 +323,12 @@ def load(path: str, data: bytes) -> Source:
     return sources.read(path, data)
 
 
-def speaks_to_us(data: bytes) -> bool:
+def _speaks_to_us(data: bytes) -> bool:
     """Whether a file's comments can have findings of their own."""
     return b"JXD" in data or b"jax-dist:" in data
 
 
-def may_suppress(code: bytes) -> bool:
+def _may_suppress(code: bytes) -> bool:
     """Whether a comment can switch a finding off."""
     code = code.lower()
     return b"jax-dist:" in code or (b"noqa" in code and _NOQA.search(code) is not None)

@@ -190,7 +190,7 @@ Result = TypeVar("Result")
 _CHUNKS_PER_JOB = 8  # so that a chunk of large files does not keep one process busy alone
 
 
-def jobs_for(count: int, enough: int, asked: int | None) -> int:
+def _jobs_for(count: int, enough: int, asked: int | None) -> int:
     """How many processes to use.
 
     Args:
@@ -198,7 +198,7 @@ def jobs_for(count: int, enough: int, asked: int | None) -> int:
       enough: from how many files on it pays to start processes.
       asked: by the user; None: as many as pay.
 
-    >>> jobs_for(3, 100, None), jobs_for(3, 100, 8)
+    >>> _jobs_for(3, 100, None), _jobs_for(3, 100, 8)
     (1, 3)
     """
     if asked is None:
@@ -206,7 +206,7 @@ def jobs_for(count: int, enough: int, asked: int | None) -> int:
     return max(1, min(asked, count))
 
 
-def in_chunks(
+def _in_chunks(
     work: Callable[[Sequence[Item]], Result],
     items: Sequence[Item],
     jobs: int,
@@ -266,7 +266,7 @@ def run(
     sifted = _Sifted(files, examiner, memory)
     done = len(files) - len(sifted.pending)
     with _collecting_seldom():
-        jobs = jobs_for(len(sifted.pending), _ENOUGH, jobs)
+        jobs = _jobs_for(len(sifted.pending), _ENOUGH, jobs)
         for found, read in _checked(sifted.pending, examiner, jobs):
             sifted.take(found, read)
             done += len(found)
@@ -292,7 +292,7 @@ def failed(path: str, error: Exception) -> Finding:
     return unreadable(path, f"jax-dist failed on this file ({said}); please report it")
 
 
-def data_of(path: str) -> bytes | Finding:
+def _data_of(path: str) -> bytes | Finding:
     """What a file holds, or the finding that says why that is not known."""
     try:
         with open(path, "rb") as file:
@@ -328,7 +328,7 @@ class _Sifted:
 
     def _known(self, path: str, examiner: Examiner) -> list[Finding] | frozenset[Code]:
         """The findings, or what must be looked for."""
-        data = data_of(path)
+        data = _data_of(path)
         if isinstance(data, Finding):
             return [data]
         if examiner.passes_over(data):
@@ -360,7 +360,7 @@ def _checked(files: Sequence[_Pending], examiner: Examiner, jobs: int) -> Iterat
         for file in files:
             yield _check([file], examiner)
     else:
-        yield from in_chunks(_check, files, jobs, _start, examiner)
+        yield from _in_chunks(_check, files, jobs, _start, examiner)
 
 
 _here: list[Examiner] = []  # of a worker process, so that it keeps what it learns of the project
@@ -379,7 +379,7 @@ def _check(files: Sequence[_Pending], examiner: Examiner | None = None) -> _Chec
     before = len(examiner.looked_into())
     found: list[tuple[str, list[Finding]]] = []
     for path, likely in files:
-        data = data_of(path)
+        data = _data_of(path)
         if isinstance(data, Finding):
             found.append((path, [data]))
             continue

@@ -28,7 +28,7 @@ _SILENT = frozenset({tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DE
 Rows = tuple[int, int]  # first and last line, from 0, both included
 Span = tuple[int, int]  # bytes [start, end)
 
-EVERY_ROW: Rows = (0, 1 << 62)
+_EVERY_ROW: Rows = (0, 1 << 62)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ class Comments:
         return line if line is not None and row <= line.rows[1] else None
 
 
-def row_of(source: Source, offset: int) -> int:
+def _row_of(source: Source, offset: int) -> int:
     """The line, from 0, that holds a byte."""
     return bisect.bisect_right(source.line_starts, offset) - 1
 
 
-def read_comments(source: Source) -> Comments:
+def _read_comments(source: Source) -> Comments:
     """Reads the comments of a file; of one that Python cannot read, those before the fault."""
     lines: list[Line] = []
     placed: list[tuple[int, Span, Rows]] = []  # row, comment, rows that it speaks for
@@ -139,7 +139,7 @@ def _suppressions(source: Source, row: int, comment: Span, rows: Rows) -> Iterat
     for match in _OURS.finditer(text):
         word = match["word"].lower()
         kind = word if word in ("ignore", "ignore-file") else "unknown"
-        meant = EVERY_ROW if kind == "ignore-file" else rows
+        meant = _EVERY_ROW if kind == "ignore-file" else rows
         yield _suppression(kind, match["word"], match, text, comment, meant)
 
 
@@ -153,8 +153,8 @@ def _suppression(kind, word: str, match: re.Match[str], text: str, comment: Span
     return Suppression(kind, word, codes, span(*listed), span(*match.span()), comment, rows)
 
 
-UNUSED = unused_suppression.PAGE
-UNKNOWN = bad_suppression_code.PAGE
+_UNUSED = unused_suppression.PAGE
+_UNKNOWN = bad_suppression_code.PAGE
 _OWN: Code = "JXD9"  # the rules about suppressions themselves are not looked for in them
 
 
@@ -172,11 +172,11 @@ def applied(
       enabled: the codes that were looked for; a comment for another one cannot be called unused.
       pages: all rules.
     """
-    read = read_comments(source)
+    read = _read_comments(source)
     sieve = _Sieve(source, read, pages)
     kept = [finding for finding in findings if not sieve.catches(finding)]
     if any(finding.code == syntax_error.PAGE.code for finding in findings):
-        enabled -= {UNUSED.code}  # what a comment would catch is not known
+        enabled -= {_UNUSED.code}  # what a comment would catch is not known
     about = [
         finding
         for suppression in read.suppressions
@@ -188,10 +188,10 @@ def applied(
 
 def with_noqa(source: Source, findings: Iterable[Finding]) -> bytes:
     """The code with comments that switch the findings off; existing ones take further codes."""
-    read = read_comments(source)
+    read = _read_comments(source)
     wanted: dict[int, list[Code]] = {}
     for finding in findings:
-        row = _commentable(read, row_of(source, finding.span[0]))
+        row = _commentable(read, _row_of(source, finding.span[0]))
         codes = wanted.setdefault(row, [])
         if finding.code not in codes:
             codes.append(finding.code)
@@ -240,8 +240,8 @@ class _Sieve:
     def _rows(self, finding: Finding) -> Rows:
         first, end = finding.span
         return (
-            row_of(self._source, first),
-            row_of(self._source, max(first, end - 1)),
+            _row_of(self._source, first),
+            _row_of(self._source, max(first, end - 1)),
         )
 
 
@@ -264,9 +264,9 @@ def _about(
     if suppression.kind == "unknown":
         remedy = hint(suppression.word, ["ignore", "ignore-file"], "Say ignore[CODE].")
         message = f"'jax-dist: {suppression.word}' switches nothing off. {remedy}"
-        return [_finding(source, UNKNOWN, message, suppression)]
+        return [_finding(source, _UNKNOWN, message, suppression)]
     found = [
-        _finding(source, UNKNOWN, _unknown(code, pages), suppression)
+        _finding(source, _UNKNOWN, _unknown(code, pages), suppression)
         for code in suppression.codes
         if _is_ours(suppression, code) and not sieve.resolve(suppression, code)
     ]
@@ -275,7 +275,7 @@ def _about(
         names = ", ".join(unused) if suppression.codes else "every rule"
         fix = Fix("remove what is not used", Safety.SAFE, (_removal(source, suppression, unused),))
         message = f"nothing to switch off here: {names}"
-        found.append(_finding(source, UNUSED, message, suppression, fix))
+        found.append(_finding(source, _UNUSED, message, suppression, fix))
     return found
 
 
@@ -320,7 +320,7 @@ def _removal(source: Source, suppression: Suppression, unused: Sequence[str]) ->
     if after.strip():  # words of the author stay, as a comment
         end += len(after) - len(after.lstrip())
         return Edit(start, end, "" if after.lstrip().startswith(b"#") else "# ")
-    row = row_of(source, start)
+    row = _row_of(source, start)
     line_start = source.line_starts[row]
     if before or code[line_start:start].strip():
         kept = len(code[line_start:start].rstrip())
@@ -356,7 +356,7 @@ def _addition(source: Source, read: Comments, row: int, codes: Sequence[Code]) -
     for suppression in read.suppressions:
         at = suppression.directive[0]
         takes_more = suppression.kind in ("noqa", "ignore") and suppression.codes
-        if takes_more and row_of(source, at) == row:
+        if takes_more and _row_of(source, at) == row:
             merged = dict.fromkeys([*suppression.codes, *codes])
             return Edit(*suppression.listed, ", ".join(merged))
     end = source.line_starts[row] + len(source.line_text(source.line_starts[row]).encode())

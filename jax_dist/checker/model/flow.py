@@ -17,7 +17,7 @@ from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
 from jax_dist.checker.model.structure import Path
 
-STACKED = frozenset((Kind.MAPPED, Kind.REPLICATED, Kind.KEYS, Kind.SPLIT))
+_STACKED = frozenset((Kind.MAPPED, Kind.REPLICATED, Kind.KEYS, Kind.SPLIT))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Origin:
     @property
     def is_stacked(self) -> bool:
         """Whether its arrays have a dimension over devices in front."""
-        return self.kind in STACKED
+        return self.kind in _STACKED
 
 
 def is_whole(module: Module, origin: Origin) -> bool:

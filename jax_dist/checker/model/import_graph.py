@@ -76,7 +76,7 @@ class ImportGraph:
     @functools.cached_property
     def roots(self) -> tuple[str, ...]:
         """The folders of the projects; those that nothing shows are left out."""
-        return tuple(filter(None, dict.fromkeys(map(project_root, self._paths))))
+        return tuple(filter(None, dict.fromkeys(map(_project_root, self._paths))))
 
     @functools.cached_property
     def files(self) -> dict[str, bytes]:
@@ -291,7 +291,7 @@ def _stem(path: str) -> str:
     return os.path.basename(folder) if stem == "__init__" else stem
 
 
-def project_root(path: str) -> str:
+def _project_root(path: str) -> str:
     """The folder of the project that a file belongs to; "" where nothing shows it."""
     folder = os.path.dirname(path)
     while True:

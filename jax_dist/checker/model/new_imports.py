@@ -34,11 +34,11 @@ def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
     lines = dict.fromkeys(line for fix in fixes for line in fix.imports)
     # One by one, for each may stand beside the one before; those of the project last.
     for line in sorted(lines, key=lambda line: line.split()[1].partition(".")[0] not in KNOWN):
-        source = with_import(source, line)
+        source = _with_import(source, line)
     return source.code
 
 
-def with_import(source: Source, line: str) -> Source:
+def _with_import(source: Source, line: str) -> Source:
     """A file with one import more; the same file where it has it."""
     tree = sources.parse(source.python)
     wanted = ast.parse(line).body[0]

@@ -11,7 +11,7 @@ from jax_dist.checker.model.scopes import Binding
 from jax_dist.checker.model.semantic_model import PARTIAL, Meaning, Module
 
 PMAP = ("jax.pmap", "jax.api.pmap", "jax._src.api.pmap", "jax.interpreters.pxla.pmap")
-PARAMETERS = ("fun", "axis_name")  # those that may be given by position
+_PARAMETERS = ("fun", "axis_name")  # those that may be given by position
 
 Form: TypeAlias = Literal[
     "call",  # pmap(f, ...), pmap(f)(x), partial(pmap, ...)(f)
@@ -86,7 +86,7 @@ def _call(module: Module, reference: ast.expr, call: ast.Call, common: dict[str,
         if isinstance(argument, ast.Starred):
             unknown = unknown or "*args"
             break
-        name = PARAMETERS[position] if position < len(PARAMETERS) else f"argument {position + 1}"
+        name = _PARAMETERS[position] if position < len(_PARAMETERS) else f"argument {position + 1}"
         arguments[name] = argument
     for keyword in call.keywords:
         if keyword.arg is None:
@@ -107,10 +107,10 @@ def _bound(partials: list[ast.Call]) -> tuple[dict[str, ast.expr], str]:
     unknown = ""
     for partial in partials:
         for position, argument in enumerate(partial.args[1:]):
-            if isinstance(argument, ast.Starred) or position >= len(PARAMETERS):
+            if isinstance(argument, ast.Starred) or position >= len(_PARAMETERS):
                 unknown = "*args"
                 break
-            arguments[PARAMETERS[position]] = argument
+            arguments[_PARAMETERS[position]] = argument
         for keyword in partial.keywords:
             if keyword.arg is None:
                 unknown = "**kwargs"

@@ -41,11 +41,11 @@ def reaching(module: "Module", node: ast.AST, bindings: list[Binding]) -> list[B
     before = [each for each in bindings if place(each.node) < place(node)]
     before = [each for each in before if not _assigns_from(module, each, around)]
     after = [each for each in bindings if each not in before]
-    back = [each for each in after if any(holds(loop, each.node) for loop in loops)]
+    back = [each for each in after if any(_holds(loop, each.node) for loop in loops)]
     for number in range(len(before) - 1, -1, -1):
         statement = module.statement(before[number].node)
         if id(module.parent(statement)) in around and _same_block(module, statement, node):
-            hidden_in_loop = not back or any(holds(loop, statement) for loop in loops)
+            hidden_in_loop = not back or any(_holds(loop, statement) for loop in loops)
             return [*before[number:], *([] if hidden_in_loop else back)]
     return [*fresh, *before, *back] or bindings
 
@@ -62,11 +62,11 @@ def _since_target(
 ) -> tuple[list[Binding], list[Any], list[Binding]]:
     """`for x in xs:` binds again in each iteration: only what its body does to `x` comes after."""
     for number, loop in enumerate(loops):
-        if not isinstance(loop, ast.For) or not any(holds(each, node) for each in loop.body):
+        if not isinstance(loop, ast.For) or not any(_holds(each, node) for each in loop.body):
             continue
-        fresh = [each for each in bindings if holds(loop.target, each.node)]
+        fresh = [each for each in bindings if _holds(loop.target, each.node)]
         if fresh:
-            inside = [each for each in bindings if holds(loop, each.node)]
+            inside = [each for each in bindings if _holds(loop, each.node)]
             return [each for each in inside if each not in fresh], loops[:number], fresh
     return bindings, loops, []
 
@@ -76,7 +76,7 @@ def place(node: Any) -> tuple[int, int]:
     return (node.lineno, node.col_offset)
 
 
-def holds(around: Any, node: Any) -> bool:
+def _holds(around: Any, node: Any) -> bool:
     """Whether a node begins within another."""
     return place(around) <= place(node) < (around.end_lineno, around.end_col_offset)
 

@@ -79,7 +79,7 @@ _DIRECT = {
 }
 
 
-def one_parameter(function: scopes.Function) -> str | None:
+def _one_parameter(function: scopes.Function) -> str | None:
     """The name of the only parameter that a call must give."""
     arguments = function.args
     names = [*arguments.posonlyargs, *arguments.args]
@@ -101,7 +101,7 @@ def _is_docstring(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def takes_first(node: ast.expr | None, name: str) -> bool:
+def _takes_first(node: ast.expr | None, name: str) -> bool:
     """Whether an expression is `name[0]`, or `name.addressable_data(0)`."""
     match node:
         case ast.Subscript(value=ast.Name(id=found), slice=ast.Constant(value=0)):
@@ -121,17 +121,17 @@ def first_of_leaves(module: Module, node: ast.expr) -> ast.expr | None:
     if module.qualified_name(node.func) not in TREE_MAPS:
         return None
     function = pmaps.definition(module, node.args[0])
-    parameter = None if function is None else one_parameter(function)
+    parameter = None if function is None else _one_parameter(function)
     if function is None or parameter is None:
         return None
-    return node.args[1] if takes_first(returned(function), parameter) else None
+    return node.args[1] if _takes_first(returned(function), parameter) else None
 
 
 def firsts_in_leaves(module: Module, call: ast.AST, tree: ast.expr) -> list[ast.Subscript]:
     """Each `x[0]` of `tree_map(lambda x: numpy.array(x[0]), tree)`; [] where more is read of x."""
     match call:
         case ast.Call(args=[ast.Lambda() as function, given], keywords=[]) if given is tree:
-            parameter = one_parameter(function)
+            parameter = _one_parameter(function)
         case _:
             return []
     if parameter is None or module.qualified_name(call.func) not in TREE_MAPS:
@@ -139,7 +139,7 @@ def firsts_in_leaves(module: Module, call: ast.AST, tree: ast.expr) -> list[ast.
     found: list[ast.Subscript] = []
     for read in module.reads(module.scopes.of[function], parameter):
         around = module.parent(read)
-        if not (isinstance(around, ast.Subscript) and takes_first(around, parameter)):
+        if not (isinstance(around, ast.Subscript) and _takes_first(around, parameter)):
             return []
         found.append(around)
     return found
@@ -155,7 +155,7 @@ def _tree_map(module: Module, call: ast.Call) -> Stacking | None:
         if direct is not None:
             return Stacking(direct, tree)
     defined = pmaps.definition(module, function)
-    parameter = None if defined is None else one_parameter(defined)
+    parameter = None if defined is None else _one_parameter(defined)
     if defined is None or parameter is None:
         return None
     body = returned(defined)
@@ -289,7 +289,7 @@ def _reshape_method(module: Module, call: ast.Call) -> Stacking | None:
 def _of_devices(module: Module, array: ast.expr) -> bool:
     """Whether it is devices that are put into a shape, for a mesh."""
     names = [each for each in ast.walk(array) if isinstance(each, ast.Name | ast.Attribute)]
-    return any(module.qualified_name(each) in LISTS for each in names) or any(
+    return any(module.qualified_name(each) in _LISTS for each in names) or any(
         lists_devices(module, each) for each in names
     )
 
@@ -315,7 +315,7 @@ _BY_NUMPY = {
 
 
 _COUNTS = frozenset(("jax.device_count", "jax.local_device_count"))
-LISTS = frozenset(("jax.devices", "jax.local_devices"))
+_LISTS = frozenset(("jax.devices", "jax.local_devices"))
 # Parameters and settings that say by their name that they count devices.
 _COUNT_NAME = re.compile(r"(n|num|number_of)_(local_)?devices?|(local_)?device_count|n_?dev")
 
@@ -357,7 +357,7 @@ def lists_devices(module: Module, node: ast.expr, seen: frozenset[ast.expr] = fr
     if node in seen:
         return False
     if isinstance(node, ast.Call):
-        return module.qualified_name(node.func) in LISTS
+        return module.qualified_name(node.func) in _LISTS
     if isinstance(node, ast.Name):
         values = module.values(node) or []
     elif isinstance(node, ast.Attribute):

@@ -10,13 +10,13 @@ from jax_dist.checker.model.semantic_model import PARTIAL, Module
 
 By: TypeAlias = Literal["pmap", "shard_map", "jit", "jax_dist.pmap"]
 
-SHARD_MAP = (
+_SHARD_MAP = (
     "jax.shard_map",
     "jax.smap",
     "jax.experimental.shard_map.shard_map",
     "jax.sharding.shard_map",
 )
-JIT = ("jax.jit", "jax.experimental.pjit.pjit", "jax.pjit")
+_JIT = ("jax.jit", "jax.experimental.pjit.pjit", "jax.pjit")
 
 # Rules on traced functions look at files that say one of these: half of all files say `jit`.
 TRIGGERS = (b"*pmap*", b"*shard_map*")
@@ -66,7 +66,7 @@ def _traced(module: Module) -> list[Traced]:
 
 def applications(module: Module, by: Literal["shard_map", "jit"]) -> Iterator[Application]:
     """Calls and decorators, through `partial` too, of shard_map or jit."""
-    return _applied(module, by, SHARD_MAP if by == "shard_map" else JIT)
+    return _applied(module, by, _SHARD_MAP if by == "shard_map" else _JIT)
 
 
 def applied(module: Module, names: Iterable[str]) -> Iterator[Application]:
@@ -131,7 +131,7 @@ def calls_of_builtins(module: Module, names: Iterable[str]) -> Iterator[ast.Call
 
 
 # By name: which positional arguments are traced.
-OUTER: dict[str, tuple[int, ...]] = {
+_OUTER: dict[str, tuple[int, ...]] = {
     "jax.jit": (0,),
     "jax.experimental.pjit.pjit": (0,),
     "jax.grad": (0,),
@@ -153,7 +153,7 @@ def given_to(module: Module, function: ast.AST) -> tuple[str, ast.Call] | None:
     if meaning is None:
         return None
     for position, argument in enumerate(call.args, start=len(meaning.args)):
-        if argument is function and position in OUTER.get(meaning.name, ()):
+        if argument is function and position in _OUTER.get(meaning.name, ()):
             return meaning.name, call
     return None
 
@@ -164,7 +164,7 @@ def decorators(module: Module, function: ast.AST) -> Iterator[tuple[str, ast.exp
         meaning = module.meaning(decorator)
         if meaning is None and isinstance(decorator, ast.Call):
             meaning = module.meaning(decorator.func)  # @jax.jit(donate_argnums=0)
-        if meaning is not None and meaning.name in OUTER:
+        if meaning is not None and meaning.name in _OUTER:
             yield meaning.name, decorator
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from jax_dist.codemod.verify import equivalence, slices
 
-FORMAT = 1
-PROVED = ("same program", "equal by rules")
+_FORMAT = 1
+_PROVED = ("same program", "equal by rules")
 _KEYS = ("format", "environment", "command", "files", "places", "counts", "premises", "not covered")
 _SIGNATURE = ("before", "after", "sizes", "arguments", "results")
 _PREMISES = (
@@ -51,7 +51,7 @@ def made(
             {key: each[key] for key in _SIGNATURE if key in each} for each in place["signatures"]
         ]
     content: dict[str, Any] = {
-        "format": FORMAT,
+        "format": _FORMAT,
         "environment": environments[0],
         "command": list(command),
         "files": [
@@ -80,8 +80,8 @@ def problems(certificate: Any, folder: Path) -> Iterator[str]:
     if not isinstance(certificate, dict) or set(certificate) != {*_KEYS, "seal"}:
         yield "it is no certificate of jax-dist"
         return
-    if certificate["format"] != FORMAT:
-        yield f"its format is {certificate['format']}; this jax-dist reads {FORMAT}"
+    if certificate["format"] != _FORMAT:
+        yield f"its format is {certificate['format']}; this jax-dist reads {_FORMAT}"
         return
     if certificate["seal"] != _seal({key: certificate[key] for key in _KEYS}):
         yield "it was altered: its content does not have the digest that it was written with"
@@ -99,8 +99,8 @@ def problems(certificate: Any, folder: Path) -> Iterator[str]:
 def headline(certificate: Mapping[str, Any]) -> str:
     """What it shows, in one sentence."""
     counts = certificate["counts"]
-    proved = sum(counts.get(rung, 0) for rung in PROVED)
-    rest = [f"{number} {rung}" for rung, number in counts.items() if rung not in PROVED]
+    proved = sum(counts.get(rung, 0) for rung in _PROVED)
+    rest = [f"{number} {rung}" for rung, number in counts.items() if rung not in _PROVED]
     return ", ".join([f"{proved} of {sum(counts.values())} places proved", *rest])
 
 
@@ -117,9 +117,9 @@ def _problems_of_file(file: Mapping[str, str], folder: Path) -> Iterator[str]:
 
 def _problems_of_place(place: Mapping[str, Any]) -> Iterator[str]:
     rung = place["rung"]
-    if rung in (*PROVED, "replayed") and not (place["calls"] == place["equal"] > 0):
+    if rung in (*_PROVED, "replayed") and not (place["calls"] == place["equal"] > 0):
         yield f"{place['equal']} of {place['calls']} calls were equal, and all must be"
-    if rung not in PROVED:
+    if rung not in _PROVED:
         if place["rules"] or place["signatures"]:
             yield f"it has rules or texts, and is called {rung}"
         return
@@ -138,8 +138,8 @@ def _problems_of_place(place: Mapping[str, Any]) -> Iterator[str]:
             return
     if sorted(rules) != place["rules"]:
         yield f"it needs the rules {sorted(rules)}, and names {place['rules']}"
-    if rung != PROVED[bool(rules)]:
-        yield f"it is called {rung}, and is {PROVED[bool(rules)]}"
+    if rung != _PROVED[bool(rules)]:
+        yield f"it is called {rung}, and is {_PROVED[bool(rules)]}"
 
 
 def _counts(places: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -151,7 +151,7 @@ def _not_covered(places: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         where = f"{place['path']}:{place['line']} {place['what']}"
         if place["put_back"]:
             yield f"{where}: it stays as it was"
-        elif place["rung"] not in (*PROVED, "replayed"):
+        elif place["rung"] not in (*_PROVED, "replayed"):
             yield f"{where}: {place['rung']}"
         elif place["rung"] == "replayed":
             yield f"{where}: other arguments than those of the run"

@@ -53,9 +53,9 @@ def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> Equality:
     for text in (before, after):
         if (found := opaque(text)) is not None:
             raise NotProvedError(f"its text does not show all of it: {found}")
-    if normal_form(before)[0] == normal_form(after)[0]:
+    if _normal_form(before)[0] == _normal_form(after)[0]:
         return Equality(())
-    (one, used), (other, others_used) = (normal_form(each, rules=True) for each in (before, after))
+    (one, used), (other, others_used) = (_normal_form(each, rules=True) for each in (before, after))
     if one == other:
         return Equality(tuple(sorted(used | others_used)))
     raise NotProvedError(first_difference(one, other))
@@ -79,7 +79,7 @@ def proof(signature: Mapping[str, Any]) -> Equality:
     return Equality(tuple(sorted(rules)))
 
 
-def normal_form(text: Mapping[str, Any], *, rules: bool = False) -> tuple[str, set[str]]:
+def _normal_form(text: Mapping[str, Any], *, rules: bool = False) -> tuple[str, set[str]]:
     """The normal form, a line for each equation, and the rules that were used."""
     scope = Scope(rules=rules)
     inputs = [scope.new() for _ in text["in"]]

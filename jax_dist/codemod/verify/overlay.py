@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 
-REFUSED = 71
+_REFUSED = 71
 _NEW_USERS, _NEW_MOUNTS = 0x10000000, 0x00020000
 _RECURSIVE, _PRIVATE = 0x4000, 0x40000
 _SIGNAL_ON_PARENTS_DEATH = 1
@@ -59,7 +59,7 @@ def main() -> None:
             _overlay(*each)
     except (OSError, AttributeError) as error:  # or another system
         sys.stderr.write(f"{error}\n")
-        sys.exit(REFUSED)
+        sys.exit(_REFUSED)
     os.chdir(wanted["folder"])
     if sys.platform == "linux":
         _call("prctl", _SIGNAL_ON_PARENTS_DEATH, int(signal.SIGKILL), 0, 0, 0)

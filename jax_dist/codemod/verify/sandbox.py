@@ -182,7 +182,7 @@ def way(folder: Path, folders: Sequence[Path]) -> Way:
     (folder / "trial").mkdir()
     trial = Sandbox(folder / "trial", folders, "overlay")
     ran = subprocess.run(trial.command(["true"]), capture_output=True, check=False)
-    discard(folder / "trial")
+    _discard(folder / "trial")
     return "copy" if ran.returncode else "overlay"
 
 
@@ -202,7 +202,7 @@ def folder(place: str) -> Iterator[Path]:
     """
     for left in Path(place).glob(f"{_PREFIX}*"):
         if _is_abandoned(left):
-            discard(left)
+            _discard(left)
     made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     with open(made / f"{_LOCK}.new", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the system lets go of it when this process ends
@@ -211,7 +211,7 @@ def folder(place: str) -> Iterator[Path]:
             yield made
         finally:
             with _undisturbed():
-                discard(made)
+                _discard(made)
 
 
 @contextlib.contextmanager
@@ -239,7 +239,7 @@ def _is_abandoned(made: Path) -> bool:
     return True
 
 
-def discard(folder: Path) -> None:
+def _discard(folder: Path) -> None:
     """Removes what runs have left, also where they took their rights away."""
     for path, names, _ in os.walk(folder):
         for name in names:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jax_dist._usage import MisuseError
 from jax_dist.checker.model import sources
-from jax_dist.codemod import beside_pmap
+from jax_dist.codemod import pmap_renames
 from jax_dist.codemod.results import FileMigration, PlaceResult
 from jax_dist.codemod.verify import evidence, merged_program, runs, two_runs
 from jax_dist.codemod.verify.evidence import Evidence, entry
@@ -25,7 +25,7 @@ from jax_dist.codemod.verify.runs import Workspace
 from jax_dist.codemod.verify.verdict import judged
 from jax_dist.codemod.verify.verification import MigrationVerification, tail
 
-_LENIENT = frozenset(beside_pmap.REMOVED.values())
+_LENIENT = frozenset(pmap_renames.REMOVED.values())
 
 
 @dataclass(frozen=True)
