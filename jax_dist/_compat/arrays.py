@@ -9,7 +9,7 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding
 
-from jax_dist._compat import versions
+from jax_dist._compat import private
 
 if TYPE_CHECKING:  # jaxlib 0.10.2 and 0.12.0.1 ship no types, so that jax.Device is unknown
     from typing import Protocol
@@ -63,7 +63,7 @@ def put_slices(
     is then slower than that of `jax.pmap`, which calls this function itself.
     `batched_device_put` of `jax._src.interpreters.pxla`: seen in 0.7.2, 0.10.2 and 0.12.0.1.
     """
-    put = versions.find("jax._src.interpreters.pxla", "batched_device_put")
+    put = private.find("jax._src.interpreters.pxla", "batched_device_put")
     if put is not None:
         return put(aval, sharding, slices, devices)
     found = [jax.device_put(part, device) for part, device in zip(slices, devices, strict=True)]

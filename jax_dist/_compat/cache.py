@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import jax
 
-from jax_dist._compat import versions
+from jax_dist._compat import private
 from jax_dist._compat.versions import config_value
 
 
@@ -48,7 +48,7 @@ def custom_call_targets(platform: str) -> frozenset[str] | None:
     """
     if platform != "cpu":
         return None
-    listed = versions.find("jaxlib.xla_client", "custom_call_targets")
+    listed = private.find("jaxlib.xla_client", "custom_call_targets")
     # Through 0.7.2 the two interfaces of XLA have a table each, under these names.
     return None if listed is None else frozenset({*listed("cpu"), *listed("Host")})
 
@@ -105,7 +105,7 @@ def watch_cache(watcher: CacheWatcher) -> None:
     """
     for name, parts in _CACHE_PARTS.items():
         for part in parts:
-            versions.part(name, part, use=_WATCH)
+            private.part(name, part, use=_WATCH)
     cache, compiler = (importlib.import_module(name) for name in _CACHE_PARTS)
     with _cache_watch_lock:
         for module, part, watched in (
@@ -216,9 +216,7 @@ def reset_cache() -> None:
     0.12.0.1.
     """
     module = "jax.experimental.compilation_cache.compilation_cache"
-    versions.part(
-        module, "reset_cache", use="switch the persistent cache on in a running program"
-    )()
+    private.part(module, "reset_cache", use="switch the persistent cache on in a running program")()
 
 
 def _watched_compile(original: Callable, watcher: CacheWatcher) -> Any:
@@ -244,6 +242,6 @@ def refuses_host_callbacks() -> bool:
 
     The parameters of `_cache_write`: six in 0.7.2 and 0.10.2, five in 0.12.0.1.
     """
-    write = versions.part("jax._src.compiler", "_cache_write", use=_WATCH)
+    write = private.part("jax._src.compiler", "_cache_write", use=_WATCH)
     write = getattr(write, "original", write)  # watched, it takes whatever it is given
     return "host_callbacks" in inspect.signature(write).parameters

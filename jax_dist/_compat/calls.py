@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jax_dist._compat import versions
+from jax_dist._compat import private
 
 
 @dataclasses.dataclass(slots=True)
@@ -122,7 +122,7 @@ def watch_calls(watcher: CallWatcher | None, look: str | None) -> None:
 @functools.cache
 def _look_option() -> Any:
     """An own setting in the key of the C++ cache of calls; not in the keys of traces."""
-    make = versions.part("jax._src.config", "config_ext.Config", use=_SEE)
+    make = private.part("jax._src.config", "config_ext.Config", use=_SEE)
     try:
         return make("jax_dist_look", None, include_in_jit_key=True)
     except TypeError:  # a setting has no name in 0.7.2
@@ -139,7 +139,7 @@ class _Hooks:
 @functools.cache
 def _hooks() -> _Hooks:
     pjit = importlib.import_module("jax._src.pjit")
-    array = versions.part("jax._src.array", "ArrayImpl", use=_SEE)
+    array = private.part("jax._src.array", "ArrayImpl", use=_SEE)
     runner = next((name for name in _JIT_RUNNERS if hasattr(pjit, name)), _JIT_RUNNERS[0])
     parts: list[tuple[Any, str, Callable]] = [
         (pjit, "_infer_params", _infers),
@@ -153,8 +153,8 @@ def _hooks() -> _Hooks:
         parts += [(np, "asarray", _takes_array), (np, "array", _takes_array)]
     for home, name, _ in parts:
         if home is pjit:
-            versions.part("jax._src.pjit", name, use=_SEE)
-    versions.part("jax._src.array", "ArrayImpl._value", use=_SEE)
+            private.part("jax._src.pjit", name, use=_SEE)
+    private.part("jax._src.array", "ArrayImpl._value", use=_SEE)
     handlers = dict(_shard_arg_handlers())
     jax.monitoring.register_scalar_listener(_heard)  # cannot be taken back in 0.7.2
     # Our frames stand between the user's in each error under trace; hidden with those of JAX.
@@ -170,7 +170,7 @@ def _hooks() -> _Hooks:
 
 def hide_frames(path: str) -> None:
     """Leaves files below `path` out of JAX's tracebacks and of `jax.debug.breakpoint`."""
-    hide = versions.find("jax._src.traceback_util", "register_exclusion")
+    hide = private.find("jax._src.traceback_util", "register_exclusion")
     if hide is not None:
         hide(path)
 
@@ -184,7 +184,7 @@ def _put_hooks(*, ours: bool) -> None:
 
 
 def _shard_arg_handlers() -> dict[Any, Any]:
-    return versions.part("jax._src.interpreters.pxla", "shard_arg_handlers", use=_SEE)
+    return private.part("jax._src.interpreters.pxla", "shard_arg_handlers", use=_SEE)
 
 
 def _infers(original: Callable) -> Callable:
@@ -353,7 +353,7 @@ def _takes_array(original: Callable) -> Callable:
 
 def _explicit_get() -> bool:
     """Whether this is within `jax.device_get`. `guard_lib`: in 0.7.2, 0.10.2 and 0.12.0.1."""
-    state = versions.part("jax._src.config", "guard_lib.thread_local_state", use=_SEE)()
+    state = private.part("jax._src.config", "guard_lib.thread_local_state", use=_SEE)()
     return state.explicit_device_get
 
 

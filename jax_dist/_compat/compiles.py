@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax import core
 
-from jax_dist._compat import versions
+from jax_dist._compat import private
 from jax_dist._compat.versions import config_value
 from jax_dist.errors import UnsupportedError
 
@@ -60,7 +60,7 @@ def compiles_watched(watcher: CompileWatcher) -> Iterator[None]:
 
 
 def _hook_compiles() -> None:
-    versions.part("jax._src.compiler", "compile_or_get_cached", use="see what is compiled")
+    private.part("jax._src.compiler", "compile_or_get_cached", use="see what is compiled")
     compiler: Any = importlib.import_module("jax._src.compiler")
     with _compile_hook_lock:
         if compiler.compile_or_get_cached in _compile_hooks:
@@ -163,8 +163,8 @@ def cache_key(request: CompileRequest) -> tuple[str, dict[str, str]]:
     Raises:
       UnsupportedError: this jax does not tell the components.
     """
-    versions.part("jax._src.cache_key", "logger", use=_EXPLAIN)
-    get_key = versions.part("jax._src.compilation_cache", "get_cache_key", use=_EXPLAIN)
+    private.part("jax._src.cache_key", "logger", use=_EXPLAIN)
+    get_key = private.part("jax._src.compilation_cache", "get_cache_key", use=_EXPLAIN)
     module: Any = importlib.import_module("jax._src.cache_key")
     with _compile_hook_lock:
         if not isinstance(module.logger, _KeyLog):
@@ -188,4 +188,4 @@ def flags_outside_key() -> frozenset[str]:
     `cache_key.xla_flags_to_exclude_from_cache_key`: seen in 0.7.2, 0.10.2 and 0.12.0.1.
     """
     name = "xla_flags_to_exclude_from_cache_key"
-    return frozenset(versions.part("jax._src.cache_key", name, use=_EXPLAIN))
+    return frozenset(private.part("jax._src.cache_key", name, use=_EXPLAIN))

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from jax_dist._compat import versions
+from jax_dist._compat import private
 from jax_dist._compat.versions import config_value
 from jax_dist.errors import UnsupportedError
 
@@ -83,10 +83,10 @@ def _no_answer(*_: Any) -> Answer:
 class _Parts:
     def __init__(self):
         use = "have JAX remember calls"
-        self._pjit = versions.part("jaxlib._jax", "pjit", use=use)
-        self._registry = versions.part("jax._src.tree_util", "dispatch_registry", use=use)
+        self._pjit = private.part("jaxlib._jax", "pjit", use=use)
+        self._registry = private.part("jax._src.tree_util", "dispatch_registry", use=use)
         pxla = "jax._src.interpreters.pxla"
-        self._shard_arg = versions.part(pxla, "cc_shard_arg", use=use)
+        self._shard_arg = private.part(pxla, "cc_shard_arg", use=use)
 
     def front(
         self,
@@ -175,11 +175,11 @@ def traced_types(fun: Callable) -> list[dict[str, Any]]:
     The keys of `partial_eval.trace_to_jaxpr` in 0.10.2 and 0.12.0.1, those of `_create_pjit_jaxpr`
     in 0.7.2, which know no paths. Empty where a jax has neither.
     """
-    cached = versions.find("jax._src.interpreters.partial_eval", "trace_to_jaxpr")
+    cached = private.find("jax._src.interpreters.partial_eval", "trace_to_jaxpr")
     if cached is not None and hasattr(cached, "cache_keys"):
         keys = [key for key in cached.cache_keys() if key[0]() is fun]
         return [dict(zip(key[2][1].arg_names, key[2][0].vals, strict=False)) for key in keys]
-    cached = versions.find("jax._src.pjit", "_create_pjit_jaxpr")
+    cached = private.find("jax._src.pjit", "_create_pjit_jaxpr")
     for cell in getattr(cached, "__closure__", None) or ():
         if isinstance(cell.cell_contents, weakref.WeakKeyDictionary):
             keys = cell.cell_contents.get(fun, {})

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from jax_dist._compat import versions
+from jax_dist._compat import private
 from jax_dist._compat.arrays import Device
 
 
@@ -61,7 +61,7 @@ def pmaps_taken_over(run: Callable[[TakenPmap, Sequence[Any]], Any]) -> Iterator
     """
     for part in _PMAP_PARTS:
         use = "put jax.pmap right under a trace with several processes (jax_dist.pmap is)"
-        versions.part("jax._src.pmap", part, use=use)
+        private.part("jax._src.pmap", part, use=use)
     module = importlib.import_module("jax._src.pmap")
     with _takeover_lock:
         _takeover_count[0] += 1
@@ -179,7 +179,7 @@ def backend_started() -> bool:
     `xla_bridge.backends_are_initialized`: seen in 0.7.2, 0.10.2 and 0.12.0.1. Where it is not, JAX
     itself will say so, later.
     """
-    started = versions.find("jax._src.xla_bridge", "backends_are_initialized")
+    started = private.find("jax._src.xla_bridge", "backends_are_initialized")
     return started is not None and started()
 
 
@@ -197,14 +197,14 @@ def detect_cluster(
     `ClusterEnv.auto_detect_unset_distributed_params`: seen in 0.7.2, 0.10.2 and 0.12.0.1.
     """
     name = "ClusterEnv.auto_detect_unset_distributed_params"
-    detect = versions.find("jax._src.clusters", name)
+    detect = private.find("jax._src.clusters", name)
     if detect is None:
         return address, processes, rank, devices
     return detect(address, processes, rank, devices, None, timeout)
 
 
 def _state() -> Any:
-    return versions.part("jax._src.distributed", "global_state", use="tell the processes apart")
+    return private.part("jax._src.distributed", "global_state", use="tell the processes apart")
 
 
 def initialize_options(**options: Any) -> dict[str, Any]:

@@ -1,14 +1,11 @@
-"""What a version of JAX can do, its settings, and how a private part of it is got.
+"""What a version of JAX can do, and its settings, by name.
 
 A version is compared only where there is no name to ask for.
 """
 
-import importlib
 from typing import Any
 
 import jax
-
-from jax_dist.errors import UnsupportedError, message
 
 NESTED_MANUAL_AXIS_INDEX = jax.__version_info__ >= (0, 8)
 """Whether `axis_index` lowers inside a shard_map that is nested in another one.
@@ -60,43 +57,3 @@ def option_names() -> list[str]:
     0.12.0.1.
     """
     return sorted(jax.config.values)
-
-
-def find(module: str, name: str) -> Any | None:
-    """The part of this name; None where this jax has none.
-
-    Args:
-      module: such as "jax._src.compiler".
-      name: of an attribute in it, or of one of that: "config_ext.Config".
-    """
-    try:
-        found: Any = importlib.import_module(module)
-        for step in name.split("."):
-            found = getattr(found, step)
-    except (ImportError, AttributeError):
-        return None
-    return found
-
-
-def part(module: str, name: str, *, use: str) -> Any:
-    """The part of this name.
-
-    Args:
-      module: see `find`.
-      name: the same.
-      use: what cannot be done without it, as in "see the calls of jit objects".
-
-    Raises:
-      UnsupportedError: this jax has none.
-    """
-    found = find(module, name)
-    if found is None:
-        raise UnsupportedError(
-            message(
-                what=f"jax_dist cannot {use} with jax {jax.__version__}",
-                which=[f"{module}.{name} is not there"],
-                why="JAX has no public way to it, and its private parts change",
-                do="Use a jax that jax_dist was tested with, or go without; see docs/versions.md.",
-            )
-        )
-    return found

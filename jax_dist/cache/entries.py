@@ -277,13 +277,13 @@ def bytes_of(text: str | int) -> int:
     return int(float(found[1]) * _UNITS[found[2]])
 
 
-def _seconds_of(text: str) -> int:
+def seconds_of(text: str) -> int:
     """`"90s"`, `"36h"`, `"30d"`, `"2w"` in seconds.
 
     Raises:
       ValueError: it is no duration.
 
-    >>> _seconds_of("2d")
+    >>> seconds_of("2d")
     172800
     """
     found = re.fullmatch(r"\s*(\d+)\s*([smhdw])\s*", text.lower())

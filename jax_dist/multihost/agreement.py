@@ -22,8 +22,8 @@ import numpy as np
 
 from jax_dist import _compat
 from jax_dist.errors import DisagreementError, MissingRanksError, UnsupportedError, message
-from jax_dist.multihost.ranks import do, name_ranks
 from jax_dist.multihost.ranks import do as ranks_do
+from jax_dist.multihost.ranks import name_ranks
 
 _FOLDER = "jax_dist/meetings"  # of the keys
 _TIMED_OUT = "DEADLINE_EXCEEDED"  # as the service's errors begin
@@ -278,7 +278,7 @@ def differences(groups: Sequence[tuple[Sequence[int], Fingerprint]]) -> list[str
 
 
 def _sides(held: Mapping[str, Sequence[int]]) -> str:
-    return ", ".join(f"{do(ranks, 'has', 'have')} {text}" for text, ranks in held.items())
+    return ", ".join(f"{ranks_do(ranks, 'has', 'have')} {text}" for text, ranks in held.items())
 
 
 # --- `agree`: every process has the same, or every process hears who has what

@@ -1,7 +1,6 @@
 """`initialize`: brings the processes of a job together.
 
-Who this process is among how many, and where they meet, is known from four sources, in the order in
-which they are listed here.
+Who this process is among how many, and where they meet, comes from four sources (see `find`).
 """
 
 import ipaddress
@@ -297,7 +296,7 @@ def current_stalls() -> Stalls | None:
     return _joined.stalls
 
 
-def _part() -> None:
+def part() -> None:
     """Before `os._exit` in a process that is done: its end is no failure."""
     if _joined.job is not None:
         _joined.job.finish(wait=False)

@@ -35,8 +35,8 @@ sys.exit(max(rank.wait() for rank in ranks))
 _WHO = """\
 import os
 import jax
-from jax_dist.multihost import clusters
-found = clusters.find(None, None, None, None, timeout=10)
+from jax_dist.multihost import initialization
+found = initialization.find(None, None, None, None, timeout=10)
 place = f"{found.rank} of {found.processes} at {found.address}, devices {found.devices}"
 print(f"{place}, token {os.environ['JAX_DIST_TOKEN']}\\n", end="")
 """
