@@ -31,11 +31,10 @@ from jax_dist.mapping.collectives import AxisPlace
 from jax_dist.mapping.emission import KnownSignature
 from jax_dist.mapping.meshes import InnerAxis, Layout
 from jax_dist.mapping.process_calls import ProcessCalls
-from jax_dist.mapping.tracebacks import hide_own_frames
 from jax_dist.passes import captures, programs
 from jax_dist.passes.captures import PlacedCaptures, Placements, Policy, Watch
 from jax_dist.passes.constants import put_copy
-from jax_dist.passes.programs import Program, Programs
+from jax_dist.passes.programs import Program, Programs, hide_own_frames
 
 
 class Dispatcher:

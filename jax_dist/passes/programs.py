@@ -7,7 +7,9 @@ them, hide the captured arrays.
 import contextlib
 import dataclasses
 import functools
+import os
 import threading
+import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -20,6 +22,7 @@ from jax_dist._compat import JitOptions
 from jax_dist.passes.captures import PlacedCaptures
 
 _OF_ARGUMENTS = ("args_info", "in_avals", "input_formats", "input_shardings")  # of (args, kwargs)
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def lowered_without(lowered: jax.stages.Lowered, values: Sequence[Any]) -> jax.stages.Lowered:
@@ -302,3 +305,23 @@ def found_by(owner: object) -> Any:
     """What the innermost call under way has found, if it is of `owner`; None without one."""
     top = _ways.stack[-1] if _ways.stack else None
     return top.found if top is not None and top.owner is owner else None
+
+
+def hide_own_frames(error: Exception) -> None:
+    """Takes the frames of this package out of the traceback.
+
+    JAX hides its own frames likewise, and only at its own functions;
+    `JAX_TRACEBACK_FILTERING=off` shows all, here as there.
+    """
+    if _compat.config_value("jax_traceback_filtering") == "off":
+        return
+    frames = []
+    step = error.__traceback__
+    while step is not None:
+        if not step.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            frames.append(step)
+        step = step.tb_next
+    shown: types.TracebackType | None = None
+    for step in reversed(frames):
+        shown = types.TracebackType(shown, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    error.__traceback__ = shown

@@ -18,7 +18,6 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.mapping import agreements, throttle
-from jax_dist.mapping.tracebacks import hide_own_frames
 from jax_dist.multihost.agreement import (
     Fingerprint,
     containers,
@@ -41,7 +40,7 @@ from jax_dist.passes.gathers import plan_gathers
 from jax_dist.passes.interpreter import GATHERS
 from jax_dist.passes.partitioning import plan_partitioning
 from jax_dist.passes.pipeline import Pass
-from jax_dist.passes.programs import Memo, Program, Programs
+from jax_dist.passes.programs import Memo, Program, Programs, hide_own_frames
 from jax_dist.passes.propagation import mesh_of, meshes_of
 from jax_dist.rewriting import initial_sharding
 from jax_dist.rewriting.arguments import Wishes
