@@ -1,5 +1,6 @@
 """Every test sees 8 simulated CPU devices, unless it starts processes of its own."""
 
+import gc
 import importlib.metadata
 import os
 import pathlib
@@ -46,7 +47,11 @@ def _quick_flags() -> list[str]:
 
     The processes that tests start inherit them.
     """
-    flags = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+    flags = [
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+        "--xla_cpu_parallel_codegen_split_count=1",  # the other cores run other tests
+    ]
     if Version(importlib.metadata.version("jaxlib")) < Version("0.11"):  # unknown in 0.12
         flags.append("--xla_cpu_use_fusion_emitters=false")
     return flags
@@ -66,6 +71,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("quick")
         if place in _REAL:
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_collection_finish() -> None:
+    """Collects garbage less often: what lives as long as the tests is looked at once, and left."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def _is_long(item: pytest.Item) -> bool:
