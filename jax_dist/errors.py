@@ -5,6 +5,7 @@ class derives from the built-in one that JAX or Python raises for the same mista
 `__init__` of its own: errors travel between processes, so they must unpickle.
 """
 
+import os
 from collections.abc import Sequence
 
 __all__ = (
@@ -170,3 +171,9 @@ def message(*, what: str, which: Sequence[str], why: str, do: str) -> str:
     """What is wrong, which values, why it cannot be, what to do; all texts are made here."""
     bullets = "\n".join(f"  * {line}" for line in which)
     return f"{what}:\n{bullets}\nBecause {why}.\n{do}"
+
+
+def shown(path: str) -> str:
+    """A path as a user would type it: relative to where he is, if it lies below."""
+    here = os.path.relpath(path)
+    return path if here.startswith(os.pardir) else here

@@ -11,14 +11,14 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.cache.diagnosis import doctor as doctor
     from jax_dist.cache.differences import diff as diff
     from jax_dist.cache.keys import key as key
-    from jax_dist.cache.records import record as record
+    from jax_dist.cache.recorder import record as record
 
 _HOMES = {  # what Python sees: imported on first use, so that listing a directory never loads jax
     "diff": "jax_dist.cache.differences",
     "doctor": "jax_dist.cache.diagnosis",
     "enable": "jax_dist.cache.activation",
     "key": "jax_dist.cache.keys",
-    "record": "jax_dist.cache.records",
+    "record": "jax_dist.cache.recorder",
     "stats": "jax_dist.cache.counters",
     "warm": "jax_dist.cache.activation",
 }

@@ -60,7 +60,7 @@ def diff(a: Recorded, b: Recorded) -> RunComparison:
       OSError: a file cannot be read.
 
     >>> import jax, numpy as np
-    >>> from jax_dist.cache.records import record
+    >>> from jax_dist.cache.recorder import record
     >>> def run(table):
     ...     def look_up(x):
     ...         return x + table

@@ -11,18 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from jax_dist.cache.causes import UNKNOWN, CauseFinding, finding
-from jax_dist.cache.keys import (
-    ALL_DEVICES,
-    COMPILER_OPTION,
-    CONSTANT,
-    DEBUG_OPTION,
-    DEVICES,
-    DIRECTORY_OPTIONS,
-    FLAGS,
-    METADATA,
-    PROCESSES,
-    Operation,
-)
 from jax_dist.cache.matching import (
     NAMES_OF_FUNCTIONS,
     OperationChange,
@@ -32,7 +20,19 @@ from jax_dist.cache.matching import (
     other_values,
     signature,
 )
-from jax_dist.cache.records import Compile
+from jax_dist.cache.records import (
+    ALL_DEVICES,
+    COMPILER_OPTION,
+    CONSTANT,
+    DEBUG_OPTION,
+    DEVICES,
+    DIRECTORY_OPTIONS,
+    FLAGS,
+    METADATA,
+    PROCESSES,
+    Compile,
+    Operation,
+)
 
 MOST_DETAILS = 3
 PROGRAM = "computation"  # the component of the key

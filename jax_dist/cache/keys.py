@@ -5,38 +5,39 @@ them stand the two things that they are made from: the settings beside the progr
 operations inside it.
 """
 
-import dataclasses
 import hashlib
 import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import metadata, util
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
 
 from jax_dist import _compat
 from jax_dist.cache.failures import CALL, NOT_REGISTERED
+from jax_dist.cache.records import (
+    ALL_DEVICES,
+    COMPILER_OPTION,
+    CONSTANT,
+    DEBUG_OPTION,
+    DEVICES,
+    DIRECTORY,
+    DIRECTORY_OPTIONS,
+    FLAGS,
+    METADATA,
+    PROCESSES,
+    Key,
+    Operation,
+    Settings,
+)
 
-Settings: TypeAlias = dict[str, str]  # by name, in words that can be shown
-
-DEBUG_OPTION = "debug option "
-COMPILER_OPTION = "compiler option "
-DIRECTORY = "cache directory"
-DEVICES = "devices"
-ALL_DEVICES = "devices of all processes"
-FLAGS = "XLA flags"
 _HASH_SEED = "PYTHONHASHSEED"
-PROCESSES = "processes"
-METADATA = "metadata in key"
-
 # Custom calls that XLA resolves itself.
 _OF_XLA = re.compile(r"Sharding|SPMDFullToShardShape|SPMDShardToFullShape|annotate_.*|xla\..*")
-# Through jax 0.10.2 the cache's directory is also the place of these, and part of the key.
-DIRECTORY_OPTIONS = ("xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_kernel_cache_file")
 
 
 def settings_of(request: _compat.CompileRequest) -> Settings:
@@ -112,8 +113,6 @@ def _options(options: object) -> Iterator[tuple[str, str]]:
 # operation.
 
 
-CONSTANT = "stablehlo.constant"
-
 _LONGEST = 4000  # characters of one attribute; of a longer one, the rest is hashed
 _SHOWN = 3  # numbers of an array that are shown
 _DIGITS = 32  # of a hash
@@ -123,22 +122,6 @@ _SPLAT = re.compile(r"dense<([^<>\[\]\"]*)>")
 _FRAME = re.compile(r'"([^"]*)":(\d+):')
 _LIBRARY = re.compile(r"[\\/](site|dist)-packages[\\/]|[\\/]jax_dist[\\/]")
 _NO_FRAME = ("", 0)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Operation:
-    """One operation of a program."""
-
-    kind: str  # such as "stablehlo.add"
-    attributes: tuple[tuple[str, str], ...]  # by name
-    types: str  # of its results: "tensor<4xf32>, tensor<i32>"
-    operands: tuple[int, ...]  # the numbers of the values
-    results: tuple[int, ...]
-    line: str  # of the user: "train.py:12", or ""
-
-    def attribute(self, name: str) -> str | None:
-        """The text of one attribute; None if there is none of that name."""
-        return dict(self.attributes).get(name)
 
 
 def operations_of(module: Any) -> tuple[Operation, ...]:
@@ -238,60 +221,6 @@ def _user_line(location: Any) -> str:
     return f"{file}:{line}" if file else ""
 
 
-def line_of(operations: Sequence[Operation], position: int) -> str:
-    """The line of an operation; of a constant, that of the first operation that reads it.
-
-    JAX says of a constant only where the jitted function was called.
-    """
-    operation = operations[position]
-    if operation.kind == CONSTANT:
-        for user in operations[position + 1 :]:
-            if user.line and not set(operation.results).isdisjoint(user.operands):
-                return user.line
-    return operation.line
-
-
-# --- the key under which JAX looks for a program in its persistent cache, part by part
-#
-# The key is one hash over eight components. A program is found again if all eight are the same.
-
-
-COMPONENTS = (  # in JAX's words and order
-    "computation",
-    "jax_lib version",
-    "backend version",
-    "XLA flags",
-    "compile_options",
-    "accelerator_config",
-    "compression",
-    "custom_hook",
-)
-
-Hashes: TypeAlias = dict[str, str]  # component to hash, in hexadecimal
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Key:
-    """The key of one program, and the hash of each of its components."""
-
-    function: str  # such as "jit_step"
-    name: str  # "jit_step-" and the hash of all; the entry's file has "-cache" behind it
-    components: Hashes
-
-    def differing(self, other: "Key") -> tuple[str, ...]:
-        """The components that are not the same in both keys."""
-        return differing(self.components, other.components)
-
-    def to_dict(self) -> dict[str, object]:
-        """For machines."""
-        return dataclasses.asdict(self)
-
-    def __str__(self) -> str:
-        width = max(map(len, self.components))
-        lines = (f"  {name:{width}}  {hash_[:16]}" for name, hash_ in self.components.items())
-        return "\n".join((self.name, *lines))
-
-
 def key(lowered: jax.stages.Lowered) -> Key:
     """The key under which JAX will look for a lowered program; compiles nothing.
 
@@ -322,9 +251,3 @@ def key_of(request: _compat.CompileRequest) -> Key:
     """The key of a program that JAX is about to compile."""
     name, hashes = _compat.cache_key(request)
     return Key(request.name, name, hashes)
-
-
-def differing(one: Hashes, other: Hashes) -> tuple[str, ...]:
-    """The components whose hashes differ, those that JAX names first."""
-    names = dict.fromkeys((*COMPONENTS, *one, *other))
-    return tuple(name for name in names if one.get(name) != other.get(name))

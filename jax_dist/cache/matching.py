@@ -8,13 +8,13 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TypeAlias
 
-from jax_dist.cache.keys import (
+from jax_dist.cache.records import (
     CONSTANT,
+    Compile,
     Operation,
     line_of,
 )
-from jax_dist.cache.records import Compile
-from jax_dist.passes.findings import shown
+from jax_dist.errors import shown
 
 _MOST = 2000  # operations between the first and the last difference that are aligned
 

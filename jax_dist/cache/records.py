@@ -1,26 +1,106 @@
-"""What a run compiles: noted while it runs, kept as data, and written as a file."""
+"""What a run compiles, as data: the programs, what is in their keys, and what became of each.
 
-import contextlib
+The key under which JAX looks for a program is one hash over eight components; the program is found
+again if all eight are the same. A record holds the key, the settings beside the program, and its
+operations, so two records of two runs can be compared; see `jax_dist.cache.diff`. No jax here.
+"""
+
 import dataclasses
 import enum
 import json
 import os
-import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
-import jax
-
-from jax_dist import _compat, _notes
-from jax_dist.cache.causes import UNKNOWN
-from jax_dist.cache.keys import Key, Operation, Settings, key_of, operations_of, settings_of
+from jax_dist import _notes
 from jax_dist.cache.store import replace
 from jax_dist.errors import RecordError
 
 _FORMAT = 1
+
+Settings: TypeAlias = dict[str, str]  # by name, in words that can be shown
+Hashes: TypeAlias = dict[str, str]  # component to hash, in hexadecimal
+
+DEBUG_OPTION = "debug option "
+COMPILER_OPTION = "compiler option "
+DIRECTORY = "cache directory"
+DEVICES = "devices"
+ALL_DEVICES = "devices of all processes"
+FLAGS = "XLA flags"
+PROCESSES = "processes"
+METADATA = "metadata in key"
+# Through jax 0.10.2 the cache's directory is also the place of these, and part of the key.
+DIRECTORY_OPTIONS = ("xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_kernel_cache_file")
+
+CONSTANT = "stablehlo.constant"
+COMPONENTS = (  # in JAX's words and order
+    "computation",
+    "jax_lib version",
+    "backend version",
+    "XLA flags",
+    "compile_options",
+    "accelerator_config",
+    "compression",
+    "custom_hook",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation of a program."""
+
+    kind: str  # such as "stablehlo.add"
+    attributes: tuple[tuple[str, str], ...]  # by name
+    types: str  # of its results: "tensor<4xf32>, tensor<i32>"
+    operands: tuple[int, ...]  # the numbers of the values
+    results: tuple[int, ...]
+    line: str  # of the user: "train.py:12", or ""
+
+    def attribute(self, name: str) -> str | None:
+        """The text of one attribute; None if there is none of that name."""
+        return dict(self.attributes).get(name)
+
+
+def line_of(operations: Sequence[Operation], position: int) -> str:
+    """The line of an operation; of a constant, that of the first operation that reads it.
+
+    JAX says of a constant only where the jitted function was called.
+    """
+    operation = operations[position]
+    if operation.kind == CONSTANT:
+        for user in operations[position + 1 :]:
+            if user.line and not set(operation.results).isdisjoint(user.operands):
+                return user.line
+    return operation.line
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Key:
+    """The key of one program, and the hash of each of its components."""
+
+    function: str  # such as "jit_step"
+    name: str  # "jit_step-" and the hash of all; the entry's file has "-cache" behind it
+    components: Hashes
+
+    def differing(self, other: "Key") -> tuple[str, ...]:
+        """The components that are not the same in both keys."""
+        return differing(self.components, other.components)
+
+    def to_dict(self) -> dict[str, object]:
+        """For machines."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        width = max(map(len, self.components))
+        lines = (f"  {name:{width}}  {hash_[:16]}" for name, hash_ in self.components.items())
+        return "\n".join((self.name, *lines))
+
+
+def differing(one: Hashes, other: Hashes) -> tuple[str, ...]:
+    """The components whose hashes differ, those that JAX names first."""
+    names = dict.fromkeys((*COMPONENTS, *one, *other))
+    return tuple(name for name in names if one.get(name) != other.get(name))
 
 
 class CacheOutcome(enum.StrEnum):
@@ -63,7 +143,7 @@ def _line(compiled: Compile) -> str:
     return f"{compiled.key.name[:60]:60}  {compiled.outcome}{why}"
 
 
-def _save(record: Record, path: Path) -> None:
+def save(record: Record, path: Path) -> None:
     """Writes a record in one step: a reader sees all of it, or none."""
     replace(path, json.dumps(record.to_dict(), separators=(",", ":")).encode())
 
@@ -161,200 +241,3 @@ def _unpacked(content: dict[str, Any]) -> Iterable[Compile]:
             settings=dict(pairs(each["settings"])),
             operations=tuple(operation(*packed) for packed in each["operations"]),
         )
-
-
-# --- writes down each program that JAX compiles: its key, what is in the key, and what became of
-# it
-#
-# Two records of two runs can be compared; see `jax_dist.cache.diff`.
-
-
-_HIT = "/jax/compilation_cache/cache_hits"
-_ASKED = "/jax/compilation_cache/compile_requests_use_cache"
-_WRITING = "/jax/compilation_cache/cache_misses"  # what it counts are attempts to write
-
-
-_THRESHOLDS = (
-    "jax_persistent_cache_min_compile_time_secs",
-    "jax_persistent_cache_min_entry_size_bytes",
-)
-
-_Entry: TypeAlias = tuple[int, int, int] | None  # the file, as far as it can tell it was replaced
-
-
-def record(path: str | os.PathLike[str] | None = None) -> "Recorder":
-    """Records what JAX compiles, from now on or within a `with` block.
-
-    Args:
-      path: where it is saved. A name that ends in ".json" is written at the end, in one step; any
-        other is a folder, which gets a file for each program as it is compiled, so that nothing is
-        lost in a crash and several processes can share it. By default nothing is saved.
-
-    Returns:
-      A recorder: a context manager with `start()`, `stop()`, and the record so far as `.record`.
-
-    >>> import jax, jax.numpy as jnp
-    >>> def halve(x):
-    ...     return x / 2
-    >>> with record() as recorder:
-    ...     _ = jax.jit(halve)(jnp.ones(3))
-    >>> [compiled.key.function for compiled in recorder.record.compiles][-1]
-    'jit_halve'
-    """
-    return Recorder(None if path is None else Path(path))
-
-
-class Recorder:
-    """Records while it runs; see `record`.
-
-    Args:
-      path: where it is saved.
-      entries: the directory in which JAX keeps its entries; by default what its setting says.
-    """
-
-    def __init__(self, path: Path | None, *, entries: str | None = None) -> None:
-        self._path = path
-        self._entries = entries
-        self._compiles: list[Compile] = []
-        self._lock = threading.Lock()
-        self._running = contextlib.ExitStack()
-        self._is_folder = path is not None and path.suffix != ".json"
-        # Names sort by start, then by process, then in order.
-        self._stem = f"{time.time_ns():020}-{os.getpid()}"
-
-    @property
-    def record(self) -> Record:
-        """What was compiled so far."""
-        with self._lock:
-            return Record(tuple(self._compiles))
-
-    def start(self) -> Self:
-        """Begins to record."""
-        _listen()
-        self._running.enter_context(_compat.compiles_watched(self._around))
-        return self
-
-    def stop(self) -> None:
-        """Ends, and saves the record if it has a file."""
-        self._running.close()
-        if self._path is not None and not self._is_folder:
-            _save(self.record, self._path)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    @contextlib.contextmanager
-    def _around(self, request: _compat.CompileRequest) -> Iterator[None]:
-        key = key_of(request)
-        operations, settings = _operations(request), settings_of(request)
-        directory = self._entries or _directory()
-        before = _entry(directory, key)
-        start = time.monotonic()
-        with _heard() as events:
-            yield
-        seconds = time.monotonic() - start
-        outcome, reason = _outcome(request, events, before, _entry(directory, key), directory)
-        self._add(
-            Compile(
-                key=key,
-                outcome=outcome,
-                reason=reason,
-                seconds=seconds,
-                process=jax.process_index(),
-                settings=settings,
-                operations=operations,
-            )
-        )
-
-    def _add(self, compiled: Compile) -> None:
-        with self._lock:
-            self._compiles.append(compiled)
-            number = len(self._compiles)
-        if self._path is not None and self._is_folder:
-            # A full disk must not end the program; a record that lacks a program says so itself.
-            with contextlib.suppress(OSError):
-                self._path.mkdir(parents=True, exist_ok=True)
-                _save(Record((compiled,)), self._path / f"{self._stem}-{number:06}.json")
-
-
-def _operations(request: _compat.CompileRequest) -> tuple[Operation, ...]:
-    try:
-        return operations_of(request.module)
-    except Exception:  # noqa: BLE001  # of MLIR's bindings, whatever it is: the program goes on
-        return ()  # its key is still known; where it differs from another one is not
-
-
-def _outcome(
-    request: _compat.CompileRequest, events: list[str], before: _Entry, after: _Entry, where: str
-) -> tuple[CacheOutcome, str | None]:
-    """What became of a program, and why it was not written, by the name of the cause."""
-    if _HIT in events:
-        return CacheOutcome.HIT, None
-    if _ASKED not in events or not where:
-        return CacheOutcome.UNWRITTEN, "cache-off"
-    if _WRITING in events:
-        # JAX would warn if it could not write into a bucket.
-        if after != before or "://" in where:
-            return CacheOutcome.WRITTEN, None
-        return CacheOutcome.UNWRITTEN, "write-failed" if before is None else "damaged-entry"
-    if jax.process_index() != 0:
-        return CacheOutcome.UNWRITTEN, "rank"
-    if request.host_callbacks and _compat.refuses_host_callbacks():
-        return CacheOutcome.UNWRITTEN, "host-callback"
-    if "://" not in where and not os.path.isdir(where):
-        return CacheOutcome.UNWRITTEN, "write-failed"
-    has_threshold = any(_compat.config_value(name) > 0 for name in _THRESHOLDS)
-    return CacheOutcome.UNWRITTEN, "threshold" if has_threshold else UNKNOWN
-
-
-def _directory() -> str:
-    return str(_compat.config_value("jax_compilation_cache_dir") or "")
-
-
-def _entry(directory: str, key: Key) -> _Entry:
-    """Which file holds the program now; None if there is none."""
-    try:
-        found = os.stat(os.path.join(directory, f"{key.name}-cache"))
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-# --- what JAX reports about this thread's compilation
-
-
-_events = threading.local()
-_listening = threading.Lock()
-_listens = False
-
-
-@contextlib.contextmanager
-def _heard() -> Iterator[list[str]]:
-    _events.heard = heard = []
-    try:
-        yield heard
-    finally:
-        _events.heard = None
-
-
-def _listen() -> None:
-    """Once for all: listeners cannot be taken away."""
-    global _listens
-    with _listening:
-        if not _listens:
-            jax.monitoring.register_event_listener(_hear)
-            _listens = True
-
-
-def _hear(event: str, **_: object) -> None:
-    heard = getattr(_events, "heard", None)
-    if heard is not None:
-        heard.append(event)

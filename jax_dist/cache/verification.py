@@ -13,9 +13,9 @@ from pathlib import Path
 
 from jax_dist.cache.causes import CauseFinding, finding
 from jax_dist.cache.explanation import explained
-from jax_dist.cache.keys import DIRECTORY
 from jax_dist.cache.matching import matched
 from jax_dist.cache.records import (
+    DIRECTORY,
     CacheOutcome,
     Compile,
     Record,

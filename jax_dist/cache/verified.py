@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 
 from jax_dist import _compat
-from jax_dist.cache.records import Recorder
+from jax_dist.cache.recorder import Recorder
 
 _until_the_end = contextlib.ExitStack()  # of the process
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from jax_dist import _compat
-from jax_dist.passes.findings import shown
+from jax_dist.errors import shown
 
 _NOT_THE_USER = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jax_dist import _compat
-from jax_dist.errors import RecompileError, message
+from jax_dist.errors import RecompileError, message, shown
 from jax_dist.guards import descriptions
 from jax_dist.guards.descriptions import (
     ArgumentType,
@@ -22,7 +22,6 @@ from jax_dist.guards.descriptions import (
     signature_of,
     text_of,
 )
-from jax_dist.passes.findings import shown
 
 _KEPT = 8  # signatures of each function: enough to find one near
 _REMEDIES = {

@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 
+from jax_dist.errors import shown
+
 
 def human_bytes(amount: float) -> str:
     """In bytes, kB, MB: powers of 1000.
@@ -49,12 +51,6 @@ def user_line() -> str:
     """Where the user's code is now: "train.py:12", or "" if there is none of it."""
     _, frame = _user_frame()
     return "" if frame is None else f"{shown(frame.f_code.co_filename)}:{frame.f_lineno}"
-
-
-def shown(path: str) -> str:
-    """A path as a user would type it: relative to where he is, if it lies below."""
-    here = os.path.relpath(path)
-    return path if here.startswith(os.pardir) else here
 
 
 def _user_frame() -> tuple[int, FrameType | None]:

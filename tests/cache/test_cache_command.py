@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -231,3 +232,35 @@ def test_what_stands_behind_two_dashes_is_a_folder(folder, capsys):
         _run("ls", named, "--", "python", "a.py")
     assert caught.value.code == 2
     assert "unrecognized arguments: python a.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ls", "."),
+        ("doctor", "."),
+        ("failures", "."),
+        ("show", "."),
+        ("diff", ".", "."),
+        ("verify", "--", "/no/such/program"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_looking_at_files_imports_no_jax(tmp_path, arguments):
+    program = (
+        "import atexit, sys\n"
+        "loaded = lambda: sorted({'jax', 'jaxlib', 'numpy'} & set(sys.modules))\n"
+        "atexit.register(lambda: print(loaded()))\n"
+        "from jax_dist.commands.cli import main\n"
+        f"main({['cache', *arguments]})\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ran.stdout.splitlines()[-1:] == ["[]"], ran.stderr

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist.cache.differences import diff
-from jax_dist.cache.records import record
+from jax_dist.cache.recorder import record
 
 X = np.ones((8, 6), np.float32)
 

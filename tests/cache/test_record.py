@@ -15,7 +15,8 @@ import pytest
 
 from jax_dist import _compat
 from jax_dist.cache.keys import operations_of
-from jax_dist.cache.records import load, record
+from jax_dist.cache.recorder import record
+from jax_dist.cache.records import load
 from jax_dist.errors import RecordError
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -28,7 +29,7 @@ import warnings
 warnings.simplefilter("ignore")
 import jax, numpy as np
 from jax.experimental.compilation_cache import compilation_cache
-from jax_dist.cache.records import record
+from jax_dist.cache.recorder import record
 
 def step(x):
     return x + 1
@@ -90,7 +91,7 @@ def test_what_became_of_each_program(tmp_path):
 _KILLED = """
 import os, signal, sys
 import jax, numpy as np
-from jax_dist.cache.records import record
+from jax_dist.cache.recorder import record
 record(sys.argv[1]).start()
 jax.jit(lambda x: x + 1)(np.ones(3))
 os.kill(os.getpid(), signal.SIGKILL)

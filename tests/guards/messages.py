@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import jax_dist
+from jax_dist.errors import shown
 from jax_dist.guards import threads
-from jax_dist.passes.findings import shown
 
 _OURS = str(pathlib.Path(jax_dist.__file__).parent)
 
