@@ -23,7 +23,7 @@ _MOST = 10  # rounds of one loop until what it carries round is known
 _Branch: TypeAlias = "Callable[[Names], None]"
 
 
-class UniformityRun:
+class _UniformityRun:
     """Runs functions on what is known of their arguments.
 
     Args:
@@ -368,7 +368,7 @@ def of_results(
     given += [Same.YES if each else Same.NO for each in shared]
     names = [each.arg for each in scopes.parameters(function.args)] if None in by_name else []
     named: dict[str, Value] = dict.fromkeys((*names[len(given) :], *filter(None, by_name)), Same.NO)
-    found = UniformityRun(module, site).call(function, given, named, {}, 0)
+    found = _UniformityRun(module, site).call(function, given, named, {}, 0)
     if arity is None:
         return [joined(found)]
     if isinstance(found, tuple) and len(found) == arity:

@@ -202,7 +202,7 @@ def _unused_accelerator(facts: Facts) -> Iterator[DoctorFinding]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Launcher:
+class _Launcher:
     """The variables of one launcher: a rank, of how many, and where the first one is."""
 
     name: str
@@ -213,9 +213,9 @@ class Launcher:
 
 
 _LAUNCHERS = (
-    Launcher("SLURM", "SLURM_PROCID", "SLURM_NTASKS"),
-    Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    Launcher("torchrun", "RANK", "WORLD_SIZE", "MASTER_ADDR", by_itself=False),
+    _Launcher("SLURM", "SLURM_PROCID", "SLURM_NTASKS"),
+    _Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    _Launcher("torchrun", "RANK", "WORLD_SIZE", "MASTER_ADDR", by_itself=False),
 )
 
 
@@ -240,7 +240,7 @@ def launchers(facts: Facts) -> Iterator[DoctorFinding]:
     yield from _lonely_address(present, environment)
 
 
-def _incomplete(one: Launcher, environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
+def _incomplete(one: _Launcher, environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
     wanted = [name for name in (one.rank, one.size, one.address) if name]
     missing = [name for name in wanted if name not in environment]
     if missing:
@@ -255,7 +255,7 @@ def _incomplete(one: Launcher, environment: Mapping[str, str]) -> Iterator[Docto
         yield harm("launcher-rank", what, f"let {one.name} set both")
 
 
-def _unread(present: list[Launcher], environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
+def _unread(present: list[_Launcher], environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
     alone = present and not any(each.by_itself for each in present)
     if alone and environment.get(present[0].size, "1") != "1":
         what = f"{present[0].name} started this, and jax.distributed.initialize() cannot read it"
@@ -264,7 +264,7 @@ def _unread(present: list[Launcher], environment: Mapping[str, str]) -> Iterator
 
 
 def _lonely_address(
-    present: list[Launcher], environment: Mapping[str, str]
+    present: list[_Launcher], environment: Mapping[str, str]
 ) -> Iterator[DoctorFinding]:
     if "JAX_COORDINATOR_ADDRESS" in environment and not present:
         numbered = {"JAX_NUM_PROCESSES", "JAX_PROCESS_ID"} & environment.keys()

@@ -237,7 +237,7 @@ _SUMS = frozenset(("reduce_sum", "dot_general", "cumsum"))  # in another order, 
 _CONTAINERS = frozenset((*INLINED, "custom_jvp_call", "custom_vjp_call"))
 
 
-class Runs(Protocol):
+class _Runs(Protocol):
     """What runs a plan, and moves values between their two forms."""
 
     def run(self, plan: BodyPlan, args: Sequence[Any]) -> Values: ...
@@ -247,7 +247,7 @@ class Runs(Protocol):
     def laid(self, value: Any, spec: Any) -> Any: ...
 
 
-def _run_entered(runs: Runs, plan: BodyPlan, step: Step, values: Values) -> Values:
+def _run_entered(runs: _Runs, plan: BodyPlan, step: Step, values: Values) -> Values:
     """The results of a loop or a branch.
 
     Args:
@@ -266,7 +266,7 @@ def _run_entered(runs: Runs, plan: BodyPlan, step: Step, values: Values) -> Valu
 class _Forms:
     """The forms of the operands and of the results of an equation."""
 
-    def __init__(self, runs: Runs, ins: Sequence[bool], outs: Sequence[bool], cuts: Sequence[Any]):
+    def __init__(self, runs: _Runs, ins: Sequence[bool], outs: Sequence[bool], cuts: Sequence[Any]):
         self.runs, self.ins, self.outs, self.cuts = runs, ins, outs, cuts
 
     def given(self, values: Sequence[Any], wanted: Sequence[bool], first: int = 0) -> Values:

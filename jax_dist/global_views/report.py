@@ -58,8 +58,8 @@ class GlobalViewReport:
         return _draw(
             f"State of {self.function} on one of {self.devices} devices",
             [
-                Bar("pmap", tuple(zip(before, under_pmap, strict=True))),
-                Bar("global view", tuple(zip(after, here, strict=True))),
+                _Bar("pmap", tuple(zip(before, under_pmap, strict=True))),
+                _Bar("global view", tuple(zip(after, here, strict=True))),
             ],
         )
 
@@ -151,7 +151,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Bar:
+class _Bar:
     """What one device holds, in parts: bytes by name, each name at the same place in all bars."""
 
     title: str
@@ -162,7 +162,7 @@ class Bar:
         return sum(size for _, size in self.parts)
 
 
-def _draw(title: str, bars: Sequence[Bar]) -> str:
+def _draw(title: str, bars: Sequence[_Bar]) -> str:
     """The bars below each other, to one scale, as the text of an SVG file."""
     height = 56 + len(bars) * _ROW
     name = html.escape(title)
@@ -180,7 +180,7 @@ def _draw(title: str, bars: Sequence[Bar]) -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _drawn(bar: Bar, top: int, largest: int) -> list[str]:
+def _drawn(bar: _Bar, top: int, largest: int) -> list[str]:
     """One bar; `largest` bytes are as long as the scale."""
     lines, left = [], float(_LEFT)
     for number, (name, size) in enumerate(bar.parts):

@@ -20,9 +20,9 @@ from jax_dist.global_views import refusals
 from jax_dist.mapping.body import type_of
 from jax_dist.mapping.placement import is_key, with_data
 
-Named: TypeAlias = Literal["replicated", "fsdp"]
-Rule: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], P]
-Shardings: TypeAlias = Named | Rule
+_Named: TypeAlias = Literal["replicated", "fsdp"]
+_Rule: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], P]
+Shardings: TypeAlias = _Named | _Rule
 
 _SMALL = 1024  # elements; below, a leaf stays whole under "fsdp"
 
@@ -285,7 +285,7 @@ def _in_slices(leaf: Any, count: int) -> Any:
 
 def check_shardings(shardings: Any) -> None:
     """Raises ArgumentTypeError for what is neither a name nor a rule."""
-    if not callable(shardings) and shardings not in get_args(Named):
+    if not callable(shardings) and shardings not in get_args(_Named):
         choices = "'replicated', 'fsdp', or a function of a path and a shape that gives a spec"
         raise refusals.unknown_choice("shardings", shardings, choices)
 

@@ -76,7 +76,7 @@ def _place(ranks: Sequence[int] | None = None) -> ProcessPlace | None:
     return ProcessPlace(joined.rank, tuple(whole))
 
 
-class Meeting:
+class _Meeting:
     """One meeting: everybody puts something down, waits for the others, and reads.
 
     As a context manager; the threads of a process take turns.
@@ -92,7 +92,7 @@ class Meeting:
         self._here, self._name, self._timeout = here, name, timeout
         self._client: Any = _compat.coordination_client()
 
-    def __enter__(self) -> "Meeting":
+    def __enter__(self) -> "_Meeting":
         _one_at_a_time.acquire()
         self._round = _rounds.setdefault(self._here.ranks, _Round())
         group = "-".join(map(str, self._here.ranks)) if self._is_part() else "all"
@@ -349,7 +349,7 @@ def agree_on(
     here = _place(ranks)
     if here is None:
         return {} if give is None else {0: give}
-    with Meeting(here, name, timeout) as meeting:
+    with _Meeting(here, name, timeout) as meeting:
         header = json.dumps([name, own.digest()]).encode()
         headers = {rank: tuple(json.loads(each)) for rank, each in meeting.gather(header).items()}
         if len(set(headers.values())) > 1:
@@ -358,7 +358,7 @@ def agree_on(
 
 
 def _disagreement(
-    meeting: Meeting,
+    meeting: _Meeting,
     here: ProcessPlace,
     headers: Mapping[int, tuple[str, str]],
     own: Fingerprint,

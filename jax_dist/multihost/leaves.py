@@ -16,7 +16,7 @@ import numpy as np
 from jax_dist.errors import CheckpointError, message
 
 _NUMBERS = (bool, int, float, complex)
-Choice: TypeAlias = Literal["mean", "first", "keep"]
+_Choice: TypeAlias = Literal["mean", "first", "keep"]
 
 _TYPE = re.compile(r"(.+)\[([\d,]+)\]")  # as in "float32[8,3]"
 _KINDS = {bool: "b", int: "iu", float: "f", complex: "c"}  # of numbers that pmap made into arrays

@@ -73,7 +73,7 @@ class Pin:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class GatherBody:
+class _GatherBody:
     """A body, and what is known of its inputs."""
 
     jaxpr: Any  # open or closed
@@ -85,7 +85,7 @@ class GatherBody:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class GatherFrame:
+class _GatherFrame:
     """What a walk knows of the variables of one body."""
 
     scope: AxisScope
@@ -139,7 +139,7 @@ class GatherWalk:
     ) -> Handlers:
         """A body that stays a body: nothing gathered enters or leaves it."""
         count = len(same)
-        body = GatherBody(jaxpr, scope, same, [None] * count, [frozenset()] * count, called_at="")
+        body = _GatherBody(jaxpr, scope, same, [None] * count, [frozenset()] * count, called_at="")
         handlers, frame = self._body(body, at, at)
         for atom in open_jaxpr(jaxpr).outvars:
             state = frame.state(atom)
@@ -148,9 +148,9 @@ class GatherWalk:
                 self._pin(state.sites, why, frame.line(frame.makers[atom]))
         return handlers
 
-    def _body(self, body: GatherBody, at: Site, loop: Site) -> tuple[Handlers, GatherFrame]:
+    def _body(self, body: _GatherBody, at: Site, loop: Site) -> tuple[Handlers, _GatherFrame]:
         jaxpr = open_jaxpr(body.jaxpr)
-        frame = GatherFrame(
+        frame = _GatherFrame(
             scope=body.scope,
             facts=self._invariance.facts(body.jaxpr, body.same, body.scope),
             constant=scatters.constancy(jaxpr, body.constant) if _scatters(jaxpr) else {},
@@ -169,7 +169,7 @@ class GatherWalk:
 
     # ---- equations
 
-    def _equation(self, eqn: JaxprEqn, at: Site, frame: GatherFrame) -> Handler | None:
+    def _equation(self, eqn: JaxprEqn, at: Site, frame: _GatherFrame) -> Handler | None:
         name = eqn.primitive.name
         if name == "all_gather":
             return self._gather(eqn, at, frame)
@@ -184,7 +184,7 @@ class GatherWalk:
             self._refuse(eqn, frame, why_outside(eqn))
         return self._with_bodies(eqn, inner, at, frame)
 
-    def _gather(self, eqn: JaxprEqn, at: Site, frame: GatherFrame) -> Handler | None:
+    def _gather(self, eqn: JaxprEqn, at: Site, frame: _GatherFrame) -> Handler | None:
         """Deferred: the block is all that is needed of it."""
         site = self._site(eqn, at, frame)
         spread = spread_of(eqn)
@@ -204,7 +204,7 @@ class GatherWalk:
         dimension = None if eqn.params["tiled"] else int(eqn.params["all_gather_dimension"])
         return lambda eqn, values: [_block(values[0], dimension)]
 
-    def _site(self, eqn: JaxprEqn, at: Site, frame: GatherFrame) -> Site:
+    def _site(self, eqn: JaxprEqn, at: Site, frame: _GatherFrame) -> Site:
         """Of equal gathers the first: so that none is kept while another is reduced."""
         (operand,) = eqn.invars
         tiled, dimension = eqn.params["tiled"], int(eqn.params["all_gather_dimension"])
@@ -216,7 +216,7 @@ class GatherWalk:
         self.gathers.setdefault(site, Gather(eqn, spread_of(eqn)))
         return site
 
-    def _by_rule(self, eqn: JaxprEqn, frame: GatherFrame) -> Handler | None:
+    def _by_rule(self, eqn: JaxprEqn, frame: _GatherFrame) -> Handler | None:
         states = [frame.state(atom) for atom in eqn.invars]
         law = RULES.get(eqn.primitive.name, no_rule)
         if self._exact and _may_round(eqn):
@@ -232,7 +232,7 @@ class GatherWalk:
         self._set(eqn, [state and self._narrowed(state) for state in step.results], frame)
         return step.emit
 
-    def _scatter(self, eqn: JaxprEqn, frame: GatherFrame) -> Handler | None:
+    def _scatter(self, eqn: JaxprEqn, frame: _GatherFrame) -> Handler | None:
         if eqn.primitive.name != "reduce_scatter":
             return None
         if self._exact and _may_round(eqn):
@@ -244,7 +244,7 @@ class GatherWalk:
 
     # ---- equations with bodies
 
-    def _inlined(self, eqn: JaxprEqn, at: Site, frame: GatherFrame) -> Handler | None:
+    def _inlined(self, eqn: JaxprEqn, at: Site, frame: _GatherFrame) -> Handler | None:
         """A jit: gathered values go in and out of it."""
         (jaxpr,) = bodies(eqn)
         gathered = [frame.gathered.get(v) if isinstance(v, Var) else None for v in eqn.invars]
@@ -255,7 +255,7 @@ class GatherWalk:
             self._origins.pop(inside, None)  # of another call of the same body
             if not isinstance(outside, Literal):
                 self._origins[inside] = self._origin(outside, frame)
-        body = GatherBody(
+        body = _GatherBody(
             jaxpr=jaxpr,
             scope=frame.scope,
             same=[same_of(atom, frame.facts, frame.scope) for atom in eqn.invars],
@@ -271,7 +271,7 @@ class GatherWalk:
         return traced_again([handlers]) if handlers else None
 
     def _with_bodies(
-        self, eqn: JaxprEqn, inner: Sequence[Any], at: Site, frame: GatherFrame
+        self, eqn: JaxprEqn, inner: Sequence[Any], at: Site, frame: _GatherFrame
     ) -> Handler | None:
         if not any(map(_holds_any, inner)):
             return None
@@ -288,7 +288,7 @@ class GatherWalk:
 
     # ---- what a walk writes down
 
-    def _set(self, eqn: JaxprEqn, results: Sequence[Gathered | None], frame: GatherFrame) -> None:
+    def _set(self, eqn: JaxprEqn, results: Sequence[Gathered | None], frame: _GatherFrame) -> None:
         for var, state in zip(eqn.outvars, results, strict=True):
             if state is not None:
                 frame.gathered[var] = state
@@ -300,7 +300,7 @@ class GatherWalk:
         sites = tuple(s for s in state.sites if not axes.isdisjoint(self.gathers[s].spread.names))
         return dataclasses.replace(state, sites=sites)
 
-    def _refuse(self, eqn: JaxprEqn, frame: GatherFrame, why: str) -> None:
+    def _refuse(self, eqn: JaxprEqn, frame: _GatherFrame, why: str) -> None:
         sites = _sites([frame.state(atom) for atom in eqn.invars])
         self._pin(sites, why, frame.line(eqn))
         for atom in eqn.invars:  # whole from here on
@@ -311,7 +311,7 @@ class GatherWalk:
         for site in sites:
             self.pins.setdefault(site, Pin(why, where))
 
-    def _origin(self, var: Var, frame: GatherFrame) -> Origin:
+    def _origin(self, var: Var, frame: _GatherFrame) -> Origin:
         """Where a value was made, told apart from that of other calls of the same body."""
         return self._origins.get(var, (frame.at, var))
 

@@ -276,7 +276,7 @@ def with_captures(call: Callable, placed: PlacedCaptures | None) -> Callable:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Way:
+class _Way:
     """A call that runs a jit object now."""
 
     owner: object  # whose call it is
@@ -285,7 +285,7 @@ class Way:
 
 class _Ways(threading.local):
     def __init__(self):
-        self.stack: list[Way] = []
+        self.stack: list[_Way] = []
 
 
 _ways = _Ways()
@@ -294,7 +294,7 @@ _ways = _Ways()
 @contextlib.contextmanager
 def under_way(owner: object, found: Any) -> Iterator[None]:
     """A jit object of `owner` is called, traced or lowered inside."""
-    _ways.stack.append(Way(owner, found))
+    _ways.stack.append(_Way(owner, found))
     try:
         yield
     finally:

@@ -24,12 +24,12 @@ from jax_dist.passes.interpreter import (
     Values,
 )
 
-Evaluate = Callable[[Any, Sequence[Any]], Values]  # a jaxpr on values, under the new mesh
+_Evaluate = Callable[[Any, Sequence[Any]], Values]  # a jaxpr on values, under the new mesh
 AxisEnv = Sequence[tuple[Any, int]]  # as the call was traced with
 
 
 def _custom_jvp_anew(
-    eqn: JaxprEqn, values: Values, evaluate: Evaluate, axis_env: AxisEnv = ()
+    eqn: JaxprEqn, values: Values, evaluate: _Evaluate, axis_env: AxisEnv = ()
 ) -> Values:
     """The call of a function with a jvp rule."""
     smooth = [place for place, var in enumerate(eqn.invars) if _is_inexact(var.aval)]
@@ -53,7 +53,7 @@ def _custom_jvp_anew(
 
 
 def _custom_vjp_anew(
-    eqn: JaxprEqn, values: Values, evaluate: Evaluate, axis_env: AxisEnv = ()
+    eqn: JaxprEqn, values: Values, evaluate: _Evaluate, axis_env: AxisEnv = ()
 ) -> Values:
     """The call of a function with a vjp rule."""
     smooth = [place for place, var in enumerate(eqn.invars) if _is_inexact(var.aval)]

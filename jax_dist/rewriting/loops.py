@@ -62,7 +62,7 @@ class LoopStep:
     taken: States  # of the operands, as `emit` wants them
 
 
-_LOOPS: dict[str, Callable[["LoopWalk", JaxprEqn, States], LoopStep]] = {}  # by primitive
+_LOOPS: dict[str, Callable[["_LoopWalk", JaxprEqn, States], LoopStep]] = {}  # by primitive
 
 
 def _loop(primitive: str) -> Callable[[Callable], Callable]:
@@ -75,7 +75,7 @@ def _loop(primitive: str) -> Callable[[Callable], Callable]:
     return register
 
 
-class LoopWalk:
+class _LoopWalk:
     """Goes through the body of a loop, equation by equation."""
 
     def __init__(self, region: Region):
@@ -153,14 +153,14 @@ class LoopWalk:
         if dim is not None and isinstance(atom, Var):
             self.wanted.setdefault(atom, dim)
 
-    def want_as(self, inner: "LoopWalk", body: Any, atoms: Sequence[Any]) -> None:
+    def want_as(self, inner: "_LoopWalk", body: Any, atoms: Sequence[Any]) -> None:
         """Notes what the body of an equation wants, of the operands that become its inputs."""
         for var, atom in zip(_inputs_of(body), atoms, strict=True):
             self.want(atom, inner.wanted.get(var, _WHOLE))
 
     def _call(self, eqn: JaxprEqn, states: States) -> LoopStep:
         (body,) = interpreter.bodies(eqn)
-        inner = LoopWalk(self.region)
+        inner = _LoopWalk(self.region)
         results = inner.states(body, states)
         self.want_as(inner, body, eqn.invars)
         return LoopStep(results, lambda values: inner.evaluate(body, values, states), states)
@@ -213,7 +213,7 @@ def _inputs_of(body: Any) -> Sequence[Var]:
 
 
 def _settled(
-    walk: LoopWalk,
+    walk: _LoopWalk,
     body: Any,
     states: list[State],
     carries_in: Sequence[int],
@@ -234,13 +234,13 @@ def _settled(
 
 
 @_loop("scan")
-def _scan(walk: LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
+def _scan(walk: _LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
     (body,) = interpreter.bodies(eqn)
     layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
     fixed = {*layout.constants, *layout.carries_in}
     if any(state == 0 for place, state in enumerate(states) if place not in fixed):
         raise LoopRefused("the scan runs along the dimension that is cut over the devices")
-    inner = LoopWalk(walk.region)
+    inner = _LoopWalk(walk.region)
     start = [_in_a_step(state, is_fixed=place in fixed) for place, state in enumerate(states)]
     inside, results = _settled(inner, body, start, layout.carries_in, layout.carries_out)
     carried = dict(zip(layout.carries_out, [inside[p] for p in layout.carries_in], strict=True))
@@ -267,11 +267,11 @@ def _outside(state: State, *, is_fixed: bool) -> State:
 
 
 @_loop("while")
-def _while(walk: LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
+def _while(walk: _LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
     params = eqn.params
     conds, consts = params["cond_nconsts"], params["body_nconsts"]
     carries = range(consts, len(states) - conds)
-    inner = LoopWalk(walk.region)
+    inner = _LoopWalk(walk.region)
     start = list(states[conds:])
     inside, _ = _settled(inner, params["body_jaxpr"], start, carries, range(len(carries)))
     carried = tuple(inside[consts:])
@@ -293,10 +293,10 @@ def _while(walk: LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
 
 
 @_loop("cond")
-def _cond(walk: LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
+def _cond(walk: _LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
     if states[0] is not None:
         raise LoopRefused("a branch is chosen by a value that is cut over the devices")
-    inner = LoopWalk(walk.region)
+    inner = _LoopWalk(walk.region)
     branches = eqn.params["branches"]
     results = [inner.states(branch, states[1:]) for branch in branches]
     leaving = tuple(_joined(each) for each in zip(*results, strict=True))
@@ -317,7 +317,7 @@ def _joined(states: Sequence[State]) -> State:
 
 
 def _local_body(
-    region: Region, walk: LoopWalk, body: Any, states: Sequence[State], leaving: Sequence[State]
+    region: Region, walk: _LoopWalk, body: Any, states: Sequence[State], leaving: Sequence[State]
 ) -> Any:
     """The body on what one device has of its inputs."""
     results = walk.states(body, states)
@@ -382,12 +382,12 @@ def loop_inside(eqn: JaxprEqn, mesh: Mesh, axis: str) -> LoopInside:
       loop_states.Refused: it cannot, with the reason.
     """
     region = Region(axis, mesh.shape[axis])
-    first = LoopWalk(region)
+    first = _LoopWalk(region)
     step = first.step(eqn, (_WHOLE,) * len(eqn.invars))
     if first.wanted:
         # What only pmaps take, and cut, need not be whole on every device before.
         states = tuple(_wanted(atom, first.wanted) for atom in eqn.invars)
-        step = LoopWalk(region).step(eqn, states)
+        step = _LoopWalk(region).step(eqn, states)
     return LoopInside(eqn, region, mesh, step)
 
 

@@ -62,7 +62,7 @@ class TracedCall:
     routes: bool  # whether it has operations whose program depends on how arguments are cut
 
 
-class KnownCall(NamedTuple):
+class _KnownCall(NamedTuple):
     """What is known of one call."""
 
     traced: TracedCall
@@ -194,20 +194,20 @@ class RewrittenProgram:
 
     def _prepared(
         self, args: tuple, kwargs: dict, traced: TracedCall | None = None
-    ) -> tuple[Program, PlacedCaptures | None, KnownCall]:
+    ) -> tuple[Program, PlacedCaptures | None, _KnownCall]:
         traced = traced or self._trace_user(args, kwargs)
         found = self._find(traced, args, kwargs, runs=True)
         mesh = found.mesh or _mesh_of_processes(found)
         placed = self._placements.of(traced.lifted, mesh, lambda value: _placed(value, mesh))
         return self._programs.of(placed, _variant(found)), placed, found
 
-    def _find(self, traced: TracedCall, args: tuple, kwargs: dict, *, runs: bool) -> KnownCall:
+    def _find(self, traced: TracedCall, args: tuple, kwargs: dict, *, runs: bool) -> _KnownCall:
         leaves = jax.tree.leaves((args, kwargs))
         shardings = tuple(_named_sharding(leaves[place]) for place in traced.places)
         found = self.wishes.mesh or mesh_of(traced.lifted.jaxpr, shardings)
         # Under grad and vmap arguments do not say how they lie; they did when called before.
         self._mesh_seen = found or self._mesh_seen
-        return KnownCall(traced, shardings, self._mesh_seen, runs)
+        return _KnownCall(traced, shardings, self._mesh_seen, runs)
 
     def _use(self, program: Program, placed: PlacedCaptures | None, traced: TracedCall) -> None:
         """This is the program of the last call; most probably of the next one, too."""
@@ -312,7 +312,7 @@ class RewrittenProgram:
         self.lifted = traced.lifted.captures if captured else ()
         return jax.tree.unflatten(traced.out_tree, results)
 
-    def _passes(self, found: KnownCall, lifted: int) -> list[Pass]:
+    def _passes(self, found: _KnownCall, lifted: int) -> list[Pass]:
         wishes = self.wishes
         passes = []
         if jax.process_count() == 1:
@@ -332,7 +332,7 @@ class RewrittenProgram:
             passes.append(Pass(GATHERS, plan))
         return passes
 
-    def _agree(self, found: KnownCall) -> None:
+    def _agree(self, found: _KnownCall) -> None:
         """With the other processes, on what runs next; see `mapping.agreements`."""
         signature = hash((found.traced.out_tree, *found.traced.described.items()))
         if signature in self._agreed:
@@ -355,7 +355,7 @@ def _route(
     return plan_partitioning(jaxpr, mesh=mesh, in_shardings=in_shardings, specs=wishes.specs)
 
 
-def _variant(found: KnownCall) -> Hashable:
+def _variant(found: _KnownCall) -> Hashable:
     """On Auto axes, jit traces once for all ways that arguments are cut; a route follows them."""
     return found.shardings if found.traced.routes else None
 
@@ -386,7 +386,7 @@ def _named_sharding(leaf: Any) -> NamedSharding | None:
     return sharding if isinstance(sharding, NamedSharding) else None
 
 
-def _mesh_of_processes(found: KnownCall) -> Mesh | None:
+def _mesh_of_processes(found: _KnownCall) -> Mesh | None:
     """One with devices of other processes too, where arrays of this one alone cannot be used."""
     if jax.process_count() == 1:
         return None

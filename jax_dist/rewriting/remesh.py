@@ -38,7 +38,7 @@ from jax_dist.rewriting.pmap_sites import (
 CODE = _codes.JIT_OF_PMAP
 
 
-class RemeshRefused(Exception):
+class _RemeshRefused(Exception):
     """A pmap that cannot be moved; the text is the reason."""
 
 
@@ -65,7 +65,7 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
     for site in pmap_sites(jaxpr):
         try:
             moves[id(site.eqn)] = _move(site, mesh)
-        except RemeshRefused as refused:
+        except _RemeshRefused as refused:
             findings.append(_finding(site.where, "refused", f"{_said(site)} stays", str(refused)))
         else:
             findings.append(_moved(moves[id(site.eqn)], to_other=mesh is not None))
@@ -88,7 +88,7 @@ def operand_shardings(site: PmapSite, mesh: Mesh | None) -> list[NamedSharding] 
     """How the operands of a pmap lie when it has been moved; None if it names no devices."""
     try:
         move = _move(site, mesh)
-    except RemeshRefused:
+    except _RemeshRefused:
         if not isinstance(site.mesh, Mesh):
             return None
         move = _Move(site, site.mesh, site.axis, site.mesh)
@@ -99,12 +99,12 @@ def _move(site: PmapSite, mesh: Mesh | None) -> _Move:
     own = devices_of(site.mesh)
     if mesh is None:
         if own is None:
-            raise RemeshRefused("its mesh names no devices, and no other was given")
+            raise _RemeshRefused("its mesh names no devices, and no other was given")
         return _Move(site, site.mesh, site.axis, site.mesh)
     if own is not None and not set(own) <= set(mesh.devices.flat):
-        raise RemeshRefused("it has devices that are not in the mesh")
+        raise _RemeshRefused("it has devices that are not in the mesh")
     if any(kind != AxisType.Auto for kind in mesh.axis_types):
-        raise RemeshRefused("the mesh has axes that are not Auto, on which shardings are types")
+        raise _RemeshRefused("the mesh has axes that are not Auto, on which shardings are types")
     chosen = _chosen_axes(site, mesh)
     axis = chosen[site.axis]
     own_names = {target: name for name, target in chosen.items()}
@@ -114,7 +114,7 @@ def _move(site: PmapSite, mesh: Mesh | None) -> _Move:
         try:
             rebind.check_rebindable(site.body)
         except rebind.CannotRebind as cannot:
-            raise RemeshRefused(str(cannot)) from None
+            raise _RemeshRefused(str(cannot)) from None
     return move
 
 
@@ -126,7 +126,7 @@ def _chosen_axes(site: PmapSite, mesh: Mesh) -> dict[str, str]:
         fitting = [other for other in free if free[other] == size]
         if not fitting:
             sizes = ", ".join(f"'{other}': {count}" for other, count in mesh.shape.items())
-            raise RemeshRefused(f"no axis of the mesh ({sizes}) has the size {size} of '{name}'")
+            raise _RemeshRefused(f"no axis of the mesh ({sizes}) has the size {size} of '{name}'")
         chosen[name] = name if name in fitting else fitting[0]
         del free[chosen[name]]
     return chosen
@@ -187,7 +187,7 @@ def _loops_inside(
         if name in ("scan", "while"):
             try:
                 found[id(eqn)] = _loop_inside(eqn, sites, moves)
-            except (RemeshRefused, loops.LoopRefused) as refused:
+            except (_RemeshRefused, loops.LoopRefused) as refused:
                 what = f"the {name} stays outside of the mapped region"
                 findings.append(_finding(where, "noted", what, str(refused)))
             else:
@@ -203,17 +203,17 @@ def _loop_inside(
     eqn: JaxprEqn, sites: Sequence[PmapSite], moves: dict[int, _Move]
 ) -> tuple[_Move, loops.LoopInside]:
     if any(id(site.eqn) not in moves for site in sites):
-        raise RemeshRefused("a pmap in it stays where it is")
+        raise _RemeshRefused("a pmap in it stays where it is")
     first = moves[id(sites[0].eqn)]
     if len(first.site.mesh.axis_names) > 1:
-        raise RemeshRefused("its pmaps have others inside")
+        raise _RemeshRefused("its pmaps have others inside")
     if any(moves[id(site.eqn)].inside != first.inside for site in sites):
-        raise RemeshRefused("its pmaps go over several axes, or have different devices")
+        raise _RemeshRefused("its pmaps go over several axes, or have different devices")
     for site in sites:
         try:
             rebind.check_rebindable(site.body)
         except rebind.CannotRebind as cannot:
-            raise RemeshRefused(str(cannot)) from None
+            raise _RemeshRefused(str(cannot)) from None
     return first, loops.loop_inside(eqn, first.inside, first.site.axis)
 
 

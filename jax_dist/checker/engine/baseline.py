@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from jax_dist._usage import MisuseError
 from jax_dist.checker.model.findings import Code, Finding
 
-Known: TypeAlias = tuple[str, Code, str]  # path from the folder of the baseline, code, line
+_Known: TypeAlias = tuple[str, Code, str]  # path from the folder of the baseline, code, line
 
 _VERSION = 1
 
@@ -80,7 +80,7 @@ def compared(
     return Compared(tuple(new), len(findings) - len(new), stale)
 
 
-def _known(finding: Finding, file: str) -> Known:
+def _known(finding: Finding, file: str) -> _Known:
     return _seen(finding.path, file), finding.code, finding.line_text.strip()
 
 
@@ -93,7 +93,7 @@ def _seen(path: str, file: str) -> str:
     return seen.replace(os.sep, "/")
 
 
-def _read(file: str) -> Counter[Known]:
+def _read(file: str) -> Counter[_Known]:
     try:
         with open(file, encoding="utf-8") as opened:
             table = json.load(opened)
@@ -112,7 +112,7 @@ def _read(file: str) -> Counter[Known]:
         ) from error
 
 
-def _entries(table: Any) -> Counter[Known]:
+def _entries(table: Any) -> Counter[_Known]:
     if table["version"] != _VERSION:
         raise ValueError(table["version"])
     return Counter(

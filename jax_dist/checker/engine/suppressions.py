@@ -53,7 +53,7 @@ class Line:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Comments:
+class _Comments:
     """All that switches rules off in a file, and its logical lines."""
 
     suppressions: tuple[Suppression, ...]
@@ -71,7 +71,7 @@ def _row_of(source: Source, offset: int) -> int:
     return bisect.bisect_right(source.line_starts, offset) - 1
 
 
-def _read_comments(source: Source) -> Comments:
+def _read_comments(source: Source) -> _Comments:
     """Reads the comments of a file; of one that Python cannot read, those before the fault."""
     lines: list[Line] = []
     placed: list[tuple[int, Span, Rows]] = []  # row, comment, rows that it speaks for
@@ -96,7 +96,7 @@ def _read_comments(source: Source) -> Comments:
             first = row
     placed += [(row, span, (row, row)) for row, span in (*waiting, *above)]
     found = [each for place in sorted(placed) for each in _suppressions(source, *place)]
-    return Comments(tuple(found), tuple(lines))
+    return _Comments(tuple(found), tuple(lines))
 
 
 def _spoken_for(row: int, line: Rows) -> Rows:
@@ -202,7 +202,7 @@ def with_noqa(source: Source, findings: Iterable[Finding]) -> bytes:
 class _Sieve:
     """Which suppressions catch what, and which of their codes have caught something."""
 
-    def __init__(self, source: Source, read: Comments, pages: Mapping[Code, Page]) -> None:
+    def __init__(self, source: Source, read: _Comments, pages: Mapping[Code, Page]) -> None:
         self._source = source
         self._suppressions = read.suppressions
         self._pages = pages
@@ -346,13 +346,13 @@ def _finding(
     )
 
 
-def _commentable(read: Comments, row: int) -> int:
+def _commentable(read: _Comments, row: int) -> int:
     """The row itself, or the last of its statement where it ends in a string or a backslash."""
     line = read.line_of(row)
     return row if line is None or row in line.open_rows else line.rows[1]
 
 
-def _addition(source: Source, read: Comments, row: int, codes: Sequence[Code]) -> Edit:
+def _addition(source: Source, read: _Comments, row: int, codes: Sequence[Code]) -> Edit:
     for suppression in read.suppressions:
         at = suppression.directive[0]
         takes_more = suppression.kind in ("noqa", "ignore") and suppression.codes
