@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     """Compares and prints."""
     del err
-    from jax_dist.cache.differences import diff
+    from jax_dist.cache.comparison import diff
     from jax_dist.commands.cache_show import loaded
 
     found = diff(loaded(options.first), loaded(options.second))

@@ -16,7 +16,7 @@ from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit
 
 if TYPE_CHECKING:
-    from jax_dist.cache.verification import (
+    from jax_dist.cache.comparison import (
         CacheVerification,
         VerificationRun,
         Verified,
@@ -95,12 +95,12 @@ def _new_folder(name: str) -> Path:
 
 def _verify(options: argparse.Namespace, folder: Path, err: TextIO) -> "CacheVerification":
     from jax_dist._usage import MisuseError
-    from jax_dist.cache import verification  # it loads jax, which `--help` need not wait for
+    from jax_dist.cache import comparison  # it loads jax, which `--help` need not wait for
     from jax_dist.codemod.verify import recording
 
     progress = terminal.ProgressLine(err, "runs done")
     try:
-        return verification.verify(
+        return comparison.verify(
             options.program,
             folder,
             Path(recording.__file__).with_name("bootstrap.py"),
@@ -115,7 +115,7 @@ def _verify(options: argparse.Namespace, folder: Path, err: TextIO) -> "CacheVer
 
 
 def _lines(found: "CacheVerification", *, colour: bool) -> Iterator[str]:
-    from jax_dist.cache.verification import ProgramVerdict
+    from jax_dist.cache.comparison import ProgramVerdict
 
     width = max((len(each.function) for each in found.functions), default=0)
     # What is well comes first, for one reads the end of a long table.
@@ -138,7 +138,7 @@ def _why(each: "Verified", *, colour: bool) -> Iterator[str]:
 
 
 def _summary(found: "CacheVerification") -> Iterator[str]:
-    from jax_dist.cache.verification import ProgramVerdict
+    from jax_dist.cache.comparison import ProgramVerdict
 
     programs = sum(each.programs for each in found.functions)
     hit = sum(each.programs for each in found.functions if each.verdict is ProgramVerdict.HIT)
