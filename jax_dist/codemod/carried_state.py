@@ -7,7 +7,7 @@ import ast
 import os
 from typing import Any
 
-from jax_dist.checker.model import flow, functions, pmaps, reaching_definitions, scopes
+from jax_dist.checker.model import flow, functions, pmaps, scopes
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
@@ -150,7 +150,7 @@ class CarriedState:
         """That no other step carries the state too: each call would copy it. Raises Left."""
         module, mapped = self.module, flow.of(self.module).mapped_calls
         own = [
-            reaching_definitions.block_of(module, module.statement(call))
+            scopes.block_of(module, module.statement(call))
             for call, site in mapped.items()
             if site.node is self.site.node
         ]
