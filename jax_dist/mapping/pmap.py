@@ -31,7 +31,7 @@ from typing import (
 
 import jax
 
-from jax_dist._compat.arrays import Device
+from jax_dist._compat.private import Device
 from jax_dist.mapping import axes, refusals
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Options
