@@ -27,10 +27,9 @@ from jax_dist.mapping.body import Body, Call, Options, type_of, whole_call
 from jax_dist.mapping.collectives import AxisPlace
 from jax_dist.mapping.meshes import PROCESS_AXIS, InnerAxis, Layout
 from jax_dist.passes import pipeline
-from jax_dist.passes.findings import warn_user
 from jax_dist.passes.gathers import plan_gathers
 from jax_dist.passes.interpreter import GATHERS
-from jax_dist.passes.pipeline import Pass
+from jax_dist.passes.pipeline import Pass, warn_user
 
 
 class KnownSignature(NamedTuple):

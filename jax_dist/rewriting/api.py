@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 from jax_dist import _codes, _compat
 from jax_dist.errors import CapturedArrayWarning, UnsupportedError
 from jax_dist.passes.captures import Capture, Captures, find_captures
-from jax_dist.passes.findings import PassFinding
 from jax_dist.passes.gathers import Gathers
+from jax_dist.passes.pipeline import PassFinding
 from jax_dist.passes.randomness import find_noise
 from jax_dist.rewriting import alternatives, arguments, gradients
 from jax_dist.rewriting.alternatives import Comparison

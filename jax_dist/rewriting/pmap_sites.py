@@ -19,7 +19,7 @@ from jax_dist.mapping import axes, body, emission, region
 from jax_dist.mapping.body import Call, Options
 from jax_dist.mapping.meshes import DeviceChoice
 from jax_dist.passes import interpreter
-from jax_dist.passes.findings import PassFinding, user_line
+from jax_dist.passes.pipeline import PassFinding, user_line
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -35,14 +35,13 @@ from jax_dist.passes.captures import (
     lifting_outside,
 )
 from jax_dist.passes.constants import lies_on_many, put_copy
-from jax_dist.passes.findings import PassFinding, PassPlan
 from jax_dist.passes.gathers import plan_gathers
 from jax_dist.passes.interpreter import GATHERS
-from jax_dist.passes.partitioning import plan_partitioning
-from jax_dist.passes.pipeline import Pass
+from jax_dist.passes.partition import plan_partitioning
+from jax_dist.passes.pipeline import Pass, PassFinding, PassPlan
 from jax_dist.passes.programs import Memo, Program, Programs, hide_own_frames
 from jax_dist.passes.propagation import mesh_of, meshes_of
-from jax_dist.rewriting import initial_sharding
+from jax_dist.rewriting import arguments
 from jax_dist.rewriting.arguments import Wishes
 from jax_dist.rewriting.pmap_sites import check_none_local, pmaps_over_all_processes
 from jax_dist.rewriting.remesh import plan_remesh
@@ -148,7 +147,7 @@ class RewrittenProgram:
             return self._run(program, traced, args, kwargs)
         except ValueError as refusal:
             mesh = self.wishes.mesh
-            moved = None if mesh is None else initial_sharding.put_on(mesh, args, kwargs)
+            moved = None if mesh is None else arguments.put_on(mesh, args, kwargs)
             if moved is None:
                 raise
             del refusal
@@ -184,11 +183,11 @@ class RewrittenProgram:
             return args, kwargs
         leaves, tree = jax.tree.flatten((args, kwargs))
         hidden = len(traced.lifted.captures)
-        wanted = initial_sharding.first_places(traced.lifted.jaxpr, self.wishes.mesh)
+        wanted = arguments.first_places(traced.lifted.jaxpr, self.wishes.mesh)
         for number, target in wanted.items():
             if number >= hidden:
                 place = traced.places[number - hidden]
-                if initial_sharding.is_anywhere(leaves[place]):
+                if arguments.is_anywhere(leaves[place]):
                     leaves[place] = jax.device_put(leaves[place], target)
         return jax.tree.unflatten(tree, leaves)
 
