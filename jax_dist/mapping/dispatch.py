@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -101,7 +102,11 @@ class Dispatcher:
             with programs.under_way(self, found):
                 return self._plain.jitted.lower(*args, **kwargs)
         program, placed = self._program_for(found)
-        described = _described(call, found.layout)
+        pairs = zip(call.leaves, call.axes, strict=True)
+        described = [
+            type_of(leaf, sharding=found.layout.sharding(axis, np.ndim(leaf)))
+            for leaf, axis in pairs
+        ]
         args, kwargs = call.rebuild(described)
         with programs.under_way(self, found):
             lowered = programs.with_captures(program.jitted.lower, placed)(*args, **kwargs)
@@ -348,20 +353,6 @@ class Dispatcher:
                 raise
 
         return explaining
-
-
-def _described(call: Call, layout: Layout) -> list[jax.ShapeDtypeStruct]:
-    """The leaves as they will lie."""
-    described = []
-    for leaf, axis in zip(call.leaves, call.axes, strict=True):
-        kind = type_of(leaf)
-        sharding = layout.sharding(axis, len(kind.shape))
-        described.append(
-            jax.ShapeDtypeStruct(
-                kind.shape, kind.dtype, weak_type=kind.weak_type, sharding=sharding
-            )
-        )
-    return described
 
 
 _WINDOW = 16  # calls in flight at most, of all functions of this process together

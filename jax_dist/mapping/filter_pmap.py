@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from jax_dist.errors import ArgumentTypeError, AxesError, AxesTypeError, message
+from jax_dist.errors import ArgumentTypeError, AxesError, AxesTypeError, refusal
 from jax_dist.mapping.pmap import pmap
 
 _AXIS = "<filter_pmap>"  # of a function that names none
@@ -96,23 +96,21 @@ def filter_pmap(
             **options,
         )
     if donate not in ("all", "warn", "none"):
-        raise ValueError(
-            message(
-                what="'donate' argument to filter_pmap is none of its choices",
-                which=[f"donate={donate!r}"],
-                why="it says whether the memory of all arrays may be taken over",
-                do="Choose one of 'all', 'warn', 'none'.",
-            )
+        raise refusal(
+            ValueError,
+            what="'donate' argument to filter_pmap is none of its choices",
+            which=[f"donate={donate!r}"],
+            why="it says whether the memory of all arrays may be taken over",
+            do="Choose one of 'all', 'warn', 'none'.",
         )
     for name in ("static_broadcasted_argnums", "donate_argnums"):
         if name in options:
-            raise ArgumentTypeError(
-                message(
-                    what=f"filter_pmap takes no {name}",
-                    which=[f"{name}={options[name]!r}"],
-                    why="it finds out by itself what is an array; the rest is static",
-                    do="Leave it out; donate='all' donates all arrays.",
-                )
+            raise refusal(
+                ArgumentTypeError,
+                what=f"filter_pmap takes no {name}",
+                which=[f"{name}={options[name]!r}"],
+                why="it finds out by itself what is an array; the rest is static",
+                do="Leave it out; donate='all' donates all arrays.",
             )
     axes = _Axes(in_axes, out_axes, axis_name, axis_size)
     return functools.update_wrapper(_Filtered(fun, axes, donate, options), fun, updated=())
@@ -182,13 +180,12 @@ class _Filtered:
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         if kwargs:
-            raise ArgumentTypeError(
-                message(
-                    what="a function of filter_pmap takes no keyword arguments",
-                    which=[f"{name} is one" for name in kwargs],
-                    why="in_axes are given by position",
-                    do="Pass them by position; in_axes may be a dictionary of names.",
-                )
+            raise refusal(
+                ArgumentTypeError,
+                what="a function of filter_pmap takes no keyword arguments",
+                which=[f"{name} is one" for name in kwargs],
+                why="in_axes are given by position",
+                do="Pass them by position; in_axes may be a dictionary of names.",
             )
         of_args = _resolved("in_axes", self._named_axes(args), args)
         leaves, tree = jax.tree.flatten((self._fun, args))
@@ -211,13 +208,12 @@ class _Filtered:
         names = list(inspect.signature(self._fun).parameters)
         unknown = [name for name in axes if name not in names[: len(args)]]
         if unknown:
-            raise AxesError(
-                message(
-                    what="in_axes of filter_pmap name arguments that the call does not have",
-                    which=[f"{name!r}: {axes[name]!r}" for name in unknown],
-                    why=f"it was called with {', '.join(names[: len(args)]) or 'nothing'}",
-                    do="Name parameters of the function, and pass them by position.",
-                )
+            raise refusal(
+                AxesError,
+                what="in_axes of filter_pmap name arguments that the call does not have",
+                which=[f"{name!r}: {axes[name]!r}" for name in unknown],
+                why=f"it was called with {', '.join(names[: len(args)]) or 'nothing'}",
+                do="Name parameters of the function, and pass them by position.",
             )
         return tuple(axes.get(name, _FIRST) for name, _ in zip(names, args, strict=False))
 
@@ -372,13 +368,12 @@ class _Compiled(_Stage):
         call = self._split(args, kwargs)
         wanted = self._kind.key
         if call.kind != wanted:
-            raise ArgumentTypeError(
-                message(
-                    what="a compiled function of filter_pmap was called with other arguments",
-                    which=[f"now {_described(call.kind)}", f"compiled for {_described(wanted)}"],
-                    why="it holds the program of one kind of call",
-                    do="Call the function itself, or lower it for these arguments.",
-                )
+            raise refusal(
+                ArgumentTypeError,
+                what="a compiled function of filter_pmap was called with other arguments",
+                which=[f"now {_described(call.kind)}", f"compiled for {_described(wanted)}"],
+                why="it holds the program of one kind of call",
+                do="Call the function itself, or lower it for these arguments.",
             )
         return self._kind.joined(self._stage(*call.arrays))
 
@@ -419,26 +414,24 @@ def _resolved(argument: str, axes: Any, tree: Any) -> list[int | None]:
             axis = spec(leaf) if callable(spec) else spec
             if axis is not None and not isinstance(axis, int):
                 path = jax.tree.leaves_with_path(part)[number][0]
-                raise AxesTypeError(
-                    message(
-                        what=f"{argument} of filter_pmap hold something else than axes",
-                        which=[f"{axis!r} for {jax.tree_util.keystr(path) or 'a leaf'}"],
-                        why="an axis is an integer, or None for what is not mapped",
-                        do="Give integers, None, or functions of a leaf, as equinox.if_array(0).",
-                    )
+                raise refusal(
+                    AxesTypeError,
+                    what=f"{argument} of filter_pmap hold something else than axes",
+                    which=[f"{axis!r} for {jax.tree_util.keystr(path) or 'a leaf'}"],
+                    why="an axis is an integer, or None for what is not mapped",
+                    do="Give integers, None, or functions of a leaf, as equinox.if_array(0).",
                 )
             found.append(axis)
 
     try:
         jax.tree.map(resolve, axes, tree, is_leaf=lambda each: each is None)
     except ValueError as error:
-        raise AxesError(
-            message(
-                what=f"{argument} of filter_pmap do not fit",
-                which=[f"{argument}={axes!r}", f"for the tree {jax.tree.structure(tree)}"],
-                why="they are a prefix of that tree",
-                do="Give one axis for all, or a tree that is a prefix.",
-            )
+        raise refusal(
+            AxesError,
+            what=f"{argument} of filter_pmap do not fit",
+            which=[f"{argument}={axes!r}", f"for the tree {jax.tree.structure(tree)}"],
+            why="they are a prefix of that tree",
+            do="Give one axis for all, or a tree that is a prefix.",
         ) from error
     return found
 
@@ -450,11 +443,10 @@ def _not_hashable(call: _Call) -> ArgumentTypeError:
             hash(leaf)
         except TypeError:
             which.append(f"{leaf!r}, of type {type(leaf).__name__}")
-    return ArgumentTypeError(
-        message(
-            what="filter_pmap keeps what is no array as a constant, and cannot hash it",
-            which=which or [f"the tree {call.tree}"],
-            why="another value compiles another program, which is looked up by it",
-            do="Make it an array, or give the object __hash__ and __eq__.",
-        )
+    return refusal(
+        ArgumentTypeError,
+        what="filter_pmap keeps what is no array as a constant, and cannot hash it",
+        which=which or [f"the tree {call.tree}"],
+        why="another value compiles another program, which is looked up by it",
+        do="Make it an array, or give the object __hash__ and __eq__.",
     )

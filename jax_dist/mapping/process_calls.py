@@ -476,18 +476,13 @@ def _fingerprint(options: Options, call: Call, body: Body, layout: Layout) -> Fi
     """The arguments as the user passes them, and the whole result."""
     leaves = {}
     for path, leaf, axis in zip(call.paths(), call.leaves, call.axes, strict=True):
-        leaves[path] = _as_passed(leaf, axis, layout if options.arrays == "local" else None)
+        shape = list(type_of(leaf).shape)
+        if axis is not None and options.arrays == "local":
+            shape[axis] //= layout.processes
+        leaves[path] = describe(type_of(leaf, shape))
     for number, value in zip(options.static, call.static, strict=True):
         leaves[f"static argument {number}"] = describe(value)
     flat, structure = jax.tree.flatten_with_path(body.result(layout.size))
     for path, leaf in flat:
         leaves[f"result{jax.tree_util.keystr(path)} of all processes"] = describe(leaf)
     return Fingerprint(containers(structure), leaves)
-
-
-def _as_passed(leaf: Any, axis: Axis, layout: Layout | None) -> str:
-    kind = type_of(leaf)
-    shape = list(kind.shape)
-    if axis is not None and layout is not None:
-        shape[axis] //= layout.processes
-    return describe(jax.ShapeDtypeStruct(shape, kind.dtype, weak_type=kind.weak_type))
