@@ -227,7 +227,7 @@ def explain(
 
 
 class _Function:
-    """What the user calls. The call stands in a slot, as that of `mapping.mapped.Mapped` does."""
+    """What the user calls. The call stands in a slot, as that of `mapping.pmap.Mapped` does."""
 
     __slots__ = (
         "__call__",

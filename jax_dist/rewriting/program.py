@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.mapping import agreements, throttle
+from jax_dist.mapping import dispatch, process_calls
 from jax_dist.multihost.agreement import (
     Fingerprint,
     containers,
@@ -222,14 +222,14 @@ class RewrittenProgram:
 
     def _use(self, program: Program, placed: PlacedCaptures | None, traced: _TracedCall) -> None:
         """This is the program of the last call; most probably of the next one, too."""
-        is_full = self._mesh_seen is not None and throttle.can_be_full(self._mesh_seen)
+        is_full = self._mesh_seen is not None and dispatch.can_be_full(self._mesh_seen)
         if self._used != (program, placed, is_full):
             self._used = (program, placed, is_full)
             self._serve_all(self._call_of(program, placed, traced))
 
     def _serve_all(self, call: Callable) -> None:
         is_full = self._used[-1]
-        self.call = throttle.throttled(call) if is_full else call
+        self.call = dispatch.throttled(call) if is_full else call
         for caller in self._callers:
             caller.__call__ = self.call
 
@@ -346,16 +346,16 @@ class RewrittenProgram:
         return passes
 
     def _agree(self, found: _KnownCall) -> None:
-        """With the other processes, on what runs next; see `mapping.agreements`."""
+        """With the other processes, on what runs next; see `mapping.process_calls`."""
         signature = hash((found.traced.out_tree, *found.traced.described.items()))
         if signature in self._agreed:
             return
         assert found.mesh is not None
-        moves = agreements.collectives(found.traced.lifted.jaxpr)
-        fingerprint = agreements.with_collectives(_fingerprint(found.traced), moves)
-        name = f"{agreements.described(self.fun)}, rewritten"
+        moves = process_calls.collectives(found.traced.lifted.jaxpr)
+        fingerprint = process_calls.with_collectives(_fingerprint(found.traced), moves)
+        name = f"{process_calls.described(self.fun)}, rewritten"
         # Without a collective too: what is cut over the mesh may be moved by the compiler.
-        agreements.agree_to_run(name, fingerprint, agreements.processes_of(found.mesh))
+        process_calls.agree_to_run(name, fingerprint, process_calls.processes_of(found.mesh))
         self._agreed.add(signature)
 
 

@@ -19,7 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _codes, _compat
-from jax_dist._compat.arrays import Device
+from jax_dist._compat.private import Device
 from jax_dist.mapping import meshes
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import Handler, Values
