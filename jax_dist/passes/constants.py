@@ -235,9 +235,9 @@ def _plain(value: Any) -> Any:
 # or a custom_vjp take them for constants.
 
 
-Given: TypeAlias = Mapping[Identity, Any]  # what to put in the place of which array
-Rule: TypeAlias = Callable[["Substitution", JaxprEqn, Values, Given], Values]
-RULES: dict[str, Rule] = {}  # by primitive; the bodies of others are left as they are
+_Given: TypeAlias = Mapping[Identity, Any]  # what to put in the place of which array
+_Rule: TypeAlias = Callable[["Substitution", JaxprEqn, Values, _Given], Values]
+RULES: dict[str, _Rule] = {}  # by primitive; the bodies of others are left as they are
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ class Substitution:
     _held: dict[int, tuple[Identity, ...]] = dataclasses.field(default_factory=dict)
     _jitted: dict[tuple, Callable] = dataclasses.field(default_factory=dict)
 
-    def evaluate(self, jaxpr: Any, args: Sequence[Any], given: Given) -> Values:
+    def evaluate(self, jaxpr: Any, args: Sequence[Any], given: _Given) -> Values:
         """The results of a jaxpr on `args`, with what is given instead of its arrays."""
         body = open_jaxpr(jaxpr)
         handlers = {
@@ -282,7 +282,7 @@ class Substitution:
     def _wanted_of(self, values: Sequence[Any]) -> list[Identity]:
         return [identity for value in values if (identity := array_identity(value)) in self.wanted]
 
-    def _handle(self, given: Given, eqn: JaxprEqn, values: Values) -> Values:
+    def _handle(self, given: _Given, eqn: JaxprEqn, values: Values) -> Values:
         values = [
             _instead(value, given) if isinstance(atom, Literal) else value
             for atom, value in zip(eqn.invars, values, strict=True)
@@ -293,7 +293,7 @@ class Substitution:
         needed = {identity: given[identity] for identity in self.held_in(*bodies(eqn))}
         return rule(self, eqn, values, needed) if needed else replay(eqn, values)
 
-    def widened(self, jaxpr: Any, given: Given, place: int = 0) -> Any:
+    def widened(self, jaxpr: Any, given: _Given, place: int = 0) -> Any:
         """The body with the arrays as inputs, from `place` on."""
         end = place + len(given)
 
@@ -308,7 +308,7 @@ class Substitution:
             raise AssertionError(f"a body with operands added has other results: {new.out_avals}")
         return in_form_of(jaxpr, new)
 
-    def jitted(self, eqn: JaxprEqn, given: Given) -> Callable[..., Values]:
+    def jitted(self, eqn: JaxprEqn, given: _Given) -> Callable[..., Values]:
         """The jit of an equation, which takes the arrays first.
 
         One object for all equations of one body: it is then traced once and lowered once.
@@ -343,7 +343,7 @@ class Substitution:
 _JIT_PARAMS = ("name", "in_shardings", "out_shardings", "donated_invars", "compiler_options_kvs")
 
 
-def _instead(value: Any, given: Given) -> Any:
+def _instead(value: Any, given: _Given) -> Any:
     identity = array_identity(value)
     return value if identity is None else given.get(identity, value)
 
@@ -357,8 +357,8 @@ def _told(shardings: Sequence[Any]) -> list[Any]:
     return [item if isinstance(item, jax.sharding.Sharding) else None for item in shardings]
 
 
-def _rule(*primitives: str) -> Callable[[Rule], Rule]:
-    def add(function: Rule) -> Rule:
+def _rule(*primitives: str) -> Callable[[_Rule], _Rule]:
+    def add(function: _Rule) -> _Rule:
         RULES.update(dict.fromkeys(primitives, function))
         return function
 
@@ -366,19 +366,19 @@ def _rule(*primitives: str) -> Callable[[Rule], Rule]:
 
 
 @_rule("jit")
-def _jit(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Given) -> Values:
+def _jit(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     return substitution.jitted(eqn, given)(*given.values(), *values)
 
 
 @_rule("remat2")
-def _remat(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Given) -> Values:
+def _remat(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """Not called again through `jax.checkpoint`, which cannot say that it is differentiated."""
     params = {**eqn.params, "jaxpr": substitution.widened(eqn.params["jaxpr"], given)}
     return replay(eqn.replace(params=params), [*given.values(), *values])
 
 
 @_rule("custom_jvp_call", "custom_vjp_call")
-def _custom(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Given) -> Values:
+def _custom(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """The first `num_consts` operands are hidden from the user's rules."""
     params = {
         **eqn.params,
@@ -389,7 +389,7 @@ def _custom(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Gi
 
 
 @_rule("cond")
-def _cond(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Given) -> Values:
+def _cond(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """All branches take what any of them needs."""
     branches = [substitution.widened(branch, given) for branch in eqn.params["branches"]]
     index, *rest = values
@@ -398,7 +398,7 @@ def _cond(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Give
 
 
 @_rule("while")
-def _while(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Given) -> Values:
+def _while(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """Not called again through `lax.while_loop`: a vmapped condition is not a scalar."""
     params, count = eqn.params, eqn.params["cond_nconsts"]
     condition, body = (
@@ -417,7 +417,7 @@ def _while(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Giv
 
 
 @_rule("scan")
-def _scan(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Given) -> Values:
+def _scan(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """Called again through `lax.scan`: how the equation counts its operands is version-bound."""
     params = eqn.params
     layout = _compat.scan_layout(params, len(eqn.invars), len(eqn.outvars))
@@ -440,7 +440,7 @@ def _scan(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Give
 
 
 @_rule("shard_map")
-def _shard_map(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Given) -> Values:
+def _shard_map(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """Each device gets the whole arrays."""
 
     def body(*args: Any) -> Values:

@@ -72,20 +72,12 @@ class _Route:
         """Whether every device computes all of it, and nothing asked for that."""
         return not any(_axes_of(spec) for spec in (*self.chosen.operands, *self.chosen.results))
 
-    def with_operand(self, number: int, spec: P) -> "_Route":
-        """The same, where the operand lies by `spec` in the program."""
-        operands = [*self.chosen.operands]
-        operands[number] = spec
-        chosen = dataclasses.replace(self.chosen, operands=tuple(operands))
+    def with_chosen(self, kind: str, number: int, spec: P) -> "_Route":
+        """The same, where one of the "operands" or "results" lies by `spec` in the program."""
+        specs = [*getattr(self.chosen, kind)]
+        specs[number] = spec
+        chosen = dataclasses.replace(self.chosen, **{kind: tuple(specs)})
         return dataclasses.replace(self, chosen=chosen)
-
-    def with_result(self, number: int, spec: P) -> "_Route":
-        """The same, where the result lies by `spec` in the program."""
-        results = [*self.chosen.results]
-        results[number] = spec
-        return dataclasses.replace(
-            self, chosen=dataclasses.replace(self.chosen, results=tuple(results))
-        )
 
     def _body(self) -> Callable[..., Values]:
         def body(*blocks: jax.Array) -> Values:
@@ -235,14 +227,14 @@ def _joined(sites: Sequence[EquationPlace], found: Mapping[Path, _Route]) -> dic
     for site in sites:
         for number in found[site.path].chosen.constants:
             taken = found[site.path].taken.operands[number]
-            joined[site.path] = joined[site.path].with_operand(number, taken)
+            joined[site.path] = joined[site.path].with_chosen("operands", number, taken)
         for number, var in enumerate(site.eqn.outvars):
             readers = _readers(site, var, sites)
             taken = found[site.path].taken.results[number]
             if readers and all(found[p].taken.operands[n] == taken for p, n in readers):
-                joined[site.path] = joined[site.path].with_result(number, taken)
+                joined[site.path] = joined[site.path].with_chosen("results", number, taken)
                 for path, operand in readers:
-                    joined[path] = joined[path].with_operand(operand, taken)
+                    joined[path] = joined[path].with_chosen("operands", operand, taken)
     return joined
 
 
