@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from jax_dist.checker.model import reaching_definitions, semantic_model
+from jax_dist.checker.model import scopes, semantic_model
 from jax_dist.checker.model.edits import removal
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.semantic_model import Module
@@ -300,7 +300,7 @@ def edits_of_from(
 
 def _has(module: Module, statement: ast.stmt, line: str) -> bool:
     """Whether another import beside a statement is that line: above it, or right below."""
-    block = reaching_definitions.block_of(module, statement) or []
+    block = scopes.block_of(module, statement) or []
     imports = (ast.Import, ast.ImportFrom)
     place = next((n for n, each in enumerate(block) if each is statement), 0)
     below = itertools.takewhile(lambda each: isinstance(each, imports), block[place + 1 :])
