@@ -1,23 +1,249 @@
-"""Compares the calls of one mapped function before and after, array by array.
+"""The verdict on two runs of one command: pairs their mapped functions, and compares their calls.
 
 Shapes: `N` is the size of the device axis, which `jax.pmap` puts first and a migration may drop;
 `*s` is the rest.
 """
 
+import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from jax_dist.codemod.verify.records import Array, CallRecord, SiteRecord
-from jax_dist.codemod.verify.verification import How, SiteComparison
+from jax_dist.codemod.verify.evidence import (
+    Array,
+    CallRecord,
+    Run,
+    RunRecord,
+    SiteRecord,
+    first_few,
+)
+from jax_dist.codemod.verify.ledger import (
+    Ending,
+    How,
+    MigrationVerdict,
+    MigrationVerification,
+    SiteComparison,
+    tail,
+)
 
-_SHOWN = 3  # problems of one mapped function
-
+# Where equinox.filter_pmap and flax.nnx.pmap map. What takes their place maps inside jax_dist, and
+# no hook sees that.
+_OF_LIBRARIES = (
+    os.path.join("equinox", "_vmap_pmap.py"),
+    os.path.join("flax", "nnx", "transforms", "iteration.py"),
+)
 _Correspondence: TypeAlias = tuple[How, float, float] | None  # None: they do not correspond
+_ERROR = re.compile(r"[\w.]+(Error|Exception|Exit): ")
+
+
+def judged(
+    command: Sequence[str],
+    first: Run,
+    second: Run,
+    *,
+    files: Iterable[Path],
+    tolerance: float = 0.0,
+) -> MigrationVerification:
+    """Compares a run before a migration with one after it.
+
+    Args:
+      command: what ran.
+      first: before the migration.
+      second: after it.
+      files: that were migrated; what is mapped there and was not compared is reported.
+      tolerance: how far a float may differ, relative to the largest value of its array.
+
+    Returns:
+      The verdict, with its reasons.
+    """
+    before, after = first.record, second.record
+    partners, new = pairs(before, after)
+    replaced = [one for one, other in partners if other is None and _is_of_library(one)]
+    partners = [(one, other) for one, other in partners if one not in replaced]
+    sites = tuple(_shown(compare(one, other, tolerance)) for one, other in partners)
+    problems = tuple(_differing_ends(first, second))
+    unproven = (
+        *_not_compared(files, first, second),
+        *(f"{_place(site)} was called only before the migration" for site in replaced),
+    )
+    if problems or any(site.problems for site in sites):
+        verdict = MigrationVerdict.DIFFERENT
+    else:
+        verdict = MigrationVerdict.UNPROVEN if unproven else MigrationVerdict.SAME
+    return MigrationVerification(
+        command=tuple(command),
+        verdict=verdict,
+        before=_ending(first),
+        after=_ending(second),
+        sites=sites,
+        problems=problems,
+        unproven=unproven,
+        notes=tuple(_notes(first, second, new)),
+    )
+
+
+def _is_of_library(site: SiteRecord) -> bool:
+    return site.file.endswith(_OF_LIBRARIES)
+
+
+def _differing_ends(first: Run, second: Run) -> Iterator[str]:
+    """A command that failed before owes nothing; any other must end as it did."""
+    if first.exit_code == 0 and second.exit_code != 0:
+        yield f"the command ended well before the migration; after it: {_ending(second)}"
+    elif first.exit_code is not None and second.exit_code is None:
+        yield f"the command ended before the migration ({_ending(first)}), and not in time after it"
+
+
+def _not_compared(files: Iterable[Path], first: Run, second: Run) -> Iterator[str]:
+    if first.exit_code != 0:
+        now = "it runs now" if second.exit_code == 0 else f"after it: {_ending(second)}"
+        yield f"the command failed before the migration ({_ending(first)}{_reason(first)}); {now}"
+    if not first.record.called:
+        yield "no mapped function was called before the migration: nothing to compare with"
+    migrated = {os.path.realpath(file) for file in files}
+    whole = first if first.exit_code == 0 else second  # the other one stopped on the way
+    for site in whole.record.hidden:
+        if site.file in migrated:
+            yield f"{_place(site)} was called only inside a larger traced function"
+    for site in whole.record.idle:
+        if site.file in migrated:
+            yield f"{_place(site)} was mapped, and never called"
+    for run_, when in ((first, "before"), (second, "after")):
+        for problem in run_.record.problems:
+            yield f"a call could not be recorded {when} the migration: {problem}"
+
+
+def _reason(run_: Run) -> str:
+    """The error in its output; JAX may write more below it."""
+    errors = [line for line in run_.output.splitlines() if _ERROR.match(line)]
+    return f": {errors[-1]}" if errors else ""
+
+
+def _notes(first: Run, second: Run, new: Sequence[SiteRecord]) -> Iterator[str]:
+    if first.exit_code == 0:
+        for site in new:
+            yield f"{_place(site)} was called only after the migration"
+    if first.exit_code == second.exit_code == 0:
+        lines = zip(first.output.splitlines(), second.output.splitlines(), strict=False)
+        for number, (one, other) in enumerate(lines, 1):
+            if one != other:
+                yield f"the output differs from line {number} on: {one!r} before, {other!r} after"
+                return
+
+
+def _ending(run_: Run) -> Ending:
+    devices = [
+        array.devices
+        for site in run_.record.called
+        for call in site.calls
+        for array in call.returned
+        if array.devices
+    ]
+    return Ending(
+        exit_code=run_.exit_code,
+        functions=len(run_.record.called),
+        calls=sum(site.count for site in run_.record.called),
+        devices=min(devices, default=0),
+        output=tail(run_.output),
+    )
+
+
+def _shown(site: SiteComparison) -> SiteComparison:
+    return dataclasses.replace(site, file=_relative(site.file))
+
+
+def _place(site: SiteRecord) -> str:
+    return f"{_relative(site.file)}:{site.line} {site.function}"
+
+
+def _relative(file: str) -> str:
+    """As people would write it: below the current folder without that."""
+    here = os.path.realpath(os.curdir) + os.sep
+    return file.removeprefix(here)
+
+
+# --- the same function in both runs
+
+_Key = Callable[[SiteRecord], Hashable]
+
+# What two must share, the surest first. At the end, only the file: a lambda that got a name.
+_NAMED: tuple[_Key, ...] = (
+    lambda site: (site.process, site.file, site.function, site.within),
+    lambda site: (site.process, site.file, site.function),
+)
+_IN_ONE_FILE: _Key = lambda site: (site.process, site.file)
+
+
+def pairs(
+    before: RunRecord, after: RunRecord
+) -> tuple[list[tuple[SiteRecord, SiteRecord | None]], list[SiteRecord]]:
+    """Pairs what is the same function; of those that look alike, the order of making decides.
+
+    A jit without anything mapped inside stands for a mapped function only where nothing better is
+    left; it must have the same name.
+
+    Returns:
+      Each site that was called before with its partner, if it has one; and the mapped functions
+      that were called after, and are nobody's partner.
+    """
+    partners: dict[int, SiteRecord] = {}
+    # First those that were called; then, where one of two is idle in one run, all that there are.
+    for ones, others, keys in (
+        (before.called, after.called, _NAMED),
+        ((*before.called, *before.idle), after.sites, _NAMED),
+        (before.called, after.called, (_IN_ONE_FILE,)),
+    ):
+        for key in keys:
+            taken = {id(site) for site in partners.values()}
+            ones_left = [site for site in ones if id(site) not in partners]
+            others_left = [site for site in others if id(site) not in taken and _is_top(site)]
+            _pair(_in_order(before, ones_left), others_left, key, partners)
+    taken = {id(site) for site in partners.values()}
+    new = [site for site in after.called if id(site) not in taken]
+    return [(site, partners.get(id(site))) for site in before.called], new
+
+
+def _is_top(site: SiteRecord) -> bool:
+    """Whether it is not only a part of what another site made."""
+    return site.count > 0 or not site.inside
+
+
+def _pair(
+    ones: Iterable[SiteRecord],
+    others: Iterable[SiteRecord],
+    key: _Key,
+    partners: dict[int, SiteRecord],
+) -> None:
+    """Pairs groups of one size; of others, who is who would be a guess."""
+    groups = _groups(others, key)
+    for shared, group in _groups(ones, key).items():
+        partner_group = groups.get(shared, [])
+        if len(partner_group) == len(group):
+            partners.update(
+                (id(site), partner) for site, partner in zip(group, partner_group, strict=True)
+            )
+
+
+def _groups(sites: Iterable[SiteRecord], key: _Key) -> dict[Hashable, list[SiteRecord]]:
+    groups: dict[Hashable, list[SiteRecord]] = {}
+    for site in sites:
+        groups.setdefault(key(site), []).append(site)
+    return groups
+
+
+def _in_order(record: RunRecord, sites: Iterable[SiteRecord]) -> list[SiteRecord]:
+    wanted = {id(site) for site in sites}
+    return [site for site in record.sites if id(site) in wanted]
+
+
+# --- their calls, array by array
 
 
 def compare(before: SiteRecord, after: SiteRecord | None, tolerance: float) -> SiteComparison:
@@ -45,8 +271,8 @@ def compare(before: SiteRecord, after: SiteRecord | None, tolerance: float) -> S
         absolute=found.absolute,
         relative=found.relative,
         how=tuple(sorted(found.how)),
-        problems=_first(found.problems.values()),
-        notes=_first(found.notes),
+        problems=first_few(found.problems.values()),
+        notes=first_few(found.notes),
         signatures=tuple(found.signatures.values()),
         unproved=found.unproved,
     )
@@ -275,13 +501,6 @@ def _partners(before: Sequence[Array], after: Sequence[Array]) -> list[tuple[Arr
 def _fewest_devices(site: SiteRecord) -> int:
     results = [array.devices for call in site.calls for array in call.returned]
     return min(results, default=0)
-
-
-def _first(texts: Iterable[str]) -> tuple[str, ...]:
-    """Without repetition, and not too many."""
-    different = list(dict.fromkeys(texts))
-    more = len(different) - _SHOWN
-    return tuple(different[:_SHOWN]) + ((f"and {more} more",) if more > 0 else ())
 
 
 def _shape(shape: Sequence[int]) -> str:

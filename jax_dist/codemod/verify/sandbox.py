@@ -1,4 +1,4 @@
-"""Where programs are tried: a view of the project whose changes are nobody else's.
+"""Runs the user's program in a view of the project whose changes are nobody else's.
 
 On Linux, an overlay: all paths stay, and what the program writes lies elsewhere. Where the system
 does not allow it, a copy, which the program's paths lead into as far as we can see them.
@@ -17,17 +17,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from jax_dist._usage import MisuseError
-from jax_dist.codemod.verify import overlay
+from jax_dist.codemod.verify import evidence, overlay, program_text
+from jax_dist.codemod.verify.evidence import Evidence, Run, RunRecord
+from jax_dist.launch.ranks import run_to_end
 
 Way: TypeAlias = Literal["overlay", "copy"]
 
-ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")  # signals by which people end a program
+_ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")  # signals by which people end a program
 
+_RECORDING = Path(__file__).with_name("recording")
 _PREFIX, _LOCK = "jax_dist_verify_", "lock"
 _MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _LEFT_OUT = ("__pycache__", ".git", ".hg")
@@ -35,7 +39,166 @@ _SPECIAL = frozenset(",:\\\n")  # of the mount's options
 _PLACES = ("/var/tmp", "/dev/shm")  # where nothing of the user's is, beside the usual one
 
 
-class Sandbox:
+@dataclass
+class Workspace:
+    """Where runs of one command take place, one after another.
+
+    Args:
+      command: the program and its arguments.
+      folder: an empty one outside of the project.
+      roots: the folders of the project.
+      way: how it is kept apart.
+      devices: how many CPU devices to simulate.
+      timeout: the seconds after which a run is stopped; None for never.
+    """
+
+    command: Sequence[str]
+    folder: Path
+    roots: Sequence[Path]
+    way: Way
+    devices: int
+    timeout: float | None
+    _runs: int = field(default=0, init=False)
+
+    def recorded(self, changes: Mapping[Path, bytes], files: Iterable[Path]) -> Run:
+        """Runs the command to its end, with its mapped functions recorded.
+
+        Args:
+          changes: what files of the project hold for this run alone.
+          files: that are being migrated, whose jitted functions are recorded too.
+
+        Raises:
+          OSError: the command cannot be started.
+        """
+        hooked = {path: program_text.with_helper_recorded(data) for path, data in changes.items()}
+        folder, box = self._next(), self._sandbox(hooked)
+        inside = [box.inside(str(Path(file).resolve())) for file in files]
+        code, output = self._to_the_end(box, folder, {"files": inside})
+        found = evidence.read_spots(folder / "records")
+        return Run(code, output, _outside(evidence.read_calls(folder / "records"), box), found)
+
+    def merged(self, changes: Mapping[Path, bytes]) -> tuple[dict[int, Evidence], int | None, str]:
+        """Runs a merged program: what happened at its places, the exit code and the output.
+
+        Args:
+          changes: what files of the project hold for this run alone.
+
+        Raises:
+          OSError: the command cannot be started.
+        """
+        folder, box = self._next(), self._sandbox(changes)
+        code, output = self._to_the_end(box, folder, {"merged": True})
+        return evidence.read_spots(folder / "records"), code, output
+
+    def _next(self) -> Path:
+        self._runs += 1
+        folder = self.folder / f"run-{self._runs}"
+        folder.mkdir()
+        return folder
+
+    def _sandbox(self, changes: Mapping[Path, bytes]) -> "_Sandbox":
+        folder = self.folder / f"sandbox-{self._runs}"
+        folder.mkdir()
+        box = _Sandbox(folder, self.roots, self.way)
+        for path, data in changes.items():
+            box.put(path, data)
+        return box
+
+    def _to_the_end(
+        self, box: "_Sandbox", folder: Path, wanted: Mapping[str, Any]
+    ) -> tuple[int | None, str]:
+        (folder / "records").mkdir()
+        (folder / "path").mkdir()
+        shutil.copy(_RECORDING / "bootstrap.py", folder / "path" / "sitecustomize.py")
+        path = [str(folder / "path"), *box.search_path(os.environ.get("PYTHONPATH", ""))]
+        environment = _environment(self.devices) | {
+            "PYTHONPATH": os.pathsep.join(path),
+            "JAX_DIST_RECORD": json.dumps(
+                {"package": str(_RECORDING), "folder": str(folder / "records"), **wanted}
+            ),
+        }
+        output = folder / "output"
+        code = run_to_end(box.command(self.command), environment, output, self.timeout)
+        text = output.read_text(errors="replace")
+        return code, text
+
+
+@contextlib.contextmanager
+def stage(
+    command: Sequence[str], files: Iterable[Path], *, devices: int, timeout: float | None
+) -> Iterator[Workspace]:
+    """Keeps a project apart for some runs; nothing that they do reaches it.
+
+    Whatever ends the block, an error, Ctrl-C or a signal, the runs end too, and so they do where
+    this process is killed.
+
+    Args:
+      command: the program and its arguments.
+      files: that are being migrated.
+      devices: how many CPU devices to simulate.
+      timeout: the seconds after which a run is stopped; None for never.
+
+    Raises:
+      MisuseError: there is no room for it.
+      OSError: the command cannot be started.
+    """
+    _check_command(command)
+    folders = roots(files)
+    with _ended_in_order(), working_folder(_base(folders)) as folder:
+        how = way(folder, folders)
+        yield Workspace(tuple(command), folder, folders, how, devices, timeout)
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Signals raise, as Ctrl-C does, so that what runs is ended."""
+    if threading.current_thread() is not threading.main_thread():  # only that one gets signals
+        yield
+        return
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    others = [name for name in _ENDING if name != "SIGINT"]  # which raises by itself
+    numbers = [getattr(signal, name) for name in others if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    changed = {k: old for k, old in before.items() if old not in (signal.SIG_IGN, None)}
+    try:
+        for number in changed:
+            signal.signal(number, leave)
+        yield
+    finally:
+        for number, old in changed.items():
+            signal.signal(number, old)
+
+
+def _outside(record: RunRecord, box: "_Sandbox") -> RunRecord:
+    """The same, with the paths that users know."""
+    sites = tuple(replace(site, file=box.outside(site.file)) for site in record.sites)
+    return replace(record, sites=sites)
+
+
+def _environment(devices: int) -> dict[str, Any]:
+    """This process's, with simulated devices, and with one order of sets for all runs."""
+    inherited = {key: value for key, value in os.environ.items() if key != "JAX_NUM_CPU_DEVICES"}
+    flags = [
+        flag
+        for flag in inherited.pop("XLA_FLAGS", "").split()
+        if not flag.startswith("--xla_force_host_platform_device_count")
+    ]
+    flags.append(f"--xla_force_host_platform_device_count={devices}")
+    return {
+        "PYTHONHASHSEED": "0",
+        # The threads of XLA's CPU client. By default as many as cores, where simulated devices that
+        # wait in collectives may take them all: XLA then ends the process after 40 seconds.
+        "NPROC": str(4 * devices),
+        **inherited,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": " ".join(flags),
+    }
+
+
+class _Sandbox:
     """The project as one run sees it.
 
     Args:
@@ -121,7 +284,7 @@ class Sandbox:
         raise ValueError(f"{path} is not of this project")
 
 
-def check_command(command: Sequence[str]) -> None:
+def _check_command(command: Sequence[str]) -> None:
     """Raises a FileNotFoundError where the command is not there."""
     if shutil.which(command[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
@@ -153,7 +316,7 @@ def _project(folder: Path) -> Path:
     return folder
 
 
-def base(folders: Sequence[Path]) -> str:
+def _base(folders: Sequence[Path]) -> str:
     """A folder for temporary files outside of these.
 
     Raises:
@@ -180,7 +343,7 @@ def way(folder: Path, folders: Sequence[Path]) -> Way:
     if any(_SPECIAL & set(f"{each}{folder}") for each in folders) or _has_mounts(folders):
         return "copy"
     (folder / "trial").mkdir()
-    trial = Sandbox(folder / "trial", folders, "overlay")
+    trial = _Sandbox(folder / "trial", folders, "overlay")
     ran = subprocess.run(trial.command(["true"]), capture_output=True, check=False)
     _discard(folder / "trial")
     return "copy" if ran.returncode else "overlay"
@@ -194,7 +357,7 @@ def _has_mounts(folders: Sequence[Path]) -> bool:
 
 
 @contextlib.contextmanager
-def folder(place: str) -> Iterator[Path]:
+def working_folder(place: str) -> Iterator[Path]:
     """An empty folder for runs, which goes with them; so does what killed ones have left.
 
     Args:
@@ -220,7 +383,7 @@ def _undisturbed() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only that one gets signals
         yield
         return
-    numbers = [getattr(signal, name) for name in ENDING if hasattr(signal, name)]
+    numbers = [getattr(signal, name) for name in _ENDING if hasattr(signal, name)]
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         yield
