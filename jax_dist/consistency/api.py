@@ -14,7 +14,7 @@ from jax_dist.consistency import faults, runs
 from jax_dist.consistency.evaluation import Graph, graph_of
 from jax_dist.consistency.faults import Explanation, FaultOrigin, Search
 from jax_dist.consistency.relations import Verdict, are_alike, verdict
-from jax_dist.consistency.runs import CheckedProgram, Global, PerDevice, Reference
+from jax_dist.consistency.runs import CheckedProgram, Global, PerDevice, Reference, Several
 from jax_dist.errors import ConsistencyError, UnsupportedError, message
 from jax_dist.mapping import axes
 from jax_dist.mapping.axes import Axis, AxisPrefix
@@ -217,23 +217,20 @@ def _nothing_left(name: str, skipped: dict[int, str]) -> ConsistencyError:
 def _compared(
     program: CheckedProgram, leaves: Sequence[Any], reference: Reference, out_axes: AxisPrefix
 ) -> _Compared:
-    graph, devices = graph_of(program.jaxpr), program.devices
     if program.tree != reference.program.tree:
         raise _other_tree(program, reference)
-    paired = runs.pairs_of(graph, reference.graph)
-    draws = runs.draws_for(reference, graph, devices, paired)
-    run = runs.Several(program, leaves, graph, draws)
+    run = Several(program, leaves, reference)
     values = run.values()
     names = _names(program.tree)
     along = _out_axes(out_axes, program.tree)
     verdicts = [
-        verdict(name, value, expected, axis, is_key=_is_key(aval))
+        verdict(name, value, expected, axis, is_key=runs.is_key(aval))
         for name, value, expected, axis, aval in zip(
             names, values.results, reference.results, along, program.jaxpr.out_avals, strict=True
         )
     ]
     drifting = []
-    if draws and program.mapped:
+    if run.draws and program.mapped:
         raw = run.values(given=False).results
         drifting = [
             each.name
@@ -242,7 +239,7 @@ def _compared(
             and are_alike(given[:, None], each.tolerance).all()
             and not are_alike(own[:, None], each.tolerance).all()
         ]  # fmt: skip
-    return _Compared(program, graph, verdicts, drifting)
+    return _Compared(program, run.graph, verdicts, drifting)
 
 
 def _findings(
@@ -253,15 +250,13 @@ def _findings(
     if not wrong:
         return ()
     several = min(wrong, key=lambda each: abs(each.program.devices - 4))
-    if max(map(runs.amount, (several.graph, graph_of(one.jaxpr)))) > runs.MOST:
+    if any(map(runs.is_too_large, (several.graph, graph_of(one.jaxpr)))):
         what = "the values of the equations are too many to be compared; give smaller arguments"
         return (Explanation("", what, "", "", "", ""),)
     reference = runs.on_one(one, leaves, everything=True)
     graph, devices = several.graph, several.program.devices
-    paired = runs.pairs_of(graph, reference.graph)
-    draws = runs.draws_for(reference, graph, devices, paired)
-    run = runs.Several(several.program, leaves, graph, draws, everything=True)
-    search = Search(graph, run.values(), reference, paired)
+    run = Several(several.program, leaves, reference, everything=True)
+    search = Search(run, run.values(), reference)
     origins = [
         (each.name, origin)
         for each, ways in zip(several.verdicts, graph.results, strict=True)
@@ -272,7 +267,7 @@ def _findings(
         for name, origin in _first_ones(origins, search)
     ]
     if several.drifting:
-        search = Search(graph, run.values(given=False), reference, paired)
+        search = Search(run, run.values(given=False), reference)
         for each, ways in zip(several.verdicts, graph.results, strict=True):
             draw = search.first_own_draw(ways) if each.name in several.drifting else None
             if draw is not None:
@@ -350,10 +345,6 @@ def _other_tree(program: CheckedProgram, reference: Reference) -> ConsistencyErr
             do="Return the same structure on any number of devices.",
         )
     )
-
-
-def _is_key(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
 def _name_of(fun: Any) -> str:

@@ -12,17 +12,17 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-Kind: TypeAlias = Literal["same", "rows", "parts", "own", "lost"]
-Part: TypeAlias = Literal["sum", "mean", "max", "min"]
+_Kind: TypeAlias = Literal["same", "rows", "parts", "own", "lost"]
+_Part: TypeAlias = Literal["sum", "mean", "max", "min"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Relation:
     """Of one value, in every round of the loops around it."""
 
-    kind: Kind
+    kind: _Kind
     good: np.ndarray  # by round
-    part: Part | None = None  # by which the parts make the value
+    part: _Part | None = None  # by which the parts make the value
     factor: float = 1.0  # all devices have this many times the value (lost), or each row has
     alike: bool = True  # whether all devices have the same
     before: "Relation | None" = None  # of a value that is lost in a later round of a loop
@@ -91,7 +91,7 @@ def rows_along(shape: tuple[int, ...], whole: tuple[int, ...], devices: int) -> 
     return cut[0]
 
 
-def put_together(values: np.ndarray, along: int) -> np.ndarray:
+def _put_together(values: np.ndarray, along: int) -> np.ndarray:
     """`[devices, *shape]` -> one array, the devices' shares one after the other."""
     return np.concatenate(list(values), axis=along)
 
@@ -126,7 +126,7 @@ def _rows(values: np.ndarray, expected: Expected, alike: np.ndarray, factor: int
     if factor != 1 and not expected.unit:
         return none
     scaled = whole * factor if factor != 1 else whole
-    good = _rounds_equal(put_together(values, along + 1), scaled, expected.tolerance * factor)
+    good = _rounds_equal(_put_together(values, along + 1), scaled, expected.tolerance * factor)
     return Relation("rows", good, factor=float(factor), alike=bool(alike.all()))
 
 
@@ -139,14 +139,14 @@ def _sums(values: np.ndarray, expected: Expected, alike: np.ndarray) -> Iterator
         added = values.astype(_wide(values)).sum(0)
     sizes = np.abs(np.nan_to_num(values.astype(_wide(values)), posinf=0.0, neginf=0.0)).sum(0)
     slack = expected.tolerance + 4 * expected.unit * float(sizes.max(initial=0.0))
-    factors: tuple[tuple[Part, int], ...] = (("sum", 1), ("mean", devices))
+    factors: tuple[tuple[_Part, int], ...] = (("sum", 1), ("mean", devices))
     for part, factor in factors if expected.unit else factors[:1]:
         good = _rounds_equal(added / factor, whole, slack / factor + expected.tolerance)
         yield Relation("parts", good & ~alike, part, alike=False)
 
 
 def _extremes(values: np.ndarray, expected: Expected, alike: np.ndarray) -> Iterator[Relation]:
-    merged: tuple[tuple[Part, np.ndarray], ...] = (("max", values.max(0)), ("min", values.min(0)))
+    merged: tuple[tuple[_Part, np.ndarray], ...] = (("max", values.max(0)), ("min", values.min(0)))
     for part, value in merged:
         good = _rounds_equal(value, expected.value, expected.tolerance)
         yield Relation("parts", good & ~alike, part, alike=False)
@@ -217,7 +217,7 @@ def verdict(
         merged, whole = values, np.broadcast_to(whole, (devices, *whole.shape))
         same = values.shape == whole.shape and relation.kind == "same"
     else:
-        merged = put_together(values, along)
+        merged = _put_together(values, along)
         same = merged.shape == whole.shape
     apart, average = _distances(merged, whole)
     same = same and apart <= expected.tolerance and average <= expected.average
@@ -237,7 +237,7 @@ def _words(values: np.ndarray, whole: np.ndarray, along: int | None, relation: R
     devices, shape = len(values), values.shape[1:]
     if along is None and shape != whole.shape:
         return f"shape {list(shape)} on each device, {list(whole.shape)} on one"
-    if along is not None and (shares := put_together(values, along).shape) != whole.shape:
+    if along is not None and (shares := _put_together(values, along).shape) != whole.shape:
         return f"shape {list(shares)}, {list(whole.shape)} on one device"
     if along is None and relation.part is not None:
         return f"each device has its own; their {relation.part} is right"

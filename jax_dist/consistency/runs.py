@@ -221,7 +221,7 @@ _SEEDS = (1, 2, 3)  # runs with every result moved by rounding
 _SAFETY = 8.0  # how much farther than in these runs a value may lie
 _ULPS = 4.0  # and besides, of its largest element
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-MOST = 20_000_000  # numbers that are kept at once
+_MOST = 20_000_000  # numbers that are kept at once
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ def on_one(program: CheckedProgram, args: Sequence[Any], *, everything: bool = F
     wanted = _wanted(graph, everything=everything)
 
     def trial(leaves: Sequence[Any], noise: evaluation.Noise) -> Any:
-        moved = [evaluation.moved_input(leaf, noise) for leaf in leaves]
+        moved = [evaluation.moved(leaf, leaf, noise) for leaf in leaves]
         return evaluate(program.jaxpr, moved, wanted=wanted, noise=noise)
 
     run = _jit(trial)
@@ -275,15 +275,18 @@ class Several:
         self,
         program: CheckedProgram,
         args: Sequence[Any],
-        graph: Graph,
-        draws: Draws,
+        reference: Reference,
         *,
         everything: bool = False,
     ) -> None:
         """Prepares it; see `on_one`."""
-        self._program, self._draws = program, dict(draws)
-        self._leaves = [jnp.asarray(leaf) for leaf in args]
-        wanted = _wanted(graph, everything=everything)
+        self.graph: Graph = graph_of(program.jaxpr)
+        self.pairs: dict[Path, Path] = _pairs_of(self.graph, reference.graph)
+        self.draws: dict[Path, list[Any]] = _draws_for(
+            reference, self.graph, program.devices, self.pairs
+        )
+        self._program, self._leaves = program, [jnp.asarray(leaf) for leaf in args]
+        wanted = _wanted(self.graph, everything=everything)
 
         def run(leaves: Sequence[Any], draws: Draws, given: Any) -> Any:
             return evaluate(program.jaxpr, leaves, wanted=wanted, draws=draws, given=given)
@@ -296,7 +299,7 @@ class Several:
         Args:
           given: whether devices with a key of their own get what one device draws.
         """
-        results, records = self._run(self._leaves, self._draws, jnp.bool_(given))
+        results, records = self._run(self._leaves, self.draws, jnp.bool_(given))
         if not self._program.mapped:
             results = [each[None] for each in results]
         return Values(jax.tree.map(_host, results), jax.tree.map(_host, records))
@@ -307,7 +310,7 @@ def _jit(run: Callable) -> Callable:
     return jax.jit(run, compiler_options=_QUICK if jax.default_backend() == "cpu" else None)
 
 
-def draws_for(
+def _draws_for(
     reference: Reference, graph: Graph, devices: int, pairs: Mapping[Path, Path]
 ) -> dict[Path, list[Any]]:
     """What each device draws if its key is its own: its rows of what one device draws.
@@ -330,17 +333,17 @@ def draws_for(
         ]
         if all(share is not None for share in shares):
             draws[path] = [
-                share.astype(_plain(each.dtype))
+                share.astype(np.uint32 if is_key(each) else each.dtype)
                 for share, each in zip(shares, _types(node), strict=True)
                 if share is not None
             ]
     return draws
 
 
-def amount(graph: Graph) -> int:
-    """How many numbers the equations of a program have as results."""
+def is_too_large(graph: Graph) -> bool:
+    """Whether the results of all equations together are too many numbers to be kept."""
     types = [each for node in graph.nodes.values() for each in _types(node)]
-    return sum(int(np.prod(each.shape)) for each in types if hasattr(each, "shape"))
+    return sum(int(np.prod(each.shape)) for each in types if hasattr(each, "shape")) > _MOST
 
 
 def _types(node: Node) -> list[Any]:
@@ -389,18 +392,19 @@ def _expected(exact: Any, *moved: Any) -> Expected:
 
 def _host(array: Any) -> np.ndarray:
     """In NumPy, which does not know keys, nor the small floats."""
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if is_key(array):
         array = jax.random.key_data(array)
     host = np.asarray(array)
     small = jnp.issubdtype(array.dtype, jnp.floating) and host.dtype.kind != "f"
     return host.astype(np.float32) if small or host.dtype == np.float16 else host
 
 
-def _plain(dtype: Any) -> Any:
-    return np.uint32 if jnp.issubdtype(dtype, jax.dtypes.prng_key) else dtype
+def is_key(array: Any) -> bool:
+    """Whether an array, or its type, is one of random keys."""
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
-def pairs_of(several: Graph, one: Graph) -> dict[Path, Path]:
+def _pairs_of(several: Graph, one: Graph) -> dict[Path, Path]:
     """By equation of the first, that of the second; what only one of them has is left out.
 
     Both come from the same code, so they are nearly always the same list. Where a loop of Python
