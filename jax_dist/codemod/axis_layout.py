@@ -16,7 +16,7 @@ from jax_dist.checker.model.flow import Flow, Origin
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
-from jax_dist.codemod import device_counts, escapes, facts, uniformity, use_sites
+from jax_dist.codemod import device_counts, escapes, shard_map, uniformity, use_sites
 from jax_dist.codemod.results import Left
 from jax_dist.codemod.uniformity import Same
 from jax_dist.codemod.use_sites import Collected, Escaped, First, GivenTo, Kept, Shown
@@ -278,7 +278,7 @@ class Layouts:
         """What mapped calls map over: `(node, path)` of origins, and parameters."""
         found: set[Any] = set()
         for call, site in self._flow.mapped_calls.items():
-            is_shared = facts.shared_positions(site)
+            is_shared = shard_map.shared_positions(site)
             for position, argument in enumerate(call.args):
                 if is_shared is not None and not is_shared(position):
                     found |= escapes.given_parameters(self._module, argument)
@@ -376,7 +376,7 @@ class Layouts:
         """A split copies its batch; without it, the batch itself would be donated."""
         given = site.arguments.get("donate_argnums")
         try:
-            donated = facts.integers(given, "donate_argnums")
+            donated = shard_map.integers(given, "donate_argnums")
         except Left as left:
             self.keep_site(site, left.reason)
             return

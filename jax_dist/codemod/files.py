@@ -15,19 +15,19 @@ from jax_dist.checker.model.sources import ParseError, Source
 from jax_dist.checker.rules import Version
 from jax_dist.codemod import (
     codegen,
-    direct,
     global_state,
     helper_module,
     idiomatic,
     imports,
     pmap_renames,
     results,
+    shard_map,
 )
 from jax_dist.codemod.codegen import Texts
 from jax_dist.codemod.context import ProjectContext
-from jax_dist.codemod.facts import PmapFacts, Promises
 from jax_dist.codemod.names import HelperNames, LibraryNames, Namer
 from jax_dist.codemod.results import FileMigration, Helpers, Left, PlaceResult, PlannedPlace
+from jax_dist.codemod.shard_map import PmapFacts, Promises
 
 Target: TypeAlias = Literal["jax_dist", "jax", "global"]
 
@@ -274,7 +274,7 @@ class _File:
             return None, ""
         new = Texts(module, site.node, self._style, self._namer)
         try:
-            return direct.written(module, site, direct.plan(module, site, new), new), ""
+            return shard_map.written(module, site, shard_map.plan(module, site, new), new), ""
         except Left:
             return None, ""
 

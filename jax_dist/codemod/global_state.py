@@ -29,10 +29,10 @@ from jax_dist.codemod.axis_layout import (
     SlotSource,
 )
 from jax_dist.codemod.codegen import Style, Texts
-from jax_dist.codemod.facts import PmapFacts, is_default
 from jax_dist.codemod.idiomatic import FreedPlace
 from jax_dist.codemod.names import Namer
 from jax_dist.codemod.results import Left
+from jax_dist.codemod.shard_map import PmapFacts, is_default
 from jax_dist.codemod.uniformity import Same
 
 _BY_HAND = "Call jax_dist.global_view by hand: the page on sharded parameters shows how."

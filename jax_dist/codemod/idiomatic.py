@@ -14,7 +14,7 @@ from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
-from jax_dist.codemod import codegen, direct, pmap_renames
+from jax_dist.codemod import codegen, pmap_renames, shard_map
 from jax_dist.codemod.axis_layout import (
     Argument,
     AxisLayout,
@@ -24,10 +24,9 @@ from jax_dist.codemod.axis_layout import (
     SlotSource,
 )
 from jax_dist.codemod.codegen import Style, Texts
-from jax_dist.codemod.direct import DirectPlan
-from jax_dist.codemod.facts import PmapFacts
 from jax_dist.codemod.names import Namer
 from jax_dist.codemod.results import Left
+from jax_dist.codemod.shard_map import DirectPlan, PmapFacts
 from jax_dist.codemod.use_sites import First
 
 # What these give is no view of the array.
@@ -233,11 +232,11 @@ class _Writer:
         layouts = [self._layouts.component(slot).layout for slot in slots]
         named = self._layouts.has_named_arguments(site)
         texts = self._texts(site.node)
-        plan = self._freed(direct.plan(self._module, site, texts), arguments, site, texts)
+        plan = self._freed(shard_map.plan(self._module, site, texts), arguments, site, texts)
         said = _said(self._layouts, site, arguments)
         if AxisLayout.STACKED not in layouts and not named and not self._facts.unfit_place(site):
             return FreedPlace(
-                site.reference, direct.written(self._module, site, plan, texts, group), said
+                site.reference, shard_map.written(self._module, site, plan, texts, group), said
             )
         split = [
             slot for slot, layout in zip(slots, layouts, strict=True) if layout is AxisLayout.SPLIT
@@ -254,7 +253,7 @@ class _Writer:
         """`mapped` in the place of pmap, with None for what has lost its axis."""
         fix = pmap_renames.fix(self._module, site, self._namer)
         texts = self._texts(site.node)
-        edits = fix and direct.with_axes(self._module, site, plan, texts, fix.edits)
+        edits = fix and shard_map.with_axes(self._module, site, plan, texts, fix.edits)
         if fix is None or edits is None:
             raise Left("pmap has no brackets for in_axes there")
         new = Fix(fix.title, Safety.UNSAFE, edits, fix.imports, group)

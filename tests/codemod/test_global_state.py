@@ -19,10 +19,10 @@ from jax_dist.checker.model import sources
 from jax_dist.checker.model.project import Project
 from jax_dist.codemod import files, migration
 from jax_dist.codemod.context import ProjectContext
-from jax_dist.codemod.facts import Promises
 from jax_dist.codemod.files import MigrationOptions
 from jax_dist.codemod.helper_module import Homes
 from jax_dist.codemod.results import FileMigration
+from jax_dist.codemod.shard_map import Promises
 from jax_dist.global_views.view import GlobalView
 
 _OPTIONS = MigrationOptions(to="global")
