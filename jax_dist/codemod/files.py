@@ -23,9 +23,8 @@ from jax_dist.codemod import (
     results,
     shard_map,
 )
-from jax_dist.codemod.codegen import Texts
+from jax_dist.codemod.codegen import HelperNames, LibraryNames, Namer, Texts
 from jax_dist.codemod.context import ProjectContext
-from jax_dist.codemod.names import HelperNames, LibraryNames, Namer
 from jax_dist.codemod.results import FileMigration, Helpers, Left, PlaceResult, PlannedPlace
 from jax_dist.codemod.shard_map import PmapFacts, Promises
 

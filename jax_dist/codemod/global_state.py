@@ -28,9 +28,8 @@ from jax_dist.codemod.axis_layout import (
     Result,
     SlotSource,
 )
-from jax_dist.codemod.codegen import Style, Texts
+from jax_dist.codemod.codegen import Namer, Style, Texts
 from jax_dist.codemod.idiomatic import FreedPlace
-from jax_dist.codemod.names import Namer
 from jax_dist.codemod.results import Left
 from jax_dist.codemod.shard_map import PmapFacts, is_default
 from jax_dist.codemod.uniformity import Same

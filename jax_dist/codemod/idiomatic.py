@@ -23,8 +23,7 @@ from jax_dist.codemod.axis_layout import (
     Slot,
     SlotSource,
 )
-from jax_dist.codemod.codegen import Style, Texts
-from jax_dist.codemod.names import Namer
+from jax_dist.codemod.codegen import Namer, Style, Texts
 from jax_dist.codemod.results import Left
 from jax_dist.codemod.shard_map import DirectPlan, PmapFacts
 from jax_dist.codemod.use_sites import First

@@ -18,8 +18,8 @@ from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Version
-from jax_dist.codemod import results
-from jax_dist.codemod.names import LibraryNames, Namer
+from jax_dist.codemod import codegen, results
+from jax_dist.codemod.codegen import LibraryNames, Namer
 from jax_dist.codemod.results import Left, PlaceResult, PlannedPlace, Status
 
 _RENAMES: tuple[Code, ...] = (
@@ -78,8 +78,7 @@ def _renamed(old: str, new: str) -> str:
     first, *more = [line.partition("#") for line in old.split("\n")]
     kept = [f"{new}  #{first[2]}" if first[1] else new]
     for code, mark, comment in more:
-        indent = code[: len(code) - len(code.lstrip())]
-        kept.append(f"{indent}{mark}{comment}")
+        kept.append(f"{codegen.indentation(code)}{mark}{comment}")
     return "\n".join(kept)
 
 
@@ -234,8 +233,7 @@ def _fix_of_import(
     elif module.parent(statement) is module.tree:
         edits, imports = tuple(_taken_out(module, statement, alias)), (new,)
     else:
-        line = module.source.line_text(start)
-        indent = line[: len(line) - len(line.lstrip())]
+        indent = codegen.indentation(module.source.line_text(start))
         edits = (*_taken_out(module, statement, alias), Edit(end, end, f"\n{indent}{new}"))
     return Fix(f"import pmap from {source}", Safety.SAFE, (*edits, *more), imports)
 

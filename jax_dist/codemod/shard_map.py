@@ -17,7 +17,7 @@ from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.checker.model.stacking import Kind
-from jax_dist.codemod import device_counts, names, use_sites
+from jax_dist.codemod import codegen, device_counts, use_sites
 from jax_dist.codemod.codegen import CallText, Texts, Value
 from jax_dist.codemod.context import ProjectContext
 from jax_dist.codemod.results import Left
@@ -67,7 +67,7 @@ class PmapFacts:
         if sign is not None:
             return f"the program may run in several processes: {sign}"
         try:
-            if names.import_within(self._module, site.reference) is not None:
+            if codegen.import_within(self._module, site.reference) is not None:
                 return "jax is imported inside of a function or block"
         except Left as left:
             return left.reason
@@ -239,7 +239,7 @@ def plan(module: Module, site: Site, texts: Texts) -> DirectPlan:
         raise Left("pmap is not applied there")
     if isinstance(site.fun, ast.AsyncFunctionDef):
         raise Left("pmap maps no async function")
-    if names.import_within(module, site.reference) is not None:
+    if codegen.import_within(module, site.reference) is not None:
         raise Left("jax is imported inside of a function or block")
     if site.unknown:
         raise Left(f"the arguments of pmap come from {site.unknown}")
@@ -369,8 +369,7 @@ def with_axes(
         row = module.source.line_text(end)
         given = [f"{name}={text}" for name, text in _axes(plan)]
         is_long = len(row) + sum(len(each) + 2 for each in given) > texts.style.width
-        indent = before[: len(before) - len(before.lstrip())]
-        gap = f",\n{indent}" if is_long or not before.strip() else ", "
+        gap = f",\n{codegen.indentation(before)}" if is_long or not before.strip() else ", "
         new = "".join(f"{gap}{each}" for each in given)
         return tuple(sorted((*edits, Edit(end, end, new))))
     low, high = module.span(call)
