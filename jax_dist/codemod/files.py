@@ -24,8 +24,14 @@ from jax_dist.codemod import (
     shard_map,
 )
 from jax_dist.codemod.codegen import HelperNames, LibraryNames, Namer, Texts
-from jax_dist.codemod.context import ProjectContext
-from jax_dist.codemod.results import FileMigration, Helpers, Left, PlaceResult, PlannedPlace
+from jax_dist.codemod.results import (
+    FileMigration,
+    Helpers,
+    Left,
+    PlaceResult,
+    PlannedPlace,
+    ProjectContext,
+)
 from jax_dist.codemod.shard_map import PmapFacts, Promises
 
 Target: TypeAlias = Literal["jax_dist", "jax", "global"]
@@ -262,7 +268,7 @@ class _File:
             raise Left(
                 "the package knows functions of jax.pmap by their type, and the new one is another",
                 "Let it know the new function too.",
-                self._context.question_of_type or "",
+                self._context.question_of_type,
             )
 
     def _direct(

@@ -2,6 +2,7 @@
 
 import collections
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
@@ -11,9 +12,8 @@ from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import edits, sources
 from jax_dist.checker.model.sources import UnreadableError
 from jax_dist.codemod import files, helper_module, pmap_renames
-from jax_dist.codemod.context import ProjectContext
 from jax_dist.codemod.files import MigrationOptions
-from jax_dist.codemod.results import FileMigration, Left
+from jax_dist.codemod.results import FileMigration, Left, ProjectContext
 
 Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
 
@@ -143,6 +143,11 @@ def _module(path: str, names: frozenset[str], unit: str) -> FileMigration:
     return FileMigration(shown, before, before)
 
 
+_REPLICATE = re.compile(
+    rb"\bjax_utils\.replicate\b|\bfrom flax\.jax_utils import[^\n]*\breplicate\b"
+)
+_FAKE = re.compile(rb"\bfake_pmap|(?:patch|setattr|object)\([^)]*[\"']jax\.pmap[\"']|jax\.pmap = ")
+
 _PMAP = _codes.PMAP_CALL
 _NEEDS = (0, 8)
 _BUILD_FILES = ("BUILD", "BUILD.bazel")
@@ -161,27 +166,27 @@ def cautions_of(
     places = [outcome for file in files for outcome in file.outcomes if outcome.status == "done"]
     if options.to == "global" or not any(outcome.code == _PMAP for outcome in places):
         return
-    replicate = context.replicate_of_flax()
-    if replicate is not None:
+    replicate = context.first(_REPLICATE)
+    if replicate:
         yield (
             f"{replicate} uses flax.jax_utils.replicate, which stays: with jax 0.10 and newer it "
             "needs flax 0.12.7 or newer."
         )
     if options.to != "jax":
         return
-    fake = context.fake()
-    if fake is not None:
+    fake = context.first(_FAKE)
+    if fake:
         yield (
             f"{fake} has jax.pmap replaced while it runs: mapped is not replaced there. In tests, "
             "give it as many devices as slices."
         )
     question = context.question_of_type
-    if question is not None:
+    if question:
         yield (
             f"{question} knows functions of jax.pmap by their type, PmapFunction: those of mapped "
             "are of another, so what asks there is told that they are not mapped."
         )
-    if context.sign is not None and not options.promises.one_process:
+    if context.sign and not options.promises.one_process:
         yield (
             f"The program may run in several processes ({context.sign}). There, mapped keeps the "
             "view of jax.pmap; inside jit, grad or vmap it raises an error, where jax.pmap "

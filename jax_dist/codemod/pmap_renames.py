@@ -118,7 +118,7 @@ def _is_asked_about(module: Module, site: Site) -> bool:
         is_type = isinstance(call, ast.Call) and module.text(call.func) == "type"
         return is_type and site.form == "call"
     inner: ast.AST = site.node
-    for around in _within_statement(module, site.node):
+    for around in results.within_statement(module, site.node):
         match around:
             case ast.Call(func=ast.Name(id="isinstance" | "type" | "hasattr" | "getattr" | "id")):
                 return True
@@ -161,30 +161,9 @@ def _replaced_by(module: Module) -> list[ast.expr]:
 _REPLACING = ("patch", "object", "setattr", "replace")
 
 
-def _is_compared(module: Module, site: Site) -> bool:
-    """`f is jax.pmap`, `f in (jax.jit, jax.pmap)`."""
-    return site.form == "value" and any(
-        isinstance(each, ast.Compare) for each in _within_statement(module, site.node)
-    )
-
-
 def may_be_compared(module: Module, site: Site) -> bool:
     """Whether the function itself goes on from there, so that it may meet a comparison."""
-    return site.form in ("value", "alias") or _is_compared(module, site)
-
-
-def meetings(module: Module) -> Iterator[tuple[int, bool]]:
-    """Where a file hands `jax.pmap` on as a value: `(line, whether it is compared there)`."""
-    for site in pmaps.sites(module):
-        if site.form == "value":
-            yield site.reference.lineno, _is_compared(module, site)  # type: ignore[attr-defined]
-
-
-def _within_statement(module: Module, node: ast.AST) -> Iterator[ast.AST]:
-    for around in module.ancestors(node):
-        if isinstance(around, ast.stmt):
-            return
-        yield around
+    return site.form in ("value", "alias") or results.is_compared(module, site)
 
 
 def _import_of(module: Module, reference: ast.expr) -> ast.alias | ast.expr | None:

@@ -19,8 +19,7 @@ from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.checker.model.stacking import Kind
 from jax_dist.codemod import codegen, device_counts, use_sites
 from jax_dist.codemod.codegen import CallText, Texts, Value
-from jax_dist.codemod.context import ProjectContext
-from jax_dist.codemod.results import Left
+from jax_dist.codemod.results import Left, ProjectContext
 
 _FORMS = ("call", "decorator", "partial decorator")
 
@@ -54,7 +53,7 @@ class PmapFacts:
     @property
     def several_processes(self) -> bool:
         """Whether there may be several."""
-        return not self._promises.one_process and self._context.sign is not None
+        return not self._promises.one_process and bool(self._context.sign)
 
     def unknown(self, site: Site) -> str:
         """The first thing that is not known of a place; "" where all is."""
@@ -63,9 +62,8 @@ class PmapFacts:
     # --- facts that a place shows by itself
 
     def _of_text(self, site: Site) -> str:
-        sign = None if self._promises.one_process else self._context.sign
-        if sign is not None:
-            return f"the program may run in several processes: {sign}"
+        if self.several_processes:
+            return f"the program may run in several processes: {self._context.sign}"
         try:
             if codegen.import_within(self._module, site.reference) is not None:
                 return "jax is imported inside of a function or block"

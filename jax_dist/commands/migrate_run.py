@@ -13,10 +13,9 @@ from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import discovery
 from jax_dist.checker.model.discovery import Patterns
 from jax_dist.codemod import migration, report
-from jax_dist.codemod.context import ProjectContext
 from jax_dist.codemod.files import MigrationOptions
 from jax_dist.codemod.report import MigrationReport
-from jax_dist.codemod.results import FileMigration
+from jax_dist.codemod.results import FileMigration, ProjectContext
 from jax_dist.codemod.shard_map import Promises
 from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit

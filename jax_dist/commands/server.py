@@ -59,12 +59,12 @@ def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
 
 def _migrated(source: "Source", line: int) -> bytes | None:
     """The code with the pmaps of one line migrated to jax_dist; None where they are left."""
-    from jax_dist.codemod import files, pmap_renames  # not at the top: most sessions never ask
-    from jax_dist.codemod.context import ProjectContext
+    from jax_dist.codemod import files, results  # not at the top: most sessions never ask
+    from jax_dist.codemod.results import ProjectContext
 
     # No other place goes with it, so a function that is compared with jax.pmap must stay.
     context = dataclasses.replace(ProjectContext.of([source.path]), among=frozenset())
-    if any(is_compared for _, is_compared in pmap_renames.meetings(context.project.module(source))):
+    if any(is_compared for _, is_compared in results.meetings(context.project.module(source))):
         return None
     found = files.migrate(source, context, files.MigrationOptions())
     others = {each.line for each in found.outcomes} - {line}

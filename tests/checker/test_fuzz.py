@@ -20,8 +20,8 @@ from jax_dist.checker.model.findings import Finding, Safety
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
 from jax_dist.codemod import files as codemod
-from jax_dist.codemod.context import ProjectContext
 from jax_dist.codemod.helper_module import Homes
+from jax_dist.codemod.results import ProjectContext
 from jax_dist.codemod.shard_map import Promises
 
 ALL = frozenset(catalogue.RULES)

@@ -18,10 +18,9 @@ from jax_dist._compat.versions import CAN_REWRITE
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.project import Project
 from jax_dist.codemod import files, migration
-from jax_dist.codemod.context import ProjectContext
 from jax_dist.codemod.files import MigrationOptions
 from jax_dist.codemod.helper_module import Homes
-from jax_dist.codemod.results import FileMigration
+from jax_dist.codemod.results import FileMigration, ProjectContext
 from jax_dist.codemod.shard_map import Promises
 from jax_dist.global_views.view import GlobalView
 

@@ -26,10 +26,9 @@ import pytest
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.project import Project
 from jax_dist.codemod import files, helper_module
-from jax_dist.codemod.context import ProjectContext
 from jax_dist.codemod.files import MigrationOptions
 from jax_dist.codemod.helper_module import Homes
-from jax_dist.codemod.results import FileMigration
+from jax_dist.codemod.results import FileMigration, ProjectContext
 from jax_dist.codemod.shard_map import Promises
 
 _FOLDER = pathlib.Path(__file__).parent / "golden"

@@ -6,7 +6,7 @@ import pytest
 
 from jax_dist.checker.model import sources
 from jax_dist.codemod import files
-from jax_dist.codemod.context import ProjectContext
+from jax_dist.codemod.results import ProjectContext
 
 _TRAPS = {
     "a module that is called pmap": """\

@@ -11,9 +11,8 @@ import test_golden as golden
 
 from jax_dist.checker.model import sources
 from jax_dist.codemod import files
-from jax_dist.codemod.context import ProjectContext
 from jax_dist.codemod.files import MigrationOptions
-from jax_dist.codemod.results import FileMigration
+from jax_dist.codemod.results import FileMigration, ProjectContext
 
 
 class Said(NamedTuple):
