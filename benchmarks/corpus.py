@@ -49,7 +49,7 @@ from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import UnreadableError
 from jax_dist.codemod import helper_module, migration
-from jax_dist.codemod.files import MigrationOptions
+from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.results import FileMigration
 from jax_dist.codemod.shard_map import Promises
 

@@ -19,7 +19,7 @@ from mutants import Mutant, mutant, sites
 import jax_dist
 from jax_dist._compat.versions import CAN_REWRITE
 from jax_dist.codemod import migration
-from jax_dist.codemod.files import MigrationOptions
+from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.results import FileMigration
 from jax_dist.codemod.shard_map import Promises
 from jax_dist.codemod.verify import trial

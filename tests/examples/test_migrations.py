@@ -23,7 +23,7 @@ import pytest
 
 from jax_dist import CapturedArrayWarning
 from jax_dist.codemod import helper_module, migration
-from jax_dist.codemod.files import MigrationOptions
+from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.results import ProjectContext
 from jax_dist.codemod.shard_map import Promises
 
