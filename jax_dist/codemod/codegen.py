@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.checker.model import edits, new_imports
-from jax_dist.checker.model.findings import Edit
+from jax_dist.checker.model.findings import Code, Edit, Fix, Safety
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod import helper_module
+from jax_dist.codemod import helper_module, results
 from jax_dist.codemod.helper_module import Home
-from jax_dist.codemod.results import Left
+from jax_dist.codemod.results import Left, PlannedPlace
 
 Value: TypeAlias = "str | CallText"
 Namer: TypeAlias = "LibraryNames | HelperNames"
@@ -230,6 +230,14 @@ def style_of(code: bytes) -> Style:
     return Style(unit, "    ", width, quote)
 
 
+def place(
+    texts: Texts, node: ast.expr, code: Code, edits: Iterable[Edit], group: str, said: str
+) -> PlannedPlace:
+    """A place with its edits, which are made if all of its group can be."""
+    fix = Fix(said, Safety.UNSAFE, tuple(edits), texts.imports, group)
+    return results.done(texts.module, node, code, fix, said)
+
+
 def shell(texts: Texts, whole: ast.expr, inner: ast.expr, start: str, end: str) -> tuple[Edit, ...]:
     """Replaces what stands around `inner`; inside it other edits may be made.
 
@@ -299,28 +307,21 @@ def _without_line(module: Module, statement: ast.stmt) -> Edit:
     return Edit(start, end, "")
 
 
-def around(module: Module, whole: ast.expr, inner: ast.expr, *, end: bool = False) -> str:
+def brackets(module: Module, whole: ast.expr, inner: ast.expr) -> tuple[str, str]:
     """Parentheses, where the inner expression would fall apart without them.
 
     Args:
       module: the file.
       whole: what it takes the place of.
       inner: what they would stand around.
-      end: whether the closing one is asked for.
     """
     tight = ast.Name | ast.Attribute | ast.Subscript | ast.Call | ast.Constant
     closed = ast.Dict | ast.List | ast.Set | ast.ListComp | ast.SetComp | ast.DictComp
-    if isinstance(inner, tight | closed) or _has_brackets(module, inner):
-        return ""
-    if isinstance(module.parent(whole), ast.Return) and isinstance(inner, ast.Tuple):
-        return ""
-    return ")" if end else "("
-
-
-def _has_brackets(module: Module, inner: ast.expr) -> bool:
-    """Whether its own text begins and ends with brackets: `ast` counts those of a tuple to it."""
-    text = module.text(inner)
-    return isinstance(inner, ast.Tuple | ast.GeneratorExp) and text[:1] == "(" and text[-1:] == ")"
+    text = module.text(inner)  # `ast` counts the brackets of a tuple to it
+    has_own = isinstance(inner, ast.Tuple | ast.GeneratorExp) and text[:1] + text[-1:] == "()"
+    is_returned = isinstance(inner, ast.Tuple) and isinstance(module.parent(whole), ast.Return)
+    is_safe = isinstance(inner, tight | closed) or has_own or is_returned
+    return ("", "") if is_safe else ("(", ")")
 
 
 # --- names

@@ -313,11 +313,21 @@ class _File:
     def places(self, module: Module) -> list[PlannedPlace]:
         """What becomes of each place of the file, as it is now."""
         if self._options.to == "global":
-            return [_unproved(each) if self._stays(each) else each for each in self._steps(module)]
+            from jax_dist.codemod import global_state  # only here: most runs do not need it
+
+            facts = PmapFacts(module, self._context, self._options.promises)
+            project = self._context.project
+            found = global_state.find(module, project, self._style, self._namer, facts)
+            return [_unproved(each) if self._stays(each) else each for each in found]
         facts = None
         if self._options.to == "jax":
             facts = PmapFacts(module, self._context, self._options.promises)
-        freed, kept = self._freed(module, facts)
+        freed: dict[ast.expr, PlannedPlace] = {}
+        kept: dict[ast.expr, str] = {}  # by the reference of a site: why its axis stays
+        if facts is not None and self._options.idiomatic:
+            from jax_dist.codemod import idiomatic  # only here: most runs do not need it
+
+            freed, kept = idiomatic.find(module, self._style, self._namer, facts)
         found: list[PlannedPlace] = []
         for site in pmaps.sites(module):
             place = freed.pop(site.reference, None) or self._of_pmap(module, site, facts)
@@ -345,34 +355,6 @@ class _File:
         lines = range(place.outcome.line, place.outcome.line + place.outcome.what.count("\n") + 1)
         is_named = not self._without.isdisjoint(lines) or 0 in self._without
         return is_named and place.outcome.cell is None and place.outcome.status == "done"
-
-    def _steps(self, module: Module) -> Iterator[PlannedPlace]:
-        """Steps with their states, and the mapped functions that stay."""
-        from jax_dist.codemod import global_state  # only here: most runs need it not
-
-        facts = PmapFacts(module, self._context, self._options.promises)
-        found = global_state.find(module, self._context.project, self._style, self._namer, facts)
-        for change in found.changes:
-            yield results.done(module, change.node, _codes.PMAP_CALL, change.fix, change.said)
-        for reference, why in found.left.items():
-            yield results.left(module, reference, _codes.PMAP_CALL, why)
-
-    def _freed(
-        self, module: Module, facts: PmapFacts | None
-    ) -> tuple[dict[ast.expr, PlannedPlace], dict[ast.expr, str]]:
-        """By node: the places that lose the axis over devices; and why other sites keep it."""
-        if facts is None or not self._options.idiomatic:
-            return {}, {}
-        from jax_dist.codemod import idiomatic  # only here: most runs need it not
-
-        found = idiomatic.find(module, self._style, self._namer, facts)
-        freed = {
-            change.node: results.done(
-                module, change.node, _codes.FAKE_DEVICE_AXIS, change.fix, change.said
-            )
-            for change in found.changes
-        }
-        return freed, found.kept
 
     def _of_pmap(self, module: Module, site: pmaps.Site, facts: PmapFacts | None) -> PlannedPlace:
         try:
