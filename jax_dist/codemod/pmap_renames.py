@@ -18,7 +18,7 @@ from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Version
-from jax_dist.codemod import codegen, results
+from jax_dist.codemod import codegen, imports, results
 from jax_dist.codemod.codegen import LibraryNames, Namer
 from jax_dist.codemod.results import Left, PlaceResult, PlannedPlace, Status
 
@@ -206,25 +206,15 @@ def _fix_of_import(
     statement = module.statement(alias)
     assert isinstance(statement, ast.ImportFrom)
     start, end = module.span(statement)
-    imports: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
     if len(statement.names) == 1:
         edits = (Edit(start, end, new),)
     elif module.parent(statement) is module.tree:
-        edits, imports = tuple(_taken_out(module, statement, alias)), (new,)
+        edits, added = (imports.without(module, statement, alias),), (new,)
     else:
         indent = codegen.indentation(module.source.line_text(start))
-        edits = (*_taken_out(module, statement, alias), Edit(end, end, f"\n{indent}{new}"))
-    return Fix(f"import pmap from {source}", Safety.SAFE, (*edits, *more), imports)
-
-
-def _taken_out(module: Module, statement: ast.ImportFrom, alias: ast.alias) -> Iterator[Edit]:
-    """The alias with the comma that belongs to it."""
-    names = statement.names
-    position = names.index(alias)
-    if position + 1 < len(names):
-        yield Edit(module.span(alias)[0], module.span(names[position + 1])[0], "")
-    else:
-        yield Edit(module.span(names[position - 1])[1], module.span(alias)[1], "")
+        edits = (imports.without(module, statement, alias), Edit(end, end, f"\n{indent}{new}"))
+    return Fix(f"import pmap from {source}", Safety.SAFE, (*edits, *more), added)
 
 
 def places_of_rules(
