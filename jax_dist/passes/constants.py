@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import ShapedArray, Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
@@ -88,7 +88,9 @@ class _Search:
     def _meet(self, value: Any, within: tuple[str, ...]) -> Identity | None:
         identity = array_identity(value)
         if identity is not None:
-            baked = self.found.setdefault(identity, Baked(_plain(value)))
+            baked = self.found.setdefault(
+                identity, Baked(value if isinstance(value, jax.Array) else np.asarray(value))
+            )
             baked.within = tuple(dict.fromkeys((*baked.within, *within)))
         return identity
 
@@ -180,7 +182,12 @@ def _frozen(jaxpr: Any, known: dict[int, Any]) -> Any:
     """`known`: by identity, what became of bodies; one that stands twice stays one."""
     if id(jaxpr) not in known:
         body = open_jaxpr(jaxpr)
-        eqns = [_with_frozen_bodies(eqn, known) for eqn in body.eqns]
+        eqns = [
+            eqn
+            if all(_frozen(inner, known) is inner for inner in bodies(eqn))
+            else with_bodies(eqn, lambda inner: _frozen(inner, known))
+            for eqn in body.eqns
+        ]
         if any(new is not old for new, old in zip(eqns, body.eqns, strict=True)):
             body = body.replace(eqns=eqns)
         held = constants(jaxpr)
@@ -192,17 +199,17 @@ def _frozen(jaxpr: Any, known: dict[int, Any]) -> Any:
     return known[id(jaxpr)]
 
 
-def _with_frozen_bodies(eqn: JaxprEqn, known: dict[int, Any]) -> JaxprEqn:
-    if all(_frozen(body, known) is body for body in bodies(eqn)):
-        return eqn
-    return with_bodies(eqn, lambda body: _frozen(body, known))
-
-
 def _operands_of_bodies(eqn: JaxprEqn) -> list[dict[int, Var]]:
     """For each body of an equation, its inputs by the place of the operand they stand for."""
     inner = [open_jaxpr(body) for body in bodies(eqn)]
     if eqn.primitive.name == "while":
-        return _operands_of_while(eqn, inner)
+        first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        carry = range(first + second, len(eqn.invars))
+        condition, body = inner
+        return [
+            dict(zip([*range(first), *carry], condition.invars, strict=True)),
+            dict(zip([*range(first, first + second), *carry], body.invars, strict=True)),
+        ]
     offset = 1 if eqn.primitive.name == "cond" else 0  # its first operand picks the branch
     return [
         dict(enumerate(body.invars, offset))
@@ -210,20 +217,6 @@ def _operands_of_bodies(eqn: JaxprEqn) -> list[dict[int, Var]]:
         else {}  # of an unknown form: what it reads counts as read by the equation
         for body in inner
     ]
-
-
-def _operands_of_while(eqn: JaxprEqn, inner: Sequence[Jaxpr]) -> list[dict[int, Var]]:
-    first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    carry = range(first + second, len(eqn.invars))
-    condition, body = inner
-    return [
-        dict(zip([*range(first), *carry], condition.invars, strict=True)),
-        dict(zip([*range(first, first + second), *carry], body.invars, strict=True)),
-    ]
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, jax.Array) else np.asarray(value)
 
 
 # --- evaluates a program with operands in the place of arrays that are baked into it

@@ -80,7 +80,7 @@ def _reshape(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     old, new = shape_of(eqn.invars[0]), tuple(eqn.params["new_sizes"])
     moved: dict[int, Any] = {}
     for dimension, spread in gathered.spreads:
-        place = _major_place(old, new, dimension, spread.size)
+        place = major_place(old, new, dimension, spread.size)
         if place is None or place in moved:
             raise Refuse("reshape merges the gathered dimension under a more major one")
         moved[place] = spread
@@ -88,7 +88,7 @@ def _reshape(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     return _with(eqn, result, new_sizes=result.block(new), sharding=None)
 
 
-def _major_place(old: Shape, new: Shape, dimension: int, size: int) -> int | None:
+def major_place(old: Shape, new: Shape, dimension: int, size: int) -> int | None:
     """Which dimension of `new` starts where `dimension` of `old` does, in blocks of `size`."""
     before = math.prod(old[:dimension])
     for place, length in enumerate(new):

@@ -30,7 +30,6 @@ from jax_dist.passes.gather_states import (
     Spread,
     State,
     Whole,
-    as_typed,
     aval_of,
     demand_no_sharding,
     demand_same,
@@ -42,7 +41,16 @@ from jax_dist.passes.gather_states import (
     with_params,
     without,
 )
-from jax_dist.passes.interpreter import CALLS, ELEMENTWISE, Atom, Values, bodies, open_jaxpr, replay
+from jax_dist.passes.interpreter import (
+    CALLS,
+    ELEMENTWISE,
+    Atom,
+    Values,
+    as_typed,
+    bodies,
+    open_jaxpr,
+    replay,
+)
 
 _Kind: TypeAlias = Literal["max", "min"]
 _Names: TypeAlias = tuple[Any, ...]

@@ -208,12 +208,6 @@ def with_params(eqn: JaxprEqn, **params: Any) -> JaxprEqn:
     return eqn.replace(params={**eqn.params, **params})
 
 
-def as_typed(value: Any, atom: Any) -> Any:
-    """The value with the type of `atom`: what a reduction made alike may be typed as varying."""
-    missing = _compat.varying_axes(atom.aval) - _compat.varying_axes(jax.typeof(value))
-    return _compat.to_varying(value, sorted(missing, key=str)) if missing else value
-
-
 # --- names and reasons for reports, in the words of the user
 
 

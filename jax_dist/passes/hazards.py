@@ -129,7 +129,7 @@ class _Walk:
         for noise, flat in draws:
             for atom, alike, other in zip(eqn.invars, same, given, strict=True):
                 apart = noise.alike - alike
-                own = {dim for dim in range(len(_shape(atom))) if _is_long(atom, dim)} - other.flat
+                own = {dim for dim, size in enumerate(_shape(atom)) if size > 1} - other.flat
                 # One mask for all rows of a device is one for all rows: that is meant.
                 if apart and own & noise.dims and not own & flat and other.noise is None:
                     self.findings.append(_repeated(noise, apart))
@@ -204,11 +204,6 @@ def _moved(noise: _Noise | None, places: dict[int, int], gone: set[int]) -> _Noi
         return None
     dims = frozenset(places[dim] for dim in noise.dims if dim in places) - gone
     return dataclasses.replace(noise, dims=dims) if dims else None
-
-
-def _is_long(atom: Any, dim: int) -> bool:
-    shape = _shape(atom)
-    return dim < len(shape) and shape[dim] > 1
 
 
 def _shape(atom: Any) -> tuple[int, ...]:

@@ -83,8 +83,8 @@ def _custom_vjp_anew(
             pullback = jax.tree.unflatten(structure, given[: len(kept)])
             coming = iter(given[len(kept) :])
             whole = [
-                next(coming) if place in smooth_out else _no_cotangent(var.aval)
-                for place, var in enumerate(eqn.outvars)
+                next(coming) if place in smooth_out else jnp.zeros(aval.shape, jax.dtypes.float0)
+                for place, aval in enumerate(_types(eqn.outvars))
             ]
             return list(pullback(whole))
 
@@ -132,10 +132,6 @@ def _types(atoms: Sequence[Any]) -> list[Any]:
 
 def _is_inexact(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.inexact)
-
-
-def _no_cotangent(aval: Any) -> Any:
-    return jnp.zeros(aval.shape, jax.dtypes.float0)
 
 
 # --- evaluates a jaxpr by binding each equation again, in the context of now

@@ -136,9 +136,14 @@ def _checked(
         raise _wrong("fun", fun, "it is called to be traced", "Give a function.")
     if mesh is not None and not isinstance(mesh, Mesh):
         raise _wrong("mesh", mesh, "pmaps are moved onto its devices", "Give a jax.sharding.Mesh.")
-    _check_one_of("captures", captures, get_args(Captures))
-    _check_one_of("gathers", gathers, get_args(Gathers))
-    _check_one_of("partitioning", partitioning, get_args(Partitioning))
+    for name, value, kind in (
+        ("captures", captures, Captures),
+        ("gathers", gathers, Gathers),
+        ("partitioning", partitioning, Partitioning),
+    ):
+        if value not in get_args(kind):
+            spelled = ", ".join(map(repr, get_args(kind)))
+            raise _wrong(name, value, "it is none of the choices", f"Choose one of {spelled}.")
     for name, count in (("warn_bytes", warn_bytes), ("lift_bytes", lift_bytes)):
         if not isinstance(count, int) or count < 0:
             raise _wrong(name, count, "it is a size in bytes", "Give an integer, 0 or more.")
@@ -158,12 +163,6 @@ def _checked(
         )
     policy = Policy(captures, warn_bytes, lift_bytes, live_captures)
     return Wishes(mesh, policy, gathers, partitioning, specs)
-
-
-def _check_one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        spelled = ", ".join(map(repr, choices))
-        raise _wrong(name, value, "it is none of the choices", f"Choose one of {spelled}.")
 
 
 def _wrong(name: str, value: object, why: str, do: str) -> RewriteError:

@@ -1,7 +1,7 @@
 """Loops around pmaps, run inside the mapped region: one region, entered and left once.
 
 First which values of a loop are cut over the mapped axis, and which are whole; then the rules for
-scan, while and cond; then the loop itself. What these cannot show sound is Refused: the loop stays
+scan, while and cond; then the loop itself. What these cannot show sound is refused: the loop stays
 as it is.
 
 Letters: `n` is the size of the mapped axis. A value is whole where every device has all of it, or
@@ -88,9 +88,8 @@ class _LoopWalk:
         known: dict[Any, _State] = dict.fromkeys(body.constvars, _WHOLE)
         known.update(zip(body.invars, states, strict=True))
         for eqn in body.eqns:
-            known.update(
-                zip(eqn.outvars, self.step(eqn, _of(eqn.invars, known)).states, strict=True)
-            )
+            made = self.step(eqn, _of(eqn.invars, known)).states
+            known.update(zip(eqn.outvars, made, strict=True))
         return _of(body.outvars, known)
 
     def evaluate(self, jaxpr: Any, args: Sequence[Any], states: Sequence[_State]) -> Values:
@@ -241,7 +240,11 @@ def _scan(walk: _LoopWalk, eqn: JaxprEqn, states: _States) -> _LoopStep:
     if any(state == 0 for place, state in enumerate(states) if place not in fixed):
         raise LoopRefused("the scan runs along the dimension that is cut over the devices")
     inner = _LoopWalk(walk.region)
-    start = [_in_a_step(state, is_fixed=place in fixed) for place, state in enumerate(states)]
+    # What is stacked has one dimension more in front, that of the steps; in a step it is gone.
+    start = [
+        state if place in fixed or state is None else state - 1
+        for place, state in enumerate(states)
+    ]
     inside, results = _settled(inner, body, start, layout.carries_in, layout.carries_out)
     carried = dict(zip(layout.carries_out, [inside[p] for p in layout.carries_in], strict=True))
     leaving = tuple(carried.get(place, result) for place, result in enumerate(results))
@@ -255,11 +258,6 @@ def _scan(walk: _LoopWalk, eqn: JaxprEqn, states: _States) -> _LoopStep:
 
     made = tuple(_outside(state, is_fixed=place in carried) for place, state in enumerate(leaving))
     return _LoopStep(made, emit, outside)
-
-
-def _in_a_step(state: _State, *, is_fixed: bool) -> _State:
-    """What is stacked has one dimension more in front, that of the steps; in a step it is gone."""
-    return state if is_fixed or state is None else state - 1
 
 
 def _outside(state: _State, *, is_fixed: bool) -> _State:
@@ -325,16 +323,12 @@ def _local_body(
     def evaluate(*args: Any) -> Values:
         return walk.cut_all(walk.evaluate(body, args, states), results, leaving)
 
-    types = [
-        _local_type(region, var.aval, state)
-        for var, state in zip(_inputs_of(body), states, strict=True)
-    ]
+    types = []
+    for var, state in zip(_inputs_of(body), states, strict=True):
+        aval: Any = var.aval
+        sizes = {} if state is None else {state: aval.shape[state] // region.size}
+        types.append(rebind.type_of(aval, sizes))
     return interpreter.in_form_of(body, jax.make_jaxpr(evaluate)(*types))
-
-
-def _local_type(region: _Region, aval: Any, state: _State) -> jax.ShapeDtypeStruct:
-    sizes = {} if state is None else {state: aval.shape[state] // region.size}
-    return rebind.type_of(aval, sizes)
 
 
 # --- loops around pmaps, run inside the mapped region: one region, entered and left once
@@ -379,17 +373,15 @@ def loop_inside(eqn: JaxprEqn, mesh: Mesh, axis: str) -> LoopInside:
       axis: the mapped one.
 
     Raises:
-      loop_states.Refused: it cannot, with the reason.
+      LoopRefused: it cannot, with the reason.
     """
     region = _Region(axis, mesh.shape[axis])
     first = _LoopWalk(region)
     step = first.step(eqn, (_WHOLE,) * len(eqn.invars))
     if first.wanted:
         # What only pmaps take, and cut, need not be whole on every device before.
-        states = tuple(_wanted(atom, first.wanted) for atom in eqn.invars)
+        states = tuple(
+            first.wanted.get(atom) if isinstance(atom, Var) else _WHOLE for atom in eqn.invars
+        )
         step = _LoopWalk(region).step(eqn, states)
     return LoopInside(eqn, region, mesh, step)
-
-
-def _wanted(atom: Any, wanted: dict[Var, int]) -> _State:
-    return wanted.get(atom, _WHOLE) if isinstance(atom, Var) else _WHOLE

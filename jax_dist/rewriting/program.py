@@ -1,6 +1,6 @@
 """One function being rewritten: the passes in their order, once per signature.
 
-The user's function is traced once per signature, and remembered (see `passes.memo`). What the
+The user's function is traced once per signature, and remembered (see `passes.programs`). What the
 passes make of it is traced by a jit object, for the arguments as they lie.
 """
 
@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -39,7 +38,7 @@ from jax_dist.passes.constants import lies_on_many, put_copy
 from jax_dist.passes.gathers import Gathers, plan_gathers
 from jax_dist.passes.interpreter import GATHERS
 from jax_dist.passes.partition import plan_partitioning
-from jax_dist.passes.pipeline import Pass, PassFinding, PassPlan
+from jax_dist.passes.pipeline import Pass, PassFinding
 from jax_dist.passes.programs import Memo, Program, Programs, hide_own_frames
 from jax_dist.passes.propagation import mesh_of, meshes_of
 from jax_dist.rewriting import remesh
@@ -152,7 +151,8 @@ class RewrittenProgram:
         self, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _compat.Answer:
         traced = self._trace_user(args, kwargs)
-        if programs.is_staged() or _any_tracer(args, kwargs):
+        leaves = jax.tree.leaves((args, kwargs))
+        if programs.is_staged() or any(isinstance(leaf, Tracer) for leaf in leaves):
             return self._stage(traced, args, kwargs), None, False
         args, kwargs = self._first_state_placed(traced, args, kwargs)
         try:
@@ -332,14 +332,11 @@ class RewrittenProgram:
             )
         if wishes.partitioning == "route":
             whole = None if found.mesh is None else NamedSharding(found.mesh, P())
-            passes.append(
-                Pass(
-                    {"custom_partitioning"},
-                    functools.partial(
-                        _route, wishes, found.mesh, (*[whole] * lifted, *found.shardings)
-                    ),
-                )
+            in_shardings = (*[whole] * lifted, *found.shardings)
+            plan = functools.partial(
+                plan_partitioning, mesh=found.mesh, in_shardings=in_shardings, specs=wishes.specs
             )
+            passes.append(Pass({"custom_partitioning"}, plan))
         if wishes.gathers != "keep":
             plan = functools.partial(plan_gathers, exact=wishes.gathers == "exact")
             passes.append(Pass(GATHERS, plan))
@@ -357,15 +354,6 @@ class RewrittenProgram:
         # Without a collective too: what is cut over the mesh may be moved by the compiler.
         process_calls.agree_to_run(name, fingerprint, process_calls.processes_of(found.mesh))
         self._agreed.add(signature)
-
-
-def _route(
-    wishes: Wishes,
-    mesh: Mesh | None,
-    in_shardings: Sequence[NamedSharding | None],
-    jaxpr: ClosedJaxpr,
-) -> PassPlan:
-    return plan_partitioning(jaxpr, mesh=mesh, in_shardings=in_shardings, specs=wishes.specs)
 
 
 def _variant(found: _KnownCall) -> Hashable:
@@ -388,10 +376,6 @@ def _fingerprint(traced: _TracedCall) -> Fingerprint:
     for number, aval in enumerate(traced.lifted.jaxpr.out_avals):
         leaves[f"result {number}"] = describe(aval)
     return Fingerprint(containers(traced.out_tree), leaves)
-
-
-def _any_tracer(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs)))
 
 
 def _named_sharding(leaf: Any) -> NamedSharding | None:
