@@ -44,6 +44,13 @@ from jax_dist.passes.programs import Program, Programs, hide_own_frames
 if TYPE_CHECKING:
     from jax_dist.mapping.process_calls import ProcessCalls
 
+_WINDOW = 16  # calls in flight at most, of all functions of this process together
+
+turns: Iterator[bool] = itertools.repeat(object=False)
+"""Whether to wait after this call. Asking takes 30 ns, and enters no Python function."""
+if _compat.CPU_HANGS_WHEN_FULL:
+    turns = itertools.cycle([*[False] * (_WINDOW - 1), True])
+
 
 class Dispatcher:
     """All that the decorated versions of one function with the same options share.
@@ -353,14 +360,6 @@ class Dispatcher:
                 raise
 
         return explaining
-
-
-_WINDOW = 16  # calls in flight at most, of all functions of this process together
-
-turns: Iterator[bool] = itertools.repeat(object=False)
-"""Whether to wait after this call. Asking takes 30 ns, and enters no Python function."""
-if _compat.CPU_HANGS_WHEN_FULL:
-    turns = itertools.cycle([*[False] * (_WINDOW - 1), True])
 
 
 def can_be_full(mesh: Mesh) -> bool:
