@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -109,10 +108,9 @@ class Dispatcher:
             with programs.under_way(self, found):
                 return self._plain.jitted.lower(*args, **kwargs)
         program, placed = self._program_for(found)
-        pairs = zip(call.leaves, call.axes, strict=True)
         described = [
-            type_of(leaf, sharding=found.layout.sharding(axis, np.ndim(leaf)))
-            for leaf, axis in pairs
+            type_of(leaf, sharding=found.layout.sharding(axis, len(type_of(leaf).shape)))
+            for leaf, axis in zip(call.leaves, call.axes, strict=True)
         ]
         args, kwargs = call.rebuild(described)
         with programs.under_way(self, found):
