@@ -6,10 +6,10 @@ class derives from the built-in one that JAX or Python raises for the same mista
 """
 
 import os
+import typing
 from collections.abc import Sequence
-from typing import TypeVar
 
-_E = TypeVar("_E", bound=Exception)
+_E = typing.TypeVar("_E", bound=Exception)
 
 __all__ = (
     "ArgumentTypeError",

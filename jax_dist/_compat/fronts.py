@@ -130,7 +130,7 @@ def jit_options(fun: Any) -> JitOptions:
     `_jit_info`: seen in 0.7.2, 0.10.2 and 0.12.0.1. Where a jit object has it not, there is no
     default: taking a static argument for an array would fail far from here.
     """
-    if not (hasattr(fun, "lower") and hasattr(fun, "clear_cache")):
+    if not _is_jit(fun):
         return JitOptions()
     info = fun._jit_info
     return JitOptions(
@@ -145,12 +145,16 @@ def jit_options(fun: Any) -> JitOptions:
 
 def inside_jit(fun: Any) -> Callable:
     """The function in a jit object, which may remember a trace; `fun` where that says shardings."""
-    if not (hasattr(fun, "lower") and hasattr(fun, "clear_cache")):
+    if not _is_jit(fun):
         return fun
     info: Any = fun._jit_info
     shardings = (*info.in_shardings_leaves, *info.out_shardings_leaves)
     said = any(isinstance(sharding, jax.sharding.Sharding) for sharding in shardings)
     return fun if said else fun.__wrapped__
+
+
+def _is_jit(fun: Any) -> bool:
+    return hasattr(fun, "lower") and hasattr(fun, "clear_cache")
 
 
 def jit_like(fun: Any) -> Any:

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -43,6 +42,13 @@ from jax_dist.passes.programs import Program, Programs, hide_own_frames
 
 if TYPE_CHECKING:
     from jax_dist.mapping.process_calls import ProcessCalls
+
+_WINDOW = 16  # calls in flight at most, of all functions of this process together
+
+turns: Iterator[bool] = itertools.repeat(object=False)
+"""Whether to wait after this call. Asking takes 30 ns, and enters no Python function."""
+if _compat.CPU_HANGS_WHEN_FULL:
+    turns = itertools.cycle([*[False] * (_WINDOW - 1), True])
 
 
 class Dispatcher:
@@ -102,10 +108,9 @@ class Dispatcher:
             with programs.under_way(self, found):
                 return self._plain.jitted.lower(*args, **kwargs)
         program, placed = self._program_for(found)
-        pairs = zip(call.leaves, call.axes, strict=True)
         described = [
-            type_of(leaf, sharding=found.layout.sharding(axis, np.ndim(leaf)))
-            for leaf, axis in pairs
+            type_of(leaf, sharding=found.layout.sharding(axis, len(type_of(leaf).shape)))
+            for leaf, axis in zip(call.leaves, call.axes, strict=True)
         ]
         args, kwargs = call.rebuild(described)
         with programs.under_way(self, found):
@@ -353,14 +358,6 @@ class Dispatcher:
                 raise
 
         return explaining
-
-
-_WINDOW = 16  # calls in flight at most, of all functions of this process together
-
-turns: Iterator[bool] = itertools.repeat(object=False)
-"""Whether to wait after this call. Asking takes 30 ns, and enters no Python function."""
-if _compat.CPU_HANGS_WHEN_FULL:
-    turns = itertools.cycle([*[False] * (_WINDOW - 1), True])
 
 
 def can_be_full(mesh: Mesh) -> bool:

@@ -8,6 +8,7 @@ lives, and for modules, which are equal by content, if it is one of the last.
 import contextlib
 import functools
 import inspect
+import itertools
 import types
 import warnings
 import weakref
@@ -191,11 +192,12 @@ class _Filtered:
         leaves, tree = jax.tree.flatten((self._fun, args))
         of_fun = len(leaves) - len(of_args)
         axes: list[int | None] = [*[None] * of_fun, *of_args]
-        where = [number for number, leaf in enumerate(leaves) if _is_array(leaf)]
+        is_array = [_is_array(leaf) for leaf in leaves]
         rest = tuple(_HOLE if _is_array(leaf) else leaf for leaf in leaves)
         if self._is_shared:
             rest = (None, *rest[1:])  # else what is kept for the function would hold it
-        arrays, chosen = [leaves[n] for n in where], tuple(axes[n] for n in where)
+        arrays = list(itertools.compress(leaves, is_array))
+        chosen = tuple(itertools.compress(axes, is_array))
         if self._axes.size is not None:  # carries the size where nothing is mapped
             arrays.append(np.broadcast_to(np.int32(0), self._axes.size))
             chosen = (*chosen, 0)
@@ -245,21 +247,15 @@ class _Kind:
         options: dict[str, Any],
         fun: weakref.ref | None = None,
     ):
-        """One that may go with its function.
-
-        Args:
-          axes: as given to filter_pmap.
-          call: the first of its kind.
-          donate: as given to filter_pmap.
-          options: of `jax_dist.pmap`.
-          fun: what takes the place of the first leaf, where the call does not hold the function.
-        """
+        """`fun` takes the place of the first leaf, where the call does not hold the function."""
         self.key = call.kind
         self._axes, self._call, self._fun = axes, call._replace(arrays=[]), fun
         self._result: tuple[Any, list[Any]] | None = None  # its tree, and leaves that are no array
         self._out_axes: tuple[int | None, ...] = ()
         if len(_sizes(call)) == 1:  # else pmap says what is wrong with the arguments
-            self._look_at_results(call)
+            # Traces the function once, for the tree of its results and where their axes go.
+            name = _AXIS if axes.name is None else axes.name
+            jax.eval_shape(jax.vmap(self._body, call.axes, axis_name=name), *call.arrays)
         numbers = tuple(range(len(call.arrays)))
         self.mapped = pmap(
             self._named(call),
@@ -276,11 +272,6 @@ class _Kind:
         assert self._result is not None
         return _filled(*self._result, arrays)
 
-    def _look_at_results(self, call: _Call) -> None:
-        """Traces the function once, for the tree of its results and where their axes go."""
-        name = _AXIS if self._axes.name is None else self._axes.name
-        jax.eval_shape(jax.vmap(self._body, call.axes, axis_name=name), *call.arrays)
-
     def _named(self, call: _Call) -> Callable[..., Any]:
         fun = self._function(call.arrays)[0]
 
@@ -296,13 +287,11 @@ class _Kind:
         result = fun(*args)
         leaves, tree = jax.tree.flatten(result)
         axes = _resolved("out_axes", self._axes.outputs, result)
-        is_result = [
-            _is_array(leaf) or axis is not None for leaf, axis in zip(leaves, axes, strict=True)
-        ]
-        self._out_axes = tuple(axis for axis, kept in zip(axes, is_result, strict=True) if kept)
-        rest = [_HOLE if kept else leaf for leaf, kept in zip(leaves, is_result, strict=True)]
-        self._result = tree, rest
-        return tuple(leaf for leaf, kept in zip(leaves, is_result, strict=True) if kept)
+        pairs = list(zip(leaves, axes, strict=True))
+        kept = [_is_array(leaf) or axis is not None for leaf, axis in pairs]
+        self._out_axes = tuple(itertools.compress(axes, kept))
+        self._result = tree, [_HOLE if k else leaf for leaf, k in zip(leaves, kept, strict=True)]
+        return tuple(itertools.compress(leaves, kept))
 
     def _function(self, arrays: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         fun, args = _filled(self._call.tree, self._call.rest, arrays)
