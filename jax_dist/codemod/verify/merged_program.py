@@ -16,6 +16,7 @@ from jax_dist.codemod.verify.program_text import (
     ProgramText,
     Spot,
     cannot_be_moved,
+    imported,
     is_text,
     opcodes,
     same,
@@ -78,7 +79,8 @@ class _Merge:
             for gone in old[i:j]:
                 if not isinstance(gone, IMPORTS):
                     self._leave(gone)
-            gone = [each for each in old if isinstance(each, IMPORTS) and not _among(each, new)]
+            imports = [each for each in old if isinstance(each, IMPORTS)]
+            gone = [each for each in imports if not any(same(each, other) for other in new)]
             self._added(old, i, j, new[k:m], gone)
 
     def _added(
@@ -109,15 +111,14 @@ class _Merge:
     def _addition(self, added: ast.stmt, gone: Sequence[ast.stmt]) -> Iterator[str]:
         names = [name for name, _ in _bound(ast.Module([added], []), deep=False)]
         if isinstance(added, IMPORTS):
-            for alias in added.names:
-                name = alias.asname or alias.name.partition(".")[0]
+            for name, alias in imported(added):
                 alone = ast.unparse(_only(added, alias))
+                former = next((each for each in gone if name in dict(imported(each))), None)
                 if any(alone == text for _, text in _bound(self._old)):
                     continue
                 if name not in self._bound or isinstance(added, ast.Import):
                     yield alone
-                elif any(name in _names_of(each) for each in gone):
-                    former = next(each for each in gone if name in _names_of(each))
+                elif former is not None:
                     self._rebound(added, alias, name, former)
                 else:
                     self._leave(added)
@@ -273,20 +274,10 @@ def _given(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(word.value for word in call.keywords)]
 
 
-def _among(statement: ast.stmt, others: Sequence[ast.stmt]) -> bool:
-    return any(same(statement, other) for other in others)
-
-
 def _only(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> ast.stmt:
     if isinstance(statement, ast.Import):
         return ast.Import([alias])
     return ast.ImportFrom(statement.module, [alias], statement.level)
-
-
-def _names_of(statement: ast.stmt) -> set[str]:
-    if not isinstance(statement, IMPORTS):
-        return set()
-    return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
 
 
 def _bound(node: Any, *, deep: bool = True) -> Iterator[tuple[str, str]]:
@@ -296,8 +287,7 @@ def _bound(node: Any, *, deep: bool = True) -> Iterator[tuple[str, str]]:
         if isinstance(each, DEFINED):
             yield each.name, ""
         elif isinstance(each, IMPORTS):
-            for alias in each.names:
-                name = alias.asname or alias.name.partition(".")[0]
+            for name, alias in imported(each):
                 yield name, ast.unparse(_only(each, alias))
         elif not deep and isinstance(each, ast.Assign | ast.AnnAssign | ast.AugAssign):
             yield from _stored(ast.walk(each))

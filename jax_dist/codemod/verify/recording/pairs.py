@@ -54,7 +54,7 @@ def both(place: int, old: Callable[[], Any], new: Callable[[], Any]) -> Any:
 def _joined(place: int, old: Any, new: Any) -> Any:
     """The old value; functions and iterators in it go on being compared."""
     if _is_function(old) and _is_function(new):
-        return Pair(place, old, new)
+        return _Pair(place, old, new)
     if isinstance(old, Iterator) and isinstance(new, Iterator):
         return _each(place, old, new)
     leaves, tree = jax.tree.flatten(old)
@@ -62,11 +62,11 @@ def _joined(place: int, old: Any, new: Any) -> Any:
     if _traced((leaves, others)):
         _note_traced(place)
         return old
-    _compare(place, "value", old, new)
+    start.note(place, "value", problems=[list(each) for each in _differences(old, new)])
     if tree != other_tree or not any(map(_is_function, leaves)):
         return old
     return tree.unflatten(
-        Pair(place, one, other) if _is_function(one) and _is_function(other) else one
+        _Pair(place, one, other) if _is_function(one) and _is_function(other) else one
         for one, other in zip(leaves, others, strict=True)
     )
 
@@ -80,18 +80,13 @@ def _each(place: int, old: Iterator, new: Iterator) -> Iterator:
             yield one if other is end else _joined(place, one, other)
 
 
-def _compare(place: int, event: str, old: Any, new: Any) -> None:
-    found = [list(each) for each in _differences(old, new)]
-    start.note(place, event, problems=found)
-
-
 def _note_traced(place: int) -> None:
     """A value of a larger program, of which no text is known."""
     start.note(place, "inside", side="", of=None)
     start.note(place, "text", why="its value is one of a larger program")
 
 
-class Pair:
+class _Pair:
     """A function in two forms, which acts as the old one."""
 
     def __init__(self, place: int, old: Callable, new: Callable):
@@ -131,7 +126,7 @@ class Pair:
             start.note(place, "call", problems=[_raised(problem)])
             return old
         if _is_function(old) and _is_function(new):
-            return Pair(place, old, new)
+            return _Pair(place, old, new)
         if isinstance(old, Iterator) and isinstance(new, Iterator):
             return _each(place, old, new)
         if _traced((old, new)):
@@ -165,54 +160,29 @@ class Pair:
         if by_type in known or by_value in known or len(known) > _TEXTS:
             return
         if len(known) == _TEXTS:
-            found: dict[str, Any] = {"why": f"it has more than {_TEXTS} signatures"}
+            found, whole = {"why": f"it has more than {_TEXTS} signatures"}, True
         else:
-            found = self._texts(leaves, tree)
-        whole = not found.pop("numbers_are_arguments", False)
+            found, whole = self._texts(leaves, tree)
         known[by_value if whole else by_type] = self, leaves  # so that what has an id lives on
         start.note(self._pair_place, "text", **found)
 
-    def _texts(self, leaves: list[Any], tree: Any) -> dict[str, Any]:
-        """Both texts, and those of other sizes; or why there are none.
+    def _texts(self, leaves: list[Any], tree: Any) -> tuple[dict[str, Any], bool]:
+        """Both texts, and those of other sizes; or why there are none."""
 
-        Python's numbers are arguments where the function takes them as such, else part of it.
-        """
-        why = "it takes an iterator" if any(isinstance(each, Iterator) for each in leaves) else ""
-        for is_argument in () if why else (programs.is_number_or_array, programs.is_array):
-            given = [i for i, leaf in enumerate(leaves) if is_argument(leaf)]
-            text = functools.partial(self._text, leaves, tree, given)
+        def make(given: list[int]) -> dict[str, Any]:
+            def text(values: list[Any], side: str) -> dict[str, Any]:
+                call = functools.partial(self._as, side)
+                return programs.text(programs.of_leaves(call, leaves, tree, given), values)
+
             values = [leaves[i] for i in given]
-            try:
-                before, after = text(values, "old"), text(values, "new")
-            except Exception as error:  # noqa: BLE001  # whatever the program raises when traced
-                why = f"it cannot be traced: {type(error).__name__}"
-                continue
+            before, after = text(values, "old"), text(values, "new")
             sizes = {
                 str(size): _of_other_size(text, resized)
                 for size, resized in programs.other_sizes(before, values)
             }
-            numbers = is_argument is programs.is_number_or_array
-            texts = {"before": before, "after": after, "sizes": sizes}
-            return {
-                **texts,
-                "numbers_are_arguments": numbers,
-                "environment": programs.environment(),
-            }
-        return {"why": why}
+            return {"before": before, "after": after, "sizes": sizes}
 
-    def _text(
-        self, leaves: list[Any], tree: Any, given: list[int], values: list[Any], side: str
-    ) -> dict[str, Any]:
-        """The program of one form as a function of some of the leaves."""
-
-        def program(*arguments: Any) -> Any:
-            own = list(leaves)
-            for i, argument in zip(given, arguments, strict=True):
-                own[i] = argument
-            args, kwargs = tree.unflatten(own)
-            return self._as(side, args, kwargs)
-
-        return programs.text(program, values)
+        return programs.described(leaves, make)
 
     def _as(self, side: str, args: Any, kwargs: Any) -> Any:
         """Calls one form; what it traces is of this form too."""
