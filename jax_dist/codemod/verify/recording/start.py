@@ -1,7 +1,7 @@
 """Has the entry points hooked as soon as the program imports them, and is what its marks call.
 
 Imports no jax itself: it waits for the program to do so, for that may take settings. What happens
-at each place is on disk at once, one JSON object a line.
+at each place is on disk immediately, one JSON object a line.
 """
 
 from __future__ import annotations
