@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jax_dist.codemod.verify.program_text import (
-    BLOCKS,
     DEFINED,
     IMPORTS,
+    INNER,
     ProgramText,
     Spot,
+    blocks,
     cannot_be_moved,
     imported,
     is_text,
@@ -151,8 +152,7 @@ class _Merge:
         try:
             if isinstance(old, DEFINED):
                 self._decorated(old, new)
-            skipped = (*BLOCKS, "handlers", "cases", "decorator_list")
-            self._fields(old, new, skipped)
+            self._fields(old, new, INNER)
         except _UnmergeableError:
             del self.spots[undo[0] :], self.unmerged[undo[2] :]
             self.text.forget(undo[1])
@@ -162,13 +162,8 @@ class _Merge:
             self._in_class.append(frozenset(name for name, _ in _bound(old, deep=False)))
         elif isinstance(old, _FUNCTIONS):
             self._in_class.append(frozenset())
-        for name in BLOCKS:
-            ones, others = getattr(old, name, None), getattr(new, name, None)
-            if isinstance(ones, list) and isinstance(others, list):
-                self._block(ones, others)
-        for name in ("handlers", "cases"):
-            for one, other in zip(getattr(old, name, ()), getattr(new, name, ()), strict=False):
-                self._block(one.body, other.body)
+        for pair in blocks(old, new):
+            self._block(*pair)
         if isinstance(old, DEFINED):
             self._in_class.pop()
 

@@ -17,8 +17,9 @@ _IMPORT = "import _jax_dist_recording.start as __jd__"
 _RECORD_HELPER = "__import__('_jax_dist_recording.start').start.record_helper(globals())\n"
 _VALUE = "__jd_value__"
 _DEEPEST = 2  # calls around the value
-BLOCKS = ("body", "orelse", "finalbody")
+_BLOCKS = ("body", "orelse", "finalbody")
 _PARTS = ("handlers", "cases")  # that have a block
+INNER = (*_BLOCKS, *_PARTS, "decorator_list")  # fields of a statement that are no part of its head
 DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
 _NOT_TWICE = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
@@ -176,9 +177,8 @@ def host_edits(before: ast.Module, after: ast.Module) -> list[_HostEdit]:
 
 class _Search:
     def __init__(self, tree: ast.Module):
-        self._imported = {
-            name for each in ast.walk(tree) for name, _ in imported(each)
-        }  # no values
+        # No values.
+        self._imported = {name for each in ast.walk(tree) for name, _ in imported(each)}
 
     def block(
         self, before: Sequence[Any], after: Sequence[Any], *, in_class: bool = False
@@ -187,16 +187,11 @@ class _Search:
             if same(one, other):
                 continue
             if not in_class:  # a lambda in the body of a class does not see its names
-                yield from self._fields(one, other, (*BLOCKS, *_PARTS, "decorator_list")) or ()
+                yield from self._fields(one, other, INNER) or ()
             defines = isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
             inner = isinstance(one, ast.ClassDef) or (in_class and not defines)
-            for name in BLOCKS:
-                if isinstance(below := getattr(one, name, None), list):
-                    yield from self.block(below, getattr(other, name), in_class=inner)
-            for name in _PARTS:
-                parts = zip(getattr(one, name, ()), getattr(other, name, ()), strict=False)
-                for part, partner in parts:
-                    yield from self.block(part.body, partner.body, in_class=inner)
+            for pair in blocks(one, other):
+                yield from self.block(*pair, in_class=inner)
 
     def _fields(
         self, one: ast.AST, other: ast.AST, skipped: Sequence[str] = ()
@@ -380,6 +375,17 @@ def _keys(statements: Sequence[ast.stmt]) -> list[tuple[str, str]]:
         else:
             found.append((type(each).__name__, ""))
     return found
+
+
+def blocks(old: ast.stmt, new: ast.stmt) -> Iterator[tuple[Any, Any]]:
+    """The blocks inside of two statements that correspond."""
+    for name in _BLOCKS:
+        ones, others = getattr(old, name, None), getattr(new, name, None)
+        if isinstance(ones, list) and isinstance(others, list):
+            yield ones, others
+    for name in _PARTS:
+        for one, other in zip(getattr(old, name, ()), getattr(new, name, ()), strict=False):
+            yield one.body, other.body
 
 
 def imported(node: ast.AST) -> list[tuple[str, ast.alias]]:
