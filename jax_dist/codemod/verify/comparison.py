@@ -65,9 +65,12 @@ def judged(
     """
     before, after = first.record, second.record
     partners, new = pairs(before, after)
-    replaced = [one for one, other in partners if other is None and _is_of_library(one)]
+    replaced = [
+        one for one, other in partners if other is None and one.file.endswith(_OF_LIBRARIES)
+    ]
     partners = [(one, other) for one, other in partners if one not in replaced]
-    sites = tuple(_shown(compare(one, other, tolerance)) for one, other in partners)
+    compared = (compare(one, other, tolerance) for one, other in partners)
+    sites = tuple(dataclasses.replace(site, file=_relative(site.file)) for site in compared)
     problems = tuple(_differing_ends(first, second))
     unproven = (
         *_not_compared(files, first, second),
@@ -87,10 +90,6 @@ def judged(
         unproven=unproven,
         notes=tuple(_notes(first, second, new)),
     )
-
-
-def _is_of_library(site: SiteRecord) -> bool:
-    return site.file.endswith(_OF_LIBRARIES)
 
 
 def _differing_ends(first: Run, second: Run) -> Iterator[str]:
@@ -155,10 +154,6 @@ def _ending(run_: Run) -> Ending:
     )
 
 
-def _shown(site: SiteComparison) -> SiteComparison:
-    return dataclasses.replace(site, file=_relative(site.file))
-
-
 def _place(site: SiteRecord) -> str:
     return f"{_relative(site.file)}:{site.line} {site.function}"
 
@@ -202,17 +197,15 @@ def pairs(
     ):
         for key in keys:
             taken = {id(site) for site in partners.values()}
-            ones_left = [site for site in ones if id(site) not in partners]
-            others_left = [site for site in others if id(site) not in taken and _is_top(site)]
-            _pair(_in_order(before, ones_left), others_left, key, partners)
+            left = {id(site) for site in ones} - {*partners}
+            ones_left = [site for site in before.sites if id(site) in left]
+            # Not what is only a part of what another site made.
+            tops = [site for site in others if site.count or not site.inside]
+            others_left = [site for site in tops if id(site) not in taken]
+            _pair(ones_left, others_left, key, partners)
     taken = {id(site) for site in partners.values()}
     new = [site for site in after.called if id(site) not in taken]
     return [(site, partners.get(id(site))) for site in before.called], new
-
-
-def _is_top(site: SiteRecord) -> bool:
-    """Whether it is not only a part of what another site made."""
-    return site.count > 0 or not site.inside
 
 
 def _pair(
@@ -236,11 +229,6 @@ def _groups(sites: Iterable[SiteRecord], key: _Key) -> dict[Hashable, list[SiteR
     for site in sites:
         groups.setdefault(key(site), []).append(site)
     return groups
-
-
-def _in_order(record: RunRecord, sites: Iterable[SiteRecord]) -> list[SiteRecord]:
-    wanted = {id(site) for site in sites}
-    return [site for site in record.sites if id(site) in wanted]
 
 
 # --- their calls, array by array
@@ -420,38 +408,31 @@ def difference(before: Array, after: Array) -> tuple[How, float, float]:
     one, other = before.values(), after.values()
     for how, view in _views(one, other.shape):
         return how, *_distance(view, other)
-    raise Unlike(f"{_shape(one.shape)} before, {_shape(other.shape)} after")
+    raise Unlike(f"{[*one.shape]} before, {[*other.shape]} after")
 
 
 def _views(values: np.ndarray, shape: tuple[int, ...]) -> Iterator[tuple[How, np.ndarray]]:
-    """The readings of `values` that have this shape."""
+    """The readings of `values` that have this shape.
+
+    Equal copies have the same bits: a zero of each sign would be two.
+    """
     if values.shape == shape:
         yield "as is", values
-    if values.shape[1:] == shape and values.ndim and _is_one_row(values):
+    if values.shape[1:] == shape and values.ndim and len({row.tobytes() for row in values}) == 1:
         yield "one of equal copies", values[0]
     if values.ndim > 1 and shape == (values.shape[0] * values.shape[1], *values.shape[2:]):
         yield "device axis merged", values.reshape(shape)
 
 
-def _is_one_row(values: np.ndarray) -> bool:
-    """Whether all rows have the same bits: a zero of each sign would be two."""
-    return len({row.tobytes() for row in values}) == 1
-
-
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether all are equal, where NaN equals NaN; broadcasts."""
-    nan = (one != one) & (other != other)
-    return bool(np.all((one == other) | nan))
-
-
 def _distance(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     """The largest difference; and relative to the largest value of `one`."""
-    if _same(one, other):
+    equal = (one == other) | ((one != one) & (other != other))  # NaN equals NaN
+    if np.all(equal):
         return 0.0, 0.0
     wide = np.complex128 if one.dtype.kind == "c" else np.float64
     with np.errstate(invalid="ignore", over="ignore"):
         each = np.abs(one.astype(wide) - other.astype(wide))
-    each = np.where((one == other) | ((one != one) & (other != other)), 0.0, each)
+    each = np.where(equal, 0.0, each)
     absolute = float(np.max(each))
     if not math.isfinite(absolute):  # a NaN or an infinity on one side only
         return math.inf, math.inf
@@ -469,7 +450,7 @@ def _difference_of_digests(before: Array, after: Array) -> tuple[How, float, flo
         return "one of equal copies", 0.0, 0.0
     if before.shape == after.shape:
         raise Unlike(f"a large array differs: mean {before.mean} before, {after.mean} after")
-    raise Unlike(f"{_shape(before.shape)} before, {_shape(after.shape)} after")
+    raise Unlike(f"{[*before.shape]} before, {[*after.shape]} after")
 
 
 def _digest(array: Array) -> str:
@@ -501,7 +482,3 @@ def _partners(before: Sequence[Array], after: Sequence[Array]) -> list[tuple[Arr
 def _fewest_devices(site: SiteRecord) -> int:
     results = [array.devices for call in site.calls for array in call.returned]
     return min(results, default=0)
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, shape))}]"

@@ -93,7 +93,7 @@ def _normal_form(text: Mapping[str, Any], *, rules: bool = False) -> tuple[str, 
         *scope.alive(results, grouped=True),
         f"out {' '.join(types)}",
     ]
-    return numbered("\n".join(lines)), scope.used
+    return _numbered("\n".join(lines)), scope.used
 
 
 @dataclass
@@ -249,6 +249,11 @@ class Scope:
                 last = line.group
             texts.append(line.text)
         return texts
+
+    def text(self, names: Sequence[str], results: Sequence[str]) -> str:
+        """The equations that results need, with numbers for names, as what others compare."""
+        lines = [" ".join(names), f"options {sorted(self.options)}", *self.alive(results)]
+        return _numbered("\n".join([*lines, f"out {' '.join(results)}"]))
 
     # --- parameters
 
@@ -408,7 +413,7 @@ def result_types(text: Mapping[str, Any]) -> list[str]:
     return [known[each] if isinstance(each, int) else _literal(each)[1] for each in text["out"]]
 
 
-def numbered(text: str) -> str:
+def _numbered(text: str) -> str:
     """Variables by their first use, so that equal programs have equal texts."""
     numbers: dict[str, str] = {}
     return _VARIABLE.sub(lambda found: numbers.setdefault(found[0], f"§{len(numbers)}"), text)

@@ -209,18 +209,10 @@ class _Part:
 
 
 def _array(event: Mapping[str, Any], archive: Path) -> Array:
-    return Array(
-        path=event["path"],
-        dtype=event["dtype"],
-        shape=tuple(event["shape"]),
-        devices=event["devices"],
-        parts=event["parts"],
-        archive=archive if "key" in event else None,
-        key=event.get("key", ""),
-        digest=event.get("digest", ""),
-        rows=tuple(event.get("rows", ())),
-        mean=event.get("mean"),
-    )
+    """With its values, or with digests of them."""
+    rows, shape = tuple(event.get("rows", ())), tuple(event["shape"])
+    kept = archive if "key" in event else None
+    return Array(**{**event, "shape": shape, "rows": rows, "archive": kept})
 
 
 def _events(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -91,13 +91,7 @@ class Ending:
         return f"exit {self.exit_code}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "exit_code": self.exit_code,
-            "functions": self.functions,
-            "calls": self.calls,
-            "devices": self.devices,
-            "output": self.output,
-        }
+        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

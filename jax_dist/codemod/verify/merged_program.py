@@ -10,12 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jax_dist.codemod.verify.program_text import (
-    BLOCKS,
     DEFINED,
     IMPORTS,
+    INNER,
     ProgramText,
     Spot,
+    blocks,
     cannot_be_moved,
+    imported,
     is_text,
     opcodes,
     same,
@@ -78,7 +80,8 @@ class _Merge:
             for gone in old[i:j]:
                 if not isinstance(gone, IMPORTS):
                     self._leave(gone)
-            gone = [each for each in old if isinstance(each, IMPORTS) and not _among(each, new)]
+            imports = [each for each in old if isinstance(each, IMPORTS)]
+            gone = [each for each in imports if not any(same(each, other) for other in new)]
             self._added(old, i, j, new[k:m], gone)
 
     def _added(
@@ -109,15 +112,14 @@ class _Merge:
     def _addition(self, added: ast.stmt, gone: Sequence[ast.stmt]) -> Iterator[str]:
         names = [name for name, _ in _bound(ast.Module([added], []), deep=False)]
         if isinstance(added, IMPORTS):
-            for alias in added.names:
-                name = alias.asname or alias.name.partition(".")[0]
+            for name, alias in imported(added):
                 alone = ast.unparse(_only(added, alias))
+                former = next((each for each in gone if name in dict(imported(each))), None)
                 if any(alone == text for _, text in _bound(self._old)):
                     continue
                 if name not in self._bound or isinstance(added, ast.Import):
                     yield alone
-                elif any(name in _names_of(each) for each in gone):
-                    former = next(each for each in gone if name in _names_of(each))
+                elif former is not None:
                     self._rebound(added, alias, name, former)
                 else:
                     self._leave(added)
@@ -150,8 +152,7 @@ class _Merge:
         try:
             if isinstance(old, DEFINED):
                 self._decorated(old, new)
-            skipped = (*BLOCKS, "handlers", "cases", "decorator_list")
-            self._fields(old, new, skipped)
+            self._fields(old, new, INNER)
         except _UnmergeableError:
             del self.spots[undo[0] :], self.unmerged[undo[2] :]
             self.text.forget(undo[1])
@@ -161,13 +162,8 @@ class _Merge:
             self._in_class.append(frozenset(name for name, _ in _bound(old, deep=False)))
         elif isinstance(old, _FUNCTIONS):
             self._in_class.append(frozenset())
-        for name in BLOCKS:
-            ones, others = getattr(old, name, None), getattr(new, name, None)
-            if isinstance(ones, list) and isinstance(others, list):
-                self._block(ones, others)
-        for name in ("handlers", "cases"):
-            for one, other in zip(getattr(old, name, ()), getattr(new, name, ()), strict=False):
-                self._block(one.body, other.body)
+        for pair in blocks(old, new):
+            self._block(*pair)
         if isinstance(old, DEFINED):
             self._in_class.pop()
 
@@ -273,20 +269,10 @@ def _given(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(word.value for word in call.keywords)]
 
 
-def _among(statement: ast.stmt, others: Sequence[ast.stmt]) -> bool:
-    return any(same(statement, other) for other in others)
-
-
 def _only(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> ast.stmt:
     if isinstance(statement, ast.Import):
         return ast.Import([alias])
     return ast.ImportFrom(statement.module, [alias], statement.level)
-
-
-def _names_of(statement: ast.stmt) -> set[str]:
-    if not isinstance(statement, IMPORTS):
-        return set()
-    return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
 
 
 def _bound(node: Any, *, deep: bool = True) -> Iterator[tuple[str, str]]:
@@ -296,8 +282,7 @@ def _bound(node: Any, *, deep: bool = True) -> Iterator[tuple[str, str]]:
         if isinstance(each, DEFINED):
             yield each.name, ""
         elif isinstance(each, IMPORTS):
-            for alias in each.names:
-                name = alias.asname or alias.name.partition(".")[0]
+            for name, alias in imported(each):
                 yield name, ast.unparse(_only(each, alias))
         elif not deep and isinstance(each, ast.Assign | ast.AnnAssign | ast.AugAssign):
             yield from _stored(ast.walk(each))

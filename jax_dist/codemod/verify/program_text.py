@@ -17,8 +17,9 @@ _IMPORT = "import _jax_dist_recording.start as __jd__"
 _RECORD_HELPER = "__import__('_jax_dist_recording.start').start.record_helper(globals())\n"
 _VALUE = "__jd_value__"
 _DEEPEST = 2  # calls around the value
-BLOCKS = ("body", "orelse", "finalbody")
+_BLOCKS = ("body", "orelse", "finalbody")
 _PARTS = ("handlers", "cases")  # that have a block
+INNER = (*_BLOCKS, *_PARTS, "decorator_list")  # fields of a statement that are no part of its head
 DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
 _NOT_TWICE = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
@@ -82,7 +83,7 @@ class ProgramText:
     def import_start(self) -> None:
         """Above all that may use it, and below what must come first."""
         for statement in self.tree.body:
-            if not is_text(statement) and not is_future(statement):
+            if not is_text(statement) and not _is_future(statement):
                 start = self.line_of(statement)
                 self.replace(start, start, f"{_IMPORT}\n")
                 return
@@ -99,7 +100,7 @@ class ProgramText:
 
     def line_of(self, statement: ast.stmt) -> int:
         """Where its first line begins, with its decorators."""
-        return self._starts[first_line(statement) - 1]
+        return self._starts[_first_line(statement) - 1]
 
     def below(self, statement: ast.stmt) -> int:
         """Where the line after it begins; one more than there are bytes, if there is none."""
@@ -117,7 +118,7 @@ class ProgramText:
         return len(self._bytes)
 
 
-def first_line(statement: ast.stmt) -> int:
+def _first_line(statement: ast.stmt) -> int:
     decorators: Sequence[ast.expr] = getattr(statement, "decorator_list", ())
     return min((each.lineno for each in decorators), default=statement.lineno)
 
@@ -127,7 +128,7 @@ def is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def is_future(statement: ast.stmt) -> bool:
+def _is_future(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
 
 
@@ -176,27 +177,21 @@ def host_edits(before: ast.Module, after: ast.Module) -> list[_HostEdit]:
 
 class _Search:
     def __init__(self, tree: ast.Module):
-        imports = (each for each in ast.walk(tree) if isinstance(each, ast.Import | ast.ImportFrom))
-        names = (alias.asname or alias.name.partition(".")[0] for i in imports for alias in i.names)
-        self._imported = frozenset(names)  # no values
+        # No values.
+        self._imported = {name for each in ast.walk(tree) for name, _ in imported(each)}
 
     def block(
         self, before: Sequence[Any], after: Sequence[Any], *, in_class: bool = False
     ) -> Iterator[_HostEdit]:
-        for one, other in paired(before, after):
+        for one, other in _paired(before, after):
             if same(one, other):
                 continue
             if not in_class:  # a lambda in the body of a class does not see its names
-                yield from self._fields(one, other, (*BLOCKS, *_PARTS, "decorator_list")) or ()
+                yield from self._fields(one, other, INNER) or ()
             defines = isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
             inner = isinstance(one, ast.ClassDef) or (in_class and not defines)
-            for name in BLOCKS:
-                if isinstance(below := getattr(one, name, None), list):
-                    yield from self.block(below, getattr(other, name), in_class=inner)
-            for name in _PARTS:
-                parts = zip(getattr(one, name, ()), getattr(other, name, ()), strict=False)
-                for part, partner in parts:
-                    yield from self.block(part.body, partner.body, in_class=inner)
+            for pair in blocks(one, other):
+                yield from self.block(*pair, in_class=inner)
 
     def _fields(
         self, one: ast.AST, other: ast.AST, skipped: Sequence[str] = ()
@@ -309,11 +304,11 @@ def _statement(program: ProgramText, line: int) -> tuple[str, int] | None:
     found = [
         each
         for each in ast.walk(program.tree)
-        if isinstance(each, ast.stmt) and first_line(each) <= line <= (each.end_lineno or 0)
+        if isinstance(each, ast.stmt) and _first_line(each) <= line <= (each.end_lineno or 0)
     ]
-    if not found or is_future(found[-1]) or is_text(found[-1]):
+    if not found or _is_future(found[-1]) or is_text(found[-1]):
         return None
-    statement = max(found, key=lambda each: (first_line(each), -(each.end_lineno or 0)))
+    statement = max(found, key=lambda each: (_first_line(each), -(each.end_lineno or 0)))
     start = program.line_of(statement)
     indent = program.between(start, start + statement.col_offset)
     if indent.strip():  # something stands before it: `if x: f()`
@@ -355,7 +350,9 @@ def with_helper_recorded(data: bytes) -> bytes:
 # --- syntax
 
 
-def paired(old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
+def _paired(
+    old: Sequence[ast.stmt], new: Sequence[ast.stmt]
+) -> Iterator[tuple[ast.stmt, ast.stmt]]:
     """The statements of two blocks that correspond."""
     for tag, i, j, k, m in opcodes(old, new):
         if tag == "equal":
@@ -378,6 +375,23 @@ def _keys(statements: Sequence[ast.stmt]) -> list[tuple[str, str]]:
         else:
             found.append((type(each).__name__, ""))
     return found
+
+
+def blocks(old: ast.stmt, new: ast.stmt) -> Iterator[tuple[Any, Any]]:
+    """The blocks inside of two statements that correspond."""
+    for name in _BLOCKS:
+        ones, others = getattr(old, name, None), getattr(new, name, None)
+        if isinstance(ones, list) and isinstance(others, list):
+            yield ones, others
+    for name in _PARTS:
+        for one, other in zip(getattr(old, name, ()), getattr(new, name, ()), strict=False):
+            yield one.body, other.body
+
+
+def imported(node: ast.AST) -> list[tuple[str, ast.alias]]:
+    """What an import binds; `import a.b, a.c` binds one name twice."""
+    aliases = node.names if isinstance(node, IMPORTS) else []
+    return [(alias.asname or alias.name.partition(".")[0], alias) for alias in aliases]
 
 
 def same(old: ast.AST, new: ast.AST) -> bool:

@@ -24,10 +24,10 @@ from typing import Any, Literal, TypeAlias
 
 from jax_dist._usage import MisuseError
 from jax_dist.codemod.verify import evidence, overlay, program_text
-from jax_dist.codemod.verify.evidence import Evidence, Run, RunRecord
+from jax_dist.codemod.verify.evidence import Run
 from jax_dist.launch.ranks import run_to_end
 
-Way: TypeAlias = Literal["overlay", "copy"]
+_Way: TypeAlias = Literal["overlay", "copy"]
 
 _ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")  # signals by which people end a program
 
@@ -37,6 +37,39 @@ _MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _LEFT_OUT = ("__pycache__", ".git", ".hg")
 _SPECIAL = frozenset(",:\\\n")  # of the mount's options
 _PLACES = ("/var/tmp", "/dev/shm")  # where nothing of the user's is, beside the usual one
+
+
+@contextlib.contextmanager
+def stage(
+    command: Sequence[str], files: Iterable[Path], *, devices: int, timeout: float | None
+) -> Iterator["Workspace"]:
+    """Keeps a project apart for some runs; nothing that they do reaches it.
+
+    Whatever ends the block, an error, Ctrl-C or a signal, the runs end too, and so they do where
+    this process is killed.
+
+    Args:
+      command: the program and its arguments.
+      files: that are being migrated.
+      devices: how many CPU devices to simulate.
+      timeout: the seconds after which a run is stopped; None for never.
+
+    Raises:
+      MisuseError: there is no room for it.
+      OSError: the command cannot be started.
+    """
+    if shutil.which(command[0]) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+    folders = roots(files)
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    # Signals raise, as Ctrl-C does by itself, so that what runs is ended.
+    others = [name for name in _ENDING if name != "SIGINT"]
+    with _signals(others, leave), working_folder(_base(folders)) as folder:
+        how = way(folder, folders)
+        yield Workspace(tuple(command), folder, folders, how, devices, timeout)
 
 
 @dataclass
@@ -55,7 +88,7 @@ class Workspace:
     command: Sequence[str]
     folder: Path
     roots: Sequence[Path]
-    way: Way
+    way: _Way
     devices: int
     timeout: float | None
     _runs: int = field(default=0, init=False)
@@ -71,14 +104,14 @@ class Workspace:
           OSError: the command cannot be started.
         """
         hooked = {path: program_text.with_helper_recorded(data) for path, data in changes.items()}
-        folder, box = self._next(), self._sandbox(hooked)
+        box = self._sandbox(hooked)
         inside = [box.inside(str(Path(file).resolve())) for file in files]
-        code, output = self._to_the_end(box, folder, {"files": inside})
-        found = evidence.read_spots(folder / "records")
-        return Run(code, output, _outside(evidence.read_calls(folder / "records"), box), found)
+        ended = self._run(box, {"files": inside})
+        sites = [replace(site, file=box.outside(site.file)) for site in ended.record.sites]
+        return replace(ended, record=replace(ended.record, sites=tuple(sites)))
 
-    def merged(self, changes: Mapping[Path, bytes]) -> tuple[dict[int, Evidence], int | None, str]:
-        """Runs a merged program: what happened at its places, the exit code and the output.
+    def merged(self, changes: Mapping[Path, bytes]) -> Run:
+        """Runs a merged program to its end; it writes down itself what happens at its places.
 
         Args:
           changes: what files of the project hold for this run alone.
@@ -86,17 +119,10 @@ class Workspace:
         Raises:
           OSError: the command cannot be started.
         """
-        folder, box = self._next(), self._sandbox(changes)
-        code, output = self._to_the_end(box, folder, {"merged": True})
-        return evidence.read_spots(folder / "records"), code, output
-
-    def _next(self) -> Path:
-        self._runs += 1
-        folder = self.folder / f"run-{self._runs}"
-        folder.mkdir()
-        return folder
+        return self._run(self._sandbox(changes), {"merged": True})
 
     def _sandbox(self, changes: Mapping[Path, bytes]) -> "_Sandbox":
+        self._runs += 1
         folder = self.folder / f"sandbox-{self._runs}"
         folder.mkdir()
         box = _Sandbox(folder, self.roots, self.way)
@@ -104,78 +130,22 @@ class Workspace:
             box.put(path, data)
         return box
 
-    def _to_the_end(
-        self, box: "_Sandbox", folder: Path, wanted: Mapping[str, Any]
-    ) -> tuple[int | None, str]:
-        (folder / "records").mkdir()
-        (folder / "path").mkdir()
-        shutil.copy(_RECORDING / "bootstrap.py", folder / "path" / "sitecustomize.py")
-        path = [str(folder / "path"), *box.search_path(os.environ.get("PYTHONPATH", ""))]
+    def _run(self, box: "_Sandbox", wanted: Mapping[str, Any]) -> Run:
+        folder = self.folder / f"run-{self._runs}"
+        first, records, output = folder / "path", folder / "records", folder / "output"
+        for each in (folder, first, records):
+            each.mkdir()
+        shutil.copy(_RECORDING / "bootstrap.py", first / "sitecustomize.py")
+        path = [str(first), *box.search_path(os.environ.get("PYTHONPATH", ""))]
         environment = _environment(self.devices) | {
             "PYTHONPATH": os.pathsep.join(path),
             "JAX_DIST_RECORD": json.dumps(
-                {"package": str(_RECORDING), "folder": str(folder / "records"), **wanted}
+                {"package": str(_RECORDING), "folder": str(records), **wanted}
             ),
         }
-        output = folder / "output"
         code = run_to_end(box.command(self.command), environment, output, self.timeout)
         text = output.read_text(errors="replace")
-        return code, text
-
-
-@contextlib.contextmanager
-def stage(
-    command: Sequence[str], files: Iterable[Path], *, devices: int, timeout: float | None
-) -> Iterator[Workspace]:
-    """Keeps a project apart for some runs; nothing that they do reaches it.
-
-    Whatever ends the block, an error, Ctrl-C or a signal, the runs end too, and so they do where
-    this process is killed.
-
-    Args:
-      command: the program and its arguments.
-      files: that are being migrated.
-      devices: how many CPU devices to simulate.
-      timeout: the seconds after which a run is stopped; None for never.
-
-    Raises:
-      MisuseError: there is no room for it.
-      OSError: the command cannot be started.
-    """
-    _check_command(command)
-    folders = roots(files)
-    with _ended_in_order(), working_folder(_base(folders)) as folder:
-        how = way(folder, folders)
-        yield Workspace(tuple(command), folder, folders, how, devices, timeout)
-
-
-@contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Signals raise, as Ctrl-C does, so that what runs is ended."""
-    if threading.current_thread() is not threading.main_thread():  # only that one gets signals
-        yield
-        return
-
-    def leave(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    others = [name for name in _ENDING if name != "SIGINT"]  # which raises by itself
-    numbers = [getattr(signal, name) for name in others if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in numbers}
-    changed = {k: old for k, old in before.items() if old not in (signal.SIG_IGN, None)}
-    try:
-        for number in changed:
-            signal.signal(number, leave)
-        yield
-    finally:
-        for number, old in changed.items():
-            signal.signal(number, old)
-
-
-def _outside(record: RunRecord, box: "_Sandbox") -> RunRecord:
-    """The same, with the paths that users know."""
-    sites = tuple(replace(site, file=box.outside(site.file)) for site in record.sites)
-    return replace(record, sites=sites)
+        return Run(code, text, evidence.read_calls(records), evidence.read_spots(records))
 
 
 def _environment(devices: int) -> dict[str, Any]:
@@ -207,20 +177,21 @@ class _Sandbox:
       way: how it is kept apart.
     """
 
-    def __init__(self, folder: Path, roots: Sequence[Path], way: Way):
-        self._folder, self._roots, self.way = folder, roots, way
-        for number, root in enumerate(roots):
+    def __init__(self, folder: Path, roots: Sequence[Path], way: _Way):
+        self._folder, self.way = folder, way
+        self._views = {root: folder / str(number) for number, root in enumerate(roots)}
+        for number, (root, view) in enumerate(self._views.items()):
             if way == "copy":
-                _copy(root, folder / str(number), roots, folder)
+                _copy(root, self._views)
             else:
-                (folder / str(number)).mkdir()
+                view.mkdir()
                 (folder / f"work-{number}").mkdir()
 
     def put(self, path: Path, data: bytes) -> None:
         """Has a file of the project hold this, for this run alone."""
         real = path.resolve()
-        number, root = self._root(real)
-        there = self._folder / str(number) / real.relative_to(root)
+        root = next(each for each in self._views if real.is_relative_to(each))
+        there = self._views[root] / real.relative_to(root)
         there.parent.mkdir(parents=True, exist_ok=True)
         there.unlink(missing_ok=True)  # it may be a link
         there.write_bytes(data)
@@ -232,26 +203,24 @@ class _Sandbox:
 
     def inside(self, path: str) -> str:
         """The path by which the program finds a file."""
-        if self.way == "overlay":
-            return path
-        for number, root in enumerate(self._roots):
-            if path == str(root) or path.startswith(f"{root}{os.sep}"):
-                return str(self._folder / str(number)) + path[len(str(root)) :]
-        return path
+        return self._moved(path, {str(root): str(view) for root, view in self._views.items()})
 
     def outside(self, path: str) -> str:
         """The path that users know, of one that the program has seen."""
-        for number, root in enumerate(self._roots):
-            copy = os.path.realpath(self._folder / str(number))
-            if self.way == "copy" and (path == copy or path.startswith(copy + os.sep)):
-                return str(root) + path[len(copy) :]
+        views = self._views.items()
+        return self._moved(path, {os.path.realpath(view): str(root) for root, view in views})
+
+    def _moved(self, path: str, folders: Mapping[str, str]) -> str:
+        for old, new in folders.items() if self.way == "copy" else ():
+            if path == old or path.startswith(old + os.sep):
+                return new + path[len(old) :]
         return path
 
     def command(self, command: Sequence[str]) -> list[str]:
         """What to start in place of a command, so that it runs in here and ends with us."""
         overlays = [
-            [str(root), str(self._folder / str(number)), str(self._folder / f"work-{number}")]
-            for number, root in enumerate(self._roots)
+            [str(root), str(view), str(self._folder / f"work-{number}")]
+            for number, (root, view) in enumerate(self._views.items())
         ]
         wanted = {
             "parent": os.getpid(),
@@ -268,26 +237,13 @@ class _Sandbox:
         ]
         if self.way == "overlay":
             return entries
-        own = [self._folder / str(number) for number in range(len(self._roots))]
-        sources = [each / "src" for each in own]
-        return [*map(str, (each for each in (*sources, *own) if each.is_dir())), *entries]
+        own = [view / part for part in ("src", "") for view in self._views.values()]
+        return [*(str(each) for each in own if each.is_dir()), *entries]
 
     def _argument(self, text: str) -> str:
         """A path, or one behind a `=`."""
         name, equals, path = text.partition("=")
         return f"{name}={self.inside(path)}" if equals else self.inside(text)
-
-    def _root(self, path: Path) -> tuple[int, Path]:
-        for number, root in enumerate(self._roots):
-            if path.is_relative_to(root):
-                return number, root
-        raise ValueError(f"{path} is not of this project")
-
-
-def _check_command(command: Sequence[str]) -> None:
-    """Raises a FileNotFoundError where the command is not there."""
-    if shutil.which(command[0]) is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
 
 
 def roots(files: Iterable[Path]) -> list[Path]:
@@ -331,7 +287,7 @@ def _base(folders: Sequence[Path]) -> str:
     )
 
 
-def way(folder: Path, folders: Sequence[Path]) -> Way:
+def way(folder: Path, folders: Sequence[Path]) -> _Way:
     """How a project can be kept apart here.
 
     Args:
@@ -373,23 +329,26 @@ def working_folder(place: str) -> Iterator[Path]:
         try:
             yield made
         finally:
-            with _undisturbed():
+            with _signals(_ENDING, signal.SIG_IGN):  # of the impatient: it takes only a moment
                 _discard(made)
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Signals of the impatient wait for what takes only a moment."""
+def _signals(names: Iterable[str], handler: Any) -> Iterator[None]:
+    """Has signals handled in another way, but not those that are ignored."""
     if threading.current_thread() is not threading.main_thread():  # only that one gets signals
         yield
         return
-    numbers = [getattr(signal, name) for name in _ENDING if hasattr(signal, name)]
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    changed = {k: old for k, old in before.items() if old not in (signal.SIG_IGN, None)}
     try:
+        for number in changed:
+            signal.signal(number, handler)
         yield
     finally:
-        for number, old in before.items():
-            signal.signal(number, signal.SIG_DFL if old is None else old)
+        for number, old in changed.items():
+            signal.signal(number, old)
 
 
 def _is_abandoned(made: Path) -> bool:
@@ -413,12 +372,10 @@ def _discard(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _copy(root: Path, to: Path, folders: Sequence[Path], folder: Path) -> None:
-    size = sum(
-        each.lstat().st_size
-        for each in root.rglob("*")
-        if each.is_file() and _is_copied(each, root)
-    )
+def _copy(root: Path, views: Mapping[Path, Path]) -> None:
+    """Copies a folder of the project; links into the project lead into the copies."""
+    to, parts = views[root], list(_parts(root))
+    size = sum(each.lstat().st_size for each in parts if each.is_file())
     free = shutil.disk_usage(to.parent).free
     if size > free // 2:
         raise MisuseError(
@@ -430,33 +387,25 @@ def _copy(root: Path, to: Path, folders: Sequence[Path], folder: Path) -> None:
         return [name for name in names if name in _LEFT_OUT or _is_environment(Path(path, name))]
 
     shutil.copytree(root, to, symlinks=True, ignore=passed_over)
-    for path, names, files in os.walk(root):
-        for name in names:
-            if _is_environment(Path(path, name)):
-                (to / Path(path, name).relative_to(root)).symlink_to(Path(path, name))
-        names[:] = [each for each in names if not _is_environment(Path(path, each))]
-        for name in (*names, *files):
-            _redirect(Path(path, name), to / Path(path, name).relative_to(root), folders, folder)
+    for each in parts:
+        copy = to / each.relative_to(root)
+        if _is_environment(each):
+            copy.symlink_to(each)
+        elif copy.is_symlink() and os.path.isabs(target := os.readlink(copy)):
+            for other, view in views.items():
+                if Path(target).is_relative_to(other):
+                    copy.unlink()
+                    copy.symlink_to(view / Path(target).relative_to(other))
 
 
-def _is_copied(path: Path, root: Path) -> bool:
-    above = [root, *(root / each for each in path.relative_to(root).parents)]
-    return not (set(path.relative_to(root).parts) & set(_LEFT_OUT)) and not any(
-        map(_is_environment, above)
-    )
+def _parts(folder: Path) -> Iterator[Path]:
+    """What is below a folder, but not below environments, and nothing that is left out."""
+    for path, names, files in os.walk(folder):
+        names[:] = [name for name in names if name not in _LEFT_OUT]
+        yield from (Path(path, name) for name in (*names, *files) if name not in _LEFT_OUT)
+        names[:] = [name for name in names if not _is_environment(Path(path, name))]
 
 
 def _is_environment(path: Path) -> bool:
     """A virtual environment: its programs know their own place."""
     return (path / "pyvenv.cfg").is_file()
-
-
-def _redirect(link: Path, copy: Path, folders: Sequence[Path], folder: Path) -> None:
-    """A link into the project by an absolute path leads into the copy."""
-    if not copy.is_symlink() or not os.path.isabs(os.readlink(copy)):
-        return
-    for number, root in enumerate(folders):
-        target = Path(os.readlink(link))
-        if target.is_relative_to(root):
-            copy.unlink()
-            copy.symlink_to(folder / str(number) / target.relative_to(root))

@@ -281,8 +281,7 @@ def _body(program: _Program, names: Mapping[Any, str]) -> tuple[str, set[str]]:
     )
     computed = scope.run(program.body, [names[source] for source in program.given])
     results = [computed[place] for place, _ in program.returned]
-    lines = [f"options {sorted(scope.options)}", *scope.alive(results), f"out {' '.join(results)}"]
-    return equivalence.numbered("\n".join([" ".join(sorted(names.values())), *lines])), scope.used
+    return scope.text(sorted(names.values()), results), scope.used
 
 
 # --- which results are equal on all devices
@@ -371,8 +370,8 @@ def _by_copies(signature: Mapping[str, Any]) -> Equality:
     if old.donated or new.donated:
         raise NotProvedError("it donates what it takes")
     _host_results(old, ones, before, new, others, after, signature["results"])
-    one = _host_text(old, names, [old.bare(each) for each in ones])
-    other = _host_text(new, names, [new.bare(each) for each in others])
+    one = old.text(names, [old.bare(each) for each in ones])
+    other = new.text(names, [new.bare(each) for each in others])
     if one != other:
         raise NotProvedError(equivalence.first_difference(one, other))
     return Equality(tuple(sorted(old.used | new.used)))
@@ -513,9 +512,3 @@ def _same_place(old: Any, new: Any, how: str, kind: str) -> bool:
         and mesh["devices"] == new_mesh["devices"]
         and mesh["kinds"] == new_mesh["kinds"]
     )
-
-
-def _host_text(scope: _Host, names: Sequence[str], results: Sequence[str]) -> str:
-    options = f"options {sorted(scope.options)}"
-    lines = [" ".join(names), options, *scope.alive(results), f"out {' '.join(results)}"]
-    return equivalence.numbered("\n".join(lines))

@@ -189,19 +189,21 @@ class _Trial:
 
     # --- one run of both texts
 
-    def _merged_run(self) -> tuple[dict[int, Evidence], tuple[int | None, str] | None]:
+    def _merged_run(self) -> tuple[Mapping[int, Evidence], tuple[int | None, str] | None]:
         """What happened, the exit code and the output; no code where the merge itself failed."""
         self._progress("running both texts as one program")
-        found, code, output = self._stage.merged(self._plan.merged_files())
-        if code == 0:
-            return found, (code, "")
+        ran = self._stage.merged(self._plan.merged_files())
+        if ran.exit_code == 0:
+            return ran.ran, (0, "")
         self._progress("it failed: running the command without the migration")
         plain = self._stage.recorded({}, ())
-        if plain.exit_code == code:
-            return found, (code, tail(output))
+        if plain.exit_code == ran.exit_code:
+            return ran.ran, (ran.exit_code, tail(ran.output))
         return {}, None
 
-    def _by_spots(self, found: dict[int, Evidence]) -> tuple[list[LedgerEntry], list[PlaceResult]]:
+    def _by_spots(
+        self, found: Mapping[int, Evidence]
+    ) -> tuple[list[LedgerEntry], list[PlaceResult]]:
         """The entries that the merged run can judge, and the outcomes of those that it cannot."""
         entries, spots = [], self._plan.spots
         taken: set[int] = set()
