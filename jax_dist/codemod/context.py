@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import discovery
-from jax_dist.checker.model.import_graph import ImportGraph, outermost_package
-from jax_dist.checker.model.project import Project
+from jax_dist.checker.model.project import ImportGraph, Project, outermost_package
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, UnreadableError
 from jax_dist.codemod import pmap_renames

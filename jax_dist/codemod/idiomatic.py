@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from jax_dist.checker.model import flow, functions, pmaps, reaching_definitions, scopes
+from jax_dist.checker.model import flow, functions, pmaps, scopes
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
@@ -99,7 +99,7 @@ def _is_later(module: Module, first: ast.expr, call: ast.Call) -> bool:
         return True
     if module.statement(first) is module.statement(call):
         return _shares_loop(module, first, call)
-    is_below = reaching_definitions.place(call) > reaching_definitions.place(first)
+    is_below = scopes.place(call) > scopes.place(first)
     return is_below or _shares_loop(module, first, call) or _comes_back(module, call)
 
 

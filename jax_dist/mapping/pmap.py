@@ -1,4 +1,4 @@
-"""The decorator that replaces `jax.pmap`.
+"""The decorator that replaces `jax.pmap`, and the object that it returns.
 
 There is one dispatcher for each function and set of options, kept as long as the function lives, so
 `pmap(f)(x)` in a loop traces once. A function is known by identity. A bound method, which is
@@ -9,11 +9,15 @@ dispatcher must not keep its own key alive.
 
 import functools
 import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import (
+    TYPE_CHECKING,
     Any,
+    Concatenate,
+    Generic,
     Literal,
     NamedTuple,
     ParamSpec,
@@ -27,30 +31,31 @@ from typing import (
 
 import jax
 
-from jax_dist._compat.arrays import Device
+from jax_dist._compat.private import Device
 from jax_dist.mapping import axes, refusals
 from jax_dist.mapping.axes import AxisPrefix
-from jax_dist.mapping.calls import Options
+from jax_dist.mapping.body import Options
 from jax_dist.mapping.dispatch import Dispatcher
-from jax_dist.mapping.mapped import Mapped
 from jax_dist.mapping.meshes import UNNAMED, DeviceChoice
 from jax_dist.passes.captures import Captures
 from jax_dist.passes.gathers import Gathers
+from jax_dist.passes.variable_names import definition
 
-Arrays = Literal["local", "global"]
-P = ParamSpec("P")
-R = TypeVar("R")
+_Arrays = Literal["local", "global"]
+_P = ParamSpec("_P")
+_Q = ParamSpec("_Q")
+_R = TypeVar("_R")
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 _known: dict[Hashable, "_Known"] = {}
 
 
-class Decorator(Protocol):
+class _Decorator(Protocol):
     """What `pmap` gives where it is called without a function."""
 
-    def __call__(self, fun: Callable[P, R], /) -> Mapped[P, R]: ...
+    def __call__(self, fun: Callable[_P, _R], /) -> "Mapped[_P, _R]": ...
 
 
-class PmapOptions(TypedDict, total=False):
+class _PmapOptions(TypedDict, total=False):
     """The keyword arguments of `pmap`, to type checkers."""
 
     in_axes: AxisPrefix
@@ -63,7 +68,7 @@ class PmapOptions(TypedDict, total=False):
     virtual: bool
     captures: Captures
     gathers: Gathers
-    arrays: Arrays
+    arrays: _Arrays
 
 
 _OF_JAX = (  # the options that jax.pmap has, too
@@ -80,10 +85,10 @@ _OF_JAX = (  # the options that jax.pmap has, too
 
 @overload
 def pmap(
-    fun: Callable[P, R], axis_name: Hashable | None = None, **options: Unpack[PmapOptions]
-) -> Mapped[P, R]: ...
+    fun: Callable[_P, _R], axis_name: Hashable | None = None, **options: Unpack[_PmapOptions]
+) -> "Mapped[_P, _R]": ...
 @overload
-def pmap(*, axis_name: Hashable | None = None, **options: Unpack[PmapOptions]) -> Decorator: ...
+def pmap(*, axis_name: Hashable | None = None, **options: Unpack[_PmapOptions]) -> _Decorator: ...
 def pmap(
     fun: Callable[..., Any] | None = None,
     axis_name: Hashable | None = None,
@@ -98,7 +103,7 @@ def pmap(
     virtual: bool = False,
     captures: Captures = "lift",
     gathers: Gathers = "reduce",
-    arrays: Arrays = "local",
+    arrays: _Arrays = "local",
 ) -> Any:
     """Maps a function over devices by `jit(shard_map)`, one slice of each argument on each device.
 
@@ -191,7 +196,7 @@ def pmap(
         _check(fun, devices, in_axes, out_axes)
         _check_choice("captures", captures, get_args(Captures))
         _check_choice("gathers", gathers, get_args(Gathers))
-        _check_choice("arrays", arrays, get_args(Arrays))
+        _check_choice("arrays", arrays, get_args(_Arrays))
         options = Options(
             axis_name=axis_name,
             in_axes=in_axes,
@@ -359,3 +364,124 @@ def _hashable(asked: tuple[Any, ...]) -> tuple:
     """The same request with its containers flattened."""
     leaves, structure = jax.tree.flatten(asked, is_leaf=lambda node: node is None)
     return (*leaves, structure)
+
+
+class _DocOfFunction:
+    """That of the class, asked on the class; that of the function, asked on an object."""
+
+    def __init__(self, of_class: str):
+        self._of_class = of_class
+
+    def __get__(self, mapped: Any, owner: type) -> str | None:
+        return self._of_class if mapped is None else mapped.__wrapped__.__doc__
+
+
+_CALL = ("__call__",)  # apart: a type checker takes a slot of that name for no method
+
+
+class Mapped(Generic[_P, _R]):
+    # The call stands in a slot of the object. Python looks `__call__` up in the class, where it
+    # finds the slot, and calls what is in it: in the steady state a callable in C++, with no Python
+    # in between. A method would cost as much again as all the rest.
+    __slots__ = (
+        *_CALL,
+        "__dict__",
+        "__name__",
+        "__qualname__",
+        "__weakref__",
+        "__wrapped__",
+        "_decorator",
+        "_dispatcher",
+    )
+    __doc__ = _DocOfFunction(  # pyright: ignore[reportAssignmentType]
+        """A function that is mapped over devices, called like the one that it was made from.
+
+        It has that one's name, documentation, signature and attributes, and is a method where that
+        would be one.
+
+        Attributes:
+          __wrapped__: the function that it was made from.
+        """
+    )
+    if TYPE_CHECKING:  # an annotation would be taken for one of the function
+
+        def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+
+    def __init__(self, fun: Callable[_P, _R], dispatcher: Dispatcher, decorator: Callable):
+        """
+        Args:
+          fun: the function.
+          dispatcher: makes the calls.
+          decorator: makes the same of a function, to pickle it.
+        """
+        self.__wrapped__ = fun
+        self.__name__: str = getattr(fun, "__name__", type(fun).__name__)
+        self.__qualname__: str = getattr(fun, "__qualname__", self.__name__)
+        own = getattr(fun, "__dict__", {})  # but for what would hide methods of this class
+        self.__dict__.update({key: own[key] for key in own if not hasattr(Mapped, key)})
+        self.__dict__["__module__"] = getattr(fun, "__module__", None)
+        self.__dict__["__annotations__"] = getattr(fun, "__annotations__", {})
+        self._dispatcher, self._decorator = dispatcher, decorator
+        dispatcher.serve(self)
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """The program for these arguments, or for arguments of these types.
+
+        Args:
+          *args: as in a call; `jax.ShapeDtypeStruct` will do for arrays.
+          **kwargs: the same.
+
+        Returns:
+          The program, on arguments that are cut over the devices. Compiled, it is called like this
+          function; captured arrays are handed in behind the scenes.
+        """
+        return self._dispatcher.lower(*args, **kwargs)
+
+    def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """The jaxpr for these arguments, or for arguments of these types; see `jax.jit`."""
+        return self._dispatcher.trace(*args, **kwargs)
+
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The types of the results for these arguments; nothing is compiled."""
+        return self.trace(*args, **kwargs).out_info
+
+    @property
+    def jitted(self) -> Callable[_P, _R]:
+        """The bare jit object, which moves no arguments, and says nothing of those it refuses."""
+        return _keeping(self, self._dispatcher.jitted)
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> "Mapped[_P, _R]": ...
+    @overload
+    def __get__(
+        self: "Mapped[Concatenate[Any, _Q], _R]", instance: object, owner: type | None = None
+    ) -> Callable[_Q, _R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        where = definition(self.__wrapped__)
+        # chex tells functions that JAX traces from others by "pmap." in this text.
+        return f"<jax_dist.pmap.Mapped of {self.__qualname__}{f' at {where}' if where else ''}>"
+
+    def __copy__(self) -> "Mapped[_P, _R]":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Mapped[_P, _R]":
+        return self
+
+    def __reduce__(self) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:
+        """By name where a name leads here, as functions are pickled; else what it was made of."""
+        found: Any = sys.modules.get(self.__dict__["__module__"] or "")
+        for part in self.__qualname__.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return self.__qualname__
+        return self._decorator, (self.__wrapped__,)
+
+
+def _keeping(mapped: Mapped, call: Callable) -> Any:
+    """`call`, keeping the function alive: in `pmap(lambda x: x).jitted` nothing else does."""
+    kept: Any = functools.partial(call)  # Any: its class declares no such names
+    kept.mapped, kept.lower, kept.trace = mapped, mapped.lower, mapped.trace
+    return kept
