@@ -339,12 +339,6 @@ def is_cut(spec: P) -> bool:
     return any(part is not None and part != () for part in spec)
 
 
-def bytes_per_device(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> int:
-    """What one device holds of a leaf."""
-    shape = sharding.shard_shape(leaf.shape)
-    return math.prod(shape) * item_size(leaf.dtype)
-
-
 def item_size(dtype: Any) -> int:
     """The bytes of one element; of a random key, those of its data."""
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
