@@ -51,7 +51,7 @@ class Island:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Stage:
+class _Stage:
     """What runs outside, and then the island after it, if any."""
 
     outside: tuple[Step, ...]
@@ -67,7 +67,7 @@ class BodyPlan:
     ins: tuple[bool, ...]  # of each other input, whether it is shared
     shared: Mapping[Var, bool]
     cuts: Cuts  # how shared values are wanted to lie, where that is known
-    stages: tuple[Stage, ...]
+    stages: tuple[_Stage, ...]
 
     @property
     def outs(self) -> list[bool]:
@@ -170,7 +170,7 @@ class _Planner:
         self._islands: list[list[JaxprEqn]] = []
         self._cheap: dict[Var, JaxprEqn] = {}  # what an island can make itself
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[_Stage, ...]:
         last_effect = (0, False)  # the stage of the last one, and whether it was outside
         for eqn in self._body.eqns:
             operands = [atom for atom in eqn.invars if isinstance(atom, Var)]
@@ -247,10 +247,10 @@ class _Planner:
 
     # ---- what an island takes and gives
 
-    def _made_of(self, number: int) -> Stage:
+    def _made_of(self, number: int) -> _Stage:
         outside, eqns = tuple(self._outside[number]), self._islands[number]
         if not eqns:
-            return Stage(outside, None)
+            return _Stage(outside, None)
         # In program order: a set of variables has another order in each process.
         own = dict.fromkeys(var for eqn in eqns for var in eqn.outvars)
         read = [atom for eqn in eqns for atom in eqn.invars if isinstance(atom, Var)]
@@ -270,7 +270,7 @@ class _Planner:
                 raise refusals.reference_between_islands(interpreter.source_line(eqns[0]))
         scatters = self._scattered(eqns, makes)
         parts = self._parts(eqns, reads, scatters)
-        return Stage(outside, Island(tuple(eqns), tuple(reads), makes, scatters, parts))
+        return _Stage(outside, Island(tuple(eqns), tuple(reads), makes, scatters, parts))
 
     def _helped(self, reads: Iterator[Var]) -> list[JaxprEqn]:
         """The cheap equations that make some variables, in program order."""

@@ -190,12 +190,9 @@ class GlobalView:
             raise refusals.no_state_argument(
                 self._setting.fun_name, len(self._setting.state), len(parts)
             )
-        named = [axes.argument_name(self._fun, number) for number in numbers]
         own = {
-            number: state_placement.read_state(
-                part, name, self._setting.mesh, self._setting.name, stacked=stacked
-            )
-            for number, part, name in zip(numbers, parts, named, strict=True)
+            number: self._read(part, axes.argument_name(self._fun, number), stacked=stacked)
+            for number, part in zip(numbers, parts, strict=True)
         }
         self._known.update({number: given.known for number, given in own.items()})
         program = None
@@ -248,17 +245,13 @@ class GlobalView:
         with_paths, structure = jax.tree.flatten_with_path(state)
         leaves = [leaf for _, leaf in with_paths]
         if not self._known:  # nothing was placed, so that it is as the user made it
-            given = state_placement.read_state(
-                state, "state", self._setting.mesh, self._setting.name, stacked=None
-            )
-            varies: list[bool | None] = [given.stacked] * len(leaves)
+            varies: list[bool | None] = [self._read(state, "state").stacked] * len(leaves)
         else:
-            varies = state_placement.which_vary(
-                leaves, structure, tuple(self._known.values()), self._setting.size
-            )
+            knowns = tuple(self._known.values())
+            told = state_placement.which_vary(leaves, structure, knowns, self._setting.size)
             varies = [
                 self._varies_where_it_lies(leaf) if own is None else own
-                for own, leaf in zip(varies, leaves, strict=True)
+                for own, leaf in zip(told, leaves, strict=True)
             ]
         if None in varies:
             path = jax.tree_util.keystr(with_paths[varies.index(None)][0])
@@ -391,16 +384,16 @@ class GlobalView:
             kinds.update(zip(places, known.types, strict=True))
         return kinds
 
+    def _read(self, state: Any, name: str, *, stacked: bool | None = None) -> state_placement.Given:
+        setting = self._setting
+        return state_placement.read_state(state, name, setting.mesh, setting.name, stacked=stacked)
+
     def _known_of(self, number: int, given: Any) -> state_placement.Known:
         """What a state is of which nothing was known: not traced, it may have the device axis."""
         leaves = jax.tree.leaves(given)
         is_array = all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
         if is_array and not body.any_tracer(leaves):
-            name = axes.argument_name(self._fun, number)
-            found = state_placement.read_state(
-                given, name, self._setting.mesh, self._setting.name, stacked=None
-            )
-            return found.known
+            return self._read(given, axes.argument_name(self._fun, number)).known
         types = [type_of(leaf) for leaf in leaves]
         own = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in types)
         return state_placement.Known(jax.tree.structure(given), own)
@@ -418,21 +411,16 @@ class GlobalView:
         self, number: int, given: state_placement.Given, program: StepProgram | None
     ) -> Any:
         """One argument of the state on the mesh."""
-        leaves: list[Leaf | None] = [None] * len(given.leaves)
-        if program is not None:
-            leaves = [leaf for leaf in program.leaves.values() if leaf.argument == number]
+        shardings, mesh, name = self._setting.shardings, self._setting.mesh, self._setting.name
         specs = state_placement.specs_of(
-            self._setting.shardings,
-            self._setting.mesh,
-            self._setting.name,
-            given.short_paths,
-            given.known.types,
+            shardings, mesh, name, given.short_paths, given.known.types
         )
-        values = []
-        for place, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
-            shared = NamedSharding(self._setting.mesh, spec) if leaf is None else leaf.sharding
-            varies = None if leaf is None else not leaf.shared
-            values.append(given.put(place, shared, varies=varies))
+        if program is None:
+            lie = [(NamedSharding(mesh, spec), None) for spec in specs]
+        else:
+            own = [leaf for leaf in program.leaves.values() if leaf.argument == number]
+            lie = [(leaf.sharding, not leaf.shared) for leaf in own]
+        values = [given.put(n, sharding, varies=varies) for n, (sharding, varies) in enumerate(lie)]
         return jax.tree.unflatten(given.known.structure, values)
 
     def _tree_of_state(self, of_leaf: Callable[[Leaf], Any], what: str) -> Any:
