@@ -8,7 +8,7 @@ theme; each part also has its name and its bytes beside it, for who sees none.
 import dataclasses
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -95,10 +95,10 @@ class GlobalViewReport:
         after = ("sharded", "whole", "different on each device")
         return _draw(
             f"State of {self.function} on one of {self.devices} devices",
-            [
-                _Bar("pmap", tuple(zip(before, under_pmap, strict=True))),
-                _Bar("global view", tuple(zip(after, here, strict=True))),
-            ],
+            {
+                "pmap": dict(zip(before, under_pmap, strict=True)),
+                "global view": dict(zip(after, here, strict=True)),
+            },
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class GlobalViewReport:
             (
                 leaf.path,
                 f"{leaf.type.dtype}{list(leaf.type.shape)}",
-                _found(leaf),
+                "shared" if leaf.origin is None else f"varies from {leaf.origin}",
                 str(leaf.sharding.spec).replace("PartitionSpec", "P"),
                 f"{leaf.bytes_per_device:,}",
             )
@@ -157,10 +157,6 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" + ("" if count == 1 else "s")
 
 
-def _found(leaf: Leaf) -> str:
-    return "shared" if leaf.origin is None else f"varies from {leaf.origin}"
-
-
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     """In columns; the last one to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -171,20 +167,13 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Bar:
-    """What one device holds, in parts: bytes by name, each name at the same place in all bars."""
+def _draw(title: str, bars: Mapping[str, Mapping[str, int]]) -> str:
+    """The bars below each other, to one scale, as the text of an SVG file.
 
-    title: str
-    parts: tuple[tuple[str, int], ...]
-
-    @property
-    def total(self) -> int:
-        return sum(size for _, size in self.parts)
-
-
-def _draw(title: str, bars: Sequence[_Bar]) -> str:
-    """The bars below each other, to one scale, as the text of an SVG file."""
+    Args:
+      title: of the picture.
+      bars: by title, the bytes of each part by its name; parts at the same place have one colour.
+    """
     height = 56 + len(bars) * _ROW
     name = html.escape(title)
     lines = [
@@ -195,16 +184,16 @@ def _draw(title: str, bars: Sequence[_Bar]) -> str:
         f'<rect class="card" x="1" y="1" width="{_WIDTH - 2}" height="{height - 2}" rx="8"/>',
         f'<text x="{_LEFT}" y="28">{name}</text>',
     ]
-    largest = max((bar.total for bar in bars), default=0)
-    for row, bar in enumerate(bars):
-        lines += _drawn(bar, 44 + row * _ROW, largest)
+    largest = max(sum(parts.values()) for parts in bars.values())
+    for row, (bar, parts) in enumerate(bars.items()):
+        lines += _drawn(bar, parts, 44 + row * _ROW, largest)
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _drawn(bar: _Bar, top: int, largest: int) -> list[str]:
+def _drawn(title: str, bar: Mapping[str, int], top: int, largest: int) -> list[str]:
     """One bar; `largest` bytes are as long as the scale."""
     lines, left = [], float(_LEFT)
-    for number, (name, size) in enumerate(bar.parts):
+    for number, (name, size) in enumerate(bar.items()):
         width = _SCALE * size / largest if largest else 0.0
         if size:
             lines.append(
@@ -212,10 +201,10 @@ def _drawn(bar: _Bar, top: int, largest: int) -> list[str]:
                 f'height="24"><title>{html.escape(name)}: {size:,} bytes</title></rect>'
             )
         left += width
-    parts = ", ".join(f"{human_bytes(size)} {name}" for name, size in bar.parts if size)
-    said = html.escape(f"{bar.title}: {parts}")
+    parts = ", ".join(f"{human_bytes(size)} {name}" for name, size in bar.items() if size)
+    said = html.escape(f"{title}: {parts}")
     lines += [
-        f'<text x="{left + 8:.1f}" y="{top + 17}">{human_bytes(bar.total)}</text>',
+        f'<text x="{left + 8:.1f}" y="{top + 17}">{human_bytes(sum(bar.values()))}</text>',
         f'<text class="small" x="{_LEFT}" y="{top + 42}">{said}</text>',
     ]
     return lines

@@ -27,7 +27,6 @@ from jax_dist.passes.uniformity import (
     AxisScope,
     Invariance,
     Same,
-    same_of,
 )
 
 
@@ -53,9 +52,8 @@ class Axis:
         return {var: self.name in same for var, same in facts.items()}
 
     def shared_out(self, body: Any, ins: Sequence[bool]) -> list[bool]:
-        facts = self.invariance.facts(body, self._same(ins), self.scope)
-        outvars = interpreter.open_jaxpr(body).outvars
-        return [self.name in same_of(atom, facts, self.scope) for atom in outvars]
+        found = self.invariance.outputs(body, self._same(ins), self.scope)
+        return [self.name in same for same in found]
 
     def shared_in_bodies(self, eqn: JaxprEqn, ins: Sequence[bool]) -> list[list[bool]]:
         """Of the inputs of each body of an equation, when its loops have settled."""
