@@ -234,13 +234,7 @@ def build(setting: Setting, call: Call, state: Sequence[int]) -> StepProgram:
       state: the places of the leaves of the state.
     """
     found = body.traced(setting.options, call)
-    if found.regions:
-        raise refusals.nested_map(call.fun_name, [str(each) for each in found.regions])
-    for eqn in interpreter.equations(found.jaxpr):
-        if eqn.primitive.name == "sharding_constraint":
-            sharding = eqn.params["sharding"]
-            if state_placement.is_cut(getattr(sharding, "spec", P())):
-                raise refusals.constrained_inside(interpreter.source_line(eqn), sharding)
+    _check_body(call, found)
     axis = SharedAxis(found.axis, setting.size)
     results = _results_of_state(setting, call, found, state)
     ins = [place in state or of_leaf is None for place, of_leaf in enumerate(call.axes)]
@@ -254,14 +248,8 @@ def build(setting: Setting, call: Call, state: Sequence[int]) -> StepProgram:
         if leaves[place].shared and leaves[place].is_cut:
             wanted[result] = leaves[place].sharding.spec
     named = _named_meshes(found.jaxpr)
-    planned = plan(
-        axis,
-        found.jaxpr,
-        [*[True] * hidden, *ins],
-        wanted,
-        scatters=setting.scatters,
-        tied=bool(named),
-    )
+    given, tied = [*[True] * hidden, *ins], bool(named)
+    planned = plan(axis, found.jaxpr, given, wanted, scatters=setting.scatters, tied=tied)
     _check_results(call, found, axis, planned, results)
     in_axes = tuple(
         (None if ins[place] else 0) if place in state else of_leaf
@@ -361,7 +349,7 @@ def _leaves(
         why, through = None, ()
         if not ins[place]:
             why = _origin(found, axis, ins, place, result_of[place])
-            of_inputs = [*_names_of_captures(found), *paths]
+            of_inputs = _paths_of_inputs(call, found)
             through = tuple(of_inputs[n] for n in why.inputs if of_inputs[n] != paths[place])
             if callable(setting.shardings) and state_placement.is_cut(spec):
                 raise refusals.varies_but_cut(paths[place], spec, str(why), through)
@@ -393,8 +381,8 @@ def _origin(
     return origin(jaxpr, shared, jaxpr.outvars[result], jaxpr.invars[len(hidden) + place])
 
 
-def _names_of_captures(found: Body) -> list[str]:
-    return [capture.name for capture in found.lifted.captures]
+def _paths_of_inputs(call: Call, found: Body) -> list[str]:
+    return [*(capture.name for capture in found.lifted.captures), *call.paths()]
 
 
 def _check_something_cut(
@@ -431,6 +419,16 @@ def _short_paths(call: Call) -> list[str]:
 # ---- what cannot be
 
 
+def _check_body(call: Call, found: Body) -> None:
+    if found.regions:
+        raise refusals.nested_map(call.fun_name, [str(each) for each in found.regions])
+    for eqn in interpreter.equations(found.jaxpr):
+        if eqn.primitive.name == "sharding_constraint":
+            sharding = eqn.params["sharding"]
+            if state_placement.is_cut(getattr(sharding, "spec", P())):
+                raise refusals.constrained_inside(interpreter.source_line(eqn), sharding)
+
+
 def _check_results(
     call: Call, found: Body, axis: SharedAxis, planned: BodyPlan, results: dict[int, int]
 ) -> None:
@@ -440,9 +438,9 @@ def _check_results(
             shared = axis.shared_in(jaxpr, planned.ins)
             result: Any = jaxpr.outvars[place]
             why = origin(jaxpr, shared, result, Var(result.aval))
-            paths = [*_names_of_captures(found), *call.paths()]
             tree = jax.tree.unflatten(found.out_tree, range(len(found.out_axes)))
             named = {n: jax.tree_util.keystr(path) for path, n in jax.tree.leaves_with_path(tree)}
+            paths = _paths_of_inputs(call, found)
             through = [paths[n] for n in why.inputs]
             raise refusals.result_varies(
                 call.fun_name, f"the result{named[place]}", str(why), through
