@@ -15,7 +15,7 @@ from jax_dist.consistency.evaluation import Graph, graph_of
 from jax_dist.consistency.faults import Explanation, FaultOrigin, Search
 from jax_dist.consistency.relations import Verdict, are_alike, verdict
 from jax_dist.consistency.runs import CheckedProgram, Global, PerDevice, Reference, Several
-from jax_dist.errors import ConsistencyError, UnsupportedError, message
+from jax_dist.errors import ConsistencyError, UnsupportedError
 from jax_dist.mapping import axes
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.rewriting import rendering
@@ -176,14 +176,12 @@ def _subject(
         return subject
     mesh = mesh or runs.mesh_of(args)
     if mesh is None:
-        raise ConsistencyError(
-            message(
-                what=f"'{name}' has no mesh to make smaller",
-                which=["axis_name, mesh= are not given", "no argument has a NamedSharding"],
-                why="a function of whole arrays runs on the devices of a mesh",
-                do="Give axis_name='i' if the function is what one device does; else mesh=, or "
-                "arguments placed by jax.device_put(x, NamedSharding(mesh, spec)).",
-            )
+        raise runs.refusal(
+            what=f"'{name}' has no mesh to make smaller",
+            which=["axis_name, mesh= are not given", "no argument has a NamedSharding"],
+            why="a function of whole arrays runs on the devices of a mesh",
+            do="Give axis_name='i' if the function is what one device does; else mesh=, or "
+            "arguments placed by jax.device_put(x, NamedSharding(mesh, spec)).",
         )
     return Global(fun, name, mesh, args)
 
@@ -191,26 +189,22 @@ def _subject(
 def _counts(devices: Sequence[int]) -> list[int]:
     counts = [count for count in dict.fromkeys(devices) if isinstance(count, int) and count > 1]
     if not counts or any(not isinstance(count, int) or count < 1 for count in devices):
-        raise ConsistencyError(
-            message(
-                what="devices= are no numbers of devices",
-                which=[f"devices={tuple(devices)!r}"],
-                why="each is compared with one device",
-                do="Give at least one number above 1, as in devices=(1, 2, 4).",
-            )
+        raise runs.refusal(
+            what="devices= are no numbers of devices",
+            which=[f"devices={tuple(devices)!r}"],
+            why="each is compared with one device",
+            do="Give at least one number above 1, as in devices=(1, 2, 4).",
         )
     return counts
 
 
 def _nothing_left(name: str, skipped: dict[int, str]) -> ConsistencyError:
-    return ConsistencyError(
-        message(
-            what=f"'{name}' cannot be run on several devices",
-            which=[f"{count} devices: {why}" for count, why in skipped.items()],
-            why="the same arguments go to each number of devices",
-            do="Give arguments whose rows all of them divide, and counts that are there; "
-            "jax_dist.testing.simulated_devices(8) makes devices.",
-        )
+    return runs.refusal(
+        what=f"'{name}' cannot be run on several devices",
+        which=[f"{count} devices: {why}" for count, why in skipped.items()],
+        why="the same arguments go to each number of devices",
+        do="Give arguments whose rows all of them divide, and counts that are there; "
+        "jax_dist.testing.simulated_devices(8) makes devices.",
     )
 
 
@@ -334,16 +328,14 @@ def _out_axes(out_axes: AxisPrefix, tree: Any) -> tuple[Axis, ...]:
 
 
 def _other_tree(program: CheckedProgram, reference: Reference) -> ConsistencyError:
-    return ConsistencyError(
-        message(
-            what="the result has another structure on another number of devices",
-            which=[
-                f"{program.devices} devices: {program.tree}",
-                f"one device: {reference.program.tree}",
-            ],
-            why="results are compared leaf by leaf",
-            do="Return the same structure on any number of devices.",
-        )
+    return runs.refusal(
+        what="the result has another structure on another number of devices",
+        which=[
+            f"{program.devices} devices: {program.tree}",
+            f"one device: {reference.program.tree}",
+        ],
+        why="results are compared leaf by leaf",
+        do="Return the same structure on any number of devices.",
     )
 
 

@@ -35,6 +35,10 @@ from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.passes import interpreter
 
 
+def refusal(*, what: str, which: Sequence[str], why: str, do: str) -> ConsistencyError:
+    return ConsistencyError(message(what=what, which=which, why=why, do=do))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckedProgram:
     """What a function does on so many devices."""
@@ -65,30 +69,24 @@ class PerDevice:
     def check(self) -> None:
         """Raises what `pmap` would: axes that do not fit, nothing that is mapped."""
         axes.check_axes("in_axes", self.in_axes)
-        leaves, prefixes = jax.tree.leaves(self.args), self._axes()
-        sizes = [np.shape(leaf) for leaf in leaves]
         wrong = [
             f"{path} has shape {np.shape(leaf)}, in_axes {axis}"
             for path, leaf, axis in self._leaves()
             if axis is not None and not -np.ndim(leaf) <= axis < np.ndim(leaf)
         ]
         if wrong:
-            raise ConsistencyError(
-                message(
-                    what=f"in_axes of '{self.name}' names a dimension that is not there",
-                    which=wrong,
-                    why="a mapped argument is split along it, into equal shares of the devices",
-                    do="Give None for an argument that all devices share, as in in_axes=(None, 0).",
-                )
+            raise refusal(
+                what=f"in_axes of '{self.name}' names a dimension that is not there",
+                which=wrong,
+                why="a mapped argument is split along it, into equal shares of the devices",
+                do="Give None for an argument that all devices share, as in in_axes=(None, 0).",
             )
-        if not [axis for axis in prefixes if axis is not None] or not sizes:
-            raise ConsistencyError(
-                message(
-                    what=f"nothing is mapped in '{self.name}'",
-                    which=[f"in_axes is {self.in_axes}"],
-                    why="every device would do the same with the same values",
-                    do="Give the dimension to split for at least one argument.",
-                )
+        if all(axis is None for axis in self._axes()):
+            raise refusal(
+                what=f"nothing is mapped in '{self.name}'",
+                which=[f"in_axes is {self.in_axes}"],
+                why="every device would do the same with the same values",
+                do="Give the dimension to split for at least one argument.",
             )
 
     def program(self, devices: int) -> CheckedProgram:
@@ -179,15 +177,13 @@ class Global:
                     raise self._own_mesh(f"{line}: its mesh is {sizes}", devices)
 
     def _own_mesh(self, which: str, devices: int) -> ConsistencyError:
-        return ConsistencyError(
-            message(
-                what=f"'{self.name}' has a mesh of its own, which cannot be made smaller",
-                which=[which, f"it is to be checked on {devices}"],
-                why="the number of devices is that of the mesh, and it is fixed in the function",
-                do="Give a function with a parameter named mesh, as in "
-                "check(lambda x, mesh: jax.shard_map(f, mesh=mesh, ...)(x), x, mesh=mesh), or "
-                "leave out mesh= in jax.shard_map, which then takes the one that is set.",
-            )
+        return refusal(
+            what=f"'{self.name}' has a mesh of its own, which cannot be made smaller",
+            which=[which, f"it is to be checked on {devices}"],
+            why="the number of devices is that of the mesh, and it is fixed in the function",
+            do="Give a function with a parameter named mesh, as in "
+            "check(lambda x, mesh: jax.shard_map(f, mesh=mesh, ...)(x), x, mesh=mesh), or "
+            "leave out mesh= in jax.shard_map, which then takes the one that is set.",
         )
 
 
