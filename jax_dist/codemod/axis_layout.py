@@ -258,7 +258,7 @@ class Layouts:
             return
         if mixed:
             self.keep_slot(slot, f"line {node.lineno} mixes it with values that are not followed")
-        if escapes.may_be_given(self._module, node):
+        if escapes.given_parameters(self._module, node):
             text = self._module.text(node)
             self.keep_slot(slot, f"other files may give {text} of line {node.lineno}")
 

@@ -383,7 +383,7 @@ class HelperNames:
 
     def _inside(self, module: Module, function: str, at: ast.AST) -> _Name:
         import_within(module, at)
-        if not isinstance(new_imports.anchor(module.tree), ast.Import | ast.ImportFrom):
+        if not isinstance(module.once(_anchor), ast.Import | ast.ImportFrom):
             raise Left(
                 "the file imports jax inside of a function or block, and has no place for helpers",
                 "Give the path of a module for them: --helpers PATH.",
@@ -448,6 +448,10 @@ def _within_reach(module: Module, at: ast.AST, text: str, imports: tuple[str, ..
         end = module.source.code.index(behind.encode(), end) + len(behind.encode())
         lead = f"\n{indent}"
     return _Name(text, edits=tuple(Edit(end, end, f"{lead}{line}") for line in imports))
+
+
+def _anchor(module: Module) -> ast.stmt | None:
+    return new_imports.anchor(module.tree)
 
 
 def _taken(module: Module, wanted: dict[str, str]) -> list[str]:

@@ -12,12 +12,7 @@ _JOINED = ("stack", "array", "asarray")
 
 
 def why_not(module: Module, call: ast.Call) -> str:
-    """Why an expression is no source that can go; "" where it is one.
-
-    Args:
-      module: its file.
-      call: what `stacking.stacking` takes for copies or for a split.
-    """
+    """Why what `stacking.stacking` takes for copies or a split cannot go; "" where it can."""
     done = stacking.stacking(module, call)
     if done is None or done.kind not in (Kind.REPLICATED, Kind.SPLIT):
         return "what it does is not followed"
@@ -50,12 +45,7 @@ def _is_copy(module: Module, call: ast.Call) -> bool:
 
 
 def first_devices(module: Module, call: ast.Call) -> ast.expr | None:
-    """`jax.local_devices()[:n]` of a `device_put_replicated`, as its text says it.
-
-    Args:
-      module: its file.
-      call: what may put copies on the first of all devices.
-    """
+    """`jax.local_devices()[:n]` of a `device_put_replicated`, as its text says it."""
     if module.qualified_name(call.func) != _PUT or len(call.args) != 2 or call.keywords:
         return None
     devices = call.args[1]

@@ -45,15 +45,7 @@ _FORMS = ("call", "partial decorator")
 def find(
     module: Module, project: Project, style: Style, namer: Namer, facts: PmapFacts
 ) -> list[PlannedPlace]:
-    """The steps of a file whose state can be cut, with their states; then those that stay.
-
-    Args:
-      module: the file.
-      project: of it.
-      style: how it is written.
-      namer: says how `global_view` is called there.
-      facts: what is known of its places.
-    """
+    """The steps of a file whose state can be cut, with their states; then those that stay."""
     left: dict[ast.expr, Left] = {}
     fit: list[tuple[Site, Layouts]] = []
     for site in pmaps.sites(module):
@@ -98,16 +90,9 @@ def _check(site: Site, facts: PmapFacts) -> None:
 
 
 class _CarriedState:
-    """One mapped function and its state.
+    """One mapped function and its state. Raises Left where that cannot be followed.
 
-    Args:
-      module: the file.
-      project: of it.
-      layouts: of this function alone.
-      site: what maps it.
-
-    Raises:
-      Left: the state cannot be followed.
+    `layouts` are those of this function alone.
     """
 
     def __init__(self, module: Module, project: Project, layouts: Layouts, site: Site):

@@ -37,12 +37,6 @@ def find(
 ) -> tuple[_Freed, dict[ast.expr, str]]:
     """The places of a file that can do without the axis over devices, and why others keep it.
 
-    Args:
-      module: the file.
-      style: how it is written.
-      namer: says how the helpers are called there.
-      facts: what is known of its places.
-
     Returns:
       What becomes of them; by the reference of a site, why some of its axes stay.
     """

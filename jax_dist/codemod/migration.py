@@ -123,9 +123,8 @@ def of_text(
 
 def _wanted(data: bytes) -> bool:
     """Whether a file may have something to migrate, by its bytes; False is certain."""
-    if any(sources.holds(word, data) for word in _WORDS):
-        return True
-    return linter.wanted(data, pmap_renames.CODES)
+    is_named = any(sources.holds(word, data) for word in _WORDS)
+    return is_named or linter.wanted(data, pmap_renames.CODES)
 
 
 def _with_modules(found: list[FileMigration]) -> list[FileMigration]:
@@ -134,23 +133,21 @@ def _with_modules(found: list[FileMigration]) -> list[FileMigration]:
     Files whose module cannot have what they need are left.
     """
     users: dict[str, list[int]] = {}
+    names: dict[str, frozenset[str]] = {}
     for position, migrated in enumerate(found):
         if migrated.helpers is not None:
-            users.setdefault(migrated.helpers.path, []).append(position)
+            path = migrated.helpers.path
+            users.setdefault(path, []).append(position)
+            names[path] = names.get(path, frozenset()) | migrated.helpers.names
     modules: list[FileMigration] = []
     for path, positions in sorted(users.items()):
-        names = frozenset[str]().union(*(_helpers(found[each]) for each in positions))
         first = found[positions[0]].after.decode("utf-8", "replace")
         try:
-            modules.append(_module(path, names, edits.indentation_of(first)))
+            modules.append(_module(path, names[path], edits.indentation_of(first)))
         except Left as left:
             for each in positions:
                 found[each] = found[each].left_whole(left)
     return [*found, *modules]
-
-
-def _helpers(migrated: FileMigration) -> frozenset[str]:
-    return frozenset() if migrated.helpers is None else migrated.helpers.names
 
 
 def _module(path: str, names: frozenset[str], unit: str) -> FileMigration:
@@ -181,16 +178,7 @@ def _module(path: str, names: frozenset[str], unit: str) -> FileMigration:
 
 
 def of_source(source: Source, context: ProjectContext, options: MigrationOptions) -> FileMigration:
-    """Migrates one file.
-
-    Args:
-      source: the file.
-      context: the project that it is judged with.
-      options: the target.
-
-    Returns:
-      The file before and after; nothing is written.
-    """
+    """Migrates one file, judged with its project; nothing is written."""
     before = source.written(source.code)
     try:
         module = context.project.module(source)
@@ -215,30 +203,13 @@ def _unparsed_cells(source: Source) -> Iterator[PlaceResult]:
     """Cells of a notebook that Python cannot parse; the others are migrated."""
     for cell in getattr(source, "unparsed", ()):
         offset = source.line_starts[min(cell.line, len(source.line_starts)) - 1]
-        place = source.position(offset)
-        what = source.line_text(offset).strip()
-        reason = "Python cannot parse the cell"
-        yield PlaceResult(
-            source.path,
-            place.line,
-            place.cell,
-            _codes.SYNTAX_ERROR,
-            "left",
-            what,
-            reason,
-            "",
-            cell.message,
-        )
+        at = source.position(offset)
+        said = (source.line_text(offset).strip(), "Python cannot parse the cell", "", cell.message)
+        yield PlaceResult(source.path, at.line, at.cell, _codes.SYNTAX_ERROR, "left", *said)
 
 
 class _File:
-    """One file while it is migrated, in rounds.
-
-    Args:
-      module: as it was.
-      context: its project.
-      options: the target.
-    """
+    """One file while it is migrated, in rounds."""
 
     def __init__(self, module: Module, context: ProjectContext, options: MigrationOptions):
         self._first, self._context, self._options = module, context, options

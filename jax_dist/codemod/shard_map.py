@@ -12,7 +12,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from jax_dist.checker.model import flow, pmaps, scopes
+from jax_dist.checker.model import flow, pmaps
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
@@ -33,13 +33,7 @@ class Promises:
 
 
 class PmapFacts:
-    """Tells for each place of a file what is not known.
-
-    Args:
-      module: the file.
-      context: its project.
-      promises: what need not be shown.
-    """
+    """Tells for each place of a file what is not known, and was not promised."""
 
     def __init__(self, module: Module, context: ProjectContext, promises: Promises):
         self._module, self._context, self._promises = module, context, promises
@@ -77,7 +71,12 @@ class PmapFacts:
     def _of_arguments(self, site: Site) -> str:
         devices = site.arguments.get("devices")
         is_none = isinstance(devices, ast.Constant) and devices.value is None
-        if devices is not None and not is_none and not self._is_all(devices):
+        match devices:
+            case ast.Call(func=function, args=[], keywords=[]):
+                is_all = self._module.qualified_name(function) == "jax.devices"
+            case _:
+                is_all = devices is None or is_none
+        if not is_all:
             return "its devices are chosen at run time"
         for name in ("static_broadcasted_argnums", "backend", "axis_size"):
             if name in site.arguments:
@@ -85,13 +84,6 @@ class PmapFacts:
         if site.unknown:
             return f"its arguments come from {site.unknown}"
         return ""
-
-    def _is_all(self, node: ast.expr) -> bool:
-        return (
-            isinstance(node, ast.Call)
-            and not (node.args or node.keywords)
-            and self._module.qualified_name(node.func) == "jax.devices"
-        )
 
     def unfit_place(self, site: Site) -> str:
         """Why a mesh cannot be made, or a function cannot be mapped again, where a place is."""
@@ -103,7 +95,8 @@ class PmapFacts:
                 break
             if isinstance(each, ast.For | ast.While):
                 return f"it is made in the loop of line {each.lineno}"
-        if self._is_lasting(site.fun) and not self._runs_once(around):
+        runs_once = getattr(around, "name", "") == "main" and self._module.function(around) is None
+        if self._is_lasting(site.fun) and not runs_once:
             return "it would be compiled again each time that the function around it runs"
         return ""
 
@@ -117,10 +110,6 @@ class PmapFacts:
         if found is None or found[0] is self._module.scopes.module:
             return True
         return any(binding.kind in ("import", "parameter") for binding in found[1])
-
-    def _runs_once(self, around: scopes.Function) -> bool:
-        name = getattr(around, "name", "")
-        return name == "main" and self._module.function(around) is None
 
     def _of_calls(self, site: Site) -> str:
         """All calls are seen, by position, with nothing shared but literals."""
@@ -170,13 +159,11 @@ class PmapFacts:
         for call in self._calls.get(site.node, []):
             for position, argument in enumerate(call.args):
                 is_shared = shared is not None and shared(position)
-                if not is_shared and not self._has_all_devices(argument):
+                origins = () if is_shared else flow.of(self._module).origins(argument)
+                if not all(map(self._is_whole, origins)):
                     text = self._module.text(argument)
                     return f"nothing shows that {text} has a slice for each device"
         return ""
-
-    def _has_all_devices(self, argument: ast.expr) -> bool:
-        return all(self._is_whole(origin) for origin in flow.of(self._module).origins(argument))
 
     def _is_whole(self, origin: flow.Origin) -> bool:
         match origin.kind:
@@ -348,44 +335,30 @@ def _partial_name(module: Module, site: Site) -> str:
 def with_axes(
     module: Module, site: Site, plan: DirectPlan, texts: Texts, edits: Sequence[Edit]
 ) -> tuple[Edit, ...] | None:
-    """The edits that rename pmap and give it the axes of a plan; None where it has no brackets.
-
-    Args:
-      module: the file.
-      site: a call of pmap, or of a partial of it.
-      plan: with the axes.
-      texts: of the site.
-      edits: those that rename pmap.
-    """
+    """`edits`, which rename pmap, and the axes of a plan; None where it has no brackets."""
     call = site.node
     if not isinstance(call, ast.Call) or not (call.args or call.keywords):
         return None
-    last: Any = max((*call.args, *call.keywords), key=_end)
+    given: Any = (*call.args, *call.keywords)
+    last = max(given, key=lambda each: (each.end_lineno, each.end_col_offset))
     start, end = module.span(last)
     before = module.source.line_text(start)[: module.source.position(start).column - 1]
     if "\n" in module.text(call):
         row = module.source.line_text(end)
-        given = [f"{name}={text}" for name, text in _axes(plan)]
-        is_long = len(row) + sum(len(each) + 2 for each in given) > texts.style.width
+        axes = [f"{name}={text}" for name, text in _axes(plan)]
+        is_long = len(row) + sum(len(each) + 2 for each in axes) > texts.style.width
         gap = f",\n{codegen.indentation(before)}" if is_long or not before.strip() else ", "
-        new = "".join(f"{gap}{each}" for each in given)
+        new = "".join(f"{gap}{each}" for each in axes)
         return tuple(sorted((*edits, Edit(end, end, new))))
     low, high = module.span(call)
     inside = [each for each in edits if low <= each.start and each.end <= high]
     renamed = {each.start: each.text for each in inside}  # each is a whole name
-    positional = [_text(module, each, renamed) for each in call.args]
+    text = lambda node: renamed.get(module.span(node)[0], module.text(node))
+    positional = [text(each) for each in call.args]
     keywords = [(each.arg or "", module.text(each.value)) for each in call.keywords]
-    value = CallText(_text(module, call.func, renamed), positional, [*keywords, *_axes(plan)])
+    value = CallText(text(call.func), positional, [*keywords, *_axes(plan)])
     outside = [each for each in edits if each not in inside]
     return tuple(sorted((*outside, Edit(low, high, texts.written(value, call)))))
-
-
-def _text(module: Module, node: ast.expr, renamed: dict[int, str]) -> str:
-    return renamed.get(module.span(node)[0], module.text(node))
-
-
-def _end(node: Any) -> tuple[int, int]:
-    return node.end_lineno, node.end_col_offset
 
 
 def _spec_text(axes: ast.expr | None, axis: str, spec: str, parameter: str) -> str:

@@ -92,12 +92,7 @@ _MOST = 10  # rounds of one loop until what it carries round is known
 
 
 class _UniformityRun:
-    """Runs functions on what is known of their arguments.
-
-    Args:
-      module: the file.
-      site: what maps the outermost of them.
-    """
+    """Runs functions on what is known of their arguments; `site` maps the outermost of them."""
 
     def __init__(self, module: Module, site: Site):
         self._module = module
@@ -472,12 +467,7 @@ _METHODS = frozenset(_OF_STATES + _OF_ARRAYS + _REDUCING)
 
 
 class _MappedAxis:
-    """The mapped axis of one site.
-
-    Args:
-      module: the file.
-      site: what maps.
-    """
+    """The mapped axis of one site."""
 
     def __init__(self, module: Module, site: Site):
         axis = site.arguments.get("axis_name")
