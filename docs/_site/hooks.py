@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
 
-from jax_dist.checker.engine.catalogue import PAGES
+from jax_dist.checker.engine.linter import PAGES
 from jax_dist.checker.output import markdown
 from jax_dist.commands.cli import main
 

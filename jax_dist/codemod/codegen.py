@@ -7,8 +7,7 @@ import tokenize
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from jax_dist.checker.model import edits
-from jax_dist.checker.model.findings import Edit
+from jax_dist.checker.model.findings import Edit, indentation_of
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod.names import Namer
 from jax_dist.codemod.results import Left
@@ -213,7 +212,7 @@ def _has_long_string(node: ast.AST) -> bool:
 def style_of(code: bytes) -> Style:
     """The indentation and width of a file, as most of it shows."""
     text = code.decode("utf-8", "replace")
-    unit = edits.indentation_of(text)
+    unit = indentation_of(text)
     longest = max((len(line) for line in text.splitlines()), default=0)
     width = 80 if unit == "  " else min(max(longest, 79), 100)
     quote = "'" if text.count("'") > text.count('"') else '"'

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from jax_dist.checker.engine.linter import load
-from jax_dist.checker.model import discovery
+from jax_dist.checker.model import sources
 from jax_dist.checker.model.project import ImportGraph, Project, outermost_package
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, UnreadableError
@@ -79,7 +79,7 @@ def _found(path: str, data: bytes, pattern: re.Pattern[bytes]) -> Sign | None:
 def _scripts(roots: tuple[str, ...]) -> Iterator[str]:
     for root in roots:
         for folder, folders, names in os.walk(root):
-            folders[:] = sorted(set(folders) - set(discovery.EXCLUDED))
+            folders[:] = sorted(set(folders) - set(sources.EXCLUDED))
             for name in sorted(names):
                 if name.endswith(_SUFFIXES) or name.startswith(_NAMES):
                     yield os.path.join(folder, name)

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 from typing import Literal, TypeAlias
 
 from jax_dist import _codes
-from jax_dist.checker.model import edits, new_imports, pmaps, sources
-from jax_dist.checker.model.findings import Fix
+from jax_dist.checker.model import new_imports, pmaps, sources
+from jax_dist.checker.model.findings import Fix, choose_fixes
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Source
 from jax_dist.checker.rules import Version
@@ -123,7 +123,7 @@ class _File:
                 fixes = list(dict.fromkeys(place.fix for place in found if place.fix is not None))
                 if not fixes:
                     return self._finished(module)
-                applied, _left = edits.choose(fixes)
+                applied = choose_fixes(fixes)
                 source = module.source.edited(new_imports.placed(module, applied))
                 self._without = _moved(self._without, module.source, source)
                 module = self._context.project.module(source)

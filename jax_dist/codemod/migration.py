@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from jax_dist import _codes
-from jax_dist.checker.engine import linter, requirement
+from jax_dist.checker.engine import config, linter
 from jax_dist.checker.engine.linter import load
-from jax_dist.checker.model import edits, sources
+from jax_dist.checker.model import sources
+from jax_dist.checker.model.findings import indentation_of
 from jax_dist.checker.model.sources import UnreadableError
 from jax_dist.codemod import files, helper_module, pmap_renames
 from jax_dist.codemod.context import ProjectContext
@@ -108,7 +109,7 @@ def _with_modules(found: list[FileMigration]) -> list[FileMigration]:
         names = frozenset[str]().union(*(_helpers(found[each]) for each in positions))
         first = found[positions[0]].after.decode("utf-8", "replace")
         try:
-            modules.append(_module(path, names, edits.indentation_of(first)))
+            modules.append(_module(path, names, indentation_of(first)))
         except Left as left:
             for each in positions:
                 found[each] = found[each].left_whole(left)
@@ -187,7 +188,7 @@ def cautions_of(
             "view of jax.pmap; inside jit, grad or vmap it raises an error, where jax.pmap "
             "silently uses the devices of one process only."
         )
-    asked = [each for each in map(requirement.lower_bound, context.graph.roots) if each is not None]
+    asked = [each for each in map(config.lower_bound, context.graph.roots) if each is not None]
     if asked and min(asked) < _NEEDS:
         oldest = ".".join(map(str, min(asked)))
         yield f"What was written needs jax 0.8 or newer; the project asks for {oldest} or newer."

@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jax_dist.checker.engine import catalogue
+from jax_dist.checker.engine import linter
 from jax_dist.checker.model.findings import Code
 from jax_dist.checker.output import sarif
 from jax_dist.codemod.files import Target
@@ -172,7 +172,7 @@ def _place(outcome: PlaceResult) -> dict[str, Any]:
 
 
 def _name(code: Code) -> str:
-    page = catalogue.PAGES.get(code)
+    page = linter.PAGES.get(code)
     return page.name if page is not None else ""
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from jax_dist._usage import MisuseError
-from jax_dist.checker.engine import config, fixer, replacement, requirement
+from jax_dist.checker.engine import config, fixer, replacement
 from jax_dist.checker.engine.linter import load
-from jax_dist.checker.model import discovery
-from jax_dist.checker.model.discovery import Patterns
+from jax_dist.checker.model import sources
+from jax_dist.checker.model.sources import Patterns
 from jax_dist.codemod import migration, report
 from jax_dist.codemod.context import ProjectContext
 from jax_dist.codemod.facts import Promises
@@ -92,7 +92,7 @@ class _Migrate:
             to=options.to,
             promises=Promises(options.one_process, options.all_devices),
             idiomatic=options.idiomatic,
-            target=requirement.version(target) if target else None,
+            target=config.version(target) if target else None,
         )
 
     def run(self) -> Exit:
@@ -130,7 +130,7 @@ class _Migrate:
         settings = config.load(self._options.paths, self._options.config)
         excluded = settings.excluded
         texts = (*excluded.texts, *self._options.exclude)
-        found = discovery.find(self._options.paths, Patterns(texts, excluded.folder))
+        found = sources.find_files(self._options.paths, Patterns(texts, excluded.folder))
         for folder in found.unreadable:
             self._complain(f"the folder {folder} cannot be read")
         return found.files

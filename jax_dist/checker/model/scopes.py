@@ -18,29 +18,25 @@ if TYPE_CHECKING:
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
-BindingKind: TypeAlias = Literal["import", "assign", "def", "class", "parameter", "other"]
-
-# Fields that hold no node, or whose nodes say nothing of names (`ctx`, operators).
-_SKIPPED = {"ctx", "op", "ops", "type_comment", "kind", "conversion", "type_ignores", "is_async"}
-_SKIPPED |= {"name", "id", "attr", "arg", "module", "level", "names", "rest", "kwd_attrs"}
+_BindingKind: TypeAlias = Literal["import", "assign", "def", "class", "parameter", "other"]
 
 
 @dataclasses.dataclass(slots=True)
 class Binding:
     """One place that gives a name a value."""
 
-    kind: BindingKind
+    kind: _BindingKind
     node: ast.AST  # the statement, or the name or parameter itself
     value: ast.expr | None = None  # of `name = value`
     target: str = ""  # of an import: what it means, "jax.lax"; relative ones begin with dots
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Scope:
+class NameScope:
     """A module, class, function, lambda or comprehension."""
 
     node: ast.AST
-    parent: "Scope | None"
+    parent: "NameScope | None"
     bindings: dict[str, list[Binding]] = dataclasses.field(default_factory=dict)
     loads: dict[str, list[ast.Name]] = dataclasses.field(default_factory=dict)
     outer: set[str] = dataclasses.field(default_factory=set)  # global and nonlocal names
@@ -53,9 +49,9 @@ class Scope:
     def bind(self, name: str, binding: Binding) -> None:
         self.bindings.setdefault(name, []).append(binding)
 
-    def lookup(self, name: str) -> "tuple[Scope, list[Binding]] | None":
+    def lookup(self, name: str) -> "tuple[NameScope, list[Binding]] | None":
         """The scope that a load of `name` here reads from, and what it binds the name to."""
-        scope: Scope | None = self
+        scope: NameScope | None = self
         while scope is not None:
             visible = scope is self or not scope.is_class  # methods do not see their class's names
             if visible and name in scope.bindings and name not in scope.outer:
@@ -68,9 +64,9 @@ class Scope:
 class Scopes:
     """All scopes of a file, in the order in which they begin in the text of their parents."""
 
-    module: Scope
-    all: list[Scope]
-    of: dict[ast.AST, Scope]  # by the node that makes it
+    module: NameScope
+    all: list[NameScope]
+    of: dict[ast.AST, NameScope]  # by the node that makes it
     attribute_stores: list[tuple[ast.Attribute, ast.expr]]  # `self.x = value`
     nodes: list[Any]  # statements and expressions, but for names and most constants
     parents: dict[Any, Any]  # by node: the one around it; all but the module itself have one
@@ -78,7 +74,7 @@ class Scopes:
 
 def build(tree: ast.Module) -> Scopes:
     """Sees every node once."""
-    module = Scope(tree, None)
+    module = NameScope(tree, None)
     walk = _Walk(Scopes(module, [module], {tree: module}, [], [tree], {}))
     walk.waiting.append((module, walk.adopted(tree, tree.body)))
     while walk.waiting:
@@ -92,8 +88,8 @@ class _Walk:
 
     def __init__(self, found: Scopes):
         self.found = found
-        self.scope: Scope = found.module
-        self.waiting: list[tuple[Scope, list[Any]]] = []
+        self.scope: NameScope = found.module
+        self.waiting: list[tuple[NameScope, list[Any]]] = []
 
     def run(self, stack: list[Any]) -> None:
         """Sees all nodes of one scope; scopes within it are left waiting."""
@@ -136,12 +132,16 @@ class _Walk:
             parents[node] = parent
         return list(nodes)
 
-    def enter(self, node: ast.AST) -> Scope:
-        scope = Scope(node, self.scope)
+    def enter(self, node: ast.AST) -> NameScope:
+        scope = NameScope(node, self.scope)
         self.found.all.append(scope)
         self.found.of[node] = scope
         return scope
 
+
+# Fields that hold no node, or whose nodes say nothing of names (`ctx`, operators).
+_SKIPPED = {"ctx", "op", "ops", "type_comment", "kind", "conversion", "type_ignores", "is_async"}
+_SKIPPED |= {"name", "id", "attr", "arg", "module", "level", "names", "rest", "kwd_attrs"}
 
 _LEAVES = (ast.Constant, ast.alias, ast.MatchSingleton)
 
@@ -405,5 +405,5 @@ def _same_block(module: "Module", statement: ast.stmt, node: ast.AST) -> bool:
     block = block_of(module, statement)
     if block is None:
         return False
-    around = {id(node), *(id(each) for each in module.ancestors(node))}
+    around = {id(node), *map(id, module.ancestors(node))}
     return any(id(each) in around for each in block)

@@ -340,15 +340,10 @@ def _counts(module: Module, node: ast.expr, seen: frozenset[ast.expr], *, by_nam
             return True
         is_len = isinstance(node.func, ast.Name) and node.func.id == "len" and len(node.args) == 1
         return is_len and lists_devices(module, node.args[0], seen)
-    if isinstance(node, ast.Name):
-        values = module.values(node)
-    elif isinstance(node, ast.Attribute):
-        values = module.attribute_values(node)
-    else:
-        return False
+    values = module.values(node)
     if values:
         return all(_counts(module, value, seen, by_name=by_name) for value in values)
-    last = node.id if isinstance(node, ast.Name) else node.attr
+    last = getattr(node, "id", "") or getattr(node, "attr", "")
     return by_name and _COUNT_NAME.fullmatch(last.lower()) is not None
 
 
@@ -358,10 +353,5 @@ def lists_devices(module: Module, node: ast.expr, seen: frozenset[ast.expr] = fr
         return False
     if isinstance(node, ast.Call):
         return module.qualified_name(node.func) in _LISTS
-    if isinstance(node, ast.Name):
-        values = module.values(node) or []
-    elif isinstance(node, ast.Attribute):
-        values = module.attribute_values(node)
-    else:
-        return False
+    values = module.values(node) or []
     return bool(values) and all(lists_devices(module, each, seen | {node}) for each in values)

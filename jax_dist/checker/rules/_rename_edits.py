@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from jax_dist.checker.model import scopes, semantic_model
-from jax_dist.checker.model.edits import removal
-from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.findings import Edit, Fix, Safety, removal
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Version
 from jax_dist.checker.rules._renames import Rename
