@@ -4,44 +4,39 @@ Nothing outside of this folder imports from `jax._src`. Each symbol is guarded, 
 versions of jax that it was seen in.
 """
 
-from jax_dist._compat.arrays import auto_mesh, can_rewrap, movable, put_slices, rewrap
 from jax_dist._compat.cache import (
     CacheWatcher,
     CompiledProgram,
-    custom_call_targets,
-    refuses_host_callbacks,
-    reset_cache,
-    say_unwritten,
-    watch_cache,
-)
-from jax_dist._compat.calls import (
-    PMAP_MODULE,
-    CallWatcher,
-    JitCall,
-    calls_under_way,
-    hide_frames,
-    is_tracing,
-    watch_calls,
-)
-from jax_dist._compat.compiles import (
     CompileRequest,
     CompileWatcher,
     cache_key,
     compile_request,
     compiles_watched,
+    custom_call_targets,
     describe_arguments,
     flags_outside_key,
+    refuses_host_callbacks,
+    reset_cache,
+    say_unwritten,
+    watch_cache,
 )
 from jax_dist._compat.fronts import (
+    PMAP_MODULE,
     Answer,
+    CallWatcher,
+    JitCall,
     JitOptions,
+    calls_under_way,
     can_remember,
     front,
+    hide_frames,
     inside_jit,
+    is_tracing,
     jit_like,
     jit_options,
     run_jit,
     traced_types,
+    watch_calls,
 )
 from jax_dist._compat.parameters import (
     ScanLayout,
@@ -54,25 +49,30 @@ from jax_dist._compat.parameters import (
     to_varying,
     varying_axes,
 )
-from jax_dist._compat.pmaps import (
+from jax_dist._compat.private import (
+    CACHES_HOST_CALLBACKS,
+    CAN_REWRITE,
+    CPU_HANGS_WHEN_FULL,
+    NESTED_MANUAL_AXIS_INDEX,
+    PROCESSES_KEEP_WEAK_TYPES,
+    auto_mesh,
+    config_value,
+    movable,
+    option_names,
+)
+from jax_dist._compat.processes import (
     Joined,
     TakenPmap,
     backend_started,
+    can_rewrap,
     coordination_client,
     detect_cluster,
     initialize_options,
     joined_as,
     leave_coordination,
     pmaps_taken_over,
-)
-from jax_dist._compat.versions import (
-    CACHES_HOST_CALLBACKS,
-    CAN_REWRITE,
-    CPU_HANGS_WHEN_FULL,
-    NESTED_MANUAL_AXIS_INDEX,
-    PROCESSES_KEEP_WEAK_TYPES,
-    config_value,
-    option_names,
+    put_slices,
+    rewrap,
 )
 
 __all__ = [

@@ -18,7 +18,7 @@ from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
 from jax_dist.codemod import device_counts, escapes, facts, uniformity, use_sites
 from jax_dist.codemod.results import Left
-from jax_dist.codemod.uniform_values import Same
+from jax_dist.codemod.uniformity import Same
 from jax_dist.codemod.use_sites import Collected, Escaped, First, GivenTo, Kept, Shown
 
 

@@ -12,8 +12,7 @@ from jax.sharding import NamedSharding
 from jax_dist.global_views import refusals, state_placement
 from jax_dist.global_views.programs import StepProgram
 from jax_dist.mapping import placement
-from jax_dist.mapping.body import type_of
-from jax_dist.mapping.calls import Call
+from jax_dist.mapping.body import Call, type_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

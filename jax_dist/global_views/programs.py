@@ -19,8 +19,7 @@ from jax_dist.global_views.state_placement import Shardings
 from jax_dist.global_views.uniformity import Axis as SharedAxis
 from jax_dist.global_views.uniformity import VaryingOrigin, origin, settled_state
 from jax_dist.mapping import axes, body
-from jax_dist.mapping.body import Body
-from jax_dist.mapping.calls import Call, Options
+from jax_dist.mapping.body import Body, Call, Options
 from jax_dist.passes import interpreter
 from jax_dist.passes import programs as compiled
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from jax_dist.global_views import state_placement
 from jax_dist.global_views.programs import Leaf, StepProgram
-from jax_dist.passes.findings import human_bytes
+from jax_dist.passes.pipeline import human_bytes
 
 _WIDTH, _SCALE, _LEFT, _ROW = 720, 520, 16, 64
 _STYLE = """

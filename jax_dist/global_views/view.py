@@ -18,11 +18,10 @@ from jax_dist.global_views.arguments import Ready
 from jax_dist.global_views.programs import Leaf, Setting, StepProgram
 from jax_dist.global_views.report import GlobalViewReport
 from jax_dist.global_views.state_placement import Shardings
-from jax_dist.mapping import axes, calls, meshes
+from jax_dist.mapping import axes, body, meshes
 from jax_dist.mapping import refusals as mapping_refusals
 from jax_dist.mapping.axes import AxisPrefix
-from jax_dist.mapping.body import type_of
-from jax_dist.mapping.calls import Call, Options
+from jax_dist.mapping.body import Call, Options, type_of
 from jax_dist.mapping.meshes import DeviceChoice
 from jax_dist.passes.captures import Captures, Policy, Watch, is_lifted_outside
 
@@ -175,7 +174,7 @@ class GlobalView:
         call = self._bound(args, kwargs)
         ready = self._ready_for(call)
         leaves = ready.given(call)
-        is_traced = calls.any_tracer(leaves)
+        is_traced = body.any_tracer(leaves)
         if not (is_traced and is_lifted_outside()):
             self._watch.warn_of(ready.program.body.lifted.captures, lifted=not is_traced)
         with self._context(traced=is_traced):
@@ -326,7 +325,7 @@ class GlobalView:
         """The program for arguments, or their types, as `jax.jit(...).lower` gives it."""
         call = self._bound(args, kwargs)
         ready = self._ready_for(call)
-        with self._context(traced=calls.any_tracer(call.leaves)):
+        with self._context(traced=body.any_tracer(call.leaves)):
             return ready.program.lower(ready.types(call.leaves))
 
     def report(self) -> GlobalViewReport:
@@ -376,7 +375,7 @@ class GlobalView:
         return Setting(options, asked.state, mesh, asked.shardings, asked.scatters, asked.regathers)
 
     def _bound(self, args: tuple, kwargs: dict) -> Call:
-        call = calls.bind(self._setting.options, self._fun, args, kwargs)
+        call = body.bind(self._setting.options, self._fun, args, kwargs)
         for number in self._asked.state:
             if number >= len(args):
                 raise refusals.no_state_argument(self._name, number, len(args))
@@ -446,7 +445,7 @@ class GlobalView:
         """What a state is of which nothing was known: not traced, it may have the device axis."""
         leaves = jax.tree.leaves(given)
         is_array = all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
-        if is_array and not calls.any_tracer(leaves):
+        if is_array and not body.any_tracer(leaves):
             name = axes.argument_name(self._fun, number)
             found = state_placement.read_state(
                 given, name, self._mesh, self._asked.axis_name, stacked=None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from jax_dist.launch.output import Output, Stream
+from jax_dist.launch.outcome import Output, Stream
 from jax_dist.multihost import ranks
 
 _FIRST = "Traceback (most recent call last):"

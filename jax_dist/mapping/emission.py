@@ -21,17 +21,15 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.errors import message
-from jax_dist.mapping import axes, meshes, nesting, refusals, region
+from jax_dist.mapping import axes, meshes, refusals, region
 from jax_dist.mapping.axes import Axis
-from jax_dist.mapping.body import Body, type_of, whole_call
-from jax_dist.mapping.calls import Call, Options
+from jax_dist.mapping.body import Body, Call, Options, type_of, whole_call
 from jax_dist.mapping.collectives import AxisPlace
 from jax_dist.mapping.meshes import PROCESS_AXIS, InnerAxis, Layout
 from jax_dist.passes import pipeline
-from jax_dist.passes.findings import warn_user
 from jax_dist.passes.gathers import plan_gathers
 from jax_dist.passes.interpreter import GATHERS
-from jax_dist.passes.pipeline import Pass
+from jax_dist.passes.pipeline import Pass, warn_user
 
 
 class KnownSignature(NamedTuple):
@@ -75,7 +73,7 @@ def layout_for(
       DeviceCountError: the axes do not fit the devices.
     """
     choice = options.choice
-    if nesting.is_bound(choice.axis_name):  # by a vmap outside, which would take it for its own
+    if meshes.is_bound(choice.axis_name):  # by a vmap outside, which would take it for its own
         choice = dataclasses.replace(choice, axis_name=meshes.UNNAMED)
     layout = meshes.lay_out(choice, call.size, () if choice.virtual else inner, whole=whole)
     meshes.check_all_used(choice, layout)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist._compat.arrays import Device
+from jax_dist._compat.private import Device
 from jax_dist.mapping import refusals
 
 _DEVICE_AXIS = "devices"  # of the meshes made here; pmap takes such arrays as they are

@@ -20,10 +20,9 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.mapping import axes, collectives, nesting
+from jax_dist.mapping import axes, collectives, meshes
 from jax_dist.mapping.axes import Axis, AxisPrefix
-from jax_dist.mapping.body import Body
-from jax_dist.mapping.calls import Call
+from jax_dist.mapping.body import Body, Call
 from jax_dist.mapping.collectives import AxisPlace, MeshAxis
 from jax_dist.mapping.meshes import InnerAxis, Layout
 from jax_dist.passes import interpreter, rebind
@@ -226,7 +225,7 @@ def run_eagerly(call: Call, out_axes: AxisPrefix, name: Any, layout: Layout) -> 
       layout: the mesh.
     """
     found: list[tuple[Axis, ...]] = []
-    is_cut = name == layout.name and layout.size == layout.mesh.size and not nesting.manual_axes()
+    is_cut = name == layout.name and layout.size == layout.mesh.size and not meshes.manual_axes()
 
     def body(*blocks: jax.Array) -> Any:
         slices: Sequence[Any] = blocks

@@ -24,7 +24,8 @@ from jax_dist.errors import (
 from jax_dist.multihost import preemption, ranks, step_folders
 from jax_dist.multihost.agreement import Fingerprint, agree_on, fingerprint
 from jax_dist.multihost.collectives import broadcast_one_to_all
-from jax_dist.multihost.leaves import (
+from jax_dist.multihost.step_folders import (
+    StepFolders,
     TypedLeaf,
     check_named,
     choices_of,
@@ -33,7 +34,6 @@ from jax_dist.multihost.leaves import (
     one_of_each,
     with_leaves,
 )
-from jax_dist.multihost.step_folders import StepFolders
 
 _TIMEOUT = 600.0  # seconds, for rank 0 to read a checkpoint through
 _ITEM = "default"  # the folder of a step in which Orbax's own manager would look

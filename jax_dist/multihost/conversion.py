@@ -18,8 +18,7 @@ import numpy as np
 
 from jax_dist.errors import CheckpointError, MissingPackageError, message
 from jax_dist.multihost import step_folders
-from jax_dist.multihost.leaves import check_named, one_of_each
-from jax_dist.multihost.step_folders import sync, sync_tree
+from jax_dist.multihost.step_folders import check_named, one_of_each, sync, sync_tree
 
 _ORBAX_MARK = "_METADATA"  # the file that makes a folder a tree of Orbax's
 

@@ -16,7 +16,7 @@ from jax_dist.multihost.channel import (
     Where,
 )
 from jax_dist.multihost.job import Job
-from jax_dist.multihost.main_thread import FAILED, STALLED, say, seen_waiting_in_jax, stack_of_main
+from jax_dist.multihost.preemption import FAILED, STALLED, say, seen_waiting_in_jax, stack_of_main
 from jax_dist.multihost.ranks import do
 
 ANSWER = 3.0  # seconds in which a process that lives says where it stands

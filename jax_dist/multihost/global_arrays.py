@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist.errors import DisagreementError, message
 from jax_dist.multihost.agreement import Fingerprint, agree_on
-from jax_dist.multihost.exchange import (
+from jax_dist.multihost.collectives import (
     TIMEOUT,
     as_key_of,
     is_key,

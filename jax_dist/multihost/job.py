@@ -27,7 +27,7 @@ from jax_dist.multihost.channel import (
     Stranger,
     Stuck,
 )
-from jax_dist.multihost.main_thread import (
+from jax_dist.multihost.preemption import (
     FAILED,
     Stall,
     end_now,

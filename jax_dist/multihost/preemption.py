@@ -1,16 +1,183 @@
-"""Whether this job is being told to leave: the same answer, at the same step, in every process."""
+"""Where the main thread of this process stands, what SIGTERM tells it, and how the process ends.
 
+Another thread looks at it: the one that hears from the other ranks, or a watchdog's. It must never
+wait for the main thread, which may be stuck in a collective.
+"""
+
+import contextlib
+import faulthandler
+import os
+import pathlib
 import signal
+import sys
+import sysconfig
 import threading
+import time
+import traceback
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
+import jax
 from jax.experimental import multihost_utils
 
 from jax_dist import _compat
 from jax_dist.errors import message
 from jax_dist.multihost import ranks
+
+FAILED = 1
+STALLED = 87  # of a job that the watchdog has ended
+_SECONDS = 3.0  # that the last words may take
+
+
+def end_now(text: str, code: int, *, stacks: bool = False) -> NoReturn:
+    """Says a last word and ends this process, without `finally`, `atexit` or destructors.
+
+    Those of JAX would wait for the other processes.
+
+    Args:
+      text: for standard error.
+      code: the exit code.
+      stacks: whether to show what each thread was doing.
+    """
+    # Somebody may hold the lock of a stream, and the interpreter's too: this one needs neither.
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # no file to write to
+        faulthandler.dump_traceback_later(_SECONDS, exit=True)
+    say(text, stacks=stacks)
+    os._exit(code)
+
+
+def say(text: str, *, stacks: bool = False) -> None:
+    """On standard error, after all that was printed so far."""
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # closed, or none
+        sys.stdout.flush()
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        if text:
+            sys.stderr.write(text.rstrip() + "\n")
+        sys.stderr.flush()
+        if stacks:
+            sys.stderr.write("The stacks of all threads of this process:\n")
+            sys.stderr.flush()
+            faulthandler.dump_traceback(all_threads=True)
+
+
+# --- where the main thread of this process stands, and whether it gets on
+
+
+_BUSY = 0.1  # of the time that goes by: who uses more of the CPUs computes
+_SHORTEST = 0.05  # seconds between two looks at it; the look itself uses a CPU
+_LOOKS, _BETWEEN_LOOKS = 5, 0.02  # a number, and seconds
+_FUTEX_CALLS = ("202", "98")  # numbers of the system call on x86-64 and on arm64
+_STDLIB = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), "<frozen")
+_SITE = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+_OURS = str(pathlib.Path(__file__).parents[1])
+
+
+def stack_of_main() -> str:
+    """As a traceback shows it."""
+    frame = _main_frame()
+    return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
+
+
+def _waits_in_jax() -> bool:
+    """Whether the main thread is blocked in JAX, as far as can be seen from outside.
+
+    JAX waits in Python functions of its own, or, for an array or in the call of a compiled program,
+    in native code right below the user's function. Then only the kernel knows that the thread
+    waits, and not what for: a thread that sleeps, reads or writes waits otherwise (a futex is what
+    native code waits on for other threads); Python's own locks are taken in its library.
+    """
+    frame = _main_frame()
+    if frame is None:
+        return False
+    path = frame.f_code.co_filename
+    if _is_in(path, *_packages()):
+        return True
+    if _is_in(path, *_STDLIB) and not _is_in(path, *_SITE):
+        return False
+    return _waits_for_threads()
+
+
+def seen_waiting_in_jax() -> bool:
+    """The same, in several looks: one may find the thread awake for a moment."""
+    for _ in range(_LOOKS):
+        if _waits_in_jax():
+            return True
+        time.sleep(_BETWEEN_LOOKS)
+    return False
+
+
+def is_leaving_jax() -> bool:
+    """Whether the main thread is in `jax.distributed.shutdown`, where JAX's processes part."""
+    shutdown = jax.distributed.shutdown.__code__
+    return any(frame.f_code is shutdown for frame in _frames(_main_frame()))
+
+
+class Stall:
+    """Since when the main thread has stood still, waiting in JAX."""
+
+    def __init__(self):
+        self._renew()
+
+    def blocked_for(self) -> float:
+        """Seconds. To be asked a few times a second."""
+        now, cpu = time.monotonic(), time.process_time()
+        if now - self._last < _SHORTEST:
+            return self._last - self._since
+        busy = cpu - self._cpu > _BUSY * (now - self._last)
+        position = _position()
+        moved = position != self._position
+        self._last, self._cpu, self._position = now, cpu, position
+        if busy or moved or not _waits_in_jax():
+            self._since = now
+        return now - self._since
+
+    def _renew(self) -> None:
+        self._since = self._last = time.monotonic()
+        self._cpu = time.process_time()
+        self._position = _position()
+
+
+def _position() -> tuple:
+    """Of the main thread: the code and the instruction in each of its frames."""
+    return tuple((id(frame.f_code), frame.f_lasti) for frame in _frames(_main_frame()))
+
+
+def _frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _main_frame() -> types.FrameType | None:
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
+def _packages() -> Iterator[str]:
+    yield _OURS
+    for name in ("jax", "jaxlib"):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None:
+            yield os.path.dirname(file)
+
+
+def _is_in(path: str, *folders: str) -> bool:
+    return any(path.startswith(folder) for folder in folders)
+
+
+def _waits_for_threads() -> bool:
+    """Linux tells; elsewhere no."""
+    task = pathlib.Path(f"/proc/self/task/{threading.main_thread().native_id}")
+    try:
+        if "futex" in (task / "wchan").read_text():
+            return True
+        return (task / "syscall").read_text().split()[0] in _FUTEX_CALLS
+    except OSError:  # not Linux, or not permitted
+        return False
+
+
+# --- whether this job is being told to leave: the same answer, at the same step, in every process
+
 
 _NOT_STARTED = "has not been initialized"  # what JAX says of its service
 

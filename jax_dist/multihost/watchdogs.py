@@ -14,7 +14,7 @@ from jax_dist.multihost.failures import (
     status_without_watchdog,
 )
 from jax_dist.multihost.initialization import current_stalls
-from jax_dist.multihost.main_thread import STALLED, end_now, seen_waiting_in_jax, stack_of_main
+from jax_dist.multihost.preemption import STALLED, end_now, seen_waiting_in_jax, stack_of_main
 
 Item = TypeVar("Item")
 

@@ -22,16 +22,17 @@ from jax.extend.core import ClosedJaxpr
 from jax_dist import errors
 from jax_dist.errors import CapturedArrayError, CapturedArrayWarning, message
 from jax_dist.passes.constants import (
+    RULES,
     Baked,
     Identity,
+    Substitution,
     array_identity,
     baked_arrays,
     frozen,
     own_copy,
 )
-from jax_dist.passes.findings import human_bytes, warn_user
 from jax_dist.passes.interpreter import Values
-from jax_dist.passes.operands import RULES, Substitution
+from jax_dist.passes.pipeline import human_bytes, warn_user
 from jax_dist.passes.variable_names import (
     ArraySource,
     Kind,

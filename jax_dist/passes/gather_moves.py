@@ -20,6 +20,7 @@ from jax_dist.passes.gather_states import (
     Whole,
     demand_no_sharding,
     demand_same,
+    inserted,
     no_collective,
     rule,
     shape_of,
@@ -255,11 +256,6 @@ def cutter(eqn: JaxprEqn, shape: Shape, spreads: dict[int, Any]) -> Callable[[An
         return value
 
     return take
-
-
-def inserted(gathered: Gathered, dimension: int) -> dict[int, Any]:
-    """The spreads after a new dimension."""
-    return {d + (d >= dimension): spread for d, spread in gathered.spreads}
 
 
 def _without(gathered: Gathered, gone: Sequence[int]) -> dict[int, Any]:

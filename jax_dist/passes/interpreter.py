@@ -5,7 +5,9 @@ pass says for chosen equations what to do instead. No equation is ever left out 
 """
 
 import contextlib
+import dataclasses
 import functools
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -331,3 +333,92 @@ def _parts(value: Any) -> Sequence[Any]:
 
 def _is_body(value: Any) -> bool:
     return isinstance(value, (Jaxpr, core.ClosedJaxpr))
+
+
+# --- equations at any depth of a jaxpr, each named by the path to it, and replaced there
+
+
+Path: TypeAlias = tuple[int, ...]  # number of an equation, of a body in it, of an equation, ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EquationPlace:
+    """One equation, and what stands around it."""
+
+    path: Path
+    eqn: JaxprEqn
+    within: Jaxpr  # which has it among its equations
+    around: tuple[JaxprEqn, ...] = ()  # outermost first
+
+
+def places(jaxpr: Any, wanted: Callable[[JaxprEqn], bool]) -> Iterator[EquationPlace]:
+    """The wanted equations in program order; the bodies of a wanted one are not searched."""
+    within = open_jaxpr(jaxpr)
+    for number, eqn in enumerate(within.eqns):
+        if wanted(eqn):
+            yield EquationPlace((number,), eqn, within)
+            continue
+        for part, body in enumerate(bodies(eqn)):
+            for inner in places(body, wanted):
+                path, around = (number, part, *inner.path), (eqn, *inner.around)
+                yield dataclasses.replace(inner, path=path, around=around)
+
+
+def handlers_at(
+    jaxpr: Any, handler_of: Callable[[JaxprEqn], Handler | None]
+) -> dict[Path, Handler]:
+    """For `run_at`: the handler of each equation that has one, at whatever depth it stands."""
+    found = places(jaxpr, lambda eqn: handler_of(eqn) is not None)
+    given = ((place.path, handler_of(place.eqn)) for place in found)
+    return {path: handler for path, handler in given if handler is not None}
+
+
+def run_at(jaxpr: Any, args: Sequence[Any], handlers: Mapping[Path, Handler]) -> Values:
+    """Evaluates a jaxpr as `run` does, with equations handled at any depth.
+
+    Args:
+      jaxpr: with its constants, or without if it has none.
+      args: one for each input variable.
+      handlers: by the path of the equation; bodies without one stay as they are.
+    """
+    here: dict[int, Handler] = {}
+    for number, deeper in _by_first(handlers).items():
+        here[number] = deeper[()] if () in deeper else functools.partial(_run_within, deeper)
+    return run(jaxpr, args, here)
+
+
+def run_bodies(
+    evaluates: Mapping[int, Callable[..., Values]], eqn: JaxprEqn, values: Values
+) -> Values:
+    """Binds an equation with some of its bodies traced again.
+
+    Args:
+      evaluates: by number, what to evaluate on the inputs of the body; the others stay.
+      eqn: one with bodies.
+      values: its operands.
+    """
+    if eqn.primitive.name == "shard_map":
+        return call_shard_map(eqn, evaluates[0], values)
+    numbers = itertools.count()
+
+    def changed(body: Any) -> Any:
+        evaluate = evaluates.get(next(numbers))
+        return body if evaluate is None else trace_again(body, evaluate)
+
+    return replay(with_bodies(eqn, changed), values)
+
+
+def _run_within(handlers: Mapping[Path, Handler], eqn: JaxprEqn, values: Values) -> Values:
+    inside = bodies(eqn)
+    evaluates = {
+        part: lambda *args, body=inside[part], inner=inner: run_at(body, args, inner)
+        for part, inner in _by_first(handlers).items()
+    }
+    return run_bodies(evaluates, eqn, values)
+
+
+def _by_first(handlers: Mapping[Path, Handler]) -> dict[int, dict[Path, Handler]]:
+    grouped: dict[int, dict[Path, Handler]] = {}
+    for path, handler in handlers.items():
+        grouped.setdefault(path[0], {})[path[1:]] = handler
+    return grouped

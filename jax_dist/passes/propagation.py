@@ -15,9 +15,8 @@ from jax.extend.mlir.dialects import sdy
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.passes import equation_paths, interpreter
-from jax_dist.passes.equation_paths import EquationPlace, Path
-from jax_dist.passes.interpreter import Handler, Values
+from jax_dist.passes import interpreter
+from jax_dist.passes.interpreter import EquationPlace, Handler, Path, Values
 
 
 class Unknown(Exception):
@@ -341,7 +340,7 @@ def _with_scopes(jaxpr: Any, path: Path, sites: frozenset[Path], *args: Any) -> 
             inline = functools.partial(_with_scopes, eqn.params["jaxpr"], (*here, 0), sites)
             handlers[number] = lambda _, values, inline=inline: inline(*values)
         elif inner and not is_partitioned(eqn):
-            handlers[number] = functools.partial(equation_paths.run_bodies, inner)
+            handlers[number] = functools.partial(interpreter.run_bodies, inner)
     return interpreter.run(jaxpr, args, handlers)
 
 

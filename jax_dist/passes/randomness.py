@@ -14,8 +14,8 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 from jax_dist import _codes, _compat
 from jax_dist.passes import interpreter
-from jax_dist.passes.findings import PassFinding
 from jax_dist.passes.interpreter import CALLS, DRAWS, ELEMENTWISE
+from jax_dist.passes.pipeline import PassFinding
 from jax_dist.passes.uniformity import (
     OUTSIDE,
     AxisScope,

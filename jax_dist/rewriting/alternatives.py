@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from jax_dist.mapping.body import type_of
 from jax_dist.passes import interpreter, rebind
-from jax_dist.passes.findings import human_bytes
+from jax_dist.passes.pipeline import human_bytes
 from jax_dist.rewriting import rendering
 from jax_dist.rewriting.cost import ProgramCost, program_of
 from jax_dist.rewriting.pmap_sites import PmapSite, mapped_dimension, pmap_site, pmap_sites

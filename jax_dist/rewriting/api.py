@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 from jax_dist import _codes, _compat
 from jax_dist.errors import CapturedArrayWarning, UnsupportedError
 from jax_dist.passes.captures import Capture, Captures, find_captures
-from jax_dist.passes.findings import PassFinding
 from jax_dist.passes.gathers import Gathers
+from jax_dist.passes.pipeline import PassFinding
 from jax_dist.passes.randomness import find_noise
 from jax_dist.rewriting import alternatives, arguments, gradients
 from jax_dist.rewriting.alternatives import Comparison
@@ -170,7 +170,7 @@ def explain(
 
 
 class _Function:
-    """What the user calls. The call stands in a slot, as that of `mapping.mapped.Mapped` does."""
+    """What the user calls. The call stands in a slot, as that of `mapping.pmap.Mapped` does."""
 
     __slots__ = (
         "__call__",

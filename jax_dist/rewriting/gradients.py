@@ -13,7 +13,7 @@ from jax.extend.core import JaxprEqn, Var
 
 from jax_dist import _codes
 from jax_dist.passes import interpreter
-from jax_dist.passes.findings import PassFinding
+from jax_dist.passes.pipeline import PassFinding
 
 CODE = _codes.GRAD_PSUM_WITH_VMA
 _SUMS = ("psum", "psum_invariant")

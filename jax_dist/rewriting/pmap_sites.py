@@ -13,13 +13,13 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _codes, _compat, errors
-from jax_dist._compat.arrays import Device
+from jax_dist._compat.private import Device
 from jax_dist.errors import RewriteError
 from jax_dist.mapping import axes, body, emission, region
-from jax_dist.mapping.calls import Call, Options
+from jax_dist.mapping.body import Call, Options
 from jax_dist.mapping.meshes import DeviceChoice
 from jax_dist.passes import interpreter
-from jax_dist.passes.findings import PassFinding, user_line
+from jax_dist.passes.pipeline import PassFinding, user_line
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.mapping import agreements, throttle
+from jax_dist.mapping import dispatch, process_calls
 from jax_dist.multihost.agreement import (
     Fingerprint,
     containers,
@@ -35,14 +35,13 @@ from jax_dist.passes.captures import (
     lifting_outside,
 )
 from jax_dist.passes.constants import lies_on_many, put_copy
-from jax_dist.passes.findings import PassFinding, PassPlan
 from jax_dist.passes.gathers import plan_gathers
 from jax_dist.passes.interpreter import GATHERS
-from jax_dist.passes.partitioning import plan_partitioning
-from jax_dist.passes.pipeline import Pass
+from jax_dist.passes.partition import plan_partitioning
+from jax_dist.passes.pipeline import Pass, PassFinding, PassPlan
 from jax_dist.passes.programs import Memo, Program, Programs, hide_own_frames
 from jax_dist.passes.propagation import mesh_of, meshes_of
-from jax_dist.rewriting import initial_sharding
+from jax_dist.rewriting import arguments
 from jax_dist.rewriting.arguments import Wishes
 from jax_dist.rewriting.pmap_sites import check_none_local, pmaps_over_all_processes
 from jax_dist.rewriting.remesh import plan_remesh
@@ -148,7 +147,7 @@ class RewrittenProgram:
             return self._run(program, traced, args, kwargs)
         except ValueError as refusal:
             mesh = self.wishes.mesh
-            moved = None if mesh is None else initial_sharding.put_on(mesh, args, kwargs)
+            moved = None if mesh is None else arguments.put_on(mesh, args, kwargs)
             if moved is None:
                 raise
             del refusal
@@ -184,11 +183,11 @@ class RewrittenProgram:
             return args, kwargs
         leaves, tree = jax.tree.flatten((args, kwargs))
         hidden = len(traced.lifted.captures)
-        wanted = initial_sharding.first_places(traced.lifted.jaxpr, self.wishes.mesh)
+        wanted = arguments.first_places(traced.lifted.jaxpr, self.wishes.mesh)
         for number, target in wanted.items():
             if number >= hidden:
                 place = traced.places[number - hidden]
-                if initial_sharding.is_anywhere(leaves[place]):
+                if arguments.is_anywhere(leaves[place]):
                     leaves[place] = jax.device_put(leaves[place], target)
         return jax.tree.unflatten(tree, leaves)
 
@@ -211,14 +210,14 @@ class RewrittenProgram:
 
     def _use(self, program: Program, placed: PlacedCaptures | None, traced: TracedCall) -> None:
         """This is the program of the last call; most probably of the next one, too."""
-        is_full = self._mesh_seen is not None and throttle.can_be_full(self._mesh_seen)
+        is_full = self._mesh_seen is not None and dispatch.can_be_full(self._mesh_seen)
         if self._used != (program, placed, is_full):
             self._used = (program, placed, is_full)
             self._serve_all(self._call_of(program, placed, traced))
 
     def _serve_all(self, call: Callable) -> None:
         is_full = self._used[-1]
-        self.call = throttle.throttled(call) if is_full else call
+        self.call = dispatch.throttled(call) if is_full else call
         for caller in self._callers:
             caller.__call__ = self.call
 
@@ -333,16 +332,16 @@ class RewrittenProgram:
         return passes
 
     def _agree(self, found: _KnownCall) -> None:
-        """With the other processes, on what runs next; see `mapping.agreements`."""
+        """With the other processes, on what runs next; see `mapping.process_calls`."""
         signature = hash((found.traced.out_tree, *found.traced.described.items()))
         if signature in self._agreed:
             return
         assert found.mesh is not None
-        moves = agreements.collectives(found.traced.lifted.jaxpr)
-        fingerprint = agreements.with_collectives(_fingerprint(found.traced), moves)
-        name = f"{agreements.described(self.fun)}, rewritten"
+        moves = process_calls.collectives(found.traced.lifted.jaxpr)
+        fingerprint = process_calls.with_collectives(_fingerprint(found.traced), moves)
+        name = f"{process_calls.described(self.fun)}, rewritten"
         # Without a collective too: what is cut over the mesh may be moved by the compiler.
-        agreements.agree_to_run(name, fingerprint, agreements.processes_of(found.mesh))
+        process_calls.agree_to_run(name, fingerprint, process_calls.processes_of(found.mesh))
         self._agreed.add(signature)
 
 

@@ -18,15 +18,15 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _codes, _compat
-from jax_dist._compat.arrays import Device
+from jax_dist._compat.private import Device
 from jax_dist.mapping import meshes
-from jax_dist.passes import equation_paths, interpreter, rebind
-from jax_dist.passes.findings import (
+from jax_dist.passes import interpreter, rebind
+from jax_dist.passes.interpreter import Handler, Values
+from jax_dist.passes.pipeline import (
     Outcome,
     PassFinding,
     PassPlan,
 )
-from jax_dist.passes.interpreter import Handler, Values
 from jax_dist.rewriting import loops
 from jax_dist.rewriting.pmap_sites import (
     PmapSite,
@@ -80,8 +80,8 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
             return functools.partial(_emit, moves[id(eqn)])
         return None
 
-    handlers = equation_paths.handlers(jaxpr, handler_of)
-    return PassPlan(lambda *args: equation_paths.run(jaxpr, args, handlers), tuple(findings))
+    handlers = interpreter.handlers_at(jaxpr, handler_of)
+    return PassPlan(lambda *args: interpreter.run_at(jaxpr, args, handlers), tuple(findings))
 
 
 def operand_shardings(site: PmapSite, mesh: Mesh | None) -> list[NamedSharding] | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from jax_dist import _compat
-from jax_dist.passes.findings import Outcome, PassFinding, human_bytes
+from jax_dist.passes.pipeline import Outcome, PassFinding, human_bytes
 from jax_dist.rewriting import rendering
 from jax_dist.rewriting.alternatives import Comparison
 from jax_dist.rewriting.cost import Collective, ProgramCost, Runs

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from mutants import Mutant, mutant, sites
 
-from jax_dist._compat.versions import CAN_REWRITE
+from jax_dist._compat import CAN_REWRITE
 from jax_dist.codemod import migration
 from jax_dist.codemod.files import MigrationOptions
 from jax_dist.codemod.verify import evidence, merged_program

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from verified_programs import IDIOMATIC, TRAINING, changed, recorded
 
 import jax_dist
-from jax_dist._compat.versions import CAN_REWRITE
+from jax_dist._compat import CAN_REWRITE
 from jax_dist.codemod.verify import comparison, marked_program, slices
 from jax_dist.codemod.verify.equivalence import NotProvedError
 from jax_dist.codemod.verify.recording import programs

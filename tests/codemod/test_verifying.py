@@ -16,7 +16,7 @@ import time
 import pytest
 from verified_programs import IDIOMATIC, TRAINING, changed
 
-from jax_dist._compat.versions import CAN_REWRITE
+from jax_dist._compat import CAN_REWRITE
 from jax_dist._usage import MisuseError
 from jax_dist.codemod.results import FileMigration
 from jax_dist.codemod.verify import merged_program, sandbox
