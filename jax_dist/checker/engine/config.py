@@ -14,9 +14,7 @@ from jax_dist._usage import MisuseError, hint
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.findings import Code
 from jax_dist.checker.model.sources import Patterns
-from jax_dist.checker.rules import Page
-
-Version = tuple[int, ...]
+from jax_dist.checker.rules import Page, Version
 
 _ALWAYS: Code = _codes.SYNTAX_ERROR  # what cannot be parsed was not checked, so it must be said
 
@@ -178,8 +176,7 @@ def _parsed(table: Mapping[str, Any], path: str, folder: str) -> Config:
     return Config(folder, path, **values)
 
 
-def _words(value: Any, folder: str) -> tuple[str, ...]:
-    del folder
+def _words(value: Any, _folder: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise MisuseError(f'must be a list of strings, such as ["JXD1"], not {_said(value)}')
     return tuple(value)
@@ -191,8 +188,7 @@ def _table_of_words(value: Any, folder: str) -> tuple[tuple[str, tuple[str, ...]
     return tuple((glob, _words(codes, folder)) for glob, codes in value.items())
 
 
-def _target(value: Any, folder: str) -> Version:
-    del folder
+def _target(value: Any, _folder: str) -> Version:
     if not isinstance(value, str):
         raise MisuseError(f'must be a version in quotes, such as "0.7.2", not {_said(value)}')
     return version(value)
@@ -250,84 +246,6 @@ def lower_bound(folder: str) -> Version | None:
 
 _JAX = re.compile(r"\s*jax(?![\w.-])\s*(?:\[[^\]]*\])?\s*\(?(?P<bounds>[^;#@)]*)", re.IGNORECASE)
 _BOUND = re.compile(r"(?P<sign>>=|==|~=|\^|~|>)\s*(?P<version>\d+(?:\.\d+)*)")
-
-
-def version(text: str) -> Version:
-    """`"0.7.2"` as `(0, 7, 2)`; also `"0.7.2.dev1"` and `"0.7.2rc0"`.
-
-    Raises:
-      MisuseError: it does not begin with numbers.
-    """
-    match = re.fullmatch(r"v?(\d+(?:\.\d+)*)(?:[.a-z+-].*)?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise MisuseError(f"{text!r} is not a version of jax, such as 0.7.2")
-    return tuple(map(int, match[1].split(".")))
-
-
-def resolve(selector: str, pages: Mapping[Code, Page]) -> frozenset[Code]:
-    """The codes that a code, the beginning of one, or a name stands for; empty if unknown."""
-    upper = selector.upper()
-    if upper == "ALL":
-        return frozenset(pages)
-    if upper.startswith("JXD"):
-        return frozenset(code for code in pages if code.startswith(upper))
-    return frozenset(code for code, page in pages.items() if page.name == selector.lower())
-
-
-def selected(choices: Sequence[Choice], pages: Mapping[Code, Page]) -> frozenset[Code]:
-    """The codes that are on after all choices, of which a later one speaks the last word.
-
-    Within a choice the more precise selector wins: `--select JXD101 --ignore JXD1` keeps JXD101.
-
-    Raises:
-      MisuseError: a selector names no rule.
-    """
-    on = {code for code, page in pages.items() if page.default}
-    for choice in choices:
-        if choice.select is not None:
-            on = {_ALWAYS} & set(pages)
-        for selector, turns_on in _by_precision(choice):
-            codes = known(selector, pages)
-            on = on | codes if turns_on else on - codes
-    return frozenset(on)
-
-
-def known(selector: str, pages: Mapping[Code, Page]) -> frozenset[Code]:
-    """As `resolve`, for a selector that must name something.
-
-    Raises:
-      MisuseError: it names no rule.
-    """
-    codes = resolve(selector, pages)
-    if not codes:
-        raise MisuseError(f"no rule is called {selector!r}. {likeness(selector, pages)}")
-    return codes
-
-
-def likeness(selector: str, pages: Mapping[Code, Page]) -> str:
-    """Which rule was meant by what names none."""
-    names = [name for code, page in pages.items() for name in (code, page.name)]
-    word = selector.upper() if selector.upper().startswith("JXD") else selector.lower()
-    return hint(word, names, "`jax-dist rule --all` lists the rules.")
-
-
-def split(texts: Iterable[str]) -> tuple[str, ...]:
-    """`["JXD1,JXD2", "JXD401"]` as a tuple of three."""
-    return tuple(word for text in texts for word in text.replace(",", " ").split())
-
-
-def _by_precision(choice: Choice) -> list[tuple[str, bool]]:
-    """Selectors with whether they turn on; the precise ones, and then ignoring ones, come last."""
-    asked = [(selector, True) for selector in (*(choice.select or ()), *choice.extend_select)]
-    asked += [(selector, False) for selector in choice.ignore]
-    return sorted(asked, key=lambda pair: (_precision(pair[0]), not pair[1]))
-
-
-def _precision(selector: str) -> int:
-    upper = selector.upper()
-    if upper == "ALL":
-        return 0
-    return len(upper) if upper.startswith("JXD") else len(_ALWAYS)
 
 
 def _bound(requirement: str) -> Version | None:
@@ -408,3 +326,81 @@ def _at(table: Any, *keys: str) -> Any:
 
 def _strings(values: Any) -> list[str]:
     return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
+
+
+def version(text: str) -> Version:
+    """`"0.7.2"` as `(0, 7, 2)`; also `"0.7.2.dev1"` and `"0.7.2rc0"`.
+
+    Raises:
+      MisuseError: it does not begin with numbers.
+    """
+    match = re.fullmatch(r"v?(\d+(?:\.\d+)*)(?:[.a-z+-].*)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise MisuseError(f"{text!r} is not a version of jax, such as 0.7.2")
+    return tuple(map(int, match[1].split(".")))
+
+
+def selected(choices: Sequence[Choice], pages: Mapping[Code, Page]) -> frozenset[Code]:
+    """The codes that are on after all choices, of which a later one speaks the last word.
+
+    Within a choice the more precise selector wins: `--select JXD101 --ignore JXD1` keeps JXD101.
+
+    Raises:
+      MisuseError: a selector names no rule.
+    """
+    on = {code for code, page in pages.items() if page.default}
+    for choice in choices:
+        if choice.select is not None:
+            on = {_ALWAYS} & set(pages)
+        for selector, turns_on in _by_precision(choice):
+            codes = known(selector, pages)
+            on = on | codes if turns_on else on - codes
+    return frozenset(on)
+
+
+def _by_precision(choice: Choice) -> list[tuple[str, bool]]:
+    """Selectors with whether they turn on; the precise ones, and then ignoring ones, come last."""
+    asked = [(selector, True) for selector in (*(choice.select or ()), *choice.extend_select)]
+    asked += [(selector, False) for selector in choice.ignore]
+    return sorted(asked, key=lambda pair: (_precision(pair[0]), not pair[1]))
+
+
+def _precision(selector: str) -> int:
+    upper = selector.upper()
+    if upper == "ALL":
+        return 0
+    return len(upper) if upper.startswith("JXD") else len(_ALWAYS)
+
+
+def known(selector: str, pages: Mapping[Code, Page]) -> frozenset[Code]:
+    """As `resolve`, for a selector that must name something.
+
+    Raises:
+      MisuseError: it names no rule.
+    """
+    codes = resolve(selector, pages)
+    if not codes:
+        raise MisuseError(f"no rule is called {selector!r}. {likeness(selector, pages)}")
+    return codes
+
+
+def likeness(selector: str, pages: Mapping[Code, Page]) -> str:
+    """Which rule was meant by what names none."""
+    names = [name for code, page in pages.items() for name in (code, page.name)]
+    word = selector.upper() if selector.upper().startswith("JXD") else selector.lower()
+    return hint(word, names, "`jax-dist rule --all` lists the rules.")
+
+
+def resolve(selector: str, pages: Mapping[Code, Page]) -> frozenset[Code]:
+    """The codes that a code, the beginning of one, or a name stands for; empty if unknown."""
+    upper = selector.upper()
+    if upper == "ALL":
+        return frozenset(pages)
+    if upper.startswith("JXD"):
+        return frozenset(code for code in pages if code.startswith(upper))
+    return frozenset(code for code, page in pages.items() if page.name == selector.lower())
+
+
+def split(texts: Iterable[str]) -> tuple[str, ...]:
+    """`["JXD1,JXD2", "JXD401"]` as a tuple of three."""
+    return tuple(word for text in texts for word in text.replace(",", " ").split())

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from jax_dist.checker import rules
 from jax_dist.checker.model import sources
-from jax_dist.checker.model.findings import Code, Finding, Fix, Position, Safety
+from jax_dist.checker.model.findings import Code, Finding, Fix, Safety
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Patterns, Source, UnreadableError
@@ -190,43 +190,36 @@ def _found(module: Module, codes: frozenset[Code], target: Version | None) -> li
     return sorted(findings, key=lambda finding: finding.sort_key)
 
 
+def finding_at(
+    source: Source, page: Page, message: str, span: tuple[int, int], fix: Fix | None = None
+) -> Finding:
+    """What a rule says of some bytes."""
+    start, end = map(source.position, span)
+    text = source.line_text(span[0])
+    return Finding(source.path, page.code, page.name, message, start, end, span, text, fix)
+
+
 def unparsed(source: Source, error: ParseError) -> Finding:
     """The finding for a file that Python cannot parse."""
-    page = syntax_error.PAGE
     line = min(max(error.line, 1), len(source.line_starts))
     offset = source.line_starts[line - 1]
-    start = source.position(offset)
-    start = Position(start.line, max(error.column, 1), start.cell)
     message = syntax_error.message(error.message)
-    text = source.line_text(offset)
-    span = (offset, offset)
-    return Finding(source.path, page.code, page.name, message, start, start, span, text)
+    found = finding_at(source, syntax_error.PAGE, message, (offset, offset))
+    start = dataclasses.replace(found.start, column=max(error.column, 1))
+    return dataclasses.replace(found, start=start, end=start)
 
 
 def unreadable(path: str, reason: str) -> Finding:
     """The finding for a file that is no text."""
-    page = syntax_error.PAGE
-    source = Source(path, b"", b"")
-    start = source.position(0)
-    return Finding(path, page.code, page.name, reason, start, start, (0, 0), "")
+    return finding_at(Source(path, b"", b""), syntax_error.PAGE, reason, (0, 0))
 
 
 def _finding(module: Module, rule: Rule, found: Found, target: Version | None) -> Finding:
     strings = _strings_around(module, found.node)
-    start, end = span = module.span(strings[-1] if strings else found.node)
+    span = module.span(strings[-1] if strings else found.node)
     fix = None if strings else found.fix  # Python 3.11 does not know where in them
-    source = module.source
-    return Finding(
-        path=source.path,
-        code=rule.page.code,
-        name=rule.page.name,
-        message=found.message,
-        start=source.position(start),
-        end=source.position(end),
-        span=span,
-        line_text=source.line_text(start),
-        fix=_allowed(fix, max(rule.needs, found.needs), target),
-    )
+    fix = _allowed(fix, max(rule.needs, found.needs), target)
+    return finding_at(module.source, rule.page, found.message, span, fix)
 
 
 def _strings_around(module: Module, node: ast.AST) -> list[ast.AST]:
@@ -240,9 +233,8 @@ def _allowed(fix: Fix | None, needs: Version, target: Version | None) -> Fix | N
     """A fix whose code would not run on the target is only shown."""
     if fix is None or target is None or target >= needs:
         return fix
-    version = ".".join(map(str, needs))
-    title = f"{fix.title} (needs jax {version})"
-    return Fix(title, Safety.DISPLAY, fix.edits, fix.imports, fix.group)
+    title = f"{fix.title} (needs jax {'.'.join(map(str, needs))})"
+    return dataclasses.replace(fix, title=title, safety=Safety.DISPLAY)
 
 
 def wanted(data: bytes, codes: frozenset[Code]) -> bool:

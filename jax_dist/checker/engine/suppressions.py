@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeAlias
 
 from jax_dist._usage import MisuseError, hint
 from jax_dist.checker.engine import config
+from jax_dist.checker.engine.linter import finding_at
 from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Safety, apply_edits
 from jax_dist.checker.model.sources import Source
 from jax_dist.checker.rules import Page, bad_suppression_code, syntax_error, unused_suppression
@@ -154,9 +155,11 @@ class _Sieve:
         if suppression.kind == "unknown":
             remedy = hint(suppression.word, ["ignore", "ignore-file"], "Say ignore[CODE].")
             message = f"'jax-dist: {suppression.word}' switches nothing off. {remedy}"
-            return [_finding(source, _UNKNOWN, message, suppression)]
+            return [finding_at(source, _UNKNOWN, message, suppression.directive)]
         found = [
-            _finding(source, _UNKNOWN, f"no rule is called {code}. {remedy}", suppression)
+            finding_at(
+                source, _UNKNOWN, f"no rule is called {code}. {remedy}", suppression.directive
+            )
             for code in suppression.codes
             if _is_ours(suppression, code) and not self._resolve(suppression, code)
             for remedy in [config.likeness(code, self._pages)]
@@ -167,7 +170,7 @@ class _Sieve:
             edit = _removal(source, suppression, unused)
             fix = Fix("remove what is not used", Safety.SAFE, (edit,))
             message = f"nothing to switch off here: {names}"
-            found.append(_finding(source, _UNUSED, message, suppression, fix))
+            found.append(finding_at(source, _UNUSED, message, suppression.directive, fix))
         return found
 
     def _unused(self, suppression: _Suppression, enabled: frozenset[Code]) -> list[str]:
@@ -212,23 +215,6 @@ def _removal(source: Source, suppression: _Suppression, unused: Sequence[str]) -
         return Edit(line_start + kept, suppression.comment[1], "")
     line_end = [*source.line_starts, len(code)][row + 1]
     return Edit(line_start, line_end, "")
-
-
-def _finding(
-    source: Source, page: Page, message: str, suppression: _Suppression, fix: Fix | None = None
-) -> Finding:
-    start, end = suppression.directive
-    return Finding(
-        path=source.path,
-        code=page.code,
-        name=page.name,
-        message=message,
-        start=source.position(start),
-        end=source.position(end),
-        span=(start, end),
-        line_text=source.line_text(start),
-        fix=fix,
-    )
 
 
 def with_noqa(source: Source, findings: Iterable[Finding]) -> bytes:

@@ -206,8 +206,7 @@ def _comprehension(walk: _Walk, node: Any, stack: list[Any]) -> bool:
     return True
 
 
-def _import(walk: _Walk, node: ast.Import, stack: list[Any]) -> bool:
-    del stack
+def _import(walk: _Walk, node: ast.Import, _stack: list[Any]) -> bool:
     for alias in node.names:
         walk.found.parents[alias] = node
         bound = alias.asname or alias.name.partition(".")[0]
@@ -216,8 +215,7 @@ def _import(walk: _Walk, node: ast.Import, stack: list[Any]) -> bool:
     return True
 
 
-def _import_from(walk: _Walk, node: ast.ImportFrom, stack: list[Any]) -> bool:
-    del stack
+def _import_from(walk: _Walk, node: ast.ImportFrom, _stack: list[Any]) -> bool:
     base = "." * node.level + (node.module or "")
     for alias in node.names:
         walk.found.parents[alias] = node
@@ -230,30 +228,20 @@ def _import_from(walk: _Walk, node: ast.ImportFrom, stack: list[Any]) -> bool:
     return True
 
 
-def _assign(walk: _Walk, node: ast.Assign, stack: list[Any]) -> bool:
-    rest: list[Any] = [node.value]
-    for target in node.targets:
+def _assign(walk: _Walk, node: Any, stack: list[Any]) -> bool:
+    """`a = b.c = value`, `a: T = value`, `a: T`."""
+    is_plain = isinstance(node, ast.Assign)
+    value = node.value
+    rest: list[Any] = [value] if is_plain else [node.annotation, *([value] if value else [])]
+    for target in node.targets if is_plain else [node.target]:
         if isinstance(target, ast.Name):
             walk.found.parents[target] = node
-            walk.scope.bind(target.id, Binding("assign", node, node.value))
+            if value is not None:
+                walk.scope.bind(target.id, Binding("assign", node, value))
         else:
             rest.append(target)
-            if isinstance(target, ast.Attribute):
-                walk.found.attribute_stores.append((target, node.value))
-    stack += walk.adopted(node, rest)
-    return True
-
-
-def _annotated(walk: _Walk, node: ast.AnnAssign, stack: list[Any]) -> bool:
-    rest: list[Any] = [node.annotation, *([node.value] if node.value else [])]
-    if isinstance(node.target, ast.Name):
-        walk.found.parents[node.target] = node
-        if node.value is not None:
-            walk.scope.bind(node.target.id, Binding("assign", node, node.value))
-    else:
-        rest.append(node.target)
-        if isinstance(node.target, ast.Attribute) and node.value is not None:
-            walk.found.attribute_stores.append((node.target, node.value))
+            if isinstance(target, ast.Attribute) and value is not None:
+                walk.found.attribute_stores.append((target, value))
     stack += walk.adopted(node, rest)
     return True
 
@@ -269,15 +257,13 @@ def _walrus(walk: _Walk, node: ast.NamedExpr, stack: list[Any]) -> bool:
     return True
 
 
-def _outer(walk: _Walk, node: Any, stack: list[Any]) -> bool:
-    del stack
+def _outer(walk: _Walk, node: Any, _stack: list[Any]) -> bool:
     walk.scope.outer.update(node.names)
     return True
 
 
-def _named(walk: _Walk, node: Any, stack: list[Any]) -> bool:
+def _named(walk: _Walk, node: Any, _stack: list[Any]) -> bool:
     """`except E as name`, `case [*name]`, `case {**name}`, `case P() as name`, `type name = T`."""
-    del stack
     name = getattr(node, "name", None) or getattr(node, "rest", None)
     if isinstance(name, ast.Name):
         name = name.id
@@ -304,7 +290,7 @@ _HANDLERS: dict[type, Any] = {
     ast.Import: _import,
     ast.ImportFrom: _import_from,
     ast.Assign: _assign,
-    ast.AnnAssign: _annotated,
+    ast.AnnAssign: _assign,
     ast.NamedExpr: _walrus,
     ast.Global: _outer,
     ast.Nonlocal: _outer,
