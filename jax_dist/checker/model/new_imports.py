@@ -5,6 +5,7 @@ before it imports jax, such as setting `os.environ`, stays above both.
 """
 
 import ast
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -147,24 +148,18 @@ def _run(tree: ast.Module) -> list[ast.stmt]:
     first = anchor(tree)
     if first is None:
         return []
-    place = tree.body.index(first)
-    run = [first]
-    for statement in tree.body[place + 1 :]:
-        if not isinstance(statement, _IMPORTS):
-            break
-        run.append(statement)
-    return run
+    return [first, *_imports_on(tree.body[tree.body.index(first) + 1 :])]
 
 
 def _preamble(tree: ast.Module) -> list[ast.stmt]:
     """What must stay at the top of a file without an anchor: docstring, imports."""
-    found: list[ast.stmt] = []
-    for statement in tree.body:
-        is_docstring = not found and isinstance(statement, ast.Expr)
-        if not (isinstance(statement, _IMPORTS) or is_docstring):
-            break
-        found.append(statement)
-    return found
+    docstring = [each for each in tree.body[:1] if isinstance(each, ast.Expr)]
+    return [*docstring, *_imports_on(tree.body[len(docstring) :])]
+
+
+def _imports_on(statements: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
+    """The imports with which they begin."""
+    return itertools.takewhile(lambda each: isinstance(each, _IMPORTS), statements)
 
 
 # --- imports
