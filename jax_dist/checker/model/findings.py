@@ -89,7 +89,10 @@ def choose_fixes(fixes: Iterable[Fix]) -> list[Fix]:
         wanted = sorted({edit for fix in group for edit in fix.edits})
         clash_within = any(map(_clash, wanted, wanted[1:]))
         if not clash_within and all(_has_room(taken, edit) for edit in wanted):
-            taken = sorted({*taken, *wanted})
+            for edit in wanted:  # not sorted anew: a file may have thousands of groups
+                place = bisect.bisect_left(taken, edit)
+                if taken[place : place + 1] != [edit]:
+                    taken.insert(place, edit)
             applied += group
     return applied
 
