@@ -9,13 +9,14 @@ import dataclasses
 import enum
 import json
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from jax_dist.cache.causes import CauseFinding, finding
-from jax_dist.cache.explanation import explained
-from jax_dist.cache.matching import matched
+from jax_dist.cache.explanation import build, explained, signature
 from jax_dist.cache.records import (
     DIRECTORY,
     CacheOutcome,
@@ -89,7 +90,7 @@ def diff(a: Recorded, b: Recorded) -> RunComparison:
     >>> found.function, found.components, found.findings[0].cause.code
     ('jit_look_up', ('computation',), 'JXD401')
     """
-    pairs = matched(_record(a).compiles, _record(b).compiles)
+    pairs = _matched(_record(a).compiles, _record(b).compiles)
     both = [(one, other) for one, other in pairs if one is not None and other is not None]
     differences = tuple(
         KeyDifference(one.key.function, one.key.differing(other.key), explained(one, other))
@@ -248,7 +249,7 @@ def _chains(records: Sequence[Record]) -> list[list[Compile | None]]:
     chains: list[list[Compile | None]] = [[compiled] for compiled in first]
     late: list[list[Compile | None]] = []
     for number, record in enumerate(records[1:], start=1):
-        pairs = matched(first, record.compiles)
+        pairs = _matched(first, record.compiles)
         for chain, (_, other) in zip(chains, pairs, strict=False):
             chain.append(other)
         for _, other in pairs[len(first) :]:
@@ -280,3 +281,63 @@ def _verdict(chain: Sequence[Compile | None]) -> Verified:
 def _once(findings: Sequence[CauseFinding]) -> tuple[CauseFinding, ...]:
     """Each cause once, with what the first pair of runs shows of it."""
     return tuple({found.cause.name: found for found in reversed(findings)}.values())[::-1]
+
+
+# --- which program of one run is which of another: by key, else by name and shapes, else by build
+
+
+_Pair: TypeAlias = tuple[Compile | None, Compile | None]
+
+
+def _matched(ones: Sequence[Compile], others: Sequence[Compile]) -> tuple[_Pair, ...]:
+    """Each program of both runs once, in the order of the first; None: the other lacks it."""
+    partner: dict[int, int] = {}
+    taken: set[int] = set()
+    for identity in _IDENTITIES:
+        waiting: dict[Hashable, deque[int]] = defaultdict(deque)
+        for number, other in enumerate(others):
+            if number not in taken:
+                waiting[identity(other)].append(number)
+        for number, one in enumerate(ones):
+            if number not in partner and waiting[identity(one)]:
+                partner[number] = waiting[identity(one)].popleft()
+                taken.add(partner[number])
+    pairs: list[_Pair] = [
+        (one, others[partner[number]] if number in partner else None)
+        for number, one in enumerate(ones)
+    ]
+    pairs += [(None, other) for number, other in enumerate(others) if number not in taken]
+    return tuple(pairs)
+
+
+def _by_key(compiled: Compile) -> Hashable:
+    return compiled.process, compiled.key.name
+
+
+def _by_name_and_shapes(compiled: Compile) -> Hashable:
+    return compiled.process, compiled.key.function, signature(compiled.operations)
+
+
+def _by_name(compiled: Compile) -> Hashable:
+    return compiled.process, compiled.key.function
+
+
+def _by_made_up_name(compiled: Compile) -> Hashable:
+    """As "step_0x7f31" and "step_0x7f9c", which no two processes share."""
+    stem = _MADE_UP.sub("#", compiled.key.function)
+    return compiled.process, stem, signature(compiled.operations)
+
+
+def _by_build(compiled: Compile) -> Hashable:
+    """The same in all but names; a function of the same shape alone may be another one."""
+    return compiled.process, tuple(map(build, compiled.operations))
+
+
+_MADE_UP = re.compile(r"0x[0-9a-f]+|[0-9a-f]{6,}|\d+")
+_IDENTITIES: tuple[Callable[[Compile], Hashable], ...] = (
+    _by_key,
+    _by_name_and_shapes,
+    _by_made_up_name,
+    _by_build,
+    _by_name,
+)

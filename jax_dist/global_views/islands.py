@@ -19,8 +19,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jax_dist import _compat
 from jax_dist.global_views import refusals
-from jax_dist.global_views.cuts import Cuts, wanted_cuts, wanted_in_bodies
-from jax_dist.global_views.uniformity import Axis
+from jax_dist.global_views.uniformity import Axis, Cuts, wanted_cuts, wanted_in_bodies
 from jax_dist.passes import interpreter
 from jax_dist.passes.interpreter import INLINED, Atom, Values
 

@@ -14,8 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jax_dist import _compat
 from jax_dist.global_views import programs, refusals, report, state_placement
-from jax_dist.global_views.arguments import Ready
-from jax_dist.global_views.programs import Leaf, Setting, StepProgram
+from jax_dist.global_views.programs import Leaf, Ready, Setting, StepProgram
 from jax_dist.global_views.report import GlobalViewReport
 from jax_dist.global_views.state_placement import Shardings
 from jax_dist.mapping import axes, body, meshes

@@ -21,7 +21,7 @@ every sixteenth call waits for its own result.
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -35,11 +35,13 @@ from jax_dist.mapping.body import Body, BodyTracer, Call, Options, any_tracer, b
 from jax_dist.mapping.collectives import AxisPlace
 from jax_dist.mapping.emission import KnownSignature
 from jax_dist.mapping.meshes import InnerAxis, Layout
-from jax_dist.mapping.process_calls import ProcessCalls
 from jax_dist.passes import captures, programs
 from jax_dist.passes.captures import PlacedCaptures, Placements, Policy, Watch
 from jax_dist.passes.constants import put_copy
 from jax_dist.passes.programs import Program, Programs, hide_own_frames
+
+if TYPE_CHECKING:
+    from jax_dist.mapping.process_calls import ProcessCalls
 
 
 class Dispatcher:
@@ -305,6 +307,8 @@ class Dispatcher:
             return
         self._is_chosen = True
         if self._options.choice.spans_processes():
+            from jax_dist.mapping.process_calls import ProcessCalls  # most programs need none
+
             view = Programs(
                 self._programs.name,
                 self._programs.options,

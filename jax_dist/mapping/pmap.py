@@ -41,21 +41,21 @@ from jax_dist.passes.captures import Captures
 from jax_dist.passes.gathers import Gathers
 from jax_dist.passes.variable_names import definition
 
-Arrays = Literal["local", "global"]
-P = ParamSpec("P")
-Q = ParamSpec("Q")
-R = TypeVar("R")
+_Arrays = Literal["local", "global"]
+_P = ParamSpec("_P")
+_Q = ParamSpec("_Q")
+_R = TypeVar("_R")
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 _known: dict[Hashable, "_Known"] = {}
 
 
-class Decorator(Protocol):
+class _Decorator(Protocol):
     """What `pmap` gives where it is called without a function."""
 
-    def __call__(self, fun: Callable[P, R], /) -> "Mapped[P, R]": ...
+    def __call__(self, fun: Callable[_P, _R], /) -> "Mapped[_P, _R]": ...
 
 
-class PmapOptions(TypedDict, total=False):
+class _PmapOptions(TypedDict, total=False):
     """The keyword arguments of `pmap`, to type checkers."""
 
     in_axes: AxisPrefix
@@ -68,7 +68,7 @@ class PmapOptions(TypedDict, total=False):
     virtual: bool
     captures: Captures
     gathers: Gathers
-    arrays: Arrays
+    arrays: _Arrays
 
 
 _OF_JAX = (  # the options that jax.pmap has, too
@@ -85,10 +85,10 @@ _OF_JAX = (  # the options that jax.pmap has, too
 
 @overload
 def pmap(
-    fun: Callable[P, R], axis_name: Hashable | None = None, **options: Unpack[PmapOptions]
-) -> "Mapped[P, R]": ...
+    fun: Callable[_P, _R], axis_name: Hashable | None = None, **options: Unpack[_PmapOptions]
+) -> "Mapped[_P, _R]": ...
 @overload
-def pmap(*, axis_name: Hashable | None = None, **options: Unpack[PmapOptions]) -> Decorator: ...
+def pmap(*, axis_name: Hashable | None = None, **options: Unpack[_PmapOptions]) -> _Decorator: ...
 def pmap(
     fun: Callable[..., Any] | None = None,
     axis_name: Hashable | None = None,
@@ -103,7 +103,7 @@ def pmap(
     virtual: bool = False,
     captures: Captures = "lift",
     gathers: Gathers = "reduce",
-    arrays: Arrays = "local",
+    arrays: _Arrays = "local",
 ) -> Any:
     """Maps a function over devices by `jit(shard_map)`, one slice of each argument on each device.
 
@@ -196,7 +196,7 @@ def pmap(
         _check(fun, devices, in_axes, out_axes)
         _check_choice("captures", captures, get_args(Captures))
         _check_choice("gathers", gathers, get_args(Gathers))
-        _check_choice("arrays", arrays, get_args(Arrays))
+        _check_choice("arrays", arrays, get_args(_Arrays))
         options = Options(
             axis_name=axis_name,
             in_axes=in_axes,
@@ -379,7 +379,7 @@ class _DocOfFunction:
 _CALL = ("__call__",)  # apart: a type checker takes a slot of that name for no method
 
 
-class Mapped(Generic[P, R]):
+class Mapped(Generic[_P, _R]):
     # The call stands in a slot of the object. Python looks `__call__` up in the class, where it
     # finds the slot, and calls what is in it: in the steady state a callable in C++, with no Python
     # in between. A method would cost as much again as all the rest.
@@ -405,9 +405,9 @@ class Mapped(Generic[P, R]):
     )
     if TYPE_CHECKING:  # an annotation would be taken for one of the function
 
-        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+        def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
 
-    def __init__(self, fun: Callable[P, R], dispatcher: Dispatcher, decorator: Callable):
+    def __init__(self, fun: Callable[_P, _R], dispatcher: Dispatcher, decorator: Callable):
         """
         Args:
           fun: the function.
@@ -446,16 +446,16 @@ class Mapped(Generic[P, R]):
         return self.trace(*args, **kwargs).out_info
 
     @property
-    def jitted(self) -> Callable[P, R]:
+    def jitted(self) -> Callable[_P, _R]:
         """The bare jit object, which moves no arguments, and says nothing of those it refuses."""
         return _keeping(self, self._dispatcher.jitted)
 
     @overload
-    def __get__(self, instance: None, owner: type | None = None) -> "Mapped[P, R]": ...
+    def __get__(self, instance: None, owner: type | None = None) -> "Mapped[_P, _R]": ...
     @overload
     def __get__(
-        self: "Mapped[Concatenate[Any, Q], R]", instance: object, owner: type | None = None
-    ) -> Callable[Q, R]: ...
+        self: "Mapped[Concatenate[Any, _Q], _R]", instance: object, owner: type | None = None
+    ) -> Callable[_Q, _R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
@@ -464,10 +464,10 @@ class Mapped(Generic[P, R]):
         # chex tells functions that JAX traces from others by "pmap." in this text.
         return f"<jax_dist.pmap.Mapped of {self.__qualname__}{f' at {where}' if where else ''}>"
 
-    def __copy__(self) -> "Mapped[P, R]":
+    def __copy__(self) -> "Mapped[_P, _R]":
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Mapped[P, R]":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Mapped[_P, _R]":
         return self
 
     def __reduce__(self) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:

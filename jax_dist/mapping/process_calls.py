@@ -58,11 +58,11 @@ class _Way(NamedTuple):
     devices: list[Any]  # of this process
 
 
-class Misfit(Exception):
+class _Misfit(Exception):
     """An array has neither the slices of this process nor those of all."""
 
 
-class LocalView:
+class _LocalView:
     """Goes between the arrays of this process and those of all, for one layout.
 
     A training loop sees the same few avals again and again, as the very same objects; they are
@@ -86,7 +86,7 @@ class LocalView:
           axis: its mapped dimension; None: the same on all processes.
 
         Raises:
-          Misfit: it has neither the slices of this process nor those of all.
+          _Misfit: it has neither the slices of this process nor those of all.
         """
         if type(leaf) is np.ndarray:
             way = self._from_numpy.get((leaf.shape, leaf.dtype, axis))
@@ -111,7 +111,7 @@ class LocalView:
         return self.layout.sharding(axis, ndim)
 
     def whole_shape(self, shape: tuple[int, ...], axis: Axis) -> tuple[int, ...]:
-        """Of the whole array. Raises Misfit as `enter` does."""
+        """Of the whole array. Raises _Misfit as `enter` does."""
         if axis is None or self._holds_all(shape, axis):
             return shape
         return _resized(shape, axis, self.layout.size)
@@ -121,7 +121,7 @@ class LocalView:
         if shape[axis] == self.layout.local_size:
             return False
         if not self._accepts_whole or shape[axis] != self.layout.size:
-            raise Misfit
+            raise _Misfit
         return True
 
     def _enter(self, leaf: Any, axis: Axis) -> Any:
@@ -237,7 +237,7 @@ class ProcessCalls:
         self._is_global = options.arrays == "global"
         self.view = view
         self._agreed: set[int] = set()  # hashes of signatures: no object is kept alive
-        self._views: dict[Any, LocalView] = {}
+        self._views: dict[Any, _LocalView] = {}
         self._axes: dict[Any, tuple[Axis, ...]] = {}
 
     def must_convert(self, leaves: Sequence[Any]) -> bool:
@@ -262,7 +262,7 @@ class ProcessCalls:
         view = self._view(kind, leaves, leaf_axes, bound)
         try:
             whole = [view.enter(*pair) for pair in zip(leaves, leaf_axes, strict=True)]
-        except Misfit:
+        except _Misfit:
             raise _what_does_not_fit(bound(), view) from None
         if any_tracer(whole):  # constants, in a trace outside
             return self._run(*args, **kwargs)
@@ -296,12 +296,12 @@ class ProcessCalls:
           DisagreementError: they are about to run another one.
         """
         moves = collectives(body.lifted.jaxpr)
-        signature = hash(signature_of(call))
+        signature = hash(_signature_of(call))
         if moves and signature not in self._agreed:
-            agree(self._options, self._fun(), call, body, layout, moves)
+            _agree(self._options, self._fun(), call, body, layout, moves)
             self._agreed.add(signature)
 
-    def _described(self, call: Call, view: LocalView) -> list[jax.ShapeDtypeStruct]:
+    def _described(self, call: Call, view: _LocalView) -> list[jax.ShapeDtypeStruct]:
         """The leaves as parts of whole arrays. Raises what does not fit."""
 
         def described(leaf: Any, axis: Axis) -> jax.ShapeDtypeStruct:
@@ -313,7 +313,7 @@ class ProcessCalls:
 
         try:
             return [described(*pair) for pair in zip(call.leaves, call.axes, strict=True)]
-        except Misfit:
+        except _Misfit:
             raise _what_does_not_fit(call, view) from None
 
     def _view(
@@ -322,7 +322,7 @@ class ProcessCalls:
         leaves: list[Any],
         leaf_axes: tuple[Axis, ...],
         bound: Callable[[], Call],
-    ) -> LocalView:
+    ) -> _LocalView:
         """The view for the size of the mapped axis, read from the first array that has it."""
         for leaf, axis in zip(leaves, leaf_axes, strict=True):
             if axis is not None:
@@ -335,17 +335,17 @@ class ProcessCalls:
                 return view
         raise AssertionError(bound().size)  # raises: nothing is mapped
 
-    def _new_view(self, call: Call, size: int, *, whole: bool) -> LocalView:
+    def _new_view(self, call: Call, size: int, *, whole: bool) -> _LocalView:
         """With the mesh that the body wants: it is traced here, on the types of whole arrays."""
         choice = self._options.choice
         if self._is_global and not whole and not choice.virtual:
             here = jax.process_index()
             own = sum(device.process_index == here for device in choice.candidates())
             whole = size > own  # more than this process can run: the slices of all of them
-        first = LocalView(lay_out(choice, size, (), whole=whole), accepts_whole=self._is_global)
+        first = _LocalView(lay_out(choice, size, (), whole=whole), accepts_whole=self._is_global)
         args, kwargs = call.rebuild(self._described(call, first))
         layout = self._layout_of(bind(self._options, self._fun(), args, kwargs))
-        return LocalView(layout, accepts_whole=self._is_global)
+        return _LocalView(layout, accepts_whole=self._is_global)
 
 
 def _finish_donation(given: Any, used: Any) -> None:
@@ -364,7 +364,7 @@ def _is_whole(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
-def _what_does_not_fit(call: Call, view: LocalView) -> ValueError:
+def _what_does_not_fit(call: Call, view: _LocalView) -> ValueError:
     layout = view.layout
     sizes = {
         path: jnp.shape(leaf)[axis]
@@ -388,7 +388,7 @@ _DO = (
 )
 
 
-def signature_of(call: Call) -> Hashable:
+def _signature_of(call: Call) -> Hashable:
     """What a call looks like, as far as programs depend on it."""
     types = [type_of(leaf) for leaf in call.leaves]
     return (
@@ -398,7 +398,7 @@ def signature_of(call: Call) -> Hashable:
     )
 
 
-def agree(
+def _agree(
     options: Options, fun: Callable, call: Call, body: Body, layout: Layout, moves: Sequence[str]
 ) -> None:
     """With the other processes, on the program that is to run.

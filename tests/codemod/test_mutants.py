@@ -83,16 +83,15 @@ def _told(before: str, after: str, folder: pathlib.Path) -> Rung | None:
         return None
     recording = importlib.import_module("jax_dist.codemod.verify.recording")
     parts = {
-        name: importlib.import_module(f"{recording.__name__}.{name}")
-        for name in ("journal", "places", "pairs")
+        name: importlib.import_module(f"{recording.__name__}.{name}") for name in ("start", "pairs")
     }
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as records:
         patch.setitem(sys.modules, _RECORDING, recording)
         for name, part in parts.items():
             patch.setitem(sys.modules, f"{_RECORDING}.{name}", part)
-        parts["places"]._ran.clear()
+        parts["start"]._ran.clear()
         parts["pairs"]._signatures.clear()
-        parts["journal"].open_in(records)
+        patch.setattr(parts["start"], "_folder", records)
         if isinstance(_result(merged.text, folder), str):
             return None
         found = evidence.read(pathlib.Path(records))

@@ -1,6 +1,6 @@
 """What is done to one file: it is looked at, read, checked, and its suppressions are heeded.
 
-The rules are those in the folder of the rules: each of its files is one.
+The rules are all that the files of their folder hold.
 
 Most files hold no word that a rule looks for, and are passed over by their bytes alone. In the
 34 MB of jax, scenic and flax that say jax, to search for each word takes 1.3 s. To split them into
@@ -27,18 +27,25 @@ from jax_dist.checker.model.sources import ParseError, Patterns, Source, Unreada
 from jax_dist.checker.rules import Found, Page, Rule, Version, syntax_error
 
 
-def _modules() -> dict[Code, types.ModuleType]:
-    found = (
+def _rules_found() -> dict[Code, tuple[types.ModuleType, Rule]]:
+    modules = (
         importlib.import_module(f"{rules.__name__}.{each.name}")
         for each in pkgutil.iter_modules(rules.__path__)
         if not each.name.startswith("_")
     )
-    return {module.PAGE.code: module for module in sorted(found, key=lambda each: each.PAGE.code)}
+    found = (
+        (each.page.code, (module, each))
+        for module in modules
+        for each in vars(module).values()
+        if isinstance(each, Rule)
+    )
+    return dict(sorted(found, key=lambda each: each[0]))
 
 
-MODULES = _modules()
-RULES: dict[Code, Rule] = {code: module.check for code, module in MODULES.items()}
-PAGES: dict[Code, Page] = {code: module.PAGE for code, module in MODULES.items()}
+_FOUND = _rules_found()
+MODULES: dict[Code, types.ModuleType] = {code: module for code, (module, _) in _FOUND.items()}
+RULES: dict[Code, Rule] = {code: rule for code, (_, rule) in _FOUND.items()}
+PAGES: dict[Code, Page] = {code: rule.page for code, rule in RULES.items()}
 DEFAULT: frozenset[Code] = frozenset(code for code, page in PAGES.items() if page.default)
 
 

@@ -56,7 +56,7 @@ def marked(
             program.replace(at, at, f"{indent}__jd__.ran({spots[-1].number})\n")
     for number, form in hosts.items():
         _tell(program, number, form)
-    program.import_places()
+    program.import_start()
     return Marked(program.edited, tuple(spots), tuple(program.added()))
 
 

@@ -60,7 +60,7 @@ class _Merge:
 
     def module(self) -> None:
         self._block(self._old.body, self._new.body)
-        self.text.import_places()
+        self.text.import_start()
 
     # --- statements
 

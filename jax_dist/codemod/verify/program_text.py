@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-_IMPORT = "import _jax_dist_recording.places as __jd__"
+_IMPORT = "import _jax_dist_recording.start as __jd__"
 
 _Edit: TypeAlias = tuple[int, int, str]  # from, to, in bytes; the new text
 
@@ -63,7 +63,7 @@ class ProgramText:
     def __len__(self) -> int:
         return len(self._edits)
 
-    def import_places(self) -> None:
+    def import_start(self) -> None:
         """Above all that may use it, and below what must come first."""
         for statement in self.tree.body:
             if not is_text(statement) and not is_future(statement):
