@@ -184,7 +184,7 @@ def _lines(report: MigrationReport) -> Iterator[str]:
     yield f"# Migration to {report.to}"
     yield ""
     yield (
-        f"{_count(len(report.changed), 'file')} changed, {_count(len(report.done), 'place')} done, "
+        f"{count(len(report.changed), 'file')} changed, {count(len(report.done), 'place')} done, "
         f"{len(report.left)} left."
     )
     for caution in report.cautions:
@@ -279,7 +279,8 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
+    """`1 place`, `2 places`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
