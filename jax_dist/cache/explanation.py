@@ -6,20 +6,13 @@ missing rule is no reason to guess.
 """
 
 import dataclasses
+import difflib
 import re
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from jax_dist.cache.causes import UNKNOWN, CauseFinding, finding
-from jax_dist.cache.matching import (
-    NAMES_OF_FUNCTIONS,
-    OperationChange,
-    build,
-    changes,
-    is_reordered,
-    other_values,
-    signature,
-)
 from jax_dist.cache.records import (
     ALL_DEVICES,
     COMPILER_OPTION,
@@ -32,20 +25,63 @@ from jax_dist.cache.records import (
     PROCESSES,
     Compile,
     Operation,
+    line_of,
 )
+from jax_dist.errors import shown
 
-MOST_DETAILS = 3
-PROGRAM = "computation"  # the component of the key
+_MOST_DETAILS = 3
+_MOST = 2000  # operations between the first and the last difference that are aligned
+_PROGRAM = "computation"  # the component of the key
+_NAMES_OF_FUNCTIONS = ("sym_name", "callee")
+
+_Build: TypeAlias = tuple[str, tuple[tuple[str, str], ...], str]
+_Reads: TypeAlias = Counter[tuple[_Build | None, int]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _OperationChange:
+    """One difference. The text of what one program lacks is ""."""
+
+    kind: str  # of the operation
+    what: str  # the attribute; or "types", "operands", "operation"
+    before: str
+    after: str
+    line: str  # of the user, in the first program if it has the operation
+    operations: tuple[Operation | None, Operation | None]
+
+    @property
+    def place(self) -> str:
+        """The line, as one would write it here."""
+        file, _, number = self.line.rpartition(":")
+        return f"{shown(file)}:{number}" if file else ""
+
+    def __str__(self) -> str:
+        place = f"{self.place}: " if self.line else ""
+        if self.what == "operation":
+            return f"{place}{self.before or 'nothing'}, then {self.after or 'nothing'}"
+        if self.kind == CONSTANT and self.what == "value":
+            type_ = self.before.split()[0]
+            return f"{place}{type_}: {_numbers_of(self.before)}, then {_numbers_of(self.after)}"
+        return f"{place}{self.kind} {self.what}: {_cut(self.before)}, then {_cut(self.after)}"
+
+
+def _numbers_of(value: str) -> str:
+    """The first numbers; else, as for bfloat16, the hash."""
+    return value.split(" = ")[-1] if " = " in value else value.split()[-1][:8]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 100 else text[:97] + "..."
 
 
 @dataclasses.dataclass(slots=True)
-class Case:
+class _Case:
     """Two compilations, and what no rule has explained yet."""
 
     one: Compile
     other: Compile
     components: list[str]
-    changes: list[OperationChange]
+    changes: list[_OperationChange]
     settings: dict[str, tuple[str, str]]  # those that differ
     is_read: bool = False  # there were changes; if there are none, we cannot see what differs
 
@@ -61,7 +97,7 @@ class Case:
         self.components = [name for name in self.components if name in besides]
         self.changes = []
 
-    def take(self, wanted: Callable[[OperationChange], bool]) -> list[OperationChange]:
+    def take(self, wanted: Callable[[_OperationChange], bool]) -> list[_OperationChange]:
         """Takes the changes away that a rule explains."""
         taken = [change for change in self.changes if wanted(change)]
         self.changes = [change for change in self.changes if not wanted(change)]
@@ -72,21 +108,20 @@ class Case:
         return self.settings.get(name)
 
 
-def told(
-    name: str, taken: Sequence[OperationChange], *, texts: bool = True
+def _told(
+    name: str, taken: Sequence[_OperationChange], *, texts: bool = True
 ) -> Iterator[CauseFinding]:
     if not taken:
         return
     details = dict.fromkeys(str(change) if texts else change.place for change in taken)
-    more = len(details) - MOST_DETAILS
-    shown = list(details)[:MOST_DETAILS]
-    yield finding(name, *shown, *([f"and {more} more"] if more > 0 else []))
+    more = len(details) - _MOST_DETAILS
+    yield finding(name, *list(details)[:_MOST_DETAILS], *([f"and {more} more"] if more > 0 else []))
 
 
 # --- causes that stand beside the program: versions, devices, flags, options of the compiler
 
 
-def versions(case: Case) -> Iterator[CauseFinding]:
+def _versions(case: _Case) -> Iterator[CauseFinding]:
     """First: another jax makes other programs of the same functions."""
     pairs = {name: case.differ(name) for name in ("jax", "jaxlib", "backend version")}
     details = [f"{name}: {pair[0]}, then {pair[1]}" for name, pair in pairs.items() if pair]
@@ -95,7 +130,7 @@ def versions(case: Case) -> Iterator[CauseFinding]:
         case.explain_all()
 
 
-def device_count(case: Case) -> Iterator[CauseFinding]:
+def _device_count(case: _Case) -> Iterator[CauseFinding]:
     """It changes shapes, meshes, options, and numbers such as those that a mean divides by."""
     for name, count in ((ALL_DEVICES, str), (DEVICES, _how_many), (PROCESSES, str)):
         before, after = map(count, case.differ(name) or ("", ""))
@@ -109,7 +144,7 @@ def _how_many(ids: str) -> str:
     return str(len(ids.split()))
 
 
-def xla_flags(case: Case) -> Iterator[CauseFinding]:
+def _xla_flags(case: _Case) -> Iterator[CauseFinding]:
     pair = case.differ(FLAGS)
     if "XLA flags" not in case.components or pair is None:
         return
@@ -127,12 +162,12 @@ def xla_flags(case: Case) -> Iterator[CauseFinding]:
         case.explain("compile_options")
 
 
-def _options_left(case: Case) -> bool:
+def _options_left(case: _Case) -> bool:
     kinds = (DEBUG_OPTION, COMPILER_OPTION)
     return DEVICES in case.settings or any(name.startswith(kinds) for name in case.settings)
 
 
-def directory(case: Case) -> Iterator[CauseFinding]:
+def _directory(case: _Case) -> Iterator[CauseFinding]:
     names = [DEBUG_OPTION + name for name in DIRECTORY_OPTIONS]
     pairs = [case.settings.pop(name) for name in names if name in case.settings]
     if "compile_options" in case.components and pairs:
@@ -141,7 +176,7 @@ def directory(case: Case) -> Iterator[CauseFinding]:
             case.explain("compile_options")
 
 
-def compiler_options(case: Case) -> Iterator[CauseFinding]:
+def _compiler_options(case: _Case) -> Iterator[CauseFinding]:
     names = [name for name in case.settings if name.startswith((COMPILER_OPTION, DEBUG_OPTION))]
     if "compile_options" not in case.components or not names:
         return
@@ -149,28 +184,28 @@ def compiler_options(case: Case) -> Iterator[CauseFinding]:
         f"{name.split()[-1]}: {before or 'not set'}, then {after or 'not set'}"
         for name, (before, after) in ((name, case.settings.pop(name)) for name in names)
     ]
-    yield finding("compiler-options", *details[:MOST_DETAILS])
+    yield finding("compiler-options", *details[:_MOST_DETAILS])
     if not _options_left(case):
         case.explain("compile_options")
 
 
-def device_order(case: Case) -> Iterator[CauseFinding]:
+def _device_order(case: _Case) -> Iterator[CauseFinding]:
     pair = case.differ(DEVICES)
-    meshes = case.take(lambda change: is_mesh(change) and len(set(device_ids(change))) == 2)
+    meshes = case.take(lambda change: _is_mesh(change) and len(set(_device_ids(change))) == 2)
     if pair is not None and sorted(pair[0].split()) == sorted(pair[1].split()):
         details = [f"{pair[0]}, then {pair[1]}"]
         case.explain("compile_options", "accelerator_config")
     elif meshes:
-        details = [", then ".join(text or "in order" for text in device_ids(meshes[0]))]
+        details = [", then ".join(text or "in order" for text in _device_ids(meshes[0]))]
     else:
         return
-    case.take(is_about_devices)
-    if PROGRAM in case.components and not case.changes:
-        case.explain(PROGRAM)
+    case.take(_is_about_devices)
+    if _PROGRAM in case.components and not case.changes:
+        case.explain(_PROGRAM)
     yield finding("device-order", *details)
 
 
-def others(case: Case) -> Iterator[CauseFinding]:
+def _others(case: _Case) -> Iterator[CauseFinding]:
     """Components that are one thing each."""
     for component, name, setting in _SINGLE:
         if component in case.components:
@@ -189,58 +224,58 @@ _SINGLE = (
 _IDS = re.compile(r"device_ids=\[([^\]]*)\]")
 
 
-def device_ids(change: OperationChange) -> tuple[str, str]:
+def _device_ids(change: _OperationChange) -> tuple[str, str]:
     before, after = (_IDS.search(text) for text in (change.before, change.after))
     return before[1] if before else "", after[1] if after else ""
 
 
-def is_mesh(change: OperationChange) -> bool:
+def _is_mesh(change: _OperationChange) -> bool:
     return change.kind == "sdy.mesh" and change.what == "mesh"
 
 
-def is_about_devices(change: OperationChange) -> bool:
+def _is_about_devices(change: _OperationChange) -> bool:
     return change.what.endswith(("mhlo.sharding", "replica_groups", "source_target_pairs"))
 
 
 # --- causes inside the program: values, names, orders, addresses
 
 
-def custom_partitioning(case: Case) -> Iterator[CauseFinding]:
-    yield from told("custom-partitioning", case.take(_is_partitioning_pointer), texts=False)
+def _custom_partitioning(case: _Case) -> Iterator[CauseFinding]:
+    yield from _told("custom-partitioning", case.take(_is_partitioning_pointer), texts=False)
 
 
-def _is_partitioning_pointer(change: OperationChange) -> bool:
+def _is_partitioning_pointer(change: _OperationChange) -> bool:
     operation = change.operations[0]
     if operation is None or change.what != "backend_config":
         return False
     return operation.attribute("call_target_name") == '"CustomSPMDPartitioning"'
 
 
-def shapes(case: Case) -> Iterator[CauseFinding]:
+def _shapes(case: _Case) -> Iterator[CauseFinding]:
     """They go through the whole program, also as numbers."""
     before, after = (_inputs(each.operations) for each in (case.one, case.other))
-    if PROGRAM in case.components and before != after:
+    if _PROGRAM in case.components and before != after:
         yield finding("shapes", f"{before}, then {after}")
         case.changes = []
-        case.explain(PROGRAM)
+        case.explain(_PROGRAM)
 
 
 def _inputs(operations: Sequence[Operation]) -> str:
     return signature(operations).split(" -> ")[0]
 
 
-def reordered(case: Case) -> Iterator[CauseFinding]:
+def _reordered(case: _Case) -> Iterator[CauseFinding]:
     """All of the program, or the operations that differ, stand there in another order."""
     taken = case.take(lambda change: bool(_LISTS.search(change.what)) and _is_shuffled(change))
     results = [change for change in case.changes if _is_result_name(change)]
     if Counter(c.before for c in results) == Counter(c.after for c in results):
         taken += case.take(_is_result_name)
-    if is_reordered(case.one.operations, case.other.operations):
+    if _is_reordered(case.one.operations, case.other.operations):
         taken += _exchanged(case)
-    yield from told("order", taken)
+    yield from _told("order", taken)
 
 
-def _exchanged(case: Case) -> list[OperationChange]:
+def _exchanged(case: _Case) -> list[_OperationChange]:
     """Operations that stand elsewhere in the other program, and those that read them.
 
     Operations that changed in the same way wherever they stand are none: a constant with numbers
@@ -252,11 +287,11 @@ def _exchanged(case: Case) -> list[OperationChange]:
         {build(each) for each in compiled.operations} for compiled in (case.one, case.other)
     )
 
-    def has_moved(change: OperationChange) -> bool:
+    def has_moved(change: _OperationChange) -> bool:
         one, other = change.operations
         assert one is not None
         assert other is not None
-        if change.what in NAMES_OF_FUNCTIONS or build(one) == build(other):
+        if change.what in _NAMES_OF_FUNCTIONS or build(one) == build(other):
             return False
         return build(one) in theirs or build(other) in mine
 
@@ -264,15 +299,15 @@ def _exchanged(case: Case) -> list[OperationChange]:
     only_operands = all(change.what == "operands" for change in case.changes if not _is_new(change))
     if moved or only_operands:
         moved += case.take(lambda change: change.what == "operands")
-    called = [change for change in case.changes if change.what in NAMES_OF_FUNCTIONS]
+    called = [change for change in case.changes if change.what in _NAMES_OF_FUNCTIONS]
     if Counter(c.before for c in called) == Counter(c.after for c in called):
-        moved += case.take(lambda change: change.what in NAMES_OF_FUNCTIONS)
+        moved += case.take(lambda change: change.what in _NAMES_OF_FUNCTIONS)
     return moved
 
 
-def _is_new(change: OperationChange) -> bool:
+def _is_new(change: _OperationChange) -> bool:
     """What other rules explain, without an order."""
-    return change.what in NAMES_OF_FUNCTIONS or change.kind == CONSTANT
+    return change.what in _NAMES_OF_FUNCTIONS or change.kind == CONSTANT
 
 
 _LISTS = re.compile(
@@ -281,20 +316,20 @@ _LISTS = re.compile(
 _WORD = re.compile(r"\w+")
 
 
-def _is_shuffled(change: OperationChange) -> bool:
+def _is_shuffled(change: _OperationChange) -> bool:
     """The same words in the same frame: not `[{"i"}, {}]` for `[{}, {"i"}]`."""
     words = (sorted(_WORD.findall(text)) for text in (change.before, change.after))
     frames = (_WORD.sub("#", text) for text in (change.before, change.after))
     return len(set(map(tuple, words))) == len(set(frames)) == 1
 
 
-def axis_names(case: Case) -> Iterator[CauseFinding]:
+def _axis_names(case: _Case) -> Iterator[CauseFinding]:
     """A name that differs is followed into all shardings that use it."""
-    names = [pair for change in case.changes if is_mesh(change) for pair in _renamed(change)]
+    names = [pair for change in case.changes if _is_mesh(change) for pair in _renamed(change)]
     if not names:
         return
 
-    def is_renamed(change: OperationChange) -> bool:
+    def is_renamed(change: _OperationChange) -> bool:
         text = change.before
         for before, after in names:
             text = text.replace(before, after)
@@ -310,65 +345,65 @@ _AXIS = re.compile(r'("[^"]*")=(\d+)')
 _NAMED_BY_ADDRESS = re.compile(r"<axis 0x[0-9a-f]+>")
 
 
-def _renamed(change: OperationChange) -> Iterator[tuple[str, str]]:
+def _renamed(change: _OperationChange) -> Iterator[tuple[str, str]]:
     before, after = (_AXIS.findall(text) for text in (change.before, change.after))
     if [size for _, size in before] == [size for _, size in after]:
         pairs = zip(before, after, strict=True)
         yield from ((one[0], other[0]) for one, other in pairs if one[0] != other[0])
 
 
-def function_names(case: Case) -> Iterator[CauseFinding]:
+def _function_names(case: _Case) -> Iterator[CauseFinding]:
     if _is_module_renamed(case):
         case.take(lambda change: _is_module(change) and change.what == "sym_name")
         yield finding("function-name", f"{case.one.key.function}, then {case.other.key.function}")
-    taken = case.take(lambda change: change.what in NAMES_OF_FUNCTIONS)
-    yield from told("function-name", taken)
+    taken = case.take(lambda change: change.what in _NAMES_OF_FUNCTIONS)
+    yield from _told("function-name", taken)
 
 
-def _is_module_renamed(case: Case) -> bool:
+def _is_module_renamed(case: _Case) -> bool:
     return case.one.key.function != case.other.key.function
 
 
-def _is_module(change: OperationChange) -> bool:
+def _is_module(change: _OperationChange) -> bool:
     return change.kind == "builtin.module"
 
 
-def result_names(case: Case) -> Iterator[CauseFinding]:
-    yield from told("result-name", case.take(_is_result_name))
+def _result_names(case: _Case) -> Iterator[CauseFinding]:
+    yield from _told("result-name", case.take(_is_result_name))
 
 
-def _is_result_name(change: OperationChange) -> bool:
+def _is_result_name(change: _OperationChange) -> bool:
     return change.what.endswith("jax.result_info")
 
 
-def values(case: Case) -> Iterator[CauseFinding]:
-    if PROGRAM not in case.components or any(c.what == "operation" for c in case.changes):
+def _values(case: _Case) -> Iterator[CauseFinding]:
+    if _PROGRAM not in case.components or any(c.what == "operation" for c in case.changes):
         return  # of a program that is built otherwise, the numbers say nothing
     case.take(_is_value)
-    found = other_values(case.one.operations, case.other.operations)
+    found = _other_values(case.one.operations, case.other.operations)
     arrays = [change for change in found if _ARRAY.match(change.before)]
-    yield from told("captured-array", arrays)
-    yield from told("traced-value", [change for change in found if change not in arrays])
+    yield from _told("captured-array", arrays)
+    yield from _told("traced-value", [change for change in found if change not in arrays])
 
 
 _ARRAY = re.compile(r"tensor<\d")  # a scalar has its type there
 
 
-def _is_value(change: OperationChange) -> bool:
+def _is_value(change: _OperationChange) -> bool:
     """A constant of the same type with other numbers."""
     if change.kind != CONSTANT or change.what != "value":
         return False
     return change.before.split()[0] == change.after.split()[0]
 
 
-def metadata(case: Case) -> Iterator[CauseFinding]:
+def _metadata(case: _Case) -> Iterator[CauseFinding]:
     keeps = case.one.settings.get(METADATA) == case.other.settings.get(METADATA) == "True"
     pairs = zip(case.one.operations, case.other.operations, strict=False)
     moved = [(one.line, other.line) for one, other in pairs if one.line != other.line]
     if keeps and moved:
         yield finding("metadata", f"{moved[0][0]}, then {moved[0][1]}")
         if not case.changes:
-            case.explain(PROGRAM)
+            case.explain(_PROGRAM)
 
 
 # --- from what differs between two compilations of one program to the cause, by name
@@ -382,11 +417,11 @@ def explained(one: Compile, other: Compile) -> tuple[CauseFinding, ...]:
     components = list(one.key.differing(other.key))
     names = dict.fromkeys((*one.settings, *other.settings))
     texts = {name: (one.settings.get(name, ""), other.settings.get(name, "")) for name in names}
-    case = Case(
+    case = _Case(
         one,
         other,
         components,
-        list(changes(one.operations, other.operations)) if PROGRAM in components else [],
+        list(_changes(one.operations, other.operations)) if _PROGRAM in components else [],
         {name: pair for name, pair in texts.items() if pair[0] != pair[1]},
     )
     if not components:
@@ -395,32 +430,170 @@ def explained(one: Compile, other: Compile) -> tuple[CauseFinding, ...]:
     return tuple(found)
 
 
-def _unknown(case: Case) -> Iterator[CauseFinding]:
+def _unknown(case: _Case) -> Iterator[CauseFinding]:
     """Last: whatever is left."""
     if not case.changes and case.is_read:
-        case.explain(PROGRAM)
+        case.explain(_PROGRAM)
     if case.changes or case.components:
         if case.changes:
-            case.explain(PROGRAM)  # the lines say it better
-        seen = [str(change) for change in case.changes[:MOST_DETAILS]]
+            case.explain(_PROGRAM)  # the lines say it better
+        seen = [str(change) for change in case.changes[:_MOST_DETAILS]]
         yield finding(UNKNOWN, *seen, *(f"it is in {name}" for name in case.components))
 
 
-_RULES: tuple[Callable[[Case], Iterator[CauseFinding]], ...] = (
-    versions,
-    device_count,
-    xla_flags,
-    directory,
-    compiler_options,
-    device_order,
-    others,
-    custom_partitioning,
-    shapes,
-    reordered,
-    axis_names,
-    function_names,
-    result_names,
-    values,
-    metadata,
+_RULES: tuple[Callable[[_Case], Iterator[CauseFinding]], ...] = (
+    _versions,
+    _device_count,
+    _xla_flags,
+    _directory,
+    _compiler_options,
+    _device_order,
+    _others,
+    _custom_partitioning,
+    _shapes,
+    _reordered,
+    _axis_names,
+    _function_names,
+    _result_names,
+    _values,
+    _metadata,
     _unknown,
 )
+
+
+# --- where two programs differ, operation by operation
+
+
+def _changes(
+    ones: Sequence[Operation], others: Sequence[Operation]
+) -> tuple[_OperationChange, ...]:
+    """All differences, in the order of the programs."""
+    if [one.kind for one in ones] == [other.kind for other in others]:
+        return tuple(
+            change
+            for number, (one, other) in enumerate(zip(ones, others, strict=True))
+            if one is not other
+            for change in _in_place(ones, number, one, other)
+        )
+    return tuple(_aligned(ones, others))
+
+
+def _in_place(
+    ones: Sequence[Operation], number: int, one: Operation, other: Operation
+) -> Iterator[_OperationChange]:
+    attributes, other_attributes = dict(one.attributes), dict(other.attributes)
+    texts = {
+        name: (attributes.get(name, ""), other_attributes.get(name, ""))
+        for name in dict.fromkeys((*attributes, *other_attributes))
+    }
+    texts["types"] = one.types, other.types
+    texts["operands"] = _numbers(one), _numbers(other)
+    for name, (before, after) in texts.items():
+        if before != after:
+            yield _OperationChange(
+                one.kind, name, before, after, line_of(ones, number), (one, other)
+            )
+
+
+def _numbers(operation: Operation) -> str:
+    return " ".join(map(str, operation.operands))
+
+
+def _aligned(ones: Sequence[Operation], others: Sequence[Operation]) -> Iterator[_OperationChange]:
+    """What has to be taken out of the first program, and put in, to make the second."""
+    builds, other_builds = list(map(build, ones)), list(map(build, others))
+    first = next(
+        (i for i, pair in enumerate(zip(builds, other_builds, strict=False)) if pair[0] != pair[1]),
+        min(len(ones), len(others)),
+    )
+    matcher = difflib.SequenceMatcher(
+        None,
+        builds[first : first + _MOST],
+        other_builds[first : first + _MOST],
+        autojunk=False,
+    )
+    for tag, start, stop, other_start, other_stop in matcher.get_opcodes():
+        if tag == "equal":
+            continue
+        for number in range(first + start, first + stop):
+            one = ones[number]
+            text = f"{one.kind} {one.types}".strip()
+            yield _OperationChange(
+                one.kind, "operation", text, "", line_of(ones, number), (one, None)
+            )
+        for number in range(first + other_start, first + other_stop):
+            other = others[number]
+            text = f"{other.kind} {other.types}".strip()
+            line = line_of(others, number)
+            yield _OperationChange(other.kind, "operation", "", text, line, (None, other))
+
+
+def build(operation: Operation) -> _Build:
+    """All of an operation but its operands, its line, and the names of functions.
+
+    Functions of one name are numbered in the order in which they are met.
+    """
+    named = _NAMES_OF_FUNCTIONS
+    attributes = tuple(pair for pair in operation.attributes if pair[0] not in named)
+    return operation.kind, attributes, operation.types
+
+
+def _is_reordered(ones: Sequence[Operation], others: Sequence[Operation]) -> bool:
+    """Whether both have the same operations, and read the same values as often.
+
+    The numbers of constants may differ: that is another matter, told by `_other_values`.
+    """
+    same = Counter(map(_blank, ones)) == Counter(map(_blank, others))
+    return same and _read_as_often(ones) == _read_as_often(others)
+
+
+def _blank(operation: Operation) -> _Build:
+    kind, attributes, types = build(operation)
+    return kind, () if kind == CONSTANT else attributes, types
+
+
+def _read_as_often(operations: Sequence[Operation]) -> _Reads:
+    """How often the result of each operation is read; of all arguments together."""
+    producers = {number: _blank(each) for each in operations for number in each.results}
+    counts = Counter(number for each in operations for number in each.operands)
+    return Counter((producers.get(number), times) for number, times in counts.items())
+
+
+def _other_values(
+    ones: Sequence[Operation], others: Sequence[Operation]
+) -> tuple[_OperationChange, ...]:
+    """Constants of one program that the other has not, each with one of the same type there.
+
+    Wherever they stand: a reordered program has its constants elsewhere.
+    """
+    before, after = _constants(ones), _constants(others)
+    gone, new = before.keys() - after.keys(), after.keys() - before.keys()
+    waiting = defaultdict(deque)
+    for text in after:  # in the order of the program, as all that follows
+        if text in new:
+            waiting[text.split()[0]].append(text)
+    found = []
+    for text, number in before.items():
+        if text in gone and waiting[text.split()[0]]:
+            other = waiting[text.split()[0]].popleft()
+            pair = ones[number], others[after[other]]
+            found.append(
+                _OperationChange(CONSTANT, "value", text, other, line_of(ones, number), pair)
+            )
+    return tuple(found)
+
+
+def _constants(operations: Sequence[Operation]) -> dict[str, int]:
+    return {
+        operation.attribute("value") or "": number
+        for number, operation in enumerate(operations)
+        if operation.kind == CONSTANT
+    }
+
+
+def signature(operations: Sequence[Operation]) -> str:
+    """What the program takes and gives: "(tensor<3xf32>) -> tensor<f32>"."""
+    for operation in operations:
+        if operation.kind == "func.func" and operation.attribute("sym_name") == '"main"':
+            return operation.attribute("function_type") or ""
+    return ""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jax_dist import _codes
-from jax_dist.checker.model import flow, functions, pmaps, reaching_definitions, scopes, stacking
+from jax_dist.checker.model import flow, functions, pmaps, scopes, stacking
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.project import Project
@@ -198,7 +198,7 @@ class _CarriedState:
         """That no other step carries the state too: each call would copy it. Raises Left."""
         module, mapped = self.module, flow.of(self.module).mapped_calls
         own = [
-            reaching_definitions.block_of(module, module.statement(call))
+            scopes.block_of(module, module.statement(call))
             for call, site in mapped.items()
             if site.node is self.site.node
         ]
@@ -390,7 +390,7 @@ class _Edits:
                 is_whole = value is source.node and module.scope(target) is self._scope
             case _:
                 return ""
-        block = reaching_definitions.block_of(module, step) or []
+        block = scopes.block_of(module, step) or []
         if not is_whole or not any(made is each for each in block) or step.lineno < made.lineno:
             return ""
         uses: list[Any] = [*module.reads(self._scope, name)]
@@ -418,7 +418,7 @@ class _Edits:
         found = self._module.scope(node).lookup(self._name)
         is_seen = found is not None and found[0] is self._scope
         inside = self._module.scope(node) is not self._scope
-        below = reaching_definitions.place(node) > reaching_definitions.place(self._site.node)
+        below = scopes.place(node) > scopes.place(self._site.node)
         if not is_seen:
             raise Left(
                 f"its state is {done} where its name is not known",

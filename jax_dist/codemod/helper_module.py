@@ -17,8 +17,7 @@ from pathlib import Path
 
 import jax_dist
 from jax_dist.checker.model import sources
-from jax_dist.checker.model.import_graph import Imported
-from jax_dist.checker.model.project import Project
+from jax_dist.checker.model.project import Imported, Project
 from jax_dist.checker.model.semantic_model import Module
 
 _SOURCE = Path(__file__).with_name("vendored") / "mapped.py"

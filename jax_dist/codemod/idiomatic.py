@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist import _codes
-from jax_dist.checker.model import flow, functions, pmaps, reaching_definitions, scopes
+from jax_dist.checker.model import flow, functions, pmaps, scopes
 from jax_dist.checker.model.findings import Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
@@ -313,7 +313,7 @@ def _is_later(module: Module, first: ast.expr, call: ast.Call) -> bool:
         return True
     if module.statement(first) is module.statement(call):
         return _shares_loop(module, first, call)
-    is_below = reaching_definitions.place(call) > reaching_definitions.place(first)
+    is_below = scopes.place(call) > scopes.place(first)
     return is_below or _shares_loop(module, first, call) or _comes_back(module, call)
 
 

@@ -18,9 +18,8 @@ from typing import Literal, TypeAlias
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import discovery, pmaps
 from jax_dist.checker.model.findings import Code, Fix
-from jax_dist.checker.model.import_graph import ImportGraph, outermost_package
 from jax_dist.checker.model.pmaps import Site
-from jax_dist.checker.model.project import Project
+from jax_dist.checker.model.project import ImportGraph, Project, outermost_package
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, UnreadableError
 from jax_dist.codemod.helper_module import Homes

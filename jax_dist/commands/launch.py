@@ -27,7 +27,7 @@ from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Help
 
 if TYPE_CHECKING:
-    from jax_dist.launch.output import Printer, Stream
+    from jax_dist.launch.outcome import Printer, Stream
 
 _USAGE = "jax-dist launch -n N [options] -- COMMAND ..."
 
@@ -151,7 +151,7 @@ def _ranks(text: str) -> list[int]:
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
     """Runs the job, and shows what the ranks write and how it ended."""
     from jax_dist._usage import MisuseError
-    from jax_dist.launch import job, outcome, supervision
+    from jax_dist.launch import job, outcome
     from jax_dist.launch.ranks import StartError
 
     command = _command(options)
@@ -167,7 +167,7 @@ def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
             printer.notice("standard output is closed: what the ranks write there is lost")
         try:
             if options.restarts:
-                ended = supervision.supervise(
+                ended = job.supervise(
                     command,
                     settings,
                     printer,
@@ -204,7 +204,7 @@ def _command(options: argparse.Namespace) -> list[str]:
 @contextlib.contextmanager
 def _printer(options: argparse.Namespace, out: TextIO, err: TextIO) -> "Iterator[Printer]":
     from jax_dist._usage import MisuseError
-    from jax_dist.launch.output import (
+    from jax_dist.launch.outcome import (
         LogFile,
         Printer,
         log_files,

@@ -1,8 +1,8 @@
-"""`check`: does a function compute the same on any number of devices?"""
+"""`check`: does a function compute the same on any number of devices? And the report on it."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,17 +10,81 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jax_dist import _compat
-from jax_dist.consistency import programs, runs, words
-from jax_dist.consistency.graph import Graph, graph_of
-from jax_dist.consistency.origins import FaultOrigin, Search
-from jax_dist.consistency.programs import CheckedProgram, Global, PerDevice
-from jax_dist.consistency.relations import are_alike
-from jax_dist.consistency.report import Consistency, Verdict, verdict
-from jax_dist.consistency.runs import Reference
-from jax_dist.consistency.words import Explanation
-from jax_dist.errors import ConsistencyError, UnsupportedError, message
+from jax_dist.consistency import faults, runs
+from jax_dist.consistency.evaluation import Graph, graph_of
+from jax_dist.consistency.faults import Explanation, FaultOrigin, Search
+from jax_dist.consistency.relations import Verdict, are_alike, verdict
+from jax_dist.consistency.runs import CheckedProgram, Global, PerDevice, Reference, Several
+from jax_dist.errors import ConsistencyError, UnsupportedError
 from jax_dist.mapping import axes
 from jax_dist.mapping.axes import Axis, AxisPrefix
+from jax_dist.rewriting import rendering
+from jax_dist.rewriting.rendering import counted
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Consistency:
+    """Whether a function computes the same on any number of devices."""
+
+    name: str  # of the function
+    devices: tuple[int, ...]  # on which it was compared with one
+    skipped: Mapping[int, str]  # on which not, and why
+    verdicts: tuple[Verdict, ...]  # of each result, on each number of devices
+    findings: tuple[Explanation, ...]
+    notes: tuple[str, ...] = ()  # what the check could not see
+
+    @property
+    def ok(self) -> bool:
+        """Whether all results were compared, and none differs by more than rounding explains."""
+        return not self.findings and all(each.same and not each.undecided for each in self.verdicts)
+
+    @property
+    def summary(self) -> str:
+        on = f"on {_listed(self.devices)} devices"
+        wrong = {each.name for each in self.verdicts if not each.same}
+        names = {each.name for each in self.verdicts}
+        unsure = {each.name for each in self.verdicts if each.undecided}
+        if wrong:
+            of = f"{len(wrong)} of {counted(len(names), 'result')}"
+            return f"it depends on the number of devices: {of} differ"
+        if self.findings:
+            return "results that all devices should share differ"
+        if unsure:
+            return f"{len(unsure)} of {counted(len(names), 'result')} undecided {on}: see below"
+        return f"the same {on} as on one, {counted(len(names), 'result')} compared"
+
+    def to_dict(self) -> dict[str, object]:
+        """For machines: only dicts, lists, strings, numbers and None."""
+        return {
+            "name": self.name,
+            "ok": self.ok,
+            "summary": self.summary,
+            "devices": list(self.devices),
+            "skipped": {str(count): why for count, why in self.skipped.items()},
+            "findings": rendering.plain(self.findings),
+            "results": [
+                {
+                    "name": each.name,
+                    "devices": each.devices,
+                    "same": each.same,
+                    "undecided": each.undecided,
+                    "words": each.words,
+                    "apart": each.apart,
+                    "tolerance": each.tolerance,
+                }
+                for each in self.verdicts
+            ],
+            "notes": list(self.notes),
+        }
+
+    def __repr__(self) -> str:  # at a prompt, the table
+        return str(self)
+
+    def __str__(self) -> str:
+        return rendering.as_text(f"{self.name}: {self.summary}", _sections(self))
+
+    def _repr_html_(self) -> str:
+        return rendering.as_html(f"{self.name}: {self.summary}", _sections(self))
 
 
 def check(
@@ -110,16 +174,14 @@ def _subject(
         subject = PerDevice(fun, name, axis_name, in_axes, args)
         subject.check()
         return subject
-    mesh = mesh or programs.mesh_of(args)
+    mesh = mesh or runs.mesh_of(args)
     if mesh is None:
-        raise ConsistencyError(
-            message(
-                what=f"'{name}' has no mesh to make smaller",
-                which=["axis_name, mesh= are not given", "no argument has a NamedSharding"],
-                why="a function of whole arrays runs on the devices of a mesh",
-                do="Give axis_name='i' if the function is what one device does; else mesh=, or "
-                "arguments placed by jax.device_put(x, NamedSharding(mesh, spec)).",
-            )
+        raise runs.refusal(
+            what=f"'{name}' has no mesh to make smaller",
+            which=["axis_name, mesh= are not given", "no argument has a NamedSharding"],
+            why="a function of whole arrays runs on the devices of a mesh",
+            do="Give axis_name='i' if the function is what one device does; else mesh=, or "
+            "arguments placed by jax.device_put(x, NamedSharding(mesh, spec)).",
         )
     return Global(fun, name, mesh, args)
 
@@ -127,49 +189,42 @@ def _subject(
 def _counts(devices: Sequence[int]) -> list[int]:
     counts = [count for count in dict.fromkeys(devices) if isinstance(count, int) and count > 1]
     if not counts or any(not isinstance(count, int) or count < 1 for count in devices):
-        raise ConsistencyError(
-            message(
-                what="devices= are no numbers of devices",
-                which=[f"devices={tuple(devices)!r}"],
-                why="each is compared with one device",
-                do="Give at least one number above 1, as in devices=(1, 2, 4).",
-            )
+        raise runs.refusal(
+            what="devices= are no numbers of devices",
+            which=[f"devices={tuple(devices)!r}"],
+            why="each is compared with one device",
+            do="Give at least one number above 1, as in devices=(1, 2, 4).",
         )
     return counts
 
 
 def _nothing_left(name: str, skipped: dict[int, str]) -> ConsistencyError:
-    return ConsistencyError(
-        message(
-            what=f"'{name}' cannot be run on several devices",
-            which=[f"{count} devices: {why}" for count, why in skipped.items()],
-            why="the same arguments go to each number of devices",
-            do="Give arguments whose rows all of them divide, and counts that are there; "
-            "jax_dist.testing.simulated_devices(8) makes devices.",
-        )
+    return runs.refusal(
+        what=f"'{name}' cannot be run on several devices",
+        which=[f"{count} devices: {why}" for count, why in skipped.items()],
+        why="the same arguments go to each number of devices",
+        do="Give arguments whose rows all of them divide, and counts that are there; "
+        "jax_dist.testing.simulated_devices(8) makes devices.",
     )
 
 
 def _compared(
     program: CheckedProgram, leaves: Sequence[Any], reference: Reference, out_axes: AxisPrefix
 ) -> _Compared:
-    graph, devices = graph_of(program.jaxpr), program.devices
     if program.tree != reference.program.tree:
         raise _other_tree(program, reference)
-    paired = runs.pairs_of(graph, reference.graph)
-    draws = runs.draws_for(reference, graph, devices, paired)
-    run = runs.Several(program, leaves, graph, draws)
+    run = Several(program, leaves, reference)
     values = run.values()
     names = _names(program.tree)
     along = _out_axes(out_axes, program.tree)
     verdicts = [
-        verdict(name, value, expected, axis, is_key=_is_key(aval))
+        verdict(name, value, expected, axis, is_key=runs.is_key(aval))
         for name, value, expected, axis, aval in zip(
             names, values.results, reference.results, along, program.jaxpr.out_avals, strict=True
         )
     ]
     drifting = []
-    if draws and program.mapped:
+    if run.draws and program.mapped:
         raw = run.values(given=False).results
         drifting = [
             each.name
@@ -178,7 +233,7 @@ def _compared(
             and are_alike(given[:, None], each.tolerance).all()
             and not are_alike(own[:, None], each.tolerance).all()
         ]  # fmt: skip
-    return _Compared(program, graph, verdicts, drifting)
+    return _Compared(program, run.graph, verdicts, drifting)
 
 
 def _findings(
@@ -189,30 +244,28 @@ def _findings(
     if not wrong:
         return ()
     several = min(wrong, key=lambda each: abs(each.program.devices - 4))
-    if max(map(runs.amount, (several.graph, graph_of(one.jaxpr)))) > runs.MOST:
+    if any(map(runs.is_too_large, (several.graph, graph_of(one.jaxpr)))):
         what = "the values of the equations are too many to be compared; give smaller arguments"
         return (Explanation("", what, "", "", "", ""),)
     reference = runs.on_one(one, leaves, everything=True)
     graph, devices = several.graph, several.program.devices
-    paired = runs.pairs_of(graph, reference.graph)
-    draws = runs.draws_for(reference, graph, devices, paired)
-    run = runs.Several(several.program, leaves, graph, draws, everything=True)
-    search = Search(graph, run.values(), reference, paired)
+    run = Several(several.program, leaves, reference, everything=True)
+    search = Search(run, run.values(), reference)
     origins = [
         (each.name, origin)
         for each, ways in zip(several.verdicts, graph.results, strict=True)
         if not each.same and (origin := search.origin(ways)) is not None
     ]
     found = [
-        dataclasses.replace(words.explain(origin, axis, devices), results=(name,))
+        dataclasses.replace(faults.explain(origin, axis, devices), results=(name,))
         for name, origin in _first_ones(origins, search)
     ]
     if several.drifting:
-        search = Search(graph, run.values(given=False), reference, paired)
+        search = Search(run, run.values(given=False), reference)
         for each, ways in zip(several.verdicts, graph.results, strict=True):
             draw = search.first_own_draw(ways) if each.name in several.drifting else None
             if draw is not None:
-                found.append(dataclasses.replace(words.drifting(draw, axis), results=(each.name,)))
+                found.append(dataclasses.replace(faults.drifting(draw, axis), results=(each.name,)))
     return _merged(found)
 
 
@@ -275,24 +328,62 @@ def _out_axes(out_axes: AxisPrefix, tree: Any) -> tuple[Axis, ...]:
 
 
 def _other_tree(program: CheckedProgram, reference: Reference) -> ConsistencyError:
-    return ConsistencyError(
-        message(
-            what="the result has another structure on another number of devices",
-            which=[
-                f"{program.devices} devices: {program.tree}",
-                f"one device: {reference.program.tree}",
-            ],
-            why="results are compared leaf by leaf",
-            do="Return the same structure on any number of devices.",
-        )
+    return runs.refusal(
+        what="the result has another structure on another number of devices",
+        which=[
+            f"{program.devices} devices: {program.tree}",
+            f"one device: {reference.program.tree}",
+        ],
+        why="results are compared leaf by leaf",
+        do="Return the same structure on any number of devices.",
     )
-
-
-def _is_key(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
 def _name_of(fun: Any) -> str:
     while isinstance(fun, functools.partial):
         fun = fun.func
     return getattr(fun, "__name__", type(fun).__name__)
+
+
+def _sections(report: Consistency) -> Iterator[rendering.Section]:
+    if report.findings:
+        yield rendering.Section("Found", tuple(map(_entry, report.findings)))
+    told = [each for each in report.verdicts if not each.same or each.undecided]
+    if told:
+        rows = tuple(
+            (each.name, str(each.devices), each.words or "undecided", _number(each.apart),
+             _number(each.tolerance))
+            for each in told
+        )  # fmt: skip
+        header = ("result", "devices", "compared with one device", "apart", "rounding")
+        yield rendering.Section("Results", (rendering.Table(header, rows, numbers=2),))
+    notes = [
+        *(f"{count} devices left out: {why}" for count, why in report.skipped.items()),
+        *report.notes,
+    ]
+    if any(each.undecided for each in report.verdicts):
+        notes.append(
+            "undecided: rounding alone changes the result so much that a wrong scale could hide; "
+            "check with fewer steps, or with larger numbers"
+        )
+    if notes:
+        yield rendering.Section("Noted", tuple(rendering.ReportEntry("", note) for note in notes))
+
+
+def _entry(finding: Explanation) -> rendering.ReportEntry:
+    details = [f"because {finding.why}", f"do: {finding.do}"]
+    if finding.results:
+        details.append(f"seen in {', '.join(finding.results)}")
+    label = f"{finding.where or 'line unknown'}"
+    text = finding.what + (f" ({finding.code})" if finding.code else "")
+    return rendering.ReportEntry("", f"{label}: {text}", tuple(details))
+
+
+def _listed(counts: tuple[int, ...]) -> str:
+    return " and ".join(
+        part for part in (", ".join(map(str, counts[:-1])), str(counts[-1])) if part
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:.2g}"

@@ -1,29 +1,223 @@
-"""The values of a program on one device and on several, and how far rounding may move them.
+"""The programs of a function for one device and for several, and the values of both.
 
-Equations of the two programs are compared in pairs: one in the program for one device, and the same
-one in that for several.
+A program is traced, and not run by the devices themselves. Equations of the two are compared in
+pairs: one in the program for one device, and the same one in that for several. How far rounding may
+move a value comes from the run on one device.
 """
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import inspect
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jax_dist.consistency import evaluation
-from jax_dist.consistency.evaluation import Draws, evaluate
-from jax_dist.consistency.graph import Graph, Node, Path, graph_of
-from jax_dist.consistency.programs import CheckedProgram
+from jax_dist.consistency.evaluation import (
+    Draws,
+    Graph,
+    Node,
+    Path,
+    evaluate,
+    graph_of,
+    manual_axes,
+)
 from jax_dist.consistency.relations import Expected, distance, rows_along
+from jax_dist.errors import ConsistencyError, message
+from jax_dist.mapping import axes
+from jax_dist.mapping.axes import Axis, AxisPrefix
+from jax_dist.passes import interpreter
+
+
+def refusal(*, what: str, which: Sequence[str], why: str, do: str) -> ConsistencyError:
+    return ConsistencyError(message(what=what, which=which, why=why, do=do))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckedProgram:
+    """What a function does on so many devices."""
+
+    devices: int
+    jaxpr: Any  # closed, of all leaves of the arguments
+    tree: Any  # the structure of its result
+    mapped: bool  # whether results come with the devices first: `[devices, *shape]`
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PerDevice:
+    """A function of what one device has, which names the mapped axis."""
+
+    fun: Callable
+    name: str
+    axis_name: Hashable
+    in_axes: AxisPrefix
+    args: tuple[Any, ...]
+
+    def skipped(self, devices: int) -> str | None:
+        """Why there is no program for so many devices."""
+        for path, leaf, axis in self._leaves():
+            if axis is not None and np.shape(leaf)[axis] % devices:
+                return f"{path} has {np.shape(leaf)[axis]} rows, which do not divide evenly"
+        return None
+
+    def check(self) -> None:
+        """Raises what `pmap` would: axes that do not fit, nothing that is mapped."""
+        axes.check_axes("in_axes", self.in_axes)
+        wrong = [
+            f"{path} has shape {np.shape(leaf)}, in_axes {axis}"
+            for path, leaf, axis in self._leaves()
+            if axis is not None and not -np.ndim(leaf) <= axis < np.ndim(leaf)
+        ]
+        if wrong:
+            raise refusal(
+                what=f"in_axes of '{self.name}' names a dimension that is not there",
+                which=wrong,
+                why="a mapped argument is split along it, into equal shares of the devices",
+                do="Give None for an argument that all devices share, as in in_axes=(None, 0).",
+            )
+        if all(axis is None for axis in self._axes()):
+            raise refusal(
+                what=f"nothing is mapped in '{self.name}'",
+                which=[f"in_axes is {self.in_axes}"],
+                why="every device would do the same with the same values",
+                do="Give the dimension to split for at least one argument.",
+            )
+
+    def program(self, devices: int) -> CheckedProgram:
+        trees: list[Any] = []
+
+        def stacked(*blocks: Any) -> list[Any]:
+            result = self.fun(*jax.tree.unflatten(structure, blocks))
+            leaves, tree = jax.tree.flatten(result)
+            trees.append(tree)
+            return [jax.numpy.asarray(leaf)[None] for leaf in leaves]
+
+        leaves, structure = jax.tree.flatten(self.args)
+        specs = tuple(
+            axes.spec_of_axis(axis, np.ndim(leaf), self.axis_name)
+            for leaf, axis in zip(leaves, self._axes(), strict=True)
+        )
+        names: Any = (self.axis_name,)  # any hashable will do
+        mesh = AbstractMesh((devices,), names, axis_types=(AxisType.Auto,))
+        mapped = jax.shard_map(
+            stacked, mesh=mesh, in_specs=specs, out_specs=P(self.axis_name), check_vma=False
+        )
+        return CheckedProgram(devices, jax.make_jaxpr(mapped)(*leaves), trees[-1], mapped=True)
+
+    def _axes(self) -> tuple[Axis, ...]:
+        return axes.spread_in_axes(self.in_axes, self.args, {}, self.name)
+
+    def _leaves(self) -> Iterator[tuple[str, Any, Axis]]:
+        paths = axes.argument_paths(self.fun, self.args, {}, range(len(self.args)))
+        yield from zip(paths, jax.tree.leaves(self.args), self._axes(), strict=True)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Global:
+    """A function of global arrays, under jit or with a shard_map in it."""
+
+    fun: Callable
+    name: str
+    mesh: Mesh  # whose axes it names; made smaller for fewer devices
+    args: tuple[Any, ...]
+
+    def skipped(self, devices: int) -> str | None:
+        if devices > jax.device_count():
+            return f"there are {jax.device_count()} devices"
+        if math.prod(self._shape(devices)) != devices:
+            return f"a mesh {dict(self.mesh.shape)} cannot be made smaller to {devices}"
+        return None
+
+    def program(self, devices: int) -> CheckedProgram:
+        shape = self._shape(devices)
+        chosen = np.array(self.mesh.devices.flat[:devices]).reshape(shape)
+        mesh = Mesh(chosen, self.mesh.axis_names, axis_types=self.mesh.axis_types)
+        args = jax.tree.map(lambda leaf: _moved(leaf, mesh), self.args)
+        leaves, structure = jax.tree.flatten(args)
+        trees: list[Any] = []
+        options = {"mesh": mesh} if _takes_mesh(self.fun) else {}
+
+        def flat(*leaves: Any) -> list[Any]:
+            result = self.fun(*jax.tree.unflatten(structure, leaves), **options)
+            results, tree = jax.tree.flatten(result)
+            trees.append(tree)
+            return results
+
+        try:
+            with jax.set_mesh(mesh):
+                jaxpr = jax.make_jaxpr(flat)(*leaves)
+        except ValueError as error:
+            if "context mesh" not in str(error):
+                raise
+            raise self._own_mesh(str(error).partition("\n")[0], devices) from error
+        self._check_meshes(jaxpr, devices)
+        return CheckedProgram(devices, jaxpr, trees[-1], mapped=False)
+
+    def _shape(self, devices: int) -> tuple[int, ...]:
+        """As much of each axis as fits, the first ones first."""
+        shape, left = [], devices
+        for size in self.mesh.devices.shape:
+            shape.append(math.gcd(size, left))
+            left //= shape[-1]
+        return tuple(shape)
+
+    def _check_meshes(self, jaxpr: Any, devices: int) -> None:
+        """A function that brings a mesh of its own runs on that one, whatever is asked."""
+        for eqn in interpreter.equations(jaxpr):
+            if eqn.primitive.name == "shard_map":
+                sizes = dict(eqn.params["mesh"].shape)
+                if math.prod(sizes.values()) != devices and manual_axes(eqn):
+                    line = interpreter.source_line(eqn) or "a shard_map"
+                    raise self._own_mesh(f"{line}: its mesh is {sizes}", devices)
+
+    def _own_mesh(self, which: str, devices: int) -> ConsistencyError:
+        return refusal(
+            what=f"'{self.name}' has a mesh of its own, which cannot be made smaller",
+            which=[which, f"it is to be checked on {devices}"],
+            why="the number of devices is that of the mesh, and it is fixed in the function",
+            do="Give a function with a parameter named mesh, as in "
+            "check(lambda x, mesh: jax.shard_map(f, mesh=mesh, ...)(x), x, mesh=mesh), or "
+            "leave out mesh= in jax.shard_map, which then takes the one that is set.",
+        )
+
+
+def _takes_mesh(fun: Callable) -> bool:
+    try:
+        return "mesh" in inspect.signature(fun).parameters
+    except (TypeError, ValueError):  # builtins have no signature
+        return False
+
+
+def mesh_of(args: Sequence[Any]) -> Mesh | None:
+    """The mesh that the arguments lie on."""
+    for leaf in jax.tree.leaves(args):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+            return sharding.mesh
+    return None
+
+
+def _moved(leaf: Any, mesh: Mesh) -> Any:
+    """The same cut, over the devices of another mesh."""
+    sharding = getattr(leaf, "sharding", None)
+    if isinstance(sharding, NamedSharding):
+        return jax.device_put(leaf, NamedSharding(mesh, sharding.spec))
+    if isinstance(leaf, jax.Array) and len(leaf.devices()) > 1:
+        return jax.device_put(leaf, NamedSharding(mesh, P()))
+    return leaf
+
 
 _SEEDS = (1, 2, 3)  # runs with every result moved by rounding
 _SAFETY = 8.0  # how much farther than in these runs a value may lie
 _ULPS = 4.0  # and besides, of its largest element
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-MOST = 20_000_000  # numbers that are kept at once
+_MOST = 20_000_000  # numbers that are kept at once
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,7 +250,7 @@ def on_one(program: CheckedProgram, args: Sequence[Any], *, everything: bool = F
     wanted = _wanted(graph, everything=everything)
 
     def trial(leaves: Sequence[Any], noise: evaluation.Noise) -> Any:
-        moved = [evaluation.moved_input(leaf, noise) for leaf in leaves]
+        moved = [evaluation.moved(leaf, leaf, noise) for leaf in leaves]
         return evaluate(program.jaxpr, moved, wanted=wanted, noise=noise)
 
     run = _jit(trial)
@@ -77,15 +271,18 @@ class Several:
         self,
         program: CheckedProgram,
         args: Sequence[Any],
-        graph: Graph,
-        draws: Draws,
+        reference: Reference,
         *,
         everything: bool = False,
     ) -> None:
         """Prepares it; see `on_one`."""
-        self._program, self._draws = program, dict(draws)
-        self._leaves = [jnp.asarray(leaf) for leaf in args]
-        wanted = _wanted(graph, everything=everything)
+        self.graph: Graph = graph_of(program.jaxpr)
+        self.pairs: dict[Path, Path] = _pairs_of(self.graph, reference.graph)
+        self.draws: dict[Path, list[Any]] = _draws_for(
+            reference, self.graph, program.devices, self.pairs
+        )
+        self._program, self._leaves = program, [jnp.asarray(leaf) for leaf in args]
+        wanted = _wanted(self.graph, everything=everything)
 
         def run(leaves: Sequence[Any], draws: Draws, given: Any) -> Any:
             return evaluate(program.jaxpr, leaves, wanted=wanted, draws=draws, given=given)
@@ -98,7 +295,7 @@ class Several:
         Args:
           given: whether devices with a key of their own get what one device draws.
         """
-        results, records = self._run(self._leaves, self._draws, jnp.bool_(given))
+        results, records = self._run(self._leaves, self.draws, jnp.bool_(given))
         if not self._program.mapped:
             results = [each[None] for each in results]
         return Values(jax.tree.map(_host, results), jax.tree.map(_host, records))
@@ -109,7 +306,7 @@ def _jit(run: Callable) -> Callable:
     return jax.jit(run, compiler_options=_QUICK if jax.default_backend() == "cpu" else None)
 
 
-def draws_for(
+def _draws_for(
     reference: Reference, graph: Graph, devices: int, pairs: Mapping[Path, Path]
 ) -> dict[Path, list[Any]]:
     """What each device draws if its key is its own: its rows of what one device draws.
@@ -132,17 +329,17 @@ def draws_for(
         ]
         if all(share is not None for share in shares):
             draws[path] = [
-                share.astype(_plain(each.dtype))
+                share.astype(np.uint32 if is_key(each) else each.dtype)
                 for share, each in zip(shares, _types(node), strict=True)
                 if share is not None
             ]
     return draws
 
 
-def amount(graph: Graph) -> int:
-    """How many numbers the equations of a program have as results."""
+def is_too_large(graph: Graph) -> bool:
+    """Whether the results of all equations together are too many numbers to be kept."""
     types = [each for node in graph.nodes.values() for each in _types(node)]
-    return sum(int(np.prod(each.shape)) for each in types if hasattr(each, "shape"))
+    return sum(int(np.prod(each.shape)) for each in types if hasattr(each, "shape")) > _MOST
 
 
 def _types(node: Node) -> list[Any]:
@@ -191,18 +388,19 @@ def _expected(exact: Any, *moved: Any) -> Expected:
 
 def _host(array: Any) -> np.ndarray:
     """In NumPy, which does not know keys, nor the small floats."""
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if is_key(array):
         array = jax.random.key_data(array)
     host = np.asarray(array)
     small = jnp.issubdtype(array.dtype, jnp.floating) and host.dtype.kind != "f"
     return host.astype(np.float32) if small or host.dtype == np.float16 else host
 
 
-def _plain(dtype: Any) -> Any:
-    return np.uint32 if jnp.issubdtype(dtype, jax.dtypes.prng_key) else dtype
+def is_key(array: Any) -> bool:
+    """Whether an array, or its type, is one of random keys."""
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
-def pairs_of(several: Graph, one: Graph) -> dict[Path, Path]:
+def _pairs_of(several: Graph, one: Graph) -> dict[Path, Path]:
     """By equation of the first, that of the second; what only one of them has is left out.
 
     Both come from the same code, so they are nearly always the same list. Where a loop of Python

@@ -1,19 +1,29 @@
 """Guards around a training loop: no hidden transfer, no hidden compilation, no lost donation."""
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
+import jax
+from jax.core import Tracer
+
+from jax_dist import _compat
 from jax_dist.errors import DonationError, RecompileError, TransferError, message
-from jax_dist.guards import transfers as transfer_rules
-from jax_dist.guards.threads import Donation, GuardEntry
+from jax_dist.guards import refusals
+from jax_dist.guards.descriptions import is_of_jax, known_name
+from jax_dist.guards.donation import DonationCheck, weak_key
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-Item = TypeVar("Item")
+Donation: TypeAlias = Literal["first", "always", False]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Item = TypeVar("_Item")
 
 _FIRST_STEPS = 3  # whose donations are looked at; then those of one step in a thousand
 _SAMPLE = 1000
@@ -65,18 +75,32 @@ class strict:  # in small letters, for it is used as a function
         warmup: int | None = None,
     ):
         if donation not in ("first", "always", False):
-            raise _unknown_donation(donation)
+            raise ValueError(
+                message(
+                    what="strict got an unknown donation",
+                    which=[f"donation={donation!r}"],
+                    why='it is "first", "always" or False',
+                    do="Leave it out to look at the first calls.",
+                )
+            )
         if warmup is not None and (not isinstance(warmup, int) or warmup < 0):
-            raise _unknown_warmup(warmup)
+            raise ValueError(
+                message(
+                    what="strict got an unknown warmup",
+                    which=[f"warmup={warmup!r}"],
+                    why="it is a number of steps",
+                    do="Leave it out for one step, or give a whole number from 0 on.",
+                )
+            )
         self._transfers, self._recompiles = transfers or None, recompiles or None
         self._donation: Donation = donation
         self._warmup = warmup
         self._step = itertools.count()
-        self._entered: list[GuardEntry] = []  # by all threads
+        self._entered: list[_GuardEntry] = []  # by all threads
 
     def __enter__(self) -> "strict":
         number = next(self._step)
-        entry = GuardEntry(
+        entry = _GuardEntry(
             transfers=self._transfers,
             recompiles=self._recompiles,
             donation=self._donation,
@@ -100,10 +124,10 @@ class strict:  # in small letters, for it is used as a function
             _drop_hint(error)
         elif (swallowed := entry.swallowed()) is not None:
             raise swallowed
-        if entry.transfers and error is not None and transfer_rules.is_refusal(error):
-            raise transfer_rules.refused_by_jax(error) from error
+        if entry.transfers and error is not None and refusals.is_refusal(error):
+            raise refusals.refused_by_jax(error) from error
 
-    def steps(self, items: Iterable[Item]) -> Iterator[Item]:
+    def steps(self, items: Iterable[_Item]) -> Iterator[_Item]:
         """The items, each as one step of the block around: the first ones are the warm-up.
 
         Raises:
@@ -111,10 +135,18 @@ class strict:  # in small letters, for it is used as a function
         """
         entry = self._innermost()
         if entry is None:
-            raise _no_block()
+            raise RuntimeError(
+                message(
+                    what="steps of a guard were asked for outside of its block",
+                    which=["steps(...)"],
+                    why="the guard is on in its block only",
+                    do="Write `with strict() as guard:` around, "
+                    "and loop over guard.steps(...) in it.",
+                )
+            )
         return self._steps(items, entry)
 
-    def _steps(self, items: Iterable[Item], entry: GuardEntry) -> Iterator[Item]:
+    def _steps(self, items: Iterable[_Item], entry: "_GuardEntry") -> Iterator[_Item]:
         warmup = 1 if self._warmup is None else self._warmup
         try:
             for number, item in enumerate(items):
@@ -125,7 +157,7 @@ class strict:  # in small letters, for it is used as a function
         finally:
             entry.step(warm=False, look=False)
 
-    def __call__(self, fun: Function) -> Function:
+    def __call__(self, fun: _Function) -> _Function:
         """Decorates a function: each call is a step; between the parts of a coroutine it is off."""
         guard = strict(
             transfers=bool(self._transfers),
@@ -135,7 +167,7 @@ class strict:  # in small letters, for it is used as a function
         )
         return _decorated(fun, guard)
 
-    def _innermost(self) -> GuardEntry | None:
+    def _innermost(self) -> "_GuardEntry | None":
         """The block of this guard that this thread is in."""
         return next((entry for entry in reversed(self._entered) if entry.is_mine()), None)
 
@@ -151,7 +183,7 @@ def allow_transfers() -> Iterator[None]:
     ...         float(loss)
     2.5
     """
-    yield from _allowed(GuardEntry(transfers=False))
+    yield from _allowed(_GuardEntry(transfers=False))
 
 
 @contextlib.contextmanager
@@ -166,7 +198,7 @@ def allow_recompiles() -> Iterator[None]:
     >>> doubled.tolist()
     [2.0, 2.0, 2.0]
     """
-    yield from _allowed(GuardEntry(recompiles=False))
+    yield from _allowed(_GuardEntry(recompiles=False))
 
 
 def _drop_hint(error: Exception) -> None:
@@ -179,7 +211,7 @@ def _is_looked_at(step: int) -> bool:
     return step < _FIRST_STEPS or step % _SAMPLE == 0
 
 
-def _allowed(entry: GuardEntry) -> Iterator[None]:
+def _allowed(entry: "_GuardEntry") -> Iterator[None]:
     entry.enter()
     try:
         yield
@@ -189,7 +221,14 @@ def _allowed(entry: GuardEntry) -> Iterator[None]:
 
 def _decorated(fun: Any, guard: strict) -> Any:
     if inspect.isasyncgenfunction(fun):
-        raise _async_generator(fun)
+        raise TypeError(
+            message(
+                what="strict cannot guard an asynchronous generator",
+                which=[f"{fun.__qualname__} is one"],
+                why="others run in the same thread between its parts",
+                do="Decorate the function that awaits, or use a block without await in it.",
+            )
+        )
     if inspect.iscoroutinefunction(fun):
 
         @functools.wraps(fun)
@@ -240,45 +279,220 @@ def _guarded(parts: Generator, guard: strict) -> Generator:
             send = functools.partial(parts.send, got)
 
 
-def _unknown_donation(donation: object) -> ValueError:
-    return ValueError(
-        message(
-            what="strict got an unknown donation",
-            which=[f"donation={donation!r}"],
-            why='it is "first", "always" or False',
-            do="Leave it out to look at the first calls.",
-        )
-    )
+# --- what is guarded in each thread now: entered and left in any order, always put back as it was
 
 
-def _unknown_warmup(warmup: object) -> ValueError:
-    return ValueError(
-        message(
-            what="strict got an unknown warmup",
-            which=[f"warmup={warmup!r}"],
-            why="it is a number of steps",
-            do="Leave it out for one step, or give a whole number from 0 on.",
-        )
-    )
+_Refusal: TypeAlias = TransferError | RecompileError | DonationError
+
+_LOOKS = 3  # calls of one function that are looked at, before JAX may hurry them
+_LOOKS_AT_ALL = 300  # where no function comes back
+_LOOK, _HURRY = "look", "hurry"  # under the first all calls go through Python
 
 
-def _no_block() -> RuntimeError:
-    return RuntimeError(
-        message(
-            what="steps of a guard were asked for outside of its block",
-            which=["steps(...)"],
-            why="the guard is on in its block only",
-            do="Write `with strict() as guard:` around, and loop over guard.steps(...) in it.",
-        )
-    )
+@dataclasses.dataclass(slots=True, eq=False)
+class _GuardEntry:
+    """A guard that was entered, or an allowance; None leaves it to what is around."""
+
+    transfers: bool | None = None
+    recompiles: bool | None = None
+    donation: Donation | None = None
+    warm: bool = False  # whether this is the warm-up: seen, not guarded
+    look: bool = True  # whether donation is looked at from the start
+    home: "list[_GuardEntry] | None" = None  # the entries of the thread that entered it
+    refusal: _Refusal | None = None  # the last one in it that nobody has seen leave it
+
+    def enter(self) -> None:
+        self.home = _thread.entries
+        self.home.append(self)
+        _thread.update(fresh=True)
+
+    def leave(self) -> None:
+        """Ends it in the thread that entered it; left by another one, that finds out later."""
+        if self.home is not None:
+            self.home.remove(self)
+            self.home = None
+        _thread.update()
+
+    def swallowed(self) -> _Refusal | None:
+        """A refusal that some `except` on the way has caught, once; none that is on its way out.
+
+        NumPy catches all errors in `np.array_equal`, for one, and then says False.
+        """
+        refusal = self.refusal
+        if refusal is None or _is_on_its_way(refusal):
+            return None
+        self.refusal = None
+        again = type(refusal)(*refusal.args)
+        again.add_note("It was raised before, and an `except` on its way has caught it.")
+        return again
+
+    def is_mine(self) -> bool:
+        """Whether this thread entered it."""
+        return self.home is _thread.entries
+
+    def step(self, *, warm: bool, look: bool) -> None:
+        """The next step of the same block begins."""
+        again = look and not self.look  # after steps that were not looked at
+        changed = (warm, look) != (self.warm, self.look)
+        self.warm, self.look = warm, look
+        if changed and self.is_mine():
+            _thread.update(fresh=again)
 
 
-def _async_generator(fun: Any) -> TypeError:
-    return TypeError(
-        message(
-            what="strict cannot guard an asynchronous generator",
-            which=[f"{fun.__qualname__} is one"],
-            why="others run in the same thread between its parts",
-            do="Decorate the function that awaits, or use a block without await in it.",
-        )
-    )
+class _Watcher(_compat.CallWatcher):
+    """Sees the calls of one thread, as far as they go through Python."""
+
+    def __init__(self) -> None:
+        self.transfers = self.recompiles = self.warm = False
+        self.donation: Donation = False
+        self.look = _HURRY
+        self._check = DonationCheck()
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()  # functions that were looked at
+        self._looks: dict[object, int] = {}
+        self._compiled = False  # whether the call under way was
+
+    @property
+    def slow(self) -> bool:  # type: ignore[override]
+        return self.look == _LOOK
+
+    def begin(self, *, look: bool) -> None:
+        """A block, or a step: looked at, or hurried through with what is known."""
+        wanted = self.donation == "always" or (self.donation == "first" and look)
+        self.look = _LOOK if wanted else _HURRY
+        self._looks = {}
+
+    def called(self, call: _compat.JitCall) -> None:
+        call.name = known_name(call)
+        with self._remembering():
+            if (swallowed := _thread.swallowed()) is not None:
+                raise swallowed
+            if self.donation:
+                self._check.called(call, checked=not self.warm)
+
+    def returned(self, call: _compat.JitCall, outputs: Sequence[Any]) -> None:
+        if any(isinstance(output, Tracer) for output in outputs):
+            return
+        if self._count(call) <= _LOOKS or self._compiled:
+            refusals.remember(call)
+        self._compiled = False
+        if self.donation:
+            with self._remembering():
+                self._check.returned(call, outputs, checked=not self.warm)
+
+    def compiles(self, name: str) -> None:
+        _thread.refresh()
+        if self.recompiles:
+            with self._remembering():
+                raise refusals.recompile_error(name)
+        self._compiled = True
+
+    def shards(self, place: Any, values: Sequence[Any], shardings: Sequence[Any]) -> Any:
+        _thread.refresh()
+        if not self.transfers:
+            return place()
+        with self._remembering():
+            return refusals.guarded_placing(place, values, shardings)
+
+    def reads(self, array: jax.Array) -> None:
+        _thread.refresh()
+        if self.transfers:
+            with self._remembering():
+                refusals.refuse_reading(array)
+
+    @contextlib.contextmanager
+    def _remembering(self) -> Iterator[None]:
+        """A refusal in this block is raised again later, if it never leaves the guarded one."""
+        try:
+            yield
+        except (TransferError, RecompileError, DonationError) as refusal:
+            _thread.remember(refusal)
+            self.look = _LOOK  # the next call goes through Python, and is refused
+            _compat.watch_calls(self, self.look)
+            raise
+
+    def _count(self, call: _compat.JitCall) -> int:
+        """How often the function was looked at; hurries all when one comes back often enough."""
+        source, of_user = refusals.source_of(call.fun), not is_of_jax(call.fun)
+        if self.look == _HURRY and of_user and weak_key(call.fun) not in self._known:
+            self.begin(look=True)
+        self._known.add(weak_key(call.fun))
+        count = self._looks[source] = self._looks.get(source, 0) + 1
+        enough = (of_user and count >= _LOOKS) or sum(self._looks.values()) >= _LOOKS_AT_ALL
+        if enough and self.donation != "always":
+            self.look = _HURRY
+        _compat.watch_calls(self, self.look)
+        return count
+
+
+class _Thread(threading.local):
+    """The entries of one thread, and the settings of JAX that follow from them."""
+
+    def __init__(self) -> None:
+        self.entries: list[_GuardEntry] = []
+        self.watcher = _Watcher()
+        self.level: str | None = None
+        self.guard = contextlib.ExitStack()
+        self.applied: list[_GuardEntry] = []  # the entries that the settings follow from
+
+    def refresh(self) -> None:
+        """Follows what another thread has ended of this one."""
+        if self.entries != self.applied:
+            self.update()
+
+    def remember(self, refusal: _Refusal) -> None:
+        for entry in reversed(self.entries):
+            if entry.donation is not None:  # a guard; the others allow something
+                entry.refusal = refusal
+                return
+
+    def swallowed(self) -> _Refusal | None:
+        found = (entry.swallowed() for entry in reversed(self.entries))
+        return next((refusal for refusal in found if refusal is not None), None)
+
+    def update(self, *, fresh: bool = False) -> None:
+        """Makes JAX's guard and the watcher what the entries want."""
+        self.applied = list(self.entries)
+        wanted = _innermost(self.entries, "transfers")
+        self._set_level({True: "disallow", False: "allow", None: None}[wanted])
+        watched = [entry for entry in self.entries if entry.donation is not None]
+        if not watched:
+            self.watcher.transfers = self.watcher.recompiles = self.watcher.donation = False
+            _compat.watch_calls(None, None)
+            return
+        self.watcher.transfers = wanted is True
+        self.watcher.recompiles = _innermost(self.entries, "recompiles") is True
+        self.watcher.warm = watched[-1].warm
+        donations: list[Donation] = [entry.donation for entry in watched if entry.donation]
+        self.watcher.donation = donations[-1] if donations else False
+        if fresh and watched[-1] is self.entries[-1]:
+            self.watcher.begin(look=watched[-1].look)
+        _compat.watch_calls(self.watcher, self.watcher.look)
+
+    def _set_level(self, level: str | None) -> None:
+        if level == self.level:
+            return
+        self.guard.close()
+        self.level = level
+        if level is not None:
+            self.guard.enter_context(jax.transfer_guard(level))
+
+
+_thread = _Thread()
+
+
+def _is_on_its_way(refusal: BaseException) -> bool:
+    """Whether it, or what it became, is being handled now: by a `finally`, say."""
+    error = sys.exc_info()[1]
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if error is refusal:
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _innermost(entries: Sequence[_GuardEntry], aspect: str) -> Any:
+    """What the innermost entry says of it that says anything."""
+    said = [getattr(entry, aspect) for entry in entries if not entry.warm]
+    return next((value for value in reversed(said) if value is not None), None)

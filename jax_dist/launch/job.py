@@ -1,11 +1,17 @@
-"""Starts the ranks of a job, watches them, passes signals on, and ends them together."""
+"""Starts the ranks of a job, watches them, passes signals on, and ends them together.
+
+A job that fails is started again, for as long as it gets on.
+"""
 
 import collections
 import contextlib
+import dataclasses
 import os
+import pathlib
 import secrets
 import selectors
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,15 +19,17 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
 
-from jax_dist.launch.environment import rank_environment, reserved_port
 from jax_dist.launch.outcome import (
     Ended,
     JobOutcome,
+    Output,
     Reason,
+    Stream,
+    causes,
     ending,
 )
-from jax_dist.launch.output import Output, Stream
-from jax_dist.launch.ranks import Orphanage, Rank
+from jax_dist.launch.ranks import Orphanage, Rank, rank_environment, reserved_port
+from jax_dist.multihost import ranks
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -72,7 +80,7 @@ class JobSettings:
     grace: float = 5.0  # seconds that the others have to end by themselves
 
 
-class Listener(Protocol):
+class _Listener(Protocol):
     """Is told what happens."""
 
     def lines(self, rank: int, stream: Stream, lines: Sequence[str]) -> None: ...
@@ -83,7 +91,7 @@ class Listener(Protocol):
 def run(
     command: Sequence[str],
     settings: JobSettings,
-    listener: Listener,
+    listener: _Listener,
     environment: Mapping[str, str] | None = None,
 ) -> JobOutcome:
     """Runs a command several times in parallel, as the ranks of one job.
@@ -132,7 +140,7 @@ class _Job:
         self,
         ranks: Sequence[Rank],
         settings: JobSettings,
-        listener: Listener,
+        listener: _Listener,
         signals: list[int],
     ):
         self._ranks = ranks
@@ -327,3 +335,113 @@ def _culprit(failed: Sequence[Rank]) -> Rank:
     """Of those that were seen to end together. JAX aborts a process when it loses another one."""
     others = [rank for rank in failed if rank.exit_code() != -signal.SIGABRT]
     return (others or failed)[0]
+
+
+# --- starts a job again when it fails, for as long as it gets on
+
+
+_RESTART = (
+    "JAX_DIST_RESTART"  # the variable that tells the ranks how often they were started before
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _JobFailure:
+    """How far the job was when it failed."""
+
+    rank: int  # that failed first
+    restored: int  # the step of the checkpoint that it began from; -1: it has not said
+    reached: int  # the last step that this rank had done; -1: it has not said
+
+
+def supervise(
+    command: Sequence[str],
+    settings: JobSettings,
+    listener: _Listener,
+    *,
+    restarts: int,
+    min_interval: float,
+    environment: Mapping[str, str] | None = None,
+) -> JobOutcome:
+    """As `run`, again and again until it ends well, or gets on no more.
+
+    Args:
+      command: the command and its arguments.
+      settings: how many, and how long: the time is that of all runs together.
+      listener: is told each line of output, and what is done to the ranks.
+      restarts: how often the job may start again without a newer checkpoint in between.
+      min_interval: the seconds between two starts, at least.
+      environment: what the ranks inherit; by default the environment of this process.
+
+    Returns:
+      How the last run ended.
+
+    Raises:
+      StartError: the command cannot be started.
+    """
+    inherited = os.environ if environment is None else environment
+    until = None if settings.timeout is None else time.monotonic() + settings.timeout
+    failures: list[_JobFailure] = []  # since the last checkpoint
+    with tempfile.TemporaryDirectory(prefix="jax-dist-launch-") as name:
+        for count in range(1 << 62):
+            start = time.monotonic()
+            timeout = None if until is None else max(0.1, until - start)
+            variables = {**inherited, ranks.PROGRESS_FOLDER: name, _RESTART: str(count)}
+            outcome = run(
+                command, dataclasses.replace(settings, timeout=timeout), listener, variables
+            )
+            if outcome.reason is not Reason.FAILED or outcome.was_terminated:
+                return outcome
+            failure = _failure(pathlib.Path(name), outcome)
+            if failures and failure.restored > failures[-1].restored:
+                failures.clear()
+            failures.append(failure)
+            if len(failures) > restarts:
+                listener.notice(_given_up(failures))
+                return outcome
+            for text in causes(outcome):
+                listener.notice(text)
+            listener.notice(_starts_again(count + 1, failures, restarts))
+            time.sleep(max(0.0, start + min_interval - time.monotonic()))
+            _forget(pathlib.Path(name))
+    raise AssertionError  # there is no last number
+
+
+def _failure(folder: pathlib.Path, outcome: JobOutcome) -> _JobFailure:
+    assert outcome.first is not None  # it failed
+    said = [ranks.read_progress(folder, each.rank) for each in outcome.ended]
+    restored = max(each.restored for each in said)
+    return _JobFailure(outcome.first.rank, restored, said[outcome.first.rank].reached)
+
+
+def _forget(folder: pathlib.Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def _starts_again(count: int, failures: Sequence[_JobFailure], restarts: int) -> str:
+    left = restarts - len(failures)
+    more = f"{left} more {'is' if left == 1 else 'are'} left"
+    return f"start {count + 1}, after {_where(failures[-1])}; {more} before it saves a checkpoint"
+
+
+def _where(failure: _JobFailure) -> str:
+    if failure.reached < 0:
+        return f"rank {failure.rank} failed"
+    return f"rank {failure.rank} failed in step {failure.reached + 1}"
+
+
+def _given_up(failures: Sequence[_JobFailure]) -> str:
+    """One line: who failed, how often, and where."""
+    times = f"{len(failures)} {'time' if len(failures) == 1 else 'times'}"
+    last = failures[-1]
+    since = f" since the checkpoint of step {last.restored}" if last.restored > 0 else ""
+    if all(each == last for each in failures):
+        return f"{_where(last)}, {times}{since}: it is not started again"
+    told = ", ".join(dict.fromkeys(_short(failures)))
+    return f"the job failed {times}{since} ({told}): it is not started again"
+
+
+def _short(failures: Sequence[_JobFailure]) -> Iterator[str]:
+    for each in failures:
+        yield _where(each).replace(" failed", "")

@@ -1,25 +1,109 @@
-"""The mapped function of one slice as a jaxpr: the user's Python runs here, once per signature."""
+"""A call with its arguments flattened, and the mapped function of one slice as a jaxpr.
+
+The user's Python runs here, once per signature.
+"""
 
 import dataclasses
+import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AxisType, Sharding
 
 from jax_dist import _compat
 from jax_dist.errors import UnboundAxisError
-from jax_dist.mapping import axes, meshes, nesting, refusals
-from jax_dist.mapping.axes import Axis
-from jax_dist.mapping.calls import Call, Options, bind
-from jax_dist.mapping.meshes import InnerAxis
+from jax_dist.mapping import axes, meshes, refusals
+from jax_dist.mapping.axes import Axis, AxisPrefix
+from jax_dist.mapping.meshes import DeviceChoice, InnerAxis
 from jax_dist.passes import captures, constants, interpreter
-from jax_dist.passes.captures import Lifted, Policy
+from jax_dist.passes.captures import Captures, Lifted, Policy
+from jax_dist.passes.gathers import Gathers
 from jax_dist.passes.programs import Memo
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What was said to pmap, checked."""
+
+    axis_name: Any  # None where the user gave none
+    in_axes: AxisPrefix
+    out_axes: AxisPrefix
+    static: tuple[int, ...]  # positions, ascending
+    donated: tuple[int, ...]
+    choice: DeviceChoice
+    arrays: str  # "local" or "global"
+    captures: Captures
+    gathers: Gathers
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call with its arguments flattened."""
+
+    fun: Callable
+    rebuild: Callable[[Sequence[Any]], tuple[tuple, dict]]  # leaves -> (args, kwargs)
+    leaves: list[Any]
+    axes: tuple[Axis, ...]  # of each leaf
+    owners: tuple[int | str, ...]  # of each leaf: the position or keyword of its argument
+    paths: Callable[[], list[str]]  # the name of each leaf
+    fun_name: str
+    structure: Any = None  # of the arguments that are not static
+    static: tuple[Any, ...] = ()  # the values of those that are
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Of the mapped axis. Raises MappedAxisError or AxesError where there is no one size."""
+        return axes.mapped_size(self.leaves, self.axes, self.paths, self.fun_name)
+
+    def run(self, leaves: Sequence[Any]) -> Any:
+        """The body, on its arguments as it sees them."""
+        args, kwargs = self.rebuild(leaves)
+        return self.fun(*args, **kwargs)
+
+
+def any_tracer(leaves: Iterable[Any]) -> bool:
+    """Whether the call is part of a trace outside."""
+    return any(isinstance(leaf, Tracer) for leaf in leaves)
+
+
+def bind(options: Options, fun: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """Flattens the arguments, and finds the mapped axis of each leaf.
+
+    Raises:
+      AxesError: in_axes is no prefix of the arguments.
+      StaticArgumentError: the call has too few positional arguments.
+    """
+    name = options.choice.fun_name
+    if options.static and options.static[-1] >= len(args):
+        raise refusals.static_argument_missing(name, options.static, len(args))
+    numbers = [number for number in range(len(args)) if number not in options.static]
+    mapped_args = tuple(args[number] for number in numbers)
+    in_axes = options.in_axes
+    if options.static and isinstance(in_axes, tuple | list) and len(in_axes) == len(args):
+        in_axes = tuple(in_axes[number] for number in numbers)
+
+    def rebuild(leaves: Sequence[Any]) -> tuple[tuple, dict]:
+        values, keywords = jax.tree.unflatten(structure, leaves)
+        whole = list(args)
+        for number, value in zip(numbers, values, strict=True):
+            whole[number] = value
+        return tuple(whole), keywords
+
+    def paths() -> list[str]:
+        return axes.argument_paths(fun, mapped_args, kwargs, numbers)
+
+    leaves, structure = jax.tree.flatten((mapped_args, kwargs))
+    leaf_axes = axes.spread_in_axes(in_axes, mapped_args, kwargs, name)
+    owned = [*zip(numbers, mapped_args, strict=True), *sorted(kwargs.items())]
+    owners = tuple(owner for owner, tree in owned for _ in jax.tree.leaves(tree))
+    static = tuple(args[number] for number in options.static)
+    return Call(fun, rebuild, leaves, leaf_axes, owners, paths, name, structure, static)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -76,25 +160,24 @@ def whole_call(call: Call, processes: int) -> Call:
     """A call on the slices of one process as one on those of all, of which the types matter."""
     types = []
     for leaf, axis in zip(call.leaves, call.axes, strict=True):
-        kind = type_of(leaf)
-        shape = list(kind.shape)
+        shape = list(type_of(leaf).shape)
         if axis is not None:
             shape[axis] *= processes
-        types.append(jax.ShapeDtypeStruct(shape, kind.dtype, weak_type=kind.weak_type))
+        types.append(type_of(leaf, shape))
     return dataclasses.replace(call, leaves=types)
 
 
 def traced(options: Options, call: Call) -> Body:
     """Traces the function of one slice, for whole arguments that have types."""
     name = options.choice.axis_name if options.axis_name is None else options.axis_name
-    around = nesting.current()
+    around = meshes.frame_around()
     if around is not None and options.axis_name is None:
         name = around.free_name(None)
-    frame = nesting.Frame((*(around.names if around else ()), name))
+    frame = meshes.Frame((*(around.names if around else ()), name))
     output_of: list[tuple[Any, tuple[Axis, ...]]] = []
 
     def body(*slices: jax.Array) -> list[Any]:
-        with nesting.entered(frame):
+        with meshes.entered(frame):
             output = call.run(slices)
         out_axes = axes.spread_out_axes(options.out_axes, output, options.choice.fun_name)
         leaves, structure = jax.tree.flatten(output)
@@ -104,7 +187,12 @@ def traced(options: Options, call: Call) -> Body:
     body.__name__ = body.__qualname__ = options.choice.fun_name
     body.__wrapped__ = call.fun  # pyright: ignore[reportFunctionMemberAccess]  # JAX names its line
     environment = [(name, call.size)]
-    types = [_slice_type(leaf, axis) for leaf, axis in zip(call.leaves, call.axes, strict=True)]
+    types = []
+    for leaf, axis in zip(call.leaves, call.axes, strict=True):
+        shape = list(type_of(leaf).shape)
+        if axis is not None:
+            del shape[axis]
+        types.append(type_of(leaf, shape))
     policy = Policy(options.captures if _compat.CAN_REWRITE else "allow", follows=False)
     trace = jax.make_jaxpr(body, axis_env=environment)
     with captures.lifting_outside(lifts=policy.captures == "lift"):
@@ -113,12 +201,14 @@ def traced(options: Options, call: Call) -> Body:
         except (AssertionError, RuntimeError) as error:
             if around is not None or not _speaks_of_mesh(error):
                 raise
-            with meshes.context_of(_mesh_seen_inside(options, call)):
+            mesh = meshes.lay_out(options.choice, call.size, whole=True).mesh.abstract_mesh
+            manual = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Manual))
+            with meshes.context_of(manual):
                 jaxpr = trace(*types)
         except NameError as error:
             if isinstance(error, UnboundAxisError) or not (found := _UNBOUND.search(str(error))):
                 raise
-            known = [each for each in frame.names if not nesting.is_made_up(each)]
+            known = [each for each in frame.names if not meshes.is_made_up(each)]
             refusal = refusals.unbound_axis(options.choice.fun_name, found["axis"], known)
             raise refusal.with_traceback(error.__traceback__) from None
     _check_groups(jaxpr, name, call)
@@ -164,12 +254,6 @@ def _speaks_of_mesh(error: Exception) -> bool:
     return "ManualAxisType" in text or "requires a non-empty mesh in context" in text
 
 
-def _mesh_seen_inside(options: Options, call: Call) -> AbstractMesh:
-    layout = meshes.lay_out(options.choice, call.size, whole=True)
-    abstract = layout.mesh.abstract_mesh
-    return abstract.update_axis_types(dict.fromkeys(abstract.axis_names, AxisType.Manual))
-
-
 def _from_left(out_axes: Sequence[Axis], leaves: Sequence[Any]) -> tuple[Axis, ...]:
     """Where the mapped dimension goes in each result, whose slices have one dimension less."""
     return tuple(
@@ -178,17 +262,12 @@ def _from_left(out_axes: Sequence[Axis], leaves: Sequence[Any]) -> tuple[Axis, .
     )
 
 
-def _slice_type(leaf: Any, axis: Axis) -> jax.ShapeDtypeStruct:
-    whole = type_of(leaf)
-    shape = list(whole.shape)
-    if axis is not None:
-        del shape[axis]
-    return jax.ShapeDtypeStruct(shape, whole.dtype, weak_type=whole.weak_type)
-
-
-def type_of(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Its type, wherever it lies. Raises TypeError for what is no array."""
+def type_of(
+    leaf: Any, shape: Sequence[int] | None = None, sharding: Sharding | None = None
+) -> jax.ShapeDtypeStruct:
+    """Its type, or that of another shape, wherever it lies. TypeError for what is no array."""
     is_described = hasattr(leaf, "shape") and not isinstance(leaf, jax.Array | np.ndarray)
     aval: Any = leaf if is_described else jax.typeof(leaf)
     weak = bool(getattr(aval, "weak_type", False))
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
+    shape = aval.shape if shape is None else shape
+    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=weak, sharding=sharding)

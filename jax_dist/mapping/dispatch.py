@@ -12,29 +12,43 @@ A call is in one of four states:
 Everything is on the mesh before a program is called, so there is one program for a shape, wherever
 the arguments come from: a training loop compiles once. What is traced outside (under jit, grad,
 vmap) is staged, with its arguments as they are.
+
+The CPU backend of JAX hangs over too many calls in flight: its devices take 32 executions each, and
+dispatch then waits, in the middle of one that other devices wait for in a collective. So there,
+every sixteenth call waits for its own result.
 """
 
+import itertools
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.mapping import axes, emission, meshes, nesting, placement, refusals, region, throttle
-from jax_dist.mapping.body import Body, BodyTracer, type_of
-from jax_dist.mapping.calls import Call, Options, any_tracer, bind
+from jax_dist.mapping import axes, emission, meshes, placement, refusals, region
+from jax_dist.mapping.body import Body, BodyTracer, Call, Options, any_tracer, bind, type_of
 from jax_dist.mapping.collectives import AxisPlace
 from jax_dist.mapping.emission import KnownSignature
 from jax_dist.mapping.meshes import InnerAxis, Layout
-from jax_dist.mapping.process_calls import ProcessCalls
 from jax_dist.passes import captures, programs
 from jax_dist.passes.captures import PlacedCaptures, Placements, Policy, Watch
 from jax_dist.passes.constants import put_copy
 from jax_dist.passes.programs import Program, Programs, hide_own_frames
+
+if TYPE_CHECKING:
+    from jax_dist.mapping.process_calls import ProcessCalls
+
+_WINDOW = 16  # calls in flight at most, of all functions of this process together
+
+turns: Iterator[bool] = itertools.repeat(object=False)
+"""Whether to wait after this call. Asking takes 30 ns, and enters no Python function."""
+if _compat.CPU_HANGS_WHEN_FULL:
+    turns = itertools.cycle([*[False] * (_WINDOW - 1), True])
 
 
 class Dispatcher:
@@ -94,7 +108,10 @@ class Dispatcher:
             with programs.under_way(self, found):
                 return self._plain.jitted.lower(*args, **kwargs)
         program, placed = self._program_for(found)
-        described = _described(call, found.layout)
+        described = [
+            type_of(leaf, sharding=found.layout.sharding(axis, len(type_of(leaf).shape)))
+            for leaf, axis in zip(call.leaves, call.axes, strict=True)
+        ]
         args, kwargs = call.rebuild(described)
         with programs.under_way(self, found):
             lowered = programs.with_captures(program.jitted.lower, placed)(*args, **kwargs)
@@ -121,10 +138,10 @@ class Dispatcher:
     def _first_sight(self, program: Program, args: tuple, kwargs: dict) -> _compat.Answer:
         self._check_static(args)
         call = self._bind(args, kwargs)
-        outside = nesting.current()
+        outside = meshes.frame_around()
         if outside is not None:
             return self._stage_inside(call, outside), None, False
-        if manual := nesting.manual_axes():
+        if manual := meshes.manual_axes():
             raise refusals.inside_foreign_shard_map(call.fun_name, manual)
         self._choose()
         if any_tracer(call.leaves) or programs.is_staged():  # the latter: a call on constants
@@ -174,7 +191,7 @@ class Dispatcher:
         first = () if placed is None else (placed.values,)
         with programs.under_way(self, found):
             results, memory, stale = _compat.run_jit(own.jitted, (*first, *args), kwargs)
-        self._use(own, placed, is_full=throttle.can_be_full(found.layout.mesh))
+        self._use(own, placed, is_full=can_be_full(found.layout.mesh))
         return results, memory if own is program else None, stale
 
     def _stage(self, call: Call, args: tuple, kwargs: dict) -> Any:
@@ -193,7 +210,7 @@ class Dispatcher:
                 raise
             raise refusals.local_array_under_trace(call.fun_name) from None
 
-    def _stage_inside(self, call: Call, outside: nesting.Frame) -> Any:
+    def _stage_inside(self, call: Call, outside: meshes.Frame) -> Any:
         """A pmap in the body of another one: a region, for which a mesh is found later."""
         choice = self._options.choice
         if choice.devices is not None or choice.backend is not None:
@@ -282,7 +299,7 @@ class Dispatcher:
         self._used, self._is_full = (program, placed), is_full
         front = programs.with_captures(program.front, placed)
         if is_full:
-            front = throttle.throttled(front)
+            front = throttled(front)
         self._front = front
         self._renew()
 
@@ -300,6 +317,8 @@ class Dispatcher:
             return
         self._is_chosen = True
         if self._options.choice.spans_processes():
+            from jax_dist.mapping.process_calls import ProcessCalls  # most programs need none
+
             view = Programs(
                 self._programs.name,
                 self._programs.options,
@@ -341,15 +360,31 @@ class Dispatcher:
         return explaining
 
 
-def _described(call: Call, layout: Layout) -> list[jax.ShapeDtypeStruct]:
-    """The leaves as they will lie."""
-    described = []
-    for leaf, axis in zip(call.leaves, call.axes, strict=True):
-        kind = type_of(leaf)
-        sharding = layout.sharding(axis, len(kind.shape))
-        described.append(
-            jax.ShapeDtypeStruct(
-                kind.shape, kind.dtype, weak_type=kind.weak_type, sharding=sharding
-            )
-        )
-    return described
+def can_be_full(mesh: Mesh) -> bool:
+    """Whether calls of a program on these devices have to wait now and then."""
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    return _compat.CPU_HANGS_WHEN_FULL and is_cpu and mesh.size > 1
+
+
+def throttled(call: Callable) -> Callable:
+    """The same, with every sixteenth call waiting for its result."""
+
+    def waiting(*args: Any, **kwargs: Any) -> Any:
+        output = call(*args, **kwargs) if kwargs else call(*args)
+        if next(turns):
+            wait(output)
+        return output
+
+    return waiting
+
+
+def wait(output: Any) -> None:
+    """Until what a call returned is there, if several CPU devices compute it."""
+    for leaf in jax.tree.leaves(output):  # all are there at the same time: the first one will do
+        if isinstance(leaf, Tracer):
+            return
+        if isinstance(leaf, jax.Array):
+            devices = leaf.sharding.device_set
+            if len(devices) > 1 and next(iter(devices)).platform == "cpu":
+                leaf.block_until_ready()
+            return

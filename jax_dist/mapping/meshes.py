@@ -2,25 +2,33 @@
 
 The first mesh axis is the mapped one; the others, if any, are those of pmaps inside it. Axes are
 always Auto, and every process holds the same number of devices.
+
+A body is traced with its axes in the environment and no mesh. A pmap that it calls becomes a
+shard_map over an abstract mesh of one axis, and notes in the `Frame` of the body which axis it
+wants. The mesh of all of them is chosen when the trace of the outermost body is complete (see
+`region`).
 """
 
 import contextlib
 import dataclasses
 import functools
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jax_dist import _compat
-from jax_dist._compat.arrays import Device
+from jax_dist._compat.private import Device
 from jax_dist.mapping import axes, refusals
 from jax_dist.mapping.axes import Axis
 
 UNNAMED = "pmap_axis_0"  # a fixed name: it is part of the program, and so of its cache key
+_MADE_UP = UNNAMED.removesuffix("0")
 PROCESS_AXIS = "pmap_process"  # the axis over processes, in the view that one process has
 
 
@@ -158,8 +166,10 @@ def laid_on(mesh: Mesh, results: Any) -> Any:
     whole = all_axes(mesh)
 
     def lay(array: jax.Array) -> jax.Array:
-        own = array.sharding
-        if not isinstance(own, NamedSharding) or _devices(own.mesh) != _devices(mesh):
+        own: Any = array.sharding
+        if not isinstance(array.sharding, NamedSharding) or [*own.mesh.devices.flat] != [
+            *mesh.devices.flat
+        ]:
             return array
         spec = [None if part is None else whole for part in own.spec]
         if spec.count(whole) > 1:  # of a pmap in a pmap
@@ -169,10 +179,6 @@ def laid_on(mesh: Mesh, results: Any) -> Any:
         return jax.device_put(array, target) if same else array
 
     return jax.tree.map(lay, results)
-
-
-def _devices(mesh: Any) -> list[Device]:
-    return list(mesh.devices.flat)
 
 
 def no_mesh() -> contextlib.AbstractContextManager[Any]:
@@ -259,3 +265,70 @@ def _rows(size: int, available: int) -> int:
 def _process_of(row: object) -> int:
     """The process of one row of a mesh: a device, or an array of devices of one process."""
     return np.asarray(row, dtype=object).flat[0].process_index
+
+
+@dataclasses.dataclass(slots=True)
+class Frame:
+    """One body that is being traced."""
+
+    names: tuple[object, ...]  # the axes that collectives in the body can name, outermost first
+    inner: list[InnerAxis] = dataclasses.field(default_factory=list)  # of pmaps inside, by depth
+    regions: set[str] = dataclasses.field(default_factory=set)  # names of their abstract axes
+
+    def note(self, axis: InnerAxis, below: tuple[InnerAxis, ...], regions: frozenset[str]) -> None:
+        """A pmap inside wants this axis, and the pmaps in it want those `below`.
+
+        Each depth has one mesh axis: that of the first pmap there.
+        """
+        wanted = (axis, *below)
+        self.inner += wanted[len(self.inner) :]
+        self.regions |= {axis.name, *regions}
+
+    def free_name(self, name: object) -> str:
+        """For the abstract axis of a pmap inside: its own if no axis around has that name."""
+        if isinstance(name, str) and name not in self.names:
+            return name
+        return f"{_MADE_UP}{len(self.names)}"
+
+
+class _Innermost(threading.local):
+    frame: Frame | None = None
+
+
+_innermost = _Innermost()
+
+
+@contextlib.contextmanager
+def entered(frame: Frame) -> Iterator[None]:
+    """Everything traced inside belongs to `frame`."""
+    around, _innermost.frame = _innermost.frame, frame
+    try:
+        yield
+    finally:
+        _innermost.frame = around
+
+
+def frame_around() -> Frame | None:
+    """The frame of the pmap whose body is being traced; None outside."""
+    return _innermost.frame
+
+
+def is_made_up(name: object) -> bool:
+    """Whether a mapped axis has this name because the user gave none."""
+    return isinstance(name, str) and name.startswith(_MADE_UP)
+
+
+def is_bound(name: object) -> bool:
+    """Whether collectives can name this axis here already, say that of a vmap outside."""
+    try:
+        lax.axis_size(name)
+    except NameError:
+        return False
+    return True
+
+
+def manual_axes() -> tuple[object, ...]:
+    """The axes of the shard_map that is being traced, ours or not; empty outside."""
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, kind in kinds if kind == AxisType.Manual)

@@ -1,4 +1,4 @@
-"""The decorator that replaces `jax.pmap`.
+"""The decorator that replaces `jax.pmap`, and the object that it returns.
 
 There is one dispatcher for each function and set of options, kept as long as the function lives, so
 `pmap(f)(x)` in a loop traces once. A function is known by identity. A bound method, which is
@@ -9,11 +9,15 @@ dispatcher must not keep its own key alive.
 
 import functools
 import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import (
+    TYPE_CHECKING,
     Any,
+    Concatenate,
+    Generic,
     Literal,
     NamedTuple,
     ParamSpec,
@@ -27,30 +31,32 @@ from typing import (
 
 import jax
 
-from jax_dist._compat.arrays import Device
+from jax_dist._compat.private import Device
 from jax_dist.mapping import axes, refusals
 from jax_dist.mapping.axes import AxisPrefix
-from jax_dist.mapping.calls import Options
+from jax_dist.mapping.body import Options
 from jax_dist.mapping.dispatch import Dispatcher
-from jax_dist.mapping.mapped import Mapped
 from jax_dist.mapping.meshes import UNNAMED, DeviceChoice
 from jax_dist.passes.captures import Captures
 from jax_dist.passes.gathers import Gathers
+from jax_dist.passes.variable_names import definition
 
-Arrays = Literal["local", "global"]
-P = ParamSpec("P")
-R = TypeVar("R")
+_Arrays = Literal["local", "global"]
+_P = ParamSpec("_P")
+_Q = ParamSpec("_Q")
+_R = TypeVar("_R")
+_OURS = ("virtual", "captures", "gathers", "arrays")  # the options that jax.pmap has not
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 _known: dict[Hashable, "_Known"] = {}
 
 
-class Decorator(Protocol):
+class _Decorator(Protocol):
     """What `pmap` gives where it is called without a function."""
 
-    def __call__(self, fun: Callable[P, R], /) -> Mapped[P, R]: ...
+    def __call__(self, fun: Callable[_P, _R], /) -> "Mapped[_P, _R]": ...
 
 
-class PmapOptions(TypedDict, total=False):
+class _PmapOptions(TypedDict, total=False):
     """The keyword arguments of `pmap`, to type checkers."""
 
     in_axes: AxisPrefix
@@ -63,27 +69,15 @@ class PmapOptions(TypedDict, total=False):
     virtual: bool
     captures: Captures
     gathers: Gathers
-    arrays: Arrays
-
-
-_OF_JAX = (  # the options that jax.pmap has, too
-    "axis_name",
-    "in_axes",
-    "out_axes",
-    "static_broadcasted_argnums",
-    "devices",
-    "backend",
-    "axis_size",
-    "donate_argnums",
-)
+    arrays: _Arrays
 
 
 @overload
 def pmap(
-    fun: Callable[P, R], axis_name: Hashable | None = None, **options: Unpack[PmapOptions]
-) -> Mapped[P, R]: ...
+    fun: Callable[_P, _R], axis_name: Hashable | None = None, **options: Unpack[_PmapOptions]
+) -> "Mapped[_P, _R]": ...
 @overload
-def pmap(*, axis_name: Hashable | None = None, **options: Unpack[PmapOptions]) -> Decorator: ...
+def pmap(*, axis_name: Hashable | None = None, **options: Unpack[_PmapOptions]) -> _Decorator: ...
 def pmap(
     fun: Callable[..., Any] | None = None,
     axis_name: Hashable | None = None,
@@ -98,7 +92,7 @@ def pmap(
     virtual: bool = False,
     captures: Captures = "lift",
     gathers: Gathers = "reduce",
-    arrays: Arrays = "local",
+    arrays: _Arrays = "local",
 ) -> Any:
     """Maps a function over devices by `jit(shard_map)`, one slice of each argument on each device.
 
@@ -153,45 +147,24 @@ def pmap(
 
     See JEP 14273 on shard_map, and jax-ml/jax#2926 on why pmap in jit needed it.
     """
+    asked = dict(locals())  # the options, by name
+    del asked["fun"]
     if fun is None:
-        return functools.partial(
-            pmap,
-            axis_name=axis_name,
-            in_axes=in_axes,
-            out_axes=out_axes,
-            static_broadcasted_argnums=static_broadcasted_argnums,
-            devices=devices,
-            backend=backend,
-            axis_size=axis_size,
-            donate_argnums=donate_argnums,
-            virtual=virtual,
-            captures=captures,
-            gathers=gathers,
-            arrays=arrays,
-        )
-    devices = _devices(devices)
-    asked = {
-        "axis_name": axis_name,
-        "in_axes": in_axes,
-        "out_axes": out_axes,
-        "static_broadcasted_argnums": static_broadcasted_argnums,
-        "devices": devices,
-        "backend": backend,
-        "axis_size": axis_size,
-        "donate_argnums": donate_argnums,
-        "virtual": virtual,
-        "captures": captures,
-        "gathers": gathers,
-        "arrays": arrays,
-    }
+        return functools.partial(pmap, **asked)
+    devices = asked["devices"] = _devices(devices)
     if (fake := _stand_in()) is not None:
-        return fake(fun, **{name: asked[name] for name in _OF_JAX})
+        return fake(fun, **{name: asked[name] for name in asked if name not in _OURS})
     dispatcher = _dispatcher_of(fun, tuple(asked.values()))
     if dispatcher is None:
-        _check(fun, devices, in_axes, out_axes)
-        _check_choice("captures", captures, get_args(Captures))
-        _check_choice("gathers", gathers, get_args(Gathers))
-        _check_choice("arrays", arrays, get_args(Arrays))
+        if not callable(fun):
+            raise refusals.not_callable(fun)
+        if devices is not None and not devices:
+            raise refusals.no_devices()
+        axes.check_axes("in_axes", in_axes)
+        axes.check_axes("out_axes", out_axes)
+        for name, kind in (("captures", Captures), ("gathers", Gathers), ("arrays", _Arrays)):
+            if asked[name] not in get_args(kind):
+                raise refusals.unknown_choice(name, asked[name], get_args(kind))
         options = Options(
             axis_name=axis_name,
             in_axes=in_axes,
@@ -216,15 +189,6 @@ def pmap(
     return Mapped(fun, dispatcher, functools.partial(pmap, **asked))
 
 
-def _check(fun: Any, devices: tuple | None, in_axes: AxisPrefix, out_axes: AxisPrefix) -> None:
-    if not callable(fun):
-        raise refusals.not_callable(fun)
-    if devices is not None and not devices:
-        raise refusals.no_devices()
-    axes.check_axes("in_axes", in_axes)
-    axes.check_axes("out_axes", out_axes)
-
-
 def _devices(devices: Any) -> tuple[Device, ...] | None:
     if devices is None:
         return None
@@ -234,11 +198,6 @@ def _devices(devices: Any) -> tuple[Device, ...] | None:
     if not all(isinstance(device, jax.Device) for device in devices):
         raise refusals.not_devices(devices)
     return devices
-
-
-def _check_choice(argument: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise refusals.unknown_choice(argument, value, choices)
 
 
 def _name_of(fun: Callable) -> str:
@@ -359,3 +318,124 @@ def _hashable(asked: tuple[Any, ...]) -> tuple:
     """The same request with its containers flattened."""
     leaves, structure = jax.tree.flatten(asked, is_leaf=lambda node: node is None)
     return (*leaves, structure)
+
+
+class _DocOfFunction:
+    """That of the class, asked on the class; that of the function, asked on an object."""
+
+    def __init__(self, of_class: str):
+        self._of_class = of_class
+
+    def __get__(self, mapped: Any, owner: type) -> str | None:
+        return self._of_class if mapped is None else mapped.__wrapped__.__doc__
+
+
+_CALL = ("__call__",)  # apart: a type checker takes a slot of that name for no method
+
+
+class Mapped(Generic[_P, _R]):
+    # The call stands in a slot of the object. Python looks `__call__` up in the class, where it
+    # finds the slot, and calls what is in it: in the steady state a callable in C++, with no Python
+    # in between. A method would cost as much again as all the rest.
+    __slots__ = (
+        *_CALL,
+        "__dict__",
+        "__name__",
+        "__qualname__",
+        "__weakref__",
+        "__wrapped__",
+        "_decorator",
+        "_dispatcher",
+    )
+    __doc__ = _DocOfFunction(  # pyright: ignore[reportAssignmentType]
+        """A function that is mapped over devices, called like the one that it was made from.
+
+        It has that one's name, documentation, signature and attributes, and is a method where that
+        would be one.
+
+        Attributes:
+          __wrapped__: the function that it was made from.
+        """
+    )
+    if TYPE_CHECKING:  # an annotation would be taken for one of the function
+
+        def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+
+    def __init__(self, fun: Callable[_P, _R], dispatcher: Dispatcher, decorator: Callable):
+        """
+        Args:
+          fun: the function.
+          dispatcher: makes the calls.
+          decorator: makes the same of a function, to pickle it.
+        """
+        self.__wrapped__ = fun
+        self.__name__: str = getattr(fun, "__name__", type(fun).__name__)
+        self.__qualname__: str = getattr(fun, "__qualname__", self.__name__)
+        own = getattr(fun, "__dict__", {})  # but for what would hide methods of this class
+        self.__dict__.update({key: own[key] for key in own if not hasattr(Mapped, key)})
+        self.__dict__["__module__"] = getattr(fun, "__module__", None)
+        self.__dict__["__annotations__"] = getattr(fun, "__annotations__", {})
+        self._dispatcher, self._decorator = dispatcher, decorator
+        dispatcher.serve(self)
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """The program for these arguments, or for arguments of these types.
+
+        Args:
+          *args: as in a call; `jax.ShapeDtypeStruct` will do for arrays.
+          **kwargs: the same.
+
+        Returns:
+          The program, on arguments that are cut over the devices. Compiled, it is called like this
+          function; captured arrays are handed in behind the scenes.
+        """
+        return self._dispatcher.lower(*args, **kwargs)
+
+    def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """The jaxpr for these arguments, or for arguments of these types; see `jax.jit`."""
+        return self._dispatcher.trace(*args, **kwargs)
+
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The types of the results for these arguments; nothing is compiled."""
+        return self.trace(*args, **kwargs).out_info
+
+    @property
+    def jitted(self) -> Callable[_P, _R]:
+        """The bare jit object, which moves no arguments, and says nothing of those it refuses."""
+        return _keeping(self, self._dispatcher.jitted)
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> "Mapped[_P, _R]": ...
+    @overload
+    def __get__(
+        self: "Mapped[Concatenate[Any, _Q], _R]", instance: object, owner: type | None = None
+    ) -> Callable[_Q, _R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        where = definition(self.__wrapped__)
+        # chex tells functions that JAX traces from others by "pmap." in this text.
+        return f"<jax_dist.pmap.Mapped of {self.__qualname__}{f' at {where}' if where else ''}>"
+
+    def __copy__(self) -> "Mapped[_P, _R]":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Mapped[_P, _R]":
+        return self
+
+    def __reduce__(self) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:
+        """By name where a name leads here, as functions are pickled; else what it was made of."""
+        found: Any = sys.modules.get(self.__dict__["__module__"] or "")
+        for part in self.__qualname__.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return self.__qualname__
+        return self._decorator, (self.__wrapped__,)
+
+
+def _keeping(mapped: Mapped, call: Callable) -> Any:
+    """`call`, keeping the function alive: in `pmap(lambda x: x).jitted` nothing else does."""
+    kept: Any = functools.partial(call)  # Any: its class declares no such names
+    kept.mapped, kept.lower, kept.trace = mapped, mapped.lower, mapped.trace
+    return kept

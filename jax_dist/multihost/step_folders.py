@@ -1,7 +1,13 @@
-"""The folders of checkpoints, one a step: each comes by one rename, and goes by one.
+"""Checkpoints on the disk: the leaves of a state, and the folders they lie in, one a step.
 
-What is being written or removed lies in `.unfinished` meanwhile. So a process that is killed leaves
-each step whole or not at all, and nothing that has to be judged.
+Leaves are arrays, under the names of their paths. In a state of pmap's programs each leaf holds the
+copies of all `N` devices along its first dimension, `[N, *s]`. Such a state is read into a program
+without that dimension only if its copies are equal to the bit, or if the caller says what to take
+where they differ.
+
+A folder comes by one rename, and goes by one. What is being written or removed lies in
+`.unfinished` meanwhile. So a process that is killed leaves each step whole or not at all, and
+nothing that has to be judged.
 
 A folder of Orbax's is a checkpoint if it has a manifest: its leaves, and the checksums of its
 files. Orbax notices a file that is missing or cut short, but not always one with other bytes.
@@ -12,13 +18,254 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jax_dist import _notes
-from jax_dist.multihost.leaves import TypedLeaf
+from jax_dist.errors import CheckpointError, message
+
+_NUMBERS = (bool, int, float, complex)
+_Choice: TypeAlias = Literal["mean", "first", "keep"]
+
+_TYPE = re.compile(r"(.+)\[([\d,]+)\]")  # as in "float32[8,3]"
+_KINDS = {bool: "b", int: "iu", float: "f", complex: "c"}  # of numbers that pmap made into arrays
+
+
+class TypedLeaf(NamedTuple):
+    """One leaf of a state.
+
+    >>> [leaf.type for leaf in leaves_of({"w": np.zeros((2, 3)), "key": jax.random.key(0)})]
+    ['key<threefry2x32>[]', 'float64[2,3]']
+    """
+
+    path: str  # as in "['params'].w"
+    given: Any  # what the state has there
+
+    @property
+    def type(self) -> str:
+        """What must be the same in a checkpoint and in the state that it is read into."""
+        if isinstance(self.given, _NUMBERS):
+            return type(self.given).__name__
+        sizes = ",".join(map(str, self.given.shape))
+        if self._is_key:
+            return f"key<{jax.random.key_impl(self.given)}>[{sizes}]"
+        return f"{self.given.dtype}[{sizes}]"
+
+    @property
+    def is_storable(self) -> bool:
+        if isinstance(self.given, np.ndarray | np.generic):
+            return self.given.dtype.kind in "biufcV" and self.given.dtype.names is None
+        if isinstance(self.given, int):
+            return -(2**63) <= self.given < 2**63
+        return isinstance(self.given, jax.Array | float | complex)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether a file is needed: Orbax refuses arrays without elements."""
+        return np.size(self.given) > 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is an array of all processes; each of them writes its own part."""
+        return isinstance(self.given, jax.Array) and not self.given.is_fully_addressable
+
+    def value(self) -> Any:
+        """What Orbax is to write."""
+        data = self._data
+        if isinstance(data, jax.Array) and (self.is_whole or jax.process_count() == 1):
+            return data
+        return np.asarray(data)
+
+    def like(self) -> Any:
+        """What tells Orbax how to read it."""
+        data = self._data
+        if self._is_placed_by_orbax:
+            return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=data.sharding)
+        return np.empty(np.shape(data), np.asarray(data).dtype)
+
+    def like_copies(self, number: int, saved: str) -> np.ndarray:
+        """The same for an array that holds so many copies of it, saved as one of this type."""
+        is_number = isinstance(self.given, _NUMBERS)
+        dtype = jnp.dtype(saved.partition("[")[0]) if is_number else self._data.dtype
+        return np.empty((number, *np.shape(self._data)), dtype)
+
+    def restored(self, stored: Any) -> Any:
+        """What was read, as the state has it there; None where nothing is stored."""
+        if stored is None:
+            return self.given
+        if isinstance(self.given, _NUMBERS):
+            return type(self.given)(np.asarray(stored).item())
+        if isinstance(self.given, np.generic):
+            return self.given.dtype.type(stored)
+        if isinstance(self.given, np.ndarray):
+            return np.asarray(stored)
+        if isinstance(stored, np.ndarray) or not self._is_placed_by_orbax:
+            stored = _placed_like(np.asarray(stored), self._data)
+        if self._is_key:
+            return jax.random.wrap_key_data(stored, impl=jax.random.key_impl(self.given))
+        return stored
+
+    @property
+    def _is_key(self) -> bool:
+        return jnp.issubdtype(self.given.dtype, jax.dtypes.prng_key)
+
+    @property
+    def _data(self) -> Any:
+        if isinstance(self.given, jax.Array) and self._is_key:
+            return jax.random.key_data(self.given)
+        return self.given
+
+    @property
+    def _is_placed_by_orbax(self) -> bool:
+        """Arrays of this process alone are not, with others; nor those that lie anywhere."""
+        if not isinstance(self.given, jax.Array):
+            return False
+        return self.is_whole or (jax.process_count() == 1 and self._data.committed)
+
+
+def leaves_of(state: Any) -> list[TypedLeaf]:
+    """In the order of the tree.
+
+    Raises:
+      CheckpointError: some cannot be stored.
+    """
+    paths = jax.tree_util.tree_leaves_with_path(state)
+    leaves = [TypedLeaf(jax.tree_util.keystr(path) or "the state", given) for path, given in paths]
+    refused = [leaf for leaf in leaves if not leaf.is_storable]
+    if refused:
+        raise CheckpointError(
+            message(
+                what="a checkpoint cannot hold all of the state",
+                which=[f"{leaf.path} is a {type(leaf.given).__name__}" for leaf in refused],
+                why="only arrays of JAX and NumPy, numbers of 64 bits, and random keys are written",
+                do="Leave these out of the state, and make them again when the program starts.",
+            )
+        )
+    return leaves
+
+
+def with_leaves(state: Any, leaves: Sequence[Any]) -> Any:
+    """The same tree with other leaves."""
+    return jax.tree.unflatten(jax.tree.structure(state), leaves)
+
+
+def _placed_like(value: np.ndarray, array: jax.Array) -> jax.Array:
+    if not array.committed:
+        return jnp.asarray(value)
+    return jax.make_array_from_callback(value.shape, array.sharding, lambda place: value[place])
+
+
+def choices_of(
+    given: str | Mapping[str, str] | None, allowed: Sequence[str] = ("mean", "first")
+) -> dict[str, str]:
+    """What to take of leaves that differ, by a part of their path; the first that fits counts.
+
+    >>> choices_of("mean")
+    {'': 'mean'}
+
+    Raises:
+      ValueError: there is no such choice.
+    """
+    choices = {"": given} if isinstance(given, str) else dict(given or {})
+    for choice in choices.values():
+        if choice not in allowed:
+            known = ", ".join(map(repr, allowed))
+            raise ValueError(f"differing: there is no choice {choice!r}; there are {known}.")
+    return choices
+
+
+def check_named(choices: Iterable[str], paths: Collection[str]) -> None:
+    """Raises ValueError where a choice names no leaf: it may be misspelt."""
+    for part in choices:
+        if not any(part in path for path in paths):
+            raise ValueError(f"no leaf with a device axis has {part!r} in its path.")
+
+
+def number_of_copies(saved: str, leaf: TypedLeaf) -> int:
+    """How many copies of a leaf were saved; 0 if what was saved is no array of copies of it."""
+    found = _TYPE.fullmatch(saved)
+    if found is None or saved == leaf.type:
+        return 0
+    first, _, rest = found[2].partition(",")
+    if isinstance(leaf.given, _NUMBERS):  # a step counter that `replicate` made into an array
+        kind = "" if found[1].startswith("key<") else jnp.dtype(found[1]).kind
+        fits = rest == "" and kind in _KINDS[type(leaf.given)] and kind != ""
+    else:
+        fits = f"{found[1]}[{rest}]" == leaf.type
+    return int(first) if fits else 0
+
+
+def one_of_each(
+    copies: Mapping[str, np.ndarray], choices: Mapping[str, str], *, where: str, option: str
+) -> dict[str, np.ndarray]:
+    """`[N, *s] -> [*s]`, for each leaf.
+
+    Args:
+      copies: path to copies.
+      choices: what to take where they differ, from `choices_of`.
+      where: the checkpoint, for the error.
+      option: how the caller gives such a choice, for the error.
+
+    Raises:
+      CheckpointError: the copies of some leaves differ, and nothing was chosen for them, or their
+        mean does not exist. All of them are named.
+    """
+    differing = {path: _differing(array) for path, array in copies.items()}
+    chosen = {path: _choice(path, choices) for path, found in differing.items() if found}
+    refused = {
+        path: f"{path}: {differing[path]} of {len(copies[path])} copies are not like the first"
+        for path, choice in chosen.items()
+        if choice is None or (choice == "mean" and not _has_mean(copies[path]))
+    }
+    if refused:
+        raise _differ(where, list(refused.values()), option)
+    return {
+        path: _mean(array) if chosen.get(path) == "mean" else array[0]
+        for path, array in copies.items()
+    }
+
+
+def _choice(path: str, choices: Mapping[str, str]) -> str | None:
+    return next((choice for part, choice in choices.items() if part in path), None)
+
+
+def _differing(array: np.ndarray) -> int:
+    """How many copies have other bits than the first; a NaN is like the same NaN."""
+    rows = np.ascontiguousarray(array).view(np.uint8).reshape(len(array), -1)
+    return sum(not np.array_equal(row, rows[0]) for row in rows[1:])
+
+
+def _has_mean(array: np.ndarray) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.inexact))
+
+
+def _mean(array: np.ndarray) -> np.ndarray:
+    wide = np.complex128 if array.dtype.kind == "c" else np.float64
+    return np.asarray(array.astype(wide).mean(axis=0).astype(array.dtype))
+
+
+def _differ(where: str, which: Sequence[str], option: str) -> CheckpointError:
+    return CheckpointError(
+        message(
+            what=f"the copies in {where} differ between devices",
+            which=which,
+            why="the program kept one value for each device, such as batch statistics that were "
+            "never averaged, or a random key; one of them alone is another state",
+            do=f"Choose by {option}: mean is the average of the copies (not for integers and "
+            "keys), first is the copy of the first device.",
+        )
+    )
+
+
+# --- the folders, one a step
+
 
 _UNFINISHED = ".unfinished"
 _DAMAGED = ".damaged"  # behind the number of a step that is set aside

@@ -5,7 +5,9 @@ pass says for chosen equations what to do instead. No equation is ever left out 
 """
 
 import contextlib
+import dataclasses
 import functools
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +17,7 @@ import jax
 from jax.core import eval_jaxpr
 from jax.extend import core, source_info_util
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.sharding import AxisType
 
 from jax_dist import _compat
 
@@ -108,7 +111,9 @@ def constants(jaxpr: Any) -> Sequence[Any]:
 
 def bodies(eqn: JaxprEqn) -> list[Any]:
     """The jaxprs among the parameters of an equation, open or closed, in order."""
-    return [part for value in eqn.params.values() for part in _parts(value) if _is_body(part)]
+    values = eqn.params.values()
+    parts = (value if isinstance(value, (tuple, list)) else (value,) for value in values)
+    return [part for several in parts for part in several if _is_body(part)]
 
 
 def equations(jaxpr: Any) -> Iterator[JaxprEqn]:
@@ -247,10 +252,11 @@ def in_form_of(jaxpr: Any, new: core.ClosedJaxpr) -> Any:
 def call_shard_map(eqn: JaxprEqn, evaluate: Callable[..., Values], values: Values) -> Values:
     """The shard_map of `eqn` around another body, `evaluate(*blocks)`."""
     params = eqn.params
+    is_inside = AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types
     mapped = jax.shard_map(
         _standing_for(params["jaxpr"], evaluate),
         # Inside another shard_map, the mesh of the context says which axes are manual already.
-        mesh=None if _is_manual() else params["mesh"],
+        mesh=None if is_inside else params["mesh"],
         in_specs=tuple(params["in_specs"]),
         out_specs=list(params["out_specs"]),
         axis_names=set(_compat.newly_manual_axes(eqn)),
@@ -306,11 +312,6 @@ source_info_util.register_exclusion(_PACKAGE)
 _compat.hide_frames(_PACKAGE)
 
 
-def _is_manual() -> bool:
-    types = jax.sharding.get_abstract_mesh().axis_types
-    return any(axis_type == jax.sharding.AxisType.Manual for axis_type in types)
-
-
 def _type(aval: Any) -> tuple:
     """What must not change; on Auto axes, a mesh in the type is not part of it."""
     return aval.shape, aval.dtype, aval.weak_type, aval.manual_axis_type
@@ -325,9 +326,100 @@ def unnamed() -> Any:
     )
 
 
-def _parts(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, (tuple, list)) else (value,)
+def as_typed(value: Any, atom: Any) -> Any:
+    """The value with the type of `atom`, which may be typed as varying where the value is not."""
+    missing = _compat.varying_axes(atom.aval) - _compat.varying_axes(jax.typeof(value))
+    return _compat.to_varying(value, sorted(missing, key=str)) if missing else value
 
 
 def _is_body(value: Any) -> bool:
     return isinstance(value, (Jaxpr, core.ClosedJaxpr))
+
+
+# --- equations at any depth of a jaxpr, each named by the path to it, and replaced there
+
+
+Path: TypeAlias = tuple[int, ...]  # number of an equation, of a body in it, of an equation, ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EquationPlace:
+    """One equation, and what stands around it."""
+
+    path: Path
+    eqn: JaxprEqn
+    within: Jaxpr  # which has it among its equations
+    around: tuple[JaxprEqn, ...] = ()  # outermost first
+
+
+def places(jaxpr: Any, wanted: Callable[[JaxprEqn], bool]) -> Iterator[EquationPlace]:
+    """The wanted equations in program order; the bodies of a wanted one are not searched."""
+    within = open_jaxpr(jaxpr)
+    for number, eqn in enumerate(within.eqns):
+        if wanted(eqn):
+            yield EquationPlace((number,), eqn, within)
+            continue
+        for part, body in enumerate(bodies(eqn)):
+            for inner in places(body, wanted):
+                path, around = (number, part, *inner.path), (eqn, *inner.around)
+                yield dataclasses.replace(inner, path=path, around=around)
+
+
+def handlers_at(
+    jaxpr: Any, handler_of: Callable[[JaxprEqn], Handler | None]
+) -> dict[Path, Handler]:
+    """For `run_at`: the handler of each equation that has one, at whatever depth it stands."""
+    found = places(jaxpr, lambda eqn: handler_of(eqn) is not None)
+    given = ((place.path, handler_of(place.eqn)) for place in found)
+    return {path: handler for path, handler in given if handler is not None}
+
+
+def run_at(jaxpr: Any, args: Sequence[Any], handlers: Mapping[Path, Handler]) -> Values:
+    """Evaluates a jaxpr as `run` does, with equations handled at any depth.
+
+    Args:
+      jaxpr: with its constants, or without if it has none.
+      args: one for each input variable.
+      handlers: by the path of the equation; bodies without one stay as they are.
+    """
+    here: dict[int, Handler] = {}
+    for number, deeper in _by_first(handlers).items():
+        here[number] = deeper[()] if () in deeper else functools.partial(_run_within, deeper)
+    return run(jaxpr, args, here)
+
+
+def run_bodies(
+    evaluates: Mapping[int, Callable[..., Values]], eqn: JaxprEqn, values: Values
+) -> Values:
+    """Binds an equation with some of its bodies traced again.
+
+    Args:
+      evaluates: by number, what to evaluate on the inputs of the body; the others stay.
+      eqn: one with bodies.
+      values: its operands.
+    """
+    if eqn.primitive.name == "shard_map":
+        return call_shard_map(eqn, evaluates[0], values)
+    numbers = itertools.count()
+
+    def changed(body: Any) -> Any:
+        evaluate = evaluates.get(next(numbers))
+        return body if evaluate is None else trace_again(body, evaluate)
+
+    return replay(with_bodies(eqn, changed), values)
+
+
+def _run_within(handlers: Mapping[Path, Handler], eqn: JaxprEqn, values: Values) -> Values:
+    inside = bodies(eqn)
+    evaluates = {
+        part: lambda *args, body=inside[part], inner=inner: run_at(body, args, inner)
+        for part, inner in _by_first(handlers).items()
+    }
+    return run_bodies(evaluates, eqn, values)
+
+
+def _by_first(handlers: Mapping[Path, Handler]) -> dict[int, dict[Path, Handler]]:
+    grouped: dict[int, dict[Path, Handler]] = {}
+    for path, handler in handlers.items():
+        grouped.setdefault(path[0], {})[path[1:]] = handler
+    return grouped

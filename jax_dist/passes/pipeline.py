@@ -1,14 +1,95 @@
-"""Several passes, one after the other, over a program that is being traced."""
+"""Several passes over a program that is being traced, and what each of them says of it."""
 
+import dataclasses
+import inspect
+import os
+import warnings
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 from jax.extend.core import ClosedJaxpr
 
+from jax_dist.errors import shown
 from jax_dist.passes import interpreter
-from jax_dist.passes.findings import PassFinding, PassPlan
 from jax_dist.passes.interpreter import Values
+
+
+def human_bytes(amount: float) -> str:
+    """In bytes, kB, MB: powers of 1000.
+
+    >>> [human_bytes(amount) for amount in (0, 36, 999.6, 12_345, 999_960, 64e6)]
+    ['0 B', '36 B', '1.0 kB', '12.3 kB', '1.0 MB', '64.0 MB']
+    """
+    if round(amount) < 1000:
+        return f"{round(amount)} B"
+    for unit in ("kB", "MB", "GB"):
+        amount /= 1000
+        if round(amount, 1) < 1000:
+            return f"{amount:.1f} {unit}"
+    return f"{amount / 1000:.1f} TB"
+
+
+# --- the line of the user, from wherever in a trace; and warnings that point at it
+
+
+_OURS_AND_JAX = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep
+    for path in (os.path.dirname(__file__), jax.__file__)
+)
+
+
+def warn_user(text: str, category: type[Warning]) -> None:
+    """Warns at the innermost line that is neither ours nor JAX's.
+
+    Counted here, for a trace has as many frames as JAX likes; `skip_file_prefixes` came with
+    Python 3.12.
+    """
+    level, _ = _user_frame()
+    warnings.warn(text, category, stacklevel=level)
+
+
+def user_line() -> str:
+    """Where the user's code is now: "train.py:12", or "" if there is none of it."""
+    _, frame = _user_frame()
+    return "" if frame is None else f"{shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _user_frame() -> tuple[int, FrameType | None]:
+    """The user's innermost frame, and its level as seen by who calls this one's caller."""
+    level, frame = -1, inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS_AND_JAX):
+        level, frame = level + 1, frame.f_back
+    return level + 1, frame
+
+
+# --- what a pass did, or refused to do, and where
+
+
+Outcome: TypeAlias = Literal["rewritten", "refused", "noted"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PassFinding:
+    """One place in the user's program that a pass looked at."""
+
+    code: str  # of the rule: "JXD301"
+    outcome: Outcome
+    what: str  # "all_gather over 'i', then reduce_sum: one psum"
+    why: str  # the reason of a refusal; "" where there is nothing to explain
+    where: str  # "train.py:12", or "" if unknown
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PassPlan:
+    """What a pass would do with a jaxpr."""
+
+    evaluate: Callable[..., list[Any]] | None  # on the jaxpr's inputs; None: nothing to change
+    findings: tuple[PassFinding, ...] = ()
+
+
+# --- several passes, one after the other, over a program that is being traced
 
 
 class Pass(NamedTuple):

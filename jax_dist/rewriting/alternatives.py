@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from jax_dist.mapping.body import type_of
 from jax_dist.passes import interpreter, rebind
-from jax_dist.passes.findings import human_bytes
+from jax_dist.passes.pipeline import human_bytes
 from jax_dist.rewriting import rendering
 from jax_dist.rewriting.cost import ProgramCost, program_of
 from jax_dist.rewriting.pmap_sites import PmapSite, mapped_dimension, pmap_site, pmap_sites
@@ -266,13 +266,11 @@ def _mapped_step(traced: jax.stages.Traced) -> _Step | None:
         closed = eqn.params["jaxpr"]
     values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     captured = [values[v] for v in eqn.invars if isinstance(v, Var) and v in values]
-    if eqn.invars[len(captured) :] != arguments or _maps_inside(site):
+    if eqn.invars[len(captured) :] != arguments or interpreter.contains(
+        site.body, lambda eqn: eqn.primitive.name == "shard_map"
+    ):
         return None
     return _Step(site, captured)
-
-
-def _maps_inside(site: PmapSite) -> bool:
-    return any(eqn.primitive.name == "shard_map" for eqn in interpreter.equations(site.body))
 
 
 def _in_global_view(

@@ -1,7 +1,8 @@
 """The collectives, sizes and memory of a compiled program.
 
-A collective of the compiled text names groups of devices; what is reported are the mesh axes that
-it runs over.
+Read from the compiled program, for the compiler merges, splits and moves collectives: the traced
+program only says what was asked for. A collective of the compiled text names groups of devices;
+what is reported are the mesh axes that it runs over.
 """
 
 import dataclasses
@@ -16,12 +17,310 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from jax_dist.passes.gather_states import ring_bytes
-from jax_dist.rewriting import hlo
 
-Groups: TypeAlias = tuple[tuple[int, ...], ...]
+_Groups: TypeAlias = tuple[tuple[int, ...], ...]
+_Sizes: TypeAlias = Mapping[Any, int]  # of the axes of a mesh, by name
+_Role: TypeAlias = Literal["body", "condition", "branch", "call"]
+Runs: TypeAlias = Literal["always", "in a branch", "in a loop of unknown length"]
 
 
-def groups_of(attributes: str, devices: int) -> Groups:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Collective:
+    """Equal collectives of a program: same kind, same devices, same size."""
+
+    kind: str  # as HLO spells it: "all-gather"
+    axes: tuple[str, ...]  # in mesh order; () where the groups are not those of mesh axes
+    size: int  # devices in one group
+    count: int  # in one call of the program; loops of known length multiplied out
+    result_bytes: int  # of one, on one device
+    moved_bytes: float  # by one, from each device, around a ring
+    runs: Runs = "always"  # what is in a branch, or in a loop of unknown length, is counted once
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProgramCost:
+    """A compiled program in numbers. Bytes are those of one device."""
+
+    collectives: tuple[Collective, ...] = ()
+    stablehlo_bytes: int = 0  # of the program's text, before it is compiled
+    constants_bytes: int = 0  # of the arrays that are part of the compiled program
+    argument_bytes: int | None = None  # this and the next two: None where the backend does not tell
+    output_bytes: int | None = None
+    temp_bytes: int | None = None
+
+    @property
+    def moved_bytes(self) -> float:
+        """From each device, in one call."""
+        return sum(each.count * each.moved_bytes for each in self.collectives)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Instruction:
+    """One line of a computation: `%name = shape opcode(operands), attributes`."""
+
+    shape: str  # "f32[2,3]{1,0}", or of several results "(f32[2,3]{1,0}, f32[])"
+    opcode: str
+    attributes: str  # from the operands on; still with the user's names, in quotes
+
+    def calls(self) -> Iterator[tuple[str, _Role]]:
+        """The names of the computations that it runs, in order, and what for."""
+        if self.opcode in ("async-update", "async-done"):  # ran at the start of the three
+            return
+        for attribute, several, single in _CALLED.findall(self.unquoted()):
+            for callee in re.findall(r"[^\s,%]+", several or single):
+                yield callee, _ROLES.get(attribute, "call")
+
+    def unquoted(self) -> str:
+        """The attributes without the user's names, which may look like anything."""
+        return _QUOTED.sub('""', self.attributes)
+
+    def trip_count(self) -> int | None:
+        """How often a while runs its body, where the compiler found out."""
+        found = _TRIP_COUNT.search(self.attributes)
+        return int(found[1]) if found else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _HloModule:
+    """A compiled program."""
+
+    entry: str  # the computation where it starts
+    computations: dict[str, tuple[_Instruction, ...]]
+    devices: int
+
+
+def program_of(lowered: jax.stages.Lowered, mesh: Mesh | AbstractMesh | None = None) -> ProgramCost:
+    """Compiles a lowered program, once, and takes its measures.
+
+    Args:
+      lowered: what `jax.jit(fun).lower(*args)` returns.
+      mesh: whose axes to name in the collectives; those of the program itself where not given.
+    """
+    stablehlo = lowered.as_text()
+    compiled = lowered.compile()
+    module = _parse(compiled.as_text() or "")
+    instructions = itertools.chain(*module.computations.values())
+    memory = compiled.memory_analysis()
+    return ProgramCost(
+        collectives=_collectives(module, [mesh.shape] if mesh else _meshes_in(stablehlo)),
+        stablehlo_bytes=len(stablehlo.encode()),
+        constants_bytes=sum(_shape_bytes(i.shape) for i in instructions if i.opcode == "constant"),
+        argument_bytes=getattr(memory, "argument_size_in_bytes", None),
+        output_bytes=getattr(memory, "output_size_in_bytes", None),
+        temp_bytes=getattr(memory, "temp_size_in_bytes", None),
+    )
+
+
+def collectives_of(
+    compiled_text: str, mesh: Mesh | AbstractMesh | None = None
+) -> tuple[Collective, ...]:
+    """The collectives of a compiled program, equal ones merged, in program order.
+
+    Args:
+      compiled_text: `lowered.compile().as_text()`.
+      mesh: whose axes to name; where not given, collectives have no axes.
+    """
+    return _collectives(_parse(compiled_text), [mesh.shape] if mesh else [])
+
+
+def _collectives(module: _HloModule, meshes: Sequence[_Sizes]) -> tuple[Collective, ...]:
+    fitting = [
+        {str(name): size for name, size in sizes.items()}
+        for sizes in meshes
+        if math.prod(sizes.values()) == module.devices
+    ]
+    counts: dict[Collective, int] = {}
+    for instruction, times, runs in _executed(module, module.entry, 1, "always"):
+        each = _collective(instruction, module.devices, fitting, runs)
+        if each is not None:
+            counts[each] = counts.get(each, 0) + times
+    return tuple(dataclasses.replace(each, count=count) for each, count in counts.items())
+
+
+def _executed(
+    module: _HloModule, name: str, times: int, runs: Runs
+) -> Iterator[tuple[_Instruction, int, Runs]]:
+    """The instructions of a computation and of what it calls, and how often each is run."""
+    for instruction in module.computations.get(name, ()):
+        yield instruction, times, runs
+        for callee, role in instruction.calls():
+            often, inner = _repeats(role, instruction.trip_count(), runs)
+            yield from _executed(module, callee, times * often, inner)
+
+
+def _repeats(role: _Role, trips: int | None, runs: Runs) -> tuple[int, Runs]:
+    """How often one run of an instruction runs what it calls."""
+    if role == "call":
+        return 1, runs
+    if role == "branch":
+        return 1, "in a branch" if runs == "always" else runs
+    if trips is None:
+        return 1, "in a loop of unknown length"
+    return trips + (role == "condition"), runs  # the condition is asked once more, to end the loop
+
+
+def _collective(
+    instruction: _Instruction, devices: int, meshes: Sequence[_Sizes], runs: Runs
+) -> Collective | None:
+    """With a count of 1; None for other instructions, and for the second half of a split one."""
+    kind = instruction.opcode.removesuffix("-start")
+    if kind not in _KINDS:
+        return None
+    groups = groups_of(instruction.unquoted(), devices)
+    result_bytes = _shape_bytes(_result(instruction, kind))
+    in_pairs = kind == "collective-permute"
+    axes, size = _joined(groups, meshes, in_pairs=in_pairs)
+    moved = ring_bytes(_KINDS[kind], result_bytes, size)
+    return Collective(kind, axes, size, 1, result_bytes, moved, runs)
+
+
+def _joined(
+    groups: _Groups, meshes: Sequence[_Sizes], *, in_pairs: bool
+) -> tuple[tuple[str, ...], int]:
+    """The axes of the first mesh that has such groups, or (); and the devices in one group."""
+    for sizes in meshes:
+        if in_pairs and (axes := axes_crossed(groups, sizes)):
+            return axes, math.prod(sizes[axis] for axis in axes)
+        if not in_pairs and (axes := axes_joined(groups, sizes)):
+            return axes, len(groups[0])
+    return (), len(set(itertools.chain(*groups))) if in_pairs else max(map(len, groups))
+
+
+def _result(instruction: _Instruction, kind: str) -> str:
+    """The shape of the result. The first half of a split one also has its operands, and more."""
+    if instruction.opcode == kind or kind == "all-reduce":  # whose first half has only results
+        return instruction.shape
+    return _elements(instruction.shape)[:2][-1]
+
+
+def _meshes_in(stablehlo: str) -> list[_Sizes]:
+    """The meshes that a lowered program names. Without those that number devices otherwise."""
+    return [
+        {name: int(size) for name, size in re.findall(r'"([^"]*)"=(\d+)', axes)}
+        for axes in re.findall(r"sdy\.mesh @\S+ = <\[([^\]]*)\]>", stablehlo)
+    ]
+
+
+_KINDS = {  # HLO's kinds, and whose bytes on the ring they have
+    "all-reduce": "all-reduce",
+    "all-gather": "all-gather",
+    "reduce-scatter": "reduce-scatter",
+    "collective-permute": "collective-permute",
+    "collective-broadcast": "collective-permute",
+    "all-to-all": "all-to-all",
+    "ragged-all-to-all": "all-to-all",
+}
+
+
+# --- reads the text of a compiled program: computations, instructions, and what calls what
+#
+# Only what a bill of the communication needs: shapes, opcodes, called computations, trip counts.
+
+
+def _parse(text: str) -> _HloModule:
+    """A compiled program from its text, `lowered.compile().as_text()`.
+
+    Raises:
+      ValueError: the text is not that of a compiled program.
+    """
+    computations: dict[str, list[_Instruction]] = {}
+    entry = ""
+    current: list[_Instruction] = []  # lines before the first computation: none is an instruction
+    for line in text.splitlines():
+        header = _HEADER.match(line)
+        if header:
+            current = computations.setdefault(header["name"], [])
+            entry = header["name"] if header["entry"] else entry
+        elif instruction := _instruction(line):
+            current.append(instruction)
+    if not entry:
+        raise ValueError("this is not the text of a compiled program: it has no ENTRY computation")
+    devices = math.prod(int(number) for number in _DEVICES.findall(text.partition("\n")[0]))
+    return _HloModule(entry, {name: tuple(body) for name, body in computations.items()}, devices)
+
+
+def _elements(shape: str) -> tuple[str, ...]:
+    """The shapes of a tuple shape; of any other, itself."""
+    if not shape.startswith("("):
+        return (shape,)
+    return tuple(part.strip() for part in _split(shape[1 : _closing(shape)]))
+
+
+def _shape_bytes(shape: str) -> int:
+    """What the results of this shape take on one device, at any depth of tuples."""
+    return sum(_array_bytes(dtype, sizes) for dtype, sizes in _ARRAY.findall(shape))
+
+
+def _instruction(line: str) -> _Instruction | None:
+    found = _ASSIGNED.match(line)
+    if found is None:
+        return None
+    rest = line[found.end() :]
+    # A shape of several results holds spaces; a single one does not.
+    end = _closing(rest) + 1 if rest.startswith("(") else rest.find(" ")
+    opcode, _, behind = rest[end:].strip().partition("(")
+    return _Instruction(rest[:end], opcode, behind)
+
+
+def _closing(text: str) -> int:
+    """Where the parenthesis closes that opens at the start."""
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return place
+    return len(text)
+
+
+def _split(text: str) -> Sequence[str]:
+    """At the commas that stand in no bracket."""
+    parts = [""]
+    depth = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _array_bytes(dtype: str, sizes: str) -> int:
+    count = math.prod(int(size.removeprefix("<=")) for size in sizes.split(",") if size)
+    return math.ceil(count * _bits(dtype) / 8)
+
+
+def _bits(dtype: str) -> int:
+    """Of one element: 32 for "f32", 8 for "f8e4m3fn"; 0 for what holds no data."""
+    if dtype == "pred":
+        return 8
+    width = re.match(r"[a-z]+(\d+)", dtype)
+    return int(width[1]) if width else 0  # "token", "opaque"
+
+
+_HEADER = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[^\s(={]+) (\(.*)?\{\s*$")
+_ASSIGNED = re.compile(r"\s+(?:ROOT )?%?[^\s=]+ = ")
+_ARRAY = re.compile(r"([a-z]+\d*\w*)\[([\d,<=]*)\]")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_CALLED = re.compile(
+    r"\b(to_apply|calls|body|condition|true_computation|false_computation|branch_computations"
+    r"|called_computations)=(?:\{([^}]*)\}|%?([^\s,}]+))"
+)
+_ROLES: dict[str, _Role] = {
+    "body": "body",
+    "condition": "condition",
+    "true_computation": "branch",
+    "false_computation": "branch",
+    "branch_computations": "branch",
+}
+_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")
+
+
+# --- the groups of devices that a collective names, and the mesh axes that they run along
+
+
+def groups_of(attributes: str, devices: int) -> _Groups:
     """The groups that the attributes of an instruction name.
 
     Args:
@@ -46,7 +345,7 @@ def groups_of(attributes: str, devices: int) -> Groups:
     return (tuple(range(devices)),)
 
 
-def axes_joined(groups: Groups, sizes: Mapping[str, int]) -> tuple[str, ...]:
+def axes_joined(groups: _Groups, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The mesh axes along which every group runs, in mesh order; () if they are no axes' groups.
 
     Args:
@@ -60,7 +359,7 @@ def axes_joined(groups: Groups, sizes: Mapping[str, int]) -> tuple[str, ...]:
     return ()
 
 
-def axes_crossed(pairs: Groups, sizes: Mapping[str, int]) -> tuple[str, ...]:
+def axes_crossed(pairs: _Groups, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The fewest mesh axes along which every (source, target) pair runs; () if there are none.
 
     Args:
@@ -78,7 +377,7 @@ def axes_crossed(pairs: Groups, sizes: Mapping[str, int]) -> tuple[str, ...]:
     return ()
 
 
-def _choices(sizes: Mapping[str, int], devices: int, groups: Groups) -> list[tuple[str, ...]]:
+def _choices(sizes: Mapping[str, int], devices: int, groups: _Groups) -> list[tuple[str, ...]]:
     """The sets of axes, the small ones first; none if the groups are not of this mesh."""
     if max(itertools.chain(*groups), default=devices) >= devices:
         return []
@@ -86,7 +385,7 @@ def _choices(sizes: Mapping[str, int], devices: int, groups: Groups) -> list[tup
     return [axes for count in counts for axes in itertools.combinations(sizes, count)]
 
 
-def _groups_along(axes: Sequence[str], sizes: Mapping[str, int]) -> Groups:
+def _groups_along(axes: Sequence[str], sizes: Mapping[str, int]) -> _Groups:
     names = tuple(sizes)
     numbers = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
     return _rows(_last(numbers, [names.index(axis) for axis in axes]))
@@ -99,7 +398,7 @@ def _last(numbers: np.ndarray, dimensions: Sequence[int]) -> np.ndarray:
     return numbers.transpose([*others, *dimensions]).reshape(-1, size)
 
 
-def _rows(numbers: np.ndarray) -> Groups:
+def _rows(numbers: np.ndarray) -> _Groups:
     return tuple(map(tuple, numbers.tolist()))
 
 
@@ -114,7 +413,7 @@ def _counted(found: re.Match[str]) -> np.ndarray:
     return moved.reshape(_numbers(found["shape"])) if found["shape"] else moved
 
 
-def _along_axes(found: re.Match[str]) -> Groups:
+def _along_axes(found: re.Match[str]) -> _Groups:
     """ "mesh['i'=4,'j'=2] {'j'}", also along a part of an axis: "{'i':(2)2}"."""
     sizes = dict(_MESH_AXIS.findall(found["axes"]))
     numbers = _assigned(found["devices"], [int(size) for size in sizes.values()])
@@ -161,186 +460,3 @@ _MESH = re.compile(
 )
 _MESH_AXIS = re.compile(rf"{_NAME}=(\d+)")
 _JOINED_AXIS = re.compile(rf"{_NAME}(?::\((\d+)\)(\d+))?")
-
-
-# --- what a program costs between devices and on one: its collectives, its sizes, its memory
-#
-# Read from the compiled program, for the compiler merges, splits and moves collectives: the traced
-# program only says what was asked for.
-
-
-Runs: TypeAlias = Literal["always", "in a branch", "in a loop of unknown length"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Collective:
-    """Equal collectives of a program: same kind, same devices, same size."""
-
-    kind: str  # as HLO spells it: "all-gather"
-    axes: tuple[str, ...]  # in mesh order; () where the groups are not those of mesh axes
-    size: int  # devices in one group
-    count: int  # in one call of the program; loops of known length multiplied out
-    result_bytes: int  # of one, on one device
-    moved_bytes: float  # by one, from each device, around a ring
-    runs: Runs = "always"  # what is in a branch, or in a loop of unknown length, is counted once
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ProgramCost:
-    """A compiled program in numbers. Bytes are those of one device."""
-
-    collectives: tuple[Collective, ...] = ()
-    stablehlo_bytes: int = 0  # of the program's text, before it is compiled
-    constants_bytes: int = 0  # of the arrays that are part of the compiled program
-    argument_bytes: int | None = None  # this and the next two: None where the backend does not tell
-    output_bytes: int | None = None
-    temp_bytes: int | None = None
-
-    @property
-    def moved_bytes(self) -> float:
-        """From each device, in one call."""
-        return sum(each.count * each.moved_bytes for each in self.collectives)
-
-
-def program_of(lowered: jax.stages.Lowered, mesh: Mesh | AbstractMesh | None = None) -> ProgramCost:
-    """Compiles a lowered program, once, and takes its measures.
-
-    Args:
-      lowered: what `jax.jit(fun).lower(*args)` returns.
-      mesh: whose axes to name in the collectives; those of the program itself where not given.
-    """
-    stablehlo = lowered.as_text()
-    compiled = lowered.compile()
-    module = hlo.parse(compiled.as_text() or "")
-    return ProgramCost(
-        collectives=_collectives(module, [mesh.shape] if mesh else _meshes_in(stablehlo)),
-        stablehlo_bytes=len(stablehlo.encode()),
-        constants_bytes=_constants_bytes(module),
-        **_memory(compiled),
-    )
-
-
-def collectives_of(
-    compiled_text: str, mesh: Mesh | AbstractMesh | None = None
-) -> tuple[Collective, ...]:
-    """The collectives of a compiled program, equal ones merged, in program order.
-
-    Args:
-      compiled_text: `lowered.compile().as_text()`.
-      mesh: whose axes to name; where not given, collectives have no axes.
-    """
-    return _collectives(hlo.parse(compiled_text), [mesh.shape] if mesh else [])
-
-
-_Sizes: TypeAlias = Mapping[Any, int]  # of the axes of a mesh, by name
-
-
-def _collectives(module: hlo.HloModule, meshes: Sequence[_Sizes]) -> tuple[Collective, ...]:
-    fitting = [
-        {str(name): size for name, size in sizes.items()}
-        for sizes in meshes
-        if _product(sizes) == module.devices
-    ]
-    counts: dict[Collective, int] = {}
-    for instruction, times, runs in _executed(module, module.entry, 1, "always"):
-        each = _collective(instruction, module.devices, fitting, runs)
-        if each is not None:
-            counts[each] = counts.get(each, 0) + times
-    return tuple(dataclasses.replace(each, count=count) for each, count in counts.items())
-
-
-def _executed(
-    module: hlo.HloModule, name: str, times: int, runs: Runs
-) -> Iterator[tuple[hlo.Instruction, int, Runs]]:
-    """The instructions of a computation and of what it calls, and how often each is run."""
-    for instruction in module.computations.get(name, ()):
-        yield instruction, times, runs
-        for call in instruction.calls():
-            often, inner = _repeats(call.role, instruction.trip_count(), runs)
-            yield from _executed(module, call.callee, times * often, inner)
-
-
-def _repeats(role: hlo.Role, trips: int | None, runs: Runs) -> tuple[int, Runs]:
-    """How often one run of an instruction runs what it calls."""
-    if role == "call":
-        return 1, runs
-    if role == "branch":
-        return 1, "in a branch" if runs == "always" else runs
-    if trips is None:
-        return 1, "in a loop of unknown length"
-    return trips + (role == "condition"), runs  # the condition is asked once more, to end the loop
-
-
-def _collective(
-    instruction: hlo.Instruction, devices: int, meshes: Sequence[_Sizes], runs: Runs
-) -> Collective | None:
-    """With a count of 1; None for other instructions, and for the second half of a split one."""
-    kind = instruction.opcode.removesuffix("-start")
-    if kind not in _KINDS:
-        return None
-    groups = groups_of(instruction.unquoted(), devices)
-    result_bytes = hlo.shape_bytes(_result(instruction, kind))
-    in_pairs = kind == "collective-permute"
-    axes, size = _joined(groups, meshes, in_pairs=in_pairs)
-    moved = ring_bytes(_KINDS[kind], result_bytes, size)
-    return Collective(kind, axes, size, 1, result_bytes, moved, runs)
-
-
-def _joined(
-    groups: Groups, meshes: Sequence[_Sizes], *, in_pairs: bool
-) -> tuple[tuple[str, ...], int]:
-    """The axes of the first mesh that has such groups, or (); and the devices in one group."""
-    for sizes in meshes:
-        if in_pairs and (axes := axes_crossed(groups, sizes)):
-            return axes, _product({axis: sizes[axis] for axis in axes})
-        if not in_pairs and (axes := axes_joined(groups, sizes)):
-            return axes, len(groups[0])
-    return (), len(set(itertools.chain(*groups))) if in_pairs else max(map(len, groups))
-
-
-def _result(instruction: hlo.Instruction, kind: str) -> str:
-    """The shape of the result. The first half of a split one also has its operands, and more."""
-    if instruction.opcode == kind or kind == "all-reduce":  # whose first half has only results
-        return instruction.shape
-    return hlo.elements(instruction.shape)[:2][-1]
-
-
-def _meshes_in(stablehlo: str) -> list[_Sizes]:
-    """The meshes that a lowered program names. Without those that number devices otherwise."""
-    return [
-        {name: int(size) for name, size in re.findall(r'"([^"]*)"=(\d+)', axes)}
-        for axes in re.findall(r"sdy\.mesh @\S+ = <\[([^\]]*)\]>", stablehlo)
-    ]
-
-
-def _constants_bytes(module: hlo.HloModule) -> int:
-    return sum(
-        hlo.shape_bytes(instruction.shape)
-        for body in module.computations.values()
-        for instruction in body
-        if instruction.opcode == "constant"
-    )
-
-
-def _memory(compiled: jax.stages.Compiled) -> dict[str, int | None]:
-    measured = compiled.memory_analysis()
-    fields = ("argument", "output", "temp")
-    return {f"{field}_bytes": getattr(measured, f"{field}_size_in_bytes", None) for field in fields}
-
-
-def _product(sizes: _Sizes) -> int:
-    product = 1
-    for size in sizes.values():
-        product *= size
-    return product
-
-
-_KINDS = {  # HLO's kinds, and whose bytes on the ring they have
-    "all-reduce": "all-reduce",
-    "all-gather": "all-gather",
-    "reduce-scatter": "reduce-scatter",
-    "collective-permute": "collective-permute",
-    "collective-broadcast": "collective-permute",
-    "all-to-all": "all-to-all",
-    "ragged-all-to-all": "all-to-all",
-}

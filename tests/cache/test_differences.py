@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.cache.differences import diff
+from jax_dist.cache.comparison import diff
 from jax_dist.cache.recorder import record
 
 X = np.ones((8, 6), np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from jax_dist._compat.versions import CAN_REWRITE
+from jax_dist._compat import CAN_REWRITE
 from jax_dist.codemod.verify import certificate, equivalence
 from jax_dist.codemod.verify.equivalence import NotProvedError, compared
 from jax_dist.codemod.verify.recording import programs

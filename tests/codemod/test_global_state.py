@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import jax_dist
-from jax_dist._compat.versions import CAN_REWRITE
+from jax_dist._compat import CAN_REWRITE
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.project import Project
 from jax_dist.codemod import migration

@@ -17,7 +17,7 @@ import pytest
 from mutants import Mutant, mutant, sites
 
 import jax_dist
-from jax_dist._compat.versions import CAN_REWRITE
+from jax_dist._compat import CAN_REWRITE
 from jax_dist.codemod import migration
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.results import FileMigration

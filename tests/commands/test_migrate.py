@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from jax_dist._compat.versions import CAN_REWRITE
+from jax_dist._compat import CAN_REWRITE
 from jax_dist.checker.engine import replacement
 from jax_dist.codemod import migration
 from jax_dist.codemod.verify import trial

@@ -6,7 +6,7 @@ import re
 
 from launching import PYTHON, launch, launched, lines, notices
 
-from jax_dist.launch.output import Lines, Printer
+from jax_dist.launch.outcome import Lines, Printer
 
 _PREFIXED = re.compile(r"\[[01] \d\d:\d\d:\d\d\.\d\d\d\] ")
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from watching import compiles, lies_on, mesh, python_calls
 
 import jax_dist
-from jax_dist.mapping import throttle
+from jax_dist.mapping import dispatch
 from jax_dist.mapping.pmap import _known
 
 pytestmark = pytest.mark.mapping
@@ -230,7 +230,7 @@ _STEADY = {  # not NumPy, which JAX itself puts on the devices in Python
 
 @pytest.mark.parametrize("kind", _STEADY)
 def test_in_the_steady_state_no_python_runs(kind, monkeypatch):
-    monkeypatch.setattr(throttle, "can_be_full", lambda mesh: False)  # it is, on older JAX
+    monkeypatch.setattr(dispatch, "can_be_full", lambda mesh: False)  # it is, on older JAX
     mapped, call = _STEADY[kind]
     state = [jnp.arange(8.0)]
 
@@ -348,7 +348,7 @@ def test_an_array_on_the_right_mesh_but_cut_otherwise_is_moved_too():
 
 
 def test_another_shape_of_a_misplaced_argument_stays_fast(monkeypatch):
-    monkeypatch.setattr(throttle, "can_be_full", lambda mesh: False)  # it is, on older JAX
+    monkeypatch.setattr(dispatch, "can_be_full", lambda mesh: False)  # it is, on older JAX
     mapped = jax_dist.pmap(lambda x: x + 1, "i")
     for shape in ((8,), (8, 2)):
         for _ in range(2):

@@ -20,7 +20,7 @@ from gather_checks import (
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.passes.findings import PassFinding, PassPlan
+from jax_dist.passes.pipeline import PassFinding, PassPlan
 
 pytestmark = pytest.mark.rewriting
 

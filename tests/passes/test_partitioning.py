@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import l1norm, layernorm, moments
 
 from jax_dist.errors import RewriteError
-from jax_dist.passes import equation_paths, partitioning, propagation
+from jax_dist.passes import interpreter, partition, propagation
 
 pytestmark = pytest.mark.rewriting
 
@@ -41,7 +41,7 @@ def plan_of(fun, *args, mesh=MESH, specs=None):
         a.sharding if isinstance(getattr(a, "sharding", None), NamedSharding) else None
         for a in args
     ]
-    return partitioning.plan_partitioning(
+    return partition.plan_partitioning(
         jax.make_jaxpr(fun)(*args), mesh=mesh, in_shardings=shardings, specs=specs
     )
 
@@ -257,7 +257,7 @@ def test_a_jit_is_cut_at_each_of_its_calls_as_the_compiler_does():
     plan = plan_of(lambda x: constrained(inner(x), "j", "i"), x)
 
     site = next(
-        equation_paths.places(jax.make_jaxpr(inner)(x), lambda eqn: "custom" in str(eqn.primitive))
+        interpreter.places(jax.make_jaxpr(inner)(x), lambda eqn: "custom" in str(eqn.primitive))
     )
     assert site.path == (0, 0, 0)
     assert texts(plan) == [
@@ -645,7 +645,7 @@ def test_mesh_of_finds_the_one_mesh():
 
 def test_specs_for_an_op_that_is_not_there():
     with pytest.raises(RewriteError) as caught:
-        partitioning.plan_partitioning(
+        partition.plan_partitioning(
             jax.make_jaxpr(l1norm)(np.ones((8, 6), np.float32)),
             mesh=MESH,
             in_shardings=[None],

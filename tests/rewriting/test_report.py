@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist.passes.findings import PassFinding
+from jax_dist.passes.pipeline import PassFinding
 from jax_dist.rewriting import cost, rendering
 from jax_dist.rewriting.alternatives import Comparison
 from jax_dist.rewriting.cost import Collective, ProgramCost

@@ -48,8 +48,8 @@ class _Finder(importlib.abc.MetaPathFinder):
     def _record(self) -> None:
         if importlib.util.find_spec("jax_dist") is None:
             _lend(self._root)
-        verified = importlib.import_module("jax_dist.cache.verified")
-        verified.start(folder=self._folder, cache=self._cache)
+        recorder = importlib.import_module("jax_dist.cache.recorder")
+        recorder.record_verified(folder=self._folder, cache=self._cache)
 
 
 def _lend(root: str) -> None:

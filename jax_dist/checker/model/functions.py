@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterable, Iterator
 
-from jax_dist.checker.model import reaching_definitions, scopes
+from jax_dist.checker.model import scopes
 from jax_dist.checker.model.semantic_model import Module
 
 
@@ -149,4 +149,4 @@ def calls_of_names(module: Module) -> list[ast.Call]:
                 call = module.parent(load)
                 if isinstance(call, ast.Call) and call.func is load:
                     found.append(call)
-    return sorted(found, key=reaching_definitions.place)
+    return sorted(found, key=scopes.place)

@@ -8,13 +8,13 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from jax_dist.checker.model import reaching_definitions, scopes, sources
+from jax_dist.checker.model import scopes, sources
 from jax_dist.checker.model.scopes import Binding, Scope
 from jax_dist.checker.model.sources import Source
 from jax_dist.checker.model.uses import PARTIAL, Uses
 
 if TYPE_CHECKING:
-    from jax_dist.checker.model.import_graph import ImportGraph
+    from jax_dist.checker.model.project import ImportGraph
 
 Made = TypeVar("Made")
 
@@ -287,7 +287,7 @@ class Module:
     def uses(self, *names: str) -> list[ast.expr]:
         """Every name or attribute that means one of `names`, partials of it too, in order."""
         found = [node for name in names for node in self.once(Uses).of(name)]
-        return sorted(found, key=reaching_definitions.place)
+        return sorted(found, key=scopes.place)
 
     def used_names(self, root: str) -> list[str]:
         """All that the file uses of a package, as "jax.lax.psum" of "jax", sorted."""
@@ -323,7 +323,7 @@ class Module:
 
     def reads(self, scope: Scope, name: str) -> list[ast.Name]:
         """Every load of what `scope` binds to `name`, from its nested scopes too, in order."""
-        return sorted(self._loads.get((scope, name), ()), key=reaching_definitions.place)
+        return sorted(self._loads.get((scope, name), ()), key=scopes.place)
 
     # --- values
 
@@ -373,8 +373,8 @@ class Module:
             return None
         home, bindings = found
         if home is scope or home.node is self.scope_function(scope):
-            return reaching_definitions.reaching(self, node, bindings)
-        return reaching_definitions.reaching_inside(self, self._inner(node, home), bindings)
+            return scopes.reaching(self, node, bindings)
+        return scopes.reaching_inside(self, self._inner(node, home), bindings)
 
     def _inner(self, node: ast.AST, home: Scope) -> ast.AST:
         """The function, lambda or class of `home`'s own level that holds the node."""

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeAlias
 
-from jax_dist.checker.model import functions, pmaps, reaching_definitions, scopes, structure
+from jax_dist.checker.model import functions, pmaps, scopes, structure
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
 
 By: TypeAlias = Literal["pmap", "shard_map", "jit", "jax_dist.pmap"]
@@ -61,7 +61,7 @@ def _traced(module: Module) -> list[Traced]:
         function = structure.innermost(module, each.fun)
         if function is not None:
             found.append(Traced(each.by, each.node, function))
-    return sorted(found, key=lambda each: reaching_definitions.place(each.node))
+    return sorted(found, key=lambda each: scopes.place(each.node))
 
 
 def applications(module: Module, by: Literal["shard_map", "jit"]) -> Iterator[Application]:
@@ -124,7 +124,7 @@ def calls_of_builtins(module: Module, names: Iterable[str]) -> Iterator[ast.Call
         if name in scope.loads and scope.lookup(name) is None
         for load in scope.loads[name]
     ]
-    for load in sorted(loads, key=reaching_definitions.place):
+    for load in sorted(loads, key=scopes.place):
         call = module.parent(load)
         if isinstance(call, ast.Call) and call.func is load:
             yield call

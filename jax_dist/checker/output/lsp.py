@@ -19,8 +19,7 @@ from jax_dist.checker.engine.linter import Examiner
 from jax_dist.checker.model import semantic_model, sources
 from jax_dist.checker.model.discovery import Patterns
 from jax_dist.checker.model.findings import Edit, Finding, Position, Safety
-from jax_dist.checker.model.notebook_json import Cell
-from jax_dist.checker.model.notebooks import Notebook, joined
+from jax_dist.checker.model.notebooks import Cell, Notebook, joined
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import Source
 from jax_dist.checker.output.context import RenderContext, Severity

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from jax_dist.checker.model import reaching_definitions, scopes, traced
+from jax_dist.checker.model import scopes, traced
 from jax_dist.checker.model.scopes import Scope
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, rule
@@ -70,7 +70,7 @@ def _captured(
             value = None if name in named else _made_by(module, scope, name)
             if value is not None:
                 named.add(name)
-                yield min(loads, key=reaching_definitions.place), name, value
+                yield min(loads, key=scopes.place), name, value
     for read in _self_reads(module, function):
         values = module.attribute_values(read)
         if len(values) == 1 and read.attr not in named and _is_array(module, values[0]):
@@ -115,9 +115,7 @@ def _self_reads(module: Module, function: scopes.Function) -> list[ast.Attribute
         return []
     loads = (load for scope in _inside(module, function) for load in scope.loads.get("self", ()))
     around = map(module.parent, loads)
-    return sorted(
-        (each for each in around if isinstance(each, ast.Attribute)), key=reaching_definitions.place
-    )
+    return sorted((each for each in around if isinstance(each, ast.Attribute)), key=scopes.place)
 
 
 def _is_array(module: Module, node: ast.expr) -> bool:

@@ -1,19 +1,22 @@
-"""Runs a program again and again in fresh interpreters, and judges what the cache did for it.
+"""Compares recorded runs: `diff` two of them, `verify` several runs of one program.
 
-The first run meets an empty cache; the others should find in it whatever the first compiled. Each
-run has another hash seed, so that what depends on the order of a set shows.
+`verify` starts fresh interpreters. The first run meets an empty cache; the others should find in it
+whatever the first compiled. Each run has another hash seed, so that what depends on the order of a
+set shows.
 """
 
 import dataclasses
 import enum
 import json
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from jax_dist.cache.causes import CauseFinding, finding
-from jax_dist.cache.explanation import explained
-from jax_dist.cache.matching import matched
+from jax_dist.cache.explanation import build, explained, signature
 from jax_dist.cache.records import (
     DIRECTORY,
     CacheOutcome,
@@ -24,6 +27,89 @@ from jax_dist.cache.records import (
 from jax_dist.launch.ranks import run_to_end
 
 _PACKAGE = Path(__file__).parents[1]
+
+Recorded: TypeAlias = Record | str | os.PathLike[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KeyDifference:
+    """One program whose keys differ."""
+
+    function: str  # its name in the first run
+    components: tuple[str, ...]  # of the key, which are not the same
+    findings: tuple[CauseFinding, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunComparison:
+    """What differs between two runs."""
+
+    same: int  # programs that have one key
+    differences: tuple[KeyDifference, ...]
+    only_first: tuple[str, ...]  # functions that the second run did not compile
+    only_second: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """For machines."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{self.same} with the same key, {len(self.differences)} with another"]
+        for difference in self.differences:
+            lines += ["", f"{difference.function}: {', '.join(difference.components)} differ"]
+            texts = "\n".join(str(finding) for finding in difference.findings)
+            lines += [f"  {line}" for line in texts.splitlines()]
+        lines += [f"only in the first: {name}" for name in self.only_first]
+        lines += [f"only in the second: {name}" for name in self.only_second]
+        return "\n".join(lines)
+
+
+def diff(a: Recorded, b: Recorded) -> RunComparison:
+    """Reports the programs whose keys differ between two runs, which component differs, and why.
+
+    Args:
+      a: the record of the first run, or the path of one.
+      b: that of the second.
+
+    Returns:
+      For each program with a different key: the components, the causes, and the lines.
+
+    Raises:
+      RecordError: a file is not a record.
+      OSError: a file cannot be read.
+
+    >>> import jax, numpy as np
+    >>> from jax_dist.cache.recorder import record
+    >>> def run(table):
+    ...     def look_up(x):
+    ...         return x + table
+    ...     with record() as recorder:
+    ...         _ = jax.jit(look_up)(np.ones(3))
+    ...     return recorder.record
+    >>> [found] = diff(run(np.arange(3.0)), run(np.arange(3.0) + 1)).differences
+    >>> found.function, found.components, found.findings[0].cause.code
+    ('jit_look_up', ('computation',), 'JXD401')
+    """
+    pairs = _matched(_record(a).compiles, _record(b).compiles)
+    both = [(one, other) for one, other in pairs if one is not None and other is not None]
+    differences = tuple(
+        KeyDifference(one.key.function, one.key.differing(other.key), explained(one, other))
+        for one, other in both
+        if one.key.name != other.key.name
+    )
+    return RunComparison(
+        same=len(both) - len(differences),
+        differences=differences,
+        only_first=tuple(one.key.function for one, other in pairs if one and not other),
+        only_second=tuple(other.key.function for one, other in pairs if other and not one),
+    )
+
+
+def _record(recorded: Recorded) -> Record:
+    return recorded if isinstance(recorded, Record) else load(recorded)
+
+
+# --- the same program several times
 
 
 class ProgramVerdict(enum.StrEnum):
@@ -163,7 +249,7 @@ def _chains(records: Sequence[Record]) -> list[list[Compile | None]]:
     chains: list[list[Compile | None]] = [[compiled] for compiled in first]
     late: list[list[Compile | None]] = []
     for number, record in enumerate(records[1:], start=1):
-        pairs = matched(first, record.compiles)
+        pairs = _matched(first, record.compiles)
         for chain, (_, other) in zip(chains, pairs, strict=False):
             chain.append(other)
         for _, other in pairs[len(first) :]:
@@ -195,3 +281,63 @@ def _verdict(chain: Sequence[Compile | None]) -> Verified:
 def _once(findings: Sequence[CauseFinding]) -> tuple[CauseFinding, ...]:
     """Each cause once, with what the first pair of runs shows of it."""
     return tuple({found.cause.name: found for found in reversed(findings)}.values())[::-1]
+
+
+# --- which program of one run is which of another: by key, else by name and shapes, else by build
+
+
+_Pair: TypeAlias = tuple[Compile | None, Compile | None]
+
+
+def _matched(ones: Sequence[Compile], others: Sequence[Compile]) -> tuple[_Pair, ...]:
+    """Each program of both runs once, in the order of the first; None: the other lacks it."""
+    partner: dict[int, int] = {}
+    taken: set[int] = set()
+    for identity in _IDENTITIES:
+        waiting: dict[Hashable, deque[int]] = defaultdict(deque)
+        for number, other in enumerate(others):
+            if number not in taken:
+                waiting[identity(other)].append(number)
+        for number, one in enumerate(ones):
+            if number not in partner and waiting[identity(one)]:
+                partner[number] = waiting[identity(one)].popleft()
+                taken.add(partner[number])
+    pairs: list[_Pair] = [
+        (one, others[partner[number]] if number in partner else None)
+        for number, one in enumerate(ones)
+    ]
+    pairs += [(None, other) for number, other in enumerate(others) if number not in taken]
+    return tuple(pairs)
+
+
+def _by_key(compiled: Compile) -> Hashable:
+    return compiled.process, compiled.key.name
+
+
+def _by_name_and_shapes(compiled: Compile) -> Hashable:
+    return compiled.process, compiled.key.function, signature(compiled.operations)
+
+
+def _by_name(compiled: Compile) -> Hashable:
+    return compiled.process, compiled.key.function
+
+
+def _by_made_up_name(compiled: Compile) -> Hashable:
+    """As "step_0x7f31" and "step_0x7f9c", which no two processes share."""
+    stem = _MADE_UP.sub("#", compiled.key.function)
+    return compiled.process, stem, signature(compiled.operations)
+
+
+def _by_build(compiled: Compile) -> Hashable:
+    """The same in all but names; a function of the same shape alone may be another one."""
+    return compiled.process, tuple(map(build, compiled.operations))
+
+
+_MADE_UP = re.compile(r"0x[0-9a-f]+|[0-9a-f]{6,}|\d+")
+_IDENTITIES: tuple[Callable[[Compile], Hashable], ...] = (
+    _by_key,
+    _by_name_and_shapes,
+    _by_made_up_name,
+    _by_build,
+    _by_name,
+)

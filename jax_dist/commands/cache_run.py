@@ -1,0 +1,404 @@
+"""What each subcommand of `jax-dist cache` does with its options."""
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from jax_dist._usage import MisuseError
+from jax_dist.cache import comparison, entries, failures, store
+from jax_dist.cache.comparison import (
+    CacheVerification,
+    ProgramVerdict,
+    VerificationRun,
+    Verified,
+    diff,
+)
+from jax_dist.cache.diagnosis import doctor
+from jax_dist.cache.entries import CacheEntry
+from jax_dist.cache.records import Compile, Record, load
+from jax_dist.commands import terminal
+from jax_dist.commands.terminal import Exit
+from jax_dist.errors import RecordError
+
+_TAIL = 20  # lines of a program that failed
+_GREEN, _RED, _CYAN, _PLAIN = "\x1b[32m", "\x1b[1;31m", "\x1b[36m", "\x1b[0m"
+_DAY = 86400
+
+
+def _verify(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
+    if not options.program:
+        raise MisuseError("verify needs a command: jax-dist cache verify -- python train.py")
+    if options.keep is None:
+        with tempfile.TemporaryDirectory(prefix="jax-dist-verify-") as folder:
+            found = _verification(options, Path(folder), err)
+    else:
+        found = _verification(options, _new_folder(options.keep), err)
+    if options.json:
+        print(json.dumps(found.to_dict() | {"is_clean": found.is_clean}, indent=2), file=out)
+    else:
+        colour = terminal.wants_colour(options.color, out)
+        out.writelines(f"{line}\n" for line in _verdict_lines(found, colour=colour))
+    err.writelines(f"{line}\n" for line in _failed_runs(found.runs))
+    return Exit.OK if found.is_clean else Exit.FINDINGS
+
+
+def _new_folder(name: str) -> Path:
+    folder = Path(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MisuseError(f"--keep {name}: {error.strerror}") from error
+    if any(folder.iterdir()):
+        raise MisuseError(f"--keep {name}: the folder is not empty")
+    return folder.resolve()
+
+
+def _verification(options: argparse.Namespace, folder: Path, err: TextIO) -> CacheVerification:
+    from jax_dist.codemod.verify import recording
+
+    progress = terminal.ProgressLine(err, "runs done")
+    try:
+        return comparison.verify(
+            options.program,
+            folder,
+            Path(recording.__file__).with_name("bootstrap.py"),
+            runs=options.runs,
+            timeout=options.timeout,
+            progress=progress,
+        )
+    except OSError as error:
+        raise MisuseError(f"{options.program[0]} cannot be started: {error.strerror}") from error
+    finally:
+        progress.close()
+
+
+def _verdict_lines(found: CacheVerification, *, colour: bool) -> Iterator[str]:
+    width = max((len(each.function) for each in found.functions), default=0)
+    # What is well comes first, for one reads the end of a long table.
+    for each in sorted(found.functions, key=lambda each: each.verdict is not ProgramVerdict.HIT):
+        is_well = each.verdict is ProgramVerdict.HIT
+        verdict = _painted(each.verdict, _GREEN if is_well else _RED, colour=colour)
+        times = f" ({each.programs} programs)" if each.programs > 1 else ""
+        yield f"{each.function:{width}}  {verdict}{times}"
+        yield from (f"    {line}" for line in _why(each, colour=colour))
+    yield from _summary(found)
+
+
+def _why(each: Verified, *, colour: bool) -> Iterator[str]:
+    for finding in each.findings:
+        cause = finding.cause
+        code = _painted(cause.code, _RED, colour=colour) + " " if cause.code else ""
+        yield f"{code}{cause.name}: {cause.why}"
+        yield from (f"  {detail}" for detail in finding.details)
+        yield f"{_painted('help:', _CYAN, colour=colour)} {cause.remedy}"
+
+
+def _summary(found: CacheVerification) -> Iterator[str]:
+    programs = sum(each.programs for each in found.functions)
+    hit = sum(each.programs for each in found.functions if each.verdict is ProgramVerdict.HIT)
+    if programs:
+        noun = "program is" if programs == 1 else "programs are"
+        yield f"{hit} of {programs} {noun} found again, in {len(found.runs)} runs."
+    elif all(run.exit_code == 0 for run in found.runs):
+        yield (
+            "Nothing was compiled, so nothing is proved: does the command run Python, without -E, "
+            "-I or -S, and does that import jax?"
+        )
+
+
+def _failed_runs(runs: tuple[VerificationRun, ...]) -> Iterator[str]:
+    for number, each in enumerate(runs, start=1):
+        if each.exit_code != 0:
+            yield from each.output.splitlines()[-_TAIL:]
+            yield f"jax-dist cache verify: run {number} {_ended(each.exit_code)}"
+
+
+def _ended(code: int | None) -> str:
+    if code is None:
+        return "was stopped after --timeout"
+    return f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+
+
+def _painted(text: str, colour_code: str, *, colour: bool) -> str:
+    return f"{colour_code}{text}{_PLAIN}" if colour else text
+
+
+def _ls(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
+    path = Path(store.chosen(options.folder, os.environ))
+    found = [entry for entry in entries.all_of(path) if options.function in (None, entry.function)]
+    found.sort(key=lambda entry: (-entry.size, entry.key))
+    if options.json:
+        print(json.dumps([entry.to_dict() for entry in found], indent=2), file=out)
+        return Exit.OK
+    if found:
+        rows = [_row(entry, time.time()) for entry in found]
+        head = ("function", "key", "size", "compiled in", "written", "used")
+        print(_table(head, rows, numbers=(2, 3)), file=out)
+    noun = "program" if len(found) == 1 else "programs"
+    size = entries.in_words(sum(entry.size for entry in found))
+    print(f"{path}: {len(found)} {noun}, {size}", file=out)
+    return Exit.OK
+
+
+def _row(entry: CacheEntry, now: float) -> tuple[str, ...]:
+    seconds = entries.compile_seconds(entry)
+    return (
+        entry.function,
+        entry.key.rpartition("-")[2][:12],
+        entries.in_words(entry.size),
+        "damaged" if seconds is None else f"{seconds} s",
+        _ago(now - entry.written),
+        _ago(now - entry.used) if entry.repeated else "never",
+    )
+
+
+def _ago(seconds: float) -> str:
+    days = int(seconds // _DAY)
+    if days > 0:
+        return f"{days} d ago"
+    return "today" if seconds >= 3600 else "just now"
+
+
+def _show(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
+    record = _record(options.record)
+    if options.function is not None:
+        record = _only(record, options.function)
+    if options.json:
+        print(json.dumps([_as_dict(each) for each in record.compiles], indent=2), file=out)
+    elif options.function is not None:
+        out.writelines(f"{line}\n" for each in record.compiles for line in _compile_lines(each))
+    else:
+        print(record, file=out)
+    return Exit.OK
+
+
+def _record(path: str) -> Record:
+    """The record; what is wrong with it is said to the user."""
+    try:
+        return load(path)
+    except RecordError as error:
+        raise MisuseError(str(error)) from error
+    except OSError as error:
+        raise MisuseError(f"{path}: {error.strerror}") from error
+
+
+def _only(record: Record, function: str) -> Record:
+
+    kept = tuple(each for each in record.compiles if each.key.function == function)
+    if not kept:
+        names = ", ".join(dict.fromkeys(each.key.function for each in record.compiles))
+        raise MisuseError(f"--function {function}: the record has {names or 'no programs'}")
+    return dataclasses.replace(record, compiles=kept)
+
+
+def _compile_lines(each: Compile) -> Iterator[str]:
+    yield from str(each.key).splitlines()
+    yield f"  {each.outcome}" + (f" ({each.reason})" if each.reason else "")
+
+
+def _as_dict(each: Compile) -> dict[str, object]:
+    return {
+        "key": each.key.to_dict(),
+        "outcome": each.outcome.value,
+        "reason": each.reason,
+        "seconds": each.seconds,
+        "process": each.process,
+        "settings": each.settings,
+    }
+
+
+def _diff(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
+    found = diff(_record(options.first), _record(options.second))
+    print(json.dumps(found.to_dict(), indent=2) if options.json else found, file=out)
+    same = not (found.differences or found.only_first or found.only_second)
+    return Exit.OK if same else Exit.FINDINGS
+
+
+def _doctor(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
+    health = doctor(options.folder, fix=options.fix)
+    print(json.dumps(health.to_dict(), indent=2) if options.json else health, file=out)
+    return Exit.OK if health.healthy else Exit.FINDINGS
+
+
+def _prune(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
+    if options.max_size is None and options.older_than is None:
+        raise MisuseError("prune needs --max-size, --older-than, or both")
+    pruned = store.prune(
+        Path(store.chosen(options.folder, os.environ)),
+        max_size=options.max_size,
+        older_than=options.older_than,
+        dry_run=options.dry_run,
+    )
+    if options.json:
+        facts: dict[str, Any] = {
+            "removed": [entry.key for entry in pruned.removed],
+            "removed_bytes": pruned.bytes,
+            "kept": pruned.kept,
+            "kept_bytes": pruned.kept_bytes,
+            "dry_run": options.dry_run,
+        }
+        print(json.dumps(facts, indent=2), file=out)
+        return Exit.OK
+    verb = "would remove" if options.dry_run else "removed"
+    print(
+        f"{verb} {len(pruned.removed)} ({entries.in_words(pruned.bytes)}), "
+        f"kept {pruned.kept} ({entries.in_words(pruned.kept_bytes)})",
+        file=out,
+    )
+    return Exit.OK
+
+
+def _warm(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
+    if ":" not in options.programs:
+        raise MisuseError(f"{options.programs} names no function; write programs.py:programs")
+    if options.processes > 1:
+        found = _in_processes(options)
+    else:
+        _set_devices(options)
+        found = _warm_all(options.programs, options.cache)
+    if options.json:
+        print(json.dumps(found, indent=2), file=out)
+    else:
+        out.writelines(f"{each['text']}\n" for each in found)
+    return Exit.OK if found and all(each["cached"] for each in found) else Exit.FINDINGS
+
+
+def _set_devices(options: argparse.Namespace) -> None:
+    import jax
+
+    if options.devices is not None:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", options.devices)
+    if options.mock_gpu_topology is not None:
+        jax.config.update("jax_mock_gpu_topology", options.mock_gpu_topology)
+
+
+def _in_processes(options: argparse.Namespace) -> list[dict[str, Any]]:
+    from jax_dist.testing import run_processes
+
+    outcomes = run_processes(
+        _warm_all,
+        options.programs,
+        options.cache,
+        processes=options.processes,
+        cpu_devices=options.devices or 1,
+        timeout=86400.0,
+    )
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+    return [
+        each | {"rank": outcome.rank, "text": f"process {outcome.rank}: {each['text']}"}
+        for outcome in outcomes
+        for each in outcome.value
+    ]
+
+
+def _warm_all(name: str, folder: str | None) -> list[dict[str, Any]]:
+    """Warms all programs that a function yields; what became of each, as plain data."""
+    from jax_dist import cache
+    from jax_dist.cache.activation import Default
+
+    programs = _programs(name)  # first: nothing is switched on for a name that is not there
+    cache.enable(Default.PATH if folder is None else folder)
+    found = []
+    for program in programs:
+        warmed = cache.warm(*program)
+        found.append(
+            {
+                "function": warmed.function,
+                "hit": warmed.hit,
+                "written": warmed.written,
+                "cached": warmed.hit or warmed.written,
+                "seconds": round(warmed.seconds, 3),
+                "text": str(warmed),
+            }
+        )
+    return found
+
+
+def _programs(name: str) -> Iterable[tuple[Any, ...]]:
+    place, _, function = name.rpartition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        module = _module(place)
+        programs = getattr(module, function)
+    except (ModuleNotFoundError, FileNotFoundError, AttributeError) as error:
+        raise MisuseError(f"{name} cannot be found: {error}") from error
+    return programs()
+
+
+def _module(place: str) -> Any:
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    path = Path(place)
+    sys.path.insert(0, str(path.parent.resolve()))  # as Python does for a script
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _failures(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
+    if options.action == "clear":
+        count = failures.clear(options.folder, function=options.function)
+        print(json.dumps({"forgotten": count}) if options.json else f"forgot {count}", file=out)
+        return Exit.OK
+    found = [
+        failure
+        for failure in failures.ls(options.folder)
+        if options.function in (None, failure.function)
+    ]
+    if options.json:
+        print(json.dumps([failure.to_dict() for failure in found], indent=2), file=out)
+    elif found:
+        rows = [
+            (failure.function, failure.at, f"{failure.seconds:.1f} s", _short(failure.reason))
+            for failure in found
+        ]
+        print(_table(("function", "at (UTC)", "after", "why"), rows, numbers=(2,)), file=out)
+    else:
+        print("no program is known not to compile", file=out)
+    return Exit.OK
+
+
+def _short(reason: str) -> str:
+    """The first line; XLA may add pages."""
+    return reason.partition("\n")[0]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int]) -> str:
+    """Columns side by side, those in `numbers` to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = []
+    for row in (head, *rows):
+        cells = [
+            cell.rjust(width) if place in numbers else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+# By the name of the subcommand.
+RUNS: dict[str, Callable[[argparse.Namespace, TextIO, TextIO], Exit]] = {
+    "verify": _verify,
+    "ls": _ls,
+    "show": _show,
+    "diff": _diff,
+    "doctor": _doctor,
+    "prune": _prune,
+    "warm": _warm,
+    "failures": _failures,
+}
