@@ -25,7 +25,7 @@ from mutants import Mutant, mutant, sites
 
 from jax_dist._compat import CAN_REWRITE
 from jax_dist.codemod import migration
-from jax_dist.codemod.files import MigrationOptions
+from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.verify import evidence, merged_program
 from jax_dist.codemod.verify.ledger import Rung
 
@@ -94,9 +94,9 @@ def _told(before: str, after: str, folder: pathlib.Path) -> Rung | None:
         patch.setattr(parts["start"], "_folder", records)
         if isinstance(_result(merged.text, folder), str):
             return None
-        found = evidence.read(pathlib.Path(records))
+        found = evidence.read_spots(pathlib.Path(records))
     spots = {spot.number: spot for spot in merged.spots}
-    told = (evidence.judged(each, found, lenient=False, spots=spots) for each in spots.values())
+    told = (evidence.judged(each, found, spots) for each in spots.values())
     return min((each.rung for each in told), default=None)
 
 
