@@ -49,9 +49,9 @@ from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import UnreadableError
 from jax_dist.codemod import helper_module, migration
-from jax_dist.codemod.facts import Promises
-from jax_dist.codemod.files import MigrationOptions
+from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.results import FileMigration
+from jax_dist.codemod.shard_map import Promises
 
 _FAULT = "jax-dist failed on it"
 _PMAP = "JXD001"

@@ -13,11 +13,10 @@ from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import discovery
 from jax_dist.checker.model.discovery import Patterns
 from jax_dist.codemod import migration, report
-from jax_dist.codemod.context import ProjectContext
-from jax_dist.codemod.facts import Promises
-from jax_dist.codemod.files import MigrationOptions
+from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.report import MigrationReport
-from jax_dist.codemod.results import FileMigration
+from jax_dist.codemod.results import FileMigration, ProjectContext
+from jax_dist.codemod.shard_map import Promises
 from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit
 
@@ -293,7 +292,7 @@ class _Migrate:
             files,
             None if proof is None else proof.to_dict(),
             "" if proof is None else str(proof),
-            tuple(migration.cautions_of(files, context, self._aim)),
+            tuple(report.cautions_of(files, context, self._aim)),
         )
         where = self._options.report
         if where == _STDIN:

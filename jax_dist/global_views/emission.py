@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.global_views.islands import BodyPlan, Island, Step
+from jax_dist.global_views.uniformity import bodies_of_while
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import ELEMENTWISE, INLINED, Handler, Values
 
@@ -110,13 +111,18 @@ class Emitter:
                 for place, atom in enumerate(eqn.invars)
             ]
             with interpreter.located(eqn, anew=True):
-                outs = _run_entered(self, plan, step, operands)
+                rule = {"scan": _scan, "while": _while, "cond": _cond}[eqn.primitive.name]
+                outs = rule(_Forms(self, plan, eqn), step, operands)
         else:
             is_whole = self.cuts_state and self._needs_whole(eqn)
             read = values.whole if is_whole else values.plain
             operands = list(dict.fromkeys(a for a in eqn.invars if isinstance(a, Var)))
             given = [read(var) for var in operands]
-            outs = _evaluate([eqn], operands, eqn.outvars, given, anew=self.anew)
+            stretch = _stretch([eqn], operands, eqn.outvars)
+            if self.anew:
+                outs = rebind.evaluate(stretch, given, _without_constraint)
+            else:
+                outs = eval_jaxpr(stretch, (), *given)
             if is_whole:  # or a body in it would be cut, as its reader wants the result
                 outs = [self.whole(out) for out in outs]
         values.known.update(zip(eqn.outvars, outs, strict=True))
@@ -154,22 +160,22 @@ class Emitter:
                 return P(*[None] * parts[var], self.name)
             return P() if is_shared(var) else P(self.name)
 
+        def out_spec(var: Var) -> P:
+            if not is_shared(var):
+                return P(self.name)
+            dim = island.scatters.get(var)
+            return P() if dim is None else P(*[None] * dim, self.name)
+
         mapped = jax.shard_map(
             on_device,
             mesh=self.mesh,
             in_specs=tuple(map(in_spec, island.reads)),
-            out_specs=[self._out_spec(plan, island, var) for var in island.makes],
+            out_specs=list(map(out_spec, island.makes)),
             # As in pmap: with types, a gradient by what is shared would be summed twice.
             check_vma=False,
         )
         is_whole = lambda var: is_shared(var) and var not in parts
         return mapped(*[(values.whole if is_whole(v) else values.plain)(v) for v in island.reads])
-
-    def _out_spec(self, plan: BodyPlan, island: Island, var: Var) -> P:
-        if not plan.is_shared(var):
-            return P(self.name)
-        dim = island.scatters.get(var)
-        return P() if dim is None else P(*[None] * dim, self.name)
 
     def _on_device(self, island: Island, slices: Values, parts: Mapping[Var, int]) -> Values:
         body = _stretch(island.eqns, island.reads, island.makes)
@@ -191,15 +197,13 @@ class Emitter:
 
     def _summed(self, island: Island, eqn: JaxprEqn, operands: Values) -> Values:
         """A psum, of which some results are wanted cut."""
-        outs = []
-        for var, value in zip(eqn.outvars, operands, strict=True):
-            dim = island.scatters.get(var)
-            if dim is None:
-                outs.append(lax.psum(value, self.name))
-            else:
-                scatter = functools.partial(lax.psum_scatter, tiled=True)
-                outs.append(scatter(value, self.name, scatter_dimension=dim))
-        return outs
+        dims = map(island.scatters.get, eqn.outvars)
+        return [
+            lax.psum(value, self.name)
+            if dim is None
+            else lax.psum_scatter(value, self.name, scatter_dimension=dim, tiled=True)
+            for value, dim in zip(operands, dims, strict=True)
+        ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -217,21 +221,6 @@ class _Values:
         if var not in self.gathered:
             self.gathered[var] = self.emitter.whole(self.known[var])
         return self.gathered[var]
-
-
-def _evaluate(
-    eqns: Sequence[JaxprEqn],
-    reads: Sequence[Var],
-    makes: Sequence[Var],
-    values: Values,
-    *,
-    anew: bool,
-) -> Values:
-    """Some equations, as they were traced, or bound again in the context of now."""
-    stretch = _stretch(eqns, reads, makes)
-    if anew:
-        return rebind.evaluate(stretch, values, _without_constraint)
-    return eval_jaxpr(stretch, (), *values)
 
 
 def _stretch(eqns: Sequence[JaxprEqn], reads: Sequence[Var], makes: Sequence[Var]) -> Jaxpr:
@@ -353,52 +342,26 @@ def _gathering_scan(eqn: JaxprEqn, values: Values, run: Callable[[Values], Value
 # ---- loops and branches
 
 
-class _Runs(Protocol):
-    """What runs a plan, and moves values between their two forms."""
-
-    def run(self, plan: BodyPlan, args: Sequence[Any]) -> Values: ...
-
-    def as_varying(self, value: Any, *, is_shared: bool) -> Any: ...
-
-    def laid(self, value: Any, spec: Any) -> Any: ...
-
-
-def _run_entered(runs: _Runs, plan: BodyPlan, step: Step, values: Values) -> Values:
-    """The results of a loop or a branch.
-
-    Args:
-      runs: runs the bodies.
-      plan: of the body that the equation stands in.
-      step: the equation, with the plans of its bodies.
-      values: of its operands.
-    """
-    ins = [plan.is_shared(atom) for atom in step.eqn.invars]
-    outs = [plan.is_shared(var) for var in step.eqn.outvars]
-    cuts = [plan.cuts.get(var) for var in step.eqn.outvars]
-    rule = {"scan": _scan, "while": _while, "cond": _cond}[step.eqn.primitive.name]
-    return rule(_Forms(runs, ins, outs, cuts), step, values)
-
-
 class _Forms:
-    """The forms of the operands and of the results of an equation."""
+    """The forms of the operands and of the results of a loop or a branch."""
 
-    def __init__(self, runs: _Runs, ins: Sequence[bool], outs: Sequence[bool], cuts: Sequence[Any]):
-        self.runs, self.ins, self.outs, self.cuts = runs, ins, outs, cuts
+    def __init__(self, runs: Emitter, plan: BodyPlan, eqn: JaxprEqn):
+        self.runs = runs
+        self.ins = [plan.is_shared(atom) for atom in eqn.invars]
+        self.outs = [plan.is_shared(var) for var in eqn.outvars]
+        self.cuts = [plan.cuts.get(var) for var in eqn.outvars]
 
     def given(self, values: Sequence[Any], wanted: Sequence[bool], first: int = 0) -> Values:
         """Operands from `first` on, in the form in which a body takes them."""
-        had = self.ins[first : first + len(values)]
-        return self._changed(values, had, wanted)
+        return self._changed(values, self.ins[first : first + len(values)], wanted)
 
-    def results(self, values: Sequence[Any], had: Sequence[bool], first: int = 0) -> Values:
-        """What a body gives, as results from `first` on."""
-        wanted = self.outs[first : first + len(values)]
-        return self.carried(self._changed(values, had, wanted), first)
+    def results(self, values: Sequence[Any], had: Sequence[bool]) -> Values:
+        """What a body gives, as results."""
+        return self.carried(self._changed(values, had, self.outs[: len(values)]))
 
-    def carried(self, values: Sequence[Any], first: int = 0) -> Values:
-        """Values that lie as the results from `first` on are wanted."""
-        specs = self.cuts[first : first + len(values)]
-        laid = zip(values, specs, strict=True)
+    def carried(self, values: Sequence[Any]) -> Values:
+        """Values that lie as the first results are wanted."""
+        laid = zip(values, self.cuts[: len(values)], strict=True)
         return [x if spec is None else self.runs.laid(x, spec) for x, spec in laid]
 
     def _changed(
@@ -442,7 +405,7 @@ def _scan(forms: _Forms, step: Step, values: Values) -> Values:
 
 def _while(forms: _Forms, step: Step, values: Values) -> Values:
     params = step.eqn.params
-    plans = dict(zip(_bodies_of_while(step.eqn), step.inner, strict=True))
+    plans = dict(zip(bodies_of_while(step.eqn), step.inner, strict=True))
     condition, body = plans["cond_jaxpr"], plans["body_jaxpr"]
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     of_condition = forms.given(values[:first], condition.ins[:first])
@@ -456,10 +419,6 @@ def _while(forms: _Forms, step: Step, values: Values) -> Values:
         return forms.results(forms.runs.run(body, [*of_body, *carry]), body.outs)
 
     return lax.while_loop(again, once, forms.carried(start))
-
-
-def _bodies_of_while(eqn: JaxprEqn) -> list[str]:
-    return [name for name in eqn.params if name in ("cond_jaxpr", "body_jaxpr")]
 
 
 def _cond(forms: _Forms, step: Step, values: Values) -> Values:
@@ -484,7 +443,7 @@ def _reads_whole(step: Step) -> set[int]:
     elif eqn.primitive.name == "while":
         first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         of = {"cond_jaxpr": range(first), "body_jaxpr": range(first, first + second)}
-        offsets = {n: list(of[name]) for n, name in enumerate(_bodies_of_while(eqn))}
+        offsets = {n: list(of[name]) for n, name in enumerate(bodies_of_while(eqn))}
     else:
         return set()
     found = set()

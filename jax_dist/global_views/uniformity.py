@@ -13,7 +13,7 @@ and into loops by their carries. What is made of such parts in the same way lies
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -27,7 +27,6 @@ from jax_dist.passes.uniformity import (
     AxisScope,
     Invariance,
     Same,
-    same_of,
 )
 
 
@@ -44,38 +43,30 @@ class Axis:
         # Types say nothing here: the body is traced without a mesh, or under check_vma=False.
         return AxisScope(frozenset({self.name}), NOWHERE)
 
-    def _same(self, *, shared: bool) -> Same:
-        return frozenset({self.name}) if shared else NOWHERE
+    def _same(self, shared: Sequence[bool]) -> list[Same]:
+        return [frozenset({self.name}) if each else NOWHERE for each in shared]
 
     def shared_in(self, body: Any, ins: Sequence[bool]) -> dict[Var, bool]:
         """Of every variable of a body, whether it is shared."""
-        given = [self._same(shared=shared) for shared in ins]
-        facts = self.invariance.facts(body, given, self.scope)
+        facts = self.invariance.facts(body, self._same(ins), self.scope)
         return {var: self.name in same for var, same in facts.items()}
 
     def shared_out(self, body: Any, ins: Sequence[bool]) -> list[bool]:
-        given = [self._same(shared=shared) for shared in ins]
-        facts = self.invariance.facts(body, given, self.scope)
-        outvars = interpreter.open_jaxpr(body).outvars
-        return [self.name in same_of(atom, facts, self.scope) for atom in outvars]
+        found = self.invariance.outputs(body, self._same(ins), self.scope)
+        return [self.name in same for same in found]
 
     def shared_in_bodies(self, eqn: JaxprEqn, ins: Sequence[bool]) -> list[list[bool]]:
         """Of the inputs of each body of an equation, when its loops have settled."""
-        given = [self._same(shared=shared) for shared in ins]
-        found = self.invariance.of_body_inputs(eqn, given, self.scope)
+        found = self.invariance.of_body_inputs(eqn, self._same(ins), self.scope)
         return [[self.name in same for same in body] for body in found]
 
     def is_used_by(self, eqn: JaxprEqn) -> bool:
         """Whether an equation, or one in it, goes over the axis."""
-        return self._names_it(eqn) or any(
-            interpreter.contains(body, self._names_it) for body in interpreter.bodies(eqn)
-        )
+        return holds(eqn, self._names_it)
 
     def is_made_alike_by(self, eqn: JaxprEqn) -> bool:
         """Whether an equation, or one in it, makes something shared of what varies."""
-        return self._makes_alike(eqn) or any(
-            interpreter.contains(body, self._makes_alike) for body in interpreter.bodies(eqn)
-        )
+        return holds(eqn, self._makes_alike)
 
     def _names_it(self, eqn: JaxprEqn) -> bool:
         names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
@@ -87,6 +78,12 @@ class Axis:
             and self._names_it(eqn)
             and eqn.params.get("axis_index_groups") is None
         )
+
+
+def holds(eqn: JaxprEqn, is_one: Callable[[JaxprEqn], bool]) -> bool:
+    """Whether an equation, or one in it, is one of these."""
+    bodies = interpreter.bodies(eqn)
+    return is_one(eqn) or any(interpreter.contains(body, is_one) for body in bodies)
 
 
 _ALIKE = ("psum", "pmax", "pmin", "all_gather", "psum_invariant", "all_gather_invariant")
@@ -203,10 +200,15 @@ def wanted_in_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[list[Any]]:
         return [list(wanted) for _ in bodies]
     if eqn.primitive.name == "while":
         found = {"cond_jaxpr": [None], "body_jaxpr": list(wanted)}
-        return [found[name] for name in eqn.params if name in found]
+        return [found[name] for name in bodies_of_while(eqn)]
     layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
     carried = set(layout.carries_out)
     return [[spec if place in carried else None for place, spec in enumerate(wanted)]]
+
+
+def bodies_of_while(eqn: JaxprEqn) -> list[str]:
+    """The parameters that its bodies are in, in the order of `interpreter.bodies`."""
+    return [name for name in eqn.params if name in ("cond_jaxpr", "body_jaxpr")]
 
 
 def _want(

@@ -45,6 +45,7 @@ _Arrays = Literal["local", "global"]
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
+_OURS = ("virtual", "captures", "gathers", "arrays")  # the options that jax.pmap has not
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 _known: dict[Hashable, "_Known"] = {}
 
@@ -69,18 +70,6 @@ class _PmapOptions(TypedDict, total=False):
     captures: Captures
     gathers: Gathers
     arrays: _Arrays
-
-
-_OF_JAX = (  # the options that jax.pmap has, too
-    "axis_name",
-    "in_axes",
-    "out_axes",
-    "static_broadcasted_argnums",
-    "devices",
-    "backend",
-    "axis_size",
-    "donate_argnums",
-)
 
 
 @overload
@@ -158,45 +147,24 @@ def pmap(
 
     See JEP 14273 on shard_map, and jax-ml/jax#2926 on why pmap in jit needed it.
     """
+    asked = dict(locals())  # the options, by name
+    del asked["fun"]
     if fun is None:
-        return functools.partial(
-            pmap,
-            axis_name=axis_name,
-            in_axes=in_axes,
-            out_axes=out_axes,
-            static_broadcasted_argnums=static_broadcasted_argnums,
-            devices=devices,
-            backend=backend,
-            axis_size=axis_size,
-            donate_argnums=donate_argnums,
-            virtual=virtual,
-            captures=captures,
-            gathers=gathers,
-            arrays=arrays,
-        )
-    devices = _devices(devices)
-    asked = {
-        "axis_name": axis_name,
-        "in_axes": in_axes,
-        "out_axes": out_axes,
-        "static_broadcasted_argnums": static_broadcasted_argnums,
-        "devices": devices,
-        "backend": backend,
-        "axis_size": axis_size,
-        "donate_argnums": donate_argnums,
-        "virtual": virtual,
-        "captures": captures,
-        "gathers": gathers,
-        "arrays": arrays,
-    }
+        return functools.partial(pmap, **asked)
+    devices = asked["devices"] = _devices(devices)
     if (fake := _stand_in()) is not None:
-        return fake(fun, **{name: asked[name] for name in _OF_JAX})
+        return fake(fun, **{name: asked[name] for name in asked if name not in _OURS})
     dispatcher = _dispatcher_of(fun, tuple(asked.values()))
     if dispatcher is None:
-        _check(fun, devices, in_axes, out_axes)
-        _check_choice("captures", captures, get_args(Captures))
-        _check_choice("gathers", gathers, get_args(Gathers))
-        _check_choice("arrays", arrays, get_args(_Arrays))
+        if not callable(fun):
+            raise refusals.not_callable(fun)
+        if devices is not None and not devices:
+            raise refusals.no_devices()
+        axes.check_axes("in_axes", in_axes)
+        axes.check_axes("out_axes", out_axes)
+        for name, kind in (("captures", Captures), ("gathers", Gathers), ("arrays", _Arrays)):
+            if asked[name] not in get_args(kind):
+                raise refusals.unknown_choice(name, asked[name], get_args(kind))
         options = Options(
             axis_name=axis_name,
             in_axes=in_axes,
@@ -221,15 +189,6 @@ def pmap(
     return Mapped(fun, dispatcher, functools.partial(pmap, **asked))
 
 
-def _check(fun: Any, devices: tuple | None, in_axes: AxisPrefix, out_axes: AxisPrefix) -> None:
-    if not callable(fun):
-        raise refusals.not_callable(fun)
-    if devices is not None and not devices:
-        raise refusals.no_devices()
-    axes.check_axes("in_axes", in_axes)
-    axes.check_axes("out_axes", out_axes)
-
-
 def _devices(devices: Any) -> tuple[Device, ...] | None:
     if devices is None:
         return None
@@ -239,11 +198,6 @@ def _devices(devices: Any) -> tuple[Device, ...] | None:
     if not all(isinstance(device, jax.Device) for device in devices):
         raise refusals.not_devices(devices)
     return devices
-
-
-def _check_choice(argument: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise refusals.unknown_choice(argument, value, choices)
 
 
 def _name_of(fun: Callable) -> str:

@@ -11,7 +11,7 @@ import pytest
 from jax_dist.checker.engine import catalogue, linter
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.findings import Edit, Finding, Fix, Safety
-from jax_dist.checker.rules import Page, bad_suppression_code, syntax_error, unused_suppression
+from jax_dist.checker.rules import Page, suppression_comments, syntax_error
 from jax_dist.commands import lint_run
 
 _WORDS = {
@@ -34,7 +34,8 @@ def _page(code: str, name: str) -> Page:
 
 PAGES = {code: _page(code, name) for code, name, _, _ in _WORDS.values()}
 PAGES |= {
-    rule.PAGE.code: rule.PAGE for rule in (unused_suppression, syntax_error, bad_suppression_code)
+    page.code: page
+    for page in (suppression_comments.UNUSED, syntax_error.PAGE, suppression_comments.UNKNOWN)
 }
 CODES = frozenset(code for code, page in PAGES.items() if page.default)
 

@@ -25,7 +25,7 @@ from mutants import Mutant, mutant, sites
 
 from jax_dist._compat import CAN_REWRITE
 from jax_dist.codemod import migration
-from jax_dist.codemod.files import MigrationOptions
+from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.verify import evidence, merged_program
 from jax_dist.codemod.verify.ledger import Rung
 

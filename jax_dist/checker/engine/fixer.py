@@ -17,7 +17,7 @@ from jax_dist.checker.model import edits, new_imports, semantic_model, sources
 from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Safety
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
-from jax_dist.checker.rules import syntax_error, unused_suppression
+from jax_dist.checker.rules import suppression_comments, syntax_error
 
 _TEXT_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _NO_END = "\\ No newline at end of file\n"
@@ -162,7 +162,7 @@ def _before(offset: int, made: Sequence[Edit], code: bytes) -> int:
 _MOST_ROUNDS = 10
 
 # A comment that a fix has made needless is no harm: the next round removes it.
-_HARMLESS = frozenset({unused_suppression.PAGE.code})
+_HARMLESS = frozenset({suppression_comments.UNUSED.code})
 
 
 class HarmError(ValueError):

@@ -17,7 +17,7 @@ from jax_dist.checker.engine import config
 from jax_dist.checker.model import edits
 from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Safety
 from jax_dist.checker.model.sources import Source
-from jax_dist.checker.rules import Page, bad_suppression_code, syntax_error, unused_suppression
+from jax_dist.checker.rules import Page, suppression_comments, syntax_error
 
 _CODE = r"(?:[A-Za-z]+[0-9]+|JXD)\b"
 _NOQA = re.compile(rf"#\s*noqa\b(?:\s*:\s*(?P<codes>{_CODE}(?:\s*[,\s]\s*{_CODE})*)?)?", re.I)
@@ -153,8 +153,8 @@ def _suppression(kind, word: str, match: re.Match[str], text: str, comment: Span
     return Suppression(kind, word, codes, span(*listed), span(*match.span()), comment, rows)
 
 
-_UNUSED = unused_suppression.PAGE
-_UNKNOWN = bad_suppression_code.PAGE
+_UNUSED = suppression_comments.UNUSED
+_UNKNOWN = suppression_comments.UNKNOWN
 _OWN: Code = "JXD9"  # the rules about suppressions themselves are not looked for in them
 
 

@@ -176,6 +176,20 @@ def _loads(module: Module, entry: Rename) -> tuple[str, ...]:
     return (f"import {home}",)
 
 
+def imports_of(module: Module, name: str) -> Iterator[tuple[ast.AST, list[ast.Name]]]:
+    """Each import of a name that the file is not ready to miss, with what reads it."""
+    for scope, bound, binding in module.imports():
+        if binding.target == name and not is_guarded(module, binding.node):
+            yield binding.node, module.reads(scope, bound)
+
+
+def spelled(module: Module, name: str) -> Iterator[ast.expr]:
+    """Each `a.b.name`; a use of an imported name is part of the finding at its import."""
+    for use in module.uses(name):
+        if spells(module, use, name) and not is_guarded(module, use):
+            yield use
+
+
 # --- imports
 
 

@@ -48,14 +48,10 @@ _MOVED = "jax.experimental.shard_map is deprecated since jax 0.8.0: use jax.shar
     needs=(0, 6, 1),
 )
 def check(module: Module) -> Iterator[Found]:
-    for scope, name, binding in module.imports():
-        alias = binding.node
-        if binding.target == _OLD and not _renames.is_guarded(module, alias):
-            reads = module.reads(scope, name)
-            yield Found(alias, _MOVED, _import_fix(module, alias, reads))
-    for use in module.uses(_OLD):
-        if _renames.spells(module, use, _OLD) and not _renames.is_guarded(module, use):
-            yield Found(use, _MOVED, _attribute_fix(module, use))
+    for alias, reads in _renames.imports_of(module, _OLD):
+        yield Found(alias, _MOVED, _import_fix(module, alias, reads))
+    for use in _renames.spelled(module, _OLD):
+        yield Found(use, _MOVED, _attribute_fix(module, use))
     for use in module.uses(_NEW):
         yield from _old_keywords(module, use)
 
