@@ -37,9 +37,7 @@ def _site(*calls: CallRecord, count: int | None = None) -> SiteRecord:
         within=("<module>",),
         function="f",
         is_mapped=True,
-        inside=False,
-        hidden=False,
-        calls=calls,
+        calls=list(calls),
         count=len(calls) if count is None else count,
     )
 

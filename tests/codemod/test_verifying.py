@@ -481,7 +481,7 @@ def test_what_would_happen_twice_or_not_at_all_stays_apart(before: str, after: s
 
 
 def test_two_equal_runs_are_not_called_replayed():
-    entries = (LedgerEntry("train.py", 3, "jax.pmap", Rung.SAME_RUNS),)
+    entries = (LedgerEntry("train.py", 3, "jax.pmap", Rung.SAME_IN_TWO_RUNS),)
     end = Ending(exit_code=0, functions=1, calls=44, devices=8, output="")
     runs = MigrationVerification(("python", "train.py"), MigrationVerdict.SAME, end, end, ())
     found = Ledger(runs.command, entries, "copy", merged=False, runs=runs)

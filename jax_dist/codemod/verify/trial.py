@@ -376,10 +376,10 @@ def _judgement(
     if not calls == equal > 0:
         return Judgement(Rung.RAN)
     if own:
-        same = Judgement(Rung.SAME_RUNS, calls, equal)
+        same = Judgement(Rung.SAME_IN_TWO_RUNS, calls, equal)
         if unproved := next((site.unproved for site in own if site.unproved), ""):
             return dataclasses.replace(same, notes=(unproved,))
         return evidence.proved(same, (each for site in own for each in site.signatures))
     if any(note.startswith("the output differs") for note in found.notes):
         return Judgement(Rung.RAN, notes=("what the program prints differs",))
-    return Judgement(Rung.SAME_RUNS, notes=("by the mapped calls around it",))
+    return Judgement(Rung.SAME_IN_TWO_RUNS, notes=("by the mapped calls around it",))
