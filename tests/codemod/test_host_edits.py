@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_dist.codemod.results import FileMigration, PlaceResult
 from jax_dist.codemod.vendored.mapped import replicated
-from jax_dist.codemod.verify import program_text, slices
+from jax_dist.codemod.verify import edits, program_text, slices
 from jax_dist.codemod.verify.equivalence import NotProvedError
 from jax_dist.codemod.verify.ledger import Rung
 from jax_dist.codemod.verify.recording import programs
@@ -214,19 +214,17 @@ def test_programs_that_map_are_no_host_edits():
 )
 def test_what_stays_inside_is_the_value(before: str, after: str, expected: list):
     before = f"import jax\nimport u\n{before}\n"
-    found = program_text.host_edits(
-        ast.parse(before), ast.parse(f"import jax\nimport u\n{after}\n")
-    )
+    found = edits.host_edits(ast.parse(before), ast.parse(f"import jax\nimport u\n{after}\n"))
 
-    assert [(each.before.around("v"), each.after.around("v")) for each in found] == expected
+    assert [(one.around("v"), other.around("v")) for one, other in found] == expected
 
 
 def test_the_lines_of_a_program_stay_where_they_are():
     text = "x = 3\ny = abs(  # of\n    x\n)\nz = y\n"
     tree = ast.parse(text)
-    [edit] = program_text.host_edits(tree, ast.parse("x = 3\ny = x\nz = y\n"))
+    [(old, _)] = edits.host_edits(tree, ast.parse("x = 3\ny = x\nz = y\n"))
 
-    marked = program_text.marked("a.py", text, (), 0, {5: edit.before})
+    marked = program_text.marked("a.py", text, (), 0, {5: old})
     assert [marked.line_before(n) for n in range(2, 7)] == [1, 2, 3, 4, 5]
     names: dict[str, Any] = {"__jd__": _Host}
     exec(marked.text.partition("\n")[2], names)
