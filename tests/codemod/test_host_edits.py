@@ -39,7 +39,7 @@ def stacked(x: jax.Array, devices: Any = None) -> jax.Array:
 def proof(before: Any, after: Any, arguments: Any, results: Any) -> tuple[str, ...]:
     signature = {"before": before, "after": after, "sizes": {}}
     signature |= {"arguments": arguments, "results": results}
-    return slices.proof(json.loads(json.dumps(signature))).rules
+    return slices.proof(json.loads(json.dumps(signature)))
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,11 @@ def test_programs_that_map_are_no_host_edits():
         out_specs=PartitionSpec("d"),
     )
 
-    assert slices.maps_nothing(text(jax.jit(lambda x: x[0]), (8, 3)))
-    assert not slices.maps_nothing(text(jax.jit(mapped), (8, 3)))
+    copies = text(jax.jit(lambda x: x[0]), (8, 3)), text(lambda x: x, (3,))
+    assert proof(*copies, [[0, COPIES]], [AS_IS]) == ("R5", "R8")
+    twice = text(jax.jit(lambda x: mapped(mapped(x))), (8, 3))
+    with pytest.raises(NotProvedError, match="it has several shard_maps"):
+        proof(twice, text(lambda x: x, (3,)), [[0, COPIES]], [COPIES])
 
 
 # --- where they are

@@ -277,7 +277,7 @@ def proved(equal: Judgement, signatures: Iterable[Mapping[str, Any]]) -> Judgeme
     rules: set[str] = set()
     try:
         for each in signatures:
-            rules |= set(slices.proof(each).rules)
+            rules |= set(slices.proof(each))
     except NotProvedError as reason:
         return replace(equal, notes=(*equal.notes, f"its programs differ: {reason}"))
     notes = list(equal.notes)
