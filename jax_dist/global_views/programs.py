@@ -19,8 +19,7 @@ from jax_dist.global_views.emission import Emitter
 from jax_dist.global_views.islands import BodyPlan, plan
 from jax_dist.global_views.report import GlobalViewReport, Leaf
 from jax_dist.global_views.state_placement import Shardings
-from jax_dist.global_views.uniformity import Axis as SharedAxis
-from jax_dist.global_views.uniformity import VaryingOrigin, origin, settled_state
+from jax_dist.global_views.uniformity import SharedAxis, VaryingOrigin, origin, settled_state
 from jax_dist.mapping import axes, body, placement
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Body, Call, Options, type_of
@@ -113,7 +112,7 @@ class StepProgram:
 
     @property
     def report(self) -> GlobalViewReport:
-        islands = [island for _, island in self.plan.islands()]
+        islands = list(self.plan.islands())
         scattered = sum(len(island.scatters) for island in islands)
         return GlobalViewReport(
             self.setting.fun_name,
@@ -212,7 +211,7 @@ class StepProgram:
             if place in self.results:
                 axis = None if self.leaves[self.results[place]].shared else 0
             if axis is not None:
-                out = jnp.moveaxis(run.as_varying(out, is_shared=is_shared), 0, axis)
+                out = jnp.moveaxis(run.for_each_device(out) if is_shared else out, 0, axis)
             results.append(out)
         return results
 
