@@ -20,7 +20,7 @@ from jax_dist.global_views.emission import Emitter
 from jax_dist.global_views.islands import BodyPlan, plan
 from jax_dist.global_views.report import GlobalViewReport, Leaf
 from jax_dist.global_views.state_placement import Shardings
-from jax_dist.global_views.uniformity import SharedAxis, VaryingOrigin, origin, settled_state
+from jax_dist.global_views.uniformity import SharedAxis, VaryingOrigin, origin
 from jax_dist.mapping import axes, body, placement
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Body, Call, Options, type_of
@@ -275,7 +275,7 @@ class _Settling:
         hidden = [True] * len(self._captures)
         ins = [place in state or of_leaf is None for place, of_leaf in enumerate(call.axes)]
         pairs = [(len(hidden) + place, result) for result, place in self._results.items()]
-        self._ins = settled_state(self._axis, found.jaxpr, [*hidden, *ins], pairs)
+        self._ins = self._axis.settled(found.jaxpr, [*hidden, *ins], pairs)
 
     def program(self) -> StepProgram:
         setting, call, found = self._setting, self._call, self._body

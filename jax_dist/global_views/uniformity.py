@@ -51,6 +51,25 @@ class SharedAxis:
         found = self._invariance.of_body_inputs(eqn, self._same(ins), self._scope)
         return [[self.name in same for same in body] for body in found]
 
+    def settled(
+        self, body: Any, ins: Sequence[bool], pairs: Sequence[tuple[int, int]]
+    ) -> list[bool]:
+        """Whether each input is shared when the step runs in a loop.
+
+        Args:
+          body: of the step.
+          ins: of each input, whether it is shared to begin with.
+          pairs: the inputs and results that are one leaf of the state.
+        """
+        ins = list(ins)
+        while True:
+            outs = self.shared_out(body, ins)
+            demoted = [place for place, result in pairs if ins[place] and not outs[result]]
+            if not demoted:
+                return ins
+            for place in demoted:
+                ins[place] = False
+
     def is_used_by(self, eqn: JaxprEqn) -> bool:
         """Whether an equation, or one in it, goes over the axis."""
         return holds(eqn, self._is_named_by)
@@ -78,27 +97,6 @@ def holds(eqn: JaxprEqn, is_one: Callable[[JaxprEqn], bool]) -> bool:
     """Whether an equation, or one in it, is one of these."""
     bodies = interpreter.bodies(eqn)
     return is_one(eqn) or any(interpreter.contains(body, is_one) for body in bodies)
-
-
-def settled_state(
-    axis: SharedAxis, body: Any, ins: Sequence[bool], pairs: Sequence[tuple[int, int]]
-) -> list[bool]:
-    """Whether each input is shared when the step runs in a loop.
-
-    Args:
-      axis: the mapped one.
-      body: of the step.
-      ins: of each input, whether it is shared to begin with.
-      pairs: the inputs and results that are one leaf of the state.
-    """
-    ins = list(ins)
-    while True:
-        outs = axis.shared_out(body, ins)
-        demoted = [place for place, result in pairs if ins[place] and not outs[result]]
-        if not demoted:
-            return ins
-        for place in demoted:
-            ins[place] = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
