@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_dist import _compat
-from jax_dist.errors import DisagreementError, MissingRanksError, UnsupportedError, message
+from jax_dist.errors import DisagreementError, MissingRanksError, UnsupportedError, refusal
 from jax_dist.multihost.ranks import do as ranks_do
 from jax_dist.multihost.ranks import name_ranks
 
@@ -40,6 +40,7 @@ class _ProcessPlace(NamedTuple):
 
     rank: int  # among all processes
     ranks: tuple[int, ...]  # of those that meet, ascending
+    are_all: bool  # whether no process stays away
 
 
 class _Round:
@@ -73,7 +74,7 @@ def _place(ranks: Sequence[int] | None = None) -> _ProcessPlace | None:
     whole = range(joined.processes) if ranks is None else sorted(ranks)
     if len(whole) == 1 or joined.rank not in whole:
         return None
-    return _ProcessPlace(joined.rank, tuple(whole))
+    return _ProcessPlace(joined.rank, tuple(whole), len(whole) == joined.processes)
 
 
 class _Meeting:
@@ -95,7 +96,7 @@ class _Meeting:
     def __enter__(self) -> "_Meeting":
         _one_at_a_time.acquire()
         self._round = _rounds.setdefault(self._here.ranks, _Round())
-        group = "-".join(map(str, self._here.ranks)) if self._is_part() else "all"
+        group = "all" if self._here.are_all else "-".join(map(str, self._here.ranks))
         self._key = f"{_FOLDER}/{group}/{next(self._round.numbers)}"
         return self
 
@@ -126,17 +127,13 @@ class _Meeting:
         self._wait("more", max(self._timeout, 60.0))  # all are here; if one dies, do without it
         return self._read("more")
 
-    def _is_part(self) -> bool:
-        joined = _compat.joined_as()
-        return joined is not None and len(self._here.ranks) < joined.processes
-
     def _read(self, folder: str) -> dict[int, bytes]:
         found = self._client.key_value_dir_get_bytes(f"{self._key}/{folder}/")
         return dict(sorted((int(key.rsplit("/", 1)[1]), value) for key, value in found))
 
     def _wait(self, folder: str, timeout: float) -> bool:
         """Whether all came in time."""
-        who = list(self._here.ranks) if self._is_part() else None
+        who = None if self._here.are_all else list(self._here.ranks)
         try:
             self._client.wait_at_barrier(
                 f"{self._key}/{folder}", max(1, round(1000 * timeout)), process_ids=who
@@ -159,17 +156,16 @@ class _Meeting:
             verdict = self._client.key_value_try_get(f"{self._key}/verdict")
         name, came, timeout = json.loads(verdict)
         missing = [rank for rank in self._here.ranks if rank not in came]
-        return MissingRanksError(
-            message(
-                what=f"{name} waited {timeout:g} s in vain",
-                which=[
-                    f"{name_ranks(came)} came",
-                    f"{name_ranks(missing)} did not" if missing else "the last one came too late",
-                ],
-                why="every process has to make this call",
-                do="See the output of those that did not come: they failed, are slow, or took "
-                "another branch. A longer timeout helps only the slow ones.",
-            )
+        return refusal(
+            MissingRanksError,
+            what=f"{name} waited {timeout:g} s in vain",
+            which=[
+                f"{name_ranks(came)} came",
+                f"{name_ranks(missing)} did not" if missing else "the last one came too late",
+            ],
+            why="every process has to make this call",
+            do="See the output of those that did not come: they failed, are slow, or took "
+            "another branch. A longer timeout helps only the slow ones.",
         )
 
 
@@ -261,24 +257,21 @@ def differences(groups: Sequence[tuple[Sequence[int], Fingerprint]]) -> list[str
     Args:
       groups: which ranks have which, as in `[([0], ...), ([1, 2, 3], ...)]`.
     """
-    paths = dict.fromkeys(path for _, each in groups for path in each.leaves)
     found = []
-    for path in paths:
-        held: dict[str, list[int]] = {}
-        for ranks, each in groups:
-            held.setdefault(each.leaves.get(path, "nothing"), []).extend(ranks)
-        if len(held) > 1:
-            found.append(f"{path or 'the value'}: {_sides(held)}")
-    if not found:
-        held = {}
-        for ranks, each in groups:
-            held.setdefault(each.containers, []).extend(ranks)
-        found.append(f"the containers: {_sides(held)}")
-    return found
+    for path in dict.fromkeys(path for _, each in groups for path in each.leaves):
+        sides = _sides([(ranks, each.leaves.get(path, "nothing")) for ranks, each in groups])
+        if len(sides) > 1:
+            found.append(f"{path or 'the value'}: {', '.join(sides)}")
+    sides = _sides([(ranks, each.containers) for ranks, each in groups])
+    return found or [f"the containers: {', '.join(sides)}"]
 
 
-def _sides(held: Mapping[str, Sequence[int]]) -> str:
-    return ", ".join(f"{ranks_do(ranks, 'has', 'have')} {text}" for text, ranks in held.items())
+def _sides(groups: Sequence[tuple[Sequence[int], str]]) -> list[str]:
+    """What is the same once, with all the ranks that have it."""
+    held: dict[str, list[int]] = {}
+    for ranks, text in groups:
+        held.setdefault(text, []).extend(ranks)
+    return [f"{ranks_do(ranks, 'has', 'have')} {text}" for text, ranks in held.items()]
 
 
 # --- `agree`: every process has the same, or every process hears who has what
@@ -371,15 +364,12 @@ def _disagreement(
     names = list(dict.fromkeys(name for name, _ in headers.values()))
     if len(names) > 1:
         whose = {name: [r for r, header in headers.items() if header[0] == name] for name in names}
-        return DisagreementError(
-            message(
-                what="The processes are at different places",
-                which=[
-                    f"{ranks_do(ranks, 'is', 'are')} at {name}" for name, ranks in whose.items()
-                ],
-                why="each of these needs all processes, in the same order",
-                do=do,
-            )
+        return refusal(
+            DisagreementError,
+            what="The processes are at different places",
+            which=[f"{ranks_do(ranks, 'is', 'are')} at {name}" for name, ranks in whose.items()],
+            why="each of these needs all processes, in the same order",
+            do=do,
         )
     speaks = here.rank in [ranks[0] for ranks in groups.values()]
     written = meeting.add(own.dump() if speaks else None)
@@ -390,11 +380,10 @@ def _disagreement(
     ]
     found = differences(known)
     more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-    return DisagreementError(
-        message(
-            what=f"The processes disagree at {names[0]}",
-            which=[*found[:_SHOWN], *more],
-            why="what goes over devices must be the same in all processes",
-            do=do,
-        )
+    return refusal(
+        DisagreementError,
+        what=f"The processes disagree at {names[0]}",
+        which=[*found[:_SHOWN], *more],
+        why="what goes over devices must be the same in all processes",
+        do=do,
     )

@@ -14,11 +14,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from jax_dist import _compat
-from jax_dist.multihost.channel import (
-    Stalled,
-    Status,
-    Where,
-)
+from jax_dist.multihost.channel import Message, Stalled, Status, Where
 from jax_dist.multihost.job import Job
 from jax_dist.multihost.main_thread import (
     FAILED,
@@ -143,23 +139,19 @@ class _Watch:
 
     def _run(self) -> None:
         while not self._stopped.wait(max(0.01, self._left())):
-            if self._left() <= 0:
-                self._bark()
-                return
+            if self._left() > 0:
+                continue
+            silence = ""
+            if stalls is not None:
+                stalls.report(self._seconds)
+                time.sleep(_ANSWER + _END)  # the end comes from rank 0
+                silence = f"\nRank 0 {_SILENT}."
+            status = self._status()
+            text = f"a step took more than {self._seconds:g} s: this process stands {status}, at:"
+            end_now(f"{text}\n{status.stack}{silence}", STALLED, stacks=True)
 
     def _left(self) -> float:
         return self._at[2] + self._seconds - time.monotonic()
-
-    def _bark(self) -> None:
-        silence = ""
-        if stalls is not None:
-            stalls.report(self._seconds)
-            time.sleep(_ANSWER + _END)  # the end comes from rank 0
-            silence = f"\nRank 0 {_SILENT}."
-        status = self._status()
-        text = f"a step took more than {self._seconds:g} s: this process stands {status}, at:"
-        text = f"{text}\n{status.stack}{silence}"
-        end_now(text, STALLED, stacks=True)
 
 
 # --- where the ranks of a job stand, when a watchdog of one of them asks
@@ -193,33 +185,26 @@ class Stalls:
         self._job = job
         self._answers: dict[int, Status] | None = None  # in rank 0, while it asks
         self._seconds = 0.0  # of the watchdog that has asked first
-        job.handle(Stalled, self._on_stalled)
-        job.handle(Where, self._on_where)
-        job.handle(Status, self._on_status)
+        job.hear_else = self._hear
 
     def report(self, seconds: float) -> None:
         """This process has not got on for so long: all shall say where they stand, and end."""
         self._job.tell(0, Stalled(seconds))
 
-    def _on_stalled(self, rank: int, message: Stalled) -> None:
-        """In rank 0: asks all, and judges when they have answered or had the time to."""
-        del rank
-        if self._answers is None:
-            self._answers, self._seconds = {}, message.seconds
-            self._job.tell_all(Where())
-            judge = threading.Timer(_ANSWER, self._judge)
-            judge.daemon = True
-            judge.start()
-
-    def _on_where(self, rank: int, message: Where) -> None:
-        del rank, message
-        self._job.tell(0, self.status())
-
-    def _on_status(self, rank: int, message: Status) -> None:
-        if self._answers is not None:
-            self._answers[rank] = message
-            if len(self._answers) == self._job.processes:
-                self._judge()
+    def _hear(self, rank: int, message: Message) -> None:
+        match message:
+            case Stalled() if self._answers is None:  # rank 0 asks all, and judges when they have
+                self._answers, self._seconds = {}, message.seconds  # answered or had the time to
+                self._job.tell_all(Where())
+                judge = threading.Timer(_ANSWER, self._judge)
+                judge.daemon = True
+                judge.start()
+            case Where():
+                self._job.tell(0, self.status())
+            case Status() if self._answers is not None:
+                self._answers[rank] = message
+                if len(self._answers) == self._job.processes:
+                    self._judge()
 
     def _judge(self) -> None:
         answers = dict(self._answers or {})

@@ -197,7 +197,7 @@ def _job(
         heartbeat_timeout=10.0,
         shutdown_timeout=300.0,
     )
-    found.joined()
+    found.has_joined = True
     monkeypatch.setattr(job, "end_now", lambda text, code: ends.append(text))
     monkeypatch.setattr(
         found, "end_all", lambda culprit, text, code: ends.append(f"{culprit}: {text}")
