@@ -53,9 +53,10 @@ def name_of(value: object, frame: FrameType | None) -> str | None:
             if held is value:
                 return name
         for name, held in names.items():
-            path = _path_in(held, value)
-            if path is not None:
-                return name + path
+            if isinstance(held, dict | list | tuple):
+                for path, leaf in jax.tree.leaves_with_path(held):
+                    if leaf is value:
+                        return name + jax.tree_util.keystr(path)
     return None
 
 
@@ -72,14 +73,6 @@ def _is_user(frame: FrameType) -> bool:
     return not file.startswith((*_NOT_THE_USER, "<frozen")) and file not in _STANDARD
 
 
-def _path_in(held: object, value: object) -> str | None:
-    """Where `value` is in a container of the user."""
-    if not isinstance(held, dict | list | tuple):
-        return None
-    leaves: list[tuple[Any, Any]] = jax.tree_util.tree_leaves_with_path(held)
-    return next((jax.tree_util.keystr(path) for path, leaf in leaves if leaf is value), None)
-
-
 # --- A call in the user's words, where a wrapper of ours or of JAX stands around his function
 
 
@@ -94,21 +87,15 @@ def known_name(call: _compat.JitCall) -> str:
 
 def shown_paths(call: _compat.JitCall) -> dict[str, str]:
     """How to call each argument: `args[1]['w']` of a wrapper is what the user calls that value."""
-    frame = user_frame()
-    return {
-        path: _shown(path, leaf, frame) for path, leaf in zip(call.paths, call.leaves, strict=False)
-    }
+    frame, shown = user_frame(), {}
+    for path, leaf in zip(call.paths, call.leaves, strict=False):
+        shown[path] = (path.startswith(_OF_WRAPPERS) and name_of(leaf, frame)) or path
+    return shown
 
 
 def is_of_jax(fun: Any) -> bool:
     """Whether JAX itself defines the function, as it does `add` for `+`."""
     return (getattr(fun, "__module__", None) or "").split(".")[0] == "jax"
-
-
-def _shown(path: str, leaf: Any, frame: Any) -> str:
-    if not path.startswith(_OF_WRAPPERS):
-        return path
-    return name_of(leaf, frame) or path
 
 
 # --- what a compiled program depends on in its arguments, in words: type, placement, static value
@@ -126,6 +113,11 @@ class ArgumentType:
     weak: bool  # as Python numbers are: it takes the type of what it meets
     placement: str | None
 
+    @classmethod
+    def of(cls, aval: Any, placement: str | None = None) -> "ArgumentType":
+        weak = bool(getattr(aval, "weak_type", False))
+        return cls(tuple(aval.shape), str(aval.dtype), weak, placement)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Signature:
@@ -139,9 +131,30 @@ class Signature:
         types = {shown.get(path, path): type_ for path, type_ in self.types.items()}
         return Signature(types, self.statics)
 
-    def changes_from(self, before: "Signature") -> list["Change"]:
+    def changes_from(self, before: "Signature") -> Iterator["Change"]:
         """What differs, in the order of the arguments."""
-        return list(_changes(self, before))
+        for path, now in self.types.items():
+            was = before.types.get(path)
+            if was is None:
+                yield Change("tree", f"{path} is new")
+                continue
+            if now.shape != was.shape:
+                yield Change("shape", f"{path} has the shape {now.shape}, before {was.shape}")
+            if now.dtype != was.dtype:
+                yield Change("dtype", f"{path} has the type {now.dtype}, before {was.dtype}")
+            if now.weak != was.weak:
+                strength, before_that = _STRENGTH[now.weak], _STRENGTH[was.weak]
+                yield Change("weak", f"{path} has {strength}, before {before_that}")
+            if now.placement != was.placement and None not in (now.placement, was.placement):
+                text = f"{path} lies on {now.placement}, before on {was.placement}"
+                yield Change("placement", text)
+        for path in before.types:
+            if path not in self.types:
+                yield Change("tree", f"{path} is gone")
+        for name, value in self.statics.items():
+            old = before.statics.get(name)
+            if old is not None and old != value:
+                yield Change("static", f"{name} is the static value {value}, before {old}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,15 +165,11 @@ class Change:
 
 def signature_of(call: _compat.JitCall) -> Signature:
     """What the program of this call is looked up by."""
-    types = {path: _type_of(leaf) for path, leaf in zip(call.paths, call.leaves, strict=False)}
+    types = {}
+    for path, leaf in zip(call.paths, call.leaves, strict=False):
+        placement = _placement_of(leaf) if isinstance(leaf, jax.Array) else None
+        types[path] = ArgumentType.of(jax.typeof(leaf), placement)
     return Signature(types, {name: repr(value) for name, value in call.statics.items()})
-
-
-def _type_of(value: Any) -> ArgumentType:
-    aval = jax.typeof(value)
-    placement = _placement_of(value) if isinstance(value, jax.Array) else None
-    weak = bool(getattr(aval, "weak_type", False))
-    return ArgumentType(tuple(aval.shape), str(aval.dtype), weak, placement)
 
 
 def _placement_of(array: jax.Array) -> str:
@@ -197,29 +206,3 @@ def text_of(value: Any) -> str:
     """
     kind = jax.typeof(value)
     return f"{kind.dtype}[{','.join(map(str, kind.shape))}]"
-
-
-def _changes(now: Signature, before: Signature) -> Iterator[Change]:
-    for path, type_ in now.types.items():
-        if path in before.types:
-            yield from _changes_of_type(path, type_, before.types[path])
-        else:
-            yield Change("tree", f"{path} is new")
-    for path in before.types:
-        if path not in now.types:
-            yield Change("tree", f"{path} is gone")
-    for name, value in now.statics.items():
-        was = before.statics.get(name)
-        if was is not None and was != value:
-            yield Change("static", f"{name} is the static value {value}, before {was}")
-
-
-def _changes_of_type(path: str, now: ArgumentType, was: ArgumentType) -> Iterator[Change]:
-    if now.shape != was.shape:
-        yield Change("shape", f"{path} has the shape {now.shape}, before {was.shape}")
-    if now.dtype != was.dtype:
-        yield Change("dtype", f"{path} has the type {now.dtype}, before {was.dtype}")
-    if now.weak != was.weak:
-        yield Change("weak", f"{path} has {_STRENGTH[now.weak]}, before {_STRENGTH[was.weak]}")
-    if now.placement != was.placement and None not in (now.placement, was.placement):
-        yield Change("placement", f"{path} lies on {now.placement}, before on {was.placement}")

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jax_dist import _compat
-from jax_dist.errors import RecompileError, TransferError, message, shown
+from jax_dist.errors import RecompileError, TransferError, refusal, shown
 from jax_dist.guards import descriptions
 from jax_dist.guards.descriptions import (
     ArgumentType,
@@ -45,15 +45,8 @@ _REMEDIES = {
 _ALLOW = "or use `with jax_dist.allow_recompiles():`"
 
 
-class _Seen:
-    """One call of a function, and which function object it was."""
-
-    def __init__(self, fun: Callable, signature: Signature):
-        self.fun = _weakly(fun)
-        self.signature = signature
-
-
-_seen: dict[tuple[str, int, str], collections.deque[_Seen]] = {}  # by the code, not the object
+# The functions, weakly, and the signatures of their calls; by the code, not the object.
+_seen: dict[tuple[str, int, str], collections.deque[tuple[Callable, Signature]]] = {}
 _seen_lock = threading.Lock()
 
 
@@ -61,18 +54,24 @@ def remember(call: _compat.JitCall) -> None:
     """Keeps the types of a call, to compare with when the next one is compiled."""
     with _seen_lock:
         earlier = _seen.setdefault(source_of(call.fun), collections.deque(maxlen=_KEPT))
-        earlier.append(_Seen(call.fun, signature_of(call)))
+        earlier.append((_weakly(call.fun), signature_of(call)))
 
 
 def recompile_error(name: str) -> RecompileError:
     """The error for a compilation that is about to begin in this thread."""
     calls = _compat.calls_under_way()
     where = descriptions.line_of(descriptions.user_frame())
-    if not calls:  # an explicit `.compile()`, and jax.pmap before 0.8
+    if calls:
+        name, changes = calls[-1].name, _changes(calls[-1])
+    else:  # an explicit `.compile()`, and jax.pmap before 0.8
         changes = [Change("first", "its arguments are not known here")]
-        return _error(name, where, changes)
-    call = calls[-1]
-    return _error(call.name, where, _changes(call))
+    return refusal(
+        RecompileError,
+        what=f"'{name}' would be compiled after the warm-up, at {where}",
+        which=[change.text for change in changes],
+        why="each difference in these needs another program",
+        do=f"{_REMEDIES[changes[0].kind]}, {_ALLOW}.",
+    )
 
 
 def source_of(fun: Any) -> tuple[str, int, str]:
@@ -89,10 +88,10 @@ def source_of(fun: Any) -> tuple[str, int, str]:
 def _changes(call: _compat.JitCall) -> list[Change]:
     now = signature_of(call).renamed(shown_paths(call))
     earlier = list(_seen.get(source_of(call.fun), ()))
-    same = [seen.signature for seen in earlier if seen.fun() == call.fun]
+    same = [signature for fun, signature in earlier if fun() == call.fun]
     if same:
         named = [before.renamed(shown_paths(call)) for before in same]
-        changes = min((now.changes_from(before) for before in named), key=len)
+        changes = min((list(now.changes_from(before)) for before in named), key=len)
         return changes or [_settings(call)]
     traced = _since_traces(call, now)
     if traced:
@@ -118,9 +117,12 @@ def _since_traces(call: _compat.JitCall, now: Signature) -> list[Change]:
     others = [each for each in avals if each != mine] or ([] if call.traced else avals)
     if not others:
         return []
-    known = [dict(zip(now.types, map(_type_of_aval, each), strict=True)) for each in others]
-    changes = min((now.changes_from(Signature(types, {})) for types in known), key=len)
-    return changes or [_elsewhere(now)]
+    known = [dict(zip(now.types, map(ArgumentType.of, each), strict=True)) for each in others]
+    changes = min((list(now.changes_from(Signature(types, {}))) for types in known), key=len)
+    if changes:
+        return changes
+    lies = ", ".join(f"{path} on {type_.placement}" for path, type_ in now.types.items())
+    return [Change("placement", f"the arguments lie elsewhere than before: {lies}")]
 
 
 def _settings(call: _compat.JitCall) -> Change:
@@ -130,27 +132,6 @@ def _settings(call: _compat.JitCall) -> Change:
         return Change("static", f"no earlier call had the static values {values}")
     text = "a setting of JAX differs, as by jax.config or jax.set_mesh, or its caches were cleared"
     return Change("context", text)
-
-
-def _elsewhere(now: Signature) -> Change:
-    lies = [f"{path} on {type_.placement}" for path, type_ in now.types.items()]
-    return Change("placement", f"the arguments lie elsewhere than before: {', '.join(lies)}")
-
-
-def _type_of_aval(aval: Any) -> ArgumentType:
-    return ArgumentType(tuple(aval.shape), str(aval.dtype), bool(aval.weak_type), None)
-
-
-def _error(name: str, where: str, changes: list[Change]) -> RecompileError:
-    remedy = _REMEDIES[changes[0].kind]
-    return RecompileError(
-        message(
-            what=f"'{name}' would be compiled after the warm-up, at {where}",
-            which=[change.text for change in changes],
-            why="each difference in these needs another program",
-            do=f"{remedy}, {_ALLOW}.",
-        )
-    )
 
 
 def _weakly(fun: Callable) -> Callable[[], Callable | None]:
@@ -215,7 +196,18 @@ def refuse_reading(array: jax.Array) -> None:
     level = getattr(jax.config, "jax_transfer_guard_device_to_host")  # noqa: B009, made at run time
     if level in (None, "allow", "log") or _compat.calls_under_way() or _compat.is_tracing():
         return
-    raise _read(array)
+    frame = descriptions.user_frame()
+    passed = [name for name in descriptions.entered_by() if name in _READS]
+    by = _READS[passed[-1]] if passed else "NumPy"
+    name = descriptions.name_of(array, frame) or "an array"
+    raise refusal(
+        TransferError,
+        what=f"An array would move from the devices to the host, at {descriptions.line_of(frame)}",
+        which=[f"{name}, {text_of(array)} on {devices_of(array)}, is read by {by}"],
+        why="the program waits there until the devices have computed it",
+        do="Use jax.device_get where you mean it, and not in each step, "
+        "or `with jax_dist.allow_transfers():`.",
+    )
 
 
 def is_refusal(error: BaseException | None) -> bool:
@@ -228,13 +220,12 @@ def refused_by_jax(error: BaseException) -> TransferError:
     """In our words, for what only JAX has seen."""
     where = descriptions.line_of(descriptions.frame_of(error.__traceback__))
     text = str(error).split("Disallowed ", 1)[-1]
-    return TransferError(
-        message(
-            what=f"An array would move without being asked to, at {where}",
-            which=[text],
-            why="strict lets arrays move only where the program says so",
-            do="Use jax.device_put or jax.device_get, or `with jax_dist.allow_transfers():`.",
-        )
+    return refusal(
+        TransferError,
+        what=f"An array would move without being asked to, at {where}",
+        which=[text],
+        why="strict lets arrays move only where the program says so",
+        do="Use jax.device_put or jax.device_get, or `with jax_dist.allow_transfers():`.",
     )
 
 
@@ -260,14 +251,13 @@ def _misplaced(moved: Sequence[Any]) -> TransferError:
     onto = "between devices" if isinstance(moved[0], jax.Array) else "from the host to the devices"
     fun = f"'{call.name}'" if call is not None else "a jit object"
     placed = "jax.device_put(x, sharding)" if isinstance(moved[0], jax.Array) else "jax.device_put"
-    return TransferError(
-        message(
-            what=f"The call of {fun} would move arrays {onto}, at {descriptions.line_of(frame)}",
-            which=which,
-            why="it moves them again in each call, and strict wants explicit transfers",
-            do=f"Place them with {placed}, once if they stay the same, "
-            f"or use `with jax_dist.allow_transfers():`.",
-        )
+    return refusal(
+        TransferError,
+        what=f"The call of {fun} would move arrays {onto}, at {descriptions.line_of(frame)}",
+        which=which,
+        why="it moves them again in each call, and strict wants explicit transfers",
+        do=f"Place them with {placed}, once if they stay the same, "
+        f"or use `with jax_dist.allow_transfers():`.",
     )
 
 
@@ -294,20 +284,3 @@ def _held(value: Any) -> str:
     if isinstance(value, jax.Array):
         return f"{text_of(value)} on {devices_of(value)}"
     return f"a NumPy array {text_of(value)}, {np.asarray(value).nbytes} bytes"
-
-
-def _read(array: jax.Array) -> TransferError:
-    frame = descriptions.user_frame()
-    passed = [name for name in descriptions.entered_by() if name in _READS]
-    by = _READS[passed[-1]] if passed else "NumPy"
-    line = descriptions.line_of(frame)
-    name = descriptions.name_of(array, frame) or "an array"
-    return TransferError(
-        message(
-            what=f"An array would move from the devices to the host, at {line}",
-            which=[f"{name}, {text_of(array)} on {devices_of(array)}, is read by {by}"],
-            why="the program waits there until the devices have computed it",
-            do="Use jax.device_get where you mean it, and not in each step, "
-            "or `with jax_dist.allow_transfers():`.",
-        )
-    )
