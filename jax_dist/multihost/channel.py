@@ -20,127 +20,16 @@ _CUT = 1 << 16  # characters of one text; the traceback of a large exception may
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """What goes over a connection, as one of the kinds below."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Hello(Message):
-    """To rank 0, first of all."""
-
-    rank: int
-    processes: int  # how many it was told that there are
-    machine: str  # one text for each machine, or container
-    pid: int
-
-
-@dataclasses.dataclass(frozen=True)
-class JoinedReply(Message):
-    """From rank 0: all are here."""
-
-    machine: str
-    pid: int
-
-
-@dataclasses.dataclass(frozen=True)
-class RefusedReply(Message):
-    """From rank 0: they cannot be brought together."""
-
-    text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Failed(Message):
-    """To rank 0: this process has failed."""
-
-    what: str  # as in "ValueError: its text"
-    traceback: str
-    code: int  # the exit code
-
-
-@dataclasses.dataclass(frozen=True)
-class Finished(Message):
-    """To rank 0: this process is done, and waits for the others."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SomeFinished(Message):
-    """From rank 0: say so if you wait in JAX for those that have finished."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Stuck(Message):
-    """To rank 0: this process waits in JAX, and has not moved since others have finished."""
-
-    stack: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Leave(Message):
-    """From rank 0: all are done."""
-
-
-@dataclasses.dataclass(frozen=True)
-class End(Message):
-    """From rank 0: all shall end."""
-
-    culprit: int | None  # the rank to blame
-    text: str  # behind "stopping because"
-    code: int  # the exit code
-    stacks: bool  # whether to show what each thread is doing
-
-
-@dataclasses.dataclass(frozen=True)
-class Ping(Message):
-    """From rank 0, now and then."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Pong(Message):
-    """The answer: this process runs."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Stalled(Message):
-    """To rank 0: a watchdog has waited in vain."""
-
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Where(Message):
-    """From rank 0: where do you stand?"""
-
-
-@dataclasses.dataclass(frozen=True)
-class Status(Message):
-    """The answer: where a process stands."""
-
-    step: int  # the number of the last one that began; 0 before the first
-    inside: bool  # whether it has not ended
-    seconds: float  # since then
-    in_jax: bool
-    stack: str
-    watched: bool = True
-
-    def __str__(self) -> str:
-        if not self.watched:
-            where = "without a watchdog"
-        elif self.step == 0:
-            where = f"before its first step for {self.seconds:.0f} s"
-        elif self.inside:
-            where = f"in step {self.step} for {self.seconds:.0f} s"
-        else:
-            where = f"after step {self.step} for {self.seconds:.0f} s"
-        return f"{where}, {'waiting in JAX' if self.in_jax else 'not waiting in JAX'}"
-
-
-_KINDS = {kind.__name__: kind for kind in Message.__subclasses__()}
+    """What goes over a connection; those who send a kind of it define it, as a dataclass."""
 
 
 def _dump(message: Message) -> bytes:
     """As it goes over a connection. Texts that are too long are cut in the middle.
 
-    >>> _load(_dump(RefusedReply(text=100_000 * "x"))).text[32_768:32_800]
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class _Told(Message):
+    ...     text: str
+    >>> _load(_dump(_Told(text=100_000 * "x"))).text[32_768:32_800]
     ' ... [34464 characters left out]'
     """
     fields = dataclasses.asdict(message)
@@ -148,7 +37,7 @@ def _dump(message: Message) -> bytes:
         if isinstance(text, str) and len(text) > _CUT:
             left_out = f"[{len(text) - _CUT} characters left out]"
             fields[name] = f"{text[: _CUT // 2]} ... {left_out} ... {text[-_CUT // 2 :]}"
-    return json.dumps([type(message).__name__, fields]).encode("ascii")
+    return json.dumps([_name(type(message)), fields]).encode("ascii")
 
 
 def _load(data: bytes) -> Message | None:
@@ -157,8 +46,12 @@ def _load(data: bytes) -> Message | None:
         name, fields = _notes.decode(data)
     except (ValueError, TypeError):
         return None
-    kind = _KINDS.get(name) if isinstance(name, str) else None
+    kind = next((kind for kind in Message.__subclasses__() if _name(kind) == name), None)
     return None if kind is None else _notes.read(fields, kind)
+
+
+def _name(kind: type[Message]) -> str:
+    return kind.__name__.removeprefix("_")
 
 
 # --- A connection between two processes of a job, which carries small messages

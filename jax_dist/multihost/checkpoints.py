@@ -9,7 +9,6 @@ import json
 import pathlib
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import jax
@@ -89,12 +88,7 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._checkpointer.close()
 
     def restore(

@@ -10,11 +10,11 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
+from dataclasses import dataclass
 from typing import TypeVar
 
 from jax_dist import _compat
-from jax_dist.multihost.channel import Message, Stalled, Status, Where
+from jax_dist.multihost.channel import Message
 from jax_dist.multihost.job import Job
 from jax_dist.multihost.main_thread import (
     FAILED,
@@ -29,6 +29,41 @@ from jax_dist.multihost.ranks import do
 _Item = TypeVar("_Item")
 
 _END = 4.0  # seconds that rank 0 may take to judge
+
+
+@dataclass(frozen=True)
+class _Stalled(Message):
+    """To rank 0: a watchdog has waited in vain."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Where(Message):
+    """From rank 0: where do you stand?"""
+
+
+@dataclass(frozen=True)
+class Status(Message):
+    """The answer: where a process stands."""
+
+    step: int  # the number of the last one that began; 0 before the first
+    inside: bool  # whether it has not ended
+    seconds: float  # since then
+    in_jax: bool
+    stack: str
+    watched: bool = True
+
+    def __str__(self) -> str:
+        if not self.watched:
+            where = "without a watchdog"
+        elif self.step == 0:
+            where = f"before its first step for {self.seconds:.0f} s"
+        elif self.inside:
+            where = f"in step {self.step} for {self.seconds:.0f} s"
+        else:
+            where = f"after step {self.step} for {self.seconds:.0f} s"
+        return f"{where}, {'waiting in JAX' if self.in_jax else 'not waiting in JAX'}"
 
 
 class watchdog:  # in small letters, for it is used as a function
@@ -66,12 +101,7 @@ class watchdog:  # in small letters, for it is used as a function
         self._watch.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
@@ -189,17 +219,17 @@ class Stalls:
 
     def report(self, seconds: float) -> None:
         """This process has not got on for so long: all shall say where they stand, and end."""
-        self._job.tell(0, Stalled(seconds))
+        self._job.tell(0, _Stalled(seconds))
 
     def _hear(self, rank: int, message: Message) -> None:
         match message:
-            case Stalled() if self._answers is None:  # rank 0 asks all, and judges when they have
+            case _Stalled() if self._answers is None:  # rank 0 asks all, and judges when they have
                 self._answers, self._seconds = {}, message.seconds  # answered or had the time to
-                self._job.tell_all(Where())
+                self._job.tell_all(_Where())
                 judge = threading.Timer(_ANSWER, self._judge)
                 judge.daemon = True
                 judge.start()
-            case Where():
+            case _Where():
                 self._job.tell(0, self.status())
             case Status() if self._answers is not None:
                 self._answers[rank] = message

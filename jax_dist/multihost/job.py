@@ -10,22 +10,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from jax_dist.multihost import ranks
-from jax_dist.multihost.channel import (
-    Closed,
-    End,
-    Failed,
-    Finished,
-    Leave,
-    Lost,
-    Message,
-    Ping,
-    Pong,
-    SomeFinished,
-    Stranger,
-    Stuck,
-)
+from jax_dist.multihost.channel import Closed, Lost, Message, Stranger
 from jax_dist.multihost.main_thread import (
     FAILED,
     Stall,
@@ -49,6 +37,57 @@ _OWN = 5.0  # seconds for the process that failed to end by itself, by its own a
 # Of JAX's heartbeat timeout, after which it ends all processes but the one that is stopped. The
 # last heartbeat may have come long before it was.
 _STOPPED = 0.35
+
+
+@dataclass(frozen=True)
+class Failed(Message):
+    """To rank 0: this process has failed."""
+
+    what: str  # as in "ValueError: its text"
+    traceback: str
+    code: int  # the exit code
+
+
+@dataclass(frozen=True)
+class _Finished(Message):
+    """To rank 0: this process is done, and waits for the others."""
+
+
+@dataclass(frozen=True)
+class _SomeFinished(Message):
+    """From rank 0: say so if you wait in JAX for those that have finished."""
+
+
+@dataclass(frozen=True)
+class _Stuck(Message):
+    """To rank 0: this process waits in JAX, and has not moved since others have finished."""
+
+    stack: str
+
+
+@dataclass(frozen=True)
+class _Leave(Message):
+    """From rank 0: all are done."""
+
+
+@dataclass(frozen=True)
+class _End(Message):
+    """From rank 0: all shall end."""
+
+    culprit: int | None  # the rank to blame
+    text: str  # behind "stopping because"
+    code: int  # the exit code
+    stacks: bool  # whether to show what each thread is doing
+
+
+@dataclass(frozen=True)
+class _Ping(Message):
+    """From rank 0, now and then."""
+
+
+@dataclass(frozen=True)
+class _Pong(Message):
+    """The answer: this process runs."""
 
 
 class Job:
@@ -157,7 +196,7 @@ class Job:
           Whether the job ends well: no other process waits in JAX for this one.
         """
         self._is_done, self._waits_at_exit = True, wait
-        self.tell(0, Finished())
+        self.tell(0, _Finished())
         if wait:
             self._may_leave.wait()
         return self._ending is None
@@ -187,7 +226,7 @@ class Job:
         """
         if self._ending is None:
             self._ending = code
-            self.tell_all(End(culprit, text, code, stacks))
+            self.tell_all(_End(culprit, text, code, stacks))
 
     # ---- in the listening thread ----
 
@@ -223,23 +262,23 @@ class Job:
 
     def _act(self, rank: int, message: Message) -> None:
         match message:
-            case Ping():
-                self.tell(rank, Pong())
+            case _Ping():
+                self.tell(rank, _Pong())
             case Failed():
                 if self._failure is None:
                     self._failure = (time.monotonic(), rank, message)
-            case Finished():
+            case _Finished():
                 self._finished[rank] = time.monotonic()
                 self._look_who_is_done()
-            case SomeFinished():
+            case _SomeFinished():
                 if not self._is_done and self._progress is None:
                     self._progress = Stall()
-            case Stuck():
+            case _Stuck():
                 if self._finished:
                     self._on_stuck(rank, message.stack)
-            case Leave():
+            case _Leave():
                 self._may_leave.set()
-            case End():
+            case _End():
                 self._on_end(message)
             case _:
                 self.hear_else(rank, message)
@@ -256,10 +295,10 @@ class Job:
         if self._progress is not None and not self._is_done:
             if is_leaving_jax():
                 self._is_done = True
-                self.tell(0, Finished())
+                self.tell(0, _Finished())
             elif self._progress.blocked_for() > self._early_exit_timeout():  # it waits for them
                 self._progress = None
-                self.tell(0, Stuck(stack_of_main()))
+                self.tell(0, _Stuck(stack_of_main()))
         if self._finished and self._ending is None and not self._may_leave.is_set():
             waited = now - min(self._finished.values())
             if waited > self._shutdown_timeout:
@@ -279,7 +318,7 @@ class Job:
         """JAX would end all others, and the first to end would take the blame."""
         for rank, peer in list(self._peers.items()):
             if self.rank == 0:
-                self.tell(rank, Ping())
+                self.tell(rank, _Ping())
             if peer.machine != ranks.machine_name() or not ranks.is_stopped(peer.pid):
                 self._stopped.pop(rank, None)
                 continue
@@ -341,9 +380,9 @@ class Job:
         if self.rank != 0:  # and rank 0 cannot be reached
             self._may_leave.set()
         elif len(self._finished) == self.processes:
-            self.tell_all(Leave())
+            self.tell_all(_Leave())
         else:
-            self.tell_all(SomeFinished())
+            self.tell_all(_SomeFinished())
 
     def _on_stuck(self, rank: int, stack: str) -> None:
         """In rank 0: others have finished, without the calls that this rank waits in."""
@@ -358,7 +397,7 @@ class Job:
         )
         self.end_all(first, text, FAILED)
 
-    def _on_end(self, message: End) -> None:
+    def _on_end(self, message: _End) -> None:
         """The end, as rank 0 says it; which itself leaves last, for it holds JAX's service."""
         self._ending = message.code
         is_culprit = message.culprit == self.rank

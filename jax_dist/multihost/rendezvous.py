@@ -18,16 +18,7 @@ from dataclasses import dataclass
 
 from jax_dist.errors import JoinError, message, refusal
 from jax_dist.multihost import ranks
-from jax_dist.multihost.channel import (
-    Channel,
-    Closed,
-    Hello,
-    JoinedReply,
-    Lost,
-    Message,
-    RefusedReply,
-    Stranger,
-)
+from jax_dist.multihost.channel import Channel, Closed, Lost, Message, Stranger
 from jax_dist.multihost.ranks import do, name_ranks
 
 _log = logging.getLogger("jax_dist.multihost")
@@ -60,6 +51,31 @@ class Peer:
     channel: Channel
     machine: str
     pid: int
+
+
+@dataclass(frozen=True)
+class _Hello(Message):
+    """To rank 0, first of all."""
+
+    rank: int
+    processes: int  # how many it was told that there are
+    machine: str  # one text for each machine, or container
+    pid: int
+
+
+@dataclass(frozen=True)
+class _JoinedReply(Message):
+    """From rank 0: all are here."""
+
+    machine: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class _RefusedReply(Message):
+    """From rank 0: they cannot be brought together."""
+
+    text: str
 
 
 def meet(plan: RendezvousPlan) -> dict[int, Peer]:
@@ -115,9 +131,9 @@ class _Host:
             for guest in self._guests:
                 guest.close()
             if refusal is not None:
-                self._tell(RefusedReply(refusal))
+                self._tell(_RefusedReply(refusal))
                 raise JoinError(refusal)
-        self._tell(JoinedReply(ranks.machine_name(), os.getpid()))
+        self._tell(_JoinedReply(ranks.machine_name(), os.getpid()))
         return self._came
 
     def _collect(self, listener: socket.socket, deadline: float) -> None:
@@ -178,7 +194,7 @@ class _Host:
 
     def _welcome(self, guest: Channel, hello: Message) -> None:
         processes = self._plan.processes
-        if not isinstance(hello, Hello) or hello.processes < 2:
+        if not isinstance(hello, _Hello) or hello.processes < 2:
             self._cut_off(guest, "it does not say which rank it is")
         elif hello.processes == processes and not 0 <= hello.rank < processes:
             self._cut_off(guest, f"it says that it is rank {hello.rank} of {processes}")
@@ -241,7 +257,7 @@ class _Host:
     def _tell(self, message: Message) -> None:
         for channel in [*(peer.channel for peer in self._came.values()), *self._twice]:
             channel.send(message)
-            if isinstance(message, RefusedReply):
+            if isinstance(message, _RefusedReply):
                 channel.close()
 
 
@@ -290,12 +306,12 @@ def _ask_who_listens(plan: RendezvousPlan) -> str | None:
             heard = _say_hello(plan, connection).receive(_LINGER + 2.0)
     except (OSError, Closed, Lost, Stranger):
         return None
-    return heard.text if isinstance(heard, RefusedReply) else None
+    return heard.text if isinstance(heard, _RefusedReply) else None
 
 
 def _say_hello(plan: RendezvousPlan, connection: socket.socket) -> Channel:
     channel = Channel(connection, plan.token, is_host=False)
-    channel.send(Hello(plan.rank, plan.processes, ranks.machine_name(), os.getpid()))
+    channel.send(_Hello(plan.rank, plan.processes, ranks.machine_name(), os.getpid()))
     return channel
 
 
@@ -319,12 +335,12 @@ def _visit(plan: RendezvousPlan, deadline: float) -> Peer:
                 if isinstance(error, TimeoutError):
                     trouble = "it listens, and says nothing"
                 strange_since = strange_since or time.monotonic()
-        if isinstance(heard, JoinedReply):
+        if isinstance(heard, _JoinedReply):
             assert channel is not None
             return Peer(channel, heard.machine, heard.pid)
         if channel is not None:
             channel.close()
-        if isinstance(heard, RefusedReply):
+        if isinstance(heard, _RefusedReply):
             raise JoinError(heard.text)
         now = time.monotonic()
         if lost_since is not None and now > lost_since + _PATIENCE:

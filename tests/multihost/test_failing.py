@@ -13,7 +13,7 @@ import pytest
 from jobs import run_job
 
 from jax_dist.multihost import job, ranks
-from jax_dist.multihost.channel import Failed
+from jax_dist.multihost.job import Failed
 from jax_dist.multihost.rendezvous import Peer
 
 _SECONDS = 15.0  # on a loaded machine; a fraction of one by itself, and 3 more after an early exit
