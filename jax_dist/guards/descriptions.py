@@ -1,10 +1,9 @@
 """What a guard says: where the user's code stands, which call it is, and of which types."""
 
 import contextlib
-import dataclasses
 import inspect
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -79,12 +78,6 @@ def _is_user(frame: FrameType) -> bool:
 _OF_WRAPPERS = ("args[", "kwargs[", "flat_args[")
 
 
-def known_name(call: _compat.JitCall) -> str:
-    """`jax.pmap` keeps no name of what it maps."""
-    module = getattr(call.fun, "__module__", None)
-    return "jax.pmap" if module == _compat.PMAP_MODULE else call.name
-
-
 def shown_paths(call: _compat.JitCall) -> dict[str, str]:
     """How to call each argument: `args[1]['w']` of a wrapper is what the user calls that value."""
     frame, shown = user_frame(), {}
@@ -98,87 +91,16 @@ def is_of_jax(fun: Any) -> bool:
     return (getattr(fun, "__module__", None) or "").split(".")[0] == "jax"
 
 
-# --- what a compiled program depends on in its arguments, in words: type, placement, static value
+# --- what a value is, and where it lies
 
 
-_STRENGTH = {True: "a weak type, as Python numbers do", False: "a strong type, as arrays do"}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ArgumentType:
-    """Of one leaf of the arguments; None where it is not known."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    weak: bool  # as Python numbers are: it takes the type of what it meets
-    placement: str | None
-
-    @classmethod
-    def of(cls, aval: Any, placement: str | None = None) -> "ArgumentType":
-        weak = bool(getattr(aval, "weak_type", False))
-        return cls(tuple(aval.shape), str(aval.dtype), weak, placement)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Signature:
-    """Of one call."""
-
-    types: Mapping[str, ArgumentType]  # by the path of the argument
-    statics: Mapping[str, str]  # by the name of the argument: its repr
-
-    def renamed(self, shown: Mapping[str, str]) -> "Signature":
-        """With other words for the paths."""
-        types = {shown.get(path, path): type_ for path, type_ in self.types.items()}
-        return Signature(types, self.statics)
-
-    def changes_from(self, before: "Signature") -> Iterator["Change"]:
-        """What differs, in the order of the arguments."""
-        for path, now in self.types.items():
-            was = before.types.get(path)
-            if was is None:
-                yield Change("tree", f"{path} is new")
-                continue
-            if now.shape != was.shape:
-                yield Change("shape", f"{path} has the shape {now.shape}, before {was.shape}")
-            if now.dtype != was.dtype:
-                yield Change("dtype", f"{path} has the type {now.dtype}, before {was.dtype}")
-            if now.weak != was.weak:
-                strength, before_that = _STRENGTH[now.weak], _STRENGTH[was.weak]
-                yield Change("weak", f"{path} has {strength}, before {before_that}")
-            if now.placement != was.placement and None not in (now.placement, was.placement):
-                text = f"{path} lies on {now.placement}, before on {was.placement}"
-                yield Change("placement", text)
-        for path in before.types:
-            if path not in self.types:
-                yield Change("tree", f"{path} is gone")
-        for name, value in self.statics.items():
-            old = before.statics.get(name)
-            if old is not None and old != value:
-                yield Change("static", f"{name} is the static value {value}, before {old}")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Change:
-    kind: str  # a key of the remedies: "shape", "dtype", "weak", "placement", "static", "tree"
-    text: str  # as a bullet of a message
-
-
-def signature_of(call: _compat.JitCall) -> Signature:
-    """What the program of this call is looked up by."""
-    types = {}
-    for path, leaf in zip(call.paths, call.leaves, strict=False):
-        placement = _placement_of(leaf) if isinstance(leaf, jax.Array) else None
-        types[path] = ArgumentType.of(jax.typeof(leaf), placement)
-    return Signature(types, {name: repr(value) for name, value in call.statics.items()})
-
-
-def _placement_of(array: jax.Array) -> str:
+def placement_of(array: jax.Array) -> str:
     """Where an array lies, in words that are the same on every jax.
 
     >>> import jax.numpy as jnp
-    >>> _placement_of(jnp.zeros(3))
+    >>> placement_of(jnp.zeros(3))
     'device 0, uncommitted'
-    >>> _placement_of(jax.device_put(jnp.zeros(3), jax.devices()[1]))
+    >>> placement_of(jax.device_put(jnp.zeros(3), jax.devices()[1]))
     'device 1'
     """
     sharding = array.sharding
@@ -194,7 +116,7 @@ def _placement_of(array: jax.Array) -> str:
 
 def devices_of(array: jax.Array) -> str:
     """Where an array lies, whether it is committed to that or not."""
-    return _placement_of(array).removesuffix(", uncommitted")
+    return placement_of(array).removesuffix(", uncommitted")
 
 
 def text_of(value: Any) -> str:

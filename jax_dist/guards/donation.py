@@ -11,8 +11,14 @@ import jax.numpy as jnp
 
 from jax_dist import _compat
 from jax_dist.errors import DonationError, refusal
-from jax_dist.guards import descriptions
-from jax_dist.guards.descriptions import devices_of, is_of_jax, shown_paths, text_of
+from jax_dist.guards.descriptions import (
+    devices_of,
+    is_of_jax,
+    line_of,
+    shown_paths,
+    text_of,
+    user_frame,
+)
 
 _WORTH = 1024  # bytes: a counter or a key that is not donated is not worth a word
 _SHOWN = 8  # leaves in one message
@@ -51,7 +57,7 @@ class DonationCheck:
         """
         forgotten = self._forgotten(call)
         if forgotten and checked:
-            where = descriptions.line_of(descriptions.user_frame())
+            where = line_of(user_frame())
             raise refusal(
                 DonationError,
                 what=f"'{call.name}' is fed its own results and does not donate them, at {where}",
@@ -87,7 +93,7 @@ class DonationCheck:
         ]
         kept = kept_leaves(leaves, results)
         if kept:
-            where = descriptions.line_of(descriptions.user_frame())
+            where = line_of(user_frame())
             count = f"{len(kept)} donated argument{'s' * (len(kept) > 1)}"
             raise refusal(
                 DonationError,

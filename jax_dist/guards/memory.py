@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import jax
 
 from jax_dist.errors import MemoryGrowthError, refusal
-from jax_dist.guards import descriptions
-from jax_dist.guards.descriptions import text_of
+from jax_dist.guards.descriptions import line_of, text_of, user_frame
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -145,8 +144,7 @@ def _growth(before: Memory, after: Memory, slack: int) -> MemoryGrowthError:
     kinds = [f"{count} more of {kind}" for kind, count in sorted(new.items()) if count > 0]
     return refusal(
         MemoryGrowthError,
-        what="A step left more in memory than it found, "
-        f"at {descriptions.line_of(descriptions.user_frame())}",
+        what=f"A step left more in memory than it found, at {line_of(user_frame())}",
         which=[*which, *kinds[:_SHOWN]],
         why="what each step adds fills the device in the end",
         do="Drop what the step no longer needs, donate its state, "

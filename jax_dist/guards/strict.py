@@ -19,7 +19,7 @@ from jax.core import Tracer
 from jax_dist import _compat
 from jax_dist.errors import DonationError, RecompileError, TransferError, refusal
 from jax_dist.guards import refusals
-from jax_dist.guards.descriptions import is_of_jax, known_name
+from jax_dist.guards.descriptions import is_of_jax
 from jax_dist.guards.donation import DonationCheck, weak_key
 
 Donation: TypeAlias = Literal["first", "always", False]
@@ -347,7 +347,8 @@ class _Watcher(_compat.CallWatcher):
         self._looks = {}
 
     def called(self, call: _compat.JitCall) -> None:
-        call.name = known_name(call)
+        if getattr(call.fun, "__module__", None) == _compat.PMAP_MODULE:
+            call.name = "jax.pmap"  # which keeps no name of what it maps
         with self._remembering():
             if (swallowed := _thread.swallowed()) is not None:
                 raise swallowed
