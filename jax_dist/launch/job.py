@@ -338,7 +338,6 @@ def supervise(
     *,
     restarts: int,
     min_interval: float,
-    environment: Mapping[str, str] | None = None,
 ) -> JobOutcome:
     """As `run`, again and again until it ends well, or gets on no more.
 
@@ -348,7 +347,6 @@ def supervise(
       printer: is told each line of output, and what is done to the ranks.
       restarts: how often the job may start again without a newer checkpoint in between.
       min_interval: the seconds between two starts, at least.
-      environment: what the ranks inherit; by default the environment of this process.
 
     Returns:
       How the last run ended.
@@ -356,7 +354,6 @@ def supervise(
     Raises:
       StartError: the command cannot be started.
     """
-    inherited = os.environ if environment is None else environment
     until = None if settings.timeout is None else time.monotonic() + settings.timeout
     failures: list[_JobFailure] = []  # since the last checkpoint
     with tempfile.TemporaryDirectory(prefix="jax-dist-launch-") as name:
@@ -364,7 +361,7 @@ def supervise(
         for count in itertools.count(1):
             start = time.monotonic()
             timeout = None if until is None else max(0.1, until - start)
-            variables = {**inherited, ranks.PROGRESS_FOLDER: name, _RESTART: str(count - 1)}
+            variables = {**os.environ, ranks.PROGRESS_FOLDER: name, _RESTART: str(count - 1)}
             outcome = run(
                 command, dataclasses.replace(settings, timeout=timeout), printer, variables
             )

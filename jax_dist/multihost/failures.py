@@ -98,7 +98,6 @@ class watchdog:  # in small letters, for it is used as a function
 
     def __enter__(self) -> "watchdog":
         self._watch = _Watch(self._seconds)
-        self._watch.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,16 +105,14 @@ class watchdog:  # in small letters, for it is used as a function
             self._watch.stop()
             self._watch = None
 
-    def step(self) -> "_Step":
+    def step(self) -> contextlib.AbstractContextManager[object]:
         """Says that a step begins, and with it that the one before has ended.
 
         Returns:
           A context, for those who want to say where the step ends: what comes between two steps,
           such as the loading of data, is told apart then.
         """
-        if self._watch is not None:
-            self._watch.begin()
-        return _Step(self._watch)
+        return contextlib.nullcontext() if self._watch is None else self._watch.begin()
 
     def steps(self, items: Iterable[_Item]) -> Iterator[_Item]:
         """The items; the work on each one is a step, and getting the next one comes between.
@@ -128,24 +125,13 @@ class watchdog:  # in small letters, for it is used as a function
                 yield item
 
 
-class _Step(contextlib.AbstractContextManager[None]):
-    def __init__(self, watch: "_Watch | None"):
-        self._watch = watch
-
-    def __exit__(self, *_: object) -> None:
-        if self._watch is not None:
-            self._watch.end()
-
-
-class _Watch:
-    """One watchdog at work."""
+class _Watch(contextlib.AbstractContextManager["_Watch"]):
+    """One watchdog at work; as a context, the step that it watches."""
 
     def __init__(self, seconds: float):
         self._seconds = seconds
         self._at = (0, False, time.monotonic())  # one object: the thread reads it whole
         self._stopped = threading.Event()
-
-    def start(self) -> None:
         if stalls is not None:
             stalls.status = self._status
         threading.Thread(target=self._run, name="jax_dist watchdog", daemon=True).start()
@@ -155,10 +141,11 @@ class _Watch:
         if stalls is not None:
             stalls.status = _status_without_watchdog
 
-    def begin(self) -> None:
+    def begin(self) -> "_Watch":
         self._at = (self._at[0] + 1, True, time.monotonic())
+        return self
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._at = (self._at[0], False, time.monotonic())
 
     def _status(self) -> Status:
@@ -192,15 +179,8 @@ _SILENT = "does not answer: it is stopped, or native code in it holds Python's l
 
 
 def _status_without_watchdog() -> Status:
-    """Where this process stands."""
-    return Status(
-        step=0,
-        inside=False,
-        seconds=0.0,
-        in_jax=seen_waiting_in_jax(),
-        stack=stack_of_main(),
-        watched=False,
-    )
+    in_jax, stack = seen_waiting_in_jax(), stack_of_main()
+    return Status(step=0, inside=False, seconds=0.0, in_jax=in_jax, stack=stack, watched=False)
 
 
 class Stalls:
