@@ -25,7 +25,7 @@ from jax_dist.checker.model.findings import (
 )
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
-from jax_dist.checker.rules import suppression_comments, syntax_error
+from jax_dist.checker.rules import linter_findings
 
 _TEXT_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _NO_END = "\\ No newline at end of file\n"
@@ -167,7 +167,7 @@ def _before(offset: int, made: Sequence[Edit], code: bytes) -> int:
 _MOST_ROUNDS = 10
 
 # A comment that a fix has made needless is no harm: the next round removes it.
-_HARMLESS = frozenset({suppression_comments.UNUSED.code})
+_HARMLESS = frozenset({linter_findings.UNUSED.code})
 
 
 class _HarmError(ValueError):
@@ -270,6 +270,6 @@ def _check(before: Sequence[Finding], after: Sequence[Finding]) -> None:
     for finding in after:
         if counts[finding.code] > 0 and finding.code not in _HARMLESS:
             said = f"line {finding.start.line}: {finding.message}"
-            if finding.code == syntax_error.PAGE.code:
+            if finding.code == linter_findings.SYNTAX_ERROR.code:
                 raise _HarmError(f"Python could not parse the file any more: {said}")
             raise _HarmError(f"there would be a new {finding.code} in {said}")

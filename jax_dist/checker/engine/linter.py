@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import importlib
 import pkgutil
+import platform
 import re
 import sys
 import types
@@ -24,7 +25,8 @@ from jax_dist.checker.model.findings import Code, Finding, Fix, Safety
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Patterns, Source, UnreadableError
-from jax_dist.checker.rules import Found, Page, Rule, Version, syntax_error
+from jax_dist.checker.rules import Found, Page, Rule, Version
+from jax_dist.checker.rules.linter_findings import SYNTAX_ERROR
 
 
 def _rules_found() -> dict[Code, tuple[types.ModuleType, Rule]]:
@@ -144,7 +146,7 @@ _NOQA = re.compile(rb"#\s*noqa\b(?:(?!\s*:\s*[a-z]+[0-9])|[^\n#]*jxd)")
 
 def _of_cells(source: Source, codes: frozenset[Code]) -> list[Finding]:
     """Cells of a notebook that Python cannot parse; the others were checked."""
-    if syntax_error.PAGE.code not in codes:
+    if SYNTAX_ERROR.code not in codes:
         return []
     cells = getattr(source, "unparsed", ())
     errors = (sources.ParseError(cell.message, cell.line, cell.column) for cell in cells)
@@ -174,7 +176,7 @@ def check(
     try:
         module = project.module(source)
     except ParseError as error:
-        return [unparsed(source, error)] if syntax_error.PAGE.code in codes else []
+        return [unparsed(source, error)] if SYNTAX_ERROR.code in codes else []
     try:
         return _found(module, of, target)
     finally:
@@ -210,15 +212,15 @@ def unparsed(source: Source, error: ParseError) -> Finding:
     """The finding for a file that Python cannot parse."""
     line = min(max(error.line, 1), len(source.line_starts))
     offset = source.line_starts[line - 1]
-    message = syntax_error.message(error.message)
-    found = finding_at(source, syntax_error.PAGE, message, (offset, offset))
+    message = f"Python {platform.python_version()} cannot parse this file: {error.message}"
+    found = finding_at(source, SYNTAX_ERROR, message, (offset, offset))
     start = dataclasses.replace(found.start, column=max(error.column, 1))
     return dataclasses.replace(found, start=start, end=start)
 
 
 def unreadable(path: str, reason: str) -> Finding:
     """The finding for a file that is no text."""
-    return finding_at(Source(path, b"", b""), syntax_error.PAGE, reason, (0, 0))
+    return finding_at(Source(path, b"", b""), SYNTAX_ERROR, reason, (0, 0))
 
 
 def _finding(module: Module, rule: Rule, found: Found, target: Version | None) -> Finding:

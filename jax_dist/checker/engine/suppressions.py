@@ -25,7 +25,8 @@ from jax_dist.checker.engine import config
 from jax_dist.checker.engine.linter import finding_at
 from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Safety, apply_edits
 from jax_dist.checker.model.sources import Source
-from jax_dist.checker.rules import Page, suppression_comments, syntax_error
+from jax_dist.checker.rules import Page
+from jax_dist.checker.rules.linter_findings import SYNTAX_ERROR, UNKNOWN, UNUSED
 
 _CODE = r"(?:[A-Za-z]+[0-9]+|JXD)\b"
 _NOQA = re.compile(rf"#\s*noqa\b(?:\s*:\s*(?P<codes>{_CODE}(?:\s*[,\s]\s*{_CODE})*)?)?", re.I)
@@ -74,8 +75,6 @@ class _Comments:
         return line if line is not None and row <= line.rows[1] else None
 
 
-_UNUSED = suppression_comments.UNUSED
-_UNKNOWN = suppression_comments.UNKNOWN
 _OWN: Code = "JXD9"  # the rules about suppressions themselves are not looked for in them
 
 
@@ -95,8 +94,8 @@ def applied(
     """
     sieve = _Sieve(source, pages)
     kept = [finding for finding in findings if not sieve.catches(finding)]
-    if any(finding.code == syntax_error.PAGE.code for finding in findings):
-        enabled -= {_UNUSED.code}  # what a comment would catch is not known
+    if any(finding.code == SYNTAX_ERROR.code for finding in findings):
+        enabled -= {UNUSED.code}  # what a comment would catch is not known
     about = [
         finding
         for suppression in sieve.suppressions
@@ -155,10 +154,10 @@ class _Sieve:
         if suppression.kind == "unknown":
             remedy = hint(suppression.word, ["ignore", "ignore-file"], "Say ignore[CODE].")
             message = f"'jax-dist: {suppression.word}' switches nothing off. {remedy}"
-            return [finding_at(source, _UNKNOWN, message, suppression.directive)]
+            return [finding_at(source, UNKNOWN, message, suppression.directive)]
         found = [
             finding_at(
-                source, _UNKNOWN, f"no rule is called {code}. {remedy}", suppression.directive
+                source, UNKNOWN, f"no rule is called {code}. {remedy}", suppression.directive
             )
             for code in suppression.codes
             if _is_ours(suppression, code) and not self._resolve(suppression, code)
@@ -170,7 +169,7 @@ class _Sieve:
             edit = _removal(source, suppression, unused)
             fix = Fix("remove what is not used", Safety.SAFE, (edit,))
             message = f"nothing to switch off here: {names}"
-            found.append(finding_at(source, _UNUSED, message, suppression.directive, fix))
+            found.append(finding_at(source, UNUSED, message, suppression.directive, fix))
         return found
 
     def _unused(self, suppression: _Suppression, enabled: frozenset[Code]) -> list[str]:
