@@ -188,7 +188,7 @@ def stats_overhead(rounds: int) -> dict[str, np.ndarray]:
 def hook_seconds(calls: int = 10_000) -> float:
     """What our code adds to one compile while stats() counts, in seconds."""
     from jax_dist.cache import stats
-    from jax_dist.cache.counters import watcher
+    from jax_dist.cache.activation import watcher
 
     with stats():
         start = time.perf_counter()

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.cache import failures
     from jax_dist.cache.activation import enable as enable
+    from jax_dist.cache.activation import stats as stats
     from jax_dist.cache.activation import warm as warm
     from jax_dist.cache.comparison import diff as diff
-    from jax_dist.cache.counters import stats as stats
     from jax_dist.cache.diagnosis import doctor as doctor
-    from jax_dist.cache.keys import key as key
+    from jax_dist.cache.recorder import key as key
     from jax_dist.cache.recorder import record as record
 
 _HOMES = {  # what Python sees: imported on first use, so that listing a directory never loads jax
     "diff": "jax_dist.cache.comparison",
     "doctor": "jax_dist.cache.diagnosis",
     "enable": "jax_dist.cache.activation",
-    "key": "jax_dist.cache.keys",
+    "key": "jax_dist.cache.recorder",
     "record": "jax_dist.cache.recorder",
-    "stats": "jax_dist.cache.counters",
+    "stats": "jax_dist.cache.activation",
     "warm": "jax_dist.cache.activation",
 }
 __all__ = ("diff", "doctor", "enable", "failures", "key", "record", "stats", "warm")

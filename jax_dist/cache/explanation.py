@@ -83,10 +83,7 @@ class _Case:
     components: list[str]
     changes: list[_OperationChange]
     settings: dict[str, tuple[str, str]]  # those that differ
-    is_read: bool = False  # there were changes; if there are none, we cannot see what differs
-
-    def __post_init__(self) -> None:
-        self.is_read = bool(self.changes)
+    is_read: bool  # there were changes; if there are none, we cannot see what differs
 
     def explain(self, *components: str) -> None:
         """Takes components away that a rule has explained."""
@@ -103,9 +100,24 @@ class _Case:
         self.changes = [change for change in self.changes if not wanted(change)]
         return taken
 
-    def differ(self, name: str) -> tuple[str, str] | None:
-        """Both texts of a setting that differs."""
-        return self.settings.get(name)
+    def explain_options(self) -> None:
+        """Takes the options away once all of them are explained."""
+        kinds = (DEBUG_OPTION, COMPILER_OPTION)
+        if DEVICES not in self.settings and not any(n.startswith(kinds) for n in self.settings):
+            self.explain("compile_options")
+
+
+def explained(one: Compile, other: Compile) -> tuple[CauseFinding, ...]:
+    """Why the keys of one program differ in two runs; nothing if they do not."""
+    components = list(one.key.differing(other.key))
+    if not components:
+        return ()
+    seen = _changes(one.operations, other.operations) if _PROGRAM in components else ()
+    names = dict.fromkeys((*one.settings, *other.settings))
+    texts = {name: (one.settings.get(name, ""), other.settings.get(name, "")) for name in names}
+    settings = {name: pair for name, pair in texts.items() if pair[0] != pair[1]}
+    case = _Case(one, other, components, list(seen), settings, is_read=bool(seen))
+    return tuple(found for rule in _RULES for found in rule(case))
 
 
 def _told(
@@ -123,7 +135,7 @@ def _told(
 
 def _versions(case: _Case) -> Iterator[CauseFinding]:
     """First: another jax makes other programs of the same functions."""
-    pairs = {name: case.differ(name) for name in ("jax", "jaxlib", "backend version")}
+    pairs = {name: case.settings.get(name) for name in ("jax", "jaxlib", "backend version")}
     details = [f"{name}: {pair[0]}, then {pair[1]}" for name, pair in pairs.items() if pair]
     if details:
         yield finding("versions", *details)
@@ -132,20 +144,20 @@ def _versions(case: _Case) -> Iterator[CauseFinding]:
 
 def _device_count(case: _Case) -> Iterator[CauseFinding]:
     """It changes shapes, meshes, options, and numbers such as those that a mean divides by."""
-    for name, count in ((ALL_DEVICES, str), (DEVICES, _how_many), (PROCESSES, str)):
-        before, after = map(count, case.differ(name) or ("", ""))
+    for name, count in ((ALL_DEVICES, str), (DEVICES, _number_of), (PROCESSES, str)):
+        before, after = map(count, case.settings.get(name) or ("", ""))
         if before != after:
             yield finding("device-count", f"{name}: {before}, then {after}")
             case.explain_all(besides=("XLA flags",))
             return
 
 
-def _how_many(ids: str) -> str:
+def _number_of(ids: str) -> str:
     return str(len(ids.split()))
 
 
 def _xla_flags(case: _Case) -> Iterator[CauseFinding]:
-    pair = case.differ(FLAGS)
+    pair = case.settings.get(FLAGS)
     if "XLA flags" not in case.components or pair is None:
         return
     before, after = (Counter(text.split()) for text in pair)
@@ -158,13 +170,7 @@ def _xla_flags(case: _Case) -> Iterator[CauseFinding]:
     case.explain("XLA flags")
     for flag in (*gone, *new):  # JAX also parses those that it knows into its options
         case.settings.pop(DEBUG_OPTION + flag.lstrip("-").split("=")[0], None)
-    if not _options_left(case):
-        case.explain("compile_options")
-
-
-def _options_left(case: _Case) -> bool:
-    kinds = (DEBUG_OPTION, COMPILER_OPTION)
-    return DEVICES in case.settings or any(name.startswith(kinds) for name in case.settings)
+    case.explain_options()
 
 
 def _directory(case: _Case) -> Iterator[CauseFinding]:
@@ -172,8 +178,7 @@ def _directory(case: _Case) -> Iterator[CauseFinding]:
     pairs = [case.settings.pop(name) for name in names if name in case.settings]
     if "compile_options" in case.components and pairs:
         yield finding("cache-directory", f"{pairs[0][0]}, then {pairs[0][1]}")
-        if not _options_left(case):
-            case.explain("compile_options")
+        case.explain_options()
 
 
 def _compiler_options(case: _Case) -> Iterator[CauseFinding]:
@@ -185,12 +190,11 @@ def _compiler_options(case: _Case) -> Iterator[CauseFinding]:
         for name, (before, after) in ((name, case.settings.pop(name)) for name in names)
     ]
     yield finding("compiler-options", *details[:_MOST_DETAILS])
-    if not _options_left(case):
-        case.explain("compile_options")
+    case.explain_options()
 
 
 def _device_order(case: _Case) -> Iterator[CauseFinding]:
-    pair = case.differ(DEVICES)
+    pair = case.settings.get(DEVICES)
     meshes = case.take(lambda change: _is_mesh(change) and len(set(_device_ids(change))) == 2)
     if pair is not None and sorted(pair[0].split()) == sorted(pair[1].split()):
         details = [f"{pair[0]}, then {pair[1]}"]
@@ -199,7 +203,8 @@ def _device_order(case: _Case) -> Iterator[CauseFinding]:
         details = [", then ".join(text or "in order" for text in _device_ids(meshes[0]))]
     else:
         return
-    case.take(_is_about_devices)
+    lists = ("mhlo.sharding", "replica_groups", "source_target_pairs")
+    case.take(lambda change: change.what.endswith(lists))
     if _PROGRAM in case.components and not case.changes:
         case.explain(_PROGRAM)
     yield finding("device-order", *details)
@@ -209,7 +214,7 @@ def _others(case: _Case) -> Iterator[CauseFinding]:
     """Components that are one thing each."""
     for component, name, setting in _SINGLE:
         if component in case.components:
-            pair = case.differ(setting)
+            pair = case.settings.get(setting)
             yield finding(name, *([f"{pair[0]}, then {pair[1]}"] if pair else []))
             case.explain(component)
 
@@ -233,10 +238,6 @@ def _is_mesh(change: _OperationChange) -> bool:
     return change.kind == "sdy.mesh" and change.what == "mesh"
 
 
-def _is_about_devices(change: _OperationChange) -> bool:
-    return change.what.endswith(("mhlo.sharding", "replica_groups", "source_target_pairs"))
-
-
 # --- causes inside the program: values, names, orders, addresses
 
 
@@ -253,21 +254,17 @@ def _is_partitioning_pointer(change: _OperationChange) -> bool:
 
 def _shapes(case: _Case) -> Iterator[CauseFinding]:
     """They go through the whole program, also as numbers."""
-    before, after = (_inputs(each.operations) for each in (case.one, case.other))
+    before, after = (signature(each.operations).split(" -> ")[0] for each in (case.one, case.other))
     if _PROGRAM in case.components and before != after:
         yield finding("shapes", f"{before}, then {after}")
         case.changes = []
         case.explain(_PROGRAM)
 
 
-def _inputs(operations: Sequence[Operation]) -> str:
-    return signature(operations).split(" -> ")[0]
-
-
 def _reordered(case: _Case) -> Iterator[CauseFinding]:
     """All of the program, or the operations that differ, stand there in another order."""
     taken = case.take(lambda change: bool(_LISTS.search(change.what)) and _is_shuffled(change))
-    results = [change for change in case.changes if _is_result_name(change)]
+    results = list(filter(_is_result_name, case.changes))
     if Counter(c.before for c in results) == Counter(c.after for c in results):
         taken += case.take(_is_result_name)
     if _is_reordered(case.one.operations, case.other.operations):
@@ -291,23 +288,24 @@ def _exchanged(case: _Case) -> list[_OperationChange]:
         one, other = change.operations
         assert one is not None
         assert other is not None
-        if change.what in _NAMES_OF_FUNCTIONS or build(one) == build(other):
+        if _is_function_name(change) or build(one) == build(other):
             return False
         return build(one) in theirs or build(other) in mine
 
+    def is_of_others(change: _OperationChange) -> bool:
+        """Whether another rule explains it, without an order."""
+        return _is_function_name(change) or change.kind == CONSTANT
+
     moved = case.take(has_moved)
-    only_operands = all(change.what == "operands" for change in case.changes if not _is_new(change))
+    only_operands = all(
+        change.what == "operands" for change in case.changes if not is_of_others(change)
+    )
     if moved or only_operands:
         moved += case.take(lambda change: change.what == "operands")
-    called = [change for change in case.changes if change.what in _NAMES_OF_FUNCTIONS]
+    called = list(filter(_is_function_name, case.changes))
     if Counter(c.before for c in called) == Counter(c.after for c in called):
-        moved += case.take(lambda change: change.what in _NAMES_OF_FUNCTIONS)
+        moved += case.take(_is_function_name)
     return moved
-
-
-def _is_new(change: _OperationChange) -> bool:
-    """What other rules explain, without an order."""
-    return change.what in _NAMES_OF_FUNCTIONS or change.kind == CONSTANT
 
 
 _LISTS = re.compile(
@@ -353,19 +351,15 @@ def _renamed(change: _OperationChange) -> Iterator[tuple[str, str]]:
 
 
 def _function_names(case: _Case) -> Iterator[CauseFinding]:
-    if _is_module_renamed(case):
-        case.take(lambda change: _is_module(change) and change.what == "sym_name")
-        yield finding("function-name", f"{case.one.key.function}, then {case.other.key.function}")
-    taken = case.take(lambda change: change.what in _NAMES_OF_FUNCTIONS)
-    yield from _told("function-name", taken)
+    one, other = case.one.key.function, case.other.key.function
+    if one != other:
+        case.take(lambda change: change.kind == "builtin.module" and change.what == "sym_name")
+        yield finding("function-name", f"{one}, then {other}")
+    yield from _told("function-name", case.take(_is_function_name))
 
 
-def _is_module_renamed(case: _Case) -> bool:
-    return case.one.key.function != case.other.key.function
-
-
-def _is_module(change: _OperationChange) -> bool:
-    return change.kind == "builtin.module"
+def _is_function_name(change: _OperationChange) -> bool:
+    return change.what in _NAMES_OF_FUNCTIONS
 
 
 def _result_names(case: _Case) -> Iterator[CauseFinding]:
@@ -379,7 +373,13 @@ def _is_result_name(change: _OperationChange) -> bool:
 def _values(case: _Case) -> Iterator[CauseFinding]:
     if _PROGRAM not in case.components or any(c.what == "operation" for c in case.changes):
         return  # of a program that is built otherwise, the numbers say nothing
-    case.take(_is_value)
+    case.take(
+        lambda change: (
+            change.kind == CONSTANT
+            and change.what == "value"
+            and change.before.split()[0] == change.after.split()[0]
+        )  # of the same type
+    )
     found = _other_values(case.one.operations, case.other.operations)
     arrays = [change for change in found if _ARRAY.match(change.before)]
     yield from _told("captured-array", arrays)
@@ -387,13 +387,6 @@ def _values(case: _Case) -> Iterator[CauseFinding]:
 
 
 _ARRAY = re.compile(r"tensor<\d")  # a scalar has its type there
-
-
-def _is_value(change: _OperationChange) -> bool:
-    """A constant of the same type with other numbers."""
-    if change.kind != CONSTANT or change.what != "value":
-        return False
-    return change.before.split()[0] == change.after.split()[0]
 
 
 def _metadata(case: _Case) -> Iterator[CauseFinding]:
@@ -404,30 +397,6 @@ def _metadata(case: _Case) -> Iterator[CauseFinding]:
         yield finding("metadata", f"{moved[0][0]}, then {moved[0][1]}")
         if not case.changes:
             case.explain(_PROGRAM)
-
-
-# --- from what differs between two compilations of one program to the cause, by name
-#
-# Each rule takes the differences that it can explain, the most telling rules first. What no rule
-# takes is unknown: a missing rule is no reason to guess.
-
-
-def explained(one: Compile, other: Compile) -> tuple[CauseFinding, ...]:
-    """Why the keys of one program differ in two runs; nothing if they do not."""
-    components = list(one.key.differing(other.key))
-    names = dict.fromkeys((*one.settings, *other.settings))
-    texts = {name: (one.settings.get(name, ""), other.settings.get(name, "")) for name in names}
-    case = _Case(
-        one,
-        other,
-        components,
-        list(_changes(one.operations, other.operations)) if _PROGRAM in components else [],
-        {name: pair for name, pair in texts.items() if pair[0] != pair[1]},
-    )
-    if not components:
-        return ()
-    found = [each for rule in _RULES for each in rule(case)]
-    return tuple(found)
 
 
 def _unknown(case: _Case) -> Iterator[CauseFinding]:
@@ -487,16 +456,13 @@ def _in_place(
         for name in dict.fromkeys((*attributes, *other_attributes))
     }
     texts["types"] = one.types, other.types
-    texts["operands"] = _numbers(one), _numbers(other)
+    numbers = [" ".join(map(str, each.operands)) for each in (one, other)]
+    texts["operands"] = numbers[0], numbers[1]
     for name, (before, after) in texts.items():
         if before != after:
             yield _OperationChange(
                 one.kind, name, before, after, line_of(ones, number), (one, other)
             )
-
-
-def _numbers(operation: Operation) -> str:
-    return " ".join(map(str, operation.operands))
 
 
 def _aligned(ones: Sequence[Operation], others: Sequence[Operation]) -> Iterator[_OperationChange]:

@@ -1,32 +1,91 @@
-"""Writes down each program that JAX compiles: its key, what is in it, and what became of it."""
+"""Writes down each program that JAX compiles: its key, what is in it, and what became of it.
+
+The key under which JAX looks for a program in its persistent cache is one hash over eight
+components. A program is found again if all eight are the same. Beside the key stand the two things
+that it is made from: the settings beside the program, and the operations inside it.
+"""
 
 import contextlib
+import hashlib
+import math
 import os
+import re
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib import metadata, util
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import jax
+import numpy as np
 
 from jax_dist import _compat
 from jax_dist.cache.causes import UNKNOWN
-from jax_dist.cache.keys import key_of, operations_of, settings_of
-from jax_dist.cache.records import CacheOutcome, Compile, Key, Operation, Record, save
+from jax_dist.cache.failures import CALL, NOT_REGISTERED
+from jax_dist.cache.records import (
+    ALL_DEVICES,
+    COMPILER_OPTION,
+    CONSTANT,
+    DEBUG_OPTION,
+    DEVICES,
+    DIRECTORY,
+    DIRECTORY_OPTIONS,
+    FLAGS,
+    METADATA,
+    PROCESSES,
+    CacheOutcome,
+    Compile,
+    Key,
+    Operation,
+    Record,
+    Settings,
+    save,
+)
 
 _HIT = "/jax/compilation_cache/cache_hits"
 _ASKED = "/jax/compilation_cache/compile_requests_use_cache"
 _WRITING = "/jax/compilation_cache/cache_misses"  # what it counts are attempts to write
-
-
 _THRESHOLDS = (
     "jax_persistent_cache_min_compile_time_secs",
     "jax_persistent_cache_min_entry_size_bytes",
 )
 
 _Entry: TypeAlias = tuple[int, int, int] | None  # the file, as far as it can tell it was replaced
+
+
+def key(lowered: jax.stages.Lowered) -> Key:
+    """The key under which JAX will look for a lowered program; compiles nothing.
+
+    Through jax 0.10.2 the cache's directory is part of it: set that first.
+
+    Args:
+      lowered: what `jax.jit(fun).lower(*args)` returns.
+
+    Returns:
+      The key, equal to the name of the file that JAX writes, and the hash of each component.
+
+    Raises:
+      UnsupportedError: this jax does not expose the components of its keys.
+
+    >>> import jax, jax.numpy as jnp
+    >>> def double(x):
+    ...     return 2 * x
+    >>> found = key(jax.jit(double).lower(jnp.ones(3)))
+    >>> found.function
+    'jit_double'
+    >>> key(jax.jit(double).lower(jnp.ones(4))).differing(found)
+    ('computation',)
+    """
+    return _key_of(_compat.compile_request(lowered))
+
+
+def _key_of(request: _compat.CompileRequest) -> Key:
+    """The key of a program that JAX is about to compile."""
+    name, hashes = _compat.cache_key(request)
+    return Key(request.name, name, hashes)
 
 
 def record(path: str | os.PathLike[str] | None = None) -> "Recorder":
@@ -100,9 +159,9 @@ class Recorder:
 
     @contextlib.contextmanager
     def _around(self, request: _compat.CompileRequest) -> Iterator[None]:
-        key = key_of(request)
-        operations, settings = _operations(request), settings_of(request)
-        directory = self._entries or _directory()
+        key = _key_of(request)
+        operations, settings = _operations(request), _settings_of(request)
+        directory = self._entries or str(_compat.config_value("jax_compilation_cache_dir") or "")
         before = _entry(directory, key)
         start = time.monotonic()
         with _heard() as events:
@@ -160,10 +219,6 @@ def _outcome(
         return CacheOutcome.UNWRITTEN, "write-failed"
     has_threshold = any(_compat.config_value(name) > 0 for name in _THRESHOLDS)
     return CacheOutcome.UNWRITTEN, "threshold" if has_threshold else UNKNOWN
-
-
-def _directory() -> str:
-    return str(_compat.config_value("jax_compilation_cache_dir") or "")
 
 
 def _entry(directory: str, key: Key) -> _Entry:
@@ -254,3 +309,192 @@ class _PrivateCache:
 def _set(values: dict[str, object]) -> None:
     for name, value in values.items():
         jax.config.update(name, value)
+
+
+# --- the settings beside a program
+
+
+_HASH_SEED = "PYTHONHASHSEED"
+# Custom calls that XLA resolves itself.
+_OF_XLA = re.compile(r"Sharding|SPMDFullToShardShape|SPMDShardToFullShape|annotate_.*|xla\..*")
+
+
+def _settings_of(request: _compat.CompileRequest) -> Settings:
+    """What can make the key of a request differ, without its program."""
+    devices = request.devices.flatten().tolist()
+    return {
+        "jax": jax.__version__,
+        "jaxlib": metadata.version("jaxlib"),
+        "backend version": request.backend.platform_version,
+        FLAGS: " ".join(_flags()),
+        DEVICES: " ".join(str(device.id) for device in devices),
+        "kinds of devices": ", ".join(dict.fromkeys(device.device_kind for device in devices)),
+        ALL_DEVICES: str(request.backend.device_count()),
+        PROCESSES: str(jax.process_count()),
+        DIRECTORY: str(_compat.config_value("jax_compilation_cache_dir") or ""),
+        METADATA: str(_compat.config_value("jax_compilation_cache_include_metadata_in_key")),
+        "compression": "zlib" if util.find_spec("zstandard") is None else "zstandard",
+        _HASH_SEED: os.environ.get("PYTHONHASHSEED", "random"),
+        **dict(_options(request.options)),
+    }
+
+
+def _flags() -> Iterator[str]:
+    """As JAX gathers them, from two variables and the command line, less those that only dump."""
+    said = [
+        *os.environ.get("XLA_FLAGS", "").split(),
+        *os.environ.get("LIBTPU_INIT_ARGS", "").split(),
+    ]
+    said += [argument for argument in sys.argv if argument.startswith("--xla")]
+    outside = _compat.flags_outside_key()
+    return (flag for flag in sorted(said) if flag.split("=")[0] not in outside)
+
+
+def _options(options: object) -> Iterator[tuple[str, str]]:
+    build = options.executable_build_options  # pyright: ignore[reportAttributeAccessIssue]
+    outside = _compat.flags_outside_key()
+    for name in dir(build.debug_options):
+        if name.startswith("xla") and f"--{name}" not in outside or name in DIRECTORY_OPTIONS:
+            yield DEBUG_OPTION + name, str(getattr(build.debug_options, name))
+    for name, value in options.env_option_overrides:  # pyright: ignore[reportAttributeAccessIssue]
+        if f"--{name}" not in outside:
+            yield COMPILER_OPTION + name, str(value)
+
+
+def circumstances(program: _compat.CompiledProgram) -> Settings | None:
+    """What a failure to compile depends on beside its key; None where that cannot be told.
+
+    The versions and most flags are in the key too, but not each flag, and not which functions
+    outside XLA are registered.
+    """
+    under = {
+        "jax": jax.__version__,
+        "jaxlib": metadata.version("jaxlib"),
+        "platform": f"{program.platform} {program.backend.platform_version}",
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", ""),
+    }
+    calls = [name for name in sorted(program.custom_calls()) if not _OF_XLA.fullmatch(name)]
+    if not calls:
+        return under
+    registered = _compat.custom_call_targets(program.platform)
+    if registered is None:
+        return None
+    for name in calls:
+        under[CALL + name] = "registered" if name in registered else NOT_REGISTERED
+    return under
+
+
+# --- what a program consists of, kept small enough to be written down and compared later
+#
+# An array inside the program becomes its type, a hash and its first numbers; everything else is
+# kept as text. Values are numbered as they are defined: arguments, then the results of each
+# operation.
+
+
+_LONGEST = 4000  # characters of one attribute; of a longer one, the rest is hashed
+_SHOWN = 3  # numbers of an array that are shown
+_DIGITS = 32  # of a hash
+_BUFFERED = ("DenseFPElementsAttr", "DenseIntElementsAttr")
+_ELEMENTS = {"f16", "f32", "f64"} | {f"{sign}{n}" for sign in ("i", "ui") for n in (8, 16, 32, 64)}
+_SPLAT = re.compile(r"dense<([^<>\[\]\"]*)>")
+_FRAME = re.compile(r'"([^"]*)":(\d+):')
+_LIBRARY = re.compile(r"[\\/](site|dist)-packages[\\/]|[\\/]jax_dist[\\/]")
+_NO_FRAME = ("", 0)
+
+
+def operations_of(module: Any) -> tuple[Operation, ...]:
+    """All operations of an MLIR module, the module itself first, in the order of its text."""
+    return tuple(_Reader().read(module.operation))
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._lines: dict[Any, str] = {}
+
+    def read(self, operation: Any) -> Iterator[Operation]:
+        operands = tuple(map(self._number, operation.operands))
+        yield Operation(
+            kind=operation.name,
+            attributes=tuple(sorted(_attributes(operation))),
+            types=", ".join(str(result.type) for result in operation.results),
+            operands=operands,
+            results=tuple(map(self._number, operation.results)),
+            line=_user_line(operation.location),
+        )
+        for region in operation.regions:
+            for block in region.blocks:
+                for argument in block.arguments:
+                    self._number(argument)
+                for inner in block.operations:
+                    yield from self.read(inner.operation)
+
+    def _number(self, value: Any) -> int:
+        return self._numbers.setdefault(value, len(self._numbers))
+
+
+def _attributes(operation: Any) -> Iterator[tuple[str, str]]:
+    if operation.name == CONSTANT:
+        yield "value", _value(operation)
+        return
+    for name, attribute in _named(operation.attributes):
+        yield from _texts(name, attribute)
+
+
+def _value(operation: Any) -> str:
+    """`tensor<64xf32> afb9825a.. = 1.5, 2, 0.25, ...`: its type, hash, and first numbers."""
+    type_ = operation.results[0].type
+    # Asked first: of a complex array, the attribute alone makes jaxlib 0.7.2 end the process and
+    # 0.10.2 raise; of bfloat16, its buffer does so in 0.7.2.
+    attribute = operation.attributes["value"] if str(type_.element_type) in _ELEMENTS else None
+    if attribute is None or attribute.is_splat or type(attribute).__name__ not in _BUFFERED:
+        text = str(operation).partition(" = ")[-1]  # what stands before it is numbered
+        digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+        number = _SPLAT.search(text)
+        return f"{type_} {digest}" + (f" = {number[1]}" if number else "")
+    values = np.ascontiguousarray(memoryview(attribute))
+    digest = hashlib.sha256(values.data).hexdigest()[:_DIGITS]
+    shown = list(map(_number_text, values.ravel()[: _SHOWN + 1].tolist()))
+    more = ", ..." if len(shown) > _SHOWN else ""
+    return f"{type_} {digest} = {', '.join(shown[:_SHOWN])}{more}"
+
+
+def _number_text(number: Any) -> str:
+    return f"{number:.6g}" if isinstance(number, float) and math.isfinite(number) else str(number)
+
+
+def _named(attributes: Any) -> Iterator[tuple[str, Any]]:
+    for each in attributes:  # names in 0.10.2 and 0.12.0.1, pairs in 0.7.2
+        if isinstance(each, str):
+            yield each, attributes[each]
+        else:
+            yield each.name, each.attr
+
+
+def _texts(name: str, attribute: Any) -> Iterator[tuple[str, str]]:
+    """One text for each part, so that a difference has a name: `res_attrs[0].jax.result_info`."""
+    kind = type(attribute).__name__
+    if kind == "DictAttr":
+        for key, inner in _named(attribute):
+            yield from _texts(f"{name}.{key}", inner)
+    elif kind == "ArrayAttr" and any(type(each).__name__ == "DictAttr" for each in attribute):
+        for number, each in enumerate(attribute):
+            yield from _texts(f"{name}[{number}]", each)
+    else:
+        yield name, _shortened(str(attribute))
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+    return f"{text[:_LONGEST]}... {len(text)} characters, {digest}"
+
+
+def _user_line(location: Any) -> str:
+    """The innermost line that belongs to no library."""
+    frames = _FRAME.findall(str(location))
+    own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
+    file, line = next(iter(own or frames), _NO_FRAME)
+    return f"{file}:{line}" if file else ""

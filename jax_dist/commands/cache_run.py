@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -141,7 +141,7 @@ def _ls(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
     if found:
         rows = [_row(entry, time.time()) for entry in found]
         head = ("function", "key", "size", "compiled in", "written", "used")
-        print(_table(head, rows, numbers=(2, 3)), file=out)
+        print(entries.table(head, rows, numbers=(2, 3)), file=out)
     noun = "program" if len(found) == 1 else "programs"
     size = entries.in_words(sum(entry.size for entry in found))
     print(f"{path}: {len(found)} {noun}, {size}", file=out)
@@ -367,7 +367,7 @@ def _failures(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
             (failure.function, failure.at, f"{failure.seconds:.1f} s", _short(failure.reason))
             for failure in found
         ]
-        print(_table(("function", "at (UTC)", "after", "why"), rows, numbers=(2,)), file=out)
+        print(entries.table(("function", "at (UTC)", "after", "why"), rows, numbers=(2,)), file=out)
     else:
         print("no program is known not to compile", file=out)
     return Exit.OK
@@ -376,19 +376,6 @@ def _failures(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
 def _short(reason: str) -> str:
     """The first line; XLA may add pages."""
     return reason.partition("\n")[0]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int]) -> str:
-    """Columns side by side, those in `numbers` to the right."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = []
-    for row in (head, *rows):
-        cells = [
-            cell.rjust(width) if place in numbers else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
 
 
 # By the name of the subcommand.
