@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jax_dist.codemod.verify.verification import MigrationVerification
+    from jax_dist.codemod.verify.ledger import MigrationVerification
 
 HERE = Path(__file__).resolve()
 ROOT = HERE.parents[1]

@@ -16,7 +16,7 @@ import types
 import typing
 from typing import IO, Any, TypeVar
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _LIMIT = 1 << 20  # bytes
 _DEEPEST = 16  # lists and objects within one another
@@ -25,7 +25,7 @@ _LARGEST = 2**63  # no number beyond
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
 
-def load(path: str | os.PathLike[str], kind: type[T], *, limit: int = _LIMIT) -> T | None:
+def load(path: str | os.PathLike[str], kind: type[_T], *, limit: int = _LIMIT) -> _T | None:
     """The note in a file; None where it is missing, or not a note of this kind.
 
     Args:
@@ -70,7 +70,7 @@ def regular(path: str | os.PathLike[str]) -> IO[bytes]:
     return open(descriptor, "rb")
 
 
-def parse(data: bytes, kind: type[T]) -> T | None:
+def parse(data: bytes, kind: type[_T]) -> _T | None:
     """The note in some bytes.
 
     Args:
@@ -93,7 +93,7 @@ def parse(data: bytes, kind: type[T]) -> T | None:
         return None
 
 
-def read(value: Any, kind: type[T]) -> T | None:
+def read(value: Any, kind: type[_T]) -> _T | None:
     """The same for what JSON says."""
     try:
         return _read(value, kind)

@@ -17,8 +17,8 @@ from typing import Any
 
 from jax_dist._test_worker import Function, RemoteFailure, Task, WorkerReport, load
 from jax_dist.errors import message
-from jax_dist.launch.environment import cpu_environment
 from jax_dist.launch.outcome import ending
+from jax_dist.launch.ranks import cpu_environment
 
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 2.0  # how long the others may go on after one failed

@@ -6,7 +6,10 @@ class derives from the built-in one that JAX or Python raises for the same mista
 """
 
 import os
+import typing
 from collections.abc import Sequence
+
+_E = typing.TypeVar("_E", bound=Exception)
 
 __all__ = (
     "ArgumentTypeError",
@@ -171,6 +174,11 @@ def message(*, what: str, which: Sequence[str], why: str, do: str) -> str:
     """What is wrong, which values, why it cannot be, what to do; all texts are made here."""
     bullets = "\n".join(f"  * {line}" for line in which)
     return f"{what}:\n{bullets}\nBecause {why}.\n{do}"
+
+
+def refusal(kind: type[_E], *, what: str, which: Sequence[str], why: str, do: str) -> _E:
+    """An error of this class with such a text, to be raised."""
+    return kind(message(what=what, which=which, why=why, do=do))
 
 
 def shown(path: str) -> str:

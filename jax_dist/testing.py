@@ -9,7 +9,7 @@ import numpy as np
 
 import jax_dist
 from jax_dist._test_processes import Outcome, run_processes
-from jax_dist.errors import message
+from jax_dist.errors import refusal
 
 __all__ = (
     "Outcome",
@@ -250,23 +250,21 @@ def _placement_differences(
 
 
 def _too_late(count: int) -> RuntimeError:
-    return RuntimeError(
-        message(
-            what=f"simulated_devices({count}) comes too late",
-            which=[f"JAX runs with {jax.local_device_count()} {jax.default_backend()} devices"],
-            why="JAX chooses its devices once, when it is first used",
-            do="Call it at the top of conftest.py, before anything computes, or set "
-            f"JAX_NUM_CPU_DEVICES={count} and JAX_PLATFORMS=cpu in the environment.",
-        )
+    return refusal(
+        RuntimeError,
+        what=f"simulated_devices({count}) comes too late",
+        which=[f"JAX runs with {jax.local_device_count()} {jax.default_backend()} devices"],
+        why="JAX chooses its devices once, when it is first used",
+        do="Call it at the top of conftest.py, before anything computes, or set "
+        f"JAX_NUM_CPU_DEVICES={count} and JAX_PLATFORMS=cpu in the environment.",
     )
 
 
 def _not_the_same(fun: Callable, differences: Sequence[str]) -> AssertionError:
-    return AssertionError(
-        message(
-            what=f"pmap of '{getattr(fun, '__name__', fun)}' is not the same as jax.pmap of it",
-            which=differences,
-            why="it stands in for jax.pmap, with the same values in the same places",
-            do="Give rtol or atol if values may differ by rounding; the rest must be the same.",
-        )
+    return refusal(
+        AssertionError,
+        what=f"pmap of '{getattr(fun, '__name__', fun)}' is not the same as jax.pmap of it",
+        which=differences,
+        why="it stands in for jax.pmap, with the same values in the same places",
+        do="Give rtol or atol if values may differ by rounding; the rest must be the same.",
     )

@@ -4,136 +4,63 @@ Nothing outside of this folder imports from `jax._src`. Each symbol is guarded, 
 versions of jax that it was seen in.
 """
 
-from jax_dist._compat.cache import (
-    CacheWatcher,
-    CompiledProgram,
-    CompileRequest,
-    CompileWatcher,
-    cache_key,
-    compile_request,
-    compiles_watched,
-    custom_call_targets,
-    describe_arguments,
-    flags_outside_key,
-    refuses_host_callbacks,
-    reset_cache,
-    say_unwritten,
-    watch_cache,
-)
-from jax_dist._compat.fronts import (
-    PMAP_MODULE,
-    Answer,
-    CallWatcher,
-    JitCall,
-    JitOptions,
-    calls_under_way,
-    can_remember,
-    front,
-    hide_frames,
-    inside_jit,
-    is_tracing,
-    jit_like,
-    jit_options,
-    run_jit,
-    traced_types,
-    watch_calls,
-)
-from jax_dist._compat.parameters import (
-    ScanLayout,
-    call_of,
-    has_side_effects,
-    is_dropped,
-    is_unreduced,
-    newly_manual_axes,
-    scan_layout,
-    to_varying,
-    varying_axes,
-)
-from jax_dist._compat.private import (
-    CACHES_HOST_CALLBACKS,
-    CAN_REWRITE,
-    CPU_HANGS_WHEN_FULL,
-    NESTED_MANUAL_AXIS_INDEX,
-    PROCESSES_KEEP_WEAK_TYPES,
-    auto_mesh,
-    config_value,
-    movable,
-    option_names,
-)
-from jax_dist._compat.processes import (
-    Joined,
-    TakenPmap,
-    backend_started,
-    can_rewrap,
-    coordination_client,
-    detect_cluster,
-    initialize_options,
-    joined_as,
-    leave_coordination,
-    pmaps_taken_over,
-    put_slices,
-    rewrap,
-)
-
-__all__ = [
-    "Answer",
-    "CACHES_HOST_CALLBACKS",
-    "CAN_REWRITE",
-    "CPU_HANGS_WHEN_FULL",
-    "CacheWatcher",
-    "CallWatcher",
-    "CompileRequest",
-    "CompileWatcher",
-    "CompiledProgram",
-    "JitCall",
-    "JitOptions",
-    "Joined",
-    "NESTED_MANUAL_AXIS_INDEX",
-    "PMAP_MODULE",
-    "PROCESSES_KEEP_WEAK_TYPES",
-    "ScanLayout",
-    "TakenPmap",
-    "auto_mesh",
-    "backend_started",
-    "cache_key",
-    "call_of",
-    "calls_under_way",
-    "can_remember",
-    "can_rewrap",
-    "compile_request",
-    "compiles_watched",
-    "config_value",
-    "coordination_client",
-    "custom_call_targets",
-    "describe_arguments",
-    "detect_cluster",
-    "flags_outside_key",
-    "front",
-    "has_side_effects",
-    "hide_frames",
-    "initialize_options",
-    "inside_jit",
-    "is_dropped",
-    "is_tracing",
-    "is_unreduced",
-    "jit_like",
-    "jit_options",
-    "joined_as",
-    "leave_coordination",
-    "movable",
-    "newly_manual_axes",
-    "option_names",
-    "pmaps_taken_over",
-    "put_slices",
-    "refuses_host_callbacks",
-    "reset_cache",
-    "rewrap",
-    "run_jit",
-    "say_unwritten",
-    "scan_layout",
-    "to_varying",
-    "traced_types",
-    "varying_axes",
-    "watch_cache",
-    "watch_calls",
-]
+from jax_dist._compat.cache import CacheWatcher as CacheWatcher
+from jax_dist._compat.cache import CompiledProgram as CompiledProgram
+from jax_dist._compat.cache import CompileRequest as CompileRequest
+from jax_dist._compat.cache import CompileWatcher as CompileWatcher
+from jax_dist._compat.cache import cache_key as cache_key
+from jax_dist._compat.cache import compile_request as compile_request
+from jax_dist._compat.cache import compiles_watched as compiles_watched
+from jax_dist._compat.cache import custom_call_targets as custom_call_targets
+from jax_dist._compat.cache import describe_arguments as describe_arguments
+from jax_dist._compat.cache import flags_outside_key as flags_outside_key
+from jax_dist._compat.cache import refuses_host_callbacks as refuses_host_callbacks
+from jax_dist._compat.cache import reset_cache as reset_cache
+from jax_dist._compat.cache import say_unwritten as say_unwritten
+from jax_dist._compat.cache import watch_cache as watch_cache
+from jax_dist._compat.fronts import PMAP_MODULE as PMAP_MODULE
+from jax_dist._compat.fronts import Answer as Answer
+from jax_dist._compat.fronts import CallWatcher as CallWatcher
+from jax_dist._compat.fronts import JitCall as JitCall
+from jax_dist._compat.fronts import JitOptions as JitOptions
+from jax_dist._compat.fronts import calls_under_way as calls_under_way
+from jax_dist._compat.fronts import can_remember as can_remember
+from jax_dist._compat.fronts import front as front
+from jax_dist._compat.fronts import hide_frames as hide_frames
+from jax_dist._compat.fronts import inside_jit as inside_jit
+from jax_dist._compat.fronts import is_tracing as is_tracing
+from jax_dist._compat.fronts import jit_like as jit_like
+from jax_dist._compat.fronts import jit_options as jit_options
+from jax_dist._compat.fronts import run_jit as run_jit
+from jax_dist._compat.fronts import traced_types as traced_types
+from jax_dist._compat.fronts import watch_calls as watch_calls
+from jax_dist._compat.parameters import ScanLayout as ScanLayout
+from jax_dist._compat.parameters import call_of as call_of
+from jax_dist._compat.parameters import has_side_effects as has_side_effects
+from jax_dist._compat.parameters import is_dropped as is_dropped
+from jax_dist._compat.parameters import is_unreduced as is_unreduced
+from jax_dist._compat.parameters import newly_manual_axes as newly_manual_axes
+from jax_dist._compat.parameters import scan_layout as scan_layout
+from jax_dist._compat.parameters import to_varying as to_varying
+from jax_dist._compat.parameters import varying_axes as varying_axes
+from jax_dist._compat.private import CACHES_HOST_CALLBACKS as CACHES_HOST_CALLBACKS
+from jax_dist._compat.private import CAN_REWRITE as CAN_REWRITE
+from jax_dist._compat.private import CPU_HANGS_WHEN_FULL as CPU_HANGS_WHEN_FULL
+from jax_dist._compat.private import NESTED_MANUAL_AXIS_INDEX as NESTED_MANUAL_AXIS_INDEX
+from jax_dist._compat.private import PROCESSES_KEEP_WEAK_TYPES as PROCESSES_KEEP_WEAK_TYPES
+from jax_dist._compat.private import auto_mesh as auto_mesh
+from jax_dist._compat.private import config_value as config_value
+from jax_dist._compat.private import movable as movable
+from jax_dist._compat.private import option_names as option_names
+from jax_dist._compat.processes import Joined as Joined
+from jax_dist._compat.processes import TakenPmap as TakenPmap
+from jax_dist._compat.processes import backend_started as backend_started
+from jax_dist._compat.processes import can_rewrap as can_rewrap
+from jax_dist._compat.processes import coordination_client as coordination_client
+from jax_dist._compat.processes import detect_cluster as detect_cluster
+from jax_dist._compat.processes import initialize_options as initialize_options
+from jax_dist._compat.processes import joined_as as joined_as
+from jax_dist._compat.processes import leave_coordination as leave_coordination
+from jax_dist._compat.processes import pmaps_taken_over as pmaps_taken_over
+from jax_dist._compat.processes import put_slices as put_slices
+from jax_dist._compat.processes import rewrap as rewrap

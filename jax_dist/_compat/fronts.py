@@ -33,12 +33,12 @@ from jax_dist._compat.private import config_value
 from jax_dist.errors import UnsupportedError
 
 Answer: TypeAlias = tuple[Any, Any, bool]  # results, what C++ has to remember, whether it is stale
-Miss: TypeAlias = Callable[..., Answer]
+_Miss: TypeAlias = Callable[..., Answer]
 
 
 def front(
     name: str,
-    miss: Miss,
+    miss: _Miss,
     *,
     fun: Callable,
     without_jit: Callable,
@@ -58,9 +58,7 @@ def front(
     """
     if not can_remember():
         return _asking_always(miss, without_jit)
-    made: Any = _parts().front(
-        name, miss, without_jit, tuple(static_argnums), tuple(static_argnames)
-    )
+    made: Any = _new_front(name, miss, without_jit, tuple(static_argnums), tuple(static_argnames))
     made._fun = fun
     return made
 
@@ -76,7 +74,7 @@ def run_jit(jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Answer:
 def can_remember() -> bool:
     """Whether this jax has what fronts need. Starts no backend."""
     try:
-        trial = _parts().front("trial", _no_answer, _no_answer, (), ())
+        trial = _new_front("trial", _no_answer, _no_answer, (), ())
         return hasattr(jax.jit(_no_answer), "_cache_miss") and trial(1) == "asked"
     except (UnsupportedError, TypeError):
         return False
@@ -86,40 +84,25 @@ def _no_answer(*_: Any) -> Answer:
     return "asked", None, False
 
 
-class _Parts:
-    def __init__(self):
-        use = "have JAX remember calls"
-        self._pjit = private.part("jaxlib._jax", "pjit", use=use)
-        self._registry = private.part("jax._src.tree_util", "dispatch_registry", use=use)
-        pxla = "jax._src.interpreters.pxla"
-        self._shard_arg = private.part(pxla, "cc_shard_arg", use=use)
-
-    def front(
-        self,
-        name: str,
-        miss: Miss,
-        without_jit: Callable,
-        static_argnums: tuple[int, ...],
-        static_argnames: tuple[str, ...],
-    ) -> Callable[..., Any]:
-        return self._pjit(
-            name,
-            without_jit,
-            miss,
-            static_argnums,
-            static_argnames,
-            object(),  # the key of a cache that is shared by what has the same one: nothing has
-            self._registry,
-            self._shard_arg,
-        )
+def _new_front(
+    name: str,
+    miss: _Miss,
+    without_jit: Callable,
+    static_argnums: tuple[int, ...],
+    static_argnames: tuple[str, ...],
+) -> Callable[..., Any]:
+    use = "have JAX remember calls"
+    pjit = private.part("jaxlib._jax", "pjit", use=use)
+    registry = private.part("jax._src.tree_util", "dispatch_registry", use=use)
+    pxla = "jax._src.interpreters.pxla"
+    shard_arg = private.part(pxla, "cc_shard_arg", use=use)
+    shared_key = object()  # of a cache that is shared by what has the same one: nothing has
+    return pjit(
+        name, without_jit, miss, static_argnums, static_argnames, shared_key, registry, shard_arg
+    )
 
 
-@functools.cache
-def _parts() -> _Parts:
-    return _Parts()
-
-
-def _asking_always(miss: Miss, without_jit: Callable) -> Callable[..., Any]:
+def _asking_always(miss: _Miss, without_jit: Callable) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if config_value("jax_disable_jit"):
             return without_jit(*args, **kwargs)
@@ -147,7 +130,7 @@ def jit_options(fun: Any) -> JitOptions:
     `_jit_info`: seen in 0.7.2, 0.10.2 and 0.12.0.1. Where a jit object has it not, there is no
     default: taking a static argument for an array would fail far from here.
     """
-    if not (hasattr(fun, "lower") and hasattr(fun, "clear_cache")):
+    if not _is_jit(fun):
         return JitOptions()
     info = fun._jit_info
     return JitOptions(
@@ -162,12 +145,16 @@ def jit_options(fun: Any) -> JitOptions:
 
 def inside_jit(fun: Any) -> Callable:
     """The function in a jit object, which may remember a trace; `fun` where that says shardings."""
-    if not (hasattr(fun, "lower") and hasattr(fun, "clear_cache")):
+    if not _is_jit(fun):
         return fun
     info: Any = fun._jit_info
     shardings = (*info.in_shardings_leaves, *info.out_shardings_leaves)
     said = any(isinstance(sharding, jax.sharding.Sharding) for sharding in shardings)
     return fun if said else fun.__wrapped__
+
+
+def _is_jit(fun: Any) -> bool:
+    return hasattr(fun, "lower") and hasattr(fun, "clear_cache")
 
 
 def jit_like(fun: Any) -> Any:

@@ -7,214 +7,92 @@ looks for parameters that are read and not listed.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-Groups = tuple[tuple[int, ...], ...] | None
-
-
-class Jit(TypedDict):
-    """`jit`, named `pjit` before 0.8."""
-
-    jaxpr: Any  # closed
-    name: str
-    in_shardings: tuple
-    out_shardings: tuple
-    donated_invars: tuple[bool, ...]
-    keep_unused: bool
-    inline: bool
-    compiler_options_kvs: tuple
-
-
-class ShardMap(TypedDict):
-    jaxpr: Any  # open
-    mesh: Mesh | AbstractMesh
-    in_specs: tuple[PartitionSpec, ...]
-    out_specs: tuple[PartitionSpec, ...]
-    check_vma: bool
-
-
-class AxisReduce(TypedDict):
-    """`psum`, `psum_invariant`, `pmax`, `pmin`."""
-
-    axes: tuple
-    axis_index_groups: Groups
-
-
-class AllGather(TypedDict):
-    axis_name: Any
-    axis_size: int
-    axis_index_groups: Groups
-    all_gather_dimension: int
-    tiled: bool
-
-
-class ReduceScatter(TypedDict):
-    axis_name: Any
-    axis_size: int
-    axis_index_groups: Groups
-    scatter_dimension: int
-    tiled: bool
-
-
-class AllToAll(TypedDict):
-    axis_name: Any
-    axis_index_groups: Groups
-    split_axis: int
-    concat_axis: int
-    tiled: bool
-
-
-class Ppermute(TypedDict):
-    axis_name: Any
-    perm: tuple[tuple[int, int], ...]
-
-
-class AxisIndex(TypedDict):
-    axis_name: Any
-
-
-class Scan(TypedDict):
-    """Which inputs are carried: see `scan_layout`."""
-
-    jaxpr: Any  # closed
-    length: int
-    reverse: bool
-    unroll: int
-
-
-class While(TypedDict):
-    body_jaxpr: Any
-    cond_jaxpr: Any
-    body_nconsts: int
-    cond_nconsts: int
-
-
-class Cond(TypedDict):
-    branches: tuple
-
-
-class CustomRule(TypedDict):
-    """`custom_jvp_call`, `custom_vjp_call`."""
-
-    call_jaxpr: Any
-
-
-class ShardingConstraint(TypedDict):
-    sharding: Any
-
-
-class Reduce(TypedDict):
-    """`reduce_sum`, `reduce_max` and the like."""
-
-    axes: tuple[int, ...]
-
-
-class DotGeneral(TypedDict):
-    dimension_numbers: tuple
-    precision: Any
-
-
-class BroadcastInDim(TypedDict):
-    shape: tuple[int, ...]
-    broadcast_dimensions: tuple[int, ...]
-
-
-class Reshape(TypedDict):
-    new_sizes: tuple[int, ...]
-    dimensions: tuple[int, ...] | None
-
-
-class Transpose(TypedDict):
-    permutation: tuple[int, ...]
-
-
-class Squeeze(TypedDict):
-    dimensions: tuple[int, ...]
-
-
-class Slice(TypedDict):
-    start_indices: tuple[int, ...]
-    limit_indices: tuple[int, ...]
-    strides: tuple[int, ...] | None
-
-
-class DynamicSlice(TypedDict):
-    slice_sizes: tuple[int, ...]
-
-
-class Pad(TypedDict):
-    padding_config: tuple[tuple[int, int, int], ...]
-
-
-class Concatenate(TypedDict):
-    dimension: int
-
-
-class Split(TypedDict):
-    axis: int
-
-
-class Cumulative(TypedDict):
-    """`cumsum`, `cummax` and the like."""
-
-    axis: int
-    reverse: bool
-
-
-class Reverse(TypedDict):
-    dimensions: tuple[int, ...]
-
-
-class Sort(TypedDict):
-    dimension: int
-
-
-class CustomPartitioning(TypedDict):
-    call: Any  # closed
-    partition: Callable
-    in_tree: Any
-    out_tree: Any
-    static_args: list
-    decode_shardings: bool
-
-
-PARAMETERS: dict[str, type] = {
-    "jit": Jit,
-    "shard_map": ShardMap,
-    "psum": AxisReduce,
-    "pmax": AxisReduce,
-    "pmin": AxisReduce,
-    "all_gather": AllGather,
-    "reduce_scatter": ReduceScatter,
-    "all_to_all": AllToAll,
-    "ppermute": Ppermute,
-    "axis_index": AxisIndex,
-    "scan": Scan,
-    "while": While,
-    "cond": Cond,
-    "custom_jvp_call": CustomRule,
-    "custom_vjp_call": CustomRule,
-    "sharding_constraint": ShardingConstraint,
-    "reduce_sum": Reduce,
-    "reduce_max": Reduce,
-    "dot_general": DotGeneral,
-    "broadcast_in_dim": BroadcastInDim,
-    "reshape": Reshape,
-    "transpose": Transpose,
-    "squeeze": Squeeze,
-    "slice": Slice,
-    "dynamic_slice": DynamicSlice,
-    "pad": Pad,
-    "concatenate": Concatenate,
-    "split": Split,
-    "cumsum": Cumulative,
-    "rev": Reverse,
-    "sort": Sort,
-    "custom_partitioning": CustomPartitioning,
+_Numbers = tuple[int, ...]
+_Groups = tuple[_Numbers, ...] | None
+_AXIS_REDUCE = {"axes": tuple, "axis_index_groups": _Groups}
+_CUSTOM_RULE = {"call_jaxpr": Any}
+_REDUCE = {"axes": _Numbers}
+
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "jit": {  # named `pjit` before 0.8
+        "jaxpr": ClosedJaxpr,
+        "name": str,
+        "in_shardings": tuple,
+        "out_shardings": tuple,
+        "donated_invars": tuple[bool, ...],
+        "keep_unused": bool,
+        "inline": bool,
+        "compiler_options_kvs": tuple,
+    },
+    "shard_map": {
+        "jaxpr": Jaxpr,
+        "mesh": Mesh | AbstractMesh,
+        "in_specs": tuple[PartitionSpec, ...],
+        "out_specs": tuple[PartitionSpec, ...],
+        "check_vma": bool,
+    },
+    "psum": _AXIS_REDUCE,  # and `psum_invariant`
+    "pmax": _AXIS_REDUCE,
+    "pmin": _AXIS_REDUCE,
+    "all_gather": {
+        "axis_name": Any,
+        "axis_size": int,
+        "axis_index_groups": _Groups,
+        "all_gather_dimension": int,
+        "tiled": bool,
+    },
+    "reduce_scatter": {
+        "axis_name": Any,
+        "axis_size": int,
+        "axis_index_groups": _Groups,
+        "scatter_dimension": int,
+        "tiled": bool,
+    },
+    "all_to_all": {
+        "axis_name": Any,
+        "axis_index_groups": _Groups,
+        "split_axis": int,
+        "concat_axis": int,
+        "tiled": bool,
+    },
+    "ppermute": {"axis_name": Any, "perm": tuple[tuple[int, int], ...]},
+    "axis_index": {"axis_name": Any},
+    # Which inputs of a scan are carried: see `scan_layout`.
+    "scan": {"jaxpr": ClosedJaxpr, "length": int, "reverse": bool, "unroll": int},
+    "while": {"body_jaxpr": Any, "cond_jaxpr": Any, "body_nconsts": int, "cond_nconsts": int},
+    "cond": {"branches": tuple},
+    "custom_jvp_call": _CUSTOM_RULE,
+    "custom_vjp_call": _CUSTOM_RULE,
+    "sharding_constraint": {"sharding": Any},
+    "reduce_sum": _REDUCE,
+    "reduce_max": _REDUCE,
+    "dot_general": {"dimension_numbers": tuple, "precision": Any},
+    "broadcast_in_dim": {"shape": _Numbers, "broadcast_dimensions": _Numbers},
+    "reshape": {"new_sizes": _Numbers, "dimensions": _Numbers | None},
+    "transpose": {"permutation": _Numbers},
+    "squeeze": {"dimensions": _Numbers},
+    "slice": {"start_indices": _Numbers, "limit_indices": _Numbers, "strides": _Numbers | None},
+    "dynamic_slice": {"slice_sizes": _Numbers},
+    "pad": {"padding_config": tuple[tuple[int, int, int], ...]},
+    "concatenate": {"dimension": int},
+    "split": {"axis": int},
+    "cumsum": {"axis": int, "reverse": bool},
+    "rev": {"dimensions": _Numbers},
+    "sort": {"dimension": int},
+    "custom_partitioning": {
+        "call": ClosedJaxpr,
+        "partition": Callable,
+        "in_tree": Any,
+        "out_tree": Any,
+        "static_args": list,
+        "decode_shardings": bool,
+    },
 }
 
 # Read where they are there, and named otherwise, or absent, in some versions.
@@ -293,13 +171,8 @@ def call_of(jaxpr: ClosedJaxpr) -> JaxprEqn:
     """
     model = jax.make_jaxpr(jax.jit(jax.lax.neg))(1.0).eqns[0]
     ins, outs = len(jaxpr.in_avals), len(jaxpr.out_avals)
-    counts = {
-        "in_shardings": ins,
-        "in_layouts": ins,
-        "donated_invars": ins,
-        "out_shardings": outs,
-        "out_layouts": outs,
-    }
+    counts = dict.fromkeys(("in_shardings", "in_layouts", "donated_invars"), ins)
+    counts |= dict.fromkeys(("out_shardings", "out_layouts"), outs)
     spread = {name: (model.params[name][0],) * count for name, count in counts.items()}
     params = {**model.params, **spread, "jaxpr": jaxpr, "name": "as_it_is"}
     return model.replace(params=params, outvars=jaxpr.jaxpr.outvars, effects=jaxpr.effects)

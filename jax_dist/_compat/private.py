@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jax_dist.errors import UnsupportedError, message
+from jax_dist.errors import UnsupportedError, refusal
 
 if TYPE_CHECKING:  # jaxlib 0.10.2 and 0.12.0.1 ship no types, so that jax.Device is unknown
     from typing import Protocol
@@ -99,13 +99,12 @@ def part(module: str, name: str, *, use: str) -> Any:
     """
     found = find(module, name)
     if found is None:
-        raise UnsupportedError(
-            message(
-                what=f"jax_dist cannot {use} with jax {jax.__version__}",
-                which=[f"{module}.{name} is not there"],
-                why="JAX has no public way to it, and its private parts change",
-                do="Use a jax that jax_dist was tested with, or go without; see docs/versions.md.",
-            )
+        raise refusal(
+            UnsupportedError,
+            what=f"jax_dist cannot {use} with jax {jax.__version__}",
+            which=[f"{module}.{name} is not there"],
+            why="JAX has no public way to it, and its private parts change",
+            do="Use a jax that jax_dist was tested with, or go without; see docs/versions.md.",
         )
     return found
 

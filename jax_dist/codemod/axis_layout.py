@@ -16,7 +16,7 @@ from jax_dist.checker.model.flow import Flow, Origin
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
-from jax_dist.codemod import device_counts, escapes, facts, uniformity, use_sites
+from jax_dist.codemod import device_counts, escapes, shard_map, uniformity, use_sites
 from jax_dist.codemod.results import Left
 from jax_dist.codemod.uniformity import Same
 from jax_dist.codemod.use_sites import Collected, Escaped, First, GivenTo, Kept, Shown
@@ -109,7 +109,10 @@ class Layouts:
         for call, site in self._flow.mapped_calls.items():
             if site.node in self._sites:
                 self._calls[self._sites[site.node]].append(call)
-        self._arity = {site: self._results(site) for site in sites}
+        self._arity: dict[Site, int | None] = {}  # how many results, where all calls unpack as many
+        for site in sites:
+            counts = {_targets(module, call) for call in self._calls[site]}
+            self._arity[site] = counts.pop() if len(counts) == 1 else None
         self._up: dict[Slot, Slot] = {}
         self._parts: dict[Slot, Component] = {}
         self._seen: set[ast.expr] = set()  # sources
@@ -127,10 +130,6 @@ class Layouts:
             self._see_donations(site)
         while not (stacked_for_others or all([self._are_same(site) for site in sites])):
             pass  # what is kept now differs for the functions that it is given to
-
-    def component(self, slot: Slot) -> Component:
-        """The slots that are laid out like this one."""
-        return self._part(slot)
 
     def arguments(self, site: Site) -> list[Argument] | None:
         """One slot for each positional argument; None where calls differ in their number."""
@@ -163,10 +162,12 @@ class Layouts:
 
     def _see_site(self, site: Site) -> None:
         for slot in self.results(site):
-            self._part(slot)
+            self.component(slot)
         lost = use_sites.unseen(self._module, self._flow, site)
         if lost or not self._calls[site]:
-            self.keep_site(site, lost or f"no call of it is seen; it is made in line {_line(site)}")
+            self.keep_site(
+                site, lost or f"no call of it is seen; it is made in line {site.node.lineno}"
+            )
         if self._calls[site] and self.arguments(site) is None:
             self.keep_site(site, "its calls differ in the number of arguments")
         for call in self._calls[site]:
@@ -179,30 +180,26 @@ class Layouts:
         """All slots of a site keep the axis."""
         given = {position for call in self._calls[site] for position in range(len(call.args))}
         for slot in (*self.results(site), *(Argument(site, each) for each in sorted(given))):
-            self._keep(slot, why)
-
-    def keep_slot(self, slot: Slot, why: str) -> None:
-        """A slot keeps the axis, and what is laid out like it."""
-        self._keep(slot, why)
+            self.keep_slot(slot, why)
 
     def _flows_in(self, origin: Origin, slot: Slot, argument: ast.expr) -> None:
         source = self._slot_of(origin)
         if self._stacked_for_others:
-            is_part = source is not None and self._is_part(source, origin)
+            depth = isinstance(source, Result) and source.position is not None
+            is_part = source is not None and len(origin.path) > depth
             if is_part:
-                self._keep(slot, f"line {argument.lineno} gives a part of what was made as a whole")
+                self.keep_slot(
+                    slot, f"line {argument.lineno} gives a part of what was made as a whole"
+                )
             if is_part or source is None:
                 return
         if source is None:
             text = self._module.text(argument)
-            self._keep(slot, f"nothing shows that {text} in line {argument.lineno} is replicated")
+            self.keep_slot(
+                slot, f"nothing shows that {text} in line {argument.lineno} is replicated"
+            )
         else:
             self._tie(source, slot)
-
-    def _is_part(self, source: Slot, origin: Origin) -> bool:
-        """Whether an origin is a part of a slot."""
-        depth = 1 if isinstance(source, Result) and source.position is not None else 0
-        return len(origin.path) > depth
 
     def _see_value(self, node: ast.expr) -> None:
         """A name, attribute or call with a device axis in front: what is done with it."""
@@ -216,7 +213,7 @@ class Layouts:
         for slot in known[1:]:
             self._tie(known[0], slot)
         self._see_mixture(node, known[0], mixed=len(known) < len(slots))
-        part = self._part(known[0])
+        part = self.component(known[0])
         if self._is_handed_over(node):
             part.shown.append(node)
             return
@@ -228,7 +225,7 @@ class Layouts:
                 if site is None and self._stacked_for_others:
                     part.shown.append(node)
                 elif site is None:
-                    self._keep(
+                    self.keep_slot(
                         known[0], f"line {call.lineno} gives it to a mapped function that stays"
                     )
                 else:
@@ -241,15 +238,15 @@ class Layouts:
             case Collected(calls=forests):
                 for call in forests:  # other values may be in the same list
                     self._tie(known[0], call)
-                    if not any(call is each for each in self._part(call).forests):
-                        self._part(call).forests.append(call)
+                    if not any(call is each for each in self.component(call).forests):
+                        self.component(call).forests.append(call)
             case Shown(node=shown, to=function):
                 part.shown.append(shown)
                 self._caution(part, f"line {shown.lineno} puts it back for {function}")
             case Escaped() if self._is_shown(node):
                 part.shown.append(node)
             case Escaped(why=why):
-                self._keep(known[0], why)
+                self.keep_slot(known[0], why)
 
     def _is_shown(self, node: ast.expr) -> bool:
         """Whether what is not followed can have the value with the axis."""
@@ -260,10 +257,10 @@ class Layouts:
         if self._stacked_for_others and self._others_have_axis(node):
             return
         if mixed:
-            self._keep(slot, f"line {node.lineno} mixes it with values that are not followed")
-        if escapes.may_be_given(self._module, node):
+            self.keep_slot(slot, f"line {node.lineno} mixes it with values that are not followed")
+        if escapes.given_parameters(self._module, node):
             text = self._module.text(node)
-            self._keep(slot, f"other files may give {text} of line {node.lineno}")
+            self.keep_slot(slot, f"other files may give {text} of line {node.lineno}")
 
     def _others_have_axis(self, node: ast.expr) -> bool:
         """Whether all that a name may hold has the axis: mapped calls take the same values."""
@@ -278,7 +275,7 @@ class Layouts:
         """What mapped calls map over: `(node, path)` of origins, and parameters."""
         found: set[Any] = set()
         for call, site in self._flow.mapped_calls.items():
-            is_shared = facts.shared_positions(site)
+            is_shared = shard_map.shared_positions(site)
             for position, argument in enumerate(call.args):
                 if is_shared is not None and not is_shared(position):
                     found |= escapes.given_parameters(self._module, argument)
@@ -291,7 +288,7 @@ class Layouts:
         found = [self._slot_of(origin) for origin in use_sites.origins_of(self._flow, read)]
         if not any(each is not None and self._root(each) == self._root(slot) for each in found):
             text = self._module.text(read)
-            self._keep(slot, f"it is not followed to {text} in line {read.lineno}")
+            self.keep_slot(slot, f"it is not followed to {text} in line {read.lineno}")
 
     def _is_unpacked(self, call: ast.Call) -> bool:
         site = self._flow.mapped_calls.get(call)
@@ -301,15 +298,15 @@ class Layouts:
     def _see_unpacked(self, call: ast.Call) -> None:
         """Each result of a mapped function goes into a name of its own."""
         site = self._sites[self._flow.mapped_calls[call].node]
-        match use_sites.use_of(self._module, self._flow, call):
-            case Escaped(why=why):
-                self.keep_site(site, why)
-            case _:
-                targets: Any = self._module.parent(call)
-                for slot, target in zip(self.results(site), targets.targets[0].elts, strict=True):
-                    found = escapes.from_target(self._module, target, target)
-                    reads = found.reads if isinstance(found, Kept) else ()
-                    self._due += ((slot, read) for read in reads)
+        use = use_sites.use_of(self._module, self._flow, call)
+        if isinstance(use, Escaped):
+            self.keep_site(site, use.why)
+            return
+        targets: Any = self._module.parent(call)
+        for slot, target in zip(self.results(site), targets.targets[0].elts, strict=True):
+            found = escapes.from_target(self._module, target, target)
+            if isinstance(found, Kept):
+                self._due += ((slot, read) for read in found.reads)
 
     def _is_handed_over(self, node: ast.expr) -> bool:
         """Whether a function without mapped calls gets the value: with the axis, as before."""
@@ -350,13 +347,13 @@ class Layouts:
         if node in self._seen:
             return
         self._seen.add(node)
-        part = self._part(node)
+        part = self.component(node)
         part.sources.append(
             SlotSource(node, of, kind, device_counts.first_devices(self._module, node))
         )
         why = device_counts.why_not(self._module, node)
         if why:
-            self._keep(node, f"of {self._module.text(node.func)} in line {node.lineno} {why}")
+            self.keep_slot(node, f"of {self._module.text(node.func)} in line {node.lineno} {why}")
 
     def _result_at(self, site: Site, origin: Origin) -> Slot | None:
         if self._arity[site] is None:
@@ -364,24 +361,19 @@ class Layouts:
         if origin.path and isinstance(origin.path[0], int):
             return Result(site, origin.path[0])
         for slot in self.results(site):
-            self._keep(slot, f"all results are used as one value in line {origin.node.lineno}")
+            self.keep_slot(slot, f"all results are used as one value in line {origin.node.lineno}")
         return None
-
-    def _results(self, site: Site) -> int | None:
-        """How many results there are, where the function or all of its calls show a tuple."""
-        counts = {_targets(self._module, call) for call in self._calls[site]}
-        return counts.pop() if len(counts) == 1 else None
 
     def _see_donations(self, site: Site) -> None:
         """A split copies its batch; without it, the batch itself would be donated."""
         given = site.arguments.get("donate_argnums")
         try:
-            donated = facts.integers(given, "donate_argnums")
+            donated = shard_map.integers(given, "donate_argnums")
         except Left as left:
             self.keep_site(site, left.reason)
             return
         for position in donated:
-            part = self._part(Argument(site, position))
+            part = self.component(Argument(site, position))
             part.donors.append(site)
             if any(source.kind is Kind.SPLIT for source in part.sources):
                 part.kept = part.kept or "it is donated, and the batch that it is made of is not"
@@ -389,7 +381,7 @@ class Layouts:
     def _are_same(self, site: Site) -> bool:
         """Whether nothing had to be kept: what differs from device to device needs the axis."""
         arguments = self.arguments(site) or []
-        shared = [self._part(slot).layout is AxisLayout.SHARED for slot in arguments]
+        shared = [self.component(slot).layout is AxisLayout.SHARED for slot in arguments]
         if all(shared) and self._keep_first_devices(arguments):
             return False
         results = self.results(site)
@@ -398,7 +390,7 @@ class Layouts:
         found = uniformity.of_results(self._module, site, shared, by_name, arity)
         done = True
         for slot, same in zip(results, found, strict=True):
-            part = self._part(slot)
+            part = self.component(slot)
             if part.layout is not AxisLayout.SHARED or same is Same.YES:
                 continue
             which = "what it returns" if slot.position is None else f"result {slot.position}"
@@ -410,7 +402,7 @@ class Layouts:
 
     def _keep_first_devices(self, arguments: list[Argument]) -> bool:
         """Keeps copies on some devices, where no other argument will show on how many."""
-        parts = [self._part(slot) for slot in arguments]
+        parts = [self.component(slot) for slot in arguments]
         some = [part for part in parts if any(each.devices is not None for each in part.sources)]
         for part in some:
             part.kept = "its copies are on some of the devices, and no other argument shows which"
@@ -427,45 +419,35 @@ class Layouts:
             slot = self._up[slot]
         return slot
 
-    def _part(self, slot: Slot) -> Component:
+    def component(self, slot: Slot) -> Component:
+        """The slots that are laid out like this one."""
         root = self._root(slot)
         if root not in self._parts:
             self._parts[root] = Component([root] if not isinstance(root, ast.expr) else [])
         return self._parts[root]
 
-    def _keep(self, slot: Slot, why: str) -> None:
-        part = self._part(slot)
+    def keep_slot(self, slot: Slot, why: str) -> None:
+        """A slot keeps the axis, and what is laid out like it."""
+        part = self.component(slot)
         part.kept = part.kept or why
 
     def _tie(self, one: Slot, two: Slot) -> None:
-        into, gone = self._part(one), self._part(two)
+        into, gone = self.component(one), self.component(two)
         if into is gone:
             return
         root = self._root(two)
         self._up[root] = self._root(one)
         del self._parts[root]
-        into.slots += gone.slots
-        into.sources += gone.sources
-        into.firsts += gone.firsts
-        into.forests += gone.forests
-        into.shown += gone.shown
-        into.donors += gone.donors
-        into.cautions += gone.cautions
+        for field in dataclasses.fields(Component):  # `kept` is text, all others are lists
+            if field.name != "kept":
+                getattr(into, field.name).extend(getattr(gone, field.name))
         into.kept = into.kept or gone.kept
-
-
-def _line(site: Site) -> int:
-    return site.node.lineno
 
 
 def _targets(module: Module, call: ast.Call) -> int | None:
     """How many names the result of a call is unpacked into."""
-    around = module.parent(call)
-    if not isinstance(around, ast.Assign) or len(around.targets) != 1:
-        return None
-    target = around.targets[0]
-    if not isinstance(target, ast.Tuple | ast.List):
-        return None
-    if any(isinstance(each, ast.Starred) for each in target.elts):
-        return None
-    return len(target.elts)
+    match module.parent(call):
+        case ast.Assign(targets=[ast.Tuple(elts=parts) | ast.List(elts=parts)]):
+            is_known = not any(isinstance(each, ast.Starred) for each in parts)
+            return len(parts) if is_known else None
+    return None

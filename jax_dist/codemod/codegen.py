@@ -1,4 +1,9 @@
-"""The text of a migrated place: calls, indentation, comments, and what is taken off around it."""
+"""The text of a migrated place: the names that it needs, calls, indentation, comments.
+
+The new functions are those of jax_dist, or of the file's own helpers. A name is written as the file
+would write it, and its import stands where the file knows jax from: in the same function, in the
+same `try`.
+"""
 
 import ast
 import dataclasses
@@ -7,13 +12,15 @@ import tokenize
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from jax_dist.checker.model import edits
-from jax_dist.checker.model.findings import Edit
+from jax_dist.checker.model import new_imports
+from jax_dist.checker.model.findings import Code, Edit, Fix, Safety, indentation_of
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod.names import Namer
-from jax_dist.codemod.results import Left
+from jax_dist.codemod import helper_module, results
+from jax_dist.codemod.helper_module import Home
+from jax_dist.codemod.results import Left, PlannedPlace
 
 Value: TypeAlias = "str | CallText"
+Namer: TypeAlias = "LibraryNames | HelperNames"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,72 +41,6 @@ class Style:
     hang: str = "    "  # one step of indentation of arguments
     width: int = 88
     quote: str = '"'
-
-
-def written(value: Value, style: Style, indent: str = "", used: int = 0) -> str:
-    """The text of a value whose first line begins `used` columns into a line.
-
-    Args:
-      value: a call, or text that is kept as it is.
-      style: of the file.
-      indent: of the statement that holds it.
-      used: columns before it, and after it on its last line.
-
-    >>> print(written(CallText("f", ["a", CallText("g", ["b"])]), Style(width=9)))
-    f(
-        a,
-        g(b),
-    )
-    """
-    if isinstance(value, str):
-        return value
-    flat = _flat(value)
-    if flat is not None and "\n" not in flat and used + len(flat) <= style.width:
-        return flat
-    inner = indent + style.hang
-    lines = [f"{value.name}("]
-    for each in value.positional:
-        lines.append(f"{inner}{written(each, style, inner, len(inner) + 1)},")
-    comments = [inner + comment for comment in value.comments]
-    at = len(lines) if value.keywords else 1  # most say why a buffer is donated
-    lines[at:at] = comments
-    for name, each in value.keywords:
-        start = f"{inner}{name}="
-        lines.append(f"{start}{written(each, style, inner, len(start) + 1)},")
-    return "\n".join((*lines, f"{indent})"))
-
-
-def _flat(value: Value) -> str | None:
-    """On one line; None where a comment needs one of its own."""
-    if isinstance(value, str):
-        return value
-    if value.comments:
-        return None
-    parts: list[str] = []
-    for name, each in (*(("", each) for each in value.positional), *value.keywords):
-        flat = _flat(each)
-        if flat is None:
-            return None
-        parts.append(f"{name}={flat}" if name else flat)
-    return f"{value.name}({', '.join(parts)})"
-
-
-def moved(text: str, old_column: int, new_column: int) -> str:
-    """Text of several lines that stood at one column, for another one."""
-    first, newline, rest = text.partition("\n")
-    if not newline:
-        return text
-    lines = rest.split("\n")
-    shift = new_column - old_column
-    if shift > 0:
-        lines = [" " * shift + line if line.strip() else line for line in lines]
-    elif shift < 0:
-        spare = min(
-            (len(line) - len(line.lstrip(" ")) for line in lines if line.strip()), default=0
-        )
-        cut = min(-shift, spare)
-        lines = [line[cut:] if line.strip() else line for line in lines]
-    return "\n".join((first, *lines))
 
 
 _SHORT = {"jax.sharding.PartitionSpec": "P"}  # as the field writes it
@@ -150,8 +91,7 @@ class Texts:
     def indent_of(self, node: Any) -> str:
         """The indentation of the line on which a node's statement begins."""
         start, _ = self.module.span(self.module.statement(node))
-        text = self.module.source.line_text(start)
-        return text[: len(text) - len(text.lstrip())]
+        return indentation(self.module.source.line_text(start))
 
     def column(self, node: Any) -> int:
         return self.module.source.position(self.module.span(node)[0]).column - 1
@@ -164,7 +104,7 @@ class Texts:
         wanted = len(self.indent_of(node)) + depth * len(self.style.hang)
         line = self.module.source.line_text(self.module.span(node)[0])
         old = len(line) - len(line.lstrip())
-        return moved(text, old, wanted)
+        return _moved(text, old, wanted)
 
     def written(self, value: Value, replaced: Any) -> str:
         """The text of `value` in the place of the node `replaced`."""
@@ -172,9 +112,8 @@ class Texts:
         rest = self.module.source.line_text(end)
         after = len(rest) - (self.module.source.position(end).column - 1)
         used = self.column(replaced) + after
-        line = self.module.source.line_text(self.module.span(replaced)[0])
-        indent = line[: len(line) - len(line.lstrip())]
-        return written(value, self.style, indent, used)
+        indent = indentation(self.module.source.line_text(self.module.span(replaced)[0]))
+        return _written(value, self.style, indent, used)
 
     def at_sign(self, start: int) -> int:
         """Where the `@` of the decorator at `start` stands."""
@@ -201,6 +140,72 @@ class Texts:
         return found
 
 
+def _written(value: Value, style: Style, indent: str = "", used: int = 0) -> str:
+    """The text of a value whose first line begins `used` columns into a line.
+
+    Args:
+      value: a call, or text that is kept as it is.
+      style: of the file.
+      indent: of the statement that holds it.
+      used: columns before it, and after it on its last line.
+
+    >>> print(_written(CallText("f", ["a", CallText("g", ["b"])]), Style(width=9)))
+    f(
+        a,
+        g(b),
+    )
+    """
+    if isinstance(value, str):
+        return value
+    flat = _flat(value)
+    if flat is not None and "\n" not in flat and used + len(flat) <= style.width:
+        return flat
+    inner = indent + style.hang
+    lines = [f"{value.name}("]
+    for each in value.positional:
+        lines.append(f"{inner}{_written(each, style, inner, len(inner) + 1)},")
+    comments = [inner + comment for comment in value.comments]
+    at = len(lines) if value.keywords else 1  # most say why a buffer is donated
+    lines[at:at] = comments
+    for name, each in value.keywords:
+        start = f"{inner}{name}="
+        lines.append(f"{start}{_written(each, style, inner, len(start) + 1)},")
+    return "\n".join((*lines, f"{indent})"))
+
+
+def _flat(value: Value) -> str | None:
+    """On one line; None where a comment needs one of its own."""
+    if isinstance(value, str):
+        return value
+    if value.comments:
+        return None
+    parts: list[str] = []
+    for name, each in (*(("", each) for each in value.positional), *value.keywords):
+        flat = _flat(each)
+        if flat is None:
+            return None
+        parts.append(f"{name}={flat}" if name else flat)
+    return f"{value.name}({', '.join(parts)})"
+
+
+def _moved(text: str, old_column: int, new_column: int) -> str:
+    """Text of several lines that stood at one column, for another one."""
+    first, newline, rest = text.partition("\n")
+    if not newline:
+        return text
+    lines = rest.split("\n")
+    shift = new_column - old_column
+    if shift > 0:
+        lines = [" " * shift + line if line.strip() else line for line in lines]
+    elif shift < 0:
+        spare = min(
+            (len(line) - len(line.lstrip(" ")) for line in lines if line.strip()), default=0
+        )
+        cut = min(-shift, spare)
+        lines = [line[cut:] if line.strip() else line for line in lines]
+    return "\n".join((first, *lines))
+
+
 def _has_long_string(node: ast.AST) -> bool:
     """Whether a string in it runs over several lines, so that its spaces are its value."""
     return any(
@@ -210,14 +215,27 @@ def _has_long_string(node: ast.AST) -> bool:
     )
 
 
+def indentation(line: str) -> str:
+    """What a line begins with."""
+    return line[: len(line) - len(line.lstrip())]
+
+
 def style_of(code: bytes) -> Style:
     """The indentation and width of a file, as most of it shows."""
     text = code.decode("utf-8", "replace")
-    unit = edits.indentation_of(text)
+    unit = indentation_of(text)
     longest = max((len(line) for line in text.splitlines()), default=0)
     width = 80 if unit == "  " else min(max(longest, 79), 100)
     quote = "'" if text.count("'") > text.count('"') else '"'
     return Style(unit, "    ", width, quote)
+
+
+def place(
+    texts: Texts, node: ast.expr, code: Code, edits: Iterable[Edit], group: str, said: str
+) -> PlannedPlace:
+    """A place with its edits, which are made if all of its group can be."""
+    fix = Fix(said, Safety.UNSAFE, tuple(edits), texts.imports, group)
+    return results.done(texts.module, node, code, fix, said)
 
 
 def shell(texts: Texts, whole: ast.expr, inner: ast.expr, start: str, end: str) -> tuple[Edit, ...]:
@@ -289,25 +307,201 @@ def _without_line(module: Module, statement: ast.stmt) -> Edit:
     return Edit(start, end, "")
 
 
-def around(module: Module, whole: ast.expr, inner: ast.expr, *, end: bool = False) -> str:
+def brackets(module: Module, whole: ast.expr, inner: ast.expr) -> tuple[str, str]:
     """Parentheses, where the inner expression would fall apart without them.
 
     Args:
       module: the file.
       whole: what it takes the place of.
       inner: what they would stand around.
-      end: whether the closing one is asked for.
     """
     tight = ast.Name | ast.Attribute | ast.Subscript | ast.Call | ast.Constant
     closed = ast.Dict | ast.List | ast.Set | ast.ListComp | ast.SetComp | ast.DictComp
-    if isinstance(inner, tight | closed) or _has_brackets(module, inner):
-        return ""
-    if isinstance(module.parent(whole), ast.Return) and isinstance(inner, ast.Tuple):
-        return ""
-    return ")" if end else "("
+    text = module.text(inner)  # `ast` counts the brackets of a tuple to it
+    has_own = isinstance(inner, ast.Tuple | ast.GeneratorExp) and text[:1] + text[-1:] == "()"
+    is_returned = isinstance(inner, ast.Tuple) and isinstance(module.parent(whole), ast.Return)
+    is_safe = isinstance(inner, tight | closed) or has_own or is_returned
+    return ("", "") if is_safe else ("(", ")")
 
 
-def _has_brackets(module: Module, inner: ast.expr) -> bool:
-    """Whether its own text begins and ends with brackets: `ast` counts those of a tuple to it."""
-    text = module.text(inner)
-    return isinstance(inner, ast.Tuple | ast.GeneratorExp) and text[:1] == "(" and text[-1:] == ")"
+# --- names
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Name:
+    """A name as it is written at one place, and what it needs."""
+
+    text: str
+    imports: tuple[str, ...] = ()  # at the module's level
+    edits: tuple[Edit, ...] = ()  # imports inside of functions
+
+
+class LibraryNames:
+    """The functions of jax_dist."""
+
+    title = "jax_dist.pmap"
+    source = "jax_dist"
+
+    def named(self, module: Module, function: str, at: ast.AST) -> _Name:
+        text, imports = module.name_for(f"jax_dist.{function}", at)
+        return _within_reach(module, at, text, imports)
+
+    def import_as(self, bound: str) -> str | None:
+        return f"from jax_dist import pmap{'' if bound == 'pmap' else f' as {bound}'}"
+
+
+class HelperNames:
+    """The functions of the helper module of one file.
+
+    Args:
+      home: where it is.
+    """
+
+    title: str = "mapped"
+
+    def __init__(self, home: Home):
+        self.home = home
+        self.source: str = home.module
+        self.used: set[str] = set()  # all that was asked for
+        self._taken: dict[tuple[Module, frozenset[str]], list[str]] = {}
+
+    def named(self, module: Module, function: str, at: ast.AST) -> _Name:
+        function = "mapped" if function == "pmap" else function
+        if self.home.is_inside:
+            name = self._inside(module, function, at)
+        else:
+            name = self._imported(module, function, at)
+        self.used.add(function)
+        return name
+
+    def import_as(self, bound: str) -> str | None:
+        if self.home.is_inside:
+            return None
+        self.used.add("mapped")
+        alias = "" if bound == "mapped" else f" as {bound}"
+        return f"from {self.home.module} import mapped{alias}"
+
+    def _inside(self, module: Module, function: str, at: ast.AST) -> _Name:
+        import_within(module, at)
+        if not isinstance(module.once(_anchor), ast.Import | ast.ImportFrom):
+            raise Left(
+                "the file imports jax inside of a function or block, and has no place for helpers",
+                "Give the path of a module for them: --helpers PATH.",
+            )
+        key = module, frozenset(self.used | {function})
+        if key not in self._taken:
+            self._taken[key] = _taken(module, helper_module.bound_names(key[1]))
+        taken = self._taken[key]
+        if taken:
+            raise Left(
+                f"the file has its own {taken[0]}, a name that its helpers need",
+                f"Rename {taken[0]}, or give the path of a module for the helpers: --helpers PATH.",
+            )
+        return _Name(function)
+
+    def _imported(self, module: Module, function: str, at: ast.AST) -> _Name:
+        target = f"{self.home.module}.{function}"
+        text = _bound_to(module, target) or _free_name(module, function)
+        alias = "" if text == function else f" as {text}"
+        line = f"from {self.home.module} import {function}{alias}"
+        return _within_reach(module, at, text, (line,))
+
+
+def import_within(module: Module, at: ast.AST) -> ast.stmt | None:
+    """The import by which a place knows jax, where it stands in a function or block.
+
+    None at the module's level.
+
+    Raises:
+      Left: only type checkers see the import.
+    """
+    root: ast.AST = at
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    found = module.scope(root).lookup(root.id) if isinstance(root, ast.Name) else None
+    nodes = [binding.node for binding in found[1] if binding.kind == "import"] if found else []
+    if not nodes:
+        return None
+    statements = sorted(map(module.statement, nodes), key=lambda each: each.lineno)
+    plain = any(module.parent(each) is module.tree for each in statements)
+    if plain:
+        return None
+    for around in module.ancestors(statements[0]):
+        if isinstance(around, ast.If) and "TYPE_CHECKING" in module.text(around.test):
+            raise Left("jax is imported for type checkers only")
+    return statements[0]
+
+
+def _within_reach(module: Module, at: ast.AST, text: str, imports: tuple[str, ...]) -> _Name:
+    """The imports stand where jax is imported: in the same function, in the same `try`."""
+    beside = import_within(module, at) if imports else None
+    if beside is None:
+        return _Name(text, imports)
+    start, end = module.span(beside)
+    row = module.source.line_text(start)
+    indent = indentation(row)
+    before = row[: module.source.position(start).column - 1].strip()
+    behind = module.source.line_text(end)[module.source.position(end).column - 1 :].strip()
+    if before or not (behind == "" or behind.startswith("#")):
+        lead = "; "
+    else:  # below the line, so that a comment stays with the import that it is about
+        end = module.source.code.index(behind.encode(), end) + len(behind.encode())
+        lead = f"\n{indent}"
+    return _Name(text, edits=tuple(Edit(end, end, f"{lead}{line}") for line in imports))
+
+
+def _anchor(module: Module) -> ast.stmt | None:
+    return new_imports.anchor(module.tree)
+
+
+def _taken(module: Module, wanted: dict[str, str]) -> list[str]:
+    """Of names, each with what an import means by it or "" for a definition, those taken."""
+    ours = _defined_by_us(module)
+    taken: list[str] = []
+    for name, target in wanted.items():
+        for binding in module.scopes.module.bindings.get(name, ()):
+            same = binding.kind == "import" and _is_same(module.absolute(binding.target), target)
+            if not same and not (target == "" and name in ours):
+                taken.append(name)
+                break
+    hidden = (name for name, target in wanted.items() if not target and name not in ours)
+    inner = [scope for scope in module.scopes.all if scope is not module.scopes.module]
+    taken += (name for name in hidden if any(name in scope.bindings for scope in inner))
+    return taken
+
+
+def _is_same(found: str, target: str) -> bool:
+    """`typing.Callable` means what `collections.abc.Callable` does.
+
+    And `Mesh` of `jax.experimental.maps` was that of `jax.sharding`, as everywhere in jax.
+    """
+    home, _, last = target.rpartition(".")
+    if home == "jax.sharding":
+        return found.startswith("jax.") and found.endswith(f".{last}")
+    return found == target or (home == "collections.abc" and found == f"typing.{last}")
+
+
+def _defined_by_us(module: Module) -> frozenset[str]:
+    """What an earlier migration has put into the file."""
+    text = module.source.code.decode()
+    if not helper_module.is_ours(text):
+        return frozenset()
+    return frozenset(helper_module.bound_names(helper_module.present_in(text)))
+
+
+def _bound_to(module: Module, target: str) -> str:
+    """The name by which the module's own level imports something; "" where it does not."""
+    for name, bindings in module.scopes.module.bindings.items():
+        if len(bindings) == 1 and bindings[0].kind == "import" and bindings[0].target == target:
+            return name
+    return ""
+
+
+def _free_name(module: Module, function: str) -> str:
+    """A name that nothing in the file has."""
+    bound = {name for scope in module.scopes.all for name in scope.bindings}
+    wanted = (function, f"{function}_over_devices", f"_{function}_over_devices")
+    for name in wanted:
+        if name not in bound:
+            return name
+    raise Left(f"the file has its own {function}", f"Rename {function}, then migrate again.")

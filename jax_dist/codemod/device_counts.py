@@ -12,12 +12,7 @@ _JOINED = ("stack", "array", "asarray")
 
 
 def why_not(module: Module, call: ast.Call) -> str:
-    """Why an expression is no source that can go; "" where it is one.
-
-    Args:
-      module: its file.
-      call: what `stacking.stacking` takes for copies or for a split.
-    """
+    """Why what `stacking.stacking` takes for copies or a split cannot go; "" where it can."""
     done = stacking.stacking(module, call)
     if done is None or done.kind not in (Kind.REPLICATED, Kind.SPLIT):
         return "what it does is not followed"
@@ -43,21 +38,14 @@ def _is_copy(module: Module, call: ast.Call) -> bool:
     if last == "broadcast_to" and len(call.args) == 2 and not call.keywords:
         return _is_broadcast(module, call.args[0], call.args[1])
     if last == "repeat" and len(call.args) == 2 and len(call.keywords) == 1:
-        axis = call.keywords[0]
-        is_first = (
-            axis.arg == "axis" and isinstance(axis.value, ast.Constant) and axis.value.value == 0
-        )
-        return is_first and counts_all(module, call.args[1])
+        match call.keywords[0]:
+            case ast.keyword(arg="axis", value=ast.Constant(value=0)):
+                return counts_all(module, call.args[1])
     return False
 
 
 def first_devices(module: Module, call: ast.Call) -> ast.expr | None:
-    """`jax.local_devices()[:n]` of a `device_put_replicated`, as its text says it.
-
-    Args:
-      module: its file.
-      call: what may put copies on the first of all devices.
-    """
+    """`jax.local_devices()[:n]` of a `device_put_replicated`, as its text says it."""
     if module.qualified_name(call.func) != _PUT or len(call.args) != 2 or call.keywords:
         return None
     devices = call.args[1]
@@ -88,26 +76,33 @@ def _lists_all(module: Module, node: ast.expr) -> bool:
         return False  # jax.devices("cpu")
     if not lists_devices(module, node):
         return False
-    if isinstance(node, ast.Name | ast.Attribute):
-        values = (
-            module.values(node) if isinstance(node, ast.Name) else module.attribute_values(node)
-        )
-        return bool(values) and all(_lists_all(module, value) for value in values or ())
-    return True
+    values = _values(module, node)
+    return values is None or (bool(values) and all(_lists_all(module, each) for each in values))
+
+
+def _values(module: Module, node: ast.expr) -> list[ast.expr] | None:
+    """What a name or an attribute may hold, [] where that is not known; None of another node."""
+    match node:
+        case ast.Name():
+            return module.values(node) or []
+        case ast.Attribute():
+            return module.attribute_values(node) or []
+    return None
 
 
 def counts_all(module: Module, node: ast.expr) -> bool:
     """Whether an expression surely is the number of all devices: not a name that only says so."""
     if not counts_devices(module, node, by_name=False):
         return False
-    if isinstance(node, ast.Name | ast.Attribute):
-        values = (
-            module.values(node) if isinstance(node, ast.Name) else module.attribute_values(node)
-        )
-        return bool(values) and all(counts_all(module, value) for value in values or ())
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len":
-        return _lists_all(module, node.args[0])
-    return isinstance(node, ast.Call) and not node.args and not node.keywords
+    values = _values(module, node)
+    if values is not None:
+        return bool(values) and all(counts_all(module, each) for each in values)
+    match node:
+        case ast.Call(func=ast.Name(id="len")):
+            return _lists_all(module, node.args[0])
+        case ast.Call(args=[], keywords=[]):
+            return True
+    return False
 
 
 def _equal_copies(module: Module, node: ast.expr) -> bool:
@@ -117,42 +112,32 @@ def _equal_copies(module: Module, node: ast.expr) -> bool:
         case ast.BinOp(left=count, op=ast.Mult(), right=ast.List(elts=[_])):
             return counts_all(module, count)
         case ast.ListComp(elt=one, generators=[ast.comprehension(iter=over)]):
-            return _is_plain(one) and (_in_range(module, over) or _lists_all(module, over))
+            plain = ast.Name | ast.Attribute | ast.Constant | ast.Load  # a call may draw a number
+            if not all(isinstance(each, plain) for each in ast.walk(one)):
+                return False
+            match over:
+                case ast.Call(func=ast.Name(id="range"), args=[count], keywords=[]):
+                    return counts_all(module, count) or _lists_all(module, over)
+            return _lists_all(module, over)
     return False
-
-
-def _in_range(module: Module, over: ast.expr) -> bool:
-    match over:
-        case ast.Call(func=ast.Name(id="range"), args=[count], keywords=[]):
-            return counts_all(module, count)
-    return False
-
-
-def _is_plain(node: ast.expr) -> bool:
-    """Whether it is the same each time that it is computed: a call may draw a number."""
-    kinds = ast.Name | ast.Attribute | ast.Constant | ast.Load
-    return all(isinstance(each, kinds) for each in ast.walk(node))
 
 
 def _is_broadcast(module: Module, array: ast.expr, shape: ast.expr) -> bool:
     """`broadcast_to(x, (n, *x.shape))`, `broadcast_to(x, (n,) + x.shape)`, `x[None]` for x too."""
     match array:
         case ast.Subscript(value=ast.Name() as inner, slice=ast.Constant(value=None)):
-            pass
-        case ast.Name() as inner:
-            pass
-        case _:
-            return False
+            array = inner
     match shape:
-        case ast.Tuple(elts=[count, ast.Starred(value=rest)]):
-            pass
-        case ast.BinOp(left=ast.Tuple(elts=[count]), op=ast.Add(), right=rest):
-            pass
-        case _:
-            return False
-    if not (isinstance(rest, ast.Attribute) and rest.attr == "shape"):
-        return False
-    return _same_name(rest.value, inner) and counts_all(module, count)
+        case (
+            ast.Tuple(elts=[count, ast.Starred(value=ast.Attribute(value=of, attr="shape"))])
+            | ast.BinOp(
+                left=ast.Tuple(elts=[count]),
+                op=ast.Add(),
+                right=ast.Attribute(value=of, attr="shape"),
+            )
+        ):
+            return _same_name(of, array) and counts_all(module, count)
+    return False
 
 
 def _is_split(module: Module, call: ast.Call) -> bool:
@@ -181,9 +166,10 @@ def _is_split(module: Module, call: ast.Call) -> bool:
 def _keeps_rows(module: Module, array: ast.expr, shape: ast.expr) -> bool:
     """`(n, -1) + x.shape[1:]`, `(n, b, *x.shape[1:])`: what follows says that b is what is left."""
     match shape:
-        case ast.Tuple(elts=[count, _, ast.Starred(value=rest)]):
-            pass
-        case ast.BinOp(left=ast.Tuple(elts=[count, _]), op=ast.Add(), right=rest):
+        case (
+            ast.Tuple(elts=[count, _, ast.Starred(value=rest)])
+            | ast.BinOp(left=ast.Tuple(elts=[count, _]), op=ast.Add(), right=rest)
+        ):
             pass
         case _:
             return False

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax_dist.checker.model import stacking
 from jax_dist.checker.model.flow import Origin
-from jax_dist.checker.model.scopes import Scope
+from jax_dist.checker.model.scopes import NameScope
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
 
 
@@ -44,7 +44,7 @@ def from_target(module: Module, target: ast.expr, binding: ast.AST) -> Kept | Es
     return from_binding(module, scope, target.id, binding)
 
 
-def from_binding(module: Module, scope: Scope, name: str, binding: ast.AST) -> Kept | Escaped:
+def from_binding(module: Module, scope: NameScope, name: str, binding: ast.AST) -> Kept | Escaped:
     """Out of a name that has got it, in the reads which that binding may reach."""
     line = getattr(binding, "lineno", 0)
     if scope.is_class:
@@ -62,21 +62,18 @@ def from_binding(module: Module, scope: Scope, name: str, binding: ast.AST) -> K
     return Kept(tuple(reads))
 
 
-def _is_bound_inside(module: Module, scope: Scope, name: str) -> bool:
+def _is_bound_inside(module: Module, scope: NameScope, name: str) -> bool:
     """Whether a function within sets the name of `scope`, as `nonlocal` or `global`."""
-    return any(
-        name in inner.outer and name in inner.bindings and _home(inner, name) is scope
-        for inner in module.once(_with_outer_names)
-    )
+    for inner in module.once(_with_outer_names):
+        if name in inner.outer and name in inner.bindings:
+            found = inner.lookup(name)
+            if found is not None and found[0] is scope:
+                return True
+    return False
 
 
-def _with_outer_names(module: Module) -> list[Scope]:
+def _with_outer_names(module: Module) -> list[NameScope]:
     return [scope for scope in module.scopes.all if scope.outer]
-
-
-def _home(scope: Scope, name: str) -> Scope | None:
-    found = scope.lookup(name)
-    return None if found is None else found[0]
 
 
 def callers(module: Module, function: Any) -> list[ast.Call] | None:
@@ -92,13 +89,13 @@ def callers(module: Module, function: Any) -> list[ast.Call] | None:
         reads = [each for each in module.reads(scope, function.name) if not _is_run(module, each)]
     if reads is None or function.decorator_list:  # a decorator may keep it, and call it later
         return None
-    calls = [module.parent(read) for read in reads]
-    if not all(
-        isinstance(call, ast.Call) and call.func is read
-        for call, read in zip(calls, reads, strict=True)
-    ):
-        return None
-    return calls  # type: ignore[return-value] # all are calls
+    calls: list[ast.Call] = []
+    for read in reads:
+        call = module.parent(read)
+        if not isinstance(call, ast.Call) or call.func is not read:
+            return None
+        calls.append(call)
+    return calls
 
 
 def _is_run(module: Module, read: ast.expr) -> bool:
@@ -110,15 +107,13 @@ def _is_run(module: Module, read: ast.expr) -> bool:
 def _reads_of_method(module: Module, function: Any) -> list[ast.expr] | None:
     """Where the class says `self.name`; None where others may mean it by `x.name`."""
     owner = module.parent(function)
-    special = function.name.startswith("__") and function.name != "__init__"
-    if special or any(
-        not isinstance(base, ast.Name | ast.Attribute) for base in getattr(owner, "bases", ())
-    ):
-        return None
-    if _is_replaced(module, function):
+    bases = getattr(owner, "bases", ())
+    is_special = function.name.startswith("__") and function.name != "__init__"
+    is_plain = all(isinstance(base, ast.Name | ast.Attribute) for base in bases)
+    if is_special or not is_plain or _is_replaced(module, function):
         return None
     reads: list[ast.expr] = []
-    for node in module.once(_attributes).get(function.name, ()):
+    for node in attributes(module, function.name):
         is_self = isinstance(node.value, ast.Name) and node.value.id == "self"
         if not is_self or module.class_of(node) is not owner:
             return None
@@ -175,11 +170,6 @@ def by_text(module: Module) -> str:
     return ""
 
 
-def is_known_outside(module: Module, function: Any) -> bool:
-    """Whether other files can name a function, as a name of this file or as a method."""
-    return module.function(function) is None
-
-
 def stays_inside(module: Module, origin: Origin) -> bool:
     """Whether the functions it came through are called from this file only, in plain words."""
     return all(
@@ -187,11 +177,6 @@ def stays_inside(module: Module, origin: Origin) -> bool:
         or (is_private(module, function) and are_seen(module, function))
         for function in origin.through
     )
-
-
-def may_be_given(module: Module, node: ast.expr) -> bool:
-    """Whether a name may hold what another file gives to a parameter."""
-    return bool(given_parameters(module, node))
 
 
 def given_parameters(module: Module, node: ast.expr) -> set[ast.AST]:
@@ -226,8 +211,9 @@ def are_seen(module: Module, function: Any) -> bool:
 
 
 def is_private(module: Module, function: Any) -> bool:
-    """Whether no other file calls a function."""
-    return not is_known_outside(module, function) or not is_used_elsewhere(module, function.name)
+    """Whether no other file calls a function, by a name of this file or as a method."""
+    is_inner = module.function(function) is not None
+    return is_inner or not is_used_elsewhere(module, function.name)
 
 
 # --- other files
@@ -238,18 +224,15 @@ def is_used_elsewhere(module: Module, name: str) -> bool:
     graph = module.graph
     if graph is None:
         return False
-    path = os.path.abspath(module.source.path)
-    if name in module.scopes.module.bindings:
-        return any(True for _ in graph.users(path, name))
-    return any(True for _ in graph.readers(path, name))
+    find = graph.users if name in module.scopes.module.bindings else graph.readers
+    return any(True for _ in find(os.path.abspath(module.source.path), name))
 
 
 def user_of_result(module: Module, name: str) -> str:
     """The file that calls a function of this one and uses what it returns; "" where none does."""
-    graph = module.graph
-    found = (
-        () if graph is None else graph.users_of_result(os.path.abspath(module.source.path), name)
-    )
+    if module.graph is None:
+        return ""
+    found = module.graph.users_of_result(os.path.abspath(module.source.path), name)
     return next(map(os.path.basename, found), "")
 
 

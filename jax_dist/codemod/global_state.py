@@ -8,18 +8,18 @@ whole with the reason.
 """
 
 import ast
-import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from jax_dist import _codes
 from jax_dist.checker.model import flow, functions, pmaps, scopes, stacking
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
-from jax_dist.codemod import codegen, uniformity
+from jax_dist.codemod import codegen, results, uniformity
 from jax_dist.codemod.axis_layout import (
     Argument,
     AxisLayout,
@@ -28,13 +28,12 @@ from jax_dist.codemod.axis_layout import (
     Result,
     SlotSource,
 )
-from jax_dist.codemod.codegen import Style, Texts
-from jax_dist.codemod.facts import PmapFacts, is_default
-from jax_dist.codemod.idiomatic import FreedPlace
-from jax_dist.codemod.names import Namer
-from jax_dist.codemod.results import Left
+from jax_dist.codemod.codegen import Namer, Style, Texts
+from jax_dist.codemod.results import Left, PlannedPlace
+from jax_dist.codemod.shard_map import PmapFacts, is_default
 from jax_dist.codemod.uniformity import Same
 
+_CODE = _codes.PMAP_CALL
 _BY_HAND = "Call jax_dist.global_view by hand: the page on sharded parameters shows how."
 # What a global view takes of what pmap takes.
 _TAKEN = frozenset(
@@ -43,26 +42,10 @@ _TAKEN = frozenset(
 _FORMS = ("call", "partial decorator")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _GlobalSteps:
-    """What becomes of the mapped functions of one file."""
-
-    changes: tuple[FreedPlace, ...]
-    left: dict[ast.expr, Left]  # by the reference of a site
-
-
 def find(
     module: Module, project: Project, style: Style, namer: Namer, facts: PmapFacts
-) -> _GlobalSteps:
-    """The steps of a file whose state can be cut, and why others stay.
-
-    Args:
-      module: the file.
-      project: of it.
-      style: how it is written.
-      namer: says how `global_view` is called there.
-      facts: what is known of its places.
-    """
+) -> list[PlannedPlace]:
+    """The steps of a file whose state can be cut, with their states; then those that stay."""
     left: dict[ast.expr, Left] = {}
     fit: list[tuple[Site, Layouts]] = []
     for site in pmaps.sites(module):
@@ -74,18 +57,18 @@ def find(
             fit.append((site, Layouts(module, [site], stacked_for_others=True)))
     # A step takes a batch too; what only synchronises a state does not, and leaves it to the step.
     fit.sort(key=lambda each: -len(each[1].arguments(each[0]) or []))
-    changes: list[FreedPlace] = []
+    found: list[PlannedPlace] = []
     placed: dict[ast.expr, Site] = {}  # by which step
     for site, layouts in fit:
         try:
             state = _CarriedState(module, project, layouts, site)
-            found = _Edits(state, style, namer).changes()
+            edited = _Edits(state, style, namer).places()
             state.take(placed)
         except Left as why:
             left[site.reference] = why
         else:
-            changes += found
-    return _GlobalSteps(tuple(changes), left)
+            found += edited
+    return found + [results.left(module, each, _CODE, why) for each, why in left.items()]
 
 
 def _check(site: Site, facts: PmapFacts) -> None:
@@ -107,16 +90,9 @@ def _check(site: Site, facts: PmapFacts) -> None:
 
 
 class _CarriedState:
-    """One mapped function and its state.
+    """One mapped function and its state. Raises Left where that cannot be followed.
 
-    Args:
-      module: the file.
-      project: of it.
-      layouts: of this function alone.
-      site: what maps it.
-
-    Raises:
-      Left: the state cannot be followed.
+    `layouts` are those of this function alone.
     """
 
     def __init__(self, module: Module, project: Project, layouts: Layouts, site: Site):
@@ -166,7 +142,7 @@ class _CarriedState:
         self._check_copies(found)
         return found
 
-    def _bound(self) -> tuple[str, scopes.Scope]:
+    def _bound(self) -> tuple[str, scopes.NameScope]:
         """The name of the mapped function, and the scope that binds it, once. Raises Left."""
         site, around = self.site, self.module.parent(self.site.node)
         name, at = "", site.node
@@ -369,14 +345,14 @@ class _Edits:
         self._group = f"state of {state.site.node.lineno}:{state.site.node.col_offset}"
         self._positions = tuple(state.parts)
 
-    def changes(self) -> list[FreedPlace]:
+    def places(self) -> list[PlannedPlace]:
         """All of them."""
         found = [self._mapped()]
         for number, part in self._parts.items():
             found += self._of(number, part)
         return found
 
-    def _of(self, number: int, part: Component) -> Iterator[FreedPlace]:
+    def _of(self, number: int, part: Component) -> Iterator[PlannedPlace]:
         """Where the state is put in place, and where it is read."""
         argument = f", argument={number}" if len(self._positions) > 1 else ""
         for source in part.sources:
@@ -388,28 +364,22 @@ class _Edits:
             else:
                 self._check_reach(source.node, "replicated")
                 yield self._around(source.node, source.of, f"{self._name}.place(", end, said)
+        of_one = "the state of one device"
         for first in part.firsts:
             self._check_reach(first.node, "read")
-            said = "the state of one device"
-            yield self._around(first.node, first.of, f"{self._name}.first(", ")", said)
+            yield self._around(first.node, first.of, f"{self._name}.first(", ")", of_one)
         for node in part.shown:
             self._check_reach(node, "given to another function")
             taken = stacking.firsts_in_leaves(self._module, self._module.parent(node), node)
-            if taken:
-                yield self._first_in_leaves(node, taken)
-                continue
-            said = "the state as pmap has it, for a function that takes it so"
-            yield self._around(node, node, f"{self._name}.stacked(", ")", said)
-
-    def _first_in_leaves(self, node: ast.expr, taken: list[ast.Subscript]) -> FreedPlace:
-        """`x[0]` in what is done to each leaf: the tree is that of one device."""
-        low, high = self._module.span(node)
-        edits = [Edit(low, low, f"{self._name}.first("), Edit(high, high, ")")]
-        for each in taken:
-            edits.append(Edit(self._module.span(each.value)[1], self._module.span(each)[1], ""))
-        said = "the state of one device"
-        fix = Fix(said, Safety.UNSAFE, tuple(sorted(edits)), (), self._group)
-        return FreedPlace(node, fix, said)
+            if taken:  # `x[0]` in what is done to each leaf: the tree is that of one device
+                span = self._module.span
+                low, high = span(node)
+                edits = [Edit(low, low, f"{self._name}.first("), Edit(high, high, ")")]
+                edits += (Edit(span(each.value)[1], span(each)[1], "") for each in taken)
+                yield self._place(node, sorted(edits), of_one)
+            else:
+                said = "the state as pmap has it, for a function that takes it so"
+                yield self._around(node, node, f"{self._name}.stacked(", ")", said)
 
     def _placed_below(self, source: SlotSource) -> str:
         """The name that can be put in place below the step, for its state is made above; or ""."""
@@ -434,19 +404,14 @@ class _Edits:
             return ""
         return name
 
-    def _added(self, line: str, said: str) -> FreedPlace:
-        """A statement below the step."""
-        statement = self._module.statement(self._site.node)
-        end = self._end_of_line(statement)
-        indent = self._texts(self._site.node).indent_of(self._site.node)
-        fix = Fix(said, Safety.UNSAFE, (Edit(end, end, f"\n{indent}{line}"),), (), self._group)
-        return FreedPlace(self._site.node, fix, said)
-
-    def _end_of_line(self, statement: ast.stmt) -> int:
-        """Behind a statement, and the comment that follows it."""
-        code, end = self._module.source.code, self._module.span(statement)[1]
-        rest = code[end:].partition(b"\n")[0].rstrip()
-        return end + len(rest) if rest.lstrip().startswith(b"#") else end
+    def _added(self, line: str, said: str) -> PlannedPlace:
+        """A statement below the step, and below the comment that follows it."""
+        module, step = self._module, self._site.node
+        end = module.span(module.statement(step))[1]
+        rest = module.source.code[end:].partition(b"\n")[0].rstrip()
+        end += len(rest) if rest.lstrip().startswith(b"#") else 0
+        indent = self._texts(step).indent_of(step)
+        return self._place(step, [Edit(end, end, f"\n{indent}{line}")], said)
 
     def _check_reach(self, node: ast.expr, done: str) -> None:
         """That the name means the step there. Raises Left."""
@@ -472,37 +437,27 @@ class _Edits:
     def _texts(self, node: ast.expr) -> Texts:
         return Texts(self._module, node, self._style, self._namer)
 
-    def _mapped(self) -> FreedPlace:
+    def _mapped(self) -> PlannedPlace:
         """The new name, and what is said of the state."""
         site, module = self._site, self._module
         name = self._namer.named(module, "global_view", site.reference)
         call: Any = site.node
-        last = max(
-            (each for each in [*call.args, *(word.value for word in call.keywords)]),
-            key=lambda each: module.span(each)[1],
-        )
-        end = module.span(last)[1]
+        given = (*call.args, *(word.value for word in call.keywords))
+        end = max(module.span(each)[1] for each in given)
         positions = ", ".join(map(str, self._positions))
         state = positions if len(self._positions) == 1 else f"({positions})"
         quote = self._style.quote
         more = f", state={state}, shardings={quote}fsdp{quote}"
         edits = (Edit(*module.span(site.reference), name.text), *name.edits, Edit(end, end, more))
-        fix = Fix(
-            "use jax_dist.global_view",
-            Safety.UNSAFE,
-            tuple(sorted(edits)),
-            name.imports,
-            self._group,
-        )
+        title = "use jax_dist.global_view"
+        fix = Fix(title, Safety.UNSAFE, tuple(sorted(edits)), name.imports, self._group)
         said = f"its state, argument {positions}, is cut over the devices"
-        return FreedPlace(site.reference, fix, said)
+        return results.done(module, site.reference, _CODE, fix, said)
 
-    def _around(self, node: ast.expr, of: ast.expr, start: str, end: str, said: str) -> FreedPlace:
-        texts = self._texts(node)
-        if node is of:
-            low, high = self._module.span(node)
-            edits: tuple[Edit, ...] = (Edit(low, low, start), Edit(high, high, end))
-        else:
-            edits = codegen.shell(texts, node, of, start, end)
-        fix = Fix(said, Safety.UNSAFE, edits, texts.imports, self._group)
-        return FreedPlace(node, fix, said)
+    def _around(
+        self, node: ast.expr, of: ast.expr, start: str, end: str, said: str
+    ) -> PlannedPlace:
+        return self._place(node, codegen.shell(self._texts(node), node, of, start, end), said)
+
+    def _place(self, node: ast.expr, edits: Iterable[Edit], said: str) -> PlannedPlace:
+        return codegen.place(self._texts(node), node, _CODE, edits, self._group, said)

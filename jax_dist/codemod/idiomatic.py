@@ -6,29 +6,243 @@ Where all arguments and results of a function can do without it, the function is
 
 import ast
 import dataclasses
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
+from jax_dist import _codes
 from jax_dist.checker.model import flow, functions, pmaps, scopes
-from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.findings import Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
-from jax_dist.codemod import codegen, direct, pmap_renames
+from jax_dist.codemod import codegen, pmap_renames, results, shard_map
 from jax_dist.codemod.axis_layout import (
     Argument,
     AxisLayout,
     Component,
     Layouts,
+    Result,
     Slot,
-    SlotSource,
 )
-from jax_dist.codemod.codegen import Style, Texts
-from jax_dist.codemod.direct import DirectPlan
-from jax_dist.codemod.facts import PmapFacts
-from jax_dist.codemod.names import Namer
-from jax_dist.codemod.results import Left
-from jax_dist.codemod.use_sites import First
+from jax_dist.codemod.codegen import Namer, Style, Texts
+from jax_dist.codemod.results import Left, PlannedPlace
+from jax_dist.codemod.shard_map import DirectPlan, PmapFacts
+
+_CODE = _codes.FAKE_DEVICE_AXIS
+_Freed: TypeAlias = dict[ast.expr, PlannedPlace]  # by its node
+
+
+def find(
+    module: Module, style: Style, namer: Namer, facts: PmapFacts
+) -> tuple[_Freed, dict[ast.expr, str]]:
+    """The places of a file that can do without the axis over devices, and why others keep it.
+
+    Returns:
+      What becomes of them; by the reference of a site, why some of its axes stay.
+    """
+    sites = [site for site in pmaps.sites(module) if _may_change(site, facts)]
+    if not sites:
+        return {}, {}
+    layouts = Layouts(module, sites)
+    write = _Writer(module, layouts, facts, style, namer)
+    groups = _groups(layouts, sites)
+    while (freed := write.sites(sites, groups)) is None:
+        groups = _groups(layouts, sites)
+    kept = {
+        site.reference: "; ".join(
+            dict.fromkeys(part.kept for part in _parts(layouts, site) if part.kept)
+        )
+        for site in sites
+    }
+    return freed | write.places(sites, groups), kept
+
+
+def _may_change(site: Site, facts: PmapFacts) -> bool:
+    if site.form not in ("call", "decorator", "partial decorator") or site.fun is None:
+        return False
+    given = site.arguments.keys() - {"axis_name", "donate_argnums"}
+    return not site.unknown and not given and not facts.several_processes
+
+
+def _groups(layouts: Layouts, sites: list[Site]) -> dict[int, str]:
+    """By the id of a component: the name of what changes together, or not at all."""
+    groups: dict[int, str] = {}
+    for site in sites:
+        free = [id(part) for part in _free(layouts, site)]
+        joined = {groups[each] for each in free if each in groups}
+        name = min(joined, default=f"axis of {site.node.lineno}:{site.node.col_offset}")
+        groups = {each: name if old in joined else old for each, old in groups.items()}
+        groups |= dict.fromkeys(free, name)
+    return groups
+
+
+def _free(layouts: Layouts, site: Site) -> list[Component]:
+    return [part for part in _parts(layouts, site) if part.layout is not AxisLayout.STACKED]
+
+
+def _parts(layouts: Layouts, site: Site) -> list[Component]:
+    slots: list[Slot] = [*(layouts.arguments(site) or []), *layouts.results(site)]
+    parts: list[Component] = []
+    for slot in slots:
+        part = layouts.component(slot)
+        if not any(part is each for each in parts):
+            parts.append(part)
+    return parts
+
+
+class _Writer:
+    """Writes the changes of one file."""
+
+    def __init__(
+        self, module: Module, layouts: Layouts, facts: PmapFacts, style: Style, namer: Namer
+    ):
+        self._module, self._layouts, self._facts = module, layouts, facts
+        self._style, self._namer = style, namer
+
+    def _texts(self, node: ast.expr) -> Texts:
+        return Texts(self._module, node, self._style, self._namer)
+
+    # --- mapped functions
+
+    def sites(self, sites: list[Site], groups: dict[int, str]) -> _Freed | None:
+        """Their changes; None where a slot had to be kept: then all is asked again."""
+        freed: _Freed = {}
+        for site in sites:
+            free = _free(self._layouts, site)
+            if not free:
+                continue
+            try:
+                change = self._site(site, groups[id(free[0])])
+            except Left as left:
+                self._layouts.keep_site(site, left.reason)
+                return None
+            if change is None:
+                return None
+            freed[site.reference] = change
+        return freed
+
+    def _site(self, site: Site, group: str) -> PlannedPlace | None:
+        arguments = self._layouts.arguments(site)
+        if arguments is None:
+            raise Left("its calls differ in the number of arguments")
+        slots = [*arguments, *self._layouts.results(site)]
+        layouts = [self._layouts.component(slot).layout for slot in slots]
+        named = self._layouts.has_named_arguments(site)
+        texts = self._texts(site.node)
+        plan = self._freed(shard_map.plan(self._module, site, texts), arguments, site, texts)
+        said = _said(self._layouts, site, arguments)
+        if AxisLayout.STACKED not in layouts and not named and not self._facts.unfit_place(site):
+            fix = shard_map.written(self._module, site, plan, texts, group)
+            return results.done(self._module, site.reference, _CODE, fix, said)
+        split = [
+            slot for slot, layout in zip(slots, layouts, strict=True) if layout is AxisLayout.SPLIT
+        ]
+        for slot in split:  # only shard_map takes a whole batch
+            self._layouts.keep_slot(slot, "another argument or result keeps its axis")
+        if split:
+            return None
+        if not named and AxisLayout.STACKED not in layouts[: len(arguments)]:
+            raise Left("no other argument would show how many devices there are")
+        return self._mapped(site, plan, group, said)
+
+    def _mapped(self, site: Site, plan: DirectPlan, group: str, said: str) -> PlannedPlace:
+        """`mapped` in the place of pmap, with None for what has lost its axis."""
+        fix = pmap_renames.fix(self._module, site, self._namer)
+        texts = self._texts(site.node)
+        edits = fix and shard_map.with_axes(self._module, site, plan, texts, fix.edits)
+        if fix is None or edits is None:
+            raise Left("pmap has no brackets for in_axes there")
+        new = Fix(fix.title, Safety.UNSAFE, edits, fix.imports, group)
+        return results.done(self._module, site.reference, _CODE, new, said)
+
+    def _freed(
+        self, plan: DirectPlan, arguments: list[Argument], site: Site, texts: Texts
+    ) -> DirectPlan:
+        """The plan with each slot laid out as it can be."""
+        ins = [self._layouts.component(slot).layout for slot in arguments]
+        results = self._layouts.results(site)
+        outs = [self._layouts.component(slot).layout for slot in results]
+        one_result = results[0].position is None
+        spec = texts.named("jax.sharding.PartitionSpec")
+        cut = f"{spec}({plan.axis})"
+        specs = {AxisLayout.SHARED: f"{spec}()", AxisLayout.SPLIT: cut, AxisLayout.STACKED: cut}
+        axes = {AxisLayout.SHARED: "None", AxisLayout.SPLIT: "None", AxisLayout.STACKED: "0"}
+        return dataclasses.replace(
+            plan,
+            in_specs=_tuple([specs[each] for each in ins]),
+            out_specs=specs[outs[0]] if one_result else _tuple([specs[each] for each in outs]),
+            in_axes=_tuple([axes[each] for each in ins]) if {*ins} != {AxisLayout.STACKED} else "",
+            out_axes=axes[outs[0]] if one_result else _tuple([axes[each] for each in outs]),
+            is_bare=True,
+        )
+
+    # --- copies, splits and first parts
+
+    def places(self, sites: list[Site], groups: dict[int, str]) -> _Freed:
+        """The changes of those that belong to the freed slots."""
+        parts = {id(part): part for site in sites for part in _parts(self._layouts, site)}
+        freed: _Freed = {}
+        for number, part in parts.items():
+            for node, of, texts, start, end, said in self._shells(part) if number in groups else ():
+                edits = codegen.shell(texts, node, of, start, end)
+                freed[node] = codegen.place(texts, node, _CODE, edits, groups[number], said)
+        return freed
+
+    def _shells(self, part: Component) -> Iterator[tuple[ast.expr, ast.expr, Texts, str, str, str]]:
+        """`(whole, what is left of it, texts, new text before that, behind it, what is said)`."""
+        donated = self._layouts.donating_calls(part)
+        for source in part.sources:
+            texts = self._texts(source.node)
+            start, end = codegen.brackets(self._module, source.node, source.of)
+            said = "one global array"
+            if source.kind is Kind.REPLICATED:
+                start, end = f"{texts.helper('replicated')}(", ")"
+                if source.devices is not None:
+                    end = f", {self._module.text(source.devices)})"
+                said = "a whole copy on each device, without the axis"
+            yield source.node, source.of, texts, start, end, said
+        for first in part.firsts:
+            texts = self._texts(first.node)
+            start, end = codegen.brackets(self._module, first.node, first.of)
+            said = "the value has no device axis any more"
+            if _outlives(self._module, first.node, donated):
+                start = f"{texts.named('jax.tree.map')}({texts.named('jax.numpy.copy')}, "
+                end, said = ")", f"{said}; it is copied, for the value is donated later"
+            yield first.node, first.of, texts, start, end, said
+        for node in part.shown:
+            texts = self._texts(node)
+            start = f"{texts.helper('with_device_axis')}("
+            said = "a function of another file still gets one slice for each device"
+            yield node, node, texts, start, ")", said
+        for call in part.forests:  # `get_metrics` takes the first slice of each leaf, and stacks
+            texts = self._texts(call)
+            stack = texts.named("flax.training.common_utils.stack_forest")
+            start = f"{stack}({texts.named('jax.device_get')}("
+            said = "the metrics have no device axis any more"
+            yield call, call.args[0], texts, start, "))", said
+
+
+def _tuple(parts: list[str]) -> str:
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+
+def _said(layouts: Layouts, site: Site, arguments: list[Argument]) -> str:
+    def freed(slots: Sequence[Argument | Result]) -> str:
+        return ", ".join(
+            "all" if slot.position is None else str(slot.position)
+            for slot in slots
+            if layouts.component(slot).layout is not AxisLayout.STACKED
+        )
+
+    cautions = [caution for part in _parts(layouts, site) for caution in part.cautions]
+    words = (
+        f"arguments {freed(arguments) or 'none'}; results {freed(layouts.results(site)) or 'none'}"
+    )
+    return "; ".join((f"without the device axis: {words}", *dict.fromkeys(cautions)))
+
+
+# --- values that are donated later
+
 
 # What these give is no view of the array.
 _COPIES = frozenset(
@@ -116,265 +330,3 @@ def _comes_back(module: Module, call: ast.Call) -> bool:
 def _shares_loop(module: Module, one: ast.AST, other: ast.AST) -> bool:
     loops = [each for each in module.ancestors(one) if isinstance(each, ast.For | ast.While)]
     return any(each is around for around in module.ancestors(other) for each in loops)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class FreedPlace:
-    """One place that loses the axis."""
-
-    node: ast.expr
-    fix: Fix
-    said: str  # what became of it
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Idiomatic:
-    """All that one file can be freed of, and why the rest stays."""
-
-    changes: tuple[FreedPlace, ...]
-    kept: dict[ast.expr, str]  # by the node of the site
-
-
-def find(module: Module, style: Style, namer: Namer, facts: PmapFacts) -> Idiomatic:
-    """The places of a file that can do without the axis over devices.
-
-    Args:
-      module: the file.
-      style: how it is written.
-      namer: says how the helpers are called there.
-      facts: what is known of its places.
-    """
-    sites = [site for site in pmaps.sites(module) if _may_change(site, facts)]
-    if not sites:
-        return Idiomatic((), {})
-    layouts = Layouts(module, sites)
-    write = _Writer(module, layouts, facts, style, namer)
-    groups = _groups(layouts, sites)
-    while (changes := write.sites(sites, groups)) is None:
-        groups = _groups(layouts, sites)
-    kept = {site.reference: _why_kept(layouts, site) for site in sites}
-    return Idiomatic((*changes, *write.places(sites, groups)), kept)
-
-
-def _may_change(site: Site, facts: PmapFacts) -> bool:
-    if site.form not in ("call", "decorator", "partial decorator") or site.fun is None:
-        return False
-    given = site.arguments.keys() - {"axis_name", "donate_argnums"}
-    return not site.unknown and not given and not facts.several_processes
-
-
-def _why_kept(layouts: Layouts, site: Site) -> str:
-    parts = _parts(layouts, site)
-    return "; ".join(dict.fromkeys(part.kept for part in parts if part.kept))
-
-
-def _groups(layouts: Layouts, sites: list[Site]) -> dict[int, str]:
-    """By the id of a component: the name of what changes together, or not at all."""
-    groups: dict[int, str] = {}
-    for site in sites:
-        free = [id(part) for part in _free(layouts, site)]
-        joined = {groups[each] for each in free if each in groups}
-        name = min(joined, default=f"axis of {site.node.lineno}:{site.node.col_offset}")
-        groups = {each: name if old in joined else old for each, old in groups.items()}
-        groups |= dict.fromkeys(free, name)
-    return groups
-
-
-def _free(layouts: Layouts, site: Site) -> list[Component]:
-    return [part for part in _parts(layouts, site) if part.layout is not AxisLayout.STACKED]
-
-
-def _parts(layouts: Layouts, site: Site) -> list[Component]:
-    slots: list[Slot] = [*(layouts.arguments(site) or []), *layouts.results(site)]
-    parts: list[Component] = []
-    for slot in slots:
-        part = layouts.component(slot)
-        if not any(part is each for each in parts):
-            parts.append(part)
-    return parts
-
-
-class _Writer:
-    """Writes the changes of one file."""
-
-    def __init__(
-        self, module: Module, layouts: Layouts, facts: PmapFacts, style: Style, namer: Namer
-    ):
-        self._module, self._layouts, self._facts = module, layouts, facts
-        self._style, self._namer = style, namer
-
-    def _texts(self, node: ast.expr) -> Texts:
-        return Texts(self._module, node, self._style, self._namer)
-
-    # --- mapped functions
-
-    def sites(self, sites: list[Site], groups: dict[int, str]) -> list[FreedPlace] | None:
-        """Their changes; None where a slot had to be kept: then all is asked again."""
-        changes: list[FreedPlace] = []
-        for site in sites:
-            free = _free(self._layouts, site)
-            if not free:
-                continue
-            try:
-                change = self._site(site, groups[id(free[0])])
-            except Left as left:
-                self._layouts.keep_site(site, left.reason)
-                return None
-            if change is None:
-                return None
-            changes.append(change)
-        return changes
-
-    def _site(self, site: Site, group: str) -> FreedPlace | None:
-        arguments = self._layouts.arguments(site)
-        if arguments is None:
-            raise Left("its calls differ in the number of arguments")
-        slots = [*arguments, *self._layouts.results(site)]
-        layouts = [self._layouts.component(slot).layout for slot in slots]
-        named = self._layouts.has_named_arguments(site)
-        texts = self._texts(site.node)
-        plan = self._freed(direct.plan(self._module, site, texts), arguments, site, texts)
-        said = _said(self._layouts, site, arguments)
-        if AxisLayout.STACKED not in layouts and not named and not self._facts.unfit_place(site):
-            return FreedPlace(
-                site.reference, direct.written(self._module, site, plan, texts, group), said
-            )
-        split = [
-            slot for slot, layout in zip(slots, layouts, strict=True) if layout is AxisLayout.SPLIT
-        ]
-        for slot in split:  # only shard_map takes a whole batch
-            self._layouts.keep_slot(slot, "another argument or result keeps its axis")
-        if split:
-            return None
-        if not named and AxisLayout.STACKED not in layouts[: len(arguments)]:
-            raise Left("no other argument would show how many devices there are")
-        return self._mapped(site, plan, group, said)
-
-    def _mapped(self, site: Site, plan: DirectPlan, group: str, said: str) -> FreedPlace:
-        """`mapped` in the place of pmap, with None for what has lost its axis."""
-        fix = pmap_renames.fix(self._module, site, self._namer)
-        texts = self._texts(site.node)
-        edits = fix and direct.with_axes(self._module, site, plan, texts, fix.edits)
-        if fix is None or edits is None:
-            raise Left("pmap has no brackets for in_axes there")
-        new = Fix(fix.title, Safety.UNSAFE, edits, fix.imports, group)
-        return FreedPlace(site.reference, new, said)
-
-    def _freed(
-        self, plan: DirectPlan, arguments: list[Argument], site: Site, texts: Texts
-    ) -> DirectPlan:
-        """The plan with each slot laid out as it can be."""
-        ins = [self._layouts.component(slot).layout for slot in arguments]
-        results = self._layouts.results(site)
-        outs = [self._layouts.component(slot).layout for slot in results]
-        one_result = results[0].position is None
-        spec = texts.named("jax.sharding.PartitionSpec")
-        cut = f"{spec}({plan.axis})"
-        specs = {AxisLayout.SHARED: f"{spec}()", AxisLayout.SPLIT: cut, AxisLayout.STACKED: cut}
-        axes = {AxisLayout.SHARED: "None", AxisLayout.SPLIT: "None", AxisLayout.STACKED: "0"}
-        return dataclasses.replace(
-            plan,
-            in_specs=_tuple([specs[each] for each in ins]),
-            out_specs=specs[outs[0]] if one_result else _tuple([specs[each] for each in outs]),
-            in_axes=_tuple([axes[each] for each in ins])
-            if set(ins) != {AxisLayout.STACKED}
-            else "",
-            out_axes=axes[outs[0]] if one_result else _tuple([axes[each] for each in outs]),
-            is_bare=True,
-        )
-
-    # --- copies, splits and first parts
-
-    def places(self, sites: list[Site], groups: dict[int, str]) -> list[FreedPlace]:
-        """The changes of those that belong to the freed slots."""
-        found: list[FreedPlace] = []
-        seen: list[Component] = []
-        for site in sites:
-            for part in _parts(self._layouts, site):
-                if id(part) in groups and not any(part is each for each in seen):
-                    seen.append(part)
-                    found += self._places_of(part, groups[id(part)])
-        return found
-
-    def _places_of(self, part: Component, group: str) -> list[FreedPlace]:
-        donated = self._layouts.donating_calls(part)
-        places = [self._source(source, group) for source in part.sources]
-        for first in part.firsts:
-            copied = _outlives(self._module, first.node, donated)
-            places.append(self._first(first, group, copied=copied))
-        places += [self._shown(node, group) for node in part.shown]
-        return places + [self._forest(call, group) for call in part.forests]
-
-    def _source(self, source: SlotSource, group: str) -> FreedPlace:
-        texts = self._texts(source.node)
-        if source.kind is Kind.REPLICATED:
-            start, end = f"{texts.helper('replicated')}(", ")"
-            if source.devices is not None:
-                end = f", {self._module.text(source.devices)})"
-            said = "a whole copy on each device, without the axis"
-        else:
-            start = codegen.around(self._module, source.node, source.of)
-            end = codegen.around(self._module, source.node, source.of, end=True)
-            said = "one global array"
-        edits = codegen.shell(texts, source.node, source.of, start, end)
-        fix = Fix(said, Safety.UNSAFE, edits, texts.imports, group)
-        return FreedPlace(source.node, fix, said)
-
-    def _first(self, first: First, group: str, *, copied: bool) -> FreedPlace:
-        """The value itself; a copy of it where a later call donates that."""
-        texts = self._texts(first.node)
-        start = codegen.around(self._module, first.node, first.of)
-        end = codegen.around(self._module, first.node, first.of, end=True)
-        said = "the value has no device axis any more"
-        if copied:
-            start = f"{texts.named('jax.tree.map')}({texts.named('jax.numpy.copy')}, "
-            end, said = ")", f"{said}; it is copied, for the value is donated later"
-        edits = codegen.shell(texts, first.node, first.of, start, end)
-        fix = Fix(said, Safety.UNSAFE, edits, texts.imports, group)
-        return FreedPlace(first.node, fix, said)
-
-    def _shown(self, node: ast.expr, group: str) -> FreedPlace:
-        """A function of another file gets what it got before."""
-        texts = self._texts(node)
-        start, end = self._module.span(node)
-        edits = (
-            Edit(start, start, f"{texts.helper('with_device_axis')}("),
-            Edit(end, end, ")"),
-        )
-        said = "a function of another file still gets one slice for each device"
-        fix = Fix(said, Safety.UNSAFE, edits, texts.imports, group)
-        return FreedPlace(node, fix, said)
-
-    def _forest(self, call: ast.Call, group: str) -> FreedPlace:
-        """flax's `get_metrics` takes the first slice of each leaf, and stacks; now it stacks."""
-        texts = self._texts(call)
-        stack = texts.named("flax.training.common_utils.stack_forest")
-        get = texts.named("jax.device_get")
-        edits = codegen.shell(texts, call, call.args[0], f"{stack}({get}(", "))")
-        said = "the metrics have no device axis any more"
-        fix = Fix(said, Safety.UNSAFE, edits, texts.imports, group)
-        return FreedPlace(call, fix, said)
-
-
-def _tuple(parts: list[str]) -> str:
-    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
-
-
-def _said(layouts: Layouts, site: Site, arguments: list[Argument]) -> str:
-    freed = [
-        str(slot.position)
-        for slot in arguments
-        if layouts.component(slot).layout is not AxisLayout.STACKED
-    ]
-    results = [
-        "all" if slot.position is None else str(slot.position)
-        for slot in layouts.results(site)
-        if layouts.component(slot).layout is not AxisLayout.STACKED
-    ]
-    cautions = [caution for part in _parts(layouts, site) for caution in part.cautions]
-    words = [
-        f"without the device axis: arguments {', '.join(freed) or 'none'}; "
-        f"results {', '.join(results) or 'none'}",
-        *dict.fromkeys(cautions),
-    ]
-    return "; ".join(words)

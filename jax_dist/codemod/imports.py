@@ -11,8 +11,8 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable
 
-from jax_dist.checker.model import edits, scopes
-from jax_dist.checker.model.findings import Edit
+from jax_dist.checker.model import scopes
+from jax_dist.checker.model.findings import Edit, apply_edits
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
 
@@ -45,7 +45,7 @@ def tidied(before: Module, after: Module, needed: Collection[str] = ()) -> bytes
             and not used(name)
         ]
         made += _removals(after, statement, idle, made[-1] if made else None)
-    return edits.apply(after.source.code, made)
+    return apply_edits(after.source.code, made)
 
 
 def _used_elsewhere(module: Module) -> Callable[[str], bool]:
@@ -79,12 +79,10 @@ def _in_strings(module: Module, name: str) -> bool:
 
 def _exported(module: Module) -> set[str]:
     """The names in `__all__`."""
-    names: set[str] = set()
-    for binding in module.scopes.module.bindings.get("__all__", ()):
-        for node in ast.walk(binding.node):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                names.add(node.value)
-    return names
+    bindings = module.scopes.module.bindings.get("__all__", ())
+    nodes = (node for binding in bindings for node in ast.walk(binding.node))
+    values = (node.value for node in nodes if isinstance(node, ast.Constant))
+    return {value for value in values if isinstance(value, str)}
 
 
 def _removals(
@@ -110,18 +108,16 @@ def _removals(
         if is_under_blank and not module.source.line_text(below).strip():
             below = _next_line(module, below)
         return [Edit(start, below, "")]
-    return [_without(module, statement, alias) for alias in idle[:1]] if len(idle) == 1 else []
+    return [without(module, statement, idle[0])] if len(idle) == 1 else []
 
 
 def _next_line(module: Module, end: int) -> int:
-    code = module.source.code
-    for newline in (b"\r\n", b"\n", b"\r"):
-        if code.startswith(newline, end + len(code[end:]) - len(code[end:].lstrip(b" \t"))):
-            return end + len(code[end:]) - len(code[end:].lstrip(b" \t")) + len(newline)
-    return end
+    found = re.compile(rb"[ \t]*(?:\r\n|\n|\r)").match(module.source.code, end)
+    return end if found is None else found.end()
 
 
-def _without(module: Module, statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> Edit:
+def without(module: Module, statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> Edit:
+    """Takes an alias out of several, with the comma that belongs to it."""
     names = statement.names
     position = names.index(alias)
     if position + 1 < len(names):

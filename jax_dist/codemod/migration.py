@@ -1,24 +1,61 @@
-"""Files that are migrated together, the helper modules that they need, and what to know of them."""
+"""Files that are migrated together, and the helper modules that they need.
 
-import collections
+Every place of a file is migrated or left. A fix inside of another one waits for the next round; the
+last text is proved to parse, and to read no name before that is bound.
+"""
+
+import ast
+import dataclasses
+import difflib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Literal, TypeAlias
 
 from jax_dist import _codes
-from jax_dist.checker.engine import linter, requirement
+from jax_dist.checker.engine import linter
 from jax_dist.checker.engine.linter import load
-from jax_dist.checker.model import edits, sources
-from jax_dist.checker.model.sources import UnreadableError
-from jax_dist.codemod import files, helper_module, pmap_renames
-from jax_dist.codemod.context import ProjectContext
-from jax_dist.codemod.files import MigrationOptions
-from jax_dist.codemod.results import FileMigration, Left
+from jax_dist.checker.model import new_imports, pmaps, sources
+from jax_dist.checker.model.findings import Fix, choose_fixes, indentation_of
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
+from jax_dist.checker.rules import Version
+from jax_dist.codemod import (
+    codegen,
+    helper_module,
+    imports,
+    pmap_renames,
+    results,
+    shard_map,
+)
+from jax_dist.codemod.codegen import HelperNames, LibraryNames, Namer, Texts
+from jax_dist.codemod.results import (
+    FileMigration,
+    Helpers,
+    Left,
+    PlaceResult,
+    PlannedPlace,
+    ProjectContext,
+)
+from jax_dist.codemod.shard_map import PmapFacts, Promises
 
-Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
+Target: TypeAlias = Literal["jax_dist", "jax", "global"]
+_Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
 
 # A file that holds none of these has no place to migrate, except for renamed functions.
 _WORDS = (b"pmap", b"replicate", b"device_put_")
+_ROUNDS = 10
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MigrationOptions:
+    """What is asked for."""
+
+    to: Target = "jax_dist"
+    idiomatic: bool = False  # with "jax": without the axis over devices, where the flow shows it
+    promises: Promises = Promises()
+    target: Version | None = None  # the oldest jax that the code must run on; None: the newest
+    # Places that stay, by path and line; line 0: the whole file.
+    without: frozenset[tuple[str, int]] = frozenset()
 
 
 def migrate(
@@ -26,7 +63,7 @@ def migrate(
     options: MigrationOptions,
     *,
     helpers: str = "",
-    progress: Progress = lambda done, total: None,
+    progress: _Progress = lambda done, total: None,
 ) -> tuple[list[FileMigration], ProjectContext]:
     """Migrates files together; nothing is written.
 
@@ -75,7 +112,7 @@ def of_text(
     It need not be `_wanted`. A fault of ours stays in its file: that is left whole, and says so.
     """
     try:
-        found = files.migrate(load(path, data), context, options)
+        found = of_source(load(path, data), context, options)
     except UnreadableError as error:
         return FileMigration(path, data, data, problem=str(error))
     except Exception as error:  # noqa: BLE001 - other files must not suffer
@@ -86,12 +123,8 @@ def of_text(
 
 def _wanted(data: bytes) -> bool:
     """Whether a file may have something to migrate, by its bytes; False is certain."""
-    if any(sources.holds(word, data) for word in _WORDS):
-        return True
-    return linter.wanted(data, pmap_renames.CODES)
-
-
-# --- helper modules
+    is_named = any(sources.holds(word, data) for word in _WORDS)
+    return is_named or linter.wanted(data, pmap_renames.CODES)
 
 
 def _with_modules(found: list[FileMigration]) -> list[FileMigration]:
@@ -100,23 +133,21 @@ def _with_modules(found: list[FileMigration]) -> list[FileMigration]:
     Files whose module cannot have what they need are left.
     """
     users: dict[str, list[int]] = {}
+    names: dict[str, frozenset[str]] = {}
     for position, migrated in enumerate(found):
         if migrated.helpers is not None:
-            users.setdefault(migrated.helpers.path, []).append(position)
+            path = migrated.helpers.path
+            users.setdefault(path, []).append(position)
+            names[path] = names.get(path, frozenset()) | migrated.helpers.names
     modules: list[FileMigration] = []
     for path, positions in sorted(users.items()):
-        names = frozenset[str]().union(*(_helpers(found[each]) for each in positions))
         first = found[positions[0]].after.decode("utf-8", "replace")
         try:
-            modules.append(_module(path, names, edits.indentation_of(first)))
+            modules.append(_module(path, names[path], indentation_of(first)))
         except Left as left:
             for each in positions:
                 found[each] = found[each].left_whole(left)
     return [*found, *modules]
-
-
-def _helpers(migrated: FileMigration) -> frozenset[str]:
-    return frozenset() if migrated.helpers is None else migrated.helpers.names
 
 
 def _module(path: str, names: frozenset[str], unit: str) -> FileMigration:
@@ -143,79 +174,307 @@ def _module(path: str, names: frozenset[str], unit: str) -> FileMigration:
     return FileMigration(shown, before, before)
 
 
-_PMAP = _codes.PMAP_CALL
-_NEEDS = (0, 8)
-_BUILD_FILES = ("BUILD", "BUILD.bazel")
+# --- one file
 
 
-def cautions_of(
-    files: Sequence[FileMigration], context: ProjectContext, options: MigrationOptions
-) -> Iterator[str]:
-    """The cautions of one migration, a sentence each.
-
-    Args:
-      files: what became of them.
-      context: their projects.
-      options: what was asked for.
-    """
-    places = [outcome for file in files for outcome in file.outcomes if outcome.status == "done"]
-    if options.to == "global" or not any(outcome.code == _PMAP for outcome in places):
-        return
-    replicate = context.replicate_of_flax()
-    if replicate is not None:
-        yield (
-            f"{replicate} uses flax.jax_utils.replicate, which stays: with jax 0.10 and newer it "
-            "needs flax 0.12.7 or newer."
-        )
-    if options.to != "jax":
-        return
-    fake = context.fake()
-    if fake is not None:
-        yield (
-            f"{fake} has jax.pmap replaced while it runs: mapped is not replaced there. In tests, "
-            "give it as many devices as slices."
-        )
-    question = context.question_of_type
-    if question is not None:
-        yield (
-            f"{question} knows functions of jax.pmap by their type, PmapFunction: those of mapped "
-            "are of another, so what asks there is told that they are not mapped."
-        )
-    if context.sign is not None and not options.promises.one_process:
-        yield (
-            f"The program may run in several processes ({context.sign}). There, mapped keeps the "
-            "view of jax.pmap; inside jit, grad or vmap it raises an error, where jax.pmap "
-            "silently uses the devices of one process only."
-        )
-    asked = [each for each in map(requirement.lower_bound, context.graph.roots) if each is not None]
-    if asked and min(asked) < _NEEDS:
-        oldest = ".".join(map(str, min(asked)))
-        yield f"What was written needs jax 0.8 or newer; the project asks for {oldest} or newer."
-    for file in files:
-        for name in _BUILD_FILES if file.is_new else ():
-            build = os.path.join(os.path.dirname(file.path), name)
-            if os.path.isfile(build):
-                yield f"Add {os.path.basename(file.path)} to the sources in {build}."
-    yield from _of_scripts(files)
+def of_source(source: Source, context: ProjectContext, options: MigrationOptions) -> FileMigration:
+    """Migrates one file, judged with its project; nothing is written."""
+    before = source.written(source.code)
+    try:
+        module = context.project.module(source)
+    except ParseError as error:
+        problem = f"Python cannot parse it: line {error.line}: {error.message}"
+        return FileMigration(source.path, before, before, (), problem)
+    file = _File(module, context, options)
+    found = file.places(module)
+    outcomes = (*(place.outcome for place in found), *_unparsed_cells(source))
+    try:
+        after = file.rewritten(found)
+    except _RefusedError as error:
+        return FileMigration(source.path, before, before, (), str(error))
+    return FileMigration(source.path, before, after, outcomes, helpers=file.helpers)
 
 
-def _of_scripts(files: Sequence[FileMigration]) -> Iterator[str]:
-    """Where one module may do for scripts that get the helpers inside.
+class _RefusedError(Exception):
+    """The new text would do harm, so the file is left whole."""
 
-    A script finds a file beside it if Python is given its path, and not by `python -m`: the text
-    does not say which it is, so that the user has to.
-    """
-    count = collections.Counter(
-        os.path.dirname(file.path)
-        for file in files
-        if file.path.endswith(".py") and not file.is_new
-        if helper_module.is_ours(file.after.decode("utf-8", "replace"))
-        and not helper_module.is_ours(file.before.decode("utf-8", "replace"))
-    )
-    for folder, number in count.items():
-        if number > 1:
-            script, module = (os.path.join(folder, name) for name in ("FILE.py", "_mapped.py"))
-            yield (
-                f"{number} scripts in {folder or 'this folder'} get the helpers inside. If they "
-                f"are run as `python {script}`, one module will do for them: --helpers {module}."
+
+def _unparsed_cells(source: Source) -> Iterator[PlaceResult]:
+    """Cells of a notebook that Python cannot parse; the others are migrated."""
+    for cell in getattr(source, "unparsed", ()):
+        offset = source.line_starts[min(cell.line, len(source.line_starts)) - 1]
+        at = source.position(offset)
+        said = (source.line_text(offset).strip(), "Python cannot parse the cell", "", cell.message)
+        yield PlaceResult(source.path, at.line, at.cell, _codes.SYNTAX_ERROR, "left", *said)
+
+
+class _File:
+    """One file while it is migrated, in rounds."""
+
+    def __init__(self, module: Module, context: ProjectContext, options: MigrationOptions):
+        self._first, self._context, self._options = module, context, options
+        self._style = codegen.style_of(module.source.code)
+        self._helpers = HelperNames(context.homes.of(module)) if options.to == "jax" else None
+        self._namer: Namer = self._helpers or LibraryNames()
+        self.helpers: Helpers | None = None  # what the new text imports from a helper module
+        own = module.source.path
+        self._without = {line for path, line in options.without if path == own}
+
+    def rewritten(self, found: list[PlannedPlace]) -> bytes:
+        """The new bytes of the file. Raises _RefusedError."""
+        module = self._first
+        try:
+            for _ in range(_ROUNDS):
+                fixes = list(dict.fromkeys(place.fix for place in found if place.fix is not None))
+                if not fixes:
+                    return self._finished(module)
+                applied = choose_fixes(fixes)
+                source = module.source.edited(new_imports.placed(module, applied))
+                self._without = _moved(self._without, module.source, source)
+                module = self._context.project.module(source)
+                found = self.places(module)
+        except (ParseError, ValueError) as error:  # or cells could not be told apart any more
+            raise _RefusedError(
+                f"the new text would not parse ({error}); please report it"
+            ) from error
+        raise _RefusedError("the new text would change again each time; please report this")
+
+    def _finished(self, module: Module) -> bytes:
+        source = module.source
+        if module is self._first:
+            return source.written(source.code)
+        needed: Collection[str] = ()
+        if self._helpers is not None and self._helpers.home.is_inside:
+            needed = helper_module.bound_names(self._helpers.used)
+        source = source.edited(imports.tidied(self._first, module, needed))
+        if self._helpers is not None:
+            source = self._with_helpers(source, self._helpers)
+        self._check_order(source)
+        return source.written(source.code)
+
+    def _with_helpers(self, source: Source, helpers: HelperNames) -> Source:
+        """The file with the helpers inside, where that is their home."""
+        home = helpers.home
+        if not home.is_inside:
+            names = home.imported_by(sources.parse(source.python))
+            self.helpers = Helpers(home.path, names) if names else None
+            return source
+        module = self._context.project.module(source)
+        scope = module.scopes.module
+        loads = {name for each in module.scopes.all for name in each.loads}
+        missing = {name for name in helpers.used if name in loads and name not in scope.bindings}
+        if not missing:
+            return source
+        text = helper_module.block(missing, self._style.unit, new_imports.names_above(source))
+        return new_imports.with_block(source, text)
+
+    def _check_order(self, source: Source) -> None:
+        """What is read while the file is imported must be bound above, as it was."""
+        before = imports.read_too_early(self._first.tree)
+        after = imports.read_too_early(sources.parse(source.python))
+        for name, line in after.items():
+            if name not in before:
+                raise _RefusedError(
+                    f"its line {line} would read {name} before that is imported, for jax is "
+                    "imported below: move the import of jax up, then migrate again"
+                )
+
+    # --- places
+
+    def places(self, module: Module) -> list[PlannedPlace]:
+        """What becomes of each place of the file, as it is now."""
+        facts = None
+        if self._options.to != "jax_dist":
+            facts = PmapFacts(module, self._context, self._options.promises)
+        if facts is not None and self._options.to == "global":
+            from jax_dist.codemod import global_state  # only here: most runs do not need it
+
+            project = self._context.project
+            found = global_state.find(module, project, self._style, self._namer, facts)
+        else:
+            found = self._of_pmaps(module, facts)
+        return [_unproved(each) if self._stays(each) else each for each in found]
+
+    def _of_pmaps(self, module: Module, facts: PmapFacts | None) -> list[PlannedPlace]:
+        freed: dict[ast.expr, PlannedPlace] = {}
+        kept: dict[ast.expr, str] = {}  # by the reference of a site: why its axis stays
+        if facts is not None and self._options.idiomatic:
+            from jax_dist.codemod import idiomatic  # only here: most runs do not need it
+
+            freed, kept = idiomatic.find(module, self._style, self._namer, facts)
+        found: list[PlannedPlace] = []
+        for site in pmaps.sites(module):
+            place = freed.pop(site.reference, None) or self._of_pmap(module, site, facts)
+            found.append(_explained(place, kept.get(site.reference, "")))
+        for alias in pmap_renames.handed_on(module):
+            if alias.asname != alias.name and self._is_imported(module, alias):
+                found.append(self._of_import(module, alias))
+        for name, node in pmap_renames.places_of_puts(module):
+            call = module.parent(node)
+            place = freed.pop(call, None) if isinstance(call, ast.expr) else None
+            found.append(place or self._of_placement(module, name, node))
+        found += freed.values()
+        to_library = self._options.to == "jax_dist"
+        found += pmap_renames.places_of_other_pmaps(module, to_library=to_library)
+        covered = [place.span for place in found]
+        aims = self._options
+        by_rule = pmap_renames.places_of_rules(module, aims.target, idiomatic=aims.idiomatic)
+        return found + [place for place in by_rule if not _is_covered(place.span, covered)]
+
+    def _stays(self, place: PlannedPlace) -> bool:
+        """Whether it was not proved, so that it is not to change."""
+        lines = range(place.outcome.line, place.outcome.line + place.outcome.what.count("\n") + 1)
+        is_named = not self._without.isdisjoint(lines) or 0 in self._without
+        return is_named and place.outcome.cell is None and place.outcome.status == "done"
+
+    def _of_pmap(self, module: Module, site: pmaps.Site, facts: PmapFacts | None) -> PlannedPlace:
+        try:
+            self._check(module, site)
+            fix, said = self._direct(module, site, facts)
+            if fix is None:
+                kept = self._identity(module, site)
+                if kept is not None:
+                    raise kept
+                stays = lambda other: self._identity(module, other) is not None
+                fix = pmap_renames.fix(module, site, self._namer, stays)
+                if fix is None:
+                    said = self._by_definition(module, site)
+                else:
+                    said = pmap_renames.said(module, site) or self._not_direct(site, facts)
+        except Left as left:
+            return results.left(module, site.reference, _codes.PMAP_CALL, left)
+        return results.done(module, site.reference, _codes.PMAP_CALL, fix, said)
+
+    def _check(self, module: Module, site: pmaps.Site) -> None:
+        """Raises Left where no other function can take its place."""
+        if any(isinstance(each, ast.JoinedStr) for each in module.ancestors(site.reference)):
+            raise Left(
+                "pmap stands inside of an f-string",
+                "Take it out of the string, then migrate again.",
             )
+        is_mapped = self._options.to == "jax"  # a jax_dist.pmap says of itself what it is
+        for node in pmap_renames.replaced_by(module):
+            of_chex = (module.qualified_name(node) or "").startswith("chex.")
+            if is_mapped or not of_chex:  # chex's fakes replace jax_dist.pmap too
+                raise Left(
+                    "the file has jax.pmap replaced while it runs, and the new function would not "
+                    "be",
+                    "Replace the new function there too.",
+                    f"{module.text(node)} in line {node.lineno}",
+                )
+        if is_mapped and self._context.asks_for_type(module):
+            raise Left(
+                "the package knows functions of jax.pmap by their type, and the new one is another",
+                "Let it know the new function too.",
+                self._context.question_of_type,
+            )
+
+    def _direct(
+        self, module: Module, site: pmaps.Site, facts: PmapFacts | None
+    ) -> tuple[Fix | None, str]:
+        """`jit(shard_map)`, where all that it takes is known."""
+        if facts is None or facts.unknown(site):
+            return None, ""
+        new = Texts(module, site.node, self._style, self._namer)
+        try:
+            return shard_map.written(module, site, shard_map.plan(module, site, new), new), ""
+        except Left:
+            return None, ""
+
+    def _not_direct(self, site: pmaps.Site, facts: PmapFacts | None) -> str:
+        """Why it is no `jit(shard_map)`, where the user has promised something for that."""
+        if facts is None or self._options.promises == Promises():
+            return ""
+        return f"not jit(shard_map): {facts.unknown(site)}" if facts.unknown(site) else ""
+
+    def _identity(self, module: Module, site: pmaps.Site) -> Left | None:
+        """Why a function keeps its identity: it may meet `f is jax.pmap`."""
+        if not pmap_renames.may_be_compared(module, site):
+            return None
+        found = self._context.comparison(module)
+        if found is not None:
+            return Left(
+                "pmap goes on as a value, and a comparison with jax.pmap may meet it",
+                "Rename it in all such places by hand.",
+                f"{os.path.relpath(found.path)}:{found.line}",
+            )
+        twin = self._context.twin(module) if site.form == "value" else None
+        if twin is not None:
+            path = os.path.relpath(twin.path)
+            return Left(
+                "pmap goes on as a value here and in a file that is not among the paths, so that "
+                "the two may meet",
+                f"Migrate that file too: jax-dist migrate {module.source.path} {path}",
+                f"{path}:{twin.line}",
+            )
+        return None
+
+    def _by_definition(self, module: Module, site: pmaps.Site) -> str:
+        """What is said of a name that changes its meaning where it is defined. Raises Left."""
+        home = imports.definer(module, self._context.project, site.reference)
+        among = self._context.among
+        if home is not None and among is not None and home not in among:
+            path = os.path.relpath(home)
+            raise Left(
+                "pmap gets its meaning in a file that is not among the paths",
+                f"Migrate that file too: jax-dist migrate {module.source.path} {path}",
+                path,
+            )
+        return "the definition of this alias is migrated"
+
+    def _is_imported(self, module: Module, alias: ast.alias) -> bool:
+        graph, path = self._context.graph, os.path.abspath(module.source.path)
+        return any(True for _ in graph.users(path, alias.asname or alias.name))
+
+    def _of_import(self, module: Module, alias: ast.alias) -> PlannedPlace:
+        try:
+            fix = pmap_renames.fix_of_import(module, alias, self._namer)
+        except Left as left:
+            return results.left(module, alias, _codes.PMAP_CALL, left)
+        return results.done(module, alias, _codes.PMAP_CALL, fix, "other files import it from here")
+
+    def _of_placement(self, module: Module, name: str, node: ast.expr) -> PlannedPlace:
+        code = pmap_renames.REMOVED[name]
+        try:
+            fix = pmap_renames.fix_of_put(module, name, node, self._namer)
+        except Left as left:
+            return results.left(module, node, code, left)
+        return results.done(module, node, code, fix)
+
+
+def _unproved(place: PlannedPlace) -> PlannedPlace:
+    outcome = dataclasses.replace(
+        place.outcome,
+        status="left",
+        reason="--verify did not find that it computes the same",
+        by_hand="Run a command that reaches it, or --keep it and compare by hand.",
+    )
+    return PlannedPlace(outcome, place.span)
+
+
+def _moved(lines: set[int], before: Source, after: Source) -> set[int]:
+    """Where lines are in a new text. Raises _RefusedError where one of them has changed."""
+    if not lines:
+        return lines
+    ones, others = (each.code.split(b"\n") for each in (before, after))
+    matcher = difflib.SequenceMatcher(None, ones, others, autojunk=False)
+    found = {0: 0}
+    for one, other, size in matcher.get_matching_blocks():
+        found |= {one + i + 1: other + i + 1 for i in range(size)}
+    if not lines <= set(found):
+        raise _RefusedError("a place that stays shares a line with one that is migrated")
+    return {found[line] for line in lines}
+
+
+def _is_covered(span: tuple[int, int], covered: list[tuple[int, int]]) -> bool:
+    """Whether another place begins or lies there: `unreplicate(x)` is found twice."""
+    return any(span[0] == start or (start <= span[0] and span[1] <= end) for start, end in covered)
+
+
+def _explained(place: PlannedPlace, kept: str) -> PlannedPlace:
+    """Says why an argument or a result keeps its axis."""
+    if not kept or place.outcome.status == "left":
+        return place
+    said = f"{place.outcome.reason}; " if place.outcome.reason else ""
+    outcome = dataclasses.replace(place.outcome, reason=f"{said}the device axis stays: {kept}")
+    return dataclasses.replace(place, outcome=outcome)

@@ -18,8 +18,8 @@ from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Version
-from jax_dist.codemod import results
-from jax_dist.codemod.names import LibraryNames, Namer
+from jax_dist.codemod import codegen, imports, results
+from jax_dist.codemod.codegen import LibraryNames, Namer
 from jax_dist.codemod.results import Left, PlaceResult, PlannedPlace, Status
 
 _RENAMES: tuple[Code, ...] = (
@@ -78,8 +78,7 @@ def _renamed(old: str, new: str) -> str:
     first, *more = [line.partition("#") for line in old.split("\n")]
     kept = [f"{new}  #{first[2]}" if first[1] else new]
     for code, mark, comment in more:
-        indent = code[: len(code) - len(code.lstrip())]
-        kept.append(f"{indent}{mark}{comment}")
+        kept.append(f"{codegen.indentation(code)}{mark}{comment}")
     return "\n".join(kept)
 
 
@@ -119,7 +118,7 @@ def _is_asked_about(module: Module, site: Site) -> bool:
         is_type = isinstance(call, ast.Call) and module.text(call.func) == "type"
         return is_type and site.form == "call"
     inner: ast.AST = site.node
-    for around in _within_statement(module, site.node):
+    for around in results.within_statement(module, site.node):
         match around:
             case ast.Call(func=ast.Name(id="isinstance" | "type" | "hasattr" | "getattr" | "id")):
                 return True
@@ -162,30 +161,9 @@ def _replaced_by(module: Module) -> list[ast.expr]:
 _REPLACING = ("patch", "object", "setattr", "replace")
 
 
-def _is_compared(module: Module, site: Site) -> bool:
-    """`f is jax.pmap`, `f in (jax.jit, jax.pmap)`."""
-    return site.form == "value" and any(
-        isinstance(each, ast.Compare) for each in _within_statement(module, site.node)
-    )
-
-
 def may_be_compared(module: Module, site: Site) -> bool:
     """Whether the function itself goes on from there, so that it may meet a comparison."""
-    return site.form in ("value", "alias") or _is_compared(module, site)
-
-
-def meetings(module: Module) -> Iterator[tuple[int, bool]]:
-    """Where a file hands `jax.pmap` on as a value: `(line, whether it is compared there)`."""
-    for site in pmaps.sites(module):
-        if site.form == "value":
-            yield site.reference.lineno, _is_compared(module, site)  # type: ignore[attr-defined]
-
-
-def _within_statement(module: Module, node: ast.AST) -> Iterator[ast.AST]:
-    for around in module.ancestors(node):
-        if isinstance(around, ast.stmt):
-            return
-        yield around
+    return site.form in ("value", "alias") or results.is_compared(module, site)
 
 
 def _import_of(module: Module, reference: ast.expr) -> ast.alias | ast.expr | None:
@@ -228,26 +206,15 @@ def _fix_of_import(
     statement = module.statement(alias)
     assert isinstance(statement, ast.ImportFrom)
     start, end = module.span(statement)
-    imports: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
     if len(statement.names) == 1:
         edits = (Edit(start, end, new),)
     elif module.parent(statement) is module.tree:
-        edits, imports = tuple(_taken_out(module, statement, alias)), (new,)
+        edits, added = (imports.without(module, statement, alias),), (new,)
     else:
-        line = module.source.line_text(start)
-        indent = line[: len(line) - len(line.lstrip())]
-        edits = (*_taken_out(module, statement, alias), Edit(end, end, f"\n{indent}{new}"))
-    return Fix(f"import pmap from {source}", Safety.SAFE, (*edits, *more), imports)
-
-
-def _taken_out(module: Module, statement: ast.ImportFrom, alias: ast.alias) -> Iterator[Edit]:
-    """The alias with the comma that belongs to it."""
-    names = statement.names
-    position = names.index(alias)
-    if position + 1 < len(names):
-        yield Edit(module.span(alias)[0], module.span(names[position + 1])[0], "")
-    else:
-        yield Edit(module.span(names[position - 1])[1], module.span(alias)[1], "")
+        indent = codegen.indentation(module.source.line_text(start))
+        edits = (imports.without(module, statement, alias), Edit(end, end, f"\n{indent}{new}"))
+    return Fix(f"import pmap from {source}", Safety.SAFE, (*edits, *more), added)
 
 
 def places_of_rules(

@@ -20,19 +20,23 @@ where they differ. A place that was not verified is for "review", one that was l
 "informational".
 """
 
+import collections
 import dataclasses
 import json
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jax_dist.checker.engine import catalogue
+from jax_dist import _codes
+from jax_dist.checker.engine import config, linter
 from jax_dist.checker.model.findings import Code
 from jax_dist.checker.output import sarif
-from jax_dist.codemod.files import Target
-from jax_dist.codemod.results import FileMigration, PlaceResult
+from jax_dist.codemod import helper_module
+from jax_dist.codemod.migration import MigrationOptions, Target
+from jax_dist.codemod.results import FileMigration, PlaceResult, ProjectContext
 
 _SCHEMA = 3
 _RULES = {  # kind, and what it means
@@ -172,7 +176,7 @@ def _place(outcome: PlaceResult) -> dict[str, Any]:
 
 
 def _name(code: Code) -> str:
-    page = catalogue.PAGES.get(code)
+    page = linter.PAGES.get(code)
     return page.name if page is not None else ""
 
 
@@ -180,7 +184,7 @@ def _lines(report: MigrationReport) -> Iterator[str]:
     yield f"# Migration to {report.to}"
     yield ""
     yield (
-        f"{_count(len(report.changed), 'file')} changed, {_count(len(report.done), 'place')} done, "
+        f"{count(len(report.changed), 'file')} changed, {count(len(report.done), 'place')} done, "
         f"{len(report.left)} left."
     )
     for caution in report.cautions:
@@ -275,7 +279,8 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
+    """`1 place`, `2 places`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -375,3 +380,88 @@ def _invocation(proof: Mapping[str, Any]) -> dict[str, Any]:
 def _first_line(text: str) -> str:
     first, newline, _ = text.partition("\n")
     return f"{first.rstrip()} ..." if newline else first
+
+
+# --- cautions
+
+_REPLICATE = re.compile(
+    rb"\bjax_utils\.replicate\b|\bfrom flax\.jax_utils import[^\n]*\breplicate\b"
+)
+_FAKE = re.compile(rb"\bfake_pmap|(?:patch|setattr|object)\([^)]*[\"']jax\.pmap[\"']|jax\.pmap = ")
+
+_PMAP = _codes.PMAP_CALL
+_NEEDS = (0, 8)
+_BUILD_FILES = ("BUILD", "BUILD.bazel")
+
+
+def cautions_of(
+    files: Sequence[FileMigration], context: ProjectContext, options: MigrationOptions
+) -> Iterator[str]:
+    """The cautions of one migration, a sentence each.
+
+    Args:
+      files: what became of them.
+      context: their projects.
+      options: what was asked for.
+    """
+    places = [outcome for file in files for outcome in file.outcomes if outcome.status == "done"]
+    if options.to == "global" or not any(outcome.code == _PMAP for outcome in places):
+        return
+    replicate = context.first(_REPLICATE)
+    if replicate:
+        yield (
+            f"{replicate} uses flax.jax_utils.replicate, which stays: with jax 0.10 and newer it "
+            "needs flax 0.12.7 or newer."
+        )
+    if options.to != "jax":
+        return
+    fake = context.first(_FAKE)
+    if fake:
+        yield (
+            f"{fake} has jax.pmap replaced while it runs: mapped is not replaced there. In tests, "
+            "give it as many devices as slices."
+        )
+    question = context.question_of_type
+    if question:
+        yield (
+            f"{question} knows functions of jax.pmap by their type, PmapFunction: those of mapped "
+            "are of another, so what asks there is told that they are not mapped."
+        )
+    if context.sign and not options.promises.one_process:
+        yield (
+            f"The program may run in several processes ({context.sign}). There, mapped keeps the "
+            "view of jax.pmap; inside jit, grad or vmap it raises an error, where jax.pmap "
+            "silently uses the devices of one process only."
+        )
+    asked = [each for each in map(config.lower_bound, context.graph.roots) if each is not None]
+    if asked and min(asked) < _NEEDS:
+        oldest = ".".join(map(str, min(asked)))
+        yield f"What was written needs jax 0.8 or newer; the project asks for {oldest} or newer."
+    for file in files:
+        for name in _BUILD_FILES if file.is_new else ():
+            build = os.path.join(os.path.dirname(file.path), name)
+            if os.path.isfile(build):
+                yield f"Add {os.path.basename(file.path)} to the sources in {build}."
+    yield from _of_scripts(files)
+
+
+def _of_scripts(files: Sequence[FileMigration]) -> Iterator[str]:
+    """Where one module may do for scripts that get the helpers inside.
+
+    A script finds a file beside it if Python is given its path, and not by `python -m`: the text
+    does not say which it is, so that the user has to.
+    """
+    count = collections.Counter(
+        os.path.dirname(file.path)
+        for file in files
+        if file.path.endswith(".py") and not file.is_new
+        if helper_module.is_ours(file.after.decode("utf-8", "replace"))
+        and not helper_module.is_ours(file.before.decode("utf-8", "replace"))
+    )
+    for folder, number in count.items():
+        if number > 1:
+            script, module = (os.path.join(folder, name) for name in ("FILE.py", "_mapped.py"))
+            yield (
+                f"{number} scripts in {folder or 'this folder'} get the helpers inside. If they "
+                f"are run as `python {script}`, one module will do for them: --helpers {module}."
+            )

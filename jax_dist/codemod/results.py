@@ -1,11 +1,28 @@
-"""What a migration did at each place, and what it left, with the reason."""
+"""What a place is judged with, its project, and what was done there, or why it was left.
+
+One sign that a project runs in several processes is enough for all of it: where a program asks
+which process it is, another file may map the functions. That none is found proves little, for what
+starts the processes may lie elsewhere.
+"""
 
 import ast
+import contextlib
 import dataclasses
+import functools
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
+from jax_dist.checker.engine.linter import load
+from jax_dist.checker.model import pmaps, sources
 from jax_dist.checker.model.findings import Code, Fix
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.project import ImportGraph, Project, outermost_package
 from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.sources import ParseError, UnreadableError
+from jax_dist.codemod.helper_module import Homes
 
 Status: TypeAlias = Literal["done", "left"]
 
@@ -115,14 +132,187 @@ def done(
 
 def left(module: Module, node: ast.expr | ast.alias, code: Code, why: Left) -> PlannedPlace:
     """A place that stays as it is."""
-    outcome = _outcome(module, node, code, "left", why.reason)
-    outcome = dataclasses.replace(outcome, by_hand=why.by_hand, detail=why.detail)
+    outcome = _outcome(module, node, code, "left", why.reason, why.by_hand, why.detail)
     return PlannedPlace(outcome, module.span(node))
 
 
 def _outcome(
-    module: Module, node: ast.expr | ast.alias, code: Code, status: Status, reason: str
+    module: Module, node: ast.expr | ast.alias, code: Code, status: Status, *said: str
 ) -> PlaceResult:
     start = module.source.position(module.span(node)[0])
     what = module.text(node)
-    return PlaceResult(module.source.path, start.line, start.cell, code, status, what, reason)
+    return PlaceResult(module.source.path, start.line, start.cell, code, status, what, *said)
+
+
+@dataclasses.dataclass(eq=False)
+class ProjectContext:
+    """One run: the files that are migrated together, and the projects around them."""
+
+    project: Project
+    graph: ImportGraph
+    homes: Homes
+    among: frozenset[str] | None = None  # absolute paths of what is migrated; None: all is
+
+    @classmethod
+    def of(cls, paths: Sequence[str], helpers: str = "") -> "ProjectContext":
+        """Of files that are migrated together.
+
+        Args:
+          paths: the files.
+          helpers: the path of the module for all helpers; "" where each package has its own.
+        """
+        project = Project(tuple(paths))
+        among = frozenset(map(os.path.abspath, paths))
+        return cls(project, project.graph, Homes(project, helpers), among)
+
+    @classmethod
+    def alone(cls) -> "ProjectContext":
+        """Of a file that is judged by itself."""
+        project = Project()
+        return cls(project, project.graph, Homes(project))
+
+    @functools.cached_property
+    def sign(self) -> str:
+        """What shows that the program runs in several processes, code before scripts; or ""."""
+        in_code = _found(self.graph.files.items(), _CODE)
+        found = itertools.chain(in_code, _found(_scripts(self.graph.roots), _SCRIPTS))
+        return next((f"{word} in {place}" for word, place in found), "")
+
+    def comparison(self, module: Module) -> "_PmapValue | None":
+        """A place that may meet a function of this file, and asks whether it is jax.pmap.
+
+        Not those where all that they may meet is migrated together: in files of this run that no
+        other file imports, such as tests.
+        """
+        for found in self._near(module):
+            is_last = found.is_here and not self.graph.importers(found.path)
+            if found.is_compared and not is_last:
+                return found
+        return None
+
+    def twin(self, module: Module) -> "_PmapValue | None":
+        """A place to which pmap goes as a value too, in a file that is not migrated now."""
+        path = os.path.abspath(module.source.path)
+        others = (found for found in self._near(module) if found.path != path)
+        return next((found for found in others if not found.is_here), None)
+
+    def _near(self, module: Module) -> "Iterator[_PmapValue]":
+        """The places that may meet a function of a file."""
+        path = os.path.abspath(module.source.path)
+        is_here = self.among is not None and path in self.among
+        for line, is_compared in meetings(module):
+            yield _PmapValue(path, line, is_compared, is_here)
+        for found in self._meetings:
+            if found.path != path and self.graph.are_connected(path, found.path):
+                yield dataclasses.replace(found, is_here=found.is_here and is_here)
+
+    @functools.cached_property
+    def question_of_type(self) -> str:
+        """A place that knows functions of jax.pmap by the name of their type; or ""."""
+        return self.first(_TYPE)
+
+    def asks_for_type(self, module: Module) -> bool:
+        """Whether `question_of_type` is in the module's package, and may meet its functions."""
+        if not self.question_of_type:
+            return False
+        path = os.path.abspath(module.source.path)
+        package = outermost_package(os.path.dirname(path))
+        asker = os.path.abspath(self.question_of_type)
+        is_near = package and asker.startswith(os.path.join(package, ""))
+        return bool(is_near and self.graph.importers(path))
+
+    def first(self, pattern: re.Pattern[bytes]) -> str:
+        """Where the files of the projects have a text first: `a.py:3`; "" where they have not."""
+        return next((place for _, place in _found(self.graph.files.items(), pattern)), "")
+
+    @functools.cached_property
+    def _meetings(self) -> "list[_PmapValue]":
+        """All places of the projects to which jax.pmap goes as a value."""
+        found: list[_PmapValue] = []
+        for path, data in self.graph.files.items():
+            if not _VALUE.search(data):
+                continue
+            try:
+                module = self.project.module(load(path, data))
+            except (UnreadableError, ParseError):
+                continue
+            is_here = self.among is not None and path in self.among
+            found += (_PmapValue(path, *each, is_here) for each in meetings(module))
+        return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _PmapValue:
+    """A place to which `jax.pmap` goes as a value."""
+
+    path: str  # absolute
+    line: int
+    is_compared: bool
+    is_here: bool  # in a file of this run
+
+
+def meetings(module: Module) -> Iterator[tuple[int, bool]]:
+    """Where a file hands `jax.pmap` on as a value: `(line, whether it is compared there)`."""
+    for site in pmaps.sites(module):
+        if site.form == "value":
+            yield site.reference.lineno, is_compared(module, site)  # type: ignore[attr-defined]
+
+
+def within_statement(module: Module, node: ast.AST) -> Iterator[ast.AST]:
+    for around in module.ancestors(node):
+        if isinstance(around, ast.stmt):
+            return
+        yield around
+
+
+def is_compared(module: Module, site: Site) -> bool:
+    """`f is jax.pmap`, `f in (jax.jit, jax.pmap)`."""
+    return site.form == "value" and any(
+        isinstance(each, ast.Compare) for each in within_statement(module, site.node)
+    )
+
+
+_VALUE = re.compile(
+    rb"pmap\s*(?:[]),}:]|==|!=|is\b|in\b|not\b|else\b|if\b|$)|(?:==|\bis|\bin)[^\n]*pmap"
+)
+_TYPE = re.compile(rb"\bPmapFunction\b")
+
+_IN_CODE = (
+    r"process_(?:index|count|id|allgather)|num_processes|host_(?:id|count)|num_hosts|num_nodes"
+    r"|distributed\.initialize|multihost_utils|broadcast_one_to_all|coordinator_address"
+    r"|make_array_from_process_local_data|multi-?_?(?:host|process)|mpi4py|mpirun"
+)
+_IN_SCRIPTS = (
+    r"--worker=all|jobset|\bxpk\b|JAX_COORDINATOR\w*|JAX_NUM_PROCESSES|TPU_WORKER_ID|OMPI_\w+|PMI_\w+"
+    r"|SLURM_\w+|\bsrun\b|#SBATCH[^\n]*--n(?:odes|tasks)|torchrun|mpirun|mpiexec"
+)
+_CODE = re.compile(_IN_CODE.encode(), re.IGNORECASE)
+_SCRIPTS = re.compile(f"{_IN_CODE}|{_IN_SCRIPTS}".encode(), re.IGNORECASE)
+_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".yaml", ".yml", ".toml", ".md", ".rst")
+_NAMES = ("Dockerfile", "README", "Makefile")
+_LARGEST = 2**20  # bytes of a file that is no code
+
+
+def _found(
+    files: Iterable[tuple[str, bytes]], pattern: re.Pattern[bytes]
+) -> Iterator[tuple[str, str]]:
+    """The first match of each file, and its place: `a.py:3`."""
+    for path, data in files:
+        match = pattern.search(data)
+        if match is not None:
+            line = data.count(b"\n", 0, match.start()) + 1
+            yield match[0].decode("utf-8", "replace"), f"{os.path.relpath(path)}:{line}"
+
+
+def _scripts(roots: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+    """The files below some folders that may start a program, as far as they can be read."""
+    for root in roots:
+        for folder, folders, names in os.walk(root):
+            folders[:] = sorted(set(folders) - set(sources.EXCLUDED))
+            for name in sorted(names):
+                if name.endswith(_SUFFIXES) or name.startswith(_NAMES):
+                    path = os.path.join(folder, name)
+                    data = b""
+                    with contextlib.suppress(OSError), open(path, "rb") as file:
+                        data = file.read(_LARGEST)
+                    yield path, data

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeAlias
 
-from jax_dist.checker.model import functions, pmaps, scopes, stacking, structure
+from jax_dist.checker.model import functions, pmaps, scopes, stacking
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
 
@@ -46,8 +46,8 @@ def of_results(
       arity: how many results there are.
     """
     count = 1 if arity is None else arity
-    function = structure.mapped_function(module, site) or _made(module, site.fun)
-    if function is None or not structure.is_plain(module, function):
+    function = functions.mapped_function(module, site) or _made(module, site.fun)
+    if function is None or not functions.is_plain(module, function):
         return [Same.UNKNOWN] * count
     given: list[_Value] = [Same.YES] * _bound(module, site.fun)
     given += [Same.YES if each else Same.NO for each in shared]
@@ -55,7 +55,7 @@ def of_results(
     named: dict[str, _Value] = dict.fromkeys(
         (*names[len(given) :], *filter(None, by_name)), Same.NO
     )
-    found = _UniformityRun(module, site).call(function, given, named, {}, 0)
+    found = _UniformityRun(module, site).call(function, given, named, {})
     if arity is None:
         return [_joined(found)]
     if isinstance(found, tuple) and len(found) == arity:
@@ -92,17 +92,13 @@ _MOST = 10  # rounds of one loop until what it carries round is known
 
 
 class _UniformityRun:
-    """Runs functions on what is known of their arguments.
-
-    Args:
-      module: the file.
-      site: what maps the outermost of them.
-    """
+    """Runs functions on what is known of their arguments; `site` maps the outermost of them."""
 
     def __init__(self, module: Module, site: Site):
         self._module = module
         self._axis = _MappedAxis(module, site)
         self._aliases: dict[str, set[str]] = {}
+        self._depth = -1  # calls around the one that is looked at
 
     def call(
         self,
@@ -110,7 +106,6 @@ class _UniformityRun:
         given: list[_Value],
         named: dict[str, _Value],
         around: _Names,
-        depth: int,
     ) -> _Value:
         """What a function returns.
 
@@ -119,20 +114,24 @@ class _UniformityRun:
           given: what is given by position, without self.
           named: what is given by name.
           around: what the names of the functions around it are; those that it sets are changed.
-          depth: how many calls there are around this one.
         """
-        names = self._begun(function, given, named, around, depth)
+        self._depth += 1
+        try:
+            return self._call(function, self._begun(function, given, named, around), around)
+        finally:
+            self._depth -= 1
+
+    def _call(self, function: scopes.Function, names: _Names, around: _Names) -> _Value:
         if isinstance(function, ast.Lambda):
-            return self._of(function.body, names, depth)
+            return self._of(function.body, names)
         returned: list[_Value] = []
-        self._block(function.body, names, returned, depth)
+        self._block(function.body, names, returned)
         own = self._module.scopes.of[function]
         for name, value in names.items():
             if name in around and (name not in own.bindings or name in own.outer):
                 around[name] = _merged(around[name], value)
-        if any(
-            isinstance(each, ast.Yield | ast.YieldFrom) for each in functions.own_nodes(function)
-        ):
+        inside = functions.own_nodes(function)
+        if any(isinstance(each, ast.Yield | ast.YieldFrom) for each in inside):
             returned += [value for value in names.values() if isinstance(value, Same | tuple)]
         return _either(returned)
 
@@ -142,7 +141,6 @@ class _UniformityRun:
         given: list[_Value],
         named: dict[str, _Value],
         around: _Names,
-        depth: int,
     ) -> _Names:
         """The names of a function before its first statement."""
         names: _Names = dict(around)
@@ -155,7 +153,7 @@ class _UniformityRun:
         defaults = zip(reversed(positional), reversed(arguments.defaults), strict=False)
         for each, default in (*defaults, *zip(arguments.kwonlyargs, arguments.kw_defaults)):  # noqa: B905
             if default is not None:
-                names[each.arg] = _joined(self._of(default, dict(around), depth))
+                names[each.arg] = _joined(self._of(default, dict(around)))
         for each, value in zip(positional, given, strict=False):
             names[each.arg] = value
         if arguments.vararg is not None:
@@ -169,61 +167,59 @@ class _UniformityRun:
 
     # --- statements
 
-    def _block(
-        self, statements: Iterable[ast.stmt], names: _Names, returned: list[_Value], depth: int
-    ) -> None:
+    def _block(self, statements: Iterable[ast.stmt], names: _Names, returned: list[_Value]) -> None:
         for each in statements:
-            self._statement(each, names, returned, depth)
+            self._statement(each, names, returned)
 
-    def _statement(self, node: ast.stmt, names: _Names, returned: list[_Value], depth: int) -> None:
+    def _statement(self, node: ast.stmt, names: _Names, returned: list[_Value]) -> None:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 names[node.name] = node
             case ast.Assign(targets=targets, value=value):
-                found = self._of(value, names, depth)
+                found = self._of(value, names)
                 for target in targets:
                     self._bind(target, found, names)
                     self._tie(target, value)
             case ast.AnnAssign(target=target, value=ast.expr() as value):
-                self._bind(target, self._of(value, names, depth), names)
+                self._bind(target, self._of(value, names), names)
                 self._tie(target, value)
             case ast.AugAssign(target=target, value=value):
-                before = _joined(self._of(target, names, depth))
-                self._bind(target, max(before, _joined(self._of(value, names, depth))), names)
+                before = _joined(self._of(target, names))
+                self._bind(target, max(before, _joined(self._of(value, names))), names)
             case ast.Return(value=ast.expr() as value):
-                returned.append(self._of(value, names, depth))
+                returned.append(self._of(value, names))
             case ast.Expr(value=value):
-                self._effect(value, names, depth)
+                self._effect(value, names)
             case _:
-                self._compound(node, names, returned, depth)
+                self._compound(node, names, returned)
 
-    def _compound(self, node: ast.stmt, names: _Names, returned: list[_Value], depth: int) -> None:
+    def _compound(self, node: ast.stmt, names: _Names, returned: list[_Value]) -> None:
         def block(statements: Iterable[ast.stmt]) -> _Branch:
-            return lambda inside: self._block(statements, inside, returned, depth)
+            return lambda inside: self._block(statements, inside, returned)
 
         match node:
             case ast.If():
-                self._of(node.test, names, depth)
+                self._of(node.test, names)
                 self._one_of([block(node.body), block(node.orelse)], names)
             case ast.Match():
-                subject = _joined(self._of(node.subject, names, depth))
+                subject = _joined(self._of(node.subject, names))
                 for each in ast.walk(node):
                     if isinstance(each, ast.MatchAs | ast.MatchStar) and each.name:
                         names[each.name] = subject
                 self._one_of([block(()), *(block(case.body) for case in node.cases)], names)
             case ast.With() | ast.AsyncWith():
                 for item in node.items:
-                    found = _joined(self._of(item.context_expr, names, depth))
+                    found = _joined(self._of(item.context_expr, names))
                     if item.optional_vars is not None:
                         self._bind(item.optional_vars, found, names)
-                self._block(node.body, names, returned, depth)
+                self._block(node.body, names, returned)
             case ast.For() | ast.AsyncFor() | ast.While():
-                self._loop(node, names, returned, depth)
+                self._loop(node, names, returned)
             case ast.Try() | ast.TryStar():
                 handlers = [block(each.body) for each in node.handlers]
                 self._one_of([block(()), block((*node.body, *node.orelse))], names)
                 self._one_of([block(()), *handlers], names)
-                self._block(node.finalbody, names, returned, depth)
+                self._block(node.finalbody, names, returned)
 
     def _one_of(self, branches: list[_Branch], names: _Names) -> None:
         """One of several blocks is run: each name is the worst that it may be."""
@@ -233,26 +229,24 @@ class _UniformityRun:
             branch(inside)
             ends.append(inside)
         for end in ends:
-            for name in end:
-                names[name] = end[name]
+            names.update(end)
         for end in ends:
-            for name in end:
-                names[name] = _merged(names[name], end[name])
+            names.update((name, _merged(names[name], value)) for name, value in end.items())
 
-    def _loop(self, node: Any, names: _Names, returned: list[_Value], depth: int) -> None:
+    def _loop(self, node: Any, names: _Names, returned: list[_Value]) -> None:
         for _ in range(_MOST):
             before = dict(names)
             if isinstance(node, ast.For | ast.AsyncFor):
-                self._bind(node.target, _joined(self._of(node.iter, names, depth)), names)
+                self._bind(node.target, _joined(self._of(node.iter, names)), names)
                 self._tie(node.target, node.iter)
             else:
-                self._of(node.test, names, depth)
-            self._block(node.body, names, returned, depth)
+                self._of(node.test, names)
+            self._block(node.body, names, returned)
             for name, value in before.items():
                 names[name] = _merged(value, names[name])
             if names == before:
                 break
-        self._block(node.orelse, names, returned, depth)
+        self._block(node.orelse, names, returned)
 
     def _bind(self, target: ast.expr, value: _Value, names: _Names) -> None:
         match target:
@@ -284,13 +278,13 @@ class _UniformityRun:
             for each in self._aliases.get(name, {name}) & names.keys():
                 names[each] = _merged(names[each], value)
 
-    def _effect(self, node: ast.expr, names: _Names, depth: int) -> None:
+    def _effect(self, node: ast.expr, names: _Names) -> None:
         """`metrics.update(x)`, `put(metrics, x)`: what a call by itself may change."""
-        found = _joined(self._of(node, names, depth))
+        found = _joined(self._of(node, names))
         if not isinstance(node, ast.Call):
             return
         given = [*node.args, *(each.value for each in node.keywords)]
-        worst = max((_joined(self._of(each, names, depth)) for each in given), default=Same.YES)
+        worst = max((_joined(self._of(each, names)) for each in given), default=Same.YES)
         if isinstance(node.func, ast.Attribute):
             fills = node.func.attr in _FILLING
             self._taint(_root_of(node.func), worst if fills else found, names)
@@ -304,83 +298,83 @@ class _UniformityRun:
 
     # --- expressions
 
-    def _of(self, node: ast.expr, names: _Names, depth: int) -> _Value:
+    def _of(self, node: ast.expr, names: _Names) -> _Value:
         match node:
             case ast.Name(id=name):
                 found = names.get(name, Same.YES)
                 if isinstance(found, scopes.Function):
-                    return self._of_function(found, Same.YES, names, depth)
+                    return self._of_function(found, Same.YES, names)
                 return found
             case ast.NamedExpr(target=target, value=value):
-                found = self._of(value, names, depth)
+                found = self._of(value, names)
                 self._bind(target, found, names)
                 self._tie(target, value)
                 return found
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
-                return tuple(self._of(each, names, depth) for each in parts)
+                return tuple(self._of(each, names) for each in parts)
             case ast.Subscript(value=value, slice=ast.Constant(value=int() as position)):
-                found = self._of(value, names, depth)
+                found = self._of(value, names)
                 if isinstance(found, tuple) and -len(found) <= position < len(found):
                     return found[position]
                 return _joined(found)
             case ast.Attribute(attr=attribute) if attribute in _SIZES:
                 return Same.YES
             case ast.Lambda():
-                return self._of_function(node, Same.YES, names, depth)
+                return self._of_function(node, Same.YES, names)
             case ast.Call():
-                return self._of_call(node, names, depth)
+                return self._of_call(node, names)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
                 names = dict(names)
                 for each in node.generators:
-                    self._bind(each.target, _joined(self._of(each.iter, names, depth)), names)
+                    self._bind(each.target, _joined(self._of(each.iter, names)), names)
         parts = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
-        return max((_joined(self._of(each, names, depth)) for each in parts), default=Same.YES)
+        return max((_joined(self._of(each, names)) for each in parts), default=Same.YES)
 
-    def _of_function(self, function: Any, given: Same, names: _Names, depth: int) -> Same:
+    def _of_function(self, function: Any, given: Same, names: _Names) -> Same:
         """What a function gives that is handed on: of what it is given, and of what it reads."""
-        if depth > _DEEPEST:
+        if self._depth > _DEEPEST:
             return Same.UNKNOWN
         count = len(function.args.posonlyargs) + len(function.args.args)
-        return _joined(self.call(function, [given] * count, {}, names, depth + 1))
+        return _joined(self.call(function, [given] * count, {}, names))
 
-    def _of_call(self, call: ast.Call, names: _Names, depth: int) -> _Value:
+    def _of_call(self, call: ast.Call, names: _Names) -> _Value:
         name = self._module.qualified_name(call.func) or ""
         if name in _TOGETHER:
-            value = self._of(call.args[0], names, depth) if call.args else Same.UNKNOWN
+            value = self._of(call.args[0], names) if call.args else Same.UNKNOWN
             return self._axis.together(call, value)
         if name in _APART:
             return Same.NO
         function = self._function(call.func, names)
         if function is not None:
-            return self._of_known(call, function, names, depth)
+            return self._of_known(call, function, names)
         if name in stacking.TREE_MAPS and len(call.args) > 1:
             function = self._function(call.args[0], names)
             if function is not None:
-                trees = [_joined(self._of(each, names, depth)) for each in call.args[1:]]
-                return self._of_function(function, max(trees), names, depth)
+                trees = [_joined(self._of(each, names)) for each in call.args[1:]]
+                return self._of_function(function, max(trees), names)
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
-        whole = max((_joined(self._of(each, names, depth)) for each in given), default=Same.YES)
+        whole = max((_joined(self._of(each, names)) for each in given), default=Same.YES)
         if not name:
-            whole = max(whole, _joined(self._of(call.func, names, depth)))
+            whole = max(whole, _joined(self._of(call.func, names)))
         if whole is not Same.NO:
             return max(whole, self._axis.in_unseen(call, name))
         if _is_transparent(call, name) and not self._may_add_up(given, names):
             return Same.NO
         return Same.UNKNOWN
 
-    def _of_known(self, call: ast.Call, function: Any, names: _Names, depth: int) -> _Value:
+    def _of_known(self, call: ast.Call, function: Any, names: _Names) -> _Value:
         starred = any(isinstance(each, ast.Starred) for each in call.args)
-        if depth > _DEEPEST or starred or any(each.arg is None for each in call.keywords):
+        if self._depth > _DEEPEST or starred or any(each.arg is None for each in call.keywords):
             return Same.UNKNOWN
-        given: list[_Value] = [self._of(each, names, depth) for each in call.args]
-        named = {str(each.arg): self._of(each.value, names, depth) for each in call.keywords}
+        given: list[_Value] = [self._of(each, names) for each in call.args]
+        named = {str(each.arg): self._of(each.value, names) for each in call.keywords}
         is_inner = self._module.function(function) is not None
-        found = self.call(function, given, named, names if is_inner else {}, depth + 1)
+        found = self.call(function, given, named, names if is_inner else {})
         worst = max(_joined(tuple(given)), _joined(tuple(named.values())))
         if _changes_arguments(function):
             for each in (*call.args, *(keyword.value for keyword in call.keywords)):
                 self._taint(_root_of(each), worst, names)
-        if structure.is_plain(self._module, function):
+        if functions.is_plain(self._module, function):
             return found
         return max(_joined(found), min(worst, Same.UNKNOWN))  # a decorator may give more
 
@@ -394,13 +388,12 @@ class _UniformityRun:
 
     def _may_add_up(self, given: list[ast.expr], names: _Names) -> bool:
         """Whether functions among the arguments use collectives, or what is not followed."""
-        for argument in given:
-            for node in ast.walk(argument):
-                function = node if isinstance(node, ast.Lambda) else None
-                if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-                    function = self._function(node, names)
-                if function is not None and self._calls_others(function):
-                    return True
+        for node in (node for argument in given for node in ast.walk(argument)):
+            function = node if isinstance(node, ast.Lambda) else None
+            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+                function = self._function(node, names)
+            if function is not None and self._calls_others(function):
+                return True
         return False
 
     def _calls_others(self, function: Any) -> bool:
@@ -474,12 +467,7 @@ _METHODS = frozenset(_OF_STATES + _OF_ARRAYS + _REDUCING)
 
 
 class _MappedAxis:
-    """The mapped axis of one site.
-
-    Args:
-      module: the file.
-      site: what maps.
-    """
+    """The mapped axis of one site."""
 
     def __init__(self, module: Module, site: Site):
         axis = site.arguments.get("axis_name")

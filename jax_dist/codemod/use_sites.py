@@ -180,7 +180,7 @@ def _in_call(module: Module, flow: Flow, node: ast.expr, call: ast.Call) -> Use:
     if done is not None and done.kind is Kind.ONE and done.of is node:
         return _first(module, call, node)
     if stacking.first_of_leaves(module, call) is node:
-        if any(each.attr == "addressable_data" for each in _attributes_of(call)):
+        if any(getattr(each, "attr", "") == "addressable_data" for each in ast.walk(call)):
             return Escaped(f"line {node.lineno} asks for the part that one device holds")
         return _first(module, call, node)
     name = module.qualified_name(call.func)
@@ -215,10 +215,6 @@ def _is_alone(module: Module, call: ast.Call) -> bool:
     return not any(isinstance(each, repeating) for each in module.ancestors(call))
 
 
-def _attributes_of(call: ast.Call) -> Iterator[ast.Attribute]:
-    return (each for each in ast.walk(call) if isinstance(each, ast.Attribute))
-
-
 def _collected(module: Module, flow: Flow, call: ast.Call) -> tuple[ast.Call, ...]:
     """The calls of get_metrics on the list that `call` appends to; () where more is done to it."""
     match call.func:
@@ -247,10 +243,10 @@ def _collected(module: Module, flow: Flow, call: ast.Call) -> tuple[ast.Call, ..
 
 def _appends_stacked(module: Module, flow: Flow, append: ast.Attribute) -> bool:
     """Whether what is appended has the axis too."""
-    call = module.parent(append)
-    if not (isinstance(call, ast.Call) and call.func is append and len(call.args) == 1):
-        return False
-    return flow.is_stacked(call.args[0])
+    match module.parent(append):
+        case ast.Call(func=called, args=[value]) if called is append:
+            return flow.is_stacked(value)
+    return False
 
 
 def _is_empty_or_metrics(module: Module, binding: Any) -> bool:
@@ -281,13 +277,9 @@ def _by_name(module: Module, flow: Flow, node: ast.expr) -> Use:
 def _into(module: Module, call: ast.Call, node: ast.expr) -> Use | None:
     """Into a function of this file; None where the flow does not go on there."""
     function: Any = pmaps.definition(module, call.func)
-    if (
-        function is None
-        or isinstance(function, ast.Lambda)
-        or not escapes.is_private(module, function)
-    ):
+    if function is None or isinstance(function, ast.Lambda):
         return None
-    if not escapes.are_seen(module, function):
+    if not escapes.is_private(module, function) or not escapes.are_seen(module, function):
         return None
     for parameter in scopes.parameters(function.args):
         if functions.argument_of(module, call, function, parameter) is node:
@@ -352,11 +344,8 @@ def _returned(
     calls = escapes.callers(module, function)
     if calls is None:
         return Escaped(f"{function.name} returns it, and not all that call it are seen")
-    user = (
-        escapes.user_of_result(module, function.name)
-        if escapes.is_known_outside(module, function)
-        else ""
-    )
+    is_known_outside = module.function(function) is None
+    user = escapes.user_of_result(module, function.name) if is_known_outside else ""
     if user:
         return Escaped(f"{function.name} returns it, and {user} uses that")
     found: list[ast.expr] = []
@@ -386,12 +375,10 @@ def _unpacked(module: Module, call: ast.Call, position: int, size: int) -> Kept 
 def is_iterated(module: Module, origin: Origin) -> bool:
     """Whether the value is an element of what the node makes."""
     assert isinstance(origin.node, ast.Call)
-    name = module.qualified_name(origin.node.func)
-    return name in stacking.PREFETCH or (name is None and _is_map(origin.node))
-
-
-def _is_map(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Name) and call.func.id == "map"
+    called = origin.node.func
+    name = module.qualified_name(called)
+    is_map = name is None and isinstance(called, ast.Name) and called.id == "map"
+    return is_map or name in stacking.PREFETCH
 
 
 def _short(module: Module, node: Any) -> str:
@@ -416,11 +403,8 @@ def unseen(module: Module, flow: Flow, site: Site) -> str:
             if escapes.may_be_traced(module, call):
                 return f"line {read.lineno} may be run under a transformation"
             mine = flow.mapped_calls.get(call)
-            if (
-                mine is None
-                or mine.node is not site.node
-                or not _calls_it_alone(module, flow, read)
-            ):
+            is_mine = mine is not None and mine.node is site.node
+            if not is_mine or not _calls_it_alone(module, flow, read):
                 return f"line {read.lineno} may call another function in its place"
         elif read is site.node and isinstance(call, ast.Assign | ast.AnnAssign):
             continue  # its reads are among those which hold it
@@ -435,29 +419,24 @@ def unseen(module: Module, flow: Flow, site: Site) -> str:
 def _known_elsewhere(module: Module, site: Site) -> str:
     """Whether other files, or other objects of this one, may call it."""
     if site.form != "call":
-        names = [site.fun.name] if module.function(site.fun) is None else []
-        owner = module.parent(site.fun)
-        if isinstance(owner, ast.ClassDef):
+        function, outermost = site.fun, site.fun.decorator_list[0]
+        if isinstance(module.parent(function), ast.ClassDef):
             return "it is a method"
-        if site.fun.decorator_list[0] is not site.node:
-            return f"line {site.fun.decorator_list[0].lineno} decorates the mapped function"
-    else:
-        statement = module.parent(site.node)
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        for target in targets:
-            if isinstance(target, ast.Attribute):
-                why = _attribute_elsewhere(module, target)
-            elif isinstance(target, ast.Name):
-                found = escapes.from_target(module, target, statement)
-                why = "" if isinstance(found, Kept) else found.why
-            else:
-                why = f"line {target.lineno} keeps the mapped function in {module.text(target)}"
-            if why:
-                return why
-        names = []
-    for name in names:
-        if escapes.is_used_elsewhere(module, name):
-            return f"other files may call {name}"
+        if outermost is not site.node:
+            return f"line {outermost.lineno} decorates the mapped function"
+        is_seen = escapes.is_private(module, function)
+        return "" if is_seen else f"other files may call {function.name}"
+    statement = module.parent(site.node)
+    for target in statement.targets if isinstance(statement, ast.Assign) else ():
+        if isinstance(target, ast.Attribute):
+            why = _attribute_elsewhere(module, target)
+        elif isinstance(target, ast.Name):
+            found = escapes.from_target(module, target, statement)
+            why = "" if isinstance(found, Kept) else found.why
+        else:
+            why = f"line {target.lineno} keeps the mapped function in {module.text(target)}"
+        if why:
+            return why
     return ""
 
 
@@ -478,11 +457,8 @@ def _calls_it_alone(module: Module, flow: Flow, read: ast.expr) -> bool:
     """Whether nothing else may be meant by the name that is called."""
     if isinstance(read, ast.Name):
         bindings = module.reaching(read) or []
-        values = [each for each in bindings if not _is_none(each.value)]
+        is_none = lambda value: isinstance(value, ast.Constant) and value.value is None
+        values = [each for each in bindings if not is_none(each.value)]
         if len(values) == 1 and values[0].kind != "parameter":
             return True
     return len(flow.origins(read)) == 1
-
-
-def _is_none(value: ast.expr | None) -> bool:
-    return isinstance(value, ast.Constant) and value.value is None

@@ -59,15 +59,17 @@ def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
 
 def _migrated(source: "Source", line: int) -> bytes | None:
     """The code with the pmaps of one line migrated to jax_dist; None where they are left."""
-    from jax_dist.codemod import files, pmap_renames  # not at the top: most sessions never ask
-    from jax_dist.codemod.context import ProjectContext
+    from jax_dist.codemod import migration, results  # not at the top: most sessions never ask
+    from jax_dist.codemod.results import ProjectContext
 
     # No other place goes with it, so a function that is compared with jax.pmap must stay.
     context = dataclasses.replace(ProjectContext.of([source.path]), among=frozenset())
-    if any(is_compared for _, is_compared in pmap_renames.meetings(context.project.module(source))):
+    if any(is_compared for _, is_compared in results.meetings(context.project.module(source))):
         return None
-    found = files.migrate(source, context, files.MigrationOptions())
+    found = migration.of_source(source, context, migration.MigrationOptions())
     others = {each.line for each in found.outcomes} - {line}
-    options = files.MigrationOptions(without=frozenset((source.path, other) for other in others))
-    done = files.migrate(source, context, options)
+    options = migration.MigrationOptions(
+        without=frozenset((source.path, other) for other in others)
+    )
+    done = migration.of_source(source, context, options)
     return done.after if done.changed else None

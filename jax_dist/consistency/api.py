@@ -14,8 +14,8 @@ from jax_dist.consistency import faults, runs
 from jax_dist.consistency.evaluation import Graph, graph_of
 from jax_dist.consistency.faults import Explanation, FaultOrigin, Search
 from jax_dist.consistency.relations import Verdict, are_alike, verdict
-from jax_dist.consistency.runs import CheckedProgram, Global, PerDevice, Reference
-from jax_dist.errors import ConsistencyError, UnsupportedError, message
+from jax_dist.consistency.runs import CheckedProgram, Global, PerDevice, Reference, Several
+from jax_dist.errors import ConsistencyError, UnsupportedError
 from jax_dist.mapping import axes
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.rewriting import rendering
@@ -176,14 +176,12 @@ def _subject(
         return subject
     mesh = mesh or runs.mesh_of(args)
     if mesh is None:
-        raise ConsistencyError(
-            message(
-                what=f"'{name}' has no mesh to make smaller",
-                which=["axis_name, mesh= are not given", "no argument has a NamedSharding"],
-                why="a function of whole arrays runs on the devices of a mesh",
-                do="Give axis_name='i' if the function is what one device does; else mesh=, or "
-                "arguments placed by jax.device_put(x, NamedSharding(mesh, spec)).",
-            )
+        raise runs.refusal(
+            what=f"'{name}' has no mesh to make smaller",
+            which=["axis_name, mesh= are not given", "no argument has a NamedSharding"],
+            why="a function of whole arrays runs on the devices of a mesh",
+            do="Give axis_name='i' if the function is what one device does; else mesh=, or "
+            "arguments placed by jax.device_put(x, NamedSharding(mesh, spec)).",
         )
     return Global(fun, name, mesh, args)
 
@@ -191,49 +189,42 @@ def _subject(
 def _counts(devices: Sequence[int]) -> list[int]:
     counts = [count for count in dict.fromkeys(devices) if isinstance(count, int) and count > 1]
     if not counts or any(not isinstance(count, int) or count < 1 for count in devices):
-        raise ConsistencyError(
-            message(
-                what="devices= are no numbers of devices",
-                which=[f"devices={tuple(devices)!r}"],
-                why="each is compared with one device",
-                do="Give at least one number above 1, as in devices=(1, 2, 4).",
-            )
+        raise runs.refusal(
+            what="devices= are no numbers of devices",
+            which=[f"devices={tuple(devices)!r}"],
+            why="each is compared with one device",
+            do="Give at least one number above 1, as in devices=(1, 2, 4).",
         )
     return counts
 
 
 def _nothing_left(name: str, skipped: dict[int, str]) -> ConsistencyError:
-    return ConsistencyError(
-        message(
-            what=f"'{name}' cannot be run on several devices",
-            which=[f"{count} devices: {why}" for count, why in skipped.items()],
-            why="the same arguments go to each number of devices",
-            do="Give arguments whose rows all of them divide, and counts that are there; "
-            "jax_dist.testing.simulated_devices(8) makes devices.",
-        )
+    return runs.refusal(
+        what=f"'{name}' cannot be run on several devices",
+        which=[f"{count} devices: {why}" for count, why in skipped.items()],
+        why="the same arguments go to each number of devices",
+        do="Give arguments whose rows all of them divide, and counts that are there; "
+        "jax_dist.testing.simulated_devices(8) makes devices.",
     )
 
 
 def _compared(
     program: CheckedProgram, leaves: Sequence[Any], reference: Reference, out_axes: AxisPrefix
 ) -> _Compared:
-    graph, devices = graph_of(program.jaxpr), program.devices
     if program.tree != reference.program.tree:
         raise _other_tree(program, reference)
-    paired = runs.pairs_of(graph, reference.graph)
-    draws = runs.draws_for(reference, graph, devices, paired)
-    run = runs.Several(program, leaves, graph, draws)
+    run = Several(program, leaves, reference)
     values = run.values()
     names = _names(program.tree)
     along = _out_axes(out_axes, program.tree)
     verdicts = [
-        verdict(name, value, expected, axis, is_key=_is_key(aval))
+        verdict(name, value, expected, axis, is_key=runs.is_key(aval))
         for name, value, expected, axis, aval in zip(
             names, values.results, reference.results, along, program.jaxpr.out_avals, strict=True
         )
     ]
     drifting = []
-    if draws and program.mapped:
+    if run.draws and program.mapped:
         raw = run.values(given=False).results
         drifting = [
             each.name
@@ -242,7 +233,7 @@ def _compared(
             and are_alike(given[:, None], each.tolerance).all()
             and not are_alike(own[:, None], each.tolerance).all()
         ]  # fmt: skip
-    return _Compared(program, graph, verdicts, drifting)
+    return _Compared(program, run.graph, verdicts, drifting)
 
 
 def _findings(
@@ -253,15 +244,13 @@ def _findings(
     if not wrong:
         return ()
     several = min(wrong, key=lambda each: abs(each.program.devices - 4))
-    if max(map(runs.amount, (several.graph, graph_of(one.jaxpr)))) > runs.MOST:
+    if any(map(runs.is_too_large, (several.graph, graph_of(one.jaxpr)))):
         what = "the values of the equations are too many to be compared; give smaller arguments"
         return (Explanation("", what, "", "", "", ""),)
     reference = runs.on_one(one, leaves, everything=True)
     graph, devices = several.graph, several.program.devices
-    paired = runs.pairs_of(graph, reference.graph)
-    draws = runs.draws_for(reference, graph, devices, paired)
-    run = runs.Several(several.program, leaves, graph, draws, everything=True)
-    search = Search(graph, run.values(), reference, paired)
+    run = Several(several.program, leaves, reference, everything=True)
+    search = Search(run, run.values(), reference)
     origins = [
         (each.name, origin)
         for each, ways in zip(several.verdicts, graph.results, strict=True)
@@ -272,7 +261,7 @@ def _findings(
         for name, origin in _first_ones(origins, search)
     ]
     if several.drifting:
-        search = Search(graph, run.values(given=False), reference, paired)
+        search = Search(run, run.values(given=False), reference)
         for each, ways in zip(several.verdicts, graph.results, strict=True):
             draw = search.first_own_draw(ways) if each.name in several.drifting else None
             if draw is not None:
@@ -339,21 +328,15 @@ def _out_axes(out_axes: AxisPrefix, tree: Any) -> tuple[Axis, ...]:
 
 
 def _other_tree(program: CheckedProgram, reference: Reference) -> ConsistencyError:
-    return ConsistencyError(
-        message(
-            what="the result has another structure on another number of devices",
-            which=[
-                f"{program.devices} devices: {program.tree}",
-                f"one device: {reference.program.tree}",
-            ],
-            why="results are compared leaf by leaf",
-            do="Return the same structure on any number of devices.",
-        )
+    return runs.refusal(
+        what="the result has another structure on another number of devices",
+        which=[
+            f"{program.devices} devices: {program.tree}",
+            f"one device: {reference.program.tree}",
+        ],
+        why="results are compared leaf by leaf",
+        do="Return the same structure on any number of devices.",
     )
-
-
-def _is_key(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
 def _name_of(fun: Any) -> str:

@@ -31,15 +31,15 @@ from jax_dist.passes.interpreter import CALLS, EXACT, Values
 
 Path: TypeAlias = tuple[int, ...]  # the place of an equation, and of those around it
 # An equation and which of its results; ((), n): an input. Below 0: what a scan carries over.
-Origin: TypeAlias = tuple[Path, int]
-Origins: TypeAlias = frozenset[Origin]
+_Origin: TypeAlias = tuple[Path, int]
+Origins: TypeAlias = frozenset[_Origin]
 
 _LONGEST_SCAN = 64  # rounds; the values of a longer one are not followed
 _DRAWS = (*interpreter.DRAWS, "rng_uniform")  # which has no key
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Around:
+class _Around:
     """What stands around an equation."""
 
     line: str = ""  # of the innermost call with one
@@ -47,9 +47,9 @@ class Around:
     loop: Path = ()  # the outermost of them
     on_devices: bool = False  # whether each device has its own values: inside of a shard_map
 
-    def inside(self, eqn: JaxprEqn, path: Path) -> "Around":
+    def inside(self, eqn: JaxprEqn, path: Path) -> "_Around":
         is_scan = eqn.primitive.name == "scan"
-        return Around(
+        return _Around(
             interpreter.source_line(eqn) or self.line,
             self.rounds + is_scan,
             path if is_scan and not self.loop else self.loop,
@@ -64,7 +64,7 @@ class Node:
     path: Path
     eqn: JaxprEqn
     sources: tuple[Origins, ...]  # of each operand; empty for a literal
-    around: "Around"
+    around: _Around
     is_draw: bool
 
     @property
@@ -91,7 +91,7 @@ class Node:
 class Graph:
     nodes: dict[Path, Node]  # in program order
     results: tuple[Origins, ...]
-    carried: dict[Origin, Origins]  # where the rounds before get what a scan carries over
+    carried: dict[_Origin, Origins]  # where the rounds before get what a scan carries over
 
     def rounds_before(self, origins: Origins) -> Origins:
         """Where a value comes from in the rounds before; empty for what no scan carries."""
@@ -120,11 +120,11 @@ def graph_of(jaxpr: Any) -> Graph:
     graph = Graph({}, (), {})
     body = interpreter.open_jaxpr(jaxpr)
     inputs = [frozenset({((), number)}) for number in range(len(body.invars))]
-    results = _walk(body, inputs, (), Around(), graph)
+    results = _walk(body, inputs, (), _Around(), graph)
     return Graph(dict(sorted(graph.nodes.items())), tuple(results), graph.carried)
 
 
-def is_entered(eqn: JaxprEqn) -> bool:
+def _is_entered(eqn: JaxprEqn) -> bool:
     """Whether the equations inside are followed, rather than the equation itself."""
     name = eqn.primitive.name
     if name == "scan":
@@ -132,7 +132,7 @@ def is_entered(eqn: JaxprEqn) -> bool:
     return name == "shard_map" or (name in CALLS and bool(interpreter.bodies(eqn)))
 
 
-def is_draw(eqn: JaxprEqn) -> bool:
+def _is_draw(eqn: JaxprEqn) -> bool:
     """Whether random numbers come out, also of a loop that draws."""
     if eqn.primitive.name in _DRAWS:
         return True
@@ -143,24 +143,24 @@ def is_draw(eqn: JaxprEqn) -> bool:
 
 
 def _walk(
-    body: Any, inputs: Sequence[Origins], prefix: Path, around: Around, graph: Graph
+    body: Any, inputs: Sequence[Origins], prefix: Path, around: _Around, graph: Graph
 ) -> list[Origins]:
     known: dict[Var, Origins] = dict.fromkeys(body.constvars, frozenset())
     known.update(zip(body.invars, inputs, strict=True))
     for place, eqn in enumerate(body.eqns):
         path = (*prefix, place)
         sources = tuple(_origins(atom, known) for atom in eqn.invars)
-        if is_entered(eqn):
+        if _is_entered(eqn):
             outs = _enter(eqn, sources, path, around.inside(eqn, path), graph)
         else:
-            graph.nodes[path] = Node(path, eqn, sources, around, is_draw(eqn))
+            graph.nodes[path] = Node(path, eqn, sources, around, _is_draw(eqn))
             outs = [frozenset({(path, number)}) for number in range(len(eqn.outvars))]
         known.update(zip(eqn.outvars, outs, strict=True))
     return [_origins(atom, known) for atom in body.outvars]
 
 
 def _enter(
-    eqn: JaxprEqn, sources: tuple[Origins, ...], path: Path, inside: Around, graph: Graph
+    eqn: JaxprEqn, sources: tuple[Origins, ...], path: Path, inside: _Around, graph: Graph
 ) -> list[Origins]:
     inner = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])
     if eqn.primitive.name != "scan":
@@ -191,7 +191,7 @@ _UNTOUCHED = {
     "bitcast_convert_type", "reduce_window_max", "cond", "while", "scan",
     "psum", "psum_invariant", "reduce_scatter",  # of one device, nothing is added
 }  # fmt: skip
-Records: TypeAlias = dict[Path, list[Any]]  # results of equations: [devices, *rounds, *shape]
+_Records: TypeAlias = dict[Path, list[Any]]  # results of equations: [devices, *rounds, *shape]
 Draws: TypeAlias = Mapping[Path, Sequence[Any]]  # in the same form
 
 _IDENTITIES = ("pvary", "pcast", "pbroadcast", "sharding_constraint", "mesh_cast", "reshard")
@@ -202,18 +202,13 @@ class Noise(NamedTuple):
     seed: Any  # which way each element goes
 
 
-def moved(eqn: JaxprEqn, values: Values, outs: Values, noise: Noise) -> Values:
+def _outs_moved(eqn: JaxprEqn, values: Values, outs: Values, noise: Noise) -> Values:
     """The results of an equation, moved where it rounds."""
     name = eqn.primitive.name
     if name in _UNTOUCHED and not _rounds_down(eqn):
         return outs
     sizes = _terms(eqn, values) if name in _SUMS else outs
-    return [_moved(out, size, noise) for out, size in zip(outs, sizes, strict=True)]
-
-
-def moved_input(value: Any, noise: Noise) -> Any:
-    """An argument, moved by a unit in its last place."""
-    return _moved(value, value, noise)
+    return [moved(out, size, noise) for out, size in zip(outs, sizes, strict=True)]
 
 
 def _is_float(value: Any) -> bool:
@@ -243,7 +238,8 @@ def _terms(eqn: JaxprEqn, values: Values) -> Values:
     return interpreter.replay(eqn, sizes)
 
 
-def _moved(value: Any, size: Any, noise: Noise) -> Any:
+def moved(value: Any, size: Any, noise: Noise) -> Any:
+    """A value, moved by a unit in the last place of `size`."""
     if not _is_float(value):
         return value
     unit = epsilon(jax.typeof(value).dtype)
@@ -277,7 +273,7 @@ def evaluate(
     draws: Draws | None = None,
     given: Any = True,
     noise: Noise | None = None,
-) -> tuple[Values, Records]:
+) -> tuple[Values, _Records]:
     """The results of a closed jaxpr, and those of its equations; to be called under jit.
 
     Args:
@@ -295,14 +291,14 @@ def evaluate(
 
 def _run(
     body: Any, consts: Sequence[Any], args: Sequence[Any], prefix: Path, draws: Draws, walk: _Walk
-) -> tuple[Values, Records]:
+) -> tuple[Values, _Records]:
     known: dict[Var, Any] = dict(zip(body.constvars, consts, strict=True))
     known.update(zip(body.invars, args, strict=True))
-    records: Records = {}
+    records: _Records = {}
     for place, eqn in enumerate(body.eqns):
         path = (*prefix, place)
         values = interpreter.read_all(eqn.invars, known)
-        if is_entered(eqn):
+        if _is_entered(eqn):
             outs, inner = _ENTERED.get(eqn.primitive.name, _call)(eqn, values, path, draws, walk)
             records.update(inner)
         else:
@@ -321,24 +317,20 @@ def _apply(eqn: JaxprEqn, values: Values, drawn: Sequence[Any] | None, walk: _Wa
     if name == "psum_invariant":  # as vma types know it; a vmap has none
         outs = [lax.psum(value, eqn.params["axes"]) for value in values]
     elif name == "all_gather_invariant":
-        outs = [_gathered(eqn, values[0])]
+        params = eqn.params
+        along, tiled = params["all_gather_dimension"], params["tiled"]
+        outs = [lax.all_gather(values[0], params["axis_name"], axis=along, tiled=tiled)]
     else:
         outs = interpreter.replay(eqn, values)
-    if drawn is not None and is_draw(eqn):
+    if drawn is not None and _is_draw(eqn):
         own = _differ(values, walk.axes) & walk.given
         outs = [
             out if _is_key(out) else jnp.where(own, instead, out)
             for out, instead in zip(outs, drawn, strict=True)
         ]
     if walk.noise is not None:
-        outs = moved(eqn, values, outs, walk.noise)
+        outs = _outs_moved(eqn, values, outs, walk.noise)
     return outs
-
-
-def _gathered(eqn: JaxprEqn, value: Any) -> Any:
-    params = eqn.params
-    along = params["all_gather_dimension"]
-    return lax.all_gather(value, params["axis_name"], axis=along, tiled=params["tiled"])
 
 
 def _differ(values: Values, axes: tuple[Any, ...]) -> Any:
@@ -357,7 +349,7 @@ def _is_key(value: Any) -> bool:
 
 def _call(
     eqn: JaxprEqn, values: Values, path: Path, draws: Draws, walk: _Walk
-) -> tuple[Values, Records]:
+) -> tuple[Values, _Records]:
     body = interpreter.bodies(eqn)[0]
     consts = interpreter.constants(body)
     return _run(interpreter.open_jaxpr(body), consts, values, path, draws, walk)
@@ -365,7 +357,7 @@ def _call(
 
 def _scan(
     eqn: JaxprEqn, values: Values, path: Path, draws: Draws, walk: _Walk
-) -> tuple[Values, Records]:
+) -> tuple[Values, _Records]:
     """Again a scan; what its rounds record is stacked behind the devices."""
     body, params = eqn.params["jaxpr"], eqn.params
     layout = _compat.scan_layout(params, len(values), len(eqn.outvars))
@@ -377,7 +369,7 @@ def _scan(
         if at[: len(path)] == path
     }
 
-    def step(carry: Values, xs: tuple[Values, dict]) -> tuple[Values, tuple[Values, Records]]:
+    def step(carry: Values, xs: tuple[Values, dict]) -> tuple[Values, tuple[Values, _Records]]:
         row, drawn = xs
         inputs: Values = list(values)
         for numbers, parts in ((layout.carries_in, carry), (sliced, row)):
@@ -407,7 +399,7 @@ def _scan(
 
 def _shard_map(
     eqn: JaxprEqn, values: Values, path: Path, draws: Draws, walk: _Walk
-) -> tuple[Values, Records]:
+) -> tuple[Values, _Records]:
     """Its body on all devices together, which come first in every value."""
     params, axes = eqn.params, manual_axes(eqn)
     body = interpreter.open_jaxpr(params["jaxpr"])
@@ -417,7 +409,7 @@ def _shard_map(
     ]
     of_body = {at: given for at, given in draws.items() if at[: len(path)] == path}
 
-    def on_device(blocks: Values, drawn: Draws) -> tuple[Values, Records]:
+    def on_device(blocks: Values, drawn: Draws) -> tuple[Values, _Records]:
         return _run(body, (), blocks, path, drawn, inner)
 
     mapped: Callable = on_device

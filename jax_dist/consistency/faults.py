@@ -4,7 +4,7 @@
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -12,9 +12,9 @@ import numpy as np
 from jax_dist import _codes
 from jax_dist.consistency.evaluation import Graph, Node, Origins, Path
 from jax_dist.consistency.relations import Expected, Relation, are_alike, relation_of
-from jax_dist.consistency.runs import Reference, Values
+from jax_dist.consistency.runs import Reference, Several, Values
 
-How: TypeAlias = Literal["unreduced", "lost", "shape", "unknown"]
+_How: TypeAlias = Literal["unreduced", "lost", "shape", "unknown"]
 
 _EXTREMES = (
     "axis_index",
@@ -32,7 +32,7 @@ _ADDITIONS = ("add", "sub", "add_any")
 class FaultOrigin:
     """Where a result goes wrong."""
 
-    how: How
+    how: _How
     node: Node  # the equation to look at
     relation: Relation | None  # of its result; None: there is none like it on one device
     operands: tuple[Relation | None, ...]  # of each operand; None for a constant
@@ -43,13 +43,11 @@ class FaultOrigin:
 class Search:
     """The relations of all equations, on one number of devices."""
 
-    def __init__(
-        self, graph: Graph, values: Values, reference: Reference, pairs: Mapping[Path, Path]
-    ) -> None:
-        self.graph: Graph = graph
-        self._reference, self._pairs = reference, pairs
+    def __init__(self, run: Several, values: Values, reference: Reference) -> None:
+        self.graph: Graph = run.graph
+        self._reference, self._pairs = reference, run.pairs
         self._known: dict[Path, list[Relation | None]] = {}
-        for path, node in graph.nodes.items():
+        for path, node in self.graph.nodes.items():
             self._known[path] = self._relations(node, values.records.get(path))
 
     def origin(self, results: Origins) -> FaultOrigin | None:
@@ -109,7 +107,7 @@ class Search:
         relation = next(
             (each for each in self._known[node.path] if each is None or not each.is_good), None
         )
-        how: How = "unknown" if relation is None else "lost"
+        how: _How = "unknown" if relation is None else "lost"
         parts = [each for origins in node.sources if (each := self._parts(origins))]
         born = [maker for origins in parts for maker in self._born(origins)]
         updates = [
@@ -143,7 +141,7 @@ class Search:
         return None if node is None else self._origin("unreduced", node, relation, born)
 
     def _origin(
-        self, how: How, node: Node, relation: Relation | None, born: Sequence[Node]
+        self, how: _How, node: Node, relation: Relation | None, born: Sequence[Node]
     ) -> FaultOrigin:
         operands = tuple(
             None if node.constant(number) is not None else self._operand(origins)
@@ -273,7 +271,7 @@ class _Case:
         return ", ".join(lines) or "a line that is unknown"
 
 
-_Words = tuple[str, str, str, str]  # the code of a rule, what, why, what to do
+_Words: TypeAlias = tuple[str, str, str]  # what, why, what to do
 
 _SUMS = ("psum", "psum_invariant")
 _GATHERS = ("all_gather", "all_gather_invariant", "all_to_all", "ppermute", "reduce_scatter")
@@ -298,8 +296,8 @@ def explain(origin: FaultOrigin, axis: Any, devices: int) -> Explanation:
     for describe in _KINDS:
         words = describe(case)
         if words is not None:
-            code, what, why, do = words
-            return Explanation(code, what, why, do, case.node.line, case.node.name)
+            code = _codes.REPEATED_NOISE if describe is _repeated else ""
+            return Explanation(code, *words, case.node.line, case.node.name)
     raise AssertionError("the last kind takes all")
 
 
@@ -322,7 +320,6 @@ def _repeated(case: _Case) -> _Words | None:
     if case.origin.relation is not None and not case.origin.relation.alike:
         return None
     return (
-        _codes.REPEATED_NOISE,
         "all devices draw the same numbers, each for rows of its own",
         f"the key is the same on all devices of {case.axis}, so the numbers repeat after each "
         f"share of the rows: {case.devices} devices, one device's worth of noise",
@@ -336,14 +333,12 @@ def _unreduced(case: _Case) -> _Words | None:
         return None
     if relation.kind == "rows":
         return (
-            "",
             f"a sum over the devices is missing: rows are {_times(relation.factor)}",
             "they are the gradient of a mean over the rows of one device only",
             f"divide by lax.axis_size({case.axis}), or take the mean over all rows",
         )
     collective = f"p{relation.part}"
     return (
-        "",
         f"each device goes on with its own {_part(relation)}; the {relation.part} over "
         f"{case.axis} is missing",
         f"it is made of the rows of one device at {case.born}, and no collective follows",
@@ -356,14 +351,12 @@ def _sum_of_equals(case: _Case) -> _Words | None:
         return None
     if case.part("mean") is not None:
         return (
-            "",
             f"a sum over {case.axis} of means: {_times(case.factor)}",
             f"each device has the mean over its rows, made at {case.born}, and the means are "
             "added up",
             f"use lax.pmean(..., {case.axis}), or take the sum over the rows instead of the mean",
         )
     return (
-        "",
         f"a second sum over {case.axis}: {_times(case.factor)}",
         "all devices have the same value already, so the sum adds up equals",
         "leave this one out",
@@ -384,13 +377,11 @@ def _wrong_scale(case: _Case) -> _Words | None:
             continue
         if float(value) == case.devices * float(one):
             return (
-                "",
                 f"it {verb} by {here}, the number of devices, what needs no such factor",
                 "the value is that of all devices already: a sum of sums, not of means",
                 f"leave the factor out; if it is in lax.pmean, use lax.psum(..., {case.axis})",
             )
         return (
-            "",
             f"it {verb} by {here}, and on one device by {there}",
             "that is a size of what one device has, not of the whole",
             f"use the size of the whole, as in x.shape[0] * lax.axis_size({case.axis})",
@@ -398,7 +389,6 @@ def _wrong_scale(case: _Case) -> _Words | None:
     if case.factor == 1:
         return None
     return (
-        "",
         f"the factor at this {node.name} makes the value {_times(case.factor)}",
         "it changes with the number of devices, and the value does not",
         "leave out a division or multiplication by the number of devices that is not needed",
@@ -410,72 +400,55 @@ def _takes_part_for_whole(case: _Case) -> _Words | None:
     if part is None:
         return None
     return (
-        "",
         f"the {_part(part)} of one device is used as if it were that of all rows",
         f"it is made of the rows of one device at {case.born}; each device has another",
         f"put lax.p{part.part}(..., {case.axis}) between",
     )
 
 
-def _misplaced(case: _Case) -> _Words | None:
-    if case.node.name not in _GATHERS:
-        return None
-    return (
-        "",
-        f"{case.node.name} over {case.axis} puts the parts together in another order than that of "
-        "the rows",
-        "what one device has as rows, one after the other, comes out along another dimension, or "
-        "in another order",
-        "check its axis, tiled=, split and concat dimensions, and its permutation, against the "
-        "dimension that in_axes splits",
-    )
-
-
-def _at_edges(case: _Case) -> _Words | None:
-    if case.node.name not in _WINDOWS:
-        return None
-    return (
-        "",
-        f"{case.node.name} looks along a dimension of which each device has only its share",
-        "the rows before and after lie on other devices, and the first and last row of a device "
-        "are not those of the whole",
-        f"fetch the neighbours' rows with lax.ppermute(..., {case.axis}), or gather first",
-    )
-
-
-def _counts_rows(case: _Case) -> _Words | None:
-    if case.node.name != "iota":
-        return None
-    return (
-        "",
-        "the rows of each device are counted from 0",
-        "as numbers of rows they are right on the first device only",
-        f"add lax.axis_index({case.axis}) times the number of rows of a device",
-    )
-
-
-def _whole_of_share(case: _Case) -> _Words | None:
-    if not case.node.name.startswith(("reduce_", "dot_general", "arg")):
-        return None
-    return (
-        "",
-        f"{case.node.name} reduces over what one device has, and no collective makes it whole",
-        "rows of other devices count as well",
-        f"follow it with the collective over {case.axis} that fits, or gather first",
-    )
+def _of_primitive(case: _Case) -> _Words | None:
+    """What the name of the equation tells."""
+    name = case.node.name
+    if name in _GATHERS:
+        return (
+            f"{name} over {case.axis} puts the parts together in another order than that of the "
+            "rows",
+            "what one device has as rows, one after the other, comes out along another dimension, "
+            "or in another order",
+            "check its axis, tiled=, split and concat dimensions, and its permutation, against the "
+            "dimension that in_axes splits",
+        )
+    if name in _WINDOWS:
+        return (
+            f"{name} looks along a dimension of which each device has only its share",
+            "the rows before and after lie on other devices, and the first and last row of a "
+            "device are not those of the whole",
+            f"fetch the neighbours' rows with lax.ppermute(..., {case.axis}), or gather first",
+        )
+    if name == "iota":
+        return (
+            "the rows of each device are counted from 0",
+            "as numbers of rows they are right on the first device only",
+            f"add lax.axis_index({case.axis}) times the number of rows of a device",
+        )
+    if name.startswith(("reduce_", "dot_general", "arg")):
+        return (
+            f"{name} reduces over what one device has, and no collective makes it whole",
+            "rows of other devices count as well",
+            f"follow it with the collective over {case.axis} that fits, or gather first",
+        )
+    return None
 
 
 def _any(case: _Case) -> _Words:
     if case.origin.how == "unknown":
         return (
-            "",
             f"the program for {case.devices} devices has a {case.node.name} here that the one for "
             "one device has not",
             "the code does something else by the size of what a device has",
             "make the shapes that decide the same on any number of devices",
         )
     return (
-        "",
         f"from this {case.node.name} on, values differ from those of one device"
         + (f": {_times(case.factor)}" if case.factor != 1 else ""),
         "its operands are as they should be, or shares of it",
@@ -489,10 +462,7 @@ _KINDS: tuple[Callable[[_Case], _Words | None], ...] = (
     _sum_of_equals,
     _wrong_scale,
     _takes_part_for_whole,
-    _misplaced,
-    _at_edges,
-    _counts_rows,
-    _whole_of_share,
+    _of_primitive,
     _any,
 )
 

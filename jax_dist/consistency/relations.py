@@ -12,17 +12,17 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-Kind: TypeAlias = Literal["same", "rows", "parts", "own", "lost"]
-Part: TypeAlias = Literal["sum", "mean", "max", "min"]
+_Kind: TypeAlias = Literal["same", "rows", "parts", "own", "lost"]
+_Part: TypeAlias = Literal["sum", "mean", "max", "min"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Relation:
     """Of one value, in every round of the loops around it."""
 
-    kind: Kind
+    kind: _Kind
     good: np.ndarray  # by round
-    part: Part | None = None  # by which the parts make the value
+    part: _Part | None = None  # by which the parts make the value
     factor: float = 1.0  # all devices have this many times the value (lost), or each row has
     alike: bool = True  # whether all devices have the same
     before: "Relation | None" = None  # of a value that is lost in a later round of a loop
@@ -59,14 +59,7 @@ def relation_of(values: np.ndarray, expected: Expected, *, extremes: bool = True
     """
     whole, devices = expected.value, len(values)
     alike = are_alike(values, expected.tolerance)
-    held = [
-        Relation("same", good & alike, alike=bool(alike.all())) for good in _same(values, expected)
-    ]
-    held += [_rows(values, expected, alike, factor) for factor in (1, devices)]
-    if values.shape[1:] == whole.shape:
-        held += list(_sums(values, expected, alike))
-        if extremes and not np.iscomplexobj(values):
-            held += list(_extremes(values, expected, alike))
+    held = _held(values, expected, alike, extremes=extremes)
     held = [relation for relation in held if relation.good.any()]
     best = max(held, key=lambda relation: relation.good.sum(), default=None)
     if best is not None and best.is_good:
@@ -91,7 +84,7 @@ def rows_along(shape: tuple[int, ...], whole: tuple[int, ...], devices: int) -> 
     return cut[0]
 
 
-def put_together(values: np.ndarray, along: int) -> np.ndarray:
+def _put_together(values: np.ndarray, along: int) -> np.ndarray:
     """`[devices, *shape]` -> one array, the devices' shares one after the other."""
     return np.concatenate(list(values), axis=along)
 
@@ -108,26 +101,30 @@ def distance(values: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return np.where(equal, 0.0, np.where(np.isnan(apart), np.inf, apart))
 
 
-def _same(values: np.ndarray, expected: Expected) -> Iterator[np.ndarray]:
-    whole = expected.value
+def _held(
+    values: np.ndarray, expected: Expected, alike: np.ndarray, *, extremes: bool
+) -> Iterator[Relation]:
+    """The relations, each with the rounds in which it holds."""
+    whole, devices, all_alike = expected.value, len(values), bool(alike.all())
+    if values[0].size == whole.size:  # if gathered, perhaps in another shape
+        good = _rounds_equal(values[0].reshape(whole.shape), whole, expected.tolerance)
+        yield Relation("same", good & alike, alike=all_alike)
+    along = rows_along(values.shape[2:], whole.shape[1:], devices)
+    if along is not None:
+        merged = _put_together(values, along + 1)
+        # The gradient of a mean over the rows of each has the number of devices as a factor.
+        for factor in (1, devices) if expected.unit else (1,):
+            scaled = whole * factor if factor != 1 else whole
+            good = _rounds_equal(merged, scaled, expected.tolerance * factor)
+            yield Relation("rows", good, factor=float(factor), alike=all_alike)
     if values.shape[1:] == whole.shape:
-        yield _rounds_equal(values[0], whole, expected.tolerance)
-    elif values[0].size == whole.size:  # gathered, in another shape
-        yield _rounds_equal(values[0].reshape(whole.shape), whole, expected.tolerance)
-
-
-def _rows(values: np.ndarray, expected: Expected, alike: np.ndarray, factor: int) -> Relation:
-    """`factor` is the number of devices in the gradient of a mean over the rows of each."""
-    whole = expected.value
-    none = Relation("rows", np.zeros(values.shape[1], bool))
-    along = rows_along(values.shape[2:], whole.shape[1:], len(values))
-    if along is None:
-        return none
-    if factor != 1 and not expected.unit:
-        return none
-    scaled = whole * factor if factor != 1 else whole
-    good = _rounds_equal(put_together(values, along + 1), scaled, expected.tolerance * factor)
-    return Relation("rows", good, factor=float(factor), alike=bool(alike.all()))
+        yield from _sums(values, expected, alike)
+        if extremes and not np.iscomplexobj(values):
+            merges: tuple[tuple[_Part, np.ndarray], ...]
+            merges = (("max", values.max(0)), ("min", values.min(0)))
+            for part, value in merges:
+                good = _rounds_equal(value, whole, expected.tolerance)
+                yield Relation("parts", good & ~alike, part, alike=False)
 
 
 def _sums(values: np.ndarray, expected: Expected, alike: np.ndarray) -> Iterator[Relation]:
@@ -139,16 +136,9 @@ def _sums(values: np.ndarray, expected: Expected, alike: np.ndarray) -> Iterator
         added = values.astype(_wide(values)).sum(0)
     sizes = np.abs(np.nan_to_num(values.astype(_wide(values)), posinf=0.0, neginf=0.0)).sum(0)
     slack = expected.tolerance + 4 * expected.unit * float(sizes.max(initial=0.0))
-    factors: tuple[tuple[Part, int], ...] = (("sum", 1), ("mean", devices))
+    factors: tuple[tuple[_Part, int], ...] = (("sum", 1), ("mean", devices))
     for part, factor in factors if expected.unit else factors[:1]:
         good = _rounds_equal(added / factor, whole, slack / factor + expected.tolerance)
-        yield Relation("parts", good & ~alike, part, alike=False)
-
-
-def _extremes(values: np.ndarray, expected: Expected, alike: np.ndarray) -> Iterator[Relation]:
-    merged: tuple[tuple[Part, np.ndarray], ...] = (("max", values.max(0)), ("min", values.min(0)))
-    for part, value in merged:
-        good = _rounds_equal(value, expected.value, expected.tolerance)
         yield Relation("parts", good & ~alike, part, alike=False)
 
 
@@ -165,12 +155,15 @@ def _factor(value: np.ndarray, expected: Expected, devices: int) -> float:
 def are_alike(values: np.ndarray, tolerance: float) -> np.ndarray:
     """Of each round, whether all devices have the same."""
     apart = distance(values, np.broadcast_to(values[:1], values.shape)).max(axis=0)
-    return apart.reshape(len(apart), -1).max(axis=1, initial=0.0) <= tolerance
+    return _within(apart, tolerance)
 
 
 def _rounds_equal(values: np.ndarray, whole: np.ndarray, tolerance: float) -> np.ndarray:
     """Of each round, whether no element is farther off than rounding explains."""
-    apart = distance(values, whole)
+    return _within(distance(values, whole), tolerance)
+
+
+def _within(apart: np.ndarray, tolerance: float) -> np.ndarray:
     return apart.reshape(len(apart), -1).max(axis=1, initial=0.0) <= tolerance
 
 
@@ -217,7 +210,7 @@ def verdict(
         merged, whole = values, np.broadcast_to(whole, (devices, *whole.shape))
         same = values.shape == whole.shape and relation.kind == "same"
     else:
-        merged = put_together(values, along)
+        merged = _put_together(values, along)
         same = merged.shape == whole.shape
     apart, average = _distances(merged, whole)
     same = same and apart <= expected.tolerance and average <= expected.average
@@ -237,18 +230,15 @@ def _words(values: np.ndarray, whole: np.ndarray, along: int | None, relation: R
     devices, shape = len(values), values.shape[1:]
     if along is None and shape != whole.shape:
         return f"shape {list(shape)} on each device, {list(whole.shape)} on one"
-    if along is not None and (shares := put_together(values, along).shape) != whole.shape:
+    if along is not None and (shares := _put_together(values, along).shape) != whole.shape:
         return f"shape {list(shares)}, {list(whole.shape)} on one device"
     if along is None and relation.part is not None:
         return f"each device has its own; their {relation.part} is right"
-    if relation.factor == devices:
-        return f"{devices} times too large"
-    if relation.factor == 1 / devices:
-        return f"1/{devices} of what it should be"
-    if relation.factor == devices**2:
-        return f"{devices}\N{SUPERSCRIPT TWO} times too large"
-    if relation.factor == 1 / devices**2:
-        return f"1/{devices}\N{SUPERSCRIPT TWO} of what it should be"
+    for power, shown in ((1, f"{devices}"), (2, f"{devices}\N{SUPERSCRIPT TWO}")):
+        if relation.factor == devices**power:
+            return f"{shown} times too large"
+        if relation.factor == 1 / devices**power:
+            return f"1/{shown} of what it should be"
     if along is None and not relation.alike:
         return "each device has its own"
     return "other values"

@@ -35,6 +35,10 @@ from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.passes import interpreter
 
 
+def refusal(*, what: str, which: Sequence[str], why: str, do: str) -> ConsistencyError:
+    return ConsistencyError(message(what=what, which=which, why=why, do=do))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckedProgram:
     """What a function does on so many devices."""
@@ -65,30 +69,24 @@ class PerDevice:
     def check(self) -> None:
         """Raises what `pmap` would: axes that do not fit, nothing that is mapped."""
         axes.check_axes("in_axes", self.in_axes)
-        leaves, prefixes = jax.tree.leaves(self.args), self._axes()
-        sizes = [np.shape(leaf) for leaf in leaves]
         wrong = [
             f"{path} has shape {np.shape(leaf)}, in_axes {axis}"
             for path, leaf, axis in self._leaves()
             if axis is not None and not -np.ndim(leaf) <= axis < np.ndim(leaf)
         ]
         if wrong:
-            raise ConsistencyError(
-                message(
-                    what=f"in_axes of '{self.name}' names a dimension that is not there",
-                    which=wrong,
-                    why="a mapped argument is split along it, into equal shares of the devices",
-                    do="Give None for an argument that all devices share, as in in_axes=(None, 0).",
-                )
+            raise refusal(
+                what=f"in_axes of '{self.name}' names a dimension that is not there",
+                which=wrong,
+                why="a mapped argument is split along it, into equal shares of the devices",
+                do="Give None for an argument that all devices share, as in in_axes=(None, 0).",
             )
-        if not [axis for axis in prefixes if axis is not None] or not sizes:
-            raise ConsistencyError(
-                message(
-                    what=f"nothing is mapped in '{self.name}'",
-                    which=[f"in_axes is {self.in_axes}"],
-                    why="every device would do the same with the same values",
-                    do="Give the dimension to split for at least one argument.",
-                )
+        if all(axis is None for axis in self._axes()):
+            raise refusal(
+                what=f"nothing is mapped in '{self.name}'",
+                which=[f"in_axes is {self.in_axes}"],
+                why="every device would do the same with the same values",
+                do="Give the dimension to split for at least one argument.",
             )
 
     def program(self, devices: int) -> CheckedProgram:
@@ -179,15 +177,13 @@ class Global:
                     raise self._own_mesh(f"{line}: its mesh is {sizes}", devices)
 
     def _own_mesh(self, which: str, devices: int) -> ConsistencyError:
-        return ConsistencyError(
-            message(
-                what=f"'{self.name}' has a mesh of its own, which cannot be made smaller",
-                which=[which, f"it is to be checked on {devices}"],
-                why="the number of devices is that of the mesh, and it is fixed in the function",
-                do="Give a function with a parameter named mesh, as in "
-                "check(lambda x, mesh: jax.shard_map(f, mesh=mesh, ...)(x), x, mesh=mesh), or "
-                "leave out mesh= in jax.shard_map, which then takes the one that is set.",
-            )
+        return refusal(
+            what=f"'{self.name}' has a mesh of its own, which cannot be made smaller",
+            which=[which, f"it is to be checked on {devices}"],
+            why="the number of devices is that of the mesh, and it is fixed in the function",
+            do="Give a function with a parameter named mesh, as in "
+            "check(lambda x, mesh: jax.shard_map(f, mesh=mesh, ...)(x), x, mesh=mesh), or "
+            "leave out mesh= in jax.shard_map, which then takes the one that is set.",
         )
 
 
@@ -221,7 +217,7 @@ _SEEDS = (1, 2, 3)  # runs with every result moved by rounding
 _SAFETY = 8.0  # how much farther than in these runs a value may lie
 _ULPS = 4.0  # and besides, of its largest element
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-MOST = 20_000_000  # numbers that are kept at once
+_MOST = 20_000_000  # numbers that are kept at once
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -254,7 +250,7 @@ def on_one(program: CheckedProgram, args: Sequence[Any], *, everything: bool = F
     wanted = _wanted(graph, everything=everything)
 
     def trial(leaves: Sequence[Any], noise: evaluation.Noise) -> Any:
-        moved = [evaluation.moved_input(leaf, noise) for leaf in leaves]
+        moved = [evaluation.moved(leaf, leaf, noise) for leaf in leaves]
         return evaluate(program.jaxpr, moved, wanted=wanted, noise=noise)
 
     run = _jit(trial)
@@ -275,15 +271,18 @@ class Several:
         self,
         program: CheckedProgram,
         args: Sequence[Any],
-        graph: Graph,
-        draws: Draws,
+        reference: Reference,
         *,
         everything: bool = False,
     ) -> None:
         """Prepares it; see `on_one`."""
-        self._program, self._draws = program, dict(draws)
-        self._leaves = [jnp.asarray(leaf) for leaf in args]
-        wanted = _wanted(graph, everything=everything)
+        self.graph: Graph = graph_of(program.jaxpr)
+        self.pairs: dict[Path, Path] = _pairs_of(self.graph, reference.graph)
+        self.draws: dict[Path, list[Any]] = _draws_for(
+            reference, self.graph, program.devices, self.pairs
+        )
+        self._program, self._leaves = program, [jnp.asarray(leaf) for leaf in args]
+        wanted = _wanted(self.graph, everything=everything)
 
         def run(leaves: Sequence[Any], draws: Draws, given: Any) -> Any:
             return evaluate(program.jaxpr, leaves, wanted=wanted, draws=draws, given=given)
@@ -296,7 +295,7 @@ class Several:
         Args:
           given: whether devices with a key of their own get what one device draws.
         """
-        results, records = self._run(self._leaves, self._draws, jnp.bool_(given))
+        results, records = self._run(self._leaves, self.draws, jnp.bool_(given))
         if not self._program.mapped:
             results = [each[None] for each in results]
         return Values(jax.tree.map(_host, results), jax.tree.map(_host, records))
@@ -307,7 +306,7 @@ def _jit(run: Callable) -> Callable:
     return jax.jit(run, compiler_options=_QUICK if jax.default_backend() == "cpu" else None)
 
 
-def draws_for(
+def _draws_for(
     reference: Reference, graph: Graph, devices: int, pairs: Mapping[Path, Path]
 ) -> dict[Path, list[Any]]:
     """What each device draws if its key is its own: its rows of what one device draws.
@@ -330,17 +329,17 @@ def draws_for(
         ]
         if all(share is not None for share in shares):
             draws[path] = [
-                share.astype(_plain(each.dtype))
+                share.astype(np.uint32 if is_key(each) else each.dtype)
                 for share, each in zip(shares, _types(node), strict=True)
                 if share is not None
             ]
     return draws
 
 
-def amount(graph: Graph) -> int:
-    """How many numbers the equations of a program have as results."""
+def is_too_large(graph: Graph) -> bool:
+    """Whether the results of all equations together are too many numbers to be kept."""
     types = [each for node in graph.nodes.values() for each in _types(node)]
-    return sum(int(np.prod(each.shape)) for each in types if hasattr(each, "shape"))
+    return sum(int(np.prod(each.shape)) for each in types if hasattr(each, "shape")) > _MOST
 
 
 def _types(node: Node) -> list[Any]:
@@ -389,18 +388,19 @@ def _expected(exact: Any, *moved: Any) -> Expected:
 
 def _host(array: Any) -> np.ndarray:
     """In NumPy, which does not know keys, nor the small floats."""
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if is_key(array):
         array = jax.random.key_data(array)
     host = np.asarray(array)
     small = jnp.issubdtype(array.dtype, jnp.floating) and host.dtype.kind != "f"
     return host.astype(np.float32) if small or host.dtype == np.float16 else host
 
 
-def _plain(dtype: Any) -> Any:
-    return np.uint32 if jnp.issubdtype(dtype, jax.dtypes.prng_key) else dtype
+def is_key(array: Any) -> bool:
+    """Whether an array, or its type, is one of random keys."""
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
-def pairs_of(several: Graph, one: Graph) -> dict[Path, Path]:
+def _pairs_of(several: Graph, one: Graph) -> dict[Path, Path]:
     """By equation of the first, that of the second; what only one of them has is left out.
 
     Both come from the same code, so they are nearly always the same list. Where a loop of Python

@@ -6,12 +6,18 @@ axis, so that each device has its own `[1, *s]`. The body sees `[*s]` of both.
 Loops and branches run in the global view with islands in their bodies. What is carried keeps one
 form: a carry that varies once varies from the start, so a shared value goes in as `[N, *s]`. A scan
 walks over the first dimension, so what varies comes as `[T, N, *s]`.
+
+A part of the state may also be gathered where it is read, and again where it is read again. A
+device then does not keep all whole arrays from the forward to the backward pass; more is sent for
+it. With FSDP this is called to reshard after the forward pass. A scan over stacked layers gathers
+one layer in each turn.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +28,24 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.global_views.cuts import Gathers, Handlers, Shard
 from jax_dist.global_views.islands import BodyPlan, Island, Step
+from jax_dist.global_views.uniformity import bodies_of_while
 from jax_dist.passes import interpreter, rebind
-from jax_dist.passes.interpreter import ELEMENTWISE, INLINED, Values
+from jax_dist.passes.interpreter import ELEMENTWISE, INLINED, Handler, Values
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Shard:
+    """One of the parts that a value is given in."""
+
+    dim: int  # along which they are cut
+    uses: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # numbers of gathers
+
+
+_Shards: TypeAlias = Mapping[Var, _Shard]
+_Handlers: TypeAlias = dict[int, Handler]  # by the identity of the equation
+
+_CHECKPOINTS = ("checkpoint", "remat2")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,13 +111,18 @@ class Emitter:
                 for place, atom in enumerate(eqn.invars)
             ]
             with interpreter.located(eqn, anew=True):
-                outs = _run_entered(self, plan, step, operands)
+                rule = {"scan": _scan, "while": _while, "cond": _cond}[eqn.primitive.name]
+                outs = rule(_Forms(self, plan, eqn), step, operands)
         else:
             is_whole = self.cuts_state and self._needs_whole(eqn)
             read = values.whole if is_whole else values.plain
             operands = list(dict.fromkeys(a for a in eqn.invars if isinstance(a, Var)))
             given = [read(var) for var in operands]
-            outs = _evaluate([eqn], operands, eqn.outvars, given, anew=self.anew)
+            stretch = _stretch([eqn], operands, eqn.outvars)
+            if self.anew:
+                outs = rebind.evaluate(stretch, given, _without_constraint)
+            else:
+                outs = eval_jaxpr(stretch, (), *given)
             if is_whole:  # or a body in it would be cut, as its reader wants the result
                 outs = [self.whole(out) for out in outs]
         values.known.update(zip(eqn.outvars, outs, strict=True))
@@ -135,33 +160,33 @@ class Emitter:
                 return P(*[None] * parts[var], self.name)
             return P() if is_shared(var) else P(self.name)
 
+        def out_spec(var: Var) -> P:
+            if not is_shared(var):
+                return P(self.name)
+            dim = island.scatters.get(var)
+            return P() if dim is None else P(*[None] * dim, self.name)
+
         mapped = jax.shard_map(
             on_device,
             mesh=self.mesh,
             in_specs=tuple(map(in_spec, island.reads)),
-            out_specs=[self._out_spec(plan, island, var) for var in island.makes],
+            out_specs=list(map(out_spec, island.makes)),
             # As in pmap: with types, a gradient by what is shared would be summed twice.
             check_vma=False,
         )
         is_whole = lambda var: is_shared(var) and var not in parts
         return mapped(*[(values.whole if is_whole(v) else values.plain)(v) for v in island.reads])
 
-    def _out_spec(self, plan: BodyPlan, island: Island, var: Var) -> P:
-        if not plan.is_shared(var):
-            return P(self.name)
-        dim = island.scatters.get(var)
-        return P() if dim is None else P(*[None] * dim, self.name)
-
     def _on_device(self, island: Island, slices: Values, parts: Mapping[Var, int]) -> Values:
         body = _stretch(island.eqns, island.reads, island.makes)
         summed = functools.partial(self._summed, island)
         sums = [eqn for eqn in island.eqns if any(v in island.scatters for v in eqn.outvars)]
         bind = rebind.bind_again if self.anew_inside else interpreter.replay
-        gathers = Gathers(self.name, self._evaluate_inside, bind)
-        handlers = gathers.handlers(body, {var: Shard(dim) for var, dim in parts.items()})
+        gathers = _Gathers(self.name, self._evaluate_inside, bind)
+        handlers = gathers.handlers(body, {var: _Shard(dim) for var, dim in parts.items()})
         return self._evaluate_inside(body, slices, handlers | {id(eqn): summed for eqn in sums})
 
-    def _evaluate_inside(self, jaxpr: Any, values: Sequence[Any], handlers: Handlers) -> Values:
+    def _evaluate_inside(self, jaxpr: Any, values: Sequence[Any], handlers: _Handlers) -> Values:
         """A body, with some equations handled otherwise."""
         if self.anew_inside:
             of_eqn = lambda eqn: handlers.get(id(eqn)) or _without_constraint(eqn)
@@ -172,15 +197,13 @@ class Emitter:
 
     def _summed(self, island: Island, eqn: JaxprEqn, operands: Values) -> Values:
         """A psum, of which some results are wanted cut."""
-        outs = []
-        for var, value in zip(eqn.outvars, operands, strict=True):
-            dim = island.scatters.get(var)
-            if dim is None:
-                outs.append(lax.psum(value, self.name))
-            else:
-                scatter = functools.partial(lax.psum_scatter, tiled=True)
-                outs.append(scatter(value, self.name, scatter_dimension=dim))
-        return outs
+        dims = map(island.scatters.get, eqn.outvars)
+        return [
+            lax.psum(value, self.name)
+            if dim is None
+            else lax.psum_scatter(value, self.name, scatter_dimension=dim, tiled=True)
+            for value, dim in zip(operands, dims, strict=True)
+        ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -198,21 +221,6 @@ class _Values:
         if var not in self.gathered:
             self.gathered[var] = self.emitter.whole(self.known[var])
         return self.gathered[var]
-
-
-def _evaluate(
-    eqns: Sequence[JaxprEqn],
-    reads: Sequence[Var],
-    makes: Sequence[Var],
-    values: Values,
-    *,
-    anew: bool,
-) -> Values:
-    """Some equations, as they were traced, or bound again in the context of now."""
-    stretch = _stretch(eqns, reads, makes)
-    if anew:
-        return rebind.evaluate(stretch, values, _without_constraint)
-    return eval_jaxpr(stretch, (), *values)
 
 
 def _stretch(eqns: Sequence[JaxprEqn], reads: Sequence[Var], makes: Sequence[Var]) -> Jaxpr:
@@ -237,52 +245,123 @@ _SUMS = frozenset(("reduce_sum", "dot_general", "cumsum"))  # in another order, 
 _CONTAINERS = frozenset((*INLINED, "custom_jvp_call", "custom_vjp_call"))
 
 
-class _Runs(Protocol):
-    """What runs a plan, and moves values between their two forms."""
-
-    def run(self, plan: BodyPlan, args: Sequence[Any]) -> Values: ...
-
-    def as_varying(self, value: Any, *, is_shared: bool) -> Any: ...
-
-    def laid(self, value: Any, spec: Any) -> Any: ...
+# ---- what islands gather
 
 
-def _run_entered(runs: _Runs, plan: BodyPlan, step: Step, values: Values) -> Values:
-    """The results of a loop or a branch.
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Gathers:
+    """Runs equations that read parts, on each device."""
 
-    Args:
-      runs: runs the bodies.
-      plan: of the body that the equation stands in.
-      step: the equation, with the plans of its bodies.
-      values: of its operands.
+    name: Any  # of the mapped axis
+    evaluate: Callable[[Any, Sequence[Any], _Handlers], Values]  # a body
+    bind: Callable[[JaxprEqn, Values], Values]  # one equation
+
+    def handlers(self, body: Jaxpr, parts: _Shards) -> _Handlers:
+        """What to do with the equations that read parts, of which none is a result of the body."""
+        return {id(eqn): self._handler(_read(eqn, parts)) for eqn in body.eqns if _read(eqn, parts)}
+
+    def _handler(self, read: Mapping[int, _Shard]) -> Handler:
+        """Of an equation that reads parts at these places."""
+
+        def handle(eqn: JaxprEqn, values: Values) -> Values:
+            inside = _parts_inside(eqn, read)
+            whole = self._with_whole(eqn, values, [n for n in read if n not in inside], read)
+            if not inside:
+                return self.bind(eqn, whole)
+            (jaxpr,) = interpreter.bodies(eqn)
+            body = interpreter.open_jaxpr(jaxpr)
+            parts = {body.invars[place]: part for place, part in inside.items()}
+            run = lambda args: self.evaluate(jaxpr, args, self.handlers(body, parts))
+            if eqn.primitive.name == "scan":
+                return _gathering_scan(eqn, whole, run)
+            # Evaluated in its place, a checkpoint keeps what it is for: a computation of its own.
+            is_checkpoint = eqn.primitive.name in _CHECKPOINTS
+            return run(lax.optimization_barrier(whole) if is_checkpoint else whole)
+
+        return handle
+
+    def _with_whole(
+        self, eqn: JaxprEqn, values: Values, places: Sequence[int], read: Mapping[int, _Shard]
+    ) -> Values:
+        """The operands, those in these places gathered, but not before the others are there."""
+        values = list(values)
+        others = [n for n, atom in enumerate(eqn.invars) if isinstance(atom, Var) and n not in read]
+        tied = [*places, *others] if places else []
+        tied_values = lax.optimization_barrier(tuple(values[n] for n in tied))
+        for n, value in zip(tied, tied_values, strict=True):
+            values[n] = self._gathered(value, read[n]) if n in read else value
+        return values
+
+    def _gathered(self, value: Any, part: _Shard) -> Any:
+        # XLA on CPU drops barriers before it looks for equal instructions for the last time, so two
+        # gathers of one value differ: each has one more dimension of length 1.
+        more = tuple(range(next(part.uses)))
+        value = jnp.expand_dims(value, more)
+        value = lax.all_gather(value, self.name, axis=part.dim + len(more), tiled=True)
+        return jnp.squeeze(value, more)
+
+
+def _read(eqn: JaxprEqn, parts: _Shards) -> dict[int, _Shard]:
+    """The operands that are given in parts, by their places."""
+    return {n: parts[a] for n, a in enumerate(eqn.invars) if isinstance(a, Var) and a in parts}
+
+
+def _parts_inside(eqn: JaxprEqn, read: Mapping[int, _Shard]) -> dict[int, _Shard]:
+    """The operands that the body of an equation takes in parts.
+
+    Those of a call; and of a scan what it walks over, unless along the dimension that is cut. What
+    all its turns read is gathered once, before it.
     """
-    ins = [plan.is_shared(atom) for atom in step.eqn.invars]
-    outs = [plan.is_shared(var) for var in step.eqn.outvars]
-    cuts = [plan.cuts.get(var) for var in step.eqn.outvars]
-    rule = {"scan": _scan, "while": _while, "cond": _cond}[step.eqn.primitive.name]
-    return rule(_Forms(runs, ins, outs, cuts), step, values)
+    if eqn.primitive.name in (*INLINED, *_CHECKPOINTS):
+        found = dict(read)
+    elif eqn.primitive.name == "scan":
+        layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
+        first = len(layout.constants) + len(layout.carries_in)
+        found = {n: _Shard(part.dim - 1) for n, part in read.items() if n >= first and part.dim}
+    else:
+        return {}
+    body = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])
+    results = {atom for atom in body.outvars if isinstance(atom, Var)}
+    return {place: part for place, part in found.items() if body.invars[place] not in results}
+
+
+def _gathering_scan(eqn: JaxprEqn, values: Values, run: Callable[[Values], Values]) -> Values:
+    layout = _compat.scan_layout(eqn.params, len(values), len(eqn.outvars))
+    first, carried = len(layout.constants), len(layout.carries_in)
+
+    def turn(carry: Values, xs: Values) -> tuple[Values, Values]:
+        outs = run([*values[:first], *carry, *xs])
+        return outs[:carried], outs[carried:]
+
+    kept = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+    start, walked = values[first : first + carried], values[first + carried :]
+    carry, ys = lax.scan(turn, start, walked, **kept)
+    return [*carry, *ys]
+
+
+# ---- loops and branches
 
 
 class _Forms:
-    """The forms of the operands and of the results of an equation."""
+    """The forms of the operands and of the results of a loop or a branch."""
 
-    def __init__(self, runs: _Runs, ins: Sequence[bool], outs: Sequence[bool], cuts: Sequence[Any]):
-        self.runs, self.ins, self.outs, self.cuts = runs, ins, outs, cuts
+    def __init__(self, runs: Emitter, plan: BodyPlan, eqn: JaxprEqn):
+        self.runs = runs
+        self.ins = [plan.is_shared(atom) for atom in eqn.invars]
+        self.outs = [plan.is_shared(var) for var in eqn.outvars]
+        self.cuts = [plan.cuts.get(var) for var in eqn.outvars]
 
     def given(self, values: Sequence[Any], wanted: Sequence[bool], first: int = 0) -> Values:
         """Operands from `first` on, in the form in which a body takes them."""
-        had = self.ins[first : first + len(values)]
-        return self._changed(values, had, wanted)
+        return self._changed(values, self.ins[first : first + len(values)], wanted)
 
-    def results(self, values: Sequence[Any], had: Sequence[bool], first: int = 0) -> Values:
-        """What a body gives, as results from `first` on."""
-        wanted = self.outs[first : first + len(values)]
-        return self.carried(self._changed(values, had, wanted), first)
+    def results(self, values: Sequence[Any], had: Sequence[bool]) -> Values:
+        """What a body gives, as results."""
+        return self.carried(self._changed(values, had, self.outs[: len(values)]))
 
-    def carried(self, values: Sequence[Any], first: int = 0) -> Values:
-        """Values that lie as the results from `first` on are wanted."""
-        specs = self.cuts[first : first + len(values)]
-        laid = zip(values, specs, strict=True)
+    def carried(self, values: Sequence[Any]) -> Values:
+        """Values that lie as the first results are wanted."""
+        laid = zip(values, self.cuts[: len(values)], strict=True)
         return [x if spec is None else self.runs.laid(x, spec) for x, spec in laid]
 
     def _changed(
@@ -326,7 +405,7 @@ def _scan(forms: _Forms, step: Step, values: Values) -> Values:
 
 def _while(forms: _Forms, step: Step, values: Values) -> Values:
     params = step.eqn.params
-    plans = dict(zip(_bodies_of_while(step.eqn), step.inner, strict=True))
+    plans = dict(zip(bodies_of_while(step.eqn), step.inner, strict=True))
     condition, body = plans["cond_jaxpr"], plans["body_jaxpr"]
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     of_condition = forms.given(values[:first], condition.ins[:first])
@@ -340,10 +419,6 @@ def _while(forms: _Forms, step: Step, values: Values) -> Values:
         return forms.results(forms.runs.run(body, [*of_body, *carry]), body.outs)
 
     return lax.while_loop(again, once, forms.carried(start))
-
-
-def _bodies_of_while(eqn: JaxprEqn) -> list[str]:
-    return [name for name in eqn.params if name in ("cond_jaxpr", "body_jaxpr")]
 
 
 def _cond(forms: _Forms, step: Step, values: Values) -> Values:
@@ -368,7 +443,7 @@ def _reads_whole(step: Step) -> set[int]:
     elif eqn.primitive.name == "while":
         first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         of = {"cond_jaxpr": range(first), "body_jaxpr": range(first, first + second)}
-        offsets = {n: list(of[name]) for n, name in enumerate(_bodies_of_while(eqn))}
+        offsets = {n: list(of[name]) for n, name in enumerate(bodies_of_while(eqn))}
     else:
         return set()
     found = set()

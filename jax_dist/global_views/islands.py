@@ -19,8 +19,14 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jax_dist import _compat
 from jax_dist.global_views import refusals
-from jax_dist.global_views.cuts import Cuts, wanted_cuts, wanted_in_bodies
-from jax_dist.global_views.uniformity import Axis
+from jax_dist.global_views.uniformity import (
+    Axis,
+    Cuts,
+    bodies_of_while,
+    holds,
+    wanted_cuts,
+    wanted_in_bodies,
+)
 from jax_dist.passes import interpreter
 from jax_dist.passes.interpreter import INLINED, Atom, Values
 
@@ -45,7 +51,7 @@ class Island:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Stage:
+class _Stage:
     """What runs outside, and then the island after it, if any."""
 
     outside: tuple[Step, ...]
@@ -61,7 +67,7 @@ class BodyPlan:
     ins: tuple[bool, ...]  # of each other input, whether it is shared
     shared: Mapping[Var, bool]
     cuts: Cuts  # how shared values are wanted to lie, where that is known
-    stages: tuple[Stage, ...]
+    stages: tuple[_Stage, ...]
 
     @property
     def outs(self) -> list[bool]:
@@ -81,11 +87,8 @@ class BodyPlan:
 
     def reads_in_islands(self) -> set[Var]:
         """What islands read whole, those of entered bodies by the operands of their equations."""
-        found: set[Var] = set()
-        for stage in self.stages:
-            if stage.island is not None:
-                found.update(stage.island.reads)
-        return found
+        islands = [stage.island for stage in self.stages if stage.island is not None]
+        return {var for island in islands for var in island.reads}
 
 
 def plan(
@@ -116,7 +119,11 @@ def plan(
 
 
 def _written_out(axis: Axis, jaxpr: Any, ins: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
-    """The body without those calls that would have to go to two places."""
+    """The body without those calls that would have to go to two places.
+
+    And the values of its first inputs, the constants. An open jaxpr of jax 0.12 has none of its
+    own, so that here they are inputs on all versions.
+    """
     facts: dict[Var, bool] = dict(axis.shared_in(jaxpr, ins))
 
     def is_inlined(eqn: JaxprEqn) -> bool:
@@ -124,7 +131,18 @@ def _written_out(axis: Axis, jaxpr: Any, ins: Sequence[bool]) -> tuple[Jaxpr, li
         outs = {facts.get(var) for var in eqn.outvars}
         return None in outs or len(outs) > 1 or axis.is_used_by(eqn)
 
-    return _flattened(jaxpr, is_inlined)
+    flat, known = _Flat(is_inlined), {}
+    body = interpreter.open_jaxpr(jaxpr)
+    flat.add(body.eqns, known)
+    made = Jaxpr(
+        (),
+        [*body.constvars, *flat.constvars, *body.invars],
+        [flat.renamed(atom, known) for atom in body.outvars],
+        flat.eqns,
+        body.effects,
+        interpreter.unnamed(),
+    )
+    return made, [*interpreter.constants(jaxpr), *flat.const_values]
 
 
 class _Planner:
@@ -144,19 +162,15 @@ class _Planner:
         scatters: bool,
         tied: bool,
     ):
-        self._axis = axis
-        self._body = body
-        self._shared = shared
-        self._cuts = cuts
-        self._scatters = scatters
-        self._tied = tied
+        self._axis, self._body, self._shared, self._cuts = axis, body, shared, cuts
+        self._scatters, self._tied = scatters, tied
         self._stage: dict[Var, int] = {}  # where a value is made
         self._inside: set[Var] = set()  # what is made in islands
         self._outside: list[list[Step]] = []
         self._islands: list[list[JaxprEqn]] = []
         self._cheap: dict[Var, JaxprEqn] = {}  # what an island can make itself
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[_Stage, ...]:
         last_effect = (0, False)  # the stage of the last one, and whether it was outside
         for eqn in self._body.eqns:
             operands = [atom for atom in eqn.invars if isinstance(atom, Var)]
@@ -199,7 +213,7 @@ class _Planner:
             not all(map(self._is_shared, [*eqn.invars, *eqn.outvars]))
             or _compat.has_side_effects(eqn)
             or self._axis.is_used_by(eqn)
-            or (self._tied and _holds(eqn, _NOT_BOUND_AGAIN))
+            or (self._tied and holds(eqn, _is_bound_once))
         )
 
     def _is_entered(self, eqn: JaxprEqn) -> bool:
@@ -213,7 +227,7 @@ class _Planner:
         if name == "while":
             condition = interpreter.open_jaxpr(eqn.params["cond_jaxpr"])
             ins = self._axis.shared_in_bodies(eqn, self._ins_of(eqn))
-            of_condition = ins[_place_of(eqn, "cond_jaxpr")]
+            of_condition = ins[bodies_of_while(eqn).index("cond_jaxpr")]
             (again,) = self._axis.shared_out(condition, of_condition)
             # Under vmap a condition has many elements, and lax.while_loop takes one.
             kind: Any = condition.out_avals[0]
@@ -233,10 +247,10 @@ class _Planner:
 
     # ---- what an island takes and gives
 
-    def _made_of(self, number: int) -> Stage:
+    def _made_of(self, number: int) -> _Stage:
         outside, eqns = tuple(self._outside[number]), self._islands[number]
         if not eqns:
-            return Stage(outside, None)
+            return _Stage(outside, None)
         # In program order: a set of variables has another order in each process.
         own = dict.fromkeys(var for eqn in eqns for var in eqn.outvars)
         read = [atom for eqn in eqns for atom in eqn.invars if isinstance(atom, Var)]
@@ -256,7 +270,7 @@ class _Planner:
                 raise refusals.reference_between_islands(interpreter.source_line(eqns[0]))
         scatters = self._scattered(eqns, makes)
         parts = self._parts(eqns, reads, scatters)
-        return Stage(outside, Island(tuple(eqns), tuple(reads), makes, scatters, parts))
+        return _Stage(outside, Island(tuple(eqns), tuple(reads), makes, scatters, parts))
 
     def _helped(self, reads: Iterator[Var]) -> list[JaxprEqn]:
         """The cheap equations that make some variables, in program order."""
@@ -282,7 +296,9 @@ class _Planner:
         """The sums that nobody reads on the devices, and that are wanted cut outside."""
         if not self._scatters:
             return {}
-        read = {a for steps in self._islands for eqn in steps for a in eqn.invars if _is_var(a)}
+        read = {
+            a for steps in self._islands for eqn in steps for a in eqn.invars if isinstance(a, Var)
+        }
         found: dict[Var, int] = {}
         for eqn in eqns:
             if eqn.primitive.name != "psum" or tuple(eqn.params["axes"]) != (self._axis.name,):
@@ -316,22 +332,8 @@ class _Planner:
 _NOT_BOUND_AGAIN = ("custom_linear_solve", "pallas_call")
 
 
-def _holds(eqn: JaxprEqn, names: Sequence[str]) -> bool:
-    """Whether an equation, or one in it, is one of these."""
-    return eqn.primitive.name in names or any(
-        interpreter.contains(body, lambda inner: inner.primitive.name in names)
-        for body in interpreter.bodies(eqn)
-    )
-
-
-def _place_of(eqn: JaxprEqn, name: str) -> int:
-    """Of the body in this parameter, its number among all bodies."""
-    names = [key for key in eqn.params if key in ("cond_jaxpr", "body_jaxpr")]
-    return names.index(name)
-
-
-def _is_var(atom: Atom) -> bool:
-    return isinstance(atom, Var)
+def _is_bound_once(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in _NOT_BOUND_AGAIN
 
 
 def _is_cheap(eqn: JaxprEqn, cheap: Mapping[Var, JaxprEqn]) -> bool:
@@ -346,34 +348,6 @@ _CHEAP = ("broadcast_in_dim", "convert_element_type", "iota", "reshape", "squeez
 
 def _is_reference(var: Var) -> bool:
     return type(var.aval).__name__ == "AbstractRef"
-
-
-def _flattened(jaxpr: Any, is_inlined: Callable[[JaxprEqn], bool]) -> tuple[Jaxpr, list[Any]]:
-    """A body without the calls that are to be written out, and the values of its first inputs.
-
-    These are the constants. An open jaxpr of jax 0.12 has none of its own, so that here they are
-    inputs on all versions.
-
-    Args:
-      jaxpr: open or closed.
-      is_inlined: of a call, whether to write it out; asked of those in it, too.
-    """
-    flat = _Flat(is_inlined)
-    body = interpreter.open_jaxpr(jaxpr)
-    known: dict[Var, Atom] = {}
-    constvars = list(body.constvars)
-    flat.add(body.eqns, known)
-    outvars = [flat.renamed(atom, known) for atom in body.outvars]
-    values = [*interpreter.constants(jaxpr), *flat.const_values]
-    made = Jaxpr(
-        (),
-        [*constvars, *flat.constvars, *body.invars],
-        outvars,
-        flat.eqns,
-        body.effects,
-        interpreter.unnamed(),
-    )
-    return made, values
 
 
 class _Flat:

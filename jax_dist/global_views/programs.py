@@ -7,65 +7,84 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Var
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_dist import _compat
 from jax_dist.global_views import refusals, state_placement
 from jax_dist.global_views.emission import Emitter
 from jax_dist.global_views.islands import BodyPlan, plan
+from jax_dist.global_views.report import GlobalViewReport, Leaf
 from jax_dist.global_views.state_placement import Shardings
 from jax_dist.global_views.uniformity import Axis as SharedAxis
 from jax_dist.global_views.uniformity import VaryingOrigin, origin, settled_state
-from jax_dist.mapping import axes, body
-from jax_dist.mapping.body import Body, Call, Options
+from jax_dist.mapping import axes, body, placement
+from jax_dist.mapping.axes import AxisPrefix
+from jax_dist.mapping.body import Body, Call, Options, type_of
+from jax_dist.mapping.meshes import DeviceChoice
 from jax_dist.passes import interpreter
 from jax_dist.passes import programs as compiled
+from jax_dist.passes.captures import Captures
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Leaf:
-    """What was found of one leaf of the state."""
-
-    argument: int  # its position
-    path: str  # "state.params['w']"
-    type: jax.ShapeDtypeStruct  # of one device, `[*s]`
-    shared: bool
-    sharding: NamedSharding  # of `[*s]`, or of `[N, *s]` where it varies
-    size: int  # N
-    origin: VaryingOrigin | None  # where it began to vary
-    inputs: tuple[str, ...]  # the paths of the arguments that vary and reach it
-
-    @property
-    def whole(self) -> jax.ShapeDtypeStruct:
-        """Its type as it is kept."""
-        shape = self.type.shape if self.shared else (self.size, *self.type.shape)
-        return jax.ShapeDtypeStruct(shape, self.type.dtype, sharding=self.sharding)
-
-    @property
-    def bytes_per_device(self) -> int:
-        return state_placement.bytes_per_device(self.whole, self.sharding)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Setting:
-    """What was said to `global_view`, checked."""
+    """What was said to `global_view`, checked; it asks for devices when its mesh is first read."""
 
-    options: Options  # as for pmap
-    state: tuple[int, ...]  # positions
-    mesh: Mesh
+    fun_name: str
+    name: Any  # of the mapped axis
+    in_axes: AxisPrefix
+    out_axes: AxisPrefix
+    state: tuple[int, ...]  # positions, as those below
+    static: tuple[int, ...]
+    donated: tuple[int, ...]
+    given_mesh: Mesh | None
     shardings: Shardings
     scatters: bool
     regathers: bool
+    captures: Captures
 
-    @property
-    def name(self) -> Any:
-        return self.options.choice.axis_name
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        """With Auto axes: on others, shardings are types, and a step has none."""
+        if self.given_mesh is None:
+            return _compat.auto_mesh(np.array(jax.devices()), (self.name,))
+        return _compat.auto_mesh(self.given_mesh.devices, self.given_mesh.axis_names)
 
     @property
     def size(self) -> int:
         return self.mesh.shape[self.name]
+
+    @property
+    def by_device(self) -> NamedSharding:
+        """Of `[N, *s]`."""
+        return NamedSharding(self.mesh, P(self.name))
+
+    @functools.cached_property
+    def options(self) -> Options:
+        """As for pmap."""
+        devices = np.moveaxis(self.mesh.devices, self.mesh.axis_names.index(self.name), 0)
+        return Options(
+            axis_name=self.name,
+            in_axes=self.in_axes,
+            out_axes=self.out_axes,
+            static=self.static,
+            donated=self.donated,
+            choice=DeviceChoice(
+                fun_name=self.fun_name,
+                axis_name=self.name,
+                devices=tuple(row[0] for row in devices.reshape(len(devices), -1)),
+                backend=None,
+                axis_size=None,
+                virtual=False,
+            ),
+            arrays="global",
+            captures=self.captures,
+            gathers="keep",
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,13 +112,28 @@ class StepProgram:
             )
 
     @property
+    def report(self) -> GlobalViewReport:
+        islands = [island for _, island in self.plan.islands()]
+        scattered = sum(len(island.scatters) for island in islands)
+        return GlobalViewReport(
+            self.setting.fun_name,
+            self.setting.size,
+            tuple(self.leaves.values()),
+            len(islands),
+            scattered if self.emitter.cuts_state else 0,
+        )
+
+    @property
     def cacheable(self) -> bool:
         """Whether it holds nothing of a trace outside."""
         return not any(isinstance(value, Tracer) for value in self.plan.consts)
 
     @functools.cached_property
     def emitter(self) -> Emitter:
-        cuts = any(state_placement.is_cut(leaf.sharding.spec) for leaf in self.leaves.values())
+        mesh = self.setting.mesh.abstract_mesh
+        # As a shard_map over all axes shows it.
+        inside = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Manual))
+        cuts = any(leaf.is_cut for leaf in self.leaves.values())
         return Emitter(
             self.setting.mesh,
             self.setting.name,
@@ -107,7 +141,7 @@ class StepProgram:
             regathers=self.setting.regathers,
             reorders=self.setting.scatters,
             anew=bool(self.meshes),
-            anew_inside=bool(self.meshes - {_inside(self.setting.mesh)}),
+            anew_inside=bool(self.meshes - {inside}),
         )
 
     @functools.cached_property
@@ -132,7 +166,7 @@ class StepProgram:
         def step(*args: Any) -> Any:
             return jax.tree.unflatten(self.body.out_tree, self._run(jax.tree.leaves(args)))
 
-        step.__name__ = step.__qualname__ = self.setting.options.choice.fun_name
+        step.__name__ = step.__qualname__ = self.setting.fun_name
         whole = NamedSharding(self.setting.mesh, P())
         first = ((whole,) * self._hidden,) if self._hidden else ()
         return jax.jit(
@@ -200,12 +234,7 @@ def build(setting: Setting, call: Call, state: Sequence[int]) -> StepProgram:
       state: the places of the leaves of the state.
     """
     found = body.traced(setting.options, call)
-    if found.regions:
-        raise refusals.nested_map(call.fun_name, [str(each) for each in found.regions])
-    for eqn in interpreter.equations(found.jaxpr):
-        if eqn.primitive.name == "sharding_constraint" and _cuts(eqn.params["sharding"]):
-            where = interpreter.source_line(eqn)
-            raise refusals.constrained_inside(where, eqn.params["sharding"])
+    _check_body(call, found)
     axis = SharedAxis(found.axis, setting.size)
     results = _results_of_state(setting, call, found, state)
     ins = [place in state or of_leaf is None for place, of_leaf in enumerate(call.axes)]
@@ -214,24 +243,13 @@ def build(setting: Setting, call: Call, state: Sequence[int]) -> StepProgram:
     # What is captured is one object for all devices.
     ins = settled_state(axis, found.jaxpr, [*[True] * hidden, *ins], pairs)[hidden:]
     leaves = _leaves(setting, call, found, axis, ins, state, results)
-    wanted = [
-        leaves[results[place]].sharding.spec
-        if place in results and leaves[results[place]].shared
-        else None
-        for place in range(len(found.out_axes))
-    ]
-    wanted = [
-        spec if spec is not None and state_placement.is_cut(spec) else None for spec in wanted
-    ]
+    wanted: list[P | None] = [None] * len(found.out_axes)
+    for result, place in results.items():
+        if leaves[place].shared and leaves[place].is_cut:
+            wanted[result] = leaves[place].sharding.spec
     named = _named_meshes(found.jaxpr)
-    planned = plan(
-        axis,
-        found.jaxpr,
-        [*[True] * hidden, *ins],
-        wanted,
-        scatters=setting.scatters,
-        tied=bool(named),
-    )
+    given, tied = [*[True] * hidden, *ins], bool(named)
+    planned = plan(axis, found.jaxpr, given, wanted, scatters=setting.scatters, tied=tied)
     _check_results(call, found, axis, planned, results)
     in_axes = tuple(
         (None if ins[place] else 0) if place in state else of_leaf
@@ -331,7 +349,7 @@ def _leaves(
         why, through = None, ()
         if not ins[place]:
             why = _origin(found, axis, ins, place, result_of[place])
-            of_inputs = [*_names_of_captures(found), *paths]
+            of_inputs = _paths_of_inputs(call, found)
             through = tuple(of_inputs[n] for n in why.inputs if of_inputs[n] != paths[place])
             if callable(setting.shardings) and state_placement.is_cut(spec):
                 raise refusals.varies_but_cut(paths[place], spec, str(why), through)
@@ -363,8 +381,8 @@ def _origin(
     return origin(jaxpr, shared, jaxpr.outvars[result], jaxpr.invars[len(hidden) + place])
 
 
-def _names_of_captures(found: Body) -> list[str]:
-    return [capture.name for capture in found.lifted.captures]
+def _paths_of_inputs(call: Call, found: Body) -> list[str]:
+    return [*(capture.name for capture in found.lifted.captures), *call.paths()]
 
 
 def _check_something_cut(
@@ -401,6 +419,16 @@ def _short_paths(call: Call) -> list[str]:
 # ---- what cannot be
 
 
+def _check_body(call: Call, found: Body) -> None:
+    if found.regions:
+        raise refusals.nested_map(call.fun_name, [str(each) for each in found.regions])
+    for eqn in interpreter.equations(found.jaxpr):
+        if eqn.primitive.name == "sharding_constraint":
+            sharding = eqn.params["sharding"]
+            if state_placement.is_cut(getattr(sharding, "spec", P())):
+                raise refusals.constrained_inside(interpreter.source_line(eqn), sharding)
+
+
 def _check_results(
     call: Call, found: Body, axis: SharedAxis, planned: BodyPlan, results: dict[int, int]
 ) -> None:
@@ -410,17 +438,13 @@ def _check_results(
             shared = axis.shared_in(jaxpr, planned.ins)
             result: Any = jaxpr.outvars[place]
             why = origin(jaxpr, shared, result, Var(result.aval))
-            paths = [*_names_of_captures(found), *call.paths()]
             tree = jax.tree.unflatten(found.out_tree, range(len(found.out_axes)))
             named = {n: jax.tree_util.keystr(path) for path, n in jax.tree.leaves_with_path(tree)}
+            paths = _paths_of_inputs(call, found)
             through = [paths[n] for n in why.inputs]
             raise refusals.result_varies(
                 call.fun_name, f"the result{named[place]}", str(why), through
             )
-
-
-def _cuts(sharding: Any) -> bool:
-    return state_placement.is_cut(getattr(sharding, "spec", P()))
 
 
 def _named_meshes(jaxpr: Any) -> set[AbstractMesh]:
@@ -434,7 +458,55 @@ def _named_meshes(jaxpr: Any) -> set[AbstractMesh]:
     return found
 
 
-def _inside(mesh: Mesh) -> AbstractMesh:
-    """The mesh as a shard_map over all of its axes shows it."""
-    abstract = mesh.abstract_mesh
-    return abstract.update_axis_types(dict.fromkeys(abstract.axis_names, AxisType.Manual))
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ready:
+    """What to do with calls of the same types."""
+
+    program: StepProgram
+    lifted: tuple[int, ...]  # leaves of the state that vary, and come as if they were shared
+    merged: tuple[int, ...]  # those that are shared, and come as if they varied
+
+    def given(self, call: Call) -> list[Any]:
+        """The leaves where the program wants them."""
+        placed = list(call.leaves)
+        for place in self.lifted:
+            leaf = self.program.leaves[place]
+            placed[place] = state_placement.for_each_device(placed[place], leaf.size, leaf.sharding)
+        for place in self.merged:
+            leaf = self.program.leaves[place]
+            if isinstance(placed[place], Tracer):
+                raise refusals.stacked_in_trace(leaf.path)
+            slices = state_placement.put_slices(placed[place], self.program.setting.by_device)
+            placed[place] = state_placement.one_of_equals(slices, leaf.sharding, leaf.path)
+        for place, target in enumerate(self.program.in_shardings):
+            leaf = placed[place]
+            if isinstance(leaf, Tracer):
+                continue
+            if not (target.is_fully_addressable or target.is_fully_replicated):
+                self._check_is_of_all(call, place)
+            if not isinstance(leaf, jax.Array):
+                continue
+            if leaf.sharding == target or not leaf.committed:
+                continue
+            own = self.program.leaves.get(place)
+            if own is not None and not leaf.sharding.is_equivalent_to(target, leaf.ndim):
+                raise refusals.lies_elsewhere(own.path, leaf.sharding, target.spec)
+            placed[place] = placement.put_as_jit_would(leaf, target)
+        return placed
+
+    def _check_is_of_all(self, call: Call, place: int) -> None:
+        """Raises PlacementError for what is to be cut over processes, and is of this one alone."""
+        leaf = call.leaves[place]
+        if place in (*self.lifted, *self.merged) or (
+            isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+        ):
+            return
+        path, kind = call.paths()[place], f"{type(leaf).__module__}.{type(leaf).__name__}"
+        if isinstance(leaf, jax.Array):
+            kind = "jax.Array on devices of this process"
+        raise refusals.host_array(path, jnp.shape(leaf), kind, jax.process_count())
+
+    def types(self, leaves: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+        """The types of the leaves as the program takes them."""
+        own = self.program.leaves
+        return [own[n].whole if n in own else type_of(leaf) for n, leaf in enumerate(leaves)]

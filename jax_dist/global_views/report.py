@@ -7,11 +7,15 @@ theme; each part also has its name and its bytes beside it, for who sees none.
 
 import dataclasses
 import html
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+from jax.sharding import NamedSharding
+
 from jax_dist.global_views import state_placement
-from jax_dist.global_views.programs import Leaf, StepProgram
+from jax_dist.global_views.uniformity import VaryingOrigin
 from jax_dist.passes.pipeline import human_bytes
 
 _WIDTH, _SCALE, _LEFT, _ROW = 720, 520, 16, 64
@@ -24,6 +28,40 @@ svg { font-family: system-ui, sans-serif; font-size: 14px; fill: #1a1a1a; }
   svg { fill: #eee; } .small { fill: #aaa; } .card { fill: #1b1b1f; stroke: #444; }
 }
 """
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leaf:
+    """What was found of one leaf of the state."""
+
+    argument: int  # its position
+    path: str  # "state.params['w']"
+    type: jax.ShapeDtypeStruct  # of one device, `[*s]`
+    shared: bool
+    sharding: NamedSharding  # of `[*s]`, or of `[N, *s]` where it varies
+    size: int  # N
+    origin: VaryingOrigin | None  # where it began to vary
+    inputs: tuple[str, ...]  # the paths of the arguments that vary and reach it
+
+    @property
+    def whole(self) -> jax.ShapeDtypeStruct:
+        """Its type as it is kept."""
+        shape = self.type.shape if self.shared else (self.size, *self.type.shape)
+        return jax.ShapeDtypeStruct(shape, self.type.dtype, sharding=self.sharding)
+
+    @property
+    def is_cut(self) -> bool:
+        return state_placement.is_cut(self.sharding.spec)
+
+    @property
+    def bytes_per_device(self) -> int:
+        shape = self.sharding.shard_shape(self.whole.shape)
+        return math.prod(shape) * state_placement.item_size(self.type.dtype)
+
+    @property
+    def bytes_under_pmap(self) -> int:
+        """The whole of it."""
+        return self.type.size * state_placement.item_size(self.type.dtype)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,23 +82,23 @@ class GlobalViewReport:
     @property
     def bytes_under_pmap(self) -> int:
         """What one device holds of it under pmap: the whole of each leaf."""
-        return sum(_whole_bytes(leaf) for leaf in self.leaves)
+        return sum(leaf.bytes_under_pmap for leaf in self.leaves)
 
     def picture(self) -> str:
         """What a device holds of the state under pmap and here, as the text of an SVG file."""
         under_pmap, here = [0, 0, 0], [0, 0, 0]
         for leaf in self.leaves:
-            kind = 2 if not leaf.shared else int(not state_placement.is_cut(leaf.sharding.spec))
-            under_pmap[kind] += _whole_bytes(leaf)
+            kind = 2 if not leaf.shared else int(not leaf.is_cut)
+            under_pmap[kind] += leaf.bytes_under_pmap
             here[kind] += leaf.bytes_per_device
         before = ("to be sharded", "shared and whole", "different on each device")
         after = ("sharded", "whole", "different on each device")
         return _draw(
             f"State of {self.function} on one of {self.devices} devices",
-            [
-                _Bar("pmap", tuple(zip(before, under_pmap, strict=True))),
-                _Bar("global view", tuple(zip(after, here, strict=True))),
-            ],
+            {
+                "pmap": dict(zip(before, under_pmap, strict=True)),
+                "global view": dict(zip(after, here, strict=True)),
+            },
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -92,7 +130,7 @@ class GlobalViewReport:
             (
                 leaf.path,
                 f"{leaf.type.dtype}{list(leaf.type.shape)}",
-                _found(leaf),
+                "shared" if leaf.origin is None else f"varies from {leaf.origin}",
                 str(leaf.sharding.spec).replace("PartitionSpec", "P"),
                 f"{leaf.bytes_per_device:,}",
             )
@@ -115,29 +153,8 @@ class GlobalViewReport:
         return "\n".join([head, *_table(rows), total])
 
 
-def report(program: StepProgram) -> GlobalViewReport:
-    """Of one program."""
-    islands = [island for _, island in program.plan.islands()]
-    scattered = sum(len(island.scatters) for island in islands)
-    return GlobalViewReport(
-        program.setting.options.choice.fun_name,
-        program.setting.size,
-        tuple(program.leaves.values()),
-        len(islands),
-        scattered if program.emitter.cuts_state else 0,
-    )
-
-
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}" + ("" if count == 1 else "s")
-
-
-def _found(leaf: Leaf) -> str:
-    return "shared" if leaf.origin is None else f"varies from {leaf.origin}"
-
-
-def _whole_bytes(leaf: Leaf) -> int:
-    return state_placement.item_size(leaf.type.dtype) * leaf.type.size
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -150,20 +167,13 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Bar:
-    """What one device holds, in parts: bytes by name, each name at the same place in all bars."""
+def _draw(title: str, bars: Mapping[str, Mapping[str, int]]) -> str:
+    """The bars below each other, to one scale, as the text of an SVG file.
 
-    title: str
-    parts: tuple[tuple[str, int], ...]
-
-    @property
-    def total(self) -> int:
-        return sum(size for _, size in self.parts)
-
-
-def _draw(title: str, bars: Sequence[_Bar]) -> str:
-    """The bars below each other, to one scale, as the text of an SVG file."""
+    Args:
+      title: of the picture.
+      bars: by title, the bytes of each part by its name; parts at the same place have one colour.
+    """
     height = 56 + len(bars) * _ROW
     name = html.escape(title)
     lines = [
@@ -174,16 +184,16 @@ def _draw(title: str, bars: Sequence[_Bar]) -> str:
         f'<rect class="card" x="1" y="1" width="{_WIDTH - 2}" height="{height - 2}" rx="8"/>',
         f'<text x="{_LEFT}" y="28">{name}</text>',
     ]
-    largest = max((bar.total for bar in bars), default=0)
-    for row, bar in enumerate(bars):
-        lines += _drawn(bar, 44 + row * _ROW, largest)
+    largest = max(sum(parts.values()) for parts in bars.values())
+    for row, (bar, parts) in enumerate(bars.items()):
+        lines += _drawn(bar, parts, 44 + row * _ROW, largest)
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _drawn(bar: _Bar, top: int, largest: int) -> list[str]:
+def _drawn(title: str, bar: Mapping[str, int], top: int, largest: int) -> list[str]:
     """One bar; `largest` bytes are as long as the scale."""
     lines, left = [], float(_LEFT)
-    for number, (name, size) in enumerate(bar.parts):
+    for number, (name, size) in enumerate(bar.items()):
         width = _SCALE * size / largest if largest else 0.0
         if size:
             lines.append(
@@ -191,10 +201,10 @@ def _drawn(bar: _Bar, top: int, largest: int) -> list[str]:
                 f'height="24"><title>{html.escape(name)}: {size:,} bytes</title></rect>'
             )
         left += width
-    parts = ", ".join(f"{human_bytes(size)} {name}" for name, size in bar.parts if size)
-    said = html.escape(f"{bar.title}: {parts}")
+    parts = ", ".join(f"{human_bytes(size)} {name}" for name, size in bar.items() if size)
+    said = html.escape(f"{title}: {parts}")
     lines += [
-        f'<text x="{left + 8:.1f}" y="{top + 17}">{human_bytes(bar.total)}</text>',
+        f'<text x="{left + 8:.1f}" y="{top + 17}">{human_bytes(sum(bar.values()))}</text>',
         f'<text class="small" x="{_LEFT}" y="{top + 42}">{said}</text>',
     ]
     return lines

@@ -339,12 +339,6 @@ def is_cut(spec: P) -> bool:
     return any(part is not None and part != () for part in spec)
 
 
-def bytes_per_device(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> int:
-    """What one device holds of a leaf."""
-    shape = sharding.shard_shape(leaf.shape)
-    return math.prod(shape) * item_size(leaf.dtype)
-
-
 def item_size(dtype: Any) -> int:
     """The bytes of one element; of a random key, those of its data."""
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
@@ -354,17 +348,16 @@ def item_size(dtype: Any) -> int:
 
 
 def _check_spec(path: str, shape: Sequence[int], spec: Any, mesh: Mesh) -> None:
+    refuse = functools.partial(refusals.bad_sharding, path, shape, spec)
     if not isinstance(spec, P):
-        raise refusals.bad_sharding(path, shape, spec, "it is no PartitionSpec")
+        raise refuse("it is no PartitionSpec")
     if len(spec) > len(shape):
-        raise refusals.bad_sharding(path, shape, spec, "it has more parts than dimensions")
+        raise refuse("it has more parts than dimensions")
     for length, part in zip(shape, spec, strict=False):
         names = part if isinstance(part, tuple) else (part,) if part is not None else ()
         unknown = [name for name in names if name not in mesh.shape]
         if unknown:
-            why = f"the mesh has the axes {mesh.axis_names}, and not {unknown}"
-            raise refusals.bad_sharding(path, shape, spec, why)
+            raise refuse(f"the mesh has the axes {mesh.axis_names}, and not {unknown}")
         size = math.prod(mesh.shape[name] for name in names)
         if length % size:
-            why = f"{size} devices do not divide {length}"
-            raise refusals.bad_sharding(path, shape, spec, why)
+            raise refuse(f"{size} devices do not divide {length}")

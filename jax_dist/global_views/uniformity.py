@@ -1,26 +1,32 @@
-"""What is the same on all devices, and what varies; and where a leaf of the state began to vary.
+"""What is known of the values of a step: which are shared, and how these are wanted to lie.
 
-The facts are those of `passes.uniformity`. Whether a leaf of the state is shared is not said by
-anybody, so all are taken to be shared, the step is looked at, and those that come out varying vary
-from the start; until none is left. A step traced once serves all rounds, for one device sees the
-same shapes either way.
+The facts on what is the same on all devices are those of `passes.uniformity`. Whether a leaf of the
+state is shared is not said by anybody, so all are taken to be shared, the step is looked at, and
+those that come out varying vary from the start; until none is left. A step traced once serves all
+rounds, for one device sees the same shapes either way.
+
+How a value is wanted, the layout of the state says. A new parameter is the old one less a part of
+the gradient, element by element; if it is cut, so may all be that it is made of. So the sum of a
+gradient over devices can be scattered, each device getting the part that it keeps. Said of the
+results, this goes backwards through equations that work element by element or only move dimensions,
+and into loops by their carries. What is made of such parts in the same way lies as they do.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.passes import interpreter
-from jax_dist.passes.interpreter import Atom
+from jax_dist.passes.interpreter import CALLS, ELEMENTWISE, Atom
 from jax_dist.passes.uniformity import (
     NOWHERE,
     AxisScope,
     Invariance,
     Same,
-    same_of,
 )
 
 
@@ -37,38 +43,30 @@ class Axis:
         # Types say nothing here: the body is traced without a mesh, or under check_vma=False.
         return AxisScope(frozenset({self.name}), NOWHERE)
 
-    def _same(self, *, shared: bool) -> Same:
-        return frozenset({self.name}) if shared else NOWHERE
+    def _same(self, shared: Sequence[bool]) -> list[Same]:
+        return [frozenset({self.name}) if each else NOWHERE for each in shared]
 
     def shared_in(self, body: Any, ins: Sequence[bool]) -> dict[Var, bool]:
         """Of every variable of a body, whether it is shared."""
-        given = [self._same(shared=shared) for shared in ins]
-        facts = self.invariance.facts(body, given, self.scope)
+        facts = self.invariance.facts(body, self._same(ins), self.scope)
         return {var: self.name in same for var, same in facts.items()}
 
     def shared_out(self, body: Any, ins: Sequence[bool]) -> list[bool]:
-        given = [self._same(shared=shared) for shared in ins]
-        facts = self.invariance.facts(body, given, self.scope)
-        outvars = interpreter.open_jaxpr(body).outvars
-        return [self.name in same_of(atom, facts, self.scope) for atom in outvars]
+        found = self.invariance.outputs(body, self._same(ins), self.scope)
+        return [self.name in same for same in found]
 
     def shared_in_bodies(self, eqn: JaxprEqn, ins: Sequence[bool]) -> list[list[bool]]:
         """Of the inputs of each body of an equation, when its loops have settled."""
-        given = [self._same(shared=shared) for shared in ins]
-        found = self.invariance.of_body_inputs(eqn, given, self.scope)
+        found = self.invariance.of_body_inputs(eqn, self._same(ins), self.scope)
         return [[self.name in same for same in body] for body in found]
 
     def is_used_by(self, eqn: JaxprEqn) -> bool:
         """Whether an equation, or one in it, goes over the axis."""
-        return self._names_it(eqn) or any(
-            interpreter.contains(body, self._names_it) for body in interpreter.bodies(eqn)
-        )
+        return holds(eqn, self._names_it)
 
     def is_made_alike_by(self, eqn: JaxprEqn) -> bool:
         """Whether an equation, or one in it, makes something shared of what varies."""
-        return self._makes_alike(eqn) or any(
-            interpreter.contains(body, self._makes_alike) for body in interpreter.bodies(eqn)
-        )
+        return holds(eqn, self._makes_alike)
 
     def _names_it(self, eqn: JaxprEqn) -> bool:
         names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
@@ -80,6 +78,12 @@ class Axis:
             and self._names_it(eqn)
             and eqn.params.get("axis_index_groups") is None
         )
+
+
+def holds(eqn: JaxprEqn, is_one: Callable[[JaxprEqn], bool]) -> bool:
+    """Whether an equation, or one in it, is one of these."""
+    bodies = interpreter.bodies(eqn)
+    return is_one(eqn) or any(interpreter.contains(body, is_one) for body in bodies)
 
 
 _ALIKE = ("psum", "pmax", "pmin", "all_gather", "psum_invariant", "all_gather_invariant")
@@ -161,3 +165,146 @@ def _depending_on(body: Jaxpr, var: Var) -> set[Var]:
         if any(isinstance(atom, Var) and atom in depends for atom in eqn.invars):
             depends.update(eqn.outvars)
     return depends
+
+
+# ---- how shared values are wanted to lie
+
+
+Cuts: TypeAlias = dict[Var, Any]  # a PartitionSpec for each value that is wanted cut
+
+
+def wanted_cuts(body: Jaxpr, results: Sequence[Any], shared: Mapping[Var, bool]) -> Cuts:
+    """How the values of a body are wanted.
+
+    Args:
+      body: of a step, or of a loop in it.
+      results: how each of its results is wanted, or None.
+      shared: of each variable; what varies lies over the mapped axis already.
+    """
+    cuts: Cuts = {}
+    _want(cuts, body.outvars, results, shared)
+    for eqn in reversed(body.eqns):
+        wanted = [cuts.get(var) for var in eqn.outvars]
+        if any(spec is not None for spec in wanted):
+            _want(cuts, eqn.invars, _operands(eqn, wanted, shared), shared)
+    for eqn in body.eqns:
+        if eqn.primitive.name in _OF_PARTS:
+            _want(cuts, eqn.outvars, [_result(eqn, cuts)], shared)
+    return cuts
+
+
+def wanted_in_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[list[Any]]:
+    """For each body of a loop or a branch, how its results are wanted."""
+    bodies = interpreter.bodies(eqn)
+    if eqn.primitive.name == "cond":
+        return [list(wanted) for _ in bodies]
+    if eqn.primitive.name == "while":
+        found = {"cond_jaxpr": [None], "body_jaxpr": list(wanted)}
+        return [found[name] for name in bodies_of_while(eqn)]
+    layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
+    carried = set(layout.carries_out)
+    return [[spec if place in carried else None for place, spec in enumerate(wanted)]]
+
+
+def bodies_of_while(eqn: JaxprEqn) -> list[str]:
+    """The parameters that its bodies are in, in the order of `interpreter.bodies`."""
+    return [name for name in eqn.params if name in ("cond_jaxpr", "body_jaxpr")]
+
+
+def _want(
+    cuts: Cuts, atoms: Sequence[Any], specs: Sequence[Any], shared: Mapping[Var, bool]
+) -> None:
+    for atom, spec in zip(atoms, specs, strict=True):
+        if spec is not None and isinstance(atom, Var) and shared.get(atom, True):
+            cuts.setdefault(atom, spec)
+
+
+def _operands(eqn: JaxprEqn, wanted: Sequence[Any], shared: Mapping[Var, bool]) -> list[Any]:
+    """How the operands of an equation are wanted, if its results are wanted so."""
+    name = eqn.primitive.name
+    if name in ELEMENTWISE:
+        (spec,) = wanted
+        kinds: list[Any] = [var.aval for var in (*eqn.outvars, *eqn.invars)]
+        return [spec if kind.shape == kinds[0].shape else None for kind in kinds[1:]]
+    if name in _MOVED:
+        (spec,) = wanted
+        return [_MOVED[name](eqn, spec)] + [None] * (len(eqn.invars) - 1)
+    if name in CALLS:
+        body = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])
+        return _inputs_of(body, wanted)
+    if name == "cond":
+        return [None, *_inputs_of(interpreter.bodies(eqn)[0], wanted)]
+    if name == "while":
+        constants = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
+        return [*[None] * constants, *wanted]
+    if name == "scan":
+        layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
+        specs: list[Any] = [None] * len(eqn.invars)
+        for into, out in zip(layout.carries_in, layout.carries_out, strict=True):
+            specs[into] = wanted[out]
+        return specs
+    return [None] * len(eqn.invars)
+
+
+def _result(eqn: JaxprEqn, cuts: Cuts) -> P | None:
+    """How a result lies that is made of parts: a parameter in half precision, or transposed."""
+    name, shape = eqn.primitive.name, _shape(eqn.outvars[0])
+    own = [
+        (cuts[atom], _shape(atom)) for atom in eqn.invars if isinstance(atom, Var) and atom in cuts
+    ]
+    if name in ELEMENTWISE:
+        return next((spec for spec, of_operand in own if of_operand == shape), None)
+    if not own:
+        return None
+    ((spec, before),) = own
+    named = [*spec, *[None] * (len(before) - len(spec))]
+    if name == "transpose":
+        return P(*[named[dim] for dim in eqn.params["permutation"]])
+    if name == "squeeze":
+        return P(*[part for dim, part in enumerate(named) if dim not in eqn.params["dimensions"]])
+    cut = [dim for dim, part in enumerate(named) if part is not None]
+    return spec if all(before[dim] == shape[dim] for dim in cut) else None
+
+
+_OF_PARTS = (*ELEMENTWISE, "slice", "squeeze", "transpose")
+
+
+def _shape(var: Var) -> tuple[int, ...]:
+    aval: Any = var.aval
+    return aval.shape
+
+
+def _before_squeeze(eqn: JaxprEqn, spec: P) -> P:
+    dropped, kept = eqn.params["dimensions"], iter(spec)
+    rank = eqn.invars[0].aval.ndim  # pyright: ignore[reportAttributeAccessIssue]
+    return P(*[None if dim in dropped else next(kept, None) for dim in range(rank)])
+
+
+def _before_broadcast(eqn: JaxprEqn, spec: P) -> P | None:
+    """None where a dimension that is wanted cut is made by the broadcast."""
+    places, kinds = eqn.params["broadcast_dimensions"], [eqn.invars[0].aval, eqn.outvars[0].aval]
+    own, new = [kind.shape for kind in kinds]  # pyright: ignore[reportAttributeAccessIssue]
+    named = dict(enumerate(spec))
+    cut = {dim for dim, name in named.items() if name is not None}
+    kept = {place for size, place in zip(own, places, strict=True) if new[place] == size}
+    return P(*[named.get(place) for place in places]) if cut <= kept else None
+
+
+def _before_transpose(eqn: JaxprEqn, spec: P) -> P:
+    named = dict(enumerate(spec))
+    order = eqn.params["permutation"]
+    return P(*[named.get(order.index(dim)) for dim in range(len(order))])
+
+
+# Operations that move no element between the parts: the dimensions have other places.
+_MOVED = {
+    "squeeze": _before_squeeze,
+    "broadcast_in_dim": _before_broadcast,
+    "transpose": _before_transpose,
+}
+
+
+def _inputs_of(jaxpr: Any, wanted: Sequence[Any]) -> list[Any]:
+    body = interpreter.open_jaxpr(jaxpr)
+    inside = wanted_cuts(body, wanted, {})
+    return [inside.get(var) for var in body.invars]

@@ -13,16 +13,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jax_dist import _compat
-from jax_dist.global_views import programs, refusals, report, state_placement
-from jax_dist.global_views.arguments import Ready
-from jax_dist.global_views.programs import Leaf, Setting, StepProgram
-from jax_dist.global_views.report import GlobalViewReport
+from jax_dist.global_views import programs, refusals, state_placement
+from jax_dist.global_views.programs import Ready, Setting, StepProgram
+from jax_dist.global_views.report import GlobalViewReport, Leaf
 from jax_dist.global_views.state_placement import Shardings
 from jax_dist.mapping import axes, body, meshes
 from jax_dist.mapping import refusals as mapping_refusals
 from jax_dist.mapping.axes import AxisPrefix
-from jax_dist.mapping.body import Call, Options, type_of
-from jax_dist.mapping.meshes import DeviceChoice
+from jax_dist.mapping.body import Call, type_of
 from jax_dist.passes.captures import Captures, Policy, Watch, is_lifted_outside
 
 Gradients = Literal["scatter", "reduce"]
@@ -113,44 +111,28 @@ def global_view(
     axes.check_axes("out_axes", out_axes)
     if mesh is not None and axis_name not in mesh.axis_names:
         raise refusals.not_in_mesh(axis_name, mesh.axis_names)
-    asked = _Asked(
-        axis_name=axis_name,
+    setting = Setting(
+        fun_name=_name_of(fun),
+        name=axis_name,
         in_axes=in_axes,
         out_axes=out_axes,
         state=_positions("state", () if state is None else state),
-        mesh=mesh,
-        shardings=shardings,
         static=_positions("static_broadcasted_argnums", static_broadcasted_argnums),
         donated=_positions("donate_argnums", donate_argnums),
+        given_mesh=mesh,
+        shardings=shardings,
         scatters=gradients == "scatter",
         regathers=bool(regather),
         captures=captures,
     )
-    return GlobalView(fun, asked)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Asked:
-    """What was said, checked, before there are devices."""
-
-    axis_name: Any
-    in_axes: AxisPrefix
-    out_axes: AxisPrefix
-    state: tuple[int, ...]
-    mesh: Mesh | None
-    shardings: Shardings
-    static: tuple[int, ...]
-    donated: tuple[int, ...]
-    scatters: bool
-    regathers: bool
-    captures: Captures
+    return GlobalView(fun, setting)
 
 
 class GlobalView:
     """A step on global arrays; made by `jax_dist.global_view`."""
 
-    def __init__(self, fun: Callable, asked: _Asked):
-        self._fun, self._asked = fun, asked
+    def __init__(self, fun: Callable, setting: Setting):
+        self._fun, self._setting = fun, setting
         self._ready: dict[Any, Ready] = {}
         self._programs: dict[Any, StepProgram] = {}
         self._known: dict[int, state_placement.Known] = {}  # of each state argument
@@ -201,17 +183,16 @@ class GlobalView:
         Raises:
           PlacementError: slices differ, or it cannot be told whether the state is stacked.
         """
-        numbers = self._asked.state if argument is None else (argument,)
+        numbers = self._setting.state if argument is None else (argument,)
         several = len(numbers) > 1
         parts = tuple(state) if several else (state,)
-        if len(parts) != len(numbers) or not {*numbers} <= {*self._asked.state}:
-            raise refusals.no_state_argument(self._name, len(self._asked.state), len(parts))
-        named = [axes.argument_name(self._fun, number) for number in numbers]
-        own = {
-            number: state_placement.read_state(
-                part, name, self._mesh, self._asked.axis_name, stacked=stacked
+        if len(parts) != len(numbers) or not {*numbers} <= {*self._setting.state}:
+            raise refusals.no_state_argument(
+                self._setting.fun_name, len(self._setting.state), len(parts)
             )
-            for number, part, name in zip(numbers, parts, named, strict=True)
+        own = {
+            number: self._read(part, axes.argument_name(self._fun, number), stacked=stacked)
+            for number, part in zip(numbers, parts, strict=True)
         }
         self._known.update({number: given.known for number, given in own.items()})
         program = None
@@ -252,9 +233,10 @@ class GlobalView:
         Raises:
           PlacementError: an array is no leaf of the state.
         """
-        own = NamedSharding(self._mesh, jax.sharding.PartitionSpec(self._asked.axis_name))
         copies = functools.partial(
-            state_placement.for_each_device, size=self._setting.size, sharding=own
+            state_placement.for_each_device,
+            size=self._setting.size,
+            sharding=self._setting.by_device,
         )
         return self._by_leaf(state, "stacked", shared=copies, varying=jnp.copy)
 
@@ -263,17 +245,13 @@ class GlobalView:
         with_paths, structure = jax.tree.flatten_with_path(state)
         leaves = [leaf for _, leaf in with_paths]
         if not self._known:  # nothing was placed, so that it is as the user made it
-            given = state_placement.read_state(
-                state, "state", self._mesh, self._asked.axis_name, stacked=None
-            )
-            varies: list[bool | None] = [given.stacked] * len(leaves)
+            varies: list[bool | None] = [self._read(state, "state").stacked] * len(leaves)
         else:
-            varies = state_placement.which_vary(
-                leaves, structure, tuple(self._known.values()), self._setting.size
-            )
+            knowns = tuple(self._known.values())
+            told = state_placement.which_vary(leaves, structure, knowns, self._setting.size)
             varies = [
                 self._varies_where_it_lies(leaf) if own is None else own
-                for own, leaf in zip(varies, leaves, strict=True)
+                for own, leaf in zip(told, leaves, strict=True)
             ]
         if None in varies:
             path = jax.tree_util.keystr(with_paths[varies.index(None)][0])
@@ -309,7 +287,7 @@ class GlobalView:
         Raises:
           PlacementError: an array has no rows, or the devices do not divide them.
         """
-        return state_placement.place_batch(batch, self._mesh, self._asked.axis_name, rows=rows)
+        return state_placement.place_batch(batch, self._setting.mesh, self._setting.name, rows=rows)
 
     @property
     def shardings(self) -> Any:
@@ -332,60 +310,26 @@ class GlobalView:
         """What was found of each leaf of the state, and how the step runs."""
         if self._last is None:
             raise refusals.not_known_yet("report")
-        return report.report(self._last)
+        return self._last.report
 
     # ---- behind the scenes
 
-    @property
-    def _name(self) -> str:
-        return self._setting.options.choice.fun_name
-
-    @property
-    def _mesh(self) -> Mesh:
-        return self._setting.mesh
-
     @functools.cached_property
     def _watch(self) -> Watch:
-        return Watch(self._name, Policy(self._asked.captures))
-
-    @functools.cached_property
-    def _setting(self) -> Setting:
-        asked = self._asked
-        mesh = _mesh_of(asked)
-        along = mesh.axis_names.index(asked.axis_name)
-        devices = tuple(np.moveaxis(mesh.devices, along, 0).reshape(mesh.devices.shape[along], -1))
-        options = Options(
-            axis_name=asked.axis_name,
-            in_axes=asked.in_axes,
-            out_axes=asked.out_axes,
-            static=asked.static,
-            donated=asked.donated,
-            choice=DeviceChoice(
-                fun_name=_name_of(self._fun),
-                axis_name=asked.axis_name,
-                devices=tuple(row[0] for row in devices),
-                backend=None,
-                axis_size=None,
-                virtual=False,
-            ),
-            arrays="global",
-            captures=asked.captures,
-            gathers="keep",
-        )
-        return Setting(options, asked.state, mesh, asked.shardings, asked.scatters, asked.regathers)
+        return Watch(self._setting.fun_name, Policy(self._setting.captures))
 
     def _bound(self, args: tuple, kwargs: dict) -> Call:
         call = body.bind(self._setting.options, self._fun, args, kwargs)
-        for number in self._asked.state:
+        for number in self._setting.state:
             if number >= len(args):
-                raise refusals.no_state_argument(self._name, number, len(args))
+                raise refusals.no_state_argument(self._setting.fun_name, number, len(args))
         return call
 
     def _context(self, *, traced: bool) -> Any:
         """Steps out of a mesh that the user has set."""
         if jax.sharding.get_abstract_mesh().empty:
             return contextlib.nullcontext()
-        return meshes.context_of(self._mesh) if traced else meshes.no_mesh()
+        return meshes.context_of(self._setting.mesh) if traced else meshes.no_mesh()
 
     def _ready_for(self, call: Call) -> Ready:
         types = [type_of(leaf) for leaf in call.leaves]
@@ -400,7 +344,7 @@ class GlobalView:
 
     def _settled(self, call: Call, types: list[Any]) -> Ready:
         """What a call needs whose types were not seen before."""
-        state = [n for n, owner in enumerate(call.owners) if owner in self._asked.state]
+        state = [n for n, owner in enumerate(call.owners) if owner in self._setting.state]
         kinds = self._kinds_of_state(call, types, state)
         size, leaf_axes = self._setting.size, list(call.axes)
         for place, kind in kinds.items():
@@ -422,8 +366,7 @@ class GlobalView:
         }
         lifted = [n for n, leaf in program.leaves.items() if is_whole[n] and not leaf.shared]
         merged = [n for n, leaf in program.leaves.items() if leaf.shared and not is_whole[n]]
-        by_device = NamedSharding(self._mesh, jax.sharding.PartitionSpec(self._asked.axis_name))
-        return Ready(program, tuple(lifted), tuple(merged), by_device)
+        return Ready(program, tuple(lifted), tuple(merged))
 
     def _kinds_of_state(
         self, call: Call, types: Sequence[Any], state: Sequence[int]
@@ -431,7 +374,7 @@ class GlobalView:
         """The type of each leaf of the state on one device, `[*s]`."""
         args, _ = call.rebuild(call.leaves)
         kinds: dict[int, jax.ShapeDtypeStruct] = {}
-        for number in self._asked.state:
+        for number in self._setting.state:
             places = [place for place in state if call.owners[place] == number]
             known = self._known.get(number)
             structure = jax.tree.structure(args[number])
@@ -441,16 +384,16 @@ class GlobalView:
             kinds.update(zip(places, known.types, strict=True))
         return kinds
 
+    def _read(self, state: Any, name: str, *, stacked: bool | None = None) -> state_placement.Given:
+        setting = self._setting
+        return state_placement.read_state(state, name, setting.mesh, setting.name, stacked=stacked)
+
     def _known_of(self, number: int, given: Any) -> state_placement.Known:
         """What a state is of which nothing was known: not traced, it may have the device axis."""
         leaves = jax.tree.leaves(given)
         is_array = all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
         if is_array and not body.any_tracer(leaves):
-            name = axes.argument_name(self._fun, number)
-            found = state_placement.read_state(
-                given, name, self._mesh, self._asked.axis_name, stacked=None
-            )
-            return found.known
+            return self._read(given, axes.argument_name(self._fun, number)).known
         types = [type_of(leaf) for leaf in leaves]
         own = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in types)
         return state_placement.Known(jax.tree.structure(given), own)
@@ -460,44 +403,34 @@ class GlobalView:
             return
         if not -len(shape) <= axis < len(shape) or shape[axis] != self._setting.size:
             path = call.paths()[place]
-            raise refusals.size_is_not_mesh(self._name, path, shape, axis, self._setting.size)
+            raise refusals.size_is_not_mesh(
+                self._setting.fun_name, path, shape, axis, self._setting.size
+            )
 
     def _placed(
         self, number: int, given: state_placement.Given, program: StepProgram | None
     ) -> Any:
         """One argument of the state on the mesh."""
-        leaves: list[Leaf | None] = [None] * len(given.leaves)
-        if program is not None:
-            leaves = [leaf for leaf in program.leaves.values() if leaf.argument == number]
+        shardings, mesh, name = self._setting.shardings, self._setting.mesh, self._setting.name
         specs = state_placement.specs_of(
-            self._asked.shardings,
-            self._mesh,
-            self._asked.axis_name,
-            given.short_paths,
-            given.known.types,
+            shardings, mesh, name, given.short_paths, given.known.types
         )
-        values = []
-        for place, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
-            shared = NamedSharding(self._mesh, spec) if leaf is None else leaf.sharding
-            varies = None if leaf is None else not leaf.shared
-            values.append(given.put(place, shared, varies=varies))
+        if program is None:
+            lie = [(NamedSharding(mesh, spec), None) for spec in specs]
+        else:
+            own = [leaf for leaf in program.leaves.values() if leaf.argument == number]
+            lie = [(leaf.sharding, not leaf.shared) for leaf in own]
+        values = [given.put(n, sharding, varies=varies) for n, (sharding, varies) in enumerate(lie)]
         return jax.tree.unflatten(given.known.structure, values)
 
     def _tree_of_state(self, of_leaf: Callable[[Leaf], Any], what: str) -> Any:
         if self._last is None:
             raise refusals.not_known_yet(what)
         trees = []
-        for number in self._asked.state:
+        for number in self._setting.state:
             own = [leaf for leaf in self._last.leaves.values() if leaf.argument == number]
             trees.append(jax.tree.unflatten(self._known[number].structure, map(of_leaf, own)))
         return trees[0] if len(trees) == 1 else tuple(trees)
-
-
-def _mesh_of(asked: _Asked) -> Mesh:
-    """The mesh, with Auto axes: on others, shardings are types, and a step has none."""
-    if asked.mesh is None:
-        return _compat.auto_mesh(np.array(jax.devices()), (asked.axis_name,))
-    return _compat.auto_mesh(asked.mesh.devices, asked.mesh.axis_names)
 
 
 def _key_of(kind: Any) -> tuple:

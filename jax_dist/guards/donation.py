@@ -17,7 +17,7 @@ from jax_dist.guards.descriptions import devices_of, is_of_jax, shown_paths, tex
 _WORTH = 1024  # bytes: a counter or a key that is not donated is not worth a word
 _SHOWN = 8  # leaves in one message
 
-Pointers = tuple[int, ...]
+_Pointers = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class DonatedLeaf:
     shape: tuple[int, ...]
     on_device: bool
     placement: str
-    pointers: Pointers | None  # of its buffers, in the order of its devices; None: not known
+    pointers: _Pointers | None  # of its buffers, in the order of its devices; None: not known
     deleted: bool = False
     used: bool = True  # whether the program takes it
 
@@ -62,7 +62,7 @@ class DonationCheck:
           DonationError: a donated leaf is still there.
         """
         self._remember(call, outputs)
-        donated: list[tuple[int, Pointers | None]] = call.notes or []
+        donated: list[tuple[int, _Pointers | None]] = call.notes or []
         if not donated or not checked or _all_taken(call, donated, outputs):
             return
         leaves = [_leaf(call, place, pointers) for place, pointers in donated]
@@ -105,7 +105,7 @@ class _Traces:
 
 
 def _all_taken(
-    call: _compat.JitCall, donated: Sequence[tuple[int, Pointers | None]], outputs: Sequence[Any]
+    call: _compat.JitCall, donated: Sequence[tuple[int, _Pointers | None]], outputs: Sequence[Any]
 ) -> bool:
     """The usual case, without words: all are gone, and a result lies where each of them was."""
     taken = {pointer for output in outputs for pointer in _pointers(output) or ()}
@@ -188,14 +188,14 @@ def _came_from(result: DonatedLeaf, donated: Sequence[DonatedLeaf]) -> bool:
     return any(pointers & set(leaf.pointers or ()) for leaf in donated)
 
 
-def _leaf(call: _compat.JitCall, place: int, pointers: Pointers | None) -> DonatedLeaf:
+def _leaf(call: _compat.JitCall, place: int, pointers: _Pointers | None) -> DonatedLeaf:
     value = call.leaves[place]
     leaf = _described(call.paths[place], value, pointers)
     deleted = leaf.on_device and value.is_deleted()
     return dataclasses.replace(leaf, deleted=deleted, used=place not in call.unused)
 
 
-def _described(path: str, value: Any, pointers: Pointers | None) -> DonatedLeaf:
+def _described(path: str, value: Any, pointers: _Pointers | None) -> DonatedLeaf:
     shape = tuple(jax.typeof(value).shape)
     on_device = isinstance(value, jax.Array)
     held = f"a {type(value).__name__}" if not shape else f"a NumPy array {text_of(value)}"
@@ -203,7 +203,7 @@ def _described(path: str, value: Any, pointers: Pointers | None) -> DonatedLeaf:
     return DonatedLeaf(path, text_of(value), shape, on_device, placement, pointers)
 
 
-def _pointers(array: Any) -> Pointers | None:
+def _pointers(array: Any) -> _Pointers | None:
     """The addresses of the buffers on the devices of this process; None where a kind has none."""
     if not isinstance(array, jax.Array) or array.is_deleted():
         return None

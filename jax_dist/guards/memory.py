@@ -15,7 +15,7 @@ from jax_dist.errors import MemoryGrowthError, message
 from jax_dist.guards import descriptions
 from jax_dist.guards.descriptions import text_of
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _SHOWN = 8  # kinds of arrays in one message
 
@@ -57,7 +57,14 @@ class memory_guard:  # in small letters, for it is used as a function
     def __init__(self, *, slack: int = 0, warmup: int | None = None):
         for name, value in {"slack": slack, "warmup": warmup or 0}.items():
             if value < 0:
-                raise _negative(name, value)
+                raise ValueError(
+                    message(
+                        what=f"memory_guard got a negative {name}",
+                        which=[f"{name}={value!r}"],
+                        why="it is a number of " + {"slack": "bytes", "warmup": "steps"}[name],
+                        do=f"Leave {name} out, or give a number from 0 on.",
+                    )
+                )
         self._slack, self._warmup = slack, warmup
         self._step = itertools.count()
         self._entered = threading.local()
@@ -86,7 +93,7 @@ class memory_guard:  # in small letters, for it is used as a function
         if _grown(before, after, self._slack):
             raise _growth(before, after, self._slack)
 
-    def __call__(self, fun: Function) -> Function:
+    def __call__(self, fun: _Function) -> _Function:
         guard = memory_guard(slack=self._slack, warmup=1 if self._warmup is None else self._warmup)
 
         @functools.wraps(fun)
@@ -156,16 +163,5 @@ def _growth(before: Memory, after: Memory, slack: int) -> MemoryGrowthError:
             why="what each step adds fills the device in the end",
             do="Drop what the step no longer needs, donate its state, "
             "or fetch what you keep with jax.device_get.",
-        )
-    )
-
-
-def _negative(name: str, value: int) -> ValueError:
-    return ValueError(
-        message(
-            what=f"memory_guard got a negative {name}",
-            which=[f"{name}={value!r}"],
-            why="it is a number of " + {"slack": "bytes", "warmup": "steps"}[name],
-            do=f"Leave {name} out, or give a number from 0 on.",
         )
     )

@@ -17,14 +17,13 @@ from jax.core import Tracer
 
 from jax_dist import _compat
 from jax_dist.errors import DonationError, RecompileError, TransferError, message
-from jax_dist.guards import recompiles, transfers
-from jax_dist.guards import transfers as transfer_rules
+from jax_dist.guards import refusals
 from jax_dist.guards.descriptions import is_of_jax, known_name
 from jax_dist.guards.donation import DonationCheck, weak_key
 
 Donation: TypeAlias = Literal["first", "always", False]
-Function = TypeVar("Function", bound=Callable[..., Any])
-Item = TypeVar("Item")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Item = TypeVar("_Item")
 
 _FIRST_STEPS = 3  # whose donations are looked at; then those of one step in a thousand
 _SAMPLE = 1000
@@ -76,18 +75,32 @@ class strict:  # in small letters, for it is used as a function
         warmup: int | None = None,
     ):
         if donation not in ("first", "always", False):
-            raise _unknown_donation(donation)
+            raise ValueError(
+                message(
+                    what="strict got an unknown donation",
+                    which=[f"donation={donation!r}"],
+                    why='it is "first", "always" or False',
+                    do="Leave it out to look at the first calls.",
+                )
+            )
         if warmup is not None and (not isinstance(warmup, int) or warmup < 0):
-            raise _unknown_warmup(warmup)
+            raise ValueError(
+                message(
+                    what="strict got an unknown warmup",
+                    which=[f"warmup={warmup!r}"],
+                    why="it is a number of steps",
+                    do="Leave it out for one step, or give a whole number from 0 on.",
+                )
+            )
         self._transfers, self._recompiles = transfers or None, recompiles or None
         self._donation: Donation = donation
         self._warmup = warmup
         self._step = itertools.count()
-        self._entered: list[GuardEntry] = []  # by all threads
+        self._entered: list[_GuardEntry] = []  # by all threads
 
     def __enter__(self) -> "strict":
         number = next(self._step)
-        entry = GuardEntry(
+        entry = _GuardEntry(
             transfers=self._transfers,
             recompiles=self._recompiles,
             donation=self._donation,
@@ -111,10 +124,10 @@ class strict:  # in small letters, for it is used as a function
             _drop_hint(error)
         elif (swallowed := entry.swallowed()) is not None:
             raise swallowed
-        if entry.transfers and error is not None and transfer_rules.is_refusal(error):
-            raise transfer_rules.refused_by_jax(error) from error
+        if entry.transfers and error is not None and refusals.is_refusal(error):
+            raise refusals.refused_by_jax(error) from error
 
-    def steps(self, items: Iterable[Item]) -> Iterator[Item]:
+    def steps(self, items: Iterable[_Item]) -> Iterator[_Item]:
         """The items, each as one step of the block around: the first ones are the warm-up.
 
         Raises:
@@ -122,10 +135,18 @@ class strict:  # in small letters, for it is used as a function
         """
         entry = self._innermost()
         if entry is None:
-            raise _no_block()
+            raise RuntimeError(
+                message(
+                    what="steps of a guard were asked for outside of its block",
+                    which=["steps(...)"],
+                    why="the guard is on in its block only",
+                    do="Write `with strict() as guard:` around, "
+                    "and loop over guard.steps(...) in it.",
+                )
+            )
         return self._steps(items, entry)
 
-    def _steps(self, items: Iterable[Item], entry: "GuardEntry") -> Iterator[Item]:
+    def _steps(self, items: Iterable[_Item], entry: "_GuardEntry") -> Iterator[_Item]:
         warmup = 1 if self._warmup is None else self._warmup
         try:
             for number, item in enumerate(items):
@@ -136,7 +157,7 @@ class strict:  # in small letters, for it is used as a function
         finally:
             entry.step(warm=False, look=False)
 
-    def __call__(self, fun: Function) -> Function:
+    def __call__(self, fun: _Function) -> _Function:
         """Decorates a function: each call is a step; between the parts of a coroutine it is off."""
         guard = strict(
             transfers=bool(self._transfers),
@@ -146,7 +167,7 @@ class strict:  # in small letters, for it is used as a function
         )
         return _decorated(fun, guard)
 
-    def _innermost(self) -> "GuardEntry | None":
+    def _innermost(self) -> "_GuardEntry | None":
         """The block of this guard that this thread is in."""
         return next((entry for entry in reversed(self._entered) if entry.is_mine()), None)
 
@@ -162,7 +183,7 @@ def allow_transfers() -> Iterator[None]:
     ...         float(loss)
     2.5
     """
-    yield from _allowed(GuardEntry(transfers=False))
+    yield from _allowed(_GuardEntry(transfers=False))
 
 
 @contextlib.contextmanager
@@ -177,7 +198,7 @@ def allow_recompiles() -> Iterator[None]:
     >>> doubled.tolist()
     [2.0, 2.0, 2.0]
     """
-    yield from _allowed(GuardEntry(recompiles=False))
+    yield from _allowed(_GuardEntry(recompiles=False))
 
 
 def _drop_hint(error: Exception) -> None:
@@ -190,7 +211,7 @@ def _is_looked_at(step: int) -> bool:
     return step < _FIRST_STEPS or step % _SAMPLE == 0
 
 
-def _allowed(entry: "GuardEntry") -> Iterator[None]:
+def _allowed(entry: "_GuardEntry") -> Iterator[None]:
     entry.enter()
     try:
         yield
@@ -200,7 +221,14 @@ def _allowed(entry: "GuardEntry") -> Iterator[None]:
 
 def _decorated(fun: Any, guard: strict) -> Any:
     if inspect.isasyncgenfunction(fun):
-        raise _async_generator(fun)
+        raise TypeError(
+            message(
+                what="strict cannot guard an asynchronous generator",
+                which=[f"{fun.__qualname__} is one"],
+                why="others run in the same thread between its parts",
+                do="Decorate the function that awaits, or use a block without await in it.",
+            )
+        )
     if inspect.iscoroutinefunction(fun):
 
         @functools.wraps(fun)
@@ -251,54 +279,10 @@ def _guarded(parts: Generator, guard: strict) -> Generator:
             send = functools.partial(parts.send, got)
 
 
-def _unknown_donation(donation: object) -> ValueError:
-    return ValueError(
-        message(
-            what="strict got an unknown donation",
-            which=[f"donation={donation!r}"],
-            why='it is "first", "always" or False',
-            do="Leave it out to look at the first calls.",
-        )
-    )
-
-
-def _unknown_warmup(warmup: object) -> ValueError:
-    return ValueError(
-        message(
-            what="strict got an unknown warmup",
-            which=[f"warmup={warmup!r}"],
-            why="it is a number of steps",
-            do="Leave it out for one step, or give a whole number from 0 on.",
-        )
-    )
-
-
-def _no_block() -> RuntimeError:
-    return RuntimeError(
-        message(
-            what="steps of a guard were asked for outside of its block",
-            which=["steps(...)"],
-            why="the guard is on in its block only",
-            do="Write `with strict() as guard:` around, and loop over guard.steps(...) in it.",
-        )
-    )
-
-
-def _async_generator(fun: Any) -> TypeError:
-    return TypeError(
-        message(
-            what="strict cannot guard an asynchronous generator",
-            which=[f"{fun.__qualname__} is one"],
-            why="others run in the same thread between its parts",
-            do="Decorate the function that awaits, or use a block without await in it.",
-        )
-    )
-
-
 # --- what is guarded in each thread now: entered and left in any order, always put back as it was
 
 
-Refusal: TypeAlias = TransferError | RecompileError | DonationError
+_Refusal: TypeAlias = TransferError | RecompileError | DonationError
 
 _LOOKS = 3  # calls of one function that are looked at, before JAX may hurry them
 _LOOKS_AT_ALL = 300  # where no function comes back
@@ -306,7 +290,7 @@ _LOOK, _HURRY = "look", "hurry"  # under the first all calls go through Python
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class GuardEntry:
+class _GuardEntry:
     """A guard that was entered, or an allowance; None leaves it to what is around."""
 
     transfers: bool | None = None
@@ -314,8 +298,8 @@ class GuardEntry:
     donation: Donation | None = None
     warm: bool = False  # whether this is the warm-up: seen, not guarded
     look: bool = True  # whether donation is looked at from the start
-    home: "list[GuardEntry] | None" = None  # the entries of the thread that entered it
-    refusal: Refusal | None = None  # the last one in it that nobody has seen leave it
+    home: "list[_GuardEntry] | None" = None  # the entries of the thread that entered it
+    refusal: _Refusal | None = None  # the last one in it that nobody has seen leave it
 
     def enter(self) -> None:
         self.home = _thread.entries
@@ -329,7 +313,7 @@ class GuardEntry:
             self.home = None
         _thread.update()
 
-    def swallowed(self) -> Refusal | None:
+    def swallowed(self) -> _Refusal | None:
         """A refusal that some `except` on the way has caught, once; none that is on its way out.
 
         NumPy catches all errors in `np.array_equal`, for one, and then says False.
@@ -389,7 +373,7 @@ class _Watcher(_compat.CallWatcher):
         if any(isinstance(output, Tracer) for output in outputs):
             return
         if self._count(call) <= _LOOKS or self._compiled:
-            recompiles.remember(call)
+            refusals.remember(call)
         self._compiled = False
         if self.donation:
             with self._remembering():
@@ -399,7 +383,7 @@ class _Watcher(_compat.CallWatcher):
         _thread.refresh()
         if self.recompiles:
             with self._remembering():
-                raise recompiles.refusal(name)
+                raise refusals.recompile_error(name)
         self._compiled = True
 
     def shards(self, place: Any, values: Sequence[Any], shardings: Sequence[Any]) -> Any:
@@ -407,13 +391,13 @@ class _Watcher(_compat.CallWatcher):
         if not self.transfers:
             return place()
         with self._remembering():
-            return transfers.guarded_placing(place, values, shardings)
+            return refusals.guarded_placing(place, values, shardings)
 
     def reads(self, array: jax.Array) -> None:
         _thread.refresh()
         if self.transfers:
             with self._remembering():
-                transfers.refuse_reading(array)
+                refusals.refuse_reading(array)
 
     @contextlib.contextmanager
     def _remembering(self) -> Iterator[None]:
@@ -428,7 +412,7 @@ class _Watcher(_compat.CallWatcher):
 
     def _count(self, call: _compat.JitCall) -> int:
         """How often the function was looked at; hurries all when one comes back often enough."""
-        source, of_user = recompiles.source_of(call.fun), not is_of_jax(call.fun)
+        source, of_user = refusals.source_of(call.fun), not is_of_jax(call.fun)
         if self.look == _HURRY and of_user and weak_key(call.fun) not in self._known:
             self.begin(look=True)
         self._known.add(weak_key(call.fun))
@@ -444,24 +428,24 @@ class _Thread(threading.local):
     """The entries of one thread, and the settings of JAX that follow from them."""
 
     def __init__(self) -> None:
-        self.entries: list[GuardEntry] = []
+        self.entries: list[_GuardEntry] = []
         self.watcher = _Watcher()
         self.level: str | None = None
         self.guard = contextlib.ExitStack()
-        self.applied: list[GuardEntry] = []  # the entries that the settings follow from
+        self.applied: list[_GuardEntry] = []  # the entries that the settings follow from
 
     def refresh(self) -> None:
         """Follows what another thread has ended of this one."""
         if self.entries != self.applied:
             self.update()
 
-    def remember(self, refusal: Refusal) -> None:
+    def remember(self, refusal: _Refusal) -> None:
         for entry in reversed(self.entries):
             if entry.donation is not None:  # a guard; the others allow something
                 entry.refusal = refusal
                 return
 
-    def swallowed(self) -> Refusal | None:
+    def swallowed(self) -> _Refusal | None:
         found = (entry.swallowed() for entry in reversed(self.entries))
         return next((refusal for refusal in found if refusal is not None), None)
 
@@ -508,7 +492,7 @@ def _is_on_its_way(refusal: BaseException) -> bool:
     return False
 
 
-def _innermost(entries: Sequence[GuardEntry], aspect: str) -> Any:
+def _innermost(entries: Sequence[_GuardEntry], aspect: str) -> Any:
     """What the innermost entry says of it that says anything."""
     said = [getattr(entry, aspect) for entry in entries if not entry.warm]
     return next((value for value in reversed(said) if value is not None), None)

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
 
-from jax_dist.launch.environment import rank_environment, reserved_port
 from jax_dist.launch.outcome import (
     Ended,
     JobOutcome,
@@ -29,7 +28,7 @@ from jax_dist.launch.outcome import (
     causes,
     ending,
 )
-from jax_dist.launch.ranks import Orphanage, Rank
+from jax_dist.launch.ranks import Orphanage, Rank, rank_environment, reserved_port
 from jax_dist.multihost import ranks
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -81,7 +80,7 @@ class JobSettings:
     grace: float = 5.0  # seconds that the others have to end by themselves
 
 
-class Listener(Protocol):
+class _Listener(Protocol):
     """Is told what happens."""
 
     def lines(self, rank: int, stream: Stream, lines: Sequence[str]) -> None: ...
@@ -92,7 +91,7 @@ class Listener(Protocol):
 def run(
     command: Sequence[str],
     settings: JobSettings,
-    listener: Listener,
+    listener: _Listener,
     environment: Mapping[str, str] | None = None,
 ) -> JobOutcome:
     """Runs a command several times in parallel, as the ranks of one job.
@@ -141,7 +140,7 @@ class _Job:
         self,
         ranks: Sequence[Rank],
         settings: JobSettings,
-        listener: Listener,
+        listener: _Listener,
         signals: list[int],
     ):
         self._ranks = ranks
@@ -347,7 +346,7 @@ _RESTART = (
 
 
 @dataclasses.dataclass(frozen=True)
-class JobFailure:
+class _JobFailure:
     """How far the job was when it failed."""
 
     rank: int  # that failed first
@@ -358,7 +357,7 @@ class JobFailure:
 def supervise(
     command: Sequence[str],
     settings: JobSettings,
-    listener: Listener,
+    listener: _Listener,
     *,
     restarts: int,
     min_interval: float,
@@ -382,7 +381,7 @@ def supervise(
     """
     inherited = os.environ if environment is None else environment
     until = None if settings.timeout is None else time.monotonic() + settings.timeout
-    failures: list[JobFailure] = []  # since the last checkpoint
+    failures: list[_JobFailure] = []  # since the last checkpoint
     with tempfile.TemporaryDirectory(prefix="jax-dist-launch-") as name:
         for count in range(1 << 62):
             start = time.monotonic()
@@ -408,11 +407,11 @@ def supervise(
     raise AssertionError  # there is no last number
 
 
-def _failure(folder: pathlib.Path, outcome: JobOutcome) -> JobFailure:
+def _failure(folder: pathlib.Path, outcome: JobOutcome) -> _JobFailure:
     assert outcome.first is not None  # it failed
     said = [ranks.read_progress(folder, each.rank) for each in outcome.ended]
     restored = max(each.restored for each in said)
-    return JobFailure(outcome.first.rank, restored, said[outcome.first.rank].reached)
+    return _JobFailure(outcome.first.rank, restored, said[outcome.first.rank].reached)
 
 
 def _forget(folder: pathlib.Path) -> None:
@@ -420,19 +419,19 @@ def _forget(folder: pathlib.Path) -> None:
         path.unlink()
 
 
-def _starts_again(count: int, failures: Sequence[JobFailure], restarts: int) -> str:
+def _starts_again(count: int, failures: Sequence[_JobFailure], restarts: int) -> str:
     left = restarts - len(failures)
     more = f"{left} more {'is' if left == 1 else 'are'} left"
     return f"start {count + 1}, after {_where(failures[-1])}; {more} before it saves a checkpoint"
 
 
-def _where(failure: JobFailure) -> str:
+def _where(failure: _JobFailure) -> str:
     if failure.reached < 0:
         return f"rank {failure.rank} failed"
     return f"rank {failure.rank} failed in step {failure.reached + 1}"
 
 
-def _given_up(failures: Sequence[JobFailure]) -> str:
+def _given_up(failures: Sequence[_JobFailure]) -> str:
     """One line: who failed, how often, and where."""
     times = f"{len(failures)} {'time' if len(failures) == 1 else 'times'}"
     last = failures[-1]
@@ -443,6 +442,6 @@ def _given_up(failures: Sequence[JobFailure]) -> str:
     return f"the job failed {times}{since} ({told}): it is not started again"
 
 
-def _short(failures: Sequence[JobFailure]) -> Iterator[str]:
+def _short(failures: Sequence[_JobFailure]) -> Iterator[str]:
     for each in failures:
         yield _where(each).replace(" failed", "")

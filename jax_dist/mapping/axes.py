@@ -51,10 +51,8 @@ def spread_out_axes(out_axes: AxisPrefix, output: Any, fun_name: str) -> tuple[A
             raise refusals.output_is_no_array(fun_name, jax.tree_util.keystr(path), leaf)
         rank = jnp.ndim(leaf) + 1
         if axis is not None and not -rank <= axis < rank:
-            which = [
-                f"output{jax.tree_util.keystr(path)} has shape {jnp.shape(leaf)} on each "
-                f"device, out_axes {axis}"
-            ]
+            name = f"output{jax.tree_util.keystr(path)}"
+            which = [f"{name} has shape {jnp.shape(leaf)} on each device, out_axes {axis}"]
             raise refusals.axis_out_of_range(fun_name, which, "out_axes")
     return axes
 
@@ -92,28 +90,23 @@ def mapped_size(
     """
     _check_arrays(leaves, paths, fun_name)
     shapes = [jnp.shape(leaf) for leaf in leaves]
-    short = [
-        index
-        for index, (shape, axis) in enumerate(zip(shapes, axes, strict=True))
-        if axis is not None and not -len(shape) <= axis < len(shape)
-    ]
+    pairs = list(zip(shapes, axes, strict=True))
+    short = [i for i, (s, a) in enumerate(pairs) if a is not None and not -len(s) <= a < len(s)]
     if short:
         names = paths()
         _check_lists([(names[i], leaves[i]) for i in short], fun_name)
         which = [f"{names[i]} has shape {shapes[i]}, in_axes {axes[i]}" for i in short]
         raise refusals.axis_out_of_range(fun_name, which, "in_axes")
-    sizes = [
-        None if axis is None else shape[axis] for shape, axis in zip(shapes, axes, strict=True)
-    ]
-    distinct = {size for size in sizes if size is not None}
+    sizes = {i: shape[axis] for i, (shape, axis) in enumerate(pairs) if axis is not None}
+    distinct = set(sizes.values())
     if not distinct:
         raise refusals.nothing_mapped(fun_name, paths())
-    if len(distinct) > 1:
-        named = zip(paths(), sizes, strict=True)
-        raise refusals.mapped_sizes_differ(fun_name, {p: s for p, s in named if s is not None})
-    if distinct == {0}:
-        named = zip(paths(), sizes, strict=True)
-        raise refusals.nothing_in_axis(fun_name, [path for path, size in named if size == 0])
+    if len(distinct) > 1 or distinct == {0}:
+        names = paths()
+        named = {names[i]: size for i, size in sizes.items()}
+        if len(distinct) > 1:
+            raise refusals.mapped_sizes_differ(fun_name, named)
+        raise refusals.nothing_in_axis(fun_name, list(named))
     return distinct.pop()
 
 
@@ -171,21 +164,17 @@ def argument_paths(
 
 def argument_name(fun: Callable, number: int) -> str:
     """The name of the positional argument at `number`: "x", or "args[2]" where it has none."""
-    names = _positional_names(fun)
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):  # builtins have no signature
+        parameters = ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [parameter.name for parameter in parameters if parameter.kind in kinds]
     return names[number] if number < len(names) else f"args[{number}]"
 
 
 def _leaf_paths(name: str, tree: Any) -> list[str]:
     return [name + jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
-
-
-def _positional_names(fun: Callable) -> list[str]:
-    try:
-        parameters = inspect.signature(fun).parameters.values()
-    except (TypeError, ValueError):  # builtins have no signature
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [parameter.name for parameter in parameters if parameter.kind in kinds]
 
 
 def _spread(

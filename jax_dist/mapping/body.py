@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AxisType, Sharding
 
 from jax_dist import _compat
 from jax_dist.errors import UnboundAxisError
@@ -160,11 +160,10 @@ def whole_call(call: Call, processes: int) -> Call:
     """A call on the slices of one process as one on those of all, of which the types matter."""
     types = []
     for leaf, axis in zip(call.leaves, call.axes, strict=True):
-        kind = type_of(leaf)
-        shape = list(kind.shape)
+        shape = list(type_of(leaf).shape)
         if axis is not None:
             shape[axis] *= processes
-        types.append(jax.ShapeDtypeStruct(shape, kind.dtype, weak_type=kind.weak_type))
+        types.append(type_of(leaf, shape))
     return dataclasses.replace(call, leaves=types)
 
 
@@ -188,7 +187,12 @@ def traced(options: Options, call: Call) -> Body:
     body.__name__ = body.__qualname__ = options.choice.fun_name
     body.__wrapped__ = call.fun  # pyright: ignore[reportFunctionMemberAccess]  # JAX names its line
     environment = [(name, call.size)]
-    types = [_slice_type(leaf, axis) for leaf, axis in zip(call.leaves, call.axes, strict=True)]
+    types = []
+    for leaf, axis in zip(call.leaves, call.axes, strict=True):
+        shape = list(type_of(leaf).shape)
+        if axis is not None:
+            del shape[axis]
+        types.append(type_of(leaf, shape))
     policy = Policy(options.captures if _compat.CAN_REWRITE else "allow", follows=False)
     trace = jax.make_jaxpr(body, axis_env=environment)
     with captures.lifting_outside(lifts=policy.captures == "lift"):
@@ -197,7 +201,9 @@ def traced(options: Options, call: Call) -> Body:
         except (AssertionError, RuntimeError) as error:
             if around is not None or not _speaks_of_mesh(error):
                 raise
-            with meshes.context_of(_mesh_seen_inside(options, call)):
+            mesh = meshes.lay_out(options.choice, call.size, whole=True).mesh.abstract_mesh
+            manual = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Manual))
+            with meshes.context_of(manual):
                 jaxpr = trace(*types)
         except NameError as error:
             if isinstance(error, UnboundAxisError) or not (found := _UNBOUND.search(str(error))):
@@ -248,12 +254,6 @@ def _speaks_of_mesh(error: Exception) -> bool:
     return "ManualAxisType" in text or "requires a non-empty mesh in context" in text
 
 
-def _mesh_seen_inside(options: Options, call: Call) -> AbstractMesh:
-    layout = meshes.lay_out(options.choice, call.size, whole=True)
-    abstract = layout.mesh.abstract_mesh
-    return abstract.update_axis_types(dict.fromkeys(abstract.axis_names, AxisType.Manual))
-
-
 def _from_left(out_axes: Sequence[Axis], leaves: Sequence[Any]) -> tuple[Axis, ...]:
     """Where the mapped dimension goes in each result, whose slices have one dimension less."""
     return tuple(
@@ -262,17 +262,12 @@ def _from_left(out_axes: Sequence[Axis], leaves: Sequence[Any]) -> tuple[Axis, .
     )
 
 
-def _slice_type(leaf: Any, axis: Axis) -> jax.ShapeDtypeStruct:
-    whole = type_of(leaf)
-    shape = list(whole.shape)
-    if axis is not None:
-        del shape[axis]
-    return jax.ShapeDtypeStruct(shape, whole.dtype, weak_type=whole.weak_type)
-
-
-def type_of(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Its type, wherever it lies. Raises TypeError for what is no array."""
+def type_of(
+    leaf: Any, shape: Sequence[int] | None = None, sharding: Sharding | None = None
+) -> jax.ShapeDtypeStruct:
+    """Its type, or that of another shape, wherever it lies. TypeError for what is no array."""
     is_described = hasattr(leaf, "shape") and not isinstance(leaf, jax.Array | np.ndarray)
     aval: Any = leaf if is_described else jax.typeof(leaf)
     weak = bool(getattr(aval, "weak_type", False))
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
+    shape = aval.shape if shape is None else shape
+    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=weak, sharding=sharding)

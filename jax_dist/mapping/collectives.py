@@ -27,11 +27,7 @@ from jax_dist import _compat
 from jax_dist.mapping import refusals
 from jax_dist.passes import interpreter
 from jax_dist.passes.gather_reductions import extreme, has_extremes
-from jax_dist.passes.interpreter import (
-    Handler,
-    Values,
-    equations,
-)
+from jax_dist.passes.interpreter import Handler, Values, equations
 
 MeshAxis: TypeAlias = str | tuple[str, ...]  # several count as one, the first the outermost
 
@@ -139,7 +135,10 @@ class _Over:
 
     @staticmethod
     def of(places: Mapping[Any, AxisPlace], eqn: JaxprEqn) -> "_Over":
-        named = tuple(places.get(name) or _bare(name) for name in _named_axes(eqn))
+        named = tuple(  # the others are axes of vmaps around the mapped function
+            places.get(name) or AxisPlace(name, lax.axis_size(name), name, 1)
+            for name in _named_axes(eqn)
+        )
         size = math.prod(place.size for place in named)
         said = eqn.params.get("axis_index_groups")
         groups = np.zeros((size, len(said[0]) if said else size), np.int32)
@@ -174,11 +173,6 @@ class _Over:
 
     def names(self) -> tuple[Any, ...]:
         return tuple(name for place in self.places for name in place.names())
-
-
-def _bare(name: Any) -> AxisPlace:
-    """An axis of a vmap around the mapped function."""
-    return AxisPlace(name, lax.axis_size(name), name, 1)
 
 
 _Rule: TypeAlias = Callable[[Mapping[Any, AxisPlace], JaxprEqn, Values], Values]
@@ -282,7 +276,7 @@ def _parts(x: jax.Array, dim: int, count: int) -> jax.Array:
 
 def _runs_alone(eqn: JaxprEqn) -> bool:
     """Whether a vmap over an equation is something else than the equation for each slice."""
-    if _names_axes_inside(eqn):
+    if any(_named_axes(each) for body in interpreter.bodies(eqn) for each in equations(body)):
         return False
     name = eqn.primitive.name
     if name in ("pure_callback", "io_callback", "debug_callback", "debug_print"):
@@ -296,10 +290,6 @@ def _draws_by_count(aval: Any) -> bool:
     """Whether these are keys whose bits depend on how many of them are used together."""
     is_key = jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
     return is_key and "fry" not in str(aval.dtype)
-
-
-def _names_axes_inside(eqn: JaxprEqn) -> bool:
-    return any(_named_axes(inner) for body in interpreter.bodies(eqn) for inner in equations(body))
 
 
 def _slice_by_slice(names: Sequence[str], eqn: JaxprEqn, values: Values) -> Values:

@@ -21,7 +21,7 @@ every sixteenth call waits for its own result.
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -35,11 +35,20 @@ from jax_dist.mapping.body import Body, BodyTracer, Call, Options, any_tracer, b
 from jax_dist.mapping.collectives import AxisPlace
 from jax_dist.mapping.emission import KnownSignature
 from jax_dist.mapping.meshes import InnerAxis, Layout
-from jax_dist.mapping.process_calls import ProcessCalls
 from jax_dist.passes import captures, programs
 from jax_dist.passes.captures import PlacedCaptures, Placements, Policy, Watch
 from jax_dist.passes.constants import put_copy
 from jax_dist.passes.programs import Program, Programs, hide_own_frames
+
+if TYPE_CHECKING:
+    from jax_dist.mapping.process_calls import ProcessCalls
+
+_WINDOW = 16  # calls in flight at most, of all functions of this process together
+
+turns: Iterator[bool] = itertools.repeat(object=False)
+"""Whether to wait after this call. Asking takes 30 ns, and enters no Python function."""
+if _compat.CPU_HANGS_WHEN_FULL:
+    turns = itertools.cycle([*[False] * (_WINDOW - 1), True])
 
 
 class Dispatcher:
@@ -99,7 +108,10 @@ class Dispatcher:
             with programs.under_way(self, found):
                 return self._plain.jitted.lower(*args, **kwargs)
         program, placed = self._program_for(found)
-        described = _described(call, found.layout)
+        described = [
+            type_of(leaf, sharding=found.layout.sharding(axis, len(type_of(leaf).shape)))
+            for leaf, axis in zip(call.leaves, call.axes, strict=True)
+        ]
         args, kwargs = call.rebuild(described)
         with programs.under_way(self, found):
             lowered = programs.with_captures(program.jitted.lower, placed)(*args, **kwargs)
@@ -305,6 +317,8 @@ class Dispatcher:
             return
         self._is_chosen = True
         if self._options.choice.spans_processes():
+            from jax_dist.mapping.process_calls import ProcessCalls  # most programs need none
+
             view = Programs(
                 self._programs.name,
                 self._programs.options,
@@ -344,28 +358,6 @@ class Dispatcher:
                 raise
 
         return explaining
-
-
-def _described(call: Call, layout: Layout) -> list[jax.ShapeDtypeStruct]:
-    """The leaves as they will lie."""
-    described = []
-    for leaf, axis in zip(call.leaves, call.axes, strict=True):
-        kind = type_of(leaf)
-        sharding = layout.sharding(axis, len(kind.shape))
-        described.append(
-            jax.ShapeDtypeStruct(
-                kind.shape, kind.dtype, weak_type=kind.weak_type, sharding=sharding
-            )
-        )
-    return described
-
-
-_WINDOW = 16  # calls in flight at most, of all functions of this process together
-
-turns: Iterator[bool] = itertools.repeat(object=False)
-"""Whether to wait after this call. Asking takes 30 ns, and enters no Python function."""
-if _compat.CPU_HANGS_WHEN_FULL:
-    turns = itertools.cycle([*[False] * (_WINDOW - 1), True])
 
 
 def can_be_full(mesh: Mesh) -> bool:

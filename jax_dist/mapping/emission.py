@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.core import ShapedArray
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -102,15 +101,15 @@ def emitted(
     """
     body, layout = found
     as_view = as_view and layout.processes > 1
-    if as_view:
-        _check_joined(layout, call.fun_name)
+    if as_view and layout.process_mesh is None:
+        raise refusals.scattered_devices(call.fun_name)
     values = captured or body.lifted.values
     target = _target(body, call, layout)
 
     def evaluate(*inputs: Any) -> list[Any]:
         given, leaves = list(inputs[: len(values)]), list(inputs[len(values) :])
         if as_view:
-            leaves = _all_as_whole(leaves, call.axes, layout)
+            leaves = _over_processes(_view_as_whole, leaves, call.axes, layout)
         if target.mesh is None:
             given = [_resharded(x, None, target.place) for x in given]
             pairs = zip(leaves, call.axes, strict=True)
@@ -123,7 +122,7 @@ def emitted(
                 outs = region.run_body(body, given, leaves, call.axes, *target)
             if target.place.idle_axes:  # the user's mesh may have no axis that fits
                 outs = [jax.lax.with_sharding_constraint(x, P()) for x in outs]
-        return _all_as_view(outs, body.out_axes, layout) if as_view else outs
+        return _over_processes(_whole_as_view, outs, body.out_axes, layout) if as_view else outs
 
     passes = []
     if options.gathers != "keep" and _compat.CAN_REWRITE:
@@ -174,24 +173,16 @@ def _resharded(x: Any, axis: Axis, place: AxisPlace) -> Any:
     return jax.sharding.reshard(x, spec)
 
 
-def _check_joined(layout: Layout, fun_name: str) -> None:
-    """Raises DeviceCountError where the slices of a process do not stand side by side."""
-    if layout.process_mesh is None:
-        raise refusals.scattered_devices(fun_name)
-
-
-def _all_as_whole(leaves: Sequence[Any], leaf_axes: Sequence[Axis], layout: Layout) -> list[Any]:
-    """`_view_as_whole` of each."""
+def _over_processes(
+    convert: Callable[..., jax.Array],
+    leaves: Sequence[Any],
+    leaf_axes: Sequence[Axis],
+    layout: Layout,
+) -> list[Any]:
+    """Each leaf as part of the whole, or as this process sees it."""
     assert layout.process_mesh is not None
     with meshes.context_of(layout.process_mesh):
-        return [_view_as_whole(*pair, layout) for pair in zip(leaves, leaf_axes, strict=True)]
-
-
-def _all_as_view(leaves: Sequence[Any], leaf_axes: Sequence[Axis], layout: Layout) -> list[Any]:
-    """`_whole_as_view` of each."""
-    assert layout.process_mesh is not None
-    with meshes.context_of(layout.process_mesh):
-        return [_whole_as_view(*pair, layout) for pair in zip(leaves, leaf_axes, strict=True)]
+        return [convert(*pair, layout) for pair in zip(leaves, leaf_axes, strict=True)]
 
 
 def _view_as_whole(view: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
@@ -281,21 +272,25 @@ def warn_of_unusable(options: Options, call: Call, found: KnownSignature) -> Non
     JAX warns while it lowers, if it knows how the results lie; here XLA finds that out, and says
     nothing.
     """
-    if not options.donated:
-        return
     body, layout = found
     local = layout.size // layout.mesh.shape[layout.name]
-    outs = zip(body.jaxpr.out_avals, body.out_axes, strict=True)
-    free = collections.Counter(_block(aval, axis, local) for aval, axis in outs)
-    unusable = []
+    free, unusable = collections.Counter(), []
+    for aval, axis in zip(body.jaxpr.out_avals, body.out_axes, strict=True):
+        block = list(aval.shape)
+        if axis is not None:
+            block.insert(axis, local)
+        free[tuple(block), aval.dtype] += 1
     leaves = zip(call.paths(), call.leaves, call.axes, call.owners, strict=True)
     for path, leaf, axis, owner in leaves:
-        kind = type_of(leaf)
-        block = _block_of_whole(kind, axis, local)
-        if owner in options.donated and not free[block]:
-            unusable.append(f"{path}: {kind.dtype}[{','.join(map(str, block[0]))}]")
-        elif owner in options.donated:
-            free[block] -= 1
+        if owner not in options.donated:
+            continue
+        shape, dtype = list(type_of(leaf).shape), type_of(leaf).dtype
+        if axis is not None:
+            shape[axis] = local
+        if free[tuple(shape), dtype]:
+            free[tuple(shape), dtype] -= 1
+        else:
+            unusable.append(f"{path}: {dtype}[{','.join(map(str, shape))}]")
     if unusable:
         warn_user(
             message(
@@ -306,17 +301,3 @@ def warn_of_unusable(options: Options, call: Call, found: KnownSignature) -> Non
             ),
             UserWarning,
         )
-
-
-def _block(slice_type: ShapedArray, axis: Axis, local: int) -> tuple:
-    shape = list(slice_type.shape)
-    if axis is not None:
-        shape.insert(axis, local)
-    return tuple(shape), slice_type.dtype
-
-
-def _block_of_whole(whole: jax.ShapeDtypeStruct, axis: Axis, local: int) -> tuple:
-    shape = list(whole.shape)
-    if axis is not None:
-        shape[axis] = local
-    return tuple(shape), whole.dtype

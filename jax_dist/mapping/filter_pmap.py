@@ -8,6 +8,7 @@ lives, and for modules, which are equal by content, if it is one of the last.
 import contextlib
 import functools
 import inspect
+import itertools
 import types
 import warnings
 import weakref
@@ -17,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from jax_dist.errors import ArgumentTypeError, AxesError, AxesTypeError, message
+from jax_dist.errors import ArgumentTypeError, AxesError, AxesTypeError, refusal
 from jax_dist.mapping.pmap import pmap
 
 _AXIS = "<filter_pmap>"  # of a function that names none
@@ -96,23 +97,21 @@ def filter_pmap(
             **options,
         )
     if donate not in ("all", "warn", "none"):
-        raise ValueError(
-            message(
-                what="'donate' argument to filter_pmap is none of its choices",
-                which=[f"donate={donate!r}"],
-                why="it says whether the memory of all arrays may be taken over",
-                do="Choose one of 'all', 'warn', 'none'.",
-            )
+        raise refusal(
+            ValueError,
+            what="'donate' argument to filter_pmap is none of its choices",
+            which=[f"donate={donate!r}"],
+            why="it says whether the memory of all arrays may be taken over",
+            do="Choose one of 'all', 'warn', 'none'.",
         )
     for name in ("static_broadcasted_argnums", "donate_argnums"):
         if name in options:
-            raise ArgumentTypeError(
-                message(
-                    what=f"filter_pmap takes no {name}",
-                    which=[f"{name}={options[name]!r}"],
-                    why="it finds out by itself what is an array; the rest is static",
-                    do="Leave it out; donate='all' donates all arrays.",
-                )
+            raise refusal(
+                ArgumentTypeError,
+                what=f"filter_pmap takes no {name}",
+                which=[f"{name}={options[name]!r}"],
+                why="it finds out by itself what is an array; the rest is static",
+                do="Leave it out; donate='all' donates all arrays.",
             )
     axes = _Axes(in_axes, out_axes, axis_name, axis_size)
     return functools.update_wrapper(_Filtered(fun, axes, donate, options), fun, updated=())
@@ -182,23 +181,23 @@ class _Filtered:
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         if kwargs:
-            raise ArgumentTypeError(
-                message(
-                    what="a function of filter_pmap takes no keyword arguments",
-                    which=[f"{name} is one" for name in kwargs],
-                    why="in_axes are given by position",
-                    do="Pass them by position; in_axes may be a dictionary of names.",
-                )
+            raise refusal(
+                ArgumentTypeError,
+                what="a function of filter_pmap takes no keyword arguments",
+                which=[f"{name} is one" for name in kwargs],
+                why="in_axes are given by position",
+                do="Pass them by position; in_axes may be a dictionary of names.",
             )
         of_args = _resolved("in_axes", self._named_axes(args), args)
         leaves, tree = jax.tree.flatten((self._fun, args))
         of_fun = len(leaves) - len(of_args)
         axes: list[int | None] = [*[None] * of_fun, *of_args]
-        where = [number for number, leaf in enumerate(leaves) if _is_array(leaf)]
+        is_array = [_is_array(leaf) for leaf in leaves]
         rest = tuple(_HOLE if _is_array(leaf) else leaf for leaf in leaves)
         if self._is_shared:
             rest = (None, *rest[1:])  # else what is kept for the function would hold it
-        arrays, chosen = [leaves[n] for n in where], tuple(axes[n] for n in where)
+        arrays = list(itertools.compress(leaves, is_array))
+        chosen = tuple(itertools.compress(axes, is_array))
         if self._axes.size is not None:  # carries the size where nothing is mapped
             arrays.append(np.broadcast_to(np.int32(0), self._axes.size))
             chosen = (*chosen, 0)
@@ -211,13 +210,12 @@ class _Filtered:
         names = list(inspect.signature(self._fun).parameters)
         unknown = [name for name in axes if name not in names[: len(args)]]
         if unknown:
-            raise AxesError(
-                message(
-                    what="in_axes of filter_pmap name arguments that the call does not have",
-                    which=[f"{name!r}: {axes[name]!r}" for name in unknown],
-                    why=f"it was called with {', '.join(names[: len(args)]) or 'nothing'}",
-                    do="Name parameters of the function, and pass them by position.",
-                )
+            raise refusal(
+                AxesError,
+                what="in_axes of filter_pmap name arguments that the call does not have",
+                which=[f"{name!r}: {axes[name]!r}" for name in unknown],
+                why=f"it was called with {', '.join(names[: len(args)]) or 'nothing'}",
+                do="Name parameters of the function, and pass them by position.",
             )
         return tuple(axes.get(name, _FIRST) for name, _ in zip(names, args, strict=False))
 
@@ -249,21 +247,15 @@ class _Kind:
         options: dict[str, Any],
         fun: weakref.ref | None = None,
     ):
-        """One that may go with its function.
-
-        Args:
-          axes: as given to filter_pmap.
-          call: the first of its kind.
-          donate: as given to filter_pmap.
-          options: of `jax_dist.pmap`.
-          fun: what takes the place of the first leaf, where the call does not hold the function.
-        """
+        """`fun` takes the place of the first leaf, where the call does not hold the function."""
         self.key = call.kind
         self._axes, self._call, self._fun = axes, call._replace(arrays=[]), fun
         self._result: tuple[Any, list[Any]] | None = None  # its tree, and leaves that are no array
         self._out_axes: tuple[int | None, ...] = ()
         if len(_sizes(call)) == 1:  # else pmap says what is wrong with the arguments
-            self._look_at_results(call)
+            # Traces the function once, for the tree of its results and where their axes go.
+            name = _AXIS if axes.name is None else axes.name
+            jax.eval_shape(jax.vmap(self._body, call.axes, axis_name=name), *call.arrays)
         numbers = tuple(range(len(call.arrays)))
         self.mapped = pmap(
             self._named(call),
@@ -280,11 +272,6 @@ class _Kind:
         assert self._result is not None
         return _filled(*self._result, arrays)
 
-    def _look_at_results(self, call: _Call) -> None:
-        """Traces the function once, for the tree of its results and where their axes go."""
-        name = _AXIS if self._axes.name is None else self._axes.name
-        jax.eval_shape(jax.vmap(self._body, call.axes, axis_name=name), *call.arrays)
-
     def _named(self, call: _Call) -> Callable[..., Any]:
         fun = self._function(call.arrays)[0]
 
@@ -300,13 +287,11 @@ class _Kind:
         result = fun(*args)
         leaves, tree = jax.tree.flatten(result)
         axes = _resolved("out_axes", self._axes.outputs, result)
-        is_result = [
-            _is_array(leaf) or axis is not None for leaf, axis in zip(leaves, axes, strict=True)
-        ]
-        self._out_axes = tuple(axis for axis, kept in zip(axes, is_result, strict=True) if kept)
-        rest = [_HOLE if kept else leaf for leaf, kept in zip(leaves, is_result, strict=True)]
-        self._result = tree, rest
-        return tuple(leaf for leaf, kept in zip(leaves, is_result, strict=True) if kept)
+        pairs = list(zip(leaves, axes, strict=True))
+        kept = [_is_array(leaf) or axis is not None for leaf, axis in pairs]
+        self._out_axes = tuple(itertools.compress(axes, kept))
+        self._result = tree, [_HOLE if k else leaf for leaf, k in zip(leaves, kept, strict=True)]
+        return tuple(itertools.compress(leaves, kept))
 
     def _function(self, arrays: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         fun, args = _filled(self._call.tree, self._call.rest, arrays)
@@ -372,13 +357,12 @@ class _Compiled(_Stage):
         call = self._split(args, kwargs)
         wanted = self._kind.key
         if call.kind != wanted:
-            raise ArgumentTypeError(
-                message(
-                    what="a compiled function of filter_pmap was called with other arguments",
-                    which=[f"now {_described(call.kind)}", f"compiled for {_described(wanted)}"],
-                    why="it holds the program of one kind of call",
-                    do="Call the function itself, or lower it for these arguments.",
-                )
+            raise refusal(
+                ArgumentTypeError,
+                what="a compiled function of filter_pmap was called with other arguments",
+                which=[f"now {_described(call.kind)}", f"compiled for {_described(wanted)}"],
+                why="it holds the program of one kind of call",
+                do="Call the function itself, or lower it for these arguments.",
             )
         return self._kind.joined(self._stage(*call.arrays))
 
@@ -419,26 +403,24 @@ def _resolved(argument: str, axes: Any, tree: Any) -> list[int | None]:
             axis = spec(leaf) if callable(spec) else spec
             if axis is not None and not isinstance(axis, int):
                 path = jax.tree.leaves_with_path(part)[number][0]
-                raise AxesTypeError(
-                    message(
-                        what=f"{argument} of filter_pmap hold something else than axes",
-                        which=[f"{axis!r} for {jax.tree_util.keystr(path) or 'a leaf'}"],
-                        why="an axis is an integer, or None for what is not mapped",
-                        do="Give integers, None, or functions of a leaf, as equinox.if_array(0).",
-                    )
+                raise refusal(
+                    AxesTypeError,
+                    what=f"{argument} of filter_pmap hold something else than axes",
+                    which=[f"{axis!r} for {jax.tree_util.keystr(path) or 'a leaf'}"],
+                    why="an axis is an integer, or None for what is not mapped",
+                    do="Give integers, None, or functions of a leaf, as equinox.if_array(0).",
                 )
             found.append(axis)
 
     try:
         jax.tree.map(resolve, axes, tree, is_leaf=lambda each: each is None)
     except ValueError as error:
-        raise AxesError(
-            message(
-                what=f"{argument} of filter_pmap do not fit",
-                which=[f"{argument}={axes!r}", f"for the tree {jax.tree.structure(tree)}"],
-                why="they are a prefix of that tree",
-                do="Give one axis for all, or a tree that is a prefix.",
-            )
+        raise refusal(
+            AxesError,
+            what=f"{argument} of filter_pmap do not fit",
+            which=[f"{argument}={axes!r}", f"for the tree {jax.tree.structure(tree)}"],
+            why="they are a prefix of that tree",
+            do="Give one axis for all, or a tree that is a prefix.",
         ) from error
     return found
 
@@ -450,11 +432,10 @@ def _not_hashable(call: _Call) -> ArgumentTypeError:
             hash(leaf)
         except TypeError:
             which.append(f"{leaf!r}, of type {type(leaf).__name__}")
-    return ArgumentTypeError(
-        message(
-            what="filter_pmap keeps what is no array as a constant, and cannot hash it",
-            which=which or [f"the tree {call.tree}"],
-            why="another value compiles another program, which is looked up by it",
-            do="Make it an array, or give the object __hash__ and __eq__.",
-        )
+    return refusal(
+        ArgumentTypeError,
+        what="filter_pmap keeps what is no array as a constant, and cannot hash it",
+        which=which or [f"the tree {call.tree}"],
+        why="another value compiles another program, which is looked up by it",
+        do="Make it an array, or give the object __hash__ and __eq__.",
     )

@@ -28,6 +28,7 @@ from jax_dist.mapping import axes, refusals
 from jax_dist.mapping.axes import Axis
 
 UNNAMED = "pmap_axis_0"  # a fixed name: it is part of the program, and so of its cache key
+_MADE_UP = UNNAMED.removesuffix("0")
 PROCESS_AXIS = "pmap_process"  # the axis over processes, in the view that one process has
 
 
@@ -165,8 +166,10 @@ def laid_on(mesh: Mesh, results: Any) -> Any:
     whole = all_axes(mesh)
 
     def lay(array: jax.Array) -> jax.Array:
-        own = array.sharding
-        if not isinstance(own, NamedSharding) or _devices(own.mesh) != _devices(mesh):
+        own: Any = array.sharding
+        if not isinstance(array.sharding, NamedSharding) or [*own.mesh.devices.flat] != [
+            *mesh.devices.flat
+        ]:
             return array
         spec = [None if part is None else whole for part in own.spec]
         if spec.count(whole) > 1:  # of a pmap in a pmap
@@ -176,10 +179,6 @@ def laid_on(mesh: Mesh, results: Any) -> Any:
         return jax.device_put(array, target) if same else array
 
     return jax.tree.map(lay, results)
-
-
-def _devices(mesh: Any) -> list[Device]:
-    return list(mesh.devices.flat)
 
 
 def no_mesh() -> contextlib.AbstractContextManager[Any]:
@@ -268,9 +267,6 @@ def _process_of(row: object) -> int:
     return np.asarray(row, dtype=object).flat[0].process_index
 
 
-_MADE_UP = UNNAMED.removesuffix("0")
-
-
 @dataclasses.dataclass(slots=True)
 class Frame:
     """One body that is being traced."""
@@ -295,27 +291,26 @@ class Frame:
         return f"{_MADE_UP}{len(self.names)}"
 
 
-class _Frames(threading.local):
-    def __init__(self):
-        self.stack: list[Frame] = []
+class _Innermost(threading.local):
+    frame: Frame | None = None
 
 
-_frames = _Frames()
+_innermost = _Innermost()
 
 
 @contextlib.contextmanager
 def entered(frame: Frame) -> Iterator[None]:
     """Everything traced inside belongs to `frame`."""
-    _frames.stack.append(frame)
+    around, _innermost.frame = _innermost.frame, frame
     try:
         yield
     finally:
-        _frames.stack.pop()
+        _innermost.frame = around
 
 
 def frame_around() -> Frame | None:
     """The frame of the pmap whose body is being traced; None outside."""
-    return _frames.stack[-1] if _frames.stack else None
+    return _innermost.frame
 
 
 def is_made_up(name: object) -> bool:
@@ -335,7 +330,5 @@ def is_bound(name: object) -> bool:
 def manual_axes() -> tuple[object, ...]:
     """The axes of the shard_map that is being traced, ours or not; empty outside."""
     mesh = jax.sharding.get_abstract_mesh()
-    manual = jax.sharding.AxisType.Manual
-    return tuple(
-        name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == manual
-    )
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, kind in kinds if kind == AxisType.Manual)

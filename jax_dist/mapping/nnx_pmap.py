@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jax_dist.errors import message
+from jax_dist.errors import refusal
 from jax_dist.mapping.pmap import pmap
 
 _TAG = "jax_dist.nnx_pmap"  # by which nnx tells calls within calls apart
@@ -100,13 +100,12 @@ def _check_unbound(f: Callable[..., Any], module: type) -> None:
     while isinstance(f, functools.partial):
         f = f.func
     if inspect.ismethod(f) and isinstance(f.__self__, module):
-        raise ValueError(
-            message(
-                what="nnx_pmap does not support bound methods",
-                which=[f"{f.__qualname__} belongs to a {type(f.__self__).__name__}"],
-                why="a module is mapped as an argument, so that its changes come back",
-                do="Map the method of the class, and pass the module as its first argument.",
-            )
+        raise refusal(
+            ValueError,
+            what="nnx_pmap does not support bound methods",
+            which=[f"{f.__qualname__} belongs to a {type(f.__self__).__name__}"],
+            why="a module is mapped as an argument, so that its changes come back",
+            do="Map the method of the class, and pass the module as its first argument.",
         )
 
 

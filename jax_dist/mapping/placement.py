@@ -61,7 +61,6 @@ def shard(tree: Any, mesh: Mesh, spec: P | Any) -> Any:
     >>> len(shard(np.zeros((jax.device_count(), 2)), mesh, P("i")).addressable_shards)
     8
     """
-    is_spec = lambda node: isinstance(node, P)
     here = jax.process_index()
     foreign = any(device.process_index != here for device in mesh.devices.flat)
 
@@ -71,7 +70,7 @@ def shard(tree: Any, mesh: Mesh, spec: P | Any) -> Any:
             return jax.device_put(subtree, sharding)
         return jax.tree.map(lambda x: _from_this_process(x, sharding), subtree)
 
-    return jax.tree.map(put, spec, tree, is_leaf=is_spec)
+    return jax.tree.map(put, spec, tree, is_leaf=lambda node: isinstance(node, P))
 
 
 def unreplicate(tree: Any) -> Any:
@@ -153,7 +152,8 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
     paths = [path for path, _ in jax.tree.leaves_with_path(shards[0])]
     columns = zip(*[jax.tree.leaves(shard) for shard in shards], strict=True)
     for path, column in zip(paths, columns, strict=True):
-        kinds = [f"{_dtype(x)}{list(jnp.shape(x))}" for x in column]
+        dtypes = [x.dtype if hasattr(x, "dtype") else jnp.result_type(x) for x in column]
+        kinds = [f"{dtype}{list(jnp.shape(x))}" for dtype, x in zip(dtypes, column, strict=True)]
         if len(set(kinds)) > 1:
             raise refusals.shards_differ(jax.tree_util.keystr(path), kinds)
     return jax.tree.map(lambda *column: _stack(column, devices), *shards)
@@ -281,10 +281,9 @@ def _is_weak(x: Any) -> bool:
 
 def _first_block(leaf: Any, path: str) -> Any:
     """`[N, *s] -> [1, *s]`, or `[n, *s]` where one device holds more than one slice."""
-    if jnp.ndim(leaf) == 0:
-        raise refusals.not_replicated(path, "has shape ()")
-    if jnp.shape(leaf)[0] == 0:
-        raise refusals.not_replicated(path, f"has shape {jnp.shape(leaf)}")
+    shape = jnp.shape(leaf)
+    if not shape or shape[0] == 0:
+        raise refusals.not_replicated(path, f"has shape {shape}")
     if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
         return leaf
     block = leaf.addressable_data(0)  # in the order of the mesh: the first slices
@@ -298,10 +297,6 @@ def _first_block(leaf: Any, path: str) -> Any:
 def _as_row(x: Any) -> Any:
     """`[*s] -> [1, *s]`, without a copy on the host."""
     return np.expand_dims(x, 0) if isinstance(x, np.ndarray) else jnp.expand_dims(x, 0)
-
-
-def _dtype(x: Any) -> Any:
-    return x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
 
 
 def _device_of(block: Any) -> Device | None:

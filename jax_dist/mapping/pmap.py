@@ -41,21 +41,22 @@ from jax_dist.passes.captures import Captures
 from jax_dist.passes.gathers import Gathers
 from jax_dist.passes.variable_names import definition
 
-Arrays = Literal["local", "global"]
-P = ParamSpec("P")
-Q = ParamSpec("Q")
-R = TypeVar("R")
+_Arrays = Literal["local", "global"]
+_P = ParamSpec("_P")
+_Q = ParamSpec("_Q")
+_R = TypeVar("_R")
+_OURS = ("virtual", "captures", "gathers", "arrays")  # the options that jax.pmap has not
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 _known: dict[Hashable, "_Known"] = {}
 
 
-class Decorator(Protocol):
+class _Decorator(Protocol):
     """What `pmap` gives where it is called without a function."""
 
-    def __call__(self, fun: Callable[P, R], /) -> "Mapped[P, R]": ...
+    def __call__(self, fun: Callable[_P, _R], /) -> "Mapped[_P, _R]": ...
 
 
-class PmapOptions(TypedDict, total=False):
+class _PmapOptions(TypedDict, total=False):
     """The keyword arguments of `pmap`, to type checkers."""
 
     in_axes: AxisPrefix
@@ -68,27 +69,15 @@ class PmapOptions(TypedDict, total=False):
     virtual: bool
     captures: Captures
     gathers: Gathers
-    arrays: Arrays
-
-
-_OF_JAX = (  # the options that jax.pmap has, too
-    "axis_name",
-    "in_axes",
-    "out_axes",
-    "static_broadcasted_argnums",
-    "devices",
-    "backend",
-    "axis_size",
-    "donate_argnums",
-)
+    arrays: _Arrays
 
 
 @overload
 def pmap(
-    fun: Callable[P, R], axis_name: Hashable | None = None, **options: Unpack[PmapOptions]
-) -> "Mapped[P, R]": ...
+    fun: Callable[_P, _R], axis_name: Hashable | None = None, **options: Unpack[_PmapOptions]
+) -> "Mapped[_P, _R]": ...
 @overload
-def pmap(*, axis_name: Hashable | None = None, **options: Unpack[PmapOptions]) -> Decorator: ...
+def pmap(*, axis_name: Hashable | None = None, **options: Unpack[_PmapOptions]) -> _Decorator: ...
 def pmap(
     fun: Callable[..., Any] | None = None,
     axis_name: Hashable | None = None,
@@ -103,7 +92,7 @@ def pmap(
     virtual: bool = False,
     captures: Captures = "lift",
     gathers: Gathers = "reduce",
-    arrays: Arrays = "local",
+    arrays: _Arrays = "local",
 ) -> Any:
     """Maps a function over devices by `jit(shard_map)`, one slice of each argument on each device.
 
@@ -158,45 +147,24 @@ def pmap(
 
     See JEP 14273 on shard_map, and jax-ml/jax#2926 on why pmap in jit needed it.
     """
+    asked = dict(locals())  # the options, by name
+    del asked["fun"]
     if fun is None:
-        return functools.partial(
-            pmap,
-            axis_name=axis_name,
-            in_axes=in_axes,
-            out_axes=out_axes,
-            static_broadcasted_argnums=static_broadcasted_argnums,
-            devices=devices,
-            backend=backend,
-            axis_size=axis_size,
-            donate_argnums=donate_argnums,
-            virtual=virtual,
-            captures=captures,
-            gathers=gathers,
-            arrays=arrays,
-        )
-    devices = _devices(devices)
-    asked = {
-        "axis_name": axis_name,
-        "in_axes": in_axes,
-        "out_axes": out_axes,
-        "static_broadcasted_argnums": static_broadcasted_argnums,
-        "devices": devices,
-        "backend": backend,
-        "axis_size": axis_size,
-        "donate_argnums": donate_argnums,
-        "virtual": virtual,
-        "captures": captures,
-        "gathers": gathers,
-        "arrays": arrays,
-    }
+        return functools.partial(pmap, **asked)
+    devices = asked["devices"] = _devices(devices)
     if (fake := _stand_in()) is not None:
-        return fake(fun, **{name: asked[name] for name in _OF_JAX})
+        return fake(fun, **{name: asked[name] for name in asked if name not in _OURS})
     dispatcher = _dispatcher_of(fun, tuple(asked.values()))
     if dispatcher is None:
-        _check(fun, devices, in_axes, out_axes)
-        _check_choice("captures", captures, get_args(Captures))
-        _check_choice("gathers", gathers, get_args(Gathers))
-        _check_choice("arrays", arrays, get_args(Arrays))
+        if not callable(fun):
+            raise refusals.not_callable(fun)
+        if devices is not None and not devices:
+            raise refusals.no_devices()
+        axes.check_axes("in_axes", in_axes)
+        axes.check_axes("out_axes", out_axes)
+        for name, kind in (("captures", Captures), ("gathers", Gathers), ("arrays", _Arrays)):
+            if asked[name] not in get_args(kind):
+                raise refusals.unknown_choice(name, asked[name], get_args(kind))
         options = Options(
             axis_name=axis_name,
             in_axes=in_axes,
@@ -221,15 +189,6 @@ def pmap(
     return Mapped(fun, dispatcher, functools.partial(pmap, **asked))
 
 
-def _check(fun: Any, devices: tuple | None, in_axes: AxisPrefix, out_axes: AxisPrefix) -> None:
-    if not callable(fun):
-        raise refusals.not_callable(fun)
-    if devices is not None and not devices:
-        raise refusals.no_devices()
-    axes.check_axes("in_axes", in_axes)
-    axes.check_axes("out_axes", out_axes)
-
-
 def _devices(devices: Any) -> tuple[Device, ...] | None:
     if devices is None:
         return None
@@ -239,11 +198,6 @@ def _devices(devices: Any) -> tuple[Device, ...] | None:
     if not all(isinstance(device, jax.Device) for device in devices):
         raise refusals.not_devices(devices)
     return devices
-
-
-def _check_choice(argument: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise refusals.unknown_choice(argument, value, choices)
 
 
 def _name_of(fun: Callable) -> str:
@@ -379,7 +333,7 @@ class _DocOfFunction:
 _CALL = ("__call__",)  # apart: a type checker takes a slot of that name for no method
 
 
-class Mapped(Generic[P, R]):
+class Mapped(Generic[_P, _R]):
     # The call stands in a slot of the object. Python looks `__call__` up in the class, where it
     # finds the slot, and calls what is in it: in the steady state a callable in C++, with no Python
     # in between. A method would cost as much again as all the rest.
@@ -405,9 +359,9 @@ class Mapped(Generic[P, R]):
     )
     if TYPE_CHECKING:  # an annotation would be taken for one of the function
 
-        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+        def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
 
-    def __init__(self, fun: Callable[P, R], dispatcher: Dispatcher, decorator: Callable):
+    def __init__(self, fun: Callable[_P, _R], dispatcher: Dispatcher, decorator: Callable):
         """
         Args:
           fun: the function.
@@ -446,16 +400,16 @@ class Mapped(Generic[P, R]):
         return self.trace(*args, **kwargs).out_info
 
     @property
-    def jitted(self) -> Callable[P, R]:
+    def jitted(self) -> Callable[_P, _R]:
         """The bare jit object, which moves no arguments, and says nothing of those it refuses."""
         return _keeping(self, self._dispatcher.jitted)
 
     @overload
-    def __get__(self, instance: None, owner: type | None = None) -> "Mapped[P, R]": ...
+    def __get__(self, instance: None, owner: type | None = None) -> "Mapped[_P, _R]": ...
     @overload
     def __get__(
-        self: "Mapped[Concatenate[Any, Q], R]", instance: object, owner: type | None = None
-    ) -> Callable[Q, R]: ...
+        self: "Mapped[Concatenate[Any, _Q], _R]", instance: object, owner: type | None = None
+    ) -> Callable[_Q, _R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
@@ -464,10 +418,10 @@ class Mapped(Generic[P, R]):
         # chex tells functions that JAX traces from others by "pmap." in this text.
         return f"<jax_dist.pmap.Mapped of {self.__qualname__}{f' at {where}' if where else ''}>"
 
-    def __copy__(self) -> "Mapped[P, R]":
+    def __copy__(self) -> "Mapped[_P, _R]":
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Mapped[P, R]":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Mapped[_P, _R]":
         return self
 
     def __reduce__(self) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:

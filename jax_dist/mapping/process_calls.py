@@ -11,7 +11,7 @@ collectives runs in one process alone as well, and is not compared.
 import contextlib
 import inspect
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,14 +29,15 @@ from jax_dist.mapping.body import Body, Call, Options, any_tracer, bind, type_of
 from jax_dist.mapping.meshes import Layout, lay_out
 from jax_dist.mapping.placement import is_key, with_data
 from jax_dist.multihost import agreement
-from jax_dist.multihost.agreement import (
-    Fingerprint,
-    containers,
-    describe,
-)
+from jax_dist.multihost.agreement import Fingerprint, containers, describe
 from jax_dist.passes.interpreter import equations
 from jax_dist.passes.programs import Program
 
+_LOCAL = ("axis_index", "pcast", "pvary")  # they name a mesh axis, and move nothing
+_DO = (
+    "Call the same mapped functions in all processes, in the same order, with arguments of the "
+    "same shapes. What one process computes alone belongs on jax.local_devices()."
+)
 _MANY = 4096  # avals to remember: more means that they are not the same ones again
 
 
@@ -58,11 +59,11 @@ class _Way(NamedTuple):
     devices: list[Any]  # of this process
 
 
-class Misfit(Exception):
+class _Misfit(Exception):
     """An array has neither the slices of this process nor those of all."""
 
 
-class LocalView:
+class _LocalView:
     """Goes between the arrays of this process and those of all, for one layout.
 
     A training loop sees the same few avals again and again, as the very same objects; they are
@@ -86,7 +87,7 @@ class LocalView:
           axis: its mapped dimension; None: the same on all processes.
 
         Raises:
-          Misfit: it has neither the slices of this process nor those of all.
+          _Misfit: it has neither the slices of this process nor those of all.
         """
         if type(leaf) is np.ndarray:
             way = self._from_numpy.get((leaf.shape, leaf.dtype, axis))
@@ -106,12 +107,8 @@ class LocalView:
             return _compat.rewrap(whole, known.other_aval, known.other_sharding)
         return self._leave(whole)
 
-    def sharding(self, ndim: int, axis: Axis) -> NamedSharding:
-        """Of the whole array."""
-        return self.layout.sharding(axis, ndim)
-
     def whole_shape(self, shape: tuple[int, ...], axis: Axis) -> tuple[int, ...]:
-        """Of the whole array. Raises Misfit as `enter` does."""
+        """Of the whole array. Raises _Misfit as `enter` does."""
         if axis is None or self._holds_all(shape, axis):
             return shape
         return _resized(shape, axis, self.layout.size)
@@ -121,7 +118,7 @@ class LocalView:
         if shape[axis] == self.layout.local_size:
             return False
         if not self._accepts_whole or shape[axis] != self.layout.size:
-            raise Misfit
+            raise _Misfit
         return True
 
     def _enter(self, leaf: Any, axis: Axis) -> Any:
@@ -132,7 +129,7 @@ class LocalView:
         if is_key(leaf):
             from_left = None if axis is None else axis % leaf.ndim
             return with_data(leaf, lambda data: self._enter(data, from_left))
-        whole = self.sharding(jnp.ndim(leaf), axis)
+        whole = self.layout.sharding(axis, jnp.ndim(leaf))
         if axis is not None and self._holds_all(jnp.shape(leaf), axis):
             host = np.asarray(leaf)
             return jax.make_array_from_callback(host.shape, whole, lambda index: host[index])
@@ -237,7 +234,7 @@ class ProcessCalls:
         self._is_global = options.arrays == "global"
         self.view = view
         self._agreed: set[int] = set()  # hashes of signatures: no object is kept alive
-        self._views: dict[Any, LocalView] = {}
+        self._views: dict[Any, _LocalView] = {}
         self._axes: dict[Any, tuple[Axis, ...]] = {}
 
     def must_convert(self, leaves: Sequence[Any]) -> bool:
@@ -262,7 +259,7 @@ class ProcessCalls:
         view = self._view(kind, leaves, leaf_axes, bound)
         try:
             whole = [view.enter(*pair) for pair in zip(leaves, leaf_axes, strict=True)]
-        except Misfit:
+        except _Misfit:
             raise _what_does_not_fit(bound(), view) from None
         if any_tracer(whole):  # constants, in a trace outside
             return self._run(*args, **kwargs)
@@ -296,24 +293,29 @@ class ProcessCalls:
           DisagreementError: they are about to run another one.
         """
         moves = collectives(body.lifted.jaxpr)
-        signature = hash(signature_of(call))
+        types = [type_of(leaf) for leaf in call.leaves]
+        kinds = tuple((kind.shape, kind.dtype, kind.weak_type) for kind in types)
+        signature = hash((call.structure, kinds, call.static))
         if moves and signature not in self._agreed:
-            agree(self._options, self._fun(), call, body, layout, moves)
+            own = _fingerprint(self._options, call, body, layout)
+            name = f"pmap of {described(self._fun())}"
+            agree_to_run(name, with_collectives(own, moves), processes_of(layout.mesh))
             self._agreed.add(signature)
 
-    def _described(self, call: Call, view: LocalView) -> list[jax.ShapeDtypeStruct]:
+    def _described(self, call: Call, view: _LocalView) -> list[jax.ShapeDtypeStruct]:
         """The leaves as parts of whole arrays. Raises what does not fit."""
 
         def described(leaf: Any, axis: Axis) -> jax.ShapeDtypeStruct:
             shape = jnp.shape(leaf) if _is_whole(leaf) else view.whole_shape(jnp.shape(leaf), axis)
             # canonicalize_dtype refuses that of keys, which has no other form.
-            dtype = leaf.dtype if is_key(leaf) else _canonical(leaf)
-            sharding = view.sharding(len(shape), axis)
+            canonical = jax.dtypes.canonicalize_dtype
+            dtype = leaf.dtype if is_key(leaf) else canonical(jnp.result_type(leaf))
+            sharding = view.layout.sharding(axis, len(shape))
             return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=_is_weak(leaf))
 
         try:
             return [described(*pair) for pair in zip(call.leaves, call.axes, strict=True)]
-        except Misfit:
+        except _Misfit:
             raise _what_does_not_fit(call, view) from None
 
     def _view(
@@ -322,7 +324,7 @@ class ProcessCalls:
         leaves: list[Any],
         leaf_axes: tuple[Axis, ...],
         bound: Callable[[], Call],
-    ) -> LocalView:
+    ) -> _LocalView:
         """The view for the size of the mapped axis, read from the first array that has it."""
         for leaf, axis in zip(leaves, leaf_axes, strict=True):
             if axis is not None:
@@ -335,17 +337,17 @@ class ProcessCalls:
                 return view
         raise AssertionError(bound().size)  # raises: nothing is mapped
 
-    def _new_view(self, call: Call, size: int, *, whole: bool) -> LocalView:
+    def _new_view(self, call: Call, size: int, *, whole: bool) -> _LocalView:
         """With the mesh that the body wants: it is traced here, on the types of whole arrays."""
         choice = self._options.choice
         if self._is_global and not whole and not choice.virtual:
             here = jax.process_index()
             own = sum(device.process_index == here for device in choice.candidates())
             whole = size > own  # more than this process can run: the slices of all of them
-        first = LocalView(lay_out(choice, size, (), whole=whole), accepts_whole=self._is_global)
+        first = _LocalView(lay_out(choice, size, (), whole=whole), accepts_whole=self._is_global)
         args, kwargs = call.rebuild(self._described(call, first))
         layout = self._layout_of(bind(self._options, self._fun(), args, kwargs))
-        return LocalView(layout, accepts_whole=self._is_global)
+        return _LocalView(layout, accepts_whole=self._is_global)
 
 
 def _finish_donation(given: Any, used: Any) -> None:
@@ -355,16 +357,12 @@ def _finish_donation(given: Any, used: Any) -> None:
             original.delete()
 
 
-def _canonical(leaf: Any) -> Any:
-    return jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))
-
-
 def _is_whole(leaf: Any) -> bool:
     """Whether it is an array of all processes, not of this one alone."""
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
-def _what_does_not_fit(call: Call, view: LocalView) -> ValueError:
+def _what_does_not_fit(call: Call, view: _LocalView) -> ValueError:
     layout = view.layout
     sizes = {
         path: jnp.shape(leaf)[axis]
@@ -379,43 +377,6 @@ def _what_does_not_fit(call: Call, view: LocalView) -> ValueError:
                 call.fun_name, path, size, layout.local_size, layout.size
             )
     raise AssertionError("every array fits")
-
-
-_LOCAL = ("axis_index", "pcast", "pvary")  # they name a mesh axis, and move nothing
-_DO = (
-    "Call the same mapped functions in all processes, in the same order, with arguments of the "
-    "same shapes. What one process computes alone belongs on jax.local_devices()."
-)
-
-
-def signature_of(call: Call) -> Hashable:
-    """What a call looks like, as far as programs depend on it."""
-    types = [type_of(leaf) for leaf in call.leaves]
-    return (
-        call.structure,
-        tuple((kind.shape, kind.dtype, kind.weak_type) for kind in types),
-        call.static,
-    )
-
-
-def agree(
-    options: Options, fun: Callable, call: Call, body: Body, layout: Layout, moves: Sequence[str]
-) -> None:
-    """With the other processes, on the program that is to run.
-
-    Args:
-      options: what was said to pmap.
-      fun: the function.
-      call: on whole arrays.
-      body: for this call.
-      layout: the mesh.
-      moves: the collectives of the body.
-
-    Raises:
-      DisagreementError: the others are about to run another one.
-    """
-    fingerprint = with_collectives(_fingerprint(options, call, body, layout), moves)
-    agree_to_run(f"pmap of {described(fun)}", fingerprint, processes_of(layout.mesh))
 
 
 def agree_to_run(name: str, fingerprint: Fingerprint, ranks: Sequence[int]) -> None:
@@ -451,16 +412,7 @@ def collectives(jaxpr: ClosedJaxpr) -> list[str]:
 
     A constraint on how a value lies may become a collective.
     """
-    return list(_collectives(jaxpr))
-
-
-def with_collectives(fingerprint: Fingerprint, moves: Sequence[str]) -> Fingerprint:
-    """The same, with the collectives of the program."""
-    numbered = {f"collective {number}": text for number, text in enumerate(moves, 1)}
-    return fingerprint._replace(leaves={**fingerprint.leaves, **numbered})
-
-
-def _collectives(jaxpr: ClosedJaxpr) -> Iterator[str]:
+    moves = []
     for eqn in equations(jaxpr):
         name = eqn.primitive.name
         named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
@@ -469,25 +421,27 @@ def _collectives(jaxpr: ClosedJaxpr) -> Iterator[str]:
         if name == "sharding_constraint" or (over and name not in _LOCAL):
             types = ", ".join(describe(var.aval) for var in eqn.invars)
             where = f" over {', '.join(map(str, over))}" if over else ""
-            yield f"{name}{where}: {types}"
+            moves.append(f"{name}{where}: {types}")
+    return moves
+
+
+def with_collectives(fingerprint: Fingerprint, moves: Sequence[str]) -> Fingerprint:
+    """The same, with the collectives of the program."""
+    numbered = {f"collective {number}": text for number, text in enumerate(moves, 1)}
+    return fingerprint._replace(leaves={**fingerprint.leaves, **numbered})
 
 
 def _fingerprint(options: Options, call: Call, body: Body, layout: Layout) -> Fingerprint:
     """The arguments as the user passes them, and the whole result."""
     leaves = {}
     for path, leaf, axis in zip(call.paths(), call.leaves, call.axes, strict=True):
-        leaves[path] = _as_passed(leaf, axis, layout if options.arrays == "local" else None)
+        shape = list(type_of(leaf).shape)
+        if axis is not None and options.arrays == "local":
+            shape[axis] //= layout.processes
+        leaves[path] = describe(type_of(leaf, shape))
     for number, value in zip(options.static, call.static, strict=True):
         leaves[f"static argument {number}"] = describe(value)
     flat, structure = jax.tree.flatten_with_path(body.result(layout.size))
     for path, leaf in flat:
         leaves[f"result{jax.tree_util.keystr(path)} of all processes"] = describe(leaf)
     return Fingerprint(containers(structure), leaves)
-
-
-def _as_passed(leaf: Any, axis: Axis, layout: Layout | None) -> str:
-    kind = type_of(leaf)
-    shape = list(kind.shape)
-    if axis is not None and layout is not None:
-        shape[axis] //= layout.processes
-    return describe(jax.ShapeDtypeStruct(shape, kind.dtype, weak_type=kind.weak_type))

@@ -127,12 +127,8 @@ class _Walk:
 
 def _first_axis(mesh: AbstractMesh) -> str:
     """Of the mesh of a pmap inside: its own; the others are those of the pmaps in it."""
-    free = [
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind != jax.sharding.AxisType.Manual
-    ]
-    return free[0]
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return next(name for name, kind in kinds if kind != jax.sharding.AxisType.Manual)
 
 
 def _cut_dimension(spec: P) -> int | None:
@@ -256,10 +252,9 @@ def run_eagerly(call: Call, out_axes: AxisPrefix, name: Any, layout: Layout) -> 
     else:
         mapped = jax.vmap(body, tuple(call.axes), 0, axis_name=name, axis_size=call.size)
     leaves, structure = jax.tree.flatten(mapped(*call.leaves))
-    whole = []
-    for leaf, axis in zip(leaves, found[-1], strict=True):
-        if axis is None:
-            whole.append(leaf if is_cut else leaf[0])
-        else:
-            whole.append(jnp.moveaxis(leaf, 0, axis))
+    shared = (lambda leaf: leaf) if is_cut else (lambda leaf: leaf[0])
+    whole = [
+        shared(leaf) if axis is None else jnp.moveaxis(leaf, 0, axis)
+        for leaf, axis in zip(leaves, found[-1], strict=True)
+    ]
     return jax.tree.unflatten(structure, whole)

@@ -1,4 +1,14 @@
-"""Several processes: they start, agree, wait for one another, save, and end together."""
+"""Several processes: they start, agree, wait for one another, save, and end together.
+
+What comes in are the arguments of `initialize`, or the variables that a launcher sets; later trees
+and names that every process gives. What goes out is the same values, or the same error, or the same
+end, in all of them. `rendezvous` and `channel` bring the processes together, `job` and `failures`
+end them together; `agreement` compares what they do, and `collectives`, `global_arrays` and
+`checkpoints` do only what was agreed upon.
+
+No process may wait for another one without a limit, and no thread of ours for the main thread,
+which may be stuck in a collective. `ranks` is for launchers too, and never imports JAX.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -17,6 +27,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.multihost.collectives import broadcast_one_to_all as broadcast_one_to_all
     from jax_dist.multihost.collectives import process_allgather as process_allgather
     from jax_dist.multihost.collectives import sync_global_devices as sync_global_devices
+    from jax_dist.multihost.failures import watchdog as watchdog
     from jax_dist.multihost.global_arrays import (
         global_array_to_host_local_array as global_array_to_host_local_array,
     )
@@ -24,11 +35,10 @@ if TYPE_CHECKING:  # what editors and type checkers see
         host_local_array_to_global_array as host_local_array_to_global_array,
     )
     from jax_dist.multihost.initialization import initialize as initialize
-    from jax_dist.multihost.preemption import preempted as preempted
-    from jax_dist.multihost.preemption import (
+    from jax_dist.multihost.main_thread import preempted as preempted
+    from jax_dist.multihost.main_thread import (
         reached_preemption_sync_point as reached_preemption_sync_point,
     )
-    from jax_dist.multihost.watchdogs import watchdog as watchdog
 
 _HOMES = {  # what Python sees: imported on first use, so that the launcher never loads jax
     "CheckpointError": "jax_dist.errors",
@@ -45,11 +55,11 @@ _HOMES = {  # what Python sees: imported on first use, so that the launcher neve
     "global_array_to_host_local_array": "jax_dist.multihost.global_arrays",
     "host_local_array_to_global_array": "jax_dist.multihost.global_arrays",
     "initialize": "jax_dist.multihost.initialization",
-    "preempted": "jax_dist.multihost.preemption",
+    "preempted": "jax_dist.multihost.main_thread",
     "process_allgather": "jax_dist.multihost.collectives",
-    "reached_preemption_sync_point": "jax_dist.multihost.preemption",
+    "reached_preemption_sync_point": "jax_dist.multihost.main_thread",
     "sync_global_devices": "jax_dist.multihost.collectives",
-    "watchdog": "jax_dist.multihost.watchdogs",
+    "watchdog": "jax_dist.multihost.failures",
 }
 __all__ = (
     "CheckpointError",

@@ -35,7 +35,7 @@ _FEW = 4  # elements that are shown, not only hashed
 _LONG = 80  # characters of a repr
 
 
-class ProcessPlace(NamedTuple):
+class _ProcessPlace(NamedTuple):
     """This process among those that meet."""
 
     rank: int  # among all processes
@@ -53,7 +53,7 @@ class _Round:
 _rounds: dict[tuple[int, ...], _Round] = {}
 
 
-def _place(ranks: Sequence[int] | None = None) -> ProcessPlace | None:
+def _place(ranks: Sequence[int] | None = None) -> _ProcessPlace | None:
     """Where this process stands; None where it would meet nobody.
 
     Args:
@@ -73,7 +73,7 @@ def _place(ranks: Sequence[int] | None = None) -> ProcessPlace | None:
     whole = range(joined.processes) if ranks is None else sorted(ranks)
     if len(whole) == 1 or joined.rank not in whole:
         return None
-    return ProcessPlace(joined.rank, tuple(whole))
+    return _ProcessPlace(joined.rank, tuple(whole))
 
 
 class _Meeting:
@@ -82,7 +82,7 @@ class _Meeting:
     As a context manager; the threads of a process take turns.
     """
 
-    def __init__(self, here: ProcessPlace, name: str, timeout: float):
+    def __init__(self, here: _ProcessPlace, name: str, timeout: float):
         """
         Args:
           here: who meets.
@@ -359,7 +359,7 @@ def agree_on(
 
 def _disagreement(
     meeting: _Meeting,
-    here: ProcessPlace,
+    here: _ProcessPlace,
     headers: Mapping[int, tuple[str, str]],
     own: Fingerprint,
     do: str,

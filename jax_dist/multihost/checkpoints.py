@@ -21,7 +21,7 @@ from jax_dist.errors import (
     MissingPackageError,
     message,
 )
-from jax_dist.multihost import preemption, ranks, step_folders
+from jax_dist.multihost import main_thread, ranks, step_folders
 from jax_dist.multihost.agreement import Fingerprint, agree_on, fingerprint
 from jax_dist.multihost.collectives import broadcast_one_to_all
 from jax_dist.multihost.step_folders import (
@@ -84,7 +84,7 @@ class Checkpoints:
         self._steps = StepFolders(self._folder)
         if jax.process_index() == 0:
             self._steps.clean()
-        preemption.watch()
+        main_thread.watch()
 
     def __enter__(self) -> Self:
         return self
@@ -189,7 +189,7 @@ class Checkpoints:
         Raises:
           RuntimeError: JAX's preemption service is switched off.
         """
-        return preemption.preempted(step)
+        return main_thread.preempted(step)
 
     def _read(
         self, folder: pathlib.Path, leaves: Sequence[TypedLeaf], copies: Mapping[str, np.ndarray]
@@ -230,7 +230,14 @@ class Checkpoints:
         newer = [each for each in self._steps.steps() if each > self._last]
         unknown = [each for each in newer if each not in self._damaged]
         if unknown:
-            raise _newer_ones(self._folder, step, unknown)
+            raise CheckpointError(
+                message(
+                    what=f"step {step} is not saved: {self._folder} holds newer checkpoints",
+                    which=[f"step {each}" for each in sorted(unknown)],
+                    why="only the newest are kept, so this one would be removed immediately",
+                    do="Call `restore` first, or use another folder.",
+                )
+            )
 
     def _write(self, step: int, leaves: Sequence[TypedLeaf]) -> None:
         unfinished = self._steps.unfinished(step)
@@ -281,7 +288,15 @@ def _import_orbax() -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "orbax":
             raise
-        raise _no_orbax() from None
+        raise MissingPackageError(
+            message(
+                what="Checkpoints needs a package that is not installed",
+                which=["orbax-checkpoint"],
+                why="Orbax writes the checkpoints",
+                do='Run: pip install "orbax-checkpoint>=0.11"',
+            ),
+            name="orbax",
+        ) from None
     return orbax
 
 
@@ -328,18 +343,6 @@ def _check_same(leaves: Sequence[TypedLeaf]) -> None:
     )
 
 
-def _no_orbax() -> MissingPackageError:
-    return MissingPackageError(
-        message(
-            what="Checkpoints needs a package that is not installed",
-            which=["orbax-checkpoint"],
-            why="Orbax writes the checkpoints",
-            do='Run: pip install "orbax-checkpoint>=0.11"',
-        ),
-        name="orbax",
-    )
-
-
 def _damaged(folder: pathlib.Path, which: Sequence[str]) -> str:
     return message(
         what=f"the checkpoint {folder} is damaged",
@@ -369,16 +372,5 @@ def _not_saved(folder: pathlib.Path, step: int, trouble: str) -> CheckpointError
             why=f"it could not be written to {folder}",
             do="Make room there, or let it be written to. The checkpoints that are there are as "
             "they were.",
-        )
-    )
-
-
-def _newer_ones(folder: pathlib.Path, step: int, newer: Sequence[int]) -> CheckpointError:
-    return CheckpointError(
-        message(
-            what=f"step {step} is not saved: {folder} holds newer checkpoints",
-            which=[f"step {each}" for each in sorted(newer)],
-            why="only the newest are kept, so this one would be removed immediately",
-            do="Call `restore` first, or use another folder.",
         )
     )

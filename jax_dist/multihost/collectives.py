@@ -62,7 +62,7 @@ def broadcast_one_to_all(
     """
     leaves, structure = jax.tree.flatten(tree)
     mine = jax.process_index() == 0 if is_source is None else bool(is_source)
-    every = exchange(_BROADCAST, tree, leaves, is_source=mine, timeout=timeout)
+    every = _exchange(_BROADCAST, tree, leaves, is_source=mine, timeout=timeout)
     sources = [rank for rank, given in enumerate(every) if given.is_source]
     if len(sources) != 1:
         raise _not_one_source(sources)
@@ -123,7 +123,7 @@ def process_allgather(
     """
     leaves, structure = jax.tree.flatten(tree)
     own = [leaf for leaf in leaves if not is_whole(leaf)]
-    every = exchange(_GATHER, tree, own, timeout=timeout)
+    every = _exchange(_GATHER, tree, own, timeout=timeout)
     of_own = zip(own, *[given.leaves() for given in every], strict=True)
     found = [
         _replicated(leaf) if is_whole(leaf) else _joined(*next(of_own), tiled=tiled)
@@ -249,7 +249,7 @@ _SMALL = 1 << 18  # bytes: up to there, the service is about as fast as the devi
 _PLAIN = (bool, int, float, complex, str, bytes)
 
 
-class Packed(NamedTuple):
+class _Packed(NamedTuple):
     """Leaves as they can be sent."""
 
     leaves: Sequence[Any]
@@ -257,7 +257,7 @@ class Packed(NamedTuple):
     others: dict[int, Any]
 
     @classmethod
-    def of(cls, name: str, leaves: Sequence[Any]) -> "Packed":
+    def of(cls, name: str, leaves: Sequence[Any]) -> "_Packed":
         """Raises an UnsupportedError where a leaf cannot be sent."""
         arrays, others = {}, {}
         for number, leaf in enumerate(leaves):
@@ -285,10 +285,10 @@ class Packed(NamedTuple):
         return [found[number] for number in range(len(self.leaves))]
 
 
-class Contribution(NamedTuple):
+class _Contribution(NamedTuple):
     """What one process has given."""
 
-    packed: Packed  # of this process, which has the same types
+    packed: _Packed  # of this process, which has the same types
     dumped: Any  # bytes or uint8 array
     others: dict[int, Any]
     is_source: bool | None
@@ -298,14 +298,14 @@ class Contribution(NamedTuple):
         return self.packed.load(self.dumped, self.others)
 
 
-def exchange(
+def _exchange(
     name: str,
     tree: Any,
     leaves: Sequence[Any],
     *,
     is_source: bool | None = None,
     timeout: float = TIMEOUT,
-) -> list[Contribution]:
+) -> list[_Contribution]:
     """What each process has, in the order of the ranks.
 
     Args:
@@ -320,7 +320,7 @@ def exchange(
     """
     marks = fingerprint(jax.tree.map(lambda _: 0, tree))._replace(leaves=types(tree))
     try:
-        packed = Packed.of(name, leaves)
+        packed = _Packed.of(name, leaves)
     except UnsupportedError:
         agree_on(name, marks, timeout=timeout)  # else the others, who have another tree, would wait
         raise
@@ -341,7 +341,7 @@ def exchange(
     else:
         dumps = [b""] * len(every)  # the caller will see it
     return [
-        Contribution(packed, dumped, others, source)
+        _Contribution(packed, dumped, others, source)
         for dumped, (others, source) in zip(dumps, headers, strict=True)
     ]
 
@@ -424,32 +424,24 @@ def _numbers(name: str, leaf: Any) -> np.ndarray:
         leaf = jax.random.key_data(leaf)
     if is_whole(leaf):
         if not leaf.is_fully_replicated:
-            raise _in_parts(name, leaf)
+            raise UnsupportedError(
+                message(
+                    what=f"{name} got an array that no process has as a whole",
+                    which=[f"it is {_type(leaf)}"],
+                    why="each process has to give what it has itself",
+                    do="Give `leaf.addressable_data(0)` of it, or gather it first with "
+                    "`jax_dist.multihost.process_allgather`.",
+                )
+            )
         leaf = leaf.addressable_data(0)
     array = np.asarray(leaf)
     if array.dtype.hasobject:
-        raise _not_sendable(name, leaf)
+        raise UnsupportedError(
+            message(
+                what=f"{name} got what it cannot send",
+                which=[f"it is of the type {type(leaf).__name__}"],
+                why="only arrays, random keys, numbers, strings and bytes are sent, bit for bit",
+                do="Send it as bytes: `pickle.dumps(it)`.",
+            )
+        )
     return np.ascontiguousarray(array).reshape(array.shape)
-
-
-def _in_parts(name: str, leaf: Any) -> UnsupportedError:
-    return UnsupportedError(
-        message(
-            what=f"{name} got an array that no process has as a whole",
-            which=[f"it is {_type(leaf)}"],
-            why="each process has to give what it has itself",
-            do="Give `leaf.addressable_data(0)` of it, or gather it first with "
-            "`jax_dist.multihost.process_allgather`.",
-        )
-    )
-
-
-def _not_sendable(name: str, leaf: Any) -> UnsupportedError:
-    return UnsupportedError(
-        message(
-            what=f"{name} got what it cannot send",
-            which=[f"it is of the type {type(leaf).__name__}"],
-            why="only arrays, random keys, numbers, strings and bytes are sent, bit for bit",
-            do="Send it as bytes: `pickle.dumps(it)`.",
-        )
-    )

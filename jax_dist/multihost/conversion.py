@@ -107,7 +107,16 @@ def _convert_folder(source: pathlib.Path, target: pathlib.Path, drop: _Drop) -> 
     if not trees:
         raise _unknown(source, f"no folder in it has Orbax's file {_ORBAX_MARK}")
     if any(source.rglob(step_folders.NAME)):
-        raise _ours(source)
+        raise CheckpointError(
+            message(
+                what=f"{source} is not converted",
+                which=[
+                    f"it has the file {step_folders.NAME}: jax_dist.multihost.Checkpoints wrote it"
+                ],
+                why="Checkpoints reads such a state without conversion",
+                do="Call restore(state, from_pmap=True), with a state that has no device axis.",
+            )
+        )
     if source not in trees:
         shutil.copytree(
             source,
@@ -178,17 +187,6 @@ def _unknown(path: pathlib.Path, which: str) -> CheckpointError:
             which=[which],
             why="only files of Flax's msgpack and folders of Orbax are known",
             do="Give such a file or folder, or read it in your program and save it with Orbax.",
-        )
-    )
-
-
-def _ours(path: pathlib.Path) -> CheckpointError:
-    return CheckpointError(
-        message(
-            what=f"{path} is not converted",
-            which=[f"it has the file {step_folders.NAME}: jax_dist.multihost.Checkpoints wrote it"],
-            why="Checkpoints reads such a state without conversion",
-            do="Call restore(state, from_pmap=True), with a state that has no device axis.",
         )
     )
 

@@ -1,13 +1,17 @@
-"""One rank that fails, or has left while others wait: all end, and it is named."""
+"""One rank that fails, has left while others wait, or stands still: all end, and it is named."""
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
 import threading
+import time
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import TypeVar
 
 from jax_dist import _compat
 from jax_dist.multihost.channel import (
@@ -16,14 +20,156 @@ from jax_dist.multihost.channel import (
     Where,
 )
 from jax_dist.multihost.job import Job
-from jax_dist.multihost.preemption import FAILED, STALLED, say, seen_waiting_in_jax, stack_of_main
+from jax_dist.multihost.main_thread import (
+    FAILED,
+    STALLED,
+    end_now,
+    say,
+    seen_waiting_in_jax,
+    stack_of_main,
+)
 from jax_dist.multihost.ranks import do
 
-ANSWER = 3.0  # seconds in which a process that lives says where it stands
-SILENT = "does not answer: it is stopped, or native code in it holds Python's lock"
+_Item = TypeVar("_Item")
+
+_END = 4.0  # seconds that rank 0 may take to judge
 
 
-def status_without_watchdog() -> Status:
+class watchdog:  # in small letters, for it is used as a function
+    """Ends the job when a step takes too long, and names the process that holds it up.
+
+    A process that sleeps, reads from a disk that hangs or waits for a lock is alive: its heartbeats
+    go on, and the others wait for it in their next collective, for ever. As a context manager it
+    watches from its start to its end; inside, each `step` starts a new period of `seconds`. When
+    the time is up in one process, all report where they are. The watchdog names the process that is
+    behind the others, or is not waiting in JAX while they are, or does not answer. All processes
+    print the stacks of their threads and exit with code 87, after `jax_dist.multihost.initialize`
+    all together.
+
+    It costs next to nothing: a step sets a number, and a thread reads it.
+
+    Args:
+      seconds: how long a step may take. The first one compiles.
+
+    Raises:
+      ValueError: `seconds` is not positive.
+
+    >>> with watchdog(60) as dog:
+    ...     for batch in dog.steps([1.0, 2.0]):
+    ...         loss = batch**2
+    """
+
+    def __init__(self, seconds: float):
+        if not seconds > 0:
+            raise ValueError(f"seconds must be positive, not {seconds}")
+        self._seconds = seconds
+        self._watch: _Watch | None = None
+
+    def __enter__(self) -> "watchdog":
+        self._watch = _Watch(self._seconds)
+        self._watch.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+
+    def step(self) -> "_Step":
+        """Says that a step begins, and with it that the one before has ended.
+
+        Returns:
+          A context, for those who want to say where the step ends: what comes between two steps,
+          such as the loading of data, is told apart then.
+        """
+        if self._watch is not None:
+            self._watch.begin()
+        return _Step(self._watch)
+
+    def steps(self, items: Iterable[_Item]) -> Iterator[_Item]:
+        """The items; the work on each one is a step, and getting the next one comes between.
+
+        Args:
+          items: batches, or numbers.
+        """
+        for item in items:
+            with self.step():
+                yield item
+
+
+class _Step(contextlib.AbstractContextManager[None]):
+    def __init__(self, watch: "_Watch | None"):
+        self._watch = watch
+
+    def __exit__(self, *_: object) -> None:
+        if self._watch is not None:
+            self._watch.end()
+
+
+class _Watch:
+    """One watchdog at work."""
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self._at = (0, False, time.monotonic())  # one object: the thread reads it whole
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        if stalls is not None:
+            stalls.status = self._status
+        threading.Thread(target=self._run, name="jax_dist watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if stalls is not None:
+            stalls.status = _status_without_watchdog
+
+    def begin(self) -> None:
+        self._at = (self._at[0] + 1, True, time.monotonic())
+
+    def end(self) -> None:
+        self._at = (self._at[0], False, time.monotonic())
+
+    def _status(self) -> Status:
+        step, inside, since = self._at
+        return Status(
+            step, inside, time.monotonic() - since, seen_waiting_in_jax(), stack_of_main()
+        )
+
+    def _run(self) -> None:
+        while not self._stopped.wait(max(0.01, self._left())):
+            if self._left() <= 0:
+                self._bark()
+                return
+
+    def _left(self) -> float:
+        return self._at[2] + self._seconds - time.monotonic()
+
+    def _bark(self) -> None:
+        silence = ""
+        if stalls is not None:
+            stalls.report(self._seconds)
+            time.sleep(_ANSWER + _END)  # the end comes from rank 0
+            silence = f"\nRank 0 {_SILENT}."
+        status = self._status()
+        text = f"a step took more than {self._seconds:g} s: this process stands {status}, at:"
+        text = f"{text}\n{status.stack}{silence}"
+        end_now(text, STALLED, stacks=True)
+
+
+# --- where the ranks of a job stand, when a watchdog of one of them asks
+
+
+_ANSWER = 3.0  # seconds in which a process that lives says where it stands
+_SILENT = "does not answer: it is stopped, or native code in it holds Python's lock"
+
+
+def _status_without_watchdog() -> Status:
     """Where this process stands."""
     return Status(
         step=0,
@@ -43,7 +189,7 @@ class Stalls:
     """
 
     def __init__(self, job: Job):
-        self.status: Callable[[], Status] = status_without_watchdog
+        self.status: Callable[[], Status] = _status_without_watchdog
         self._job = job
         self._answers: dict[int, Status] | None = None  # in rank 0, while it asks
         self._seconds = 0.0  # of the watchdog that has asked first
@@ -61,7 +207,7 @@ class Stalls:
         if self._answers is None:
             self._answers, self._seconds = {}, message.seconds
             self._job.tell_all(Where())
-            judge = threading.Timer(ANSWER, self._judge)
+            judge = threading.Timer(_ANSWER, self._judge)
             judge.daemon = True
             judge.start()
 
@@ -87,19 +233,12 @@ def _culprits(answers: dict[int, Status], processes: int) -> list[int]:
     silent = [rank for rank in range(processes) if rank not in answers]
     if silent:
         return silent
-    watched = {rank: status for rank, status in answers.items() if status.watched}
-    behind = _lowest({rank: (status.step, status.inside) for rank, status in watched.items()})
-    if len(behind) < len(watched):
+    places = {rank: (each.step, each.inside) for rank, each in answers.items() if each.watched}
+    behind = sorted(rank for rank, place in places.items() if place == min(places.values()))
+    if len(behind) < len(places):
         return behind
     busy = [rank for rank, status in answers.items() if not status.in_jax]
     return busy if len(busy) < len(answers) else []
-
-
-def _lowest(positions: dict[int, tuple[int, bool]]) -> list[int]:
-    if not positions:
-        return []
-    first = min(positions.values())
-    return sorted(rank for rank, position in positions.items() if position == first)
 
 
 def _verdict(
@@ -110,11 +249,15 @@ def _verdict(
         lines[0] += f" {do(culprits, 'holds', 'hold')} up the others."
     for rank in range(processes):
         status = answers.get(rank)
-        lines.append(f"  * rank {rank} {'stands ' + str(status) if status else SILENT}")
+        lines.append(f"  * rank {rank} {'stands ' + str(status) if status else _SILENT}")
     for rank in culprits:
         if rank in answers:
             lines.append(f"Rank {rank} stands at:\n{answers[rank].stack}")
     return "\n".join(lines)
+
+
+stalls: Stalls | None = None
+"""How to ask the other processes where they stand; `initialize` sets it."""
 
 
 # --- fail-fast: an exception in one process is the end of all, and the end of one is not the end
@@ -135,7 +278,8 @@ def install(job: Job) -> None:
     ) -> None:
         if not (job.is_here() and job.is_ending):  # else the reason is on the screen already
             before(kind, error, where)
-        if job.is_here() and not _goes_on():
+        at_prompt = hasattr(sys, "ps1") or bool(sys.flags.interactive)  # there, it is not the end
+        if job.is_here() and not at_prompt:
             _fail(job, error, in_main=True)
 
     def hook_in_threads(args: threading.ExceptHookArgs) -> None:
@@ -152,11 +296,6 @@ def _fail(job: Job, error: BaseException, *, in_main: bool) -> None:
     what = "".join(traceback.format_exception_only(error)).strip()
     code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
     job.fail(what, "".join(traceback.format_exception(error)), code, in_main=in_main)
-
-
-def _goes_on() -> bool:
-    """Whether an uncaught exception is not the end: at the prompt of a Python session."""
-    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
 def _at_exit(job: Job) -> None:

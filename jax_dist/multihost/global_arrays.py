@@ -159,7 +159,16 @@ def _agree(mesh: Mesh, parts: Sequence[_Part], timeout: float) -> None:
     )
     which = _unlike({rank: json.loads(each) for rank, each in given.items()})
     if which:
-        raise _other_values(which)
+        raise DisagreementError(
+            message(
+                what=f"{_NAME}: processes have different values of the same part",
+                which=which,
+                why="by these specs, each of these parts is on devices of several processes",
+                do="Compute it in the same way everywhere, broadcast it with "
+                "jax_dist.multihost.broadcast_one_to_all, "
+                "or cut that dimension over the processes.",
+            )
+        )
 
 
 def _unlike(every: Mapping[int, Mapping[str, Mapping[str, str]]]) -> list[str]:
@@ -216,15 +225,3 @@ def _value(block: np.ndarray) -> str:
     if block.size <= _FEW:
         return str(block.tolist())
     return f"values with sha256 {hashlib.sha256(block.tobytes()).hexdigest()[:16]}"
-
-
-def _other_values(which: Sequence[str]) -> DisagreementError:
-    return DisagreementError(
-        message(
-            what=f"{_NAME}: processes have different values of the same part",
-            which=which,
-            why="by these specs, each of these parts is on devices of several processes",
-            do="Compute it in the same way everywhere, broadcast it with "
-            "jax_dist.multihost.broadcast_one_to_all, or cut that dimension over the processes.",
-        )
-    )

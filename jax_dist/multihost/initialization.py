@@ -18,7 +18,6 @@ import jax
 from jax_dist import _compat
 from jax_dist.errors import CacheDirectoryError, JoinError, OpenPortWarning, message
 from jax_dist.multihost import agreement, failures, rendezvous
-from jax_dist.multihost.failures import Stalls
 from jax_dist.multihost.job import Job
 from jax_dist.multihost.rendezvous import RendezvousPlan, split
 
@@ -79,7 +78,14 @@ def find(
     if address is None or processes is None or rank is None:
         raise _incomplete(address, processes, rank)
     if not 0 <= rank < processes:
-        raise _out_of_range(rank, processes)
+        raise JoinError(
+            message(
+                what=f"there is no rank {rank} among {processes} processes",
+                which=[f"process_id is {rank}", f"num_processes is {processes}"],
+                why="ranks are counted from 0",
+                do="Give each process a process_id of its own below num_processes.",
+            )
+        )
     split(address)  # raises, if it is none
     return Membership(address, processes, rank, None if devices is None else tuple(devices))
 
@@ -159,17 +165,6 @@ def _incomplete(address: str | None, processes: int | None, rank: int | None) ->
     )
 
 
-def _out_of_range(rank: int, processes: int) -> JoinError:
-    return JoinError(
-        message(
-            what=f"there is no rank {rank} among {processes} processes",
-            which=[f"process_id is {rank}", f"num_processes is {processes}"],
-            why="ranks are counted from 0",
-            do="Give each process a process_id of its own below num_processes.",
-        )
-    )
-
-
 def _no_number(name: str, value: str) -> JoinError:
     return JoinError(
         message(
@@ -186,7 +181,6 @@ class _Joined:
     """What `initialize` has done in this process."""
 
     job: Job | None = None
-    stalls: Stalls | None = None
 
 
 _joined = _Joined()
@@ -280,7 +274,7 @@ def initialize(
         heartbeat_timeout=heartbeat,
         shutdown_timeout=shutdown_timeout,
     )
-    _joined.stalls = Stalls(job)
+    failures.stalls = failures.Stalls(job)
     job.start()  # before JAX joins them: a process that ends meanwhile is named immediately
     if fail_fast:
         failures.install(job)
@@ -289,11 +283,6 @@ def initialize(
     job.joined()
     if os.environ.get(_RESTART) and not _compat.config_value("jax_compilation_cache_dir"):
         _keep_programs()
-
-
-def current_stalls() -> Stalls | None:
-    """How to ask the other processes where they stand, once they are joined."""
-    return _joined.stalls
 
 
 def part() -> None:
@@ -326,10 +315,24 @@ def _join(found: Membership, plan: RendezvousPlan, *, heartbeat: float, shutdown
 
 def _plan(found: Membership, bind: str | None, timeout: float, token: str | None) -> RendezvousPlan:
     if _compat.backend_started():
-        raise _too_late()
+        raise RuntimeError(
+            message(
+                what="jax_dist.multihost.initialize comes too late",
+                which=["JAX has chosen its devices already"],
+                why="they are those of this process alone, and JAX chooses once",
+                do="Call it before anything computes, and before jax.devices() and the like.",
+            )
+        )
     token = token or os.environ.get("JAX_DIST_TOKEN", "")
     if 0 < len(token) < _SHORTEST_TOKEN:
-        raise _guessable()
+        raise ValueError(
+            message(
+                what="the token of the job can be guessed",
+                which=[f"it has fewer than {_SHORTEST_TOKEN} characters"],
+                why="anyone who connects once learns enough to try tokens offline",
+                do="Take 32 random characters, as `openssl rand -hex 16` prints them.",
+            )
+        )
     bind = bind_address(found.address, bind)
     return RendezvousPlan(found.address, bind, found.processes, found.rank, timeout, token.encode())
 
@@ -383,17 +386,6 @@ def _default_early_exit() -> float:
     return _EARLY_EXIT.get(jax.default_backend(), _EARLY_EXIT_ELSEWHERE)
 
 
-def _guessable() -> ValueError:
-    return ValueError(
-        message(
-            what="the token of the job can be guessed",
-            which=[f"it has fewer than {_SHORTEST_TOKEN} characters"],
-            why="anyone who connects once learns enough to try tokens offline",
-            do="Take 32 random characters, as `openssl rand -hex 16` prints them.",
-        )
-    )
-
-
 def _open_port(plan: RendezvousPlan) -> str:
     return message(
         what="rank 0 accepts anyone who can reach its port",
@@ -401,17 +393,6 @@ def _open_port(plan: RendezvousPlan) -> str:
         why="a stranger who says that it is one of the ranks would take its place",
         do="Set JAX_DIST_TOKEN to the same 32 random characters in all processes; docs/launch.md "
         "shows how on each kind of cluster.",
-    )
-
-
-def _too_late() -> RuntimeError:
-    return RuntimeError(
-        message(
-            what="jax_dist.multihost.initialize comes too late",
-            which=["JAX has chosen its devices already"],
-            why="they are those of this process alone, and JAX chooses once",
-            do="Call it before anything computes, and before jax.devices() and the like.",
-        )
     )
 
 

@@ -27,7 +27,7 @@ from jax_dist.multihost.channel import (
     Stranger,
     Stuck,
 )
-from jax_dist.multihost.preemption import (
+from jax_dist.multihost.main_thread import (
     FAILED,
     Stall,
     end_now,
@@ -38,7 +38,7 @@ from jax_dist.multihost.preemption import (
 from jax_dist.multihost.ranks import do
 from jax_dist.multihost.rendezvous import Peer
 
-Kind = TypeVar("Kind", bound=Any)  # of message
+_Kind = TypeVar("_Kind", bound=Any)  # of message
 
 _TICK = 0.1  # seconds between two looks at who stands still
 _WATCH = 1.0  # seconds between two looks at who is stopped
@@ -94,16 +94,7 @@ class Job:
         self._sending = threading.Lock()
         self._inbox: list[Message] = []  # what rank 0 tells itself
         self._wake, self._woken = socket.socketpair()
-        self._handlers: dict[type, Callable[[int, Any], None]] = {
-            Failed: self._on_failed,
-            Finished: self._on_finished,
-            Stuck: self._on_stuck,
-            End: self._on_end,
-            SomeFinished: self._on_some_finished,
-            Leave: self._on_leave,
-            Ping: self._on_ping,
-            Pong: lambda rank, message: None,
-        }
+        self._handlers: dict[type, Callable[[int, Any], None]] = {}  # of those who watch for stalls
         self._finished: dict[int, float] = {}  # rank to when; in rank 0
         self._failure: tuple[float, int, Failed] | None = None  # the first one; in rank 0
         self._progress: Stall | None = None  # while others have finished
@@ -128,7 +119,7 @@ class Job:
         """JAX has joined the processes, too; before that, the end of one is that of all."""
         self._has_joined = True
 
-    def handle(self, kind: type[Kind], handler: Callable[[int, Kind], None]) -> None:
+    def handle(self, kind: type[_Kind], handler: Callable[[int, _Kind], None]) -> None:
         """Calls `handler(rank, message)` in the listening thread for messages of this kind."""
         self._handlers[kind] = handler
 
@@ -251,9 +242,28 @@ class Job:
             self._act(rank, message)
 
     def _act(self, rank: int, message: Message) -> None:
-        handler = self._handlers.get(type(message))
-        if handler is not None:
-            handler(rank, message)
+        match message:
+            case Ping():
+                self.tell(rank, Pong())
+            case Failed():
+                if self._failure is None:
+                    self._failure = (time.monotonic(), rank, message)
+            case Finished():
+                self._finished[rank] = time.monotonic()
+                self._look_who_is_done()
+            case SomeFinished():
+                if not self._is_done and self._progress is None:
+                    self._progress = Stall()
+            case Stuck():
+                self._on_stuck(rank, message)
+            case Leave():
+                self._may_leave.set()
+            case End():
+                self._on_end(message)
+            case _:
+                handler = self._handlers.get(type(message))
+                if handler is not None:
+                    handler(rank, message)
 
     def _look(self) -> None:
         """At what time brings."""
@@ -284,7 +294,11 @@ class Job:
                 continue
             seconds = now - self._stopped.setdefault(rank, now)
             if seconds > self._stopped_timeout and self._needs(rank):
-                self._lose(rank, _is_stopped(rank, seconds))
+                self._lose(
+                    rank,
+                    f"rank {rank} has been stopped for {seconds:.0f} s: by SIGSTOP, Ctrl-Z or a "
+                    "debugger. The others cannot go on without it.",
+                )
 
     def _look_at_main(self, progress: Stall) -> None:
         """Others have finished: does this process wait for them?"""
@@ -307,9 +321,18 @@ class Job:
         else:
             silent, seconds = self._most_silent()
             if seconds > self._stopped_timeout:  # JAX has given it up, and ended this one
-                self._lose(silent, _does_not_answer(silent, seconds, rank))
+                self._lose(
+                    silent,
+                    f"rank {silent} has not answered for {seconds:.0f} s: its machine is gone, or "
+                    f"it is stopped. JAX ends the others then, and rank {rank} was the first to "
+                    "go.",
+                )
             else:
-                self._lose(rank, _gone(rank))
+                self._lose(
+                    rank,
+                    f"rank {rank} is gone: it ended without a word, killed by a signal, crashed "
+                    "in native code, or by os._exit. See its output.",
+                )
 
     def _needs(self, rank: int) -> bool:
         """Whether the job cannot go on without that rank."""
@@ -331,23 +354,10 @@ class Job:
         else:
             end_now(f"rank {self.rank}: stopping because {text}", FAILED)
 
-    def _on_ping(self, rank: int, message: Ping) -> None:
-        del message
-        self.tell(rank, Pong())
-
-    def _on_failed(self, rank: int, message: Failed) -> None:
-        if self._failure is None:
-            self._failure = (time.monotonic(), rank, message)
-
     def _blame(self, rank: int, message: Failed) -> None:
         self._failure = None
         text = f"rank {rank} failed with {message.what}\n{message.traceback}"
         self.end_all(rank, text, message.code)
-
-    def _on_finished(self, rank: int, message: Finished) -> None:
-        del message
-        self._finished[rank] = time.monotonic()
-        self._look_who_is_done()
 
     def _look_who_is_done(self) -> None:
         if self.rank != 0:  # and rank 0 cannot be reached
@@ -357,24 +367,14 @@ class Job:
         else:
             self.tell_all(SomeFinished())
 
-    def _on_some_finished(self, rank: int, message: SomeFinished) -> None:
-        del rank, message
-        if not self._is_done and self._progress is None:
-            self._progress = Stall()
-
     def _on_stuck(self, rank: int, message: Stuck) -> None:
         if self._finished:
             first = min(self._finished, key=lambda each: self._finished[each])
             text = _still_waits(first, self.finished(), rank, message.stack)
             self.end_all(first, text, FAILED)
 
-    def _on_leave(self, rank: int, message: Leave) -> None:
-        del rank, message
-        self._may_leave.set()
-
-    def _on_end(self, rank: int, message: End) -> None:
+    def _on_end(self, message: End) -> None:
         """The end, as rank 0 says it; which itself leaves last, for it holds JAX's service."""
-        del rank
         self._ending = message.code
         is_culprit = message.culprit == self.rank
         # Its traceback is on the screen, or it has an exit code of its own that nobody else knows.
@@ -403,27 +403,6 @@ def _doubt(failure: Failed) -> float:
     """Seconds in which a failure may turn out to come from that of another process."""
     lost = any(words in failure.what for words in _LOST_PEER)
     return _LONG_DOUBT if lost else _DOUBT
-
-
-def _gone(rank: int) -> str:
-    return (
-        f"rank {rank} is gone: it ended without a word, killed by a signal, crashed in native "
-        "code, or by os._exit. See its output."
-    )
-
-
-def _is_stopped(rank: int, seconds: float) -> str:
-    return (
-        f"rank {rank} has been stopped for {seconds:.0f} s: by SIGSTOP, Ctrl-Z or a debugger. "
-        "The others cannot go on without it."
-    )
-
-
-def _does_not_answer(rank: int, seconds: float, ended: int) -> str:
-    return (
-        f"rank {rank} has not answered for {seconds:.0f} s: its machine is gone, or it is stopped. "
-        f"JAX ends the others then, and rank {ended} was the first to go."
-    )
 
 
 def _still_waits(first: int, finished: Sequence[int], rank: int, stack: str) -> str:

@@ -284,7 +284,9 @@ def _visit(plan: RendezvousPlan, deadline: float) -> Peer:
             elif channel.is_open and not isinstance(error, TimeoutError):  # it was rank 0
                 lost_since = lost_since or time.monotonic()
             else:
-                trouble = _strangeness(error)
+                trouble = str(error) or "it closes the connection"
+                if isinstance(error, TimeoutError):
+                    trouble = "it listens, and says nothing"
                 strange_since = strange_since or time.monotonic()
         if isinstance(heard, JoinedReply):
             assert channel is not None
@@ -301,12 +303,6 @@ def _visit(plan: RendezvousPlan, deadline: float) -> Peer:
         if now > deadline:
             raise JoinError(_no_coordinator(plan, trouble))
         time.sleep(_RETRY)
-
-
-def _strangeness(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return "it listens, and says nothing"
-    return str(error) or "it closes the connection"
 
 
 def _port_taken(plan: RendezvousPlan) -> str:

@@ -140,7 +140,14 @@ def leaves_of(state: Any) -> list[TypedLeaf]:
     leaves = [TypedLeaf(jax.tree_util.keystr(path) or "the state", given) for path, given in paths]
     refused = [leaf for leaf in leaves if not leaf.is_storable]
     if refused:
-        raise _not_storable(refused)
+        raise CheckpointError(
+            message(
+                what="a checkpoint cannot hold all of the state",
+                which=[f"{leaf.path} is a {type(leaf.given).__name__}" for leaf in refused],
+                why="only arrays of JAX and NumPy, numbers of 64 bits, and random keys are written",
+                do="Leave these out of the state, and make them again when the program starts.",
+            )
+        )
     return leaves
 
 
@@ -153,17 +160,6 @@ def _placed_like(value: np.ndarray, array: jax.Array) -> jax.Array:
     if not array.committed:
         return jnp.asarray(value)
     return jax.make_array_from_callback(value.shape, array.sharding, lambda place: value[place])
-
-
-def _not_storable(leaves: Sequence[TypedLeaf]) -> CheckpointError:
-    return CheckpointError(
-        message(
-            what="a checkpoint cannot hold all of the state",
-            which=[f"{leaf.path} is a {type(leaf.given).__name__}" for leaf in leaves],
-            why="only arrays of JAX and NumPy, numbers of 64 bits, and random keys are written",
-            do="Leave these out of the state, and make them again when the program starts.",
-        )
-    )
 
 
 def choices_of(

@@ -60,6 +60,10 @@ class Capture:
     origin: Any = dataclasses.field(repr=False, compare=False)  # the user's object, or `value`
     read: Callable[[], Any] | None = dataclasses.field(repr=False, compare=False)  # it is now
 
+    def now(self) -> Any:
+        """The object that stands there now."""
+        return self.origin if self.read is None else self.read()
+
     def without_value(self) -> "Capture":
         """What there is to say of it, without the array."""
         return dataclasses.replace(self, value=None)
@@ -79,6 +83,8 @@ def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
 
 def _capture(baked: Baked, found: ArraySource) -> Capture:
     value = baked.value
+    stuck = [primitive for primitive in baked.within if primitive not in RULES]
+    refused = f"it sits in the body of '{stuck[0]}', which takes no more operands" if stuck else ""
     is_old_key = baked.first_use is not None and baked.first_use.primitive.name == "random_wrap"
     return Capture(
         name=found.name,
@@ -89,7 +95,7 @@ def _capture(baked: Baked, found: ArraySource) -> Capture:
         captured_at=found.captured_at,
         used_at=baked.used_at,
         is_key=is_old_key or jnp.issubdtype(value.dtype, jax.dtypes.prng_key),
-        refused=_refusal(baked),
+        refused=refused,
         key=_key(value),
         value=value,
         origin=value if found.origin is None else found.origin,
@@ -104,13 +110,6 @@ def _key(value: Any) -> Hashable:
     content = np.ascontiguousarray(value)
     digest = hashlib.blake2b(content.data.cast("B") if content.size else b"").digest()
     return digest, content.shape, content.dtype.str
-
-
-def _refusal(baked: Baked) -> str:
-    for primitive in baked.within:
-        if primitive not in RULES:
-            return f"it sits in the body of '{primitive}', which takes no more operands"
-    return ""
 
 
 def evaluate_lifted(
@@ -186,9 +185,8 @@ class Policy:
     warn_bytes: int = 1024
     lift_bytes: int = 1024
     live: bool = False  # follow the object, instead of its value at trace time
-    follows: bool = (
-        True  # keep hold of where a captured object came from, and look whether it changed
-    )
+    # Keep hold of where a captured object came from, and look whether it changed.
+    follows: bool = True
 
 
 def _worth_lifting(found: Sequence[Capture], name: str, policy: Policy) -> tuple[Capture, ...]:
@@ -242,11 +240,16 @@ class Watch:
 
     def current(self, captures: Sequence[Capture], placed: Sequence[Any]) -> tuple[Any, ...]:
         """The objects as they are now; what was placed, where nothing changed."""
-        return tuple(_now(c, value) for c, value in zip(captures, placed, strict=True))
+        # A NumPy array may have been written to; only its content would tell.
+        return tuple(
+            value if now is capture.origin and not isinstance(now, np.ndarray) else now
+            for capture, value in zip(captures, placed, strict=True)
+            for now in (capture.now(),)
+        )
 
     def are_alike(self, captures: Sequence[Capture]) -> bool:
         """Whether the objects are still arrays of the same shapes and types."""
-        return all(_is_alike(c) for c in captures)
+        return all(map(_is_alike, captures))
 
     def _not_told(self, captures: Sequence[Capture], what: str) -> list[Capture]:
         new = [c for c in captures if (c.name, c.used_at, what) not in self._told]
@@ -257,14 +260,8 @@ class Watch:
 _STAGED = "this call is traced by a jit or a scan around it; put rewrite outside of that"
 
 
-def _now(capture: Capture, placed: Any) -> Any:
-    now = capture.origin if capture.read is None else capture.read()
-    # A NumPy array may have been written to; only its content would tell.
-    return placed if now is capture.origin and not isinstance(now, np.ndarray) else now
-
-
 def _is_alike(capture: Capture) -> bool:
-    now = capture.origin if capture.read is None else capture.read()
+    now = capture.now()
     shape, dtype = getattr(now, "shape", None), getattr(now, "dtype", None)
     return (shape, str(jax.dtypes.canonicalize_dtype(dtype))) == (capture.shape, capture.dtype)
 
@@ -375,12 +372,8 @@ class Placements:
     """The copies of captured arrays that programs of one function share."""
 
     def __init__(self):
-        self._holders: weakref.WeakValueDictionary[Hashable, _Holder] = (
-            weakref.WeakValueDictionary()
-        )
-        self._sets: weakref.WeakValueDictionary[Hashable, PlacedCaptures] = (
-            weakref.WeakValueDictionary()
-        )
+        self._holders = weakref.WeakValueDictionary[Hashable, _Holder]()
+        self._sets = weakref.WeakValueDictionary[Hashable, PlacedCaptures]()
 
     def of(
         self, lifted: Lifted, where: Hashable, place: Callable[[Any], Any]
@@ -395,12 +388,12 @@ class Placements:
         if not lifted.captures:
             return None
         if where not in lifted.placed:
-            keys = [(capture.key, where) for capture in lifted.captures]
-            placed = self._sets.get(tuple(keys))
+            keys = tuple((capture.key, where) for capture in lifted.captures)
+            placed = self._sets.get(keys)
             if placed is None:
                 pairs = zip(keys, lifted.values, strict=True)
                 placed = PlacedCaptures([self._holder(*pair, place) for pair in pairs])
-                self._sets[tuple(keys)] = placed
+                self._sets[keys] = placed
             lifted.placed[where] = placed
             lifted.values[:] = placed.values
         return lifted.placed[where]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import ShapedArray, Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
@@ -88,7 +88,9 @@ class _Search:
     def _meet(self, value: Any, within: tuple[str, ...]) -> Identity | None:
         identity = array_identity(value)
         if identity is not None:
-            baked = self.found.setdefault(identity, Baked(_plain(value)))
+            baked = self.found.setdefault(
+                identity, Baked(value if isinstance(value, jax.Array) else np.asarray(value))
+            )
             baked.within = tuple(dict.fromkeys((*baked.within, *within)))
         return identity
 
@@ -180,7 +182,12 @@ def _frozen(jaxpr: Any, known: dict[int, Any]) -> Any:
     """`known`: by identity, what became of bodies; one that stands twice stays one."""
     if id(jaxpr) not in known:
         body = open_jaxpr(jaxpr)
-        eqns = [_with_frozen_bodies(eqn, known) for eqn in body.eqns]
+        eqns = [
+            eqn
+            if all(_frozen(inner, known) is inner for inner in bodies(eqn))
+            else with_bodies(eqn, lambda inner: _frozen(inner, known))
+            for eqn in body.eqns
+        ]
         if any(new is not old for new, old in zip(eqns, body.eqns, strict=True)):
             body = body.replace(eqns=eqns)
         held = constants(jaxpr)
@@ -192,17 +199,17 @@ def _frozen(jaxpr: Any, known: dict[int, Any]) -> Any:
     return known[id(jaxpr)]
 
 
-def _with_frozen_bodies(eqn: JaxprEqn, known: dict[int, Any]) -> JaxprEqn:
-    if all(_frozen(body, known) is body for body in bodies(eqn)):
-        return eqn
-    return with_bodies(eqn, lambda body: _frozen(body, known))
-
-
 def _operands_of_bodies(eqn: JaxprEqn) -> list[dict[int, Var]]:
     """For each body of an equation, its inputs by the place of the operand they stand for."""
     inner = [open_jaxpr(body) for body in bodies(eqn)]
     if eqn.primitive.name == "while":
-        return _operands_of_while(eqn, inner)
+        first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        carry = range(first + second, len(eqn.invars))
+        condition, body = inner
+        return [
+            dict(zip([*range(first), *carry], condition.invars, strict=True)),
+            dict(zip([*range(first, first + second), *carry], body.invars, strict=True)),
+        ]
     offset = 1 if eqn.primitive.name == "cond" else 0  # its first operand picks the branch
     return [
         dict(enumerate(body.invars, offset))
@@ -210,20 +217,6 @@ def _operands_of_bodies(eqn: JaxprEqn) -> list[dict[int, Var]]:
         else {}  # of an unknown form: what it reads counts as read by the equation
         for body in inner
     ]
-
-
-def _operands_of_while(eqn: JaxprEqn, inner: Sequence[Jaxpr]) -> list[dict[int, Var]]:
-    first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    carry = range(first + second, len(eqn.invars))
-    condition, body = inner
-    return [
-        dict(zip([*range(first), *carry], condition.invars, strict=True)),
-        dict(zip([*range(first, first + second), *carry], body.invars, strict=True)),
-    ]
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, jax.Array) else np.asarray(value)
 
 
 # --- evaluates a program with operands in the place of arrays that are baked into it
@@ -235,9 +228,9 @@ def _plain(value: Any) -> Any:
 # or a custom_vjp take them for constants.
 
 
-Given: TypeAlias = Mapping[Identity, Any]  # what to put in the place of which array
-Rule: TypeAlias = Callable[["Substitution", JaxprEqn, Values, Given], Values]
-RULES: dict[str, Rule] = {}  # by primitive; the bodies of others are left as they are
+_Given: TypeAlias = Mapping[Identity, Any]  # what to put in the place of which array
+_Rule: TypeAlias = Callable[["Substitution", JaxprEqn, Values, _Given], Values]
+RULES: dict[str, _Rule] = {}  # by primitive; the bodies of others are left as they are
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -248,7 +241,7 @@ class Substitution:
     _held: dict[int, tuple[Identity, ...]] = dataclasses.field(default_factory=dict)
     _jitted: dict[tuple, Callable] = dataclasses.field(default_factory=dict)
 
-    def evaluate(self, jaxpr: Any, args: Sequence[Any], given: Given) -> Values:
+    def evaluate(self, jaxpr: Any, args: Sequence[Any], given: _Given) -> Values:
         """The results of a jaxpr on `args`, with what is given instead of its arrays."""
         body = open_jaxpr(jaxpr)
         handlers = {
@@ -282,7 +275,7 @@ class Substitution:
     def _wanted_of(self, values: Sequence[Any]) -> list[Identity]:
         return [identity for value in values if (identity := array_identity(value)) in self.wanted]
 
-    def _handle(self, given: Given, eqn: JaxprEqn, values: Values) -> Values:
+    def _handle(self, given: _Given, eqn: JaxprEqn, values: Values) -> Values:
         values = [
             _instead(value, given) if isinstance(atom, Literal) else value
             for atom, value in zip(eqn.invars, values, strict=True)
@@ -293,7 +286,7 @@ class Substitution:
         needed = {identity: given[identity] for identity in self.held_in(*bodies(eqn))}
         return rule(self, eqn, values, needed) if needed else replay(eqn, values)
 
-    def widened(self, jaxpr: Any, given: Given, place: int = 0) -> Any:
+    def widened(self, jaxpr: Any, given: _Given, place: int = 0) -> Any:
         """The body with the arrays as inputs, from `place` on."""
         end = place + len(given)
 
@@ -308,7 +301,7 @@ class Substitution:
             raise AssertionError(f"a body with operands added has other results: {new.out_avals}")
         return in_form_of(jaxpr, new)
 
-    def jitted(self, eqn: JaxprEqn, given: Given) -> Callable[..., Values]:
+    def jitted(self, eqn: JaxprEqn, given: _Given) -> Callable[..., Values]:
         """The jit of an equation, which takes the arrays first.
 
         One object for all equations of one body: it is then traced once and lowered once.
@@ -343,7 +336,7 @@ class Substitution:
 _JIT_PARAMS = ("name", "in_shardings", "out_shardings", "donated_invars", "compiler_options_kvs")
 
 
-def _instead(value: Any, given: Given) -> Any:
+def _instead(value: Any, given: _Given) -> Any:
     identity = array_identity(value)
     return value if identity is None else given.get(identity, value)
 
@@ -357,8 +350,8 @@ def _told(shardings: Sequence[Any]) -> list[Any]:
     return [item if isinstance(item, jax.sharding.Sharding) else None for item in shardings]
 
 
-def _rule(*primitives: str) -> Callable[[Rule], Rule]:
-    def add(function: Rule) -> Rule:
+def _rule(*primitives: str) -> Callable[[_Rule], _Rule]:
+    def add(function: _Rule) -> _Rule:
         RULES.update(dict.fromkeys(primitives, function))
         return function
 
@@ -366,19 +359,19 @@ def _rule(*primitives: str) -> Callable[[Rule], Rule]:
 
 
 @_rule("jit")
-def _jit(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Given) -> Values:
+def _jit(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     return substitution.jitted(eqn, given)(*given.values(), *values)
 
 
 @_rule("remat2")
-def _remat(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Given) -> Values:
+def _remat(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """Not called again through `jax.checkpoint`, which cannot say that it is differentiated."""
     params = {**eqn.params, "jaxpr": substitution.widened(eqn.params["jaxpr"], given)}
     return replay(eqn.replace(params=params), [*given.values(), *values])
 
 
 @_rule("custom_jvp_call", "custom_vjp_call")
-def _custom(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Given) -> Values:
+def _custom(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """The first `num_consts` operands are hidden from the user's rules."""
     params = {
         **eqn.params,
@@ -389,7 +382,7 @@ def _custom(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Gi
 
 
 @_rule("cond")
-def _cond(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Given) -> Values:
+def _cond(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """All branches take what any of them needs."""
     branches = [substitution.widened(branch, given) for branch in eqn.params["branches"]]
     index, *rest = values
@@ -398,7 +391,7 @@ def _cond(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Give
 
 
 @_rule("while")
-def _while(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Given) -> Values:
+def _while(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """Not called again through `lax.while_loop`: a vmapped condition is not a scalar."""
     params, count = eqn.params, eqn.params["cond_nconsts"]
     condition, body = (
@@ -417,7 +410,7 @@ def _while(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Giv
 
 
 @_rule("scan")
-def _scan(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Given) -> Values:
+def _scan(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """Called again through `lax.scan`: how the equation counts its operands is version-bound."""
     params = eqn.params
     layout = _compat.scan_layout(params, len(eqn.invars), len(eqn.outvars))
@@ -440,7 +433,7 @@ def _scan(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Give
 
 
 @_rule("shard_map")
-def _shard_map(substitution: Substitution, eqn: JaxprEqn, values: Values, given: Given) -> Values:
+def _shard_map(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """Each device gets the whole arrays."""
 
     def body(*args: Any) -> Values:

@@ -22,10 +22,13 @@ from jax_dist.passes.gather_states import (
     demand_same,
     inserted,
     no_collective,
+    only,
     rule,
     shape_of,
+    sites_of,
     spelled,
     with_params,
+    without,
 )
 from jax_dist.passes.interpreter import ELEMENTWISE, Values, replay
 from jax_dist.passes.uniformity import axes_of
@@ -37,15 +40,12 @@ def _elementwise(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     demand_no_sharding(eqn)
     gathered = _agreeing(eqn, states)
     cut = _cutting(eqn, states, gathered)
-    return GatherStep(
-        results=(gathered,) * len(eqn.outvars),
-        emit=lambda eqn, values: replay(eqn, cut(values)),
-    )
+    return GatherStep((gathered,) * len(eqn.outvars), lambda eqn, values: replay(eqn, cut(values)))
 
 
 @rule("broadcast_in_dim")
 def _broadcast(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = _only(states)
+    gathered = only(states)
     demand_no_sharding(eqn)
     to = eqn.params["broadcast_dimensions"]
     moved = gathered.at({int(to[d]): spread for d, spread in gathered.spreads})
@@ -54,7 +54,7 @@ def _broadcast(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
 
 @rule("transpose")
 def _transpose(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = _only(states)
+    gathered = only(states)
     permutation = [int(d) for d in eqn.params["permutation"]]
     return _with(eqn, gathered.at({permutation.index(d): s for d, s in gathered.spreads}))
 
@@ -62,9 +62,9 @@ def _transpose(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
 @rule("squeeze")
 def _squeeze(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """The gathered dimension is longer than 1, so it is none of those that go."""
-    gathered = _only(states)
+    gathered = only(states)
     gone = [int(d) for d in eqn.params["dimensions"]]
-    return _with(eqn, gathered.at(_without(gathered, gone)))
+    return _with(eqn, gathered.at(without(gathered, gone)))
 
 
 @rule("reshape")
@@ -73,7 +73,7 @@ def _reshape(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
 
     The new dimension may be shorter or longer: it must be a whole number of blocks.
     """
-    gathered = _only(states)
+    gathered = only(states)
     demand_no_sharding(eqn)
     if eqn.params["dimensions"] is not None:
         raise Refuse("reshape moves the gathered dimension")
@@ -99,7 +99,7 @@ def major_place(old: Shape, new: Shape, dimension: int, size: int) -> int | None
 
 @rule("slice")
 def _slice(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = _only(states)
+    gathered = only(states)
     shape, params = shape_of(eqn.invars[0]), eqn.params
     strides = params["strides"] or (1,) * len(shape)
     for d in gathered.dimensions:
@@ -134,14 +134,6 @@ def _pad(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     return _with(eqn, gathered)
 
 
-@rule("concatenate")
-def _concatenate(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = _agreeing(eqn, states)
-    _demand_other(eqn, gathered, eqn.params["dimension"])
-    cut = _cutting(eqn, states, gathered)
-    return GatherStep((gathered,), lambda eqn, values: replay(eqn, cut(values)))
-
-
 @rule("stack")
 def _stack(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     gathered = _agreeing(eqn, states)
@@ -150,31 +142,24 @@ def _stack(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     return GatherStep((moved,), lambda eqn, values: replay(eqn, cut(values)))
 
 
-@rule("split")
-def _split(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = _only(states)
-    _demand_other(eqn, gathered, eqn.params["axis"])
-    return _with(eqn, gathered)
-
-
-@rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-def _cumulative(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = _only(states)
+@rule("split", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+def _along_axis(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
+    gathered = only(states)
     _demand_other(eqn, gathered, eqn.params["axis"])
     return _with(eqn, gathered)
 
 
 @rule("rev")
 def _reverse(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = _only(states)
+    gathered = only(states)
     for dimension in eqn.params["dimensions"]:
         _demand_other(eqn, gathered, dimension)
     return _with(eqn, gathered)
 
 
-@rule("sort")
-def _sort(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    """Of several operands, all are sorted by the first ones, row by row."""
+@rule("concatenate", "sort")
+def _along_dimension(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
+    """Of several operands of a sort, all are sorted by the first ones, row by row."""
     gathered = _agreeing(eqn, states)
     _demand_other(eqn, gathered, eqn.params["dimension"])
     cut = _cutting(eqn, states, gathered)
@@ -200,7 +185,7 @@ def _over_other_axes(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
 @rule("all_gather")
 def _gather(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """Of one that is kept, over other axes."""
-    gathered = _only(states)
+    gathered = only(states)
     _demand_other_axes(eqn, gathered)
     dimension = int(eqn.params["all_gather_dimension"])
     if not eqn.params["tiled"]:
@@ -217,8 +202,7 @@ def _agreeing(eqn: JaxprEqn, states: Sequence[State]) -> Gathered:
     gathered = [state for state in states if isinstance(state, Gathered)]
     if any(state.spreads != gathered[0].spreads for state in gathered):
         raise Refuse(f"{eqn.primitive.name} mixes values that are gathered in different ways")
-    sites = tuple(sorted({site for state in gathered for site in state.sites}))
-    return Gathered(gathered[0].spreads, sites)
+    return Gathered(gathered[0].spreads, sites_of(states))
 
 
 def _cutting(
@@ -256,18 +240,6 @@ def cutter(eqn: JaxprEqn, shape: Shape, spreads: dict[int, Any]) -> Callable[[An
         return value
 
     return take
-
-
-def _without(gathered: Gathered, gone: Sequence[int]) -> dict[int, Any]:
-    """The spreads after other dimensions are gone."""
-    return {d - sum(other < d for other in gone): s for d, s in gathered.spreads}
-
-
-def _only(states: Sequence[State]) -> Gathered:
-    (state,) = states
-    if not isinstance(state, Gathered):  # a rule is asked only for what has a gathered operand
-        raise AssertionError("the one operand is not gathered")
-    return state
 
 
 def _with(eqn: JaxprEqn, result: Gathered, **params: Any) -> GatherStep:

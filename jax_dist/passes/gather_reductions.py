@@ -30,21 +30,31 @@ from jax_dist.passes.gather_states import (
     Spread,
     State,
     Whole,
-    as_typed,
     aval_of,
     demand_no_sharding,
     demand_same,
     no_collective,
+    only,
     rule,
     shape_of,
+    sites_of,
     with_params,
+    without,
 )
-from jax_dist.passes.interpreter import CALLS, ELEMENTWISE, Atom, Values, bodies, open_jaxpr, replay
-from jax_dist.passes.uniformity import AxisName
+from jax_dist.passes.interpreter import (
+    CALLS,
+    ELEMENTWISE,
+    Atom,
+    Values,
+    as_typed,
+    bodies,
+    open_jaxpr,
+    replay,
+)
 
-Kind: TypeAlias = Literal["max", "min"]
-Names: TypeAlias = tuple[Any, ...]
-Groups: TypeAlias = tuple[tuple[int, ...], ...] | None
+_Kind: TypeAlias = Literal["max", "min"]
+_Names: TypeAlias = tuple[Any, ...]
+_Groups: TypeAlias = tuple[tuple[int, ...], ...] | None
 
 _ORDERED = {2: jnp.int16, 4: jnp.int32, 8: jnp.int64}  # by the bytes of a float
 
@@ -57,7 +67,7 @@ def has_extremes(dtype: Any) -> bool:
 
 
 def extreme(
-    kind: Kind, x: jax.Array, axes: tuple[int, ...], names: Names, groups: Groups = None
+    kind: _Kind, x: jax.Array, axes: tuple[int, ...], names: _Names, groups: _Groups = None
 ) -> jax.Array:
     """The largest or the smallest over dimensions and devices, `[*s] -> [*r]`.
 
@@ -77,7 +87,7 @@ def extreme(
 
 
 def _over_devices(
-    kind: Kind, x: jax.Array, axes: tuple[int, ...], names: Names, groups: Groups
+    kind: _Kind, x: jax.Array, axes: tuple[int, ...], names: _Names, groups: _Groups
 ) -> jax.Array:
     local, over = (lax.reduce_max, lax.pmax) if kind == "max" else (lax.reduce_min, lax.pmin)
     return over(local(x, axes), names, axis_index_groups=_lists(groups))
@@ -85,7 +95,7 @@ def _over_devices(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
 def _of_floats(
-    kind: Kind, axes: tuple[int, ...], names: Names, groups: Groups, x: jax.Array
+    kind: _Kind, axes: tuple[int, ...], names: _Names, groups: _Groups, x: jax.Array
 ) -> jax.Array:
     local = lax.reduce_max(x, axes) if kind == "max" else lax.reduce_min(x, axes)
     return _from_ordered(_over_devices(kind, _to_ordered(kind, local), (), names, groups), x.dtype)
@@ -93,7 +103,7 @@ def _of_floats(
 
 @_of_floats.defjvp
 def _of_floats_jvp(
-    kind: Kind, axes: tuple[int, ...], names: Names, groups: Groups, primals: Any, tangents: Any
+    kind: _Kind, axes: tuple[int, ...], names: _Names, groups: _Groups, primals: Any, tangents: Any
 ) -> tuple[jax.Array, jax.Array]:
     """All that reach the extreme share its gradient, on whichever device they are."""
     (x,), (dx,) = primals, tangents
@@ -106,7 +116,7 @@ def _of_floats_jvp(
     return found, total(dx * reached) / total(reached)
 
 
-def _to_ordered(kind: Kind, x: jax.Array) -> jax.Array:
+def _to_ordered(kind: _Kind, x: jax.Array) -> jax.Array:
     nan = jnp.array(np.nan if kind == "max" else np.copysign(np.nan, -1), x.dtype)
     x = jnp.where(jnp.isnan(x), nan, x)
     return _flip(lax.bitcast_convert_type(x, _ORDERED[x.dtype.itemsize]))
@@ -122,7 +132,7 @@ def _flip(bits: jax.Array) -> jax.Array:
     return jnp.where(bits < 0, bits ^ lower, bits)
 
 
-def _lists(groups: Groups) -> list[list[int]] | None:
+def _lists(groups: _Groups) -> list[list[int]] | None:
     return None if groups is None else [list(group) for group in groups]
 
 
@@ -132,20 +142,11 @@ def _lists(groups: Groups) -> list[list[int]] | None:
 _NOT_REDUCED = (jnp.dtype("int2"), jnp.dtype("uint2"))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Over:
-    """The devices that a reduction runs over."""
-
-    names: tuple[AxisName, ...]
-    groups: tuple[tuple[int, ...], ...] | None
-    size: int
-
-
 @rule("reduce_sum")
 def _sum(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     result, over = _reduced(eqn, states)
     if over is None:
-        return _local(result)
+        return GatherStep((result,), replay)
     dtype = aval_of(eqn.outvars[0]).dtype
     if _is_low_precision(dtype):
         raise Refuse(
@@ -155,7 +156,7 @@ def _sum(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
 
     def emit(eqn: JaxprEqn, values: Values) -> Values:
         (local,) = replay(eqn, values)
-        return [as_typed(psum(local, over), eqn.outvars[0])]
+        return [as_typed(_psum(local, over), eqn.outvars[0])]
 
     return GatherStep((result,), emit, (_collective("psum", eqn, result, over),))
 
@@ -165,12 +166,12 @@ def _extreme(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """Local and over devices in one go, so that ties share the gradient as in reduce_max."""
     result, over = _reduced(eqn, states)
     if over is None:
-        return _local(result)
+        return GatherStep((result,), replay)
     dtype = aval_of(eqn.outvars[0]).dtype
     if not has_extremes(dtype):
         raise Refuse(f"{eqn.primitive.name} over devices has no order for {dtype.name}")
     axes = tuple(int(axis) for axis in eqn.params["axes"])
-    kind: Kind = "max" if eqn.primitive.name == "reduce_max" else "min"
+    kind: _Kind = "max" if eqn.primitive.name == "reduce_max" else "min"
 
     def emit(eqn: JaxprEqn, values: Values) -> Values:
         (block,) = values
@@ -184,31 +185,21 @@ def _without_collective(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """Over other dimensions they stay local."""
     result, over = _reduced(eqn, states)
     if over is None:
-        return _local(result)
+        return GatherStep((result,), replay)
     raise Refuse(no_collective(eqn))
 
 
-def _local(result: Gathered | None) -> GatherStep:
-    return GatherStep((result,), replay)
-
-
-def _reduced(eqn: JaxprEqn, states: Sequence[State]) -> tuple[Gathered | None, Over | None]:
+def _reduced(eqn: JaxprEqn, states: Sequence[State]) -> tuple[Gathered | None, Spread | None]:
     """What is left gathered, and the devices to reduce over; None for none."""
-    (gathered,) = states
-    if not isinstance(gathered, Gathered):
-        raise AssertionError("the one operand is not gathered")
+    gathered = only(states)
     demand_no_sharding(eqn)
     axes = sorted(int(axis) for axis in eqn.params["axes"])
-    kept = {
-        d - sum(axis < d for axis in axes): spread
-        for d, spread in gathered.spreads
-        if d not in axes
-    }
     gone = [spread for d, spread in gathered.spreads if d in axes]
-    return (gathered.at(kept) if kept else None), _over(eqn, gone)
+    kept = gathered.at({d: spread for d, spread in gathered.spreads if d not in axes})
+    return kept.at(without(kept, axes)) if kept.spreads else None, _over(eqn, gone)
 
 
-def _over(eqn: JaxprEqn, gone: Sequence[Spread]) -> Over | None:
+def _over(eqn: JaxprEqn, gone: Sequence[Spread]) -> Spread | None:
     if not gone:
         return None
     if aval_of(eqn.outvars[0]).weak_type:
@@ -218,19 +209,20 @@ def _over(eqn: JaxprEqn, gone: Sequence[Spread]) -> Over | None:
     if len(gone) > 1 and any(spread.groups is not None for spread in gone):
         raise Refuse(f"{eqn.primitive.name} over two gathered dimensions, one of them in groups")
     names = tuple(name for spread in gone for name in spread.names)
-    return Over(names, gone[0].groups, math.prod(spread.size for spread in gone))
+    return Spread(names, gone[0].groups, math.prod(spread.size for spread in gone))
 
 
-def psum(value: Any, over: Over) -> Any:
-    groups = None if over.groups is None else [list(group) for group in over.groups]
-    return lax.psum(value, over.names, axis_index_groups=groups)
+def _psum(value: Any, over: Spread) -> Any:
+    return lax.psum(value, over.names, axis_index_groups=_lists(over.groups))
 
 
 def _is_low_precision(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
-def _collective(name: str, eqn: JaxprEqn, result: Gathered | None, over: Over) -> EmittedCollective:
+def _collective(
+    name: str, eqn: JaxprEqn, result: Gathered | None, over: Spread
+) -> EmittedCollective:
     aval = aval_of(eqn.outvars[0])
     shape = result.block(aval.shape) if result else aval.shape
     # Products of low precision are summed in float32.
@@ -279,10 +271,7 @@ def _dot(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     kept = {place: spread for place, spread in enumerate(batch) if spread}
     frees = [left.spreads.get(d) for d in left.free] + [right.spreads.get(d) for d in right.free]
     kept |= {len(batch) + place: spread for place, spread in enumerate(frees) if spread}
-    sites = tuple(
-        sorted({s for state in states if isinstance(state, Gathered) for s in state.sites})
-    )
-    result = Gathered((), sites).at(kept) if kept else None
+    result = Gathered((), sites_of(states)).at(kept) if kept else None
     over = _over(eqn, [spread for spread in gone if spread])
     emit = _dot_emitter(eqn, cuts, over)
     moved = () if over is None else (_collective("psum", eqn, result, over),)
@@ -337,7 +326,7 @@ def _cutter(eqn: JaxprEqn, place: int, side: _Side, other: _Side) -> Any:
     return cutter(eqn, shape_of(eqn.invars[place]), spreads)
 
 
-def _dot_emitter(eqn: JaxprEqn, cuts: Sequence[Any], over: Over | None) -> Any:
+def _dot_emitter(eqn: JaxprEqn, cuts: Sequence[Any], over: Spread | None) -> Any:
     dtype = aval_of(eqn.outvars[0]).dtype
     wider = over is not None and _is_low_precision(dtype)
     if wider and isinstance(eqn.params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
@@ -350,7 +339,7 @@ def _dot_emitter(eqn: JaxprEqn, cuts: Sequence[Any], over: Over | None) -> Any:
         # Rounded once, after the sum over devices, as the whole product would be.
         accumulating = with_params(eqn, preferred_element_type=jnp.float32) if wider else eqn
         (local,) = replay(accumulating, parts)
-        total = lax.convert_element_type(psum(local, over), dtype)
+        total = lax.convert_element_type(_psum(local, over), dtype)
         return [as_typed(total, eqn.outvars[0])]
 
     return emit
@@ -396,7 +385,7 @@ def emit_sum(eqn: JaxprEqn, values: Values) -> Values:
     params = eqn.params
     dimension, groups = int(params["scatter_dimension"]), params["axis_index_groups"]
     part = lax.slice_in_dim(value, 0, 1, axis=dimension)
-    total = psum(part, Over(params["axis_name"], groups, params["axis_size"]))
+    total = _psum(part, Spread(params["axis_name"], groups, params["axis_size"]))
     (out,) = eqn.outvars
     if params["tiled"]:
         shape = shape_of(out)

@@ -88,7 +88,9 @@ class Gathered:
 
     def at(self, spreads: dict[int, Spread]) -> "Gathered":
         """From the same gathers, spread over other dimensions."""
-        return dataclasses.replace(self, spreads=tuple(sorted(spreads.items(), key=_dimension)))
+        return dataclasses.replace(
+            self, spreads=tuple(sorted(spreads.items(), key=lambda item: item[0]))
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,14 +126,13 @@ class Refuse(Exception):
     """Some gather has to be made after all; the text says why, for a report."""
 
 
-Rule: TypeAlias = Callable[[JaxprEqn, Sequence[State]], GatherStep]
-RULES: dict[str, Rule] = {}  # by primitive; an equation without a rule needs the whole value
+_Rule: TypeAlias = Callable[[JaxprEqn, Sequence[State]], GatherStep]
+RULES: dict[str, _Rule] = {}  # by primitive; an equation without a rule needs the whole value
 
 
-def rule(*primitives: str) -> Callable[[Rule], Rule]:
-    def register(law: Rule) -> Rule:
-        for primitive in primitives:
-            RULES[primitive] = law
+def rule(*primitives: str) -> Callable[[_Rule], _Rule]:
+    def register(law: _Rule) -> _Rule:
+        RULES.update(dict.fromkeys(primitives, law))
         return law
 
     return register
@@ -146,6 +147,25 @@ def no_rule(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
 def inserted(gathered: Gathered, dimension: int) -> dict[int, Spread]:
     """The spreads after a new dimension."""
     return {d + (d >= dimension): spread for d, spread in gathered.spreads}
+
+
+def without(gathered: Gathered, gone: Sequence[int]) -> dict[int, Spread]:
+    """The spreads after other dimensions are gone."""
+    return {d - sum(other < d for other in gone): s for d, s in gathered.spreads}
+
+
+def only(states: Sequence[State]) -> Gathered:
+    (state,) = states
+    if not isinstance(state, Gathered):  # a rule is asked only for what has a gathered operand
+        raise AssertionError("the one operand is not gathered")
+    return state
+
+
+def sites_of(states: Sequence[State]) -> tuple[Site, ...]:
+    """The gathers that some values come from, in order of the program."""
+    return tuple(
+        sorted({s for state in states if isinstance(state, Gathered) for s in state.sites})
+    )
 
 
 def spelled(names: Sequence[AxisName]) -> str:
@@ -186,16 +206,6 @@ def demand_no_sharding(eqn: JaxprEqn) -> None:
 
 def with_params(eqn: JaxprEqn, **params: Any) -> JaxprEqn:
     return eqn.replace(params={**eqn.params, **params})
-
-
-def as_typed(value: Any, atom: Any) -> Any:
-    """The value with the type of `atom`: what a reduction made alike may be typed as varying."""
-    missing = _compat.varying_axes(atom.aval) - _compat.varying_axes(jax.typeof(value))
-    return _compat.to_varying(value, sorted(missing, key=str)) if missing else value
-
-
-def _dimension(item: tuple[int, Spread]) -> int:
-    return item[0]
 
 
 # --- names and reasons for reports, in the words of the user
@@ -292,20 +302,13 @@ def deferred(eqn: JaxprEqn, state: State, spread: Spread, site: Site) -> Gathere
     if set(before.names) & set(spread.names):
         raise Refuse(f"all_gather over {spelled(spread.names)} of what was gathered over it")
     sites = tuple(sorted({*before.sites, site}))
-    if not eqn.params["tiled"]:
-        spreads = inserted(before, dimension)
-        return Gathered((), sites).at({**spreads, dimension: spread})
-    spreads = dict(before.spreads)
-    if dimension in spreads:
-        spread = _beside(spread, spreads[dimension])
+    spreads = dict(before.spreads) if eqn.params["tiled"] else inserted(before, dimension)
+    if dimension in spreads:  # the blocks of both, the last outermost
+        inner = spreads[dimension]
+        if spread.groups is not None or inner.groups is not None:
+            raise Refuse("all_gather in groups along the gathered dimension")
+        spread = Spread(spread.names + inner.names, None, spread.size * inner.size)
     return Gathered((), sites).at({**spreads, dimension: spread})
-
-
-def _beside(outer: Spread, inner: Spread) -> Spread:
-    """A tiled gather along a dimension that is gathered: the blocks of both, the last outermost."""
-    if outer.groups is not None or inner.groups is not None:
-        raise Refuse("all_gather in groups along the gathered dimension")
-    return Spread(outer.names + inner.names, None, outer.size * inner.size)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -363,11 +366,11 @@ def why_not_worth(gathers: Sequence[Gather], made: Sequence[Made]) -> str:
     if after < before or (after == before and len(made) <= len(gathers)):
         return ""
     return (
-        f"{_counted(len(made), 'reduction')} would send {after:,.0f} bytes from each device, "
-        f"{_counted(len(gathers), 'gather')} {'sends' if len(gathers) == 1 else 'send'} "
+        f"{counted(len(made), 'reduction')} would send {after:,.0f} bytes from each device, "
+        f"{counted(len(gathers), 'gather')} {'sends' if len(gathers) == 1 else 'send'} "
         f"{before:,.0f}"
     )
 
 
-def _counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
     return f"{'one' if count == 1 else count} {noun}{'' if count == 1 else 's'}"

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jax_dist import _codes
 from jax_dist.passes import gather_moves, gather_reductions
@@ -28,10 +28,12 @@ from jax_dist.passes.gather_states import (
     State,
     Whole,
     aval_of,
+    counted,
     deferred,
     is_of_jax,
     no_rule,
     plain_name,
+    sites_of,
     spelled,
     spread_of,
     why_never,
@@ -40,13 +42,14 @@ from jax_dist.passes.gather_states import (
 )
 from jax_dist.passes.interpreter import (
     EXACT,
+    GATHERS,
     INLINED,
     Atom,
     Handler,
     Values,
     bodies,
     call_shard_map,
-    equations,
+    contains,
     open_jaxpr,
     replay,
     run,
@@ -94,7 +97,7 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool = False) -> PassPlan:
       What to evaluate instead on the same inputs, or None if nothing is to change; and what was
       rewritten or refused.
     """
-    if not any(_is_of_interest(eqn) for eqn in equations(jaxpr)):
+    if not contains(jaxpr, _is_of_interest):
         return PassPlan(None)
     findings: list[PassFinding] = []
     handlers = _outside(jaxpr, findings, exact=exact)
@@ -109,24 +112,18 @@ def _outside(jaxpr: Any, findings: list[PassFinding], *, exact: bool) -> _Handle
     handlers: _Handlers = {}
     for place, eqn in enumerate(open_jaxpr(jaxpr).eqns):
         if eqn.primitive.name == "shard_map":
-            decision = _decide(eqn, exact=exact)
-            findings += decision.findings
-            if decision.handlers:
-                handlers[place] = _shard_map_handler(decision.handlers)
+            inside, found = _decide(eqn, exact=exact)
+            findings += found
+            if inside:
+                handlers[place] = _shard_map_handler(inside)
         else:
-            inside = [_outside(body, findings, exact=exact) for body in bodies(eqn)]
-            if any(inside):
-                handlers[place] = _traced_again(inside)
+            each = [_outside(body, findings, exact=exact) for body in bodies(eqn)]
+            if any(each):
+                handlers[place] = _traced_again(each)
     return handlers
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Decision:
-    handlers: _Handlers
-    findings: tuple[PassFinding, ...]
-
-
-def _decide(eqn: JaxprEqn, *, exact: bool) -> _Decision:
+def _decide(eqn: JaxprEqn, *, exact: bool) -> tuple[_Handlers, tuple[PassFinding, ...]]:
     """Walks until nothing more is pinned: then each gather is either gone or as it was."""
     invariance = Invariance()
     pins: dict[Site, _Pin] = {}
@@ -136,7 +133,7 @@ def _decide(eqn: JaxprEqn, *, exact: bool) -> _Decision:
         if len(walk.pins) == len(pins):
             walk.pins.update(_not_worth(walk))
         if len(walk.pins) == len(pins):
-            return _Decision(handlers, _findings(walk))
+            return handlers, _findings(walk)
         pins = walk.pins
 
 
@@ -148,8 +145,8 @@ def _not_worth(walk: "_GatherWalk") -> dict[Site, _Pin]:
             pins |= dict.fromkeys(group.sites, _Pin("", ""))
             continue
         why = why_not_worth(gathers, group.made)
-        for site, gather in zip(group.sites, gathers, strict=True):
-            if why:
+        if why:
+            for site, gather in zip(group.sites, gathers, strict=True):
                 pins[site] = _Pin(why, source_line(gather.eqn))
     return pins
 
@@ -175,7 +172,7 @@ def _refused(gather: Gather, pin: _Pin) -> PassFinding:
 def _rewritten(gather: Gather, group: Group) -> PassFinding:
     read = " and ".join(dict.fromkeys(made.primitive for made in group.made))
     names = [made.collective.name for made in group.made]
-    became = " and ".join(_counted(names.count(name), name) for name in dict.fromkeys(names))
+    became = " and ".join(counted(names.count(name), name) for name in dict.fromkeys(names))
     what = f"{_named(gather.eqn)}, {read}: {became}"
     return PassFinding(_CODE, "rewritten", what, "", source_line(gather.eqn))
 
@@ -187,10 +184,6 @@ def _summed(eqn: JaxprEqn) -> PassFinding:
 
 def _named(eqn: JaxprEqn) -> str:
     return f"{eqn.primitive.name} over {spelled(axes_of(eqn))}"
-
-
-def _counted(count: int, name: str) -> str:
-    return f"one {name}" if count == 1 else f"{count} {name}s"
 
 
 # --- walks over the body of a shard_map and says what every equation becomes; nothing is traced
@@ -280,7 +273,9 @@ class _GatherWalk:
         frame = _GatherFrame(
             scope=body.scope,
             facts=self._invariance.facts(body.jaxpr, body.same, body.scope),
-            constant=gather_reductions.constancy(jaxpr, body.constant) if _scatters(jaxpr) else {},
+            constant=gather_reductions.constancy(jaxpr, body.constant)
+            if contains(jaxpr, lambda eqn: eqn.primitive.name == "reduce_scatter")
+            else {},
             gathered={v: g for v, g in zip(jaxpr.invars, body.gathered, strict=True) if g},
             makers={},
             at=at,
@@ -355,7 +350,7 @@ class _GatherWalk:
             self._refuse(eqn, frame, str(refusal))
             return None
         made = [Made(eqn.primitive.name, each) for each in step.collectives]
-        self.groups.meet(_sites(states), made)
+        self.groups.meet(sites_of(states), made)
         self._set(eqn, [state and self._narrowed(state) for state in step.results], frame)
         return step.emit
 
@@ -375,7 +370,7 @@ class _GatherWalk:
         """A jit: gathered values go in and out of it."""
         (jaxpr,) = bodies(eqn)
         gathered = [frame.gathered.get(v) if isinstance(v, Var) else None for v in eqn.invars]
-        if not any(gathered) and not _holds_any(jaxpr):
+        if not any(gathered) and not contains(jaxpr, _is_of_interest):
             return None
         inputs = open_jaxpr(jaxpr).invars
         for inside, outside in zip(inputs, eqn.invars, strict=True):
@@ -402,7 +397,7 @@ class _GatherWalk:
     def _with_bodies(
         self, eqn: JaxprEqn, inner: Sequence[Any], at: Site, frame: _GatherFrame
     ) -> Handler | None:
-        if not any(map(_holds_any, inner)):
+        if not any(contains(body, _is_of_interest) for body in inner):
             return None
         same = [same_of(atom, frame.facts, frame.scope) for atom in eqn.invars]
         if eqn.primitive.name == "shard_map":
@@ -430,7 +425,7 @@ class _GatherWalk:
         return dataclasses.replace(state, sites=sites)
 
     def _refuse(self, eqn: JaxprEqn, frame: _GatherFrame, why: str) -> None:
-        sites = _sites([frame.state(atom) for atom in eqn.invars])
+        sites = sites_of([frame.state(atom) for atom in eqn.invars])
         self._pin(sites, why, frame.line(eqn))
         for atom in eqn.invars:  # whole from here on
             if not isinstance(atom, core.Literal):
@@ -472,15 +467,16 @@ def _traced_again(handlers: Sequence[_Handlers]) -> Handler:
 
     def handle(eqn: JaxprEqn, values: Values) -> Values:
         each = iter(handlers)
-        return replay(with_bodies(eqn, lambda jaxpr: _changed(jaxpr, next(each))), values)
+
+        def changed(jaxpr: Any) -> Any:
+            inside = next(each)
+            if not inside:
+                return jaxpr
+            return trace_again(jaxpr, lambda *args: run(jaxpr, args, inside))
+
+        return replay(with_bodies(eqn, changed), values)
 
     return handle
-
-
-def _changed(jaxpr: Any, handlers: _Handlers) -> Any:
-    if not handlers:
-        return jaxpr
-    return trace_again(jaxpr, lambda *args: run(jaxpr, args, handlers))
 
 
 def _may_round(eqn: JaxprEqn) -> bool:
@@ -490,19 +486,5 @@ def _may_round(eqn: JaxprEqn) -> bool:
     return any(jnp.issubdtype(aval_of(var).dtype, jnp.inexact) for var in eqn.outvars)
 
 
-def _sites(states: Sequence[State]) -> tuple[Site, ...]:
-    return tuple(
-        sorted({s for state in states if isinstance(state, Gathered) for s in state.sites})
-    )
-
-
-def _scatters(jaxpr: Jaxpr) -> bool:
-    return any(eqn.primitive.name == "reduce_scatter" for eqn in equations(jaxpr))
-
-
-def _holds_any(jaxpr: Any) -> bool:
-    return any(_is_of_interest(eqn) for eqn in equations(jaxpr))
-
-
 def _is_of_interest(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name in ("all_gather", "reduce_scatter")
+    return eqn.primitive.name in GATHERS

@@ -17,6 +17,7 @@ import jax
 from jax.core import eval_jaxpr
 from jax.extend import core, source_info_util
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.sharding import AxisType
 
 from jax_dist import _compat
 
@@ -110,7 +111,9 @@ def constants(jaxpr: Any) -> Sequence[Any]:
 
 def bodies(eqn: JaxprEqn) -> list[Any]:
     """The jaxprs among the parameters of an equation, open or closed, in order."""
-    return [part for value in eqn.params.values() for part in _parts(value) if _is_body(part)]
+    values = eqn.params.values()
+    parts = (value if isinstance(value, (tuple, list)) else (value,) for value in values)
+    return [part for several in parts for part in several if _is_body(part)]
 
 
 def equations(jaxpr: Any) -> Iterator[JaxprEqn]:
@@ -249,10 +252,11 @@ def in_form_of(jaxpr: Any, new: core.ClosedJaxpr) -> Any:
 def call_shard_map(eqn: JaxprEqn, evaluate: Callable[..., Values], values: Values) -> Values:
     """The shard_map of `eqn` around another body, `evaluate(*blocks)`."""
     params = eqn.params
+    is_inside = AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types
     mapped = jax.shard_map(
         _standing_for(params["jaxpr"], evaluate),
         # Inside another shard_map, the mesh of the context says which axes are manual already.
-        mesh=None if _is_manual() else params["mesh"],
+        mesh=None if is_inside else params["mesh"],
         in_specs=tuple(params["in_specs"]),
         out_specs=list(params["out_specs"]),
         axis_names=set(_compat.newly_manual_axes(eqn)),
@@ -308,11 +312,6 @@ source_info_util.register_exclusion(_PACKAGE)
 _compat.hide_frames(_PACKAGE)
 
 
-def _is_manual() -> bool:
-    types = jax.sharding.get_abstract_mesh().axis_types
-    return any(axis_type == jax.sharding.AxisType.Manual for axis_type in types)
-
-
 def _type(aval: Any) -> tuple:
     """What must not change; on Auto axes, a mesh in the type is not part of it."""
     return aval.shape, aval.dtype, aval.weak_type, aval.manual_axis_type
@@ -327,8 +326,10 @@ def unnamed() -> Any:
     )
 
 
-def _parts(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, (tuple, list)) else (value,)
+def as_typed(value: Any, atom: Any) -> Any:
+    """The value with the type of `atom`, which may be typed as varying where the value is not."""
+    missing = _compat.varying_axes(atom.aval) - _compat.varying_axes(jax.typeof(value))
+    return _compat.to_varying(value, sorted(missing, key=str)) if missing else value
 
 
 def _is_body(value: Any) -> bool:

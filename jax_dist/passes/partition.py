@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _codes, _compat, errors
+from jax_dist import _codes, errors
 from jax_dist.passes import interpreter, propagation
 from jax_dist.passes.interpreter import Atom, EquationPlace, Path, Values
 from jax_dist.passes.pipeline import Outcome, PassFinding, PassPlan
@@ -60,7 +60,8 @@ class _Route:
         if _is_explicit(self.mesh):
             operands = map(self._placed, operands, self.taken.operands)
         results = self._pinned(mapped(*operands), self.chosen.results, self.taken.results)
-        return [_as_varying(x, var) for x, var in zip(results, eqn.outvars, strict=True)]
+        # The body may leave out an operand that varies.
+        return [interpreter.as_typed(x, var) for x, var in zip(results, eqn.outvars, strict=True)]
 
     def __str__(self) -> str:
         operands, results = (
@@ -72,20 +73,12 @@ class _Route:
         """Whether every device computes all of it, and nothing asked for that."""
         return not any(_axes_of(spec) for spec in (*self.chosen.operands, *self.chosen.results))
 
-    def with_operand(self, number: int, spec: P) -> "_Route":
-        """The same, where the operand lies by `spec` in the program."""
-        operands = [*self.chosen.operands]
-        operands[number] = spec
-        chosen = dataclasses.replace(self.chosen, operands=tuple(operands))
+    def with_chosen(self, kind: str, number: int, spec: P) -> "_Route":
+        """The same, where one of the "operands" or "results" lies by `spec` in the program."""
+        specs = [*getattr(self.chosen, kind)]
+        specs[number] = spec
+        chosen = dataclasses.replace(self.chosen, **{kind: tuple(specs)})
         return dataclasses.replace(self, chosen=chosen)
-
-    def with_result(self, number: int, spec: P) -> "_Route":
-        """The same, where the result lies by `spec` in the program."""
-        results = [*self.chosen.results]
-        results[number] = spec
-        return dataclasses.replace(
-            self, chosen=dataclasses.replace(self.chosen, results=tuple(results))
-        )
 
     def _body(self) -> Callable[..., Values]:
         def body(*blocks: jax.Array) -> Values:
@@ -235,14 +228,14 @@ def _joined(sites: Sequence[EquationPlace], found: Mapping[Path, _Route]) -> dic
     for site in sites:
         for number in found[site.path].chosen.constants:
             taken = found[site.path].taken.operands[number]
-            joined[site.path] = joined[site.path].with_operand(number, taken)
+            joined[site.path] = joined[site.path].with_chosen("operands", number, taken)
         for number, var in enumerate(site.eqn.outvars):
             readers = _readers(site, var, sites)
             taken = found[site.path].taken.results[number]
             if readers and all(found[p].taken.operands[n] == taken for p, n in readers):
-                joined[site.path] = joined[site.path].with_result(number, taken)
+                joined[site.path] = joined[site.path].with_chosen("results", number, taken)
                 for path, operand in readers:
-                    joined[path] = joined[path].with_operand(operand, taken)
+                    joined[path] = joined[path].with_chosen("operands", operand, taken)
     return joined
 
 
@@ -307,7 +300,8 @@ def _route(site: EquationPlace, layout: CallLayout | Unknown, mesh: Mesh) -> _Ro
     axes = _free_axes(site, mesh)
     _check(site, mesh, axes)
     if _is_explicit(mesh):  # what the types say is what the program must get back
-        layout = dataclasses.replace(layout, results=_typed(site.eqn.outvars))
+        typed = [_full(a.sharding.spec, len(a.shape)) for a in _avals(site.eqn.outvars)]
+        layout = dataclasses.replace(layout, results=tuple(typed))
     asked = (
         params["in_tree"].unflatten(_shapes(site.eqn.invars, layout.operands, mesh)),
         params["out_tree"].unflatten(_shapes(site.eqn.outvars, layout.results, mesh)),
@@ -385,7 +379,10 @@ def _check_lowering(
     traced = jax.make_jaxpr(lower, axis_env=axis_env)(*eqn.params["in_tree"].unflatten(blocks))
     made = [(aval.shape, aval.dtype) for aval in traced.out_avals]
     if made != [(block.shape, block.dtype) for block in wanted]:
-        names = [", ".join(map(_short, values)) for values in (traced.out_avals, wanted)]
+        names = [
+            ", ".join(f"{value.dtype}{list(value.shape)}" for value in values)
+            for values in (traced.out_avals, wanted)
+        ]
         raise _RouteRefused(f"its lowering gives {names[0]} where its partition() says {names[1]}")
     if traced.consts and any(around.primitive.name == "remat2" for around in site.around):
         raise _RouteRefused(
@@ -408,12 +405,6 @@ def _check_types(made: _Route, eqn: JaxprEqn) -> None:
     except ValueError as error:
         first = str(error).partition("\n")[0].rstrip(":")
         raise _RouteRefused(f"check_vma=True of the shard_map around it: {first}") from error
-
-
-def _as_varying(x: jax.Array, var: Var) -> jax.Array:
-    """Typed like the result that it stands for: the body may leave out an operand that varies."""
-    missing = _compat.varying_axes(var.aval) - _compat.varying_axes(jax.typeof(x))
-    return _compat.to_varying(x, sorted(missing)) if missing else x
 
 
 def _shapes(atoms: Sequence[Atom], specs: Sequence[P], mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
@@ -462,16 +453,8 @@ def _cuts(spec: P, mesh: Mesh) -> Iterator[int]:
     return (math.prod(mesh.shape[axis] for axis in _entry_axes(entry)) for entry in spec)
 
 
-def _typed(atoms: Sequence[Atom]) -> tuple[P, ...]:
-    return tuple(_full(aval.sharding.spec, len(aval.shape)) for aval in _avals(atoms))
-
-
 def _avals(atoms: Sequence[Atom]) -> list[Any]:
     return [atom.aval for atom in atoms]
-
-
-def _short(value: Any) -> str:
-    return f"{value.dtype}{list(value.shape)}"
 
 
 def _entry_axes(entry: Any) -> tuple[str, ...]:

@@ -162,8 +162,8 @@ class _Result:
 # looks there for what the call has found out.
 
 
-Miss = Callable[["Program", tuple, dict], _compat.Answer]
-Trace = Callable[[Sequence[Any], tuple, dict], Any]  # of captured arrays and arguments, as tracers
+_Miss = Callable[["Program", tuple, dict], _compat.Answer]
+_Trace = Callable[[Sequence[Any], tuple, dict], Any]  # of captured arrays and arguments, as tracers
 
 
 class Program:
@@ -185,9 +185,8 @@ class Program:
 
         # No functools.wraps: jit would read the user's signature and donate by keyword too.
         traced.__name__ = traced.__qualname__ = name
-        static = tuple(first + number for number in options.static_argnums)
+        self._static = static = tuple(first + number for number in options.static_argnums)
         self._traced, self._options = traced, options
-        self._static = static
         self._donated = tuple(first + number for number in options.donate_argnums)
         self.front: Callable[..., Any] = _compat.front(
             name,
@@ -221,8 +220,8 @@ class Programs:
         name: str,
         options: _compat.JitOptions,
         *,
-        trace: Trace,
-        miss: Miss,
+        trace: _Trace,
+        miss: _Miss,
         without_jit: Callable[..., Any],
     ):
         """
@@ -233,11 +232,8 @@ class Programs:
           miss: makes a call that a front does not know; is given the program of that front.
           without_jit: makes a call under `jax.disable_jit`.
         """
-        self.name: str = name
-        self.options: _compat.JitOptions = options
-        self.trace: Trace = trace
-        self.miss: Miss = miss
-        self.without_jit: Callable[..., Any] = without_jit
+        self.name, self.options = name, options
+        self.trace, self.miss, self.without_jit = trace, miss, without_jit
         self._plain: dict[Hashable, Program] = {}
 
     @functools.cached_property
@@ -275,17 +271,11 @@ def with_captures(call: Callable, placed: PlacedCaptures | None) -> Callable:
     return call if placed is None else functools.partial(call, placed.values)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Way:
-    """A call that runs a jit object now."""
-
-    owner: object  # whose call it is
-    found: Any  # what it has found out; the owner knows what that is
-
-
 class _Ways(threading.local):
+    """The calls that run a jit object now: whose they are, and what they have found out."""
+
     def __init__(self):
-        self.stack: list[_Way] = []
+        self.stack: list[tuple[object, Any]] = []
 
 
 _ways = _Ways()
@@ -294,7 +284,7 @@ _ways = _Ways()
 @contextlib.contextmanager
 def under_way(owner: object, found: Any) -> Iterator[None]:
     """A jit object of `owner` is called, traced or lowered inside."""
-    _ways.stack.append(_Way(owner, found))
+    _ways.stack.append((owner, found))
     try:
         yield
     finally:
@@ -303,8 +293,8 @@ def under_way(owner: object, found: Any) -> Iterator[None]:
 
 def found_by(owner: object) -> Any:
     """What the innermost call under way has found, if it is of `owner`; None without one."""
-    top = _ways.stack[-1] if _ways.stack else None
-    return top.found if top is not None and top.owner is owner else None
+    top, found = _ways.stack[-1] if _ways.stack else (None, None)
+    return found if top is owner else None
 
 
 def hide_own_frames(error: Exception) -> None:

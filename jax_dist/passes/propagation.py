@@ -97,7 +97,7 @@ class _Reader:
         ]
         if any(dimensions) and not self._on_mesh(sharding.mesh_or_ref):
             raise Unknown("its values lie on another mesh")
-        return P(*[_entry(axes) for axes in dimensions])
+        return P(*[axes[0] if len(axes) == 1 else axes or None for axes in dimensions])
 
     def _axes(self, dimension: Any) -> tuple[str, ...]:
         axes = [sdy.AxisRefAttr(axis) for axis in sdy.DimensionShardingAttr(dimension).axes]
@@ -112,10 +112,6 @@ class _Reader:
         sizes = {axis.name: axis.size for axis in axes}
         # Device ids are only there if the order is not that of the program's devices.
         return not attribute.device_ids and list(sizes.items()) == list(self.mesh.shape.items())
-
-
-def _entry(axes: tuple[str, ...]) -> Any:
-    return axes[0] if len(axes) == 1 else axes or None
 
 
 def _sharding(value: ir.Value) -> Any:
@@ -191,11 +187,10 @@ def _custom_calls(module: ir.Operation, target: str) -> list[ir.Operation]:
     found: list[ir.Operation] = []
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
-        attributes = operation.attributes
-        if operation.name != "stablehlo.custom_call":
-            return ir.WalkResult.ADVANCE
-        if ir.StringAttr(attributes["call_target_name"]).value == target:
-            found.append(operation)
+        if operation.name == "stablehlo.custom_call":
+            name: Any = operation.attributes["call_target_name"]
+            if ir.StringAttr(name).value == target:
+                found.append(operation)
         return ir.WalkResult.ADVANCE
 
     module.walk(visit)
@@ -331,7 +326,7 @@ def _with_scopes(jaxpr: Any, path: Path, sites: frozenset[Path], *args: Any) -> 
         inner = {
             part: functools.partial(_with_scopes, body, (*here, part), sites)
             for part, body in enumerate(interpreter.bodies(eqn))
-            if interpreter.contains(body, _is_of_interest)
+            if interpreter.contains(body, lambda eqn: is_partitioned(eqn) or _is_plain_jit(eqn))
         }
         if here in sites:
             handlers[number] = functools.partial(_scoped, here)
@@ -351,10 +346,6 @@ def _scoped(path: Path, eqn: JaxprEqn, values: Values) -> Values:
 
 def _name(path: Path) -> str:
     return ".".join(map(str, path))
-
-
-def _is_of_interest(eqn: JaxprEqn) -> bool:
-    return is_partitioned(eqn) or _is_plain_jit(eqn)
 
 
 def _is_plain_jit(eqn: JaxprEqn) -> bool:

@@ -25,11 +25,11 @@ from jax_dist.passes.interpreter import (
 )
 
 _Evaluate = Callable[[Any, Sequence[Any]], Values]  # a jaxpr on values, under the new mesh
-AxisEnv = Sequence[tuple[Any, int]]  # as the call was traced with
+_AxisEnv = Sequence[tuple[Any, int]]  # as the call was traced with
 
 
 def _custom_jvp_anew(
-    eqn: JaxprEqn, values: Values, evaluate: _Evaluate, axis_env: AxisEnv = ()
+    eqn: JaxprEqn, values: Values, evaluate: _Evaluate, axis_env: _AxisEnv = ()
 ) -> Values:
     """The call of a function with a jvp rule."""
     smooth = [place for place, var in enumerate(eqn.invars) if _is_inexact(var.aval)]
@@ -53,7 +53,7 @@ def _custom_jvp_anew(
 
 
 def _custom_vjp_anew(
-    eqn: JaxprEqn, values: Values, evaluate: _Evaluate, axis_env: AxisEnv = ()
+    eqn: JaxprEqn, values: Values, evaluate: _Evaluate, axis_env: _AxisEnv = ()
 ) -> Values:
     """The call of a function with a vjp rule."""
     smooth = [place for place, var in enumerate(eqn.invars) if _is_inexact(var.aval)]
@@ -83,8 +83,8 @@ def _custom_vjp_anew(
             pullback = jax.tree.unflatten(structure, given[: len(kept)])
             coming = iter(given[len(kept) :])
             whole = [
-                next(coming) if place in smooth_out else _no_cotangent(var.aval)
-                for place, var in enumerate(eqn.outvars)
+                next(coming) if place in smooth_out else jnp.zeros(aval.shape, jax.dtypes.float0)
+                for place, aval in enumerate(_types(eqn.outvars))
             ]
             return list(pullback(whole))
 
@@ -111,7 +111,7 @@ def _of_smooth(eqn: JaxprEqn, args: Sequence[Any], smooth: Sequence[int]) -> Cal
 
 
 def _traced_there(
-    eqn: JaxprEqn, fun: Callable, types: Sequence[Any], axis_env: AxisEnv
+    eqn: JaxprEqn, fun: Callable, types: Sequence[Any], axis_env: _AxisEnv
 ) -> tuple[ClosedJaxpr, Any]:
     """The jaxpr of `fun` in the context of `eqn`, and the structure of its result."""
     trees = []
@@ -134,10 +134,6 @@ def _is_inexact(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
-def _no_cotangent(aval: Any) -> Any:
-    return jnp.zeros(aval.shape, jax.dtypes.float0)
-
-
 # --- evaluates a jaxpr by binding each equation again, in the context of now
 #
 # What a traced body says of its mesh (in types, literals, contexts and some parameters) is left
@@ -146,7 +142,7 @@ def _no_cotangent(aval: Any) -> Any:
 # rules of custom_jvp and custom_vjp.
 
 
-HandlerOf: TypeAlias = Callable[[JaxprEqn], Handler | None]
+_HandlerOf: TypeAlias = Callable[[JaxprEqn], Handler | None]
 
 
 class CannotRebind(Exception):
@@ -161,8 +157,8 @@ def _no_handler(eqn: JaxprEqn) -> None:
 def evaluate(
     jaxpr: Any,
     args: Sequence[Any],
-    handler_of: HandlerOf = _no_handler,
-    axis_env: AxisEnv = (),
+    handler_of: _HandlerOf = _no_handler,
+    axis_env: _AxisEnv = (),
 ) -> Values:
     """The values of a jaxpr, with each equation bound again.
 
@@ -212,7 +208,7 @@ def type_of(aval: Any, sizes: Mapping[int, int] | None = None) -> jax.ShapeDtype
 
 
 def _bind(
-    eqn: JaxprEqn, values: Values, handler_of: HandlerOf, axis_env: AxisEnv, context: Any
+    eqn: JaxprEqn, values: Values, handler_of: _HandlerOf, axis_env: _AxisEnv, context: Any
 ) -> Values:
     def again(jaxpr: Any, args: Sequence[Any]) -> Values:
         return evaluate(jaxpr, args, handler_of, axis_env)

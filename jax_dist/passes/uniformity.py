@@ -6,7 +6,7 @@ them away; all else is the same where all of its operands are.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -72,10 +72,22 @@ class Invariance:
 
         `ins` is known of the operands, and `scope` is that of the equation.
         """
-        name = eqn.primitive.name
-        if name in _BODIES:
-            return _BODIES[name](self, eqn, list(ins), scope)
-        return [[NOWHERE] * len(open_jaxpr(body).invars) for body in bodies(eqn)]
+        ins, inner = list(ins), bodies(eqn)
+        match eqn.primitive.name:
+            case "cond":
+                return [ins[1:] for _ in inner]
+            case "scan":
+                return [self._scan_inputs(eqn, ins, scope)]
+            case "while":
+                return self._while_inputs(eqn, ins, scope)
+            case "shard_map":
+                # Along a new axis, a block is the same if its spec cuts nothing along it.
+                new = scope.inside(eqn).axes - scope.axes
+                pairs = zip(ins, eqn.params["in_specs"], strict=True)
+                return [[same | (new - cut_along(spec)) for same, spec in pairs]]
+            case name if name in CALLS:
+                return [ins for _ in inner]
+        return [[NOWHERE] * len(open_jaxpr(body).invars) for body in inner]
 
     def outputs(self, jaxpr: Any, ins: Sequence[Same], scope: AxisScope) -> list[Same]:
         facts = self.facts(jaxpr, ins, scope)
@@ -92,24 +104,77 @@ class Invariance:
         return facts
 
     def _results(self, eqn: JaxprEqn, operands: list[Same], scope: AxisScope) -> Sequence[Same]:
-        name = eqn.primitive.name
-        if name in _RESULTS:
-            return _RESULTS[name](self, eqn, operands, scope)
-        if name in _COLLECTIVES:
-            same = _COLLECTIVES[name](eqn, _everywhere(operands, scope), scope)
-        elif name in DETERMINISTIC:
-            same = _everywhere(operands, scope)
-        else:
-            same = NOWHERE
-        return [same] * len(eqn.outvars)
+        match eqn.primitive.name:
+            case "cond":  # devices that take other branches get other results
+                branches = [self.outputs(b, operands[1:], scope) for b in eqn.params["branches"]]
+                return [operands[0].intersection(*each) for each in zip(*branches, strict=True)]
+            case "scan":
+                settled = self._scan_inputs(eqn, operands, scope)
+                outs = self.outputs(eqn.params["jaxpr"], settled, scope)
+                layout = _compat.scan_layout(eqn.params, len(operands), len(eqn.outvars))
+                for into, out in zip(layout.carries_in, layout.carries_out, strict=True):
+                    outs[out] = settled[into]  # of no iterations, the result is what came in
+                return outs
+            case "while":
+                inputs = self._while_inputs(eqn, operands, scope)
+                return inputs[0][-len(eqn.outvars) :] if eqn.outvars else []
+            case "shard_map":
+                (inputs,) = self.of_body_inputs(eqn, operands, scope)
+                outs = self.outputs(eqn.params["jaxpr"], inputs, scope.inside(eqn))
+                return [same & scope.axes for same in outs]
+            case name if name in CALLS:
+                return self.outputs(bodies(eqn)[0], operands, scope)
+            case name if name in _MADE_ALIKE or name in _MADE_DIFFERENT or name in DETERMINISTIC:
+                same = scope.axes.intersection(*operands)
+                return [_after_collective(eqn, same)] * len(eqn.outvars)
+        return [NOWHERE] * len(eqn.outvars)
+
+    def _scan_inputs(self, eqn: JaxprEqn, ins: list[Same], scope: AxisScope) -> list[Same]:
+        layout = _compat.scan_layout(eqn.params, len(ins), len(eqn.outvars))
+        while True:
+            outs = self.outputs(eqn.params["jaxpr"], ins, scope)
+            carried = list(ins)
+            for into, out in zip(layout.carries_in, layout.carries_out, strict=True):
+                carried[into] = ins[into] & outs[out]
+            if carried == ins:
+                return ins
+            ins = carried
+
+    def _while_inputs(self, eqn: JaxprEqn, ins: list[Same], scope: AxisScope) -> list[list[Same]]:
+        """Of the condition and of the body. Devices may leave the loop at different times."""
+        params = eqn.params
+        for_cond = ins[: params["cond_nconsts"]]
+        for_body = ins[len(for_cond) : len(for_cond) + params["body_nconsts"]]
+        carries = ins[len(for_cond) + len(for_body) :]
+        while True:
+            parts = {"cond_jaxpr": [*for_cond, *carries], "body_jaxpr": [*for_body, *carries]}
+            (again,) = self.outputs(params["cond_jaxpr"], parts["cond_jaxpr"], scope)
+            outs = self.outputs(params["body_jaxpr"], parts["body_jaxpr"], scope)
+            carried = [before & out & again for before, out in zip(carries, outs, strict=True)]
+            if carried == carries:
+                return [parts[name] for name in params if name in parts]  # as `bodies` gives them
+            carries = carried
+
+
+# A sum, a maximum, a gather; within groups, devices of other groups get other results.
+_MADE_ALIKE = ("psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant")
+# Even of equal inputs: a scatter gives other parts, a permutation zeros to some.
+_MADE_DIFFERENT = ("axis_index", "ppermute", "all_to_all", "reduce_scatter")
+
+
+def _after_collective(eqn: JaxprEqn, same: Same) -> Same:
+    """What is the same in the results, if `same` is so in all operands; equal for no collective."""
+    name = eqn.primitive.name
+    if name in _MADE_DIFFERENT:
+        return same - frozenset(axes_of(eqn))
+    if name in _MADE_ALIKE:
+        alike = frozenset(axes_of(eqn))
+        return same - alike if eqn.params.get("axis_index_groups") is not None else same | alike
+    return same
 
 
 def same_of(atom: Atom, facts: Facts, scope: AxisScope) -> Same:
     return scope.axes if isinstance(atom, Literal) else facts[atom]
-
-
-def _everywhere(operands: Sequence[Same], scope: AxisScope) -> Same:
-    return scope.axes.intersection(*operands)
 
 
 def axes_of(eqn: JaxprEqn) -> tuple[AxisName, ...]:
@@ -124,149 +189,6 @@ def _and_typed(same: Same, var: Var, scope: AxisScope) -> Same:
     return same | (scope.typed - _compat.varying_axes(var.aval))
 
 
-# ---- collectives
-
-
-def _made_alike(eqn: JaxprEqn, same: Same, scope: AxisScope) -> Same:
-    """A sum, a maximum, a gather: within groups, devices of other groups get other results."""
-    del scope
-    alike = frozenset(axes_of(eqn))
-    return same - alike if eqn.params.get("axis_index_groups") is not None else same | alike
-
-
-def _made_different(eqn: JaxprEqn, same: Same, scope: AxisScope) -> Same:
-    """Even of equal inputs: a scatter gives other parts, a permutation zeros to some."""
-    del scope
-    return same - frozenset(axes_of(eqn))
-
-
-_COLLECTIVES: dict[str, Callable[[JaxprEqn, Same, AxisScope], Same]] = {
-    **dict.fromkeys(
-        ("psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"),
-        _made_alike,
-    ),
-    **dict.fromkeys(("axis_index", "ppermute", "all_to_all", "reduce_scatter"), _made_different),
-}
-
-
-# ---- equations with bodies: what their inputs and results are
-
-
-def _call_inputs(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
-) -> list[list[Same]]:
-    del invariance, scope
-    return [ins for _ in bodies(eqn)]
-
-
-def _call_results(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
-) -> Sequence[Same]:
-    return invariance.outputs(bodies(eqn)[0], ins, scope)
-
-
-def _cond_inputs(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
-) -> list[list[Same]]:
-    del invariance, scope
-    return [ins[1:] for _ in bodies(eqn)]
-
-
-def _cond_results(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
-) -> Sequence[Same]:
-    """Devices that take other branches get other results."""
-    branches = [invariance.outputs(branch, ins[1:], scope) for branch in eqn.params["branches"]]
-    return [ins[0].intersection(*results) for results in zip(*branches, strict=True)]
-
-
-def _scan_inputs(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
-) -> list[list[Same]]:
-    layout = _compat.scan_layout(eqn.params, len(ins), len(eqn.outvars))
-    while True:
-        outs = invariance.outputs(eqn.params["jaxpr"], ins, scope)
-        carried = list(ins)
-        for into, out in zip(layout.carries_in, layout.carries_out, strict=True):
-            carried[into] = ins[into] & outs[out]
-        if carried == ins:
-            return [ins]
-        ins = carried
-
-
-def _scan_results(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
-) -> Sequence[Same]:
-    (settled,) = _scan_inputs(invariance, eqn, ins, scope)
-    outs = invariance.outputs(eqn.params["jaxpr"], settled, scope)
-    layout = _compat.scan_layout(eqn.params, len(ins), len(eqn.outvars))
-    for into, out in zip(layout.carries_in, layout.carries_out, strict=True):
-        outs[out] = settled[into]  # of no iterations, the result is what came in
-    return outs
-
-
-def _while_inputs(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
-) -> list[list[Same]]:
-    """Of the condition and of the body. Devices may leave the loop at different times."""
-    params = eqn.params
-    for_cond = ins[: params["cond_nconsts"]]
-    for_body = ins[len(for_cond) : len(for_cond) + params["body_nconsts"]]
-    carries = ins[len(for_cond) + len(for_body) :]
-    while True:
-        (again,) = invariance.outputs(params["cond_jaxpr"], [*for_cond, *carries], scope)
-        outs = invariance.outputs(params["body_jaxpr"], [*for_body, *carries], scope)
-        carried = [before & out & again for before, out in zip(carries, outs, strict=True)]
-        if carried == carries:
-            parts = {
-                "cond_jaxpr": [*for_cond, *carries],
-                "body_jaxpr": [*for_body, *carries],
-            }
-            return [parts[name] for name in params if name in parts]  # as `bodies` gives them
-        carries = carried
-
-
-def _while_results(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
-) -> Sequence[Same]:
-    inputs = _while_inputs(invariance, eqn, ins, scope)
-    return inputs[0][-len(eqn.outvars) :] if eqn.outvars else []
-
-
-def _shard_map_inputs(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
-) -> list[list[Same]]:
-    """Along a new axis, a block is the same if its spec does not cut anything along it."""
-    del invariance
-    new = scope.inside(eqn).axes - scope.axes
-    specs = eqn.params["in_specs"]
-    return [[same | (new - cut_along(spec)) for same, spec in zip(ins, specs, strict=True)]]
-
-
-def _shard_map_results(
-    invariance: Invariance, eqn: JaxprEqn, ins: list[Same], scope: AxisScope
-) -> Sequence[Same]:
-    (inputs,) = _shard_map_inputs(invariance, eqn, ins, scope)
-    outs = invariance.outputs(eqn.params["jaxpr"], inputs, scope.inside(eqn))
-    return [same & scope.axes for same in outs]
-
-
 def cut_along(spec: Any) -> Same:
     parts = [part if isinstance(part, tuple) else (part,) for part in spec]
     return frozenset(name for part in parts for name in part if name is not None)
-
-
-_BODIES = {
-    **dict.fromkeys(CALLS, _call_inputs),
-    "cond": _cond_inputs,
-    "scan": _scan_inputs,
-    "shard_map": _shard_map_inputs,
-    "while": _while_inputs,
-}
-_RESULTS = {
-    **dict.fromkeys(CALLS, _call_results),
-    "cond": _cond_results,
-    "scan": _scan_results,
-    "shard_map": _shard_map_results,
-    "while": _while_results,
-}

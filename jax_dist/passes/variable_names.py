@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import operator
 import os
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,34 +53,8 @@ def _is_library_code(code: types.CodeType) -> bool:
 
 def _names_in(code: types.CodeType) -> frozenset[str]:
     """The globals and attributes that some code names, also in the functions defined in it."""
-    return frozenset(name for inner in _codes(code) for name in inner.co_names)
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
-
-
-def _first_parameter(function: types.FunctionType) -> str:
-    """Mostly "self"."""
-    return function.__code__.co_varnames[0] if function.__code__.co_argcount else "self"
-
-
-def _parameter(fun: Callable, place: int) -> str:
-    """The name of a positional parameter of a callable."""
-    code = _code(fun)
-    if code is None or place >= code.co_argcount:
-        return f"args[{place}]"
-    return code.co_varnames[place]
-
-
-def _positional_defaults(function: types.FunctionType) -> dict[str, Any]:
-    """The default values of parameters, without the keyword-only ones."""
-    values = function.__defaults__ or ()
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    return dict(zip(names[len(names) - len(values) :], values, strict=True))
+    inner = [_names_in(const) for const in code.co_consts if isinstance(const, types.CodeType)]
+    return frozenset(code.co_names).union(*inner)
 
 
 # --- finds the user's name for an array: the path to it from the function that uses it
@@ -134,6 +109,9 @@ class _Node:
             depth=self.depth + 1,
         )
 
+    def source(self) -> ArraySource:
+        return ArraySource(self.name, self.kind, self.at, self.value, self.read)
+
     def same_name(self, value: Any) -> "_Node":
         """An object behind this one, which the user knows by the same name."""
         return dataclasses.replace(self, value=value, read=lambda: value, depth=self.depth + 1)
@@ -178,16 +156,14 @@ class _Search:
     def _compare(self, node: _Node) -> None:
         identity = array_identity(node.value)
         if identity in self.missing:
-            self._name(identity, ArraySource(node.name, node.kind, node.at, node.value, node.read))
+            self._name(identity, node.source())
         elif isinstance(node.value, np.ndarray):
             if node.value.dtype.itemsize >= 8 and node.value.dtype.kind in "iufc":
                 self.wider.append(node)
             for identity, array in [*self.missing.items()]:
                 if isinstance(array, np.ndarray) and np.may_share_memory(array, node.value):
-                    self._name(
-                        identity,
-                        ArraySource(f"view of {node.name}", node.kind, node.at, None, None),
-                    )
+                    view = f"view of {node.name}"
+                    self._name(identity, ArraySource(view, node.kind, node.at, None, None))
 
     def _name(self, identity: Identity | None, found: ArraySource) -> None:
         self.found[identity] = found
@@ -198,10 +174,7 @@ class _Search:
         for identity, array in [*self.missing.items()]:
             nodes = [node for node in self.wider if _converts_to(node.value, array)]
             if len(nodes) == 1:
-                (node,) = nodes
-                self._name(
-                    identity, ArraySource(node.name, node.kind, node.at, node.value, node.read)
-                )
+                self._name(identity, nodes[0].source())
 
 
 def _converts_to(wide: np.ndarray, array: Any) -> bool:
@@ -246,27 +219,24 @@ def _of_function(node: _Node, function: types.FunctionType) -> Iterator[_Node]:
         _Node, at=definition(function), used=_names_in(code), depth=node.depth + 1
     )
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with_value = _contents(cell)
-        if with_value and (not library or callable(with_value[0])):
-            read = functools.partial(getattr, cell, "cell_contents")
-            yield here(with_value[0], name, "closure", read=read)
+        read = functools.partial(getattr, cell, "cell_contents")
+        try:
+            value = read()
+        except ValueError:  # not assigned yet
+            continue
+        if not library or callable(value):
+            yield here(value, name, "closure", read=read)
     if library:  # the names in there are not the user's
         return
-    for name, value in _positional_defaults(function).items():
-        yield here(value, name, "default", read=lambda value=value: value)
-    for name, value in (function.__kwdefaults__ or {}).items():
+    values = function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    defaults = [*zip(names, values, strict=True), *(function.__kwdefaults__ or {}).items()]
+    for name, value in defaults:
         yield here(value, name, "default", read=lambda value=value: value)
     namespace = function.__globals__
     for name in sorted(_names_in(code) & namespace.keys()):
         read = functools.partial(namespace.__getitem__, name)
         yield here(namespace[name], name, "global", read=read)
-
-
-def _contents(cell: types.CellType) -> tuple[Any, ...]:
-    try:
-        return (cell.cell_contents,)
-    except ValueError:  # not assigned yet
-        return ()
 
 
 def _of_method(node: _Node, method: types.MethodType) -> Iterator[_Node]:
@@ -279,11 +249,12 @@ def _of_method(node: _Node, method: types.MethodType) -> Iterator[_Node]:
 
 def _of_self(node: _Node, owner: Any, function: types.FunctionType) -> Iterator[_Node]:
     """The object of a method, and the other methods that this one uses."""
-    used = _names_in(function.__code__)
+    code = function.__code__
+    used = _names_in(code)
     yield dataclasses.replace(
         node,
         value=owner,
-        name=_first_parameter(function),
+        name=code.co_varnames[0] if code.co_argcount else "self",
         kind="attribute",
         at=definition(function),
         read=lambda: owner,
@@ -307,8 +278,11 @@ def _of_partial(node: _Node, partial: functools.partial) -> Iterator[_Node]:
     here = functools.partial(
         _Node, kind="partial", at=definition(partial), used=node.used, depth=node.depth + 1
     )
+    code = _code(partial.func)
+    names = () if code is None else code.co_varnames[: code.co_argcount]
     for place, value in enumerate(partial.args):
-        yield here(value, _parameter(partial.func, place), read=lambda value=value: value)
+        name = names[place] if place < len(names) else f"args[{place}]"
+        yield here(value, name, read=lambda value=value: value)
     for name, value in partial.keywords.items():
         yield here(value, name, read=lambda value=value: value)
     yield node.same_name(partial.func)
@@ -329,14 +303,14 @@ def _of_namespace(node: _Node, owner: types.ModuleType | type) -> Iterator[_Node
 
 def _of_mapping(node: _Node, mapping: Mapping) -> Iterator[_Node]:
     for key, value in itertools.islice(mapping.items(), _ITEMS):
-        yield node.inside(f"[{key!r}]", value, functools.partial(_item, key))
+        yield node.inside(f"[{key!r}]", value, operator.itemgetter(key))
 
 
 def _of_sequence(node: _Node, items: Sequence) -> Iterator[_Node]:
     fields = getattr(type(items), "_fields", None)  # of a namedtuple
     for place, value in enumerate(itertools.islice(items, _ITEMS)):
         suffix = f"[{place}]" if fields is None else f".{fields[place]}"
-        yield node.inside(suffix, value, functools.partial(_item, place))
+        yield node.inside(suffix, value, operator.itemgetter(place))
 
 
 def _of_jax_object(node: _Node, value: Any) -> Iterator[_Node]:
@@ -372,10 +346,6 @@ def _attributes(value: Any) -> dict[str, Any]:
                 except AttributeError:  # not set
                     continue
     return found
-
-
-def _item(key: Any, owner: Any) -> Any:
-    return owner[key]
 
 
 def _attribute(name: str, owner: Any) -> Any:

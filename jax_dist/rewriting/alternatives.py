@@ -266,13 +266,11 @@ def _mapped_step(traced: jax.stages.Traced) -> _Step | None:
         closed = eqn.params["jaxpr"]
     values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     captured = [values[v] for v in eqn.invars if isinstance(v, Var) and v in values]
-    if eqn.invars[len(captured) :] != arguments or _maps_inside(site):
+    if eqn.invars[len(captured) :] != arguments or interpreter.contains(
+        site.body, lambda eqn: eqn.primitive.name == "shard_map"
+    ):
         return None
     return _Step(site, captured)
-
-
-def _maps_inside(site: PmapSite) -> bool:
-    return any(eqn.primitive.name == "shard_map" for eqn in interpreter.equations(site.body))
 
 
 def _in_global_view(

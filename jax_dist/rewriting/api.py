@@ -7,23 +7,22 @@ import dataclasses
 import functools
 import types
 import warnings
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import jax
 from jax.sharding import Mesh
 
-from jax_dist import _codes, _compat
-from jax_dist.errors import CapturedArrayWarning, UnsupportedError
-from jax_dist.passes.captures import Capture, Captures, find_captures
+from jax_dist import _codes, _compat, errors
+from jax_dist.errors import CapturedArrayWarning, RewriteError, UnsupportedError
+from jax_dist.passes.captures import Capture, Captures, Policy, find_captures
 from jax_dist.passes.gathers import Gathers
+from jax_dist.passes.hazards import find_doubled_sums, find_noise
 from jax_dist.passes.pipeline import PassFinding
-from jax_dist.passes.randomness import find_noise
-from jax_dist.rewriting import alternatives, arguments, gradients
+from jax_dist.rewriting import alternatives
 from jax_dist.rewriting.alternatives import Comparison
-from jax_dist.rewriting.arguments import Partitioning, Specs, Wishes
 from jax_dist.rewriting.cost import ProgramCost, program_of
-from jax_dist.rewriting.program import RewrittenProgram
+from jax_dist.rewriting.program import Partitioning, RewrittenProgram, Specs, Wishes
 from jax_dist.rewriting.report import CacheVerdict, CapturedArray, Report, verdict_of
 
 
@@ -104,7 +103,7 @@ def rewrite(
 
     See jax-ml/jax#2926 on pmap in jit, and JEP 14273 on shard_map.
     """
-    wishes = arguments.checked(
+    wishes = _checked(
         fun,
         mesh=mesh,
         captures=captures,
@@ -118,6 +117,63 @@ def rewrite(
     if not _compat.CAN_REWRITE:
         raise UnsupportedError(f"jax_dist.rewrite needs jax 0.10 or later, not {jax.__version__}")
     return _Function(fun, RewrittenProgram(fun, _name_of(fun), wishes))
+
+
+def _checked(
+    fun: object,
+    *,
+    mesh: Mesh | None,
+    captures: Captures,
+    gathers: Gathers,
+    partitioning: Partitioning,
+    specs: Specs | None,
+    live_captures: bool,
+    warn_bytes: int,
+    lift_bytes: int,
+) -> Wishes:
+    """The wishes; raises RewriteError for what is none."""
+    if not callable(fun):
+        raise _wrong("fun", fun, "it is called to be traced", "Give a function.")
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise _wrong("mesh", mesh, "pmaps are moved onto its devices", "Give a jax.sharding.Mesh.")
+    for name, value, kind in (
+        ("captures", captures, Captures),
+        ("gathers", gathers, Gathers),
+        ("partitioning", partitioning, Partitioning),
+    ):
+        if value not in get_args(kind):
+            spelled = ", ".join(map(repr, get_args(kind)))
+            raise _wrong(name, value, "it is none of the choices", f"Choose one of {spelled}.")
+    for name, count in (("warn_bytes", warn_bytes), ("lift_bytes", lift_bytes)):
+        if not isinstance(count, int) or count < 0:
+            raise _wrong(name, count, "it is a size in bytes", "Give an integer, 0 or more.")
+    if specs is not None and not isinstance(specs, Mapping):
+        raise _wrong(
+            "specs",
+            specs,
+            "it says how to cut which operation",
+            "Give {'name of the op': (in_specs, out_specs)}.",
+        )
+    if live_captures and captures != "lift":
+        raise _wrong(
+            "live_captures",
+            live_captures,
+            f"captures={captures!r} leaves arrays in the program",
+            "Say captures='lift' too, or leave live_captures out.",
+        )
+    policy = Policy(captures, warn_bytes, lift_bytes, live_captures)
+    return Wishes(mesh, policy, gathers, partitioning, specs)
+
+
+def _wrong(name: str, value: object, why: str, do: str) -> RewriteError:
+    return RewriteError(
+        errors.message(
+            what=f"rewrite got a wrong `{name}`",
+            which=[f"{name} is {value!r}"],
+            why=why,
+            do=do,
+        )
+    )
 
 
 def explain(
@@ -239,7 +295,7 @@ def _report_of(
         cache_after=verdict_of(after, _large(kept, wishes)),
         findings=(
             *rewriting.findings,
-            *gradients.find_doubled_sums(traced.jaxpr),  # left to the user
+            *find_doubled_sums(traced.jaxpr),  # left to the user
             *find_noise(traced.jaxpr),
             *before.failure,
         ),

@@ -55,14 +55,6 @@ class ProgramCost:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _HloCall:
-    """A computation that an instruction runs."""
-
-    callee: str
-    role: _Role
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class _Instruction:
     """One line of a computation: `%name = shape opcode(operands), attributes`."""
 
@@ -70,13 +62,13 @@ class _Instruction:
     opcode: str
     attributes: str  # from the operands on; still with the user's names, in quotes
 
-    def calls(self) -> Iterator[_HloCall]:
-        """The computations that it runs, in order."""
+    def calls(self) -> Iterator[tuple[str, _Role]]:
+        """The names of the computations that it runs, in order, and what for."""
         if self.opcode in ("async-update", "async-done"):  # ran at the start of the three
             return
         for attribute, several, single in _CALLED.findall(self.unquoted()):
             for callee in re.findall(r"[^\s,%]+", several or single):
-                yield _HloCall(callee, _ROLES.get(attribute, "call"))
+                yield callee, _ROLES.get(attribute, "call")
 
     def unquoted(self) -> str:
         """The attributes without the user's names, which may look like anything."""
@@ -107,11 +99,15 @@ def program_of(lowered: jax.stages.Lowered, mesh: Mesh | AbstractMesh | None = N
     stablehlo = lowered.as_text()
     compiled = lowered.compile()
     module = _parse(compiled.as_text() or "")
+    instructions = itertools.chain(*module.computations.values())
+    memory = compiled.memory_analysis()
     return ProgramCost(
         collectives=_collectives(module, [mesh.shape] if mesh else _meshes_in(stablehlo)),
         stablehlo_bytes=len(stablehlo.encode()),
-        constants_bytes=_constants_bytes(module),
-        **_memory(compiled),
+        constants_bytes=sum(_shape_bytes(i.shape) for i in instructions if i.opcode == "constant"),
+        argument_bytes=getattr(memory, "argument_size_in_bytes", None),
+        output_bytes=getattr(memory, "output_size_in_bytes", None),
+        temp_bytes=getattr(memory, "temp_size_in_bytes", None),
     )
 
 
@@ -131,7 +127,7 @@ def _collectives(module: _HloModule, meshes: Sequence[_Sizes]) -> tuple[Collecti
     fitting = [
         {str(name): size for name, size in sizes.items()}
         for sizes in meshes
-        if _product(sizes) == module.devices
+        if math.prod(sizes.values()) == module.devices
     ]
     counts: dict[Collective, int] = {}
     for instruction, times, runs in _executed(module, module.entry, 1, "always"):
@@ -147,9 +143,9 @@ def _executed(
     """The instructions of a computation and of what it calls, and how often each is run."""
     for instruction in module.computations.get(name, ()):
         yield instruction, times, runs
-        for call in instruction.calls():
-            often, inner = _repeats(call.role, instruction.trip_count(), runs)
-            yield from _executed(module, call.callee, times * often, inner)
+        for callee, role in instruction.calls():
+            often, inner = _repeats(role, instruction.trip_count(), runs)
+            yield from _executed(module, callee, times * often, inner)
 
 
 def _repeats(role: _Role, trips: int | None, runs: Runs) -> tuple[int, Runs]:
@@ -184,7 +180,7 @@ def _joined(
     """The axes of the first mesh that has such groups, or (); and the devices in one group."""
     for sizes in meshes:
         if in_pairs and (axes := axes_crossed(groups, sizes)):
-            return axes, _product({axis: sizes[axis] for axis in axes})
+            return axes, math.prod(sizes[axis] for axis in axes)
         if not in_pairs and (axes := axes_joined(groups, sizes)):
             return axes, len(groups[0])
     return (), len(set(itertools.chain(*groups))) if in_pairs else max(map(len, groups))
@@ -203,28 +199,6 @@ def _meshes_in(stablehlo: str) -> list[_Sizes]:
         {name: int(size) for name, size in re.findall(r'"([^"]*)"=(\d+)', axes)}
         for axes in re.findall(r"sdy\.mesh @\S+ = <\[([^\]]*)\]>", stablehlo)
     ]
-
-
-def _constants_bytes(module: _HloModule) -> int:
-    return sum(
-        _shape_bytes(instruction.shape)
-        for body in module.computations.values()
-        for instruction in body
-        if instruction.opcode == "constant"
-    )
-
-
-def _memory(compiled: jax.stages.Compiled) -> dict[str, int | None]:
-    measured = compiled.memory_analysis()
-    fields = ("argument", "output", "temp")
-    return {f"{field}_bytes": getattr(measured, f"{field}_size_in_bytes", None) for field in fields}
-
-
-def _product(sizes: _Sizes) -> int:
-    product = 1
-    for size in sizes.values():
-        product *= size
-    return product
 
 
 _KINDS = {  # HLO's kinds, and whose bytes on the ring they have

@@ -1,7 +1,7 @@
 """Loops around pmaps, run inside the mapped region: one region, entered and left once.
 
 First which values of a loop are cut over the mapped axis, and which are whole; then the rules for
-scan, while and cond; then the loop itself. What these cannot show sound is Refused: the loop stays
+scan, while and cond; then the loop itself. What these cannot show sound is refused: the loop stays
 as it is.
 
 Letters: `n` is the size of the mapped axis. A value is whole where every device has all of it, or
@@ -26,9 +26,9 @@ from jax_dist.passes.interpreter import ELEMENTWISE, INLINED, Values
 from jax_dist.rewriting.pmap_sites import mapped_dimension, pmap_site
 
 _WHOLE: Final = None
-State: TypeAlias = int | None  # the cut dimension, or WHOLE
-States: TypeAlias = tuple[State, ...]
-Emit: TypeAlias = Callable[[Values], Values]  # from local values to local results
+_State: TypeAlias = int | None  # the cut dimension, or WHOLE
+_States: TypeAlias = tuple[_State, ...]
+_Emit: TypeAlias = Callable[[Values], Values]  # from local values to local results
 
 
 class LoopRefused(Exception):
@@ -36,13 +36,13 @@ class LoopRefused(Exception):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Region:
+class _Region:
     """The mapped region that a loop should run in."""
 
     axis: str
     size: int
 
-    def cut(self, value: Any, state: State, wanted: State) -> Any:
+    def cut(self, value: Any, state: _State, wanted: _State) -> Any:
         """A whole value cut along a dimension, on each device; any other stays."""
         if state == wanted:
             return value
@@ -54,15 +54,15 @@ class Region:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class LoopStep:
+class _LoopStep:
     """What becomes of an equation: states of its results, and how to compute them."""
 
-    states: States
-    emit: Emit
-    taken: States  # of the operands, as `emit` wants them
+    states: _States
+    emit: _Emit
+    taken: _States  # of the operands, as `emit` wants them
 
 
-_LOOPS: dict[str, Callable[["_LoopWalk", JaxprEqn, States], LoopStep]] = {}  # by primitive
+_LOOPS: dict[str, Callable[["_LoopWalk", JaxprEqn, _States], _LoopStep]] = {}  # by primitive
 
 
 def _loop(primitive: str) -> Callable[[Callable], Callable]:
@@ -78,25 +78,24 @@ def _loop(primitive: str) -> Callable[[Callable], Callable]:
 class _LoopWalk:
     """Goes through the body of a loop, equation by equation."""
 
-    def __init__(self, region: Region):
+    def __init__(self, region: _Region):
         self.region = region
         self.wanted: dict[Var, int] = {}  # whole values that a pmap would take cut
 
-    def states(self, jaxpr: Any, states: Sequence[State]) -> States:
+    def states(self, jaxpr: Any, states: Sequence[_State]) -> _States:
         """The states of the results of a jaxpr, from those of its inputs."""
         body = interpreter.open_jaxpr(jaxpr)
-        known: dict[Any, State] = dict.fromkeys(body.constvars, _WHOLE)
+        known: dict[Any, _State] = dict.fromkeys(body.constvars, _WHOLE)
         known.update(zip(body.invars, states, strict=True))
         for eqn in body.eqns:
-            known.update(
-                zip(eqn.outvars, self.step(eqn, _of(eqn.invars, known)).states, strict=True)
-            )
+            made = self.step(eqn, _of(eqn.invars, known)).states
+            known.update(zip(eqn.outvars, made, strict=True))
         return _of(body.outvars, known)
 
-    def evaluate(self, jaxpr: Any, args: Sequence[Any], states: Sequence[State]) -> Values:
+    def evaluate(self, jaxpr: Any, args: Sequence[Any], states: Sequence[_State]) -> Values:
         """The local results of a jaxpr, from its local inputs."""
         body = interpreter.open_jaxpr(jaxpr)
-        known: dict[Any, State] = dict.fromkeys(body.constvars, _WHOLE)
+        known: dict[Any, _State] = dict.fromkeys(body.constvars, _WHOLE)
         known.update(zip(body.invars, states, strict=True))
 
         def handle(eqn: JaxprEqn, values: Values) -> Values:
@@ -110,11 +109,11 @@ class _LoopWalk:
         results = interpreter.run(jaxpr, args, handlers, anew=True)
         return rebind.untied_literals(body.outvars, results)
 
-    def cut_all(self, values: Values, given: Sequence[State], wanted: Sequence[State]) -> Values:
+    def cut_all(self, values: Values, given: Sequence[_State], wanted: Sequence[_State]) -> Values:
         each = zip(values, given, wanted, strict=True)
         return [self.region.cut(value, state, want) for value, state, want in each]
 
-    def step(self, eqn: JaxprEqn, states: States) -> LoopStep:
+    def step(self, eqn: JaxprEqn, states: _States) -> _LoopStep:
         """Decides on one equation; raises Refused."""
         site = pmap_site(eqn)
         if site is not None:
@@ -127,7 +126,7 @@ class _LoopWalk:
         if eqn.effects:
             raise LoopRefused(f"'{name}' has an effect, which every device would have")
         if all(state is None for state in states):
-            return LoopStep(
+            return _LoopStep(
                 (_WHOLE,) * len(eqn.outvars), lambda values: rebind.bind_again(eqn, values), states
             )
         if name in ELEMENTWISE:
@@ -136,7 +135,7 @@ class _LoopWalk:
             return self._sum(eqn, states)
         raise LoopRefused(f"'{name}' is applied to a value that is cut over the devices")
 
-    def _pmap(self, eqn: JaxprEqn, states: States, site: Any) -> LoopStep:
+    def _pmap(self, eqn: JaxprEqn, states: _States, site: Any) -> _LoopStep:
         if site.axis != self.region.axis:
             raise LoopRefused("its pmaps go over several axes")
         taken = tuple(mapped_dimension(spec) for spec in eqn.params["in_specs"])
@@ -146,9 +145,9 @@ class _LoopWalk:
             elif want != state:
                 raise LoopRefused("a pmap takes a value in another way than it is cut")
         results = tuple(mapped_dimension(spec) for spec in eqn.params["out_specs"])
-        return LoopStep(results, lambda values: rebind.evaluate(site.body, values), taken)
+        return _LoopStep(results, lambda values: rebind.evaluate(site.body, values), taken)
 
-    def want(self, atom: Any, dim: State) -> None:
+    def want(self, atom: Any, dim: _State) -> None:
         """Notes that a pmap would take a whole value cut along a dimension."""
         if dim is not None and isinstance(atom, Var):
             self.wanted.setdefault(atom, dim)
@@ -158,40 +157,40 @@ class _LoopWalk:
         for var, atom in zip(_inputs_of(body), atoms, strict=True):
             self.want(atom, inner.wanted.get(var, _WHOLE))
 
-    def _call(self, eqn: JaxprEqn, states: States) -> LoopStep:
+    def _call(self, eqn: JaxprEqn, states: _States) -> _LoopStep:
         (body,) = interpreter.bodies(eqn)
         inner = _LoopWalk(self.region)
         results = inner.states(body, states)
         self.want_as(inner, body, eqn.invars)
-        return LoopStep(results, lambda values: inner.evaluate(body, values, states), states)
+        return _LoopStep(results, lambda values: inner.evaluate(body, values, states), states)
 
-    def _elementwise(self, eqn: JaxprEqn, states: States) -> LoopStep:
+    def _elementwise(self, eqn: JaxprEqn, states: _States) -> _LoopStep:
         dim = _one(states)
         taken = tuple(
             dim if state is None and _spans(atom, dim) else state
             for atom, state in zip(eqn.invars, states, strict=True)
         )
-        return LoopStep((dim,), lambda values: rebind.bind_again(eqn, values), taken)
+        return _LoopStep((dim,), lambda values: rebind.bind_again(eqn, values), taken)
 
-    def _sum(self, eqn: JaxprEqn, states: States) -> LoopStep:
+    def _sum(self, eqn: JaxprEqn, states: _States) -> _LoopStep:
         """Over the cut dimension, a sum of the block, and then one over the devices."""
         dim = _one(states)
         axes = tuple(int(axis) for axis in eqn.params["axes"])
         if dim not in axes:
             left = dim - sum(axis < dim for axis in axes)
-            return LoopStep((left,), lambda values: rebind.bind_again(eqn, values), states)
+            return _LoopStep((left,), lambda values: rebind.bind_again(eqn, values), states)
 
         def emit(values: Values) -> Values:
             return [lax.psum(value, self.region.axis) for value in rebind.bind_again(eqn, values)]
 
-        return LoopStep((_WHOLE,), emit, states)
+        return _LoopStep((_WHOLE,), emit, states)
 
 
-def _of(atoms: Sequence[Any], known: dict[Any, State]) -> States:
+def _of(atoms: Sequence[Any], known: dict[Any, _State]) -> _States:
     return tuple(_WHOLE if isinstance(atom, Literal) else known[atom] for atom in atoms)
 
 
-def _one(states: Sequence[State]) -> int:
+def _one(states: Sequence[_State]) -> int:
     """The one dimension along which operands are cut, of which there are some."""
     dims = {state for state in states if state is not None}
     if len(dims) > 1:
@@ -215,10 +214,10 @@ def _inputs_of(body: Any) -> Sequence[Var]:
 def _settled(
     walk: _LoopWalk,
     body: Any,
-    states: list[State],
+    states: list[_State],
     carries_in: Sequence[int],
     carries_out: Sequence[int],
-) -> tuple[list[State], States]:
+) -> tuple[list[_State], _States]:
     """The states of a body's inputs and results, once what is carried is cut as it comes out."""
     while True:
         results = walk.states(body, states)
@@ -234,14 +233,18 @@ def _settled(
 
 
 @_loop("scan")
-def _scan(walk: _LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
+def _scan(walk: _LoopWalk, eqn: JaxprEqn, states: _States) -> _LoopStep:
     (body,) = interpreter.bodies(eqn)
     layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
     fixed = {*layout.constants, *layout.carries_in}
     if any(state == 0 for place, state in enumerate(states) if place not in fixed):
         raise LoopRefused("the scan runs along the dimension that is cut over the devices")
     inner = _LoopWalk(walk.region)
-    start = [_in_a_step(state, is_fixed=place in fixed) for place, state in enumerate(states)]
+    # What is stacked has one dimension more in front, that of the steps; in a step it is gone.
+    start = [
+        state if place in fixed or state is None else state - 1
+        for place, state in enumerate(states)
+    ]
     inside, results = _settled(inner, body, start, layout.carries_in, layout.carries_out)
     carried = dict(zip(layout.carries_out, [inside[p] for p in layout.carries_in], strict=True))
     leaving = tuple(carried.get(place, result) for place, result in enumerate(results))
@@ -254,20 +257,15 @@ def _scan(walk: _LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
         return interpreter.replay(rebind.without_mesh(eqn, {"jaxpr": new}), values)
 
     made = tuple(_outside(state, is_fixed=place in carried) for place, state in enumerate(leaving))
-    return LoopStep(made, emit, outside)
+    return _LoopStep(made, emit, outside)
 
 
-def _in_a_step(state: State, *, is_fixed: bool) -> State:
-    """What is stacked has one dimension more in front, that of the steps; in a step it is gone."""
-    return state if is_fixed or state is None else state - 1
-
-
-def _outside(state: State, *, is_fixed: bool) -> State:
+def _outside(state: _State, *, is_fixed: bool) -> _State:
     return state if is_fixed or state is None else state + 1
 
 
 @_loop("while")
-def _while(walk: _LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
+def _while(walk: _LoopWalk, eqn: JaxprEqn, states: _States) -> _LoopStep:
     params = eqn.params
     conds, consts = params["cond_nconsts"], params["body_nconsts"]
     carries = range(consts, len(states) - conds)
@@ -289,11 +287,11 @@ def _while(walk: _LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
         return interpreter.replay(rebind.without_mesh(eqn, bodies), values)
 
     walk.want_as(inner, params["body_jaxpr"], eqn.invars[conds:])
-    return LoopStep(carried, emit, (*states[:conds], *inside))
+    return _LoopStep(carried, emit, (*states[:conds], *inside))
 
 
 @_loop("cond")
-def _cond(walk: _LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
+def _cond(walk: _LoopWalk, eqn: JaxprEqn, states: _States) -> _LoopStep:
     if states[0] is not None:
         raise LoopRefused("a branch is chosen by a value that is cut over the devices")
     inner = _LoopWalk(walk.region)
@@ -309,15 +307,15 @@ def _cond(walk: _LoopWalk, eqn: JaxprEqn, states: States) -> LoopStep:
 
     for branch in branches:
         walk.want_as(inner, branch, eqn.invars[1:])
-    return LoopStep(leaving, emit, states)
+    return _LoopStep(leaving, emit, states)
 
 
-def _joined(states: Sequence[State]) -> State:
+def _joined(states: Sequence[_State]) -> _State:
     return _WHOLE if all(state is None for state in states) else _one(states)
 
 
 def _local_body(
-    region: Region, walk: _LoopWalk, body: Any, states: Sequence[State], leaving: Sequence[State]
+    region: _Region, walk: _LoopWalk, body: Any, states: Sequence[_State], leaving: Sequence[_State]
 ) -> Any:
     """The body on what one device has of its inputs."""
     results = walk.states(body, states)
@@ -325,16 +323,12 @@ def _local_body(
     def evaluate(*args: Any) -> Values:
         return walk.cut_all(walk.evaluate(body, args, states), results, leaving)
 
-    types = [
-        _local_type(region, var.aval, state)
-        for var, state in zip(_inputs_of(body), states, strict=True)
-    ]
+    types = []
+    for var, state in zip(_inputs_of(body), states, strict=True):
+        aval: Any = var.aval
+        sizes = {} if state is None else {state: aval.shape[state] // region.size}
+        types.append(rebind.type_of(aval, sizes))
     return interpreter.in_form_of(body, jax.make_jaxpr(evaluate)(*types))
-
-
-def _local_type(region: Region, aval: Any, state: State) -> jax.ShapeDtypeStruct:
-    sizes = {} if state is None else {state: aval.shape[state] // region.size}
-    return rebind.type_of(aval, sizes)
 
 
 # --- loops around pmaps, run inside the mapped region: one region, entered and left once
@@ -345,9 +339,9 @@ class LoopInside:
     """A loop that runs in the mapped region of its pmaps."""
 
     eqn: JaxprEqn
-    region: Region
+    region: _Region
     mesh: Mesh  # names the axis as the pmaps do
-    step: LoopStep
+    step: _LoopStep
 
     def specs_in(self) -> tuple[P, ...]:
         return tuple(self._spec(state) for state in self.step.taken)
@@ -355,7 +349,7 @@ class LoopInside:
     def specs_out(self) -> list[P]:
         return [self._spec(state) for state in self.step.states]
 
-    def _spec(self, state: State) -> P:
+    def _spec(self, state: _State) -> P:
         return P() if state is None else P(*[None] * state, self.region.axis)
 
     def evaluate(self, values: Values) -> Values:
@@ -379,17 +373,15 @@ def loop_inside(eqn: JaxprEqn, mesh: Mesh, axis: str) -> LoopInside:
       axis: the mapped one.
 
     Raises:
-      loop_states.Refused: it cannot, with the reason.
+      LoopRefused: it cannot, with the reason.
     """
-    region = Region(axis, mesh.shape[axis])
+    region = _Region(axis, mesh.shape[axis])
     first = _LoopWalk(region)
     step = first.step(eqn, (_WHOLE,) * len(eqn.invars))
     if first.wanted:
         # What only pmaps take, and cut, need not be whole on every device before.
-        states = tuple(_wanted(atom, first.wanted) for atom in eqn.invars)
+        states = tuple(
+            first.wanted.get(atom) if isinstance(atom, Var) else _WHOLE for atom in eqn.invars
+        )
         step = _LoopWalk(region).step(eqn, states)
     return LoopInside(eqn, region, mesh, step)
-
-
-def _wanted(atom: Any, wanted: dict[Var, int]) -> State:
-    return wanted.get(atom, _WHOLE) if isinstance(atom, Var) else _WHOLE

@@ -93,7 +93,7 @@ _OUR_FILE = os.path.abspath(region.__file__)
 # with no error. While a rewriting traces, each is run as ours, which is right there.
 
 
-CODE = _codes.JIT_OF_PMAP
+_CODE = _codes.JIT_OF_PMAP
 
 
 @contextlib.contextmanager
@@ -113,7 +113,7 @@ def pmaps_over_all_processes(mesh: Mesh | None, found: list[PassFinding]) -> Ite
         output = emission.emitted(options, call, pmap, (), as_view=True)
         size = f" of size {pmap.layout.size}"
         what = f"jax.pmap over '{taken.axis_name}'{size}: a shard_map over all processes"
-        found.append(PassFinding(CODE, "rewritten", what, "", user_line()))
+        found.append(PassFinding(_CODE, "rewritten", what, "", user_line()))
         return output
 
     with _compat.pmaps_taken_over(run):

@@ -1,18 +1,17 @@
 """One function being rewritten: the passes in their order, once per signature.
 
-The user's function is traced once per signature, and remembered (see `passes.memo`). What the
+The user's function is traced once per signature, and remembered (see `passes.programs`). What the
 passes make of it is traced by a jit object, for the arguments as they lie.
 """
 
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -29,28 +28,41 @@ from jax_dist.passes.captures import (
     Lifted,
     PlacedCaptures,
     Placements,
+    Policy,
     Watch,
     is_lifted_outside,
     lift,
     lifting_outside,
 )
 from jax_dist.passes.constants import lies_on_many, put_copy
-from jax_dist.passes.gathers import plan_gathers
+from jax_dist.passes.gathers import Gathers, plan_gathers
 from jax_dist.passes.interpreter import GATHERS
 from jax_dist.passes.partition import plan_partitioning
-from jax_dist.passes.pipeline import Pass, PassFinding, PassPlan
+from jax_dist.passes.pipeline import Pass, PassFinding
 from jax_dist.passes.programs import Memo, Program, Programs, hide_own_frames
 from jax_dist.passes.propagation import mesh_of, meshes_of
-from jax_dist.rewriting import arguments
-from jax_dist.rewriting.arguments import Wishes
+from jax_dist.rewriting import remesh
 from jax_dist.rewriting.pmap_sites import check_none_local, pmaps_over_all_processes
-from jax_dist.rewriting.remesh import plan_remesh
+
+Partitioning: TypeAlias = Literal["route", "keep"]
+Specs: TypeAlias = Mapping[str, tuple[Any, Any]]
 
 _WATCHED = 1024  # calls in which to look whether captured objects have changed
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user wants of a rewriting."""
+
+    mesh: Mesh | None
+    policy: Policy
+    gathers: Gathers
+    partitioning: Partitioning
+    specs: Specs | None
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class TracedCall:
+class _TracedCall:
     """The user's function as JAX sees it for one signature."""
 
     lifted: Lifted  # its inputs: the captured arrays that are lifted, and then the dynamic leaves
@@ -64,10 +76,9 @@ class TracedCall:
 class _KnownCall(NamedTuple):
     """What is known of one call."""
 
-    traced: TracedCall
+    traced: _TracedCall
     shardings: tuple[NamedSharding | None, ...]  # of the dynamic leaves
     mesh: Mesh | None  # what the program runs on, as far as that is one
-    runs: bool  # whether the program runs next, in this process and in the others
 
 
 class RewrittenProgram:
@@ -121,7 +132,7 @@ class RewrittenProgram:
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
         """The rewritten jaxpr, with the captured arrays in it."""
-        found = self._find(self._trace_user(args, kwargs), args, kwargs, runs=False)
+        found = self._find(self._trace_user(args, kwargs), args, kwargs)
         with programs.under_way(self, found):
             return self._programs.of(None, _variant(found)).jitted.trace(*args, **kwargs)
 
@@ -140,14 +151,15 @@ class RewrittenProgram:
         self, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _compat.Answer:
         traced = self._trace_user(args, kwargs)
-        if programs.is_staged() or _any_tracer(args, kwargs):
+        leaves = jax.tree.leaves((args, kwargs))
+        if programs.is_staged() or any(isinstance(leaf, Tracer) for leaf in leaves):
             return self._stage(traced, args, kwargs), None, False
         args, kwargs = self._first_state_placed(traced, args, kwargs)
         try:
             return self._run(program, traced, args, kwargs)
         except ValueError as refusal:
             mesh = self.wishes.mesh
-            moved = None if mesh is None else arguments.put_on(mesh, args, kwargs)
+            moved = None if mesh is None else remesh.put_on(mesh, args, kwargs)
             if moved is None:
                 raise
             del refusal
@@ -155,7 +167,7 @@ class RewrittenProgram:
         return results, None, False
 
     def _run(
-        self, program: Program, traced: TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, program: Program, traced: _TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _compat.Answer:
         own, placed, found = self._prepared(args, kwargs, traced)
         self._watch.warn_of(traced.lifted.captures, lifted=True)
@@ -167,48 +179,48 @@ class RewrittenProgram:
         self._use(own, placed, traced)
         return results, memory if own is program else None, stale
 
-    def _stage(self, traced: TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _stage(self, traced: _TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is part of a trace outside. Captured arrays become constants of that."""
-        found = self._find(traced, args, kwargs, runs=False)
+        found = self._find(traced, args, kwargs)
         if not is_lifted_outside():
             self._watch.warn_of(traced.lifted.captures, lifted=False)
         with programs.under_way(self, found):
             return self._programs.of(None, _variant(found)).jitted(*args, **kwargs)
 
     def _first_state_placed(
-        self, traced: TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, traced: _TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple, dict]:
         """The arguments, with a first state where the next one will lie; see `first_places`."""
         if jax.process_count() > 1:  # what one process holds is not the whole
             return args, kwargs
         leaves, tree = jax.tree.flatten((args, kwargs))
         hidden = len(traced.lifted.captures)
-        wanted = arguments.first_places(traced.lifted.jaxpr, self.wishes.mesh)
+        wanted = remesh.first_places(traced.lifted.jaxpr, self.wishes.mesh)
         for number, target in wanted.items():
             if number >= hidden:
                 place = traced.places[number - hidden]
-                if arguments.is_anywhere(leaves[place]):
+                if remesh.is_anywhere(leaves[place]):
                     leaves[place] = jax.device_put(leaves[place], target)
         return jax.tree.unflatten(tree, leaves)
 
     def _prepared(
-        self, args: tuple, kwargs: dict, traced: TracedCall | None = None
+        self, args: tuple, kwargs: dict, traced: _TracedCall | None = None
     ) -> tuple[Program, PlacedCaptures | None, _KnownCall]:
         traced = traced or self._trace_user(args, kwargs)
-        found = self._find(traced, args, kwargs, runs=True)
+        found = self._find(traced, args, kwargs)
         mesh = found.mesh or _mesh_of_processes(found)
         placed = self._placements.of(traced.lifted, mesh, lambda value: _placed(value, mesh))
         return self._programs.of(placed, _variant(found)), placed, found
 
-    def _find(self, traced: TracedCall, args: tuple, kwargs: dict, *, runs: bool) -> _KnownCall:
+    def _find(self, traced: _TracedCall, args: tuple, kwargs: dict) -> _KnownCall:
         leaves = jax.tree.leaves((args, kwargs))
         shardings = tuple(_named_sharding(leaves[place]) for place in traced.places)
         found = self.wishes.mesh or mesh_of(traced.lifted.jaxpr, shardings)
         # Under grad and vmap arguments do not say how they lie; they did when called before.
         self._mesh_seen = found or self._mesh_seen
-        return _KnownCall(traced, shardings, self._mesh_seen, runs)
+        return _KnownCall(traced, shardings, self._mesh_seen)
 
-    def _use(self, program: Program, placed: PlacedCaptures | None, traced: TracedCall) -> None:
+    def _use(self, program: Program, placed: PlacedCaptures | None, traced: _TracedCall) -> None:
         """This is the program of the last call; most probably of the next one, too."""
         is_full = self._mesh_seen is not None and dispatch.can_be_full(self._mesh_seen)
         if self._used != (program, placed, is_full):
@@ -222,7 +234,7 @@ class RewrittenProgram:
             caller.__call__ = self.call
 
     def _call_of(
-        self, program: Program, placed: PlacedCaptures | None, traced: TracedCall
+        self, program: Program, placed: PlacedCaptures | None, traced: _TracedCall
     ) -> Callable:
         captures = traced.lifted.captures
         if placed is None:
@@ -247,7 +259,7 @@ class RewrittenProgram:
 
         return watching
 
-    def _current(self, traced: TracedCall, placed: PlacedCaptures) -> tuple[Any, ...]:
+    def _current(self, traced: _TracedCall, placed: PlacedCaptures) -> tuple[Any, ...]:
         """What the program takes before the arguments."""
         if not self.wishes.policy.live:
             return placed.values
@@ -255,7 +267,7 @@ class RewrittenProgram:
 
     # ---- what is traced
 
-    def _trace_user(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedCall:
+    def _trace_user(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _TracedCall:
         """The user's function for arguments of these types; their values do not matter."""
         args, kwargs = jax.tree.map(_described, (args, kwargs))
         traced = self._memo.of(args, kwargs)
@@ -265,7 +277,7 @@ class RewrittenProgram:
             traced = self._memo.of(args, kwargs)
         return traced
 
-    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedCall:
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _TracedCall:
         """His Python runs here, once per signature."""
         leaves, tree = jax.tree.flatten((args, kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
@@ -293,13 +305,13 @@ class RewrittenProgram:
         )
         paths = jax.tree.leaves_with_path((args, kwargs))
         described = {f"argument {jax.tree_util.keystr(path)}": describe(x) for path, x in paths}
-        return TracedCall(lifted, tuple(places), out_trees[-1], described, tuple(findings), routes)
+        return _TracedCall(lifted, tuple(places), out_trees[-1], described, tuple(findings), routes)
 
     def _trace(self, captured: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What jit traces: the rewritten program."""
         found = programs.found_by(self)
         if found is None:
-            found = self._find(self._trace_user(args, kwargs), args, kwargs, runs=False)
+            found = self._find(self._trace_user(args, kwargs), args, kwargs)
         traced = found.traced
         values = captured or traced.lifted.values
         leaves = jax.tree.leaves((args, kwargs))
@@ -315,17 +327,16 @@ class RewrittenProgram:
         wishes = self.wishes
         passes = []
         if jax.process_count() == 1:
-            passes.append(Pass({"shard_map"}, functools.partial(plan_remesh, mesh=wishes.mesh)))
+            passes.append(
+                Pass({"shard_map"}, functools.partial(remesh.plan_remesh, mesh=wishes.mesh))
+            )
         if wishes.partitioning == "route":
             whole = None if found.mesh is None else NamedSharding(found.mesh, P())
-            passes.append(
-                Pass(
-                    {"custom_partitioning"},
-                    functools.partial(
-                        _route, wishes, found.mesh, (*[whole] * lifted, *found.shardings)
-                    ),
-                )
+            in_shardings = (*[whole] * lifted, *found.shardings)
+            plan = functools.partial(
+                plan_partitioning, mesh=found.mesh, in_shardings=in_shardings, specs=wishes.specs
             )
+            passes.append(Pass({"custom_partitioning"}, plan))
         if wishes.gathers != "keep":
             plan = functools.partial(plan_gathers, exact=wishes.gathers == "exact")
             passes.append(Pass(GATHERS, plan))
@@ -345,15 +356,6 @@ class RewrittenProgram:
         self._agreed.add(signature)
 
 
-def _route(
-    wishes: Wishes,
-    mesh: Mesh | None,
-    in_shardings: Sequence[NamedSharding | None],
-    jaxpr: ClosedJaxpr,
-) -> PassPlan:
-    return plan_partitioning(jaxpr, mesh=mesh, in_shardings=in_shardings, specs=wishes.specs)
-
-
 def _variant(found: _KnownCall) -> Hashable:
     """On Auto axes, jit traces once for all ways that arguments are cut; a route follows them."""
     return found.shardings if found.traced.routes else None
@@ -368,16 +370,12 @@ def _described(leaf: Any) -> Any:
     return leaf
 
 
-def _fingerprint(traced: TracedCall) -> Fingerprint:
+def _fingerprint(traced: _TracedCall) -> Fingerprint:
     """Of the whole arrays that go in and come out."""
     leaves = dict(traced.described)
     for number, aval in enumerate(traced.lifted.jaxpr.out_avals):
         leaves[f"result {number}"] = describe(aval)
     return Fingerprint(containers(traced.out_tree), leaves)
-
-
-def _any_tracer(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs)))
 
 
 def _named_sharding(leaf: Any) -> NamedSharding | None:

@@ -7,13 +7,14 @@ devices; the arrays that go in and out lie on the caller's mesh, under the calle
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -35,7 +36,7 @@ from jax_dist.rewriting.pmap_sites import (
     pmap_sites,
 )
 
-CODE = _codes.JIT_OF_PMAP
+_CODE = _codes.JIT_OF_PMAP
 
 
 class _RemeshRefused(Exception):
@@ -84,17 +85,6 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
     return PassPlan(lambda *args: interpreter.run_at(jaxpr, args, handlers), tuple(findings))
 
 
-def operand_shardings(site: PmapSite, mesh: Mesh | None) -> list[NamedSharding] | None:
-    """How the operands of a pmap lie when it has been moved; None if it names no devices."""
-    try:
-        move = _move(site, mesh)
-    except _RemeshRefused:
-        if not isinstance(site.mesh, Mesh):
-            return None
-        move = _Move(site, site.mesh, site.axis, site.mesh)
-    return [NamedSharding(move.mesh, _named(move, spec)) for spec in site.eqn.params["in_specs"]]
-
-
 def _move(site: PmapSite, mesh: Mesh | None) -> _Move:
     own = devices_of(site.mesh)
     if mesh is None:
@@ -139,12 +129,13 @@ def _same_types(move: _Move) -> bool:
 
 def _emit(move: _Move, eqn: JaxprEqn, values: Values) -> Values:
     body, params = move.site.body, eqn.params
-    evaluate = interpreter.run if _same_types(move) else _run_anew
+    run = functools.partial(interpreter.run, handlers={})
+    evaluate = run if _same_types(move) else rebind.evaluate
     inner = set(move.site.mesh.axis_names) - {move.site.axis}  # of the pmaps inside
     laid = _lay_all(move, values, params["in_specs"])
     with meshes.context_of(move.inside):
         results = jax.shard_map(
-            lambda *blocks: evaluate(body, blocks, {}),
+            lambda *blocks: evaluate(body, blocks),
             mesh=move.inside,
             in_specs=tuple(params["in_specs"]),
             out_specs=list(params["out_specs"]),
@@ -152,10 +143,6 @@ def _emit(move: _Move, eqn: JaxprEqn, values: Values) -> Values:
             check_vma=False,
         )(*laid)
     return _lay_all(move, results, params["out_specs"])
-
-
-def _run_anew(body: Any, blocks: Sequence[Any], _: Any) -> Values:
-    return rebind.evaluate(body, blocks)
 
 
 def _lay_all(move: _Move, values: Sequence[Any], specs: Sequence[P]) -> Values:
@@ -227,7 +214,7 @@ def _emit_loop(move: _Move, loop: loops.LoopInside, eqn: JaxprEqn, values: Value
 
 
 def _finding(where: str, outcome: Outcome, what: str, why: str = "") -> PassFinding:
-    return PassFinding(CODE, outcome, what, why, where)
+    return PassFinding(_CODE, outcome, what, why, where)
 
 
 def _said(site: PmapSite) -> str:
@@ -250,3 +237,124 @@ def _same_order(own: Sequence[Device], move: _Move) -> bool:
     rows = np.moveaxis(move.mesh.devices, along, 0).reshape(move.site.size, -1)
     slices = np.array(own, dtype=object).reshape(move.site.size, -1)
     return all(set(mine) <= set(row) for mine, row in zip(slices, rows, strict=True))
+
+
+# --- arguments that lie on some devices only, put on all of the mesh
+
+
+def put_on(
+    mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments with every array on all devices of the mesh, cut as it was where that fits.
+
+    jit refuses a program whose arrays have unlike devices. What a pmap outside of the rewriting
+    made lies on the devices of that pmap; those inside are moved to the mesh.
+
+    Returns:
+      None if nothing lies elsewhere, so that the refusal is about something else.
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    places = [place for place, leaf in enumerate(leaves) if _lies_elsewhere(leaf, mesh)]
+    for place in places:
+        leaf = leaves[place]
+        leaves[place] = jax.device_put(leaf, NamedSharding(mesh, _spec_on(mesh, leaf)))
+    return jax.tree.unflatten(tree, leaves) if places else None
+
+
+def _lies_elsewhere(leaf: Any, mesh: Mesh) -> bool:
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+        return False
+    return leaf.committed and leaf.sharding.device_set != set(mesh.devices.flat)
+
+
+def _spec_on(mesh: Mesh, leaf: jax.Array) -> P:
+    """Each cut dimension over an axis of as many devices; whole where there is none."""
+    sharding = leaf.sharding
+    if not isinstance(sharding, NamedSharding):
+        return P()
+    free = dict(mesh.shape)
+    return P(*[_axis_like(free, sharding.mesh, part) for part in sharding.spec])
+
+
+def _axis_like(free: dict[str, int], own: Any, part: Any) -> str | None:
+    names: Sequence[str] = part if isinstance(part, tuple) else (part,)
+    if part is None or len(names) != 1:
+        return None
+    fitting = [name for name, size in free.items() if size == own.shape[names[0]]]
+    if not fitting:
+        return None
+    chosen = names[0] if names[0] in fitting else fitting[0]
+    del free[chosen]
+    return chosen
+
+
+# --- where arguments belong that nobody has put anywhere: where the pmaps that read them want them
+#
+# A state that starts on one device comes back cut over all of them. To jit that is another
+# signature, so the same program is compiled twice. So what pmaps read is put in its place before
+# the program is called; jit alone cannot, for it learns of the pmaps inside only while it traces.
+
+
+def first_places(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> dict[int, NamedSharding]:
+    """The inputs that pmaps read, all in the same way.
+
+    Args:
+      jaxpr: the program, before it is rewritten.
+      mesh: where pmaps are moved; None if they stay.
+
+    Returns:
+      By number of the input, how the pmaps want it to lie.
+    """
+    numbers = {var: number for number, var in enumerate(jaxpr.jaxpr.invars)}
+    found: dict[int, set[NamedSharding]] = {}
+    _collect(jaxpr.jaxpr, numbers, mesh, found)
+    return {number: next(iter(wanted)) for number, wanted in found.items() if len(wanted) == 1}
+
+
+def is_anywhere(leaf: Any) -> bool:
+    """Whether nobody has said on which devices it should lie."""
+    if isinstance(leaf, jax.Array):
+        return not leaf.committed
+    return isinstance(leaf, np.ndarray)
+
+
+def _collect(
+    jaxpr: Jaxpr,
+    numbers: Mapping[Var, int],
+    mesh: Mesh | None,
+    found: dict[int, set[NamedSharding]],
+) -> None:
+    for eqn in jaxpr.eqns:
+        read = _read(eqn, numbers)
+        if not read:
+            continue
+        site = pmap_site(eqn)
+        if site is not None:
+            wanted = _operand_shardings(site, mesh)
+            for place, number in read.items():
+                if wanted:
+                    found.setdefault(number, set()).add(wanted[place])
+        elif eqn.primitive.name == "jit":
+            body = interpreter.open_jaxpr(eqn.params["jaxpr"])
+            inner = {body.invars[place]: number for place, number in read.items()}
+            _collect(body, inner, mesh, found)
+
+
+def _operand_shardings(site: PmapSite, mesh: Mesh | None) -> list[NamedSharding] | None:
+    """How the operands of a pmap lie when it has been moved; None if it names no devices."""
+    try:
+        move = _move(site, mesh)
+    except _RemeshRefused:
+        if not isinstance(site.mesh, Mesh):
+            return None
+        move = _Move(site, site.mesh, site.axis, site.mesh)
+    return [NamedSharding(move.mesh, _named(move, spec)) for spec in site.eqn.params["in_specs"]]
+
+
+def _read(eqn: JaxprEqn, numbers: Mapping[Var, int]) -> dict[int, int]:
+    """By place among its operands, the inputs of the program."""
+    return {
+        place: numbers[atom]
+        for place, atom in enumerate(eqn.invars)
+        if isinstance(atom, Var) and atom in numbers
+    }

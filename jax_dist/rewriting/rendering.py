@@ -11,11 +11,11 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-WIDTH = 80
+_WIDTH = 80
 _BAR = 40  # columns of the longest bar
 _LABEL = 20  # of the longest label
 _INDENT = "  "
-_INSIDE = WIDTH - len(_INDENT)  # of a section
+_INSIDE = _WIDTH - len(_INDENT)  # of a section
 
 
 class Part(Protocol):
@@ -43,7 +43,7 @@ class ReportEntry:
     details: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:
-        label = elided(self.label, _LABEL) + _INDENT if self.label else ""
+        label = _elided(self.label, _LABEL) + _INDENT if self.label else ""
         yield from _wrapped(label + self.text, _INSIDE, hanging=len(label))
         for detail in self.details:
             start = len(label) or len(_INDENT)
@@ -72,7 +72,7 @@ class Table:
                 yield from _wrapped(note, _INSIDE, hanging=len(_INDENT))
 
     def _cell(self, column: int, cell: str, widths: Sequence[int]) -> str:
-        short = elided(cell, widths[column])
+        short = _elided(cell, widths[column])
         flush_right = column >= len(self.header) - self.numbers
         return short.rjust(widths[column]) if flush_right else short.ljust(widths[column])
 
@@ -112,7 +112,7 @@ class Bars:
         words = max(len(text) for _, _, text in self.rows)
         for label, amount, text in self.rows:
             bar = _bar(self._share(amount))
-            yield f"{elided(label, labels):<{labels}}  {bar:<{_BAR}}  {text:>{words}}"
+            yield f"{_elided(label, labels):<{labels}}  {bar:<{_BAR}}  {text:>{words}}"
 
     def _share(self, amount: float) -> float:
         return amount / (max(amount for _, amount, _ in self.rows) or 1)
@@ -136,7 +136,7 @@ def aligned(entries: Iterable[ReportEntry]) -> tuple[ReportEntry, ...]:
 
 def as_text(headline: str, sections: Iterable[Section]) -> str:
     """No line is longer than 80 columns."""
-    lines = _wrapped(headline, WIDTH, hanging=len(_INDENT))
+    lines = _wrapped(headline, _WIDTH, hanging=len(_INDENT))
     for section in sections:
         lines += ["", section.title]
         lines += [_INDENT + line for part in section.parts for line in part.lines()]
@@ -161,9 +161,9 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def elided(text: str, width: int) -> str:
+def _elided(text: str, width: int) -> str:
     """
-    >>> elided("self.layers[0].kernel", 12)
+    >>> _elided("self.layers[0].kernel", 12)
     'self.l…ernel'
     """
     if len(text) <= width:

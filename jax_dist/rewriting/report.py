@@ -7,8 +7,10 @@ operations or in names. Some does not: an order taken from a set, random names w
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 import jax
 
@@ -86,7 +88,7 @@ class Report:
 
 
 def _outcomes(report: Report) -> Iterator[str]:
-    for outcome in ("rewritten", "refused", "noted"):
+    for outcome in get_args(Outcome):
         count = sum(finding.outcome == outcome for finding in report.findings)
         if count:
             yield f"{count} {outcome}"
@@ -109,9 +111,8 @@ def _change(before: float, after: float) -> str:
 def _sections(report: Report) -> Iterator[rendering.Section]:
     """Where nothing was found, only what the user should still know."""
     found = bool(report.findings or report.captured)
-    yield from _found(report, "Rewritten", "rewritten")
-    yield from _found(report, "Refused", "refused")
-    yield from _found(report, "Noted", "noted")
+    for outcome in get_args(Outcome):
+        yield from _found(report, outcome)
     if report.captured:
         yield rendering.Section("Captured arrays", (_captured_table(report.captured),))
     if report.before.collectives or report.after.collectives:
@@ -128,7 +129,7 @@ def _sections(report: Report) -> Iterator[rendering.Section]:
         yield from report.compare.sections()
 
 
-def _found(report: Report, title: str, outcome: Outcome) -> Iterator[rendering.Section]:
+def _found(report: Report, outcome: Outcome) -> Iterator[rendering.Section]:
     entries = tuple(
         rendering.ReportEntry(
             finding.code,
@@ -139,10 +140,14 @@ def _found(report: Report, title: str, outcome: Outcome) -> Iterator[rendering.S
         if finding.outcome == outcome
     )
     if entries:
-        yield rendering.Section(title, entries)
+        yield rendering.Section(outcome.capitalize(), entries)
 
 
 def _captured_table(arrays: tuple[CapturedArray, ...]) -> rendering.Table:
+    notes = []
+    for array in arrays:
+        lines = (("captured at", array.captured_at), ("used at", array.used_at))
+        notes.append(", ".join(f"{what} {line}" for what, line in lines if line))
     return rendering.Table(
         header=("name", "type", "now", "bytes"),
         rows=tuple(
@@ -155,13 +160,8 @@ def _captured_table(arrays: tuple[CapturedArray, ...]) -> rendering.Table:
             for array in arrays
         ),
         numbers=1,
-        notes=tuple(map(_lines_of, arrays)),
+        notes=tuple(notes),
     )
-
-
-def _lines_of(array: CapturedArray) -> str:
-    lines = (("captured at", array.captured_at), ("used at", array.used_at))
-    return ", ".join(f"{what} {line}" for what, line in lines if line)
 
 
 def _collectives(report: Report) -> tuple[rendering.Part, ...]:
@@ -271,18 +271,14 @@ def _operations(text: str) -> Iterator[str]:
 
 def _names(text: str) -> Iterator[str]:
     for what, pattern in _NAMED.items():
-        names = dict.fromkeys(name for found in pattern.findall(text) for name in _listed(found))
-        for name in names:
+        # The quoted names of a list, such as `"i"=4, "j"=2`; or the one name that was found.
+        found = [re.findall(r'"([^"]*)"', each) or [each] for each in pattern.findall(text)]
+        for name in dict.fromkeys(itertools.chain(*found)):
             if _MADE_UP.search(name):
                 yield (
                     f"The name of {what}, {name!r}, looks made from an address, an id or a time, "
                     "which differ in each process. Give it a fixed name."
                 )
-
-
-def _listed(found: str) -> list[str]:
-    """The quoted names of a list, such as `"i"=4, "j"=2`; or the one name that was found."""
-    return re.findall(r'"([^"]*)"', found) or [found]
 
 
 def _values(captured: Sequence[str]) -> Iterator[str]:

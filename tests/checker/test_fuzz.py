@@ -13,18 +13,18 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from jax_dist.checker.engine import catalogue, fixer, linter
+from jax_dist.checker.engine import fixer, linter
 from jax_dist.checker.engine.linter import Examiner
 from jax_dist.checker.model import new_imports, sources
 from jax_dist.checker.model.findings import Finding, Safety
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
-from jax_dist.codemod import files as codemod
-from jax_dist.codemod.context import ProjectContext
-from jax_dist.codemod.facts import Promises
+from jax_dist.codemod import migration as codemod
 from jax_dist.codemod.helper_module import Homes
+from jax_dist.codemod.results import ProjectContext
+from jax_dist.codemod.shard_map import Promises
 
-ALL = frozenset(catalogue.RULES)
+ALL = frozenset(linter.RULES)
 SYNTAX_ERROR = "JXD901"
 # Only while one file is checked; what stands in other folders must not matter.
 _PATH = "/nowhere/at/all/fuzzed.py"
@@ -98,7 +98,7 @@ def _assert_migration_settles(
     """What is migrated parses and keeps its comments, and a second run does nothing."""
     project = Project(())
     context = ProjectContext(project, project.graph, Homes(project, helpers))
-    first = codemod.migrate(source, context, options)
+    first = codemod.of_source(source, context, options)
     assert "report" not in first.problem, first.problem
     if not first.changed:
         return
@@ -107,7 +107,7 @@ def _assert_migration_settles(
     if not any(each.code == "JXD104" for each in first.outcomes):  # a statement goes as a whole
         lost = _comments(source) - _comments(after)
         assert not lost, f"{lost} of\n{source.code.decode()}"
-    second = codemod.migrate(after, context, options)
+    second = codemod.of_source(after, context, options)
     assert second.after == first.after, second.after.decode()
 
 

@@ -9,9 +9,15 @@ import pytest
 
 from jax_dist import _codes
 from jax_dist.checker.engine import linter
-from jax_dist.checker.rules import _renames
+from jax_dist.checker.rules import pjit_to_jit, removed_names
+from jax_dist.checker.rules._renames import Rename
 
-_TABLES = (_renames.NAMES, _renames.SHARDINGS, _renames.PLACEMENTS, _renames.PJIT)
+_TABLES = (
+    removed_names.NAMES,
+    removed_names.SHARDINGS,
+    removed_names.PLACEMENTS,
+    pjit_to_jit.NAMES,
+)
 _ENTRIES = [entry for table in _TABLES for entry in table]
 
 
@@ -59,12 +65,12 @@ def test_each_name_stands_once_and_says_what_to_do():
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (_renames.Rename("a.b", "c", "0.6.0"), "a.b was removed in jax 0.6.0: use c"),
+        (Rename("a.b", "c", "0.6.0"), "a.b was removed in jax 0.6.0: use c"),
         (
-            _renames.Rename("a.b", "c", deprecated="0.8.0"),
+            Rename("a.b", "c", deprecated="0.8.0"),
             "a.b is deprecated since jax 0.8.0: use c",
         ),
-        (_renames.Rename("a.b", "", hint="it was internal"), "a.b is gone: it was internal"),
+        (Rename("a.b", "", hint="it was internal"), "a.b is gone: it was internal"),
     ],
 )
 def test_messages(entry, message):
@@ -85,9 +91,9 @@ def _forms(old: str) -> Iterator[str]:
 
 
 _CODES = {
-    _codes.REMOVED_NAME: _renames.NAMES,
-    _codes.REMOVED_SHARDING_CLASS: _renames.SHARDINGS,
-    _codes.PJIT_TO_JIT: _renames.PJIT,
+    _codes.REMOVED_NAME: removed_names.NAMES,
+    _codes.REMOVED_SHARDING_CLASS: removed_names.SHARDINGS,
+    _codes.PJIT_TO_JIT: pjit_to_jit.NAMES,
 }
 
 

@@ -8,10 +8,10 @@ import re
 
 import pytest
 
-from jax_dist.checker.engine import catalogue, linter
+from jax_dist.checker.engine import linter
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.findings import Edit, Finding, Fix, Safety
-from jax_dist.checker.rules import Page, bad_suppression_code, syntax_error, unused_suppression
+from jax_dist.checker.rules import Page, suppression_comments, syntax_error
 from jax_dist.commands import lint_run
 
 _WORDS = {
@@ -34,7 +34,8 @@ def _page(code: str, name: str) -> Page:
 
 PAGES = {code: _page(code, name) for code, name, _, _ in _WORDS.values()}
 PAGES |= {
-    rule.PAGE.code: rule.PAGE for rule in (unused_suppression, syntax_error, bad_suppression_code)
+    page.code: page
+    for page in (suppression_comments.UNUSED, syntax_error.PAGE, suppression_comments.UNKNOWN)
 }
 CODES = frozenset(code for code, page in PAGES.items() if page.default)
 
@@ -85,5 +86,5 @@ def words(monkeypatch):
     """Puts these rules in the place of the real ones."""
     monkeypatch.setattr(linter, "check", check)
     monkeypatch.setattr(linter, "likely", lambda data, codes: codes)
-    monkeypatch.setattr(catalogue, "PAGES", PAGES)
+    monkeypatch.setattr(linter, "PAGES", PAGES)
     monkeypatch.setattr(lint_run, "PAGES", PAGES)

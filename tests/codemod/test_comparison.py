@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jax_dist.codemod.verify.comparison import Unlike, compare, difference
-from jax_dist.codemod.verify.records import Array, CallRecord, SiteRecord
+from jax_dist.codemod.verify.evidence import Array, CallRecord, SiteRecord
 
 
 @pytest.fixture

@@ -17,12 +17,11 @@ import jax_dist
 from jax_dist._compat import CAN_REWRITE
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.project import Project
-from jax_dist.codemod import files, migration
-from jax_dist.codemod.context import ProjectContext
-from jax_dist.codemod.facts import Promises
-from jax_dist.codemod.files import MigrationOptions
+from jax_dist.codemod import migration
 from jax_dist.codemod.helper_module import Homes
-from jax_dist.codemod.results import FileMigration
+from jax_dist.codemod.migration import MigrationOptions
+from jax_dist.codemod.results import FileMigration, ProjectContext
+from jax_dist.codemod.shard_map import Promises
 from jax_dist.global_views.view import GlobalView
 
 _OPTIONS = MigrationOptions(to="global")
@@ -262,7 +261,7 @@ def result():
 def migrated(text: str) -> FileMigration:
     project = Project()
     context = ProjectContext(project, project.graph, Homes(project, ""))
-    return files.migrate(sources.read("case.py", text.encode()), context, _OPTIONS)
+    return migration.of_source(sources.read("case.py", text.encode()), context, _OPTIONS)
 
 
 def _ran(text: str) -> tuple[Any, list[GlobalView]]:

@@ -25,12 +25,11 @@ import pytest
 
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.project import Project
-from jax_dist.codemod import files, helper_module
-from jax_dist.codemod.context import ProjectContext
-from jax_dist.codemod.facts import Promises
-from jax_dist.codemod.files import MigrationOptions
+from jax_dist.codemod import helper_module, migration
 from jax_dist.codemod.helper_module import Homes
-from jax_dist.codemod.results import FileMigration
+from jax_dist.codemod.migration import MigrationOptions
+from jax_dist.codemod.results import FileMigration, ProjectContext
+from jax_dist.codemod.shard_map import Promises
 
 _FOLDER = pathlib.Path(__file__).parent / "golden"
 _OPTIONS = {
@@ -78,7 +77,7 @@ def migrated(text: str, to: str) -> FileMigration:
     project = Project()
     homes = Homes(project, str(_FOLDER / "_mapped.py"))
     context = ProjectContext(project, project.graph, homes)
-    return files.migrate(sources.read("case.py", text.encode()), context, _OPTIONS[to])
+    return migration.of_source(sources.read("case.py", text.encode()), context, _OPTIONS[to])
 
 
 def shown(migration: FileMigration) -> str:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_dist.codemod.results import FileMigration, PlaceResult
 from jax_dist.codemod.vendored.mapped import replicated
-from jax_dist.codemod.verify import host_edits, host_programs, marked_program, slices
+from jax_dist.codemod.verify import program_text, slices
 from jax_dist.codemod.verify.equivalence import NotProvedError
 from jax_dist.codemod.verify.ledger import Rung
 from jax_dist.codemod.verify.recording import programs
@@ -171,8 +171,8 @@ def test_programs_that_map_are_no_host_edits():
         out_specs=PartitionSpec("d"),
     )
 
-    assert host_programs.maps_nothing(text(jax.jit(lambda x: x[0]), (8, 3)))
-    assert not host_programs.maps_nothing(text(jax.jit(mapped), (8, 3)))
+    assert slices.maps_nothing(text(jax.jit(lambda x: x[0]), (8, 3)))
+    assert not slices.maps_nothing(text(jax.jit(mapped), (8, 3)))
 
 
 # --- where they are
@@ -214,7 +214,9 @@ def test_programs_that_map_are_no_host_edits():
 )
 def test_what_stays_inside_is_the_value(before: str, after: str, expected: list):
     before = f"import jax\nimport u\n{before}\n"
-    found = host_edits.find(ast.parse(before), ast.parse(f"import jax\nimport u\n{after}\n"))
+    found = program_text.host_edits(
+        ast.parse(before), ast.parse(f"import jax\nimport u\n{after}\n")
+    )
 
     assert [(each.before.around("v"), each.after.around("v")) for each in found] == expected
 
@@ -222,9 +224,9 @@ def test_what_stays_inside_is_the_value(before: str, after: str, expected: list)
 def test_the_lines_of_a_program_stay_where_they_are():
     text = "x = 3\ny = abs(  # of\n    x\n)\nz = y\n"
     tree = ast.parse(text)
-    [edit] = host_edits.find(tree, ast.parse("x = 3\ny = x\nz = y\n"))
+    [edit] = program_text.host_edits(tree, ast.parse("x = 3\ny = x\nz = y\n"))
 
-    marked = marked_program.marked("a.py", text, (), 0, {5: edit.before})
+    marked = program_text.marked("a.py", text, (), 0, {5: edit.before})
     assert [marked.line_before(n) for n in range(2, 7)] == [1, 2, 3, 4, 5]
     names: dict[str, Any] = {"__jd__": _Host}
     exec(marked.text.partition("\n")[2], names)

@@ -19,9 +19,9 @@ from mutants import Mutant, mutant, sites
 import jax_dist
 from jax_dist._compat import CAN_REWRITE
 from jax_dist.codemod import migration
-from jax_dist.codemod.facts import Promises
-from jax_dist.codemod.files import MigrationOptions
+from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.results import FileMigration
+from jax_dist.codemod.shard_map import Promises
 from jax_dist.codemod.verify import trial
 from jax_dist.codemod.verify.ledger import Rung
 

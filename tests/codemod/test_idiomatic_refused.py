@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 import test_golden as golden
 
-from jax_dist.codemod.facts import PmapFacts
 from jax_dist.codemod.results import FileMigration
+from jax_dist.codemod.shard_map import PmapFacts
 
 _FOLDER = pathlib.Path(__file__).parent / "idiomatic_programs" / "refused"
 _ABOVE = """\

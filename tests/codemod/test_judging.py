@@ -5,10 +5,9 @@ import pathlib
 import pytest
 from verified_programs import IDIOMATIC, TRAINING, WITH_SHARD_MAP, changed, recorded
 
-from jax_dist.codemod.verify.records import RunRecord, SiteRecord
-from jax_dist.codemod.verify.runs import Run
-from jax_dist.codemod.verify.verdict import judged
-from jax_dist.codemod.verify.verification import MigrationVerdict, MigrationVerification
+from jax_dist.codemod.verify.comparison import judged
+from jax_dist.codemod.verify.evidence import Run, RunRecord, SiteRecord
+from jax_dist.codemod.verify.ledger import MigrationVerdict, MigrationVerification
 
 
 @pytest.fixture(scope="module")

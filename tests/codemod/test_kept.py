@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from jax_dist.checker.model import sources
-from jax_dist.codemod import files
-from jax_dist.codemod.context import ProjectContext
+from jax_dist.codemod import migration
+from jax_dist.codemod.results import ProjectContext
 
 _TRAPS = {
     "a module that is called pmap": """\
@@ -151,8 +151,8 @@ name = jax.pmap.__name__
 
 def _after(text: str, to: Any) -> str:
     source = sources.read("a.py", text.encode())
-    return files.migrate(
-        source, ProjectContext.alone(), files.MigrationOptions(to=to)
+    return migration.of_source(
+        source, ProjectContext.alone(), migration.MigrationOptions(to=to)
     ).after.decode()
 
 
@@ -189,8 +189,8 @@ def test_a_file_that_compares_and_applies_gets_both():
     ],
 )
 def test_bytes_of_files_without_a_place_stay(before: bytes, to: Any):
-    found = files.migrate(
-        sources.read("a.py", before), ProjectContext.alone(), files.MigrationOptions(to=to)
+    found = migration.of_source(
+        sources.read("a.py", before), ProjectContext.alone(), migration.MigrationOptions(to=to)
     )
 
     assert (found.after, found.outcomes, found.problem) == (before, (), "")

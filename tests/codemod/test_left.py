@@ -10,10 +10,9 @@ import pytest
 import test_golden as golden
 
 from jax_dist.checker.model import sources
-from jax_dist.codemod import files
-from jax_dist.codemod.context import ProjectContext
-from jax_dist.codemod.files import MigrationOptions
-from jax_dist.codemod.results import FileMigration
+from jax_dist.codemod import migration
+from jax_dist.codemod.migration import MigrationOptions
+from jax_dist.codemod.results import FileMigration, ProjectContext
 
 
 class Said(NamedTuple):
@@ -26,7 +25,7 @@ class Said(NamedTuple):
 def _migrated(text: str, to: Any, **options: Any) -> FileMigration:
     """As a file of its own, which has its helpers inside."""
     source = sources.read("a.py", text.encode())
-    return files.migrate(source, ProjectContext.alone(), MigrationOptions(to=to, **options))
+    return migration.of_source(source, ProjectContext.alone(), MigrationOptions(to=to, **options))
 
 
 _ASKED = "pmap is asked about itself, and another function would answer differently"

@@ -1,7 +1,7 @@
 """Which mapped function of one run is which of another."""
 
-from jax_dist.codemod.verify.records import RunRecord, SiteRecord
-from jax_dist.codemod.verify.verdict import pairs
+from jax_dist.codemod.verify.comparison import pairs
+from jax_dist.codemod.verify.evidence import RunRecord, SiteRecord
 
 
 def _site(

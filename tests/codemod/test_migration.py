@@ -8,8 +8,8 @@ import weakref
 
 import pytest
 
-from jax_dist.codemod import migration
-from jax_dist.codemod.files import MigrationOptions
+from jax_dist.codemod import migration, report
+from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.results import FileMigration
 
 _CONSTANTS = """\
@@ -359,7 +359,7 @@ def test_one_module_for_scripts_is_what_the_user_may_ask_for(package: pathlib.Pa
 
     def said(*paths: str) -> list[str]:
         made, context = migration.migrate(paths, options)
-        return list(migration.cautions_of(made, context, options))
+        return list(report.cautions_of(made, context, options))
 
     assert said("a.py", "b.py") == [
         "2 scripts in this folder get the helpers inside. If they are run as `python FILE.py`, "
@@ -385,7 +385,7 @@ def test_it_says_which_flax_can_still_replicate(
 
     made, context = migration.migrate(["a.py"], options)
 
-    said = [each for each in migration.cautions_of(made, context, options) if "flax" in each]
+    said = [each for each in report.cautions_of(made, context, options) if "flax" in each]
     place = "a.py:4" if "x = jax_utils" in text else "a.py:2"
     assert (
         said
@@ -569,14 +569,14 @@ def test_files_that_cannot_be_read_are_named(package: pathlib.Path):
 def test_an_error_of_ours_stays_in_its_file(package: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     for name in "ab":
         (package / f"{name}.py").write_text(_FLAT)
-    work = migration.files.migrate
+    work = migration.of_source
 
     def broken(source, *arguments):
         if source.path == "pkg/a.py":
             raise IndexError("ours")
         return work(source, *arguments)
 
-    monkeypatch.setattr(migration.files, "migrate", broken)
+    monkeypatch.setattr(migration, "of_source", broken)
 
     a, b = _migrate("pkg/a.py", "pkg/b.py")
 
@@ -777,7 +777,7 @@ def test_what_a_package_may_ask_for_its_type_stays(
     assert said[0] == status
     assert status == "done" or said[1].startswith("the package knows functions of jax.pmap by")
     assert status == "done" or said[2] == "pkg/asks.py:2"
-    cautions = [each for each in migration.cautions_of(made, context, options) if "asks.py" in each]
+    cautions = [each for each in report.cautions_of(made, context, options) if "asks.py" in each]
     assert len(cautions) == (to == "jax" and status == "done")
 
 

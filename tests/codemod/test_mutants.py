@@ -25,7 +25,7 @@ from mutants import Mutant, mutant, sites
 
 from jax_dist._compat import CAN_REWRITE
 from jax_dist.codemod import migration
-from jax_dist.codemod.files import MigrationOptions
+from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.verify import evidence, merged_program
 from jax_dist.codemod.verify.ledger import Rung
 
@@ -83,21 +83,20 @@ def _told(before: str, after: str, folder: pathlib.Path) -> Rung | None:
         return None
     recording = importlib.import_module("jax_dist.codemod.verify.recording")
     parts = {
-        name: importlib.import_module(f"{recording.__name__}.{name}")
-        for name in ("journal", "places", "pairs")
+        name: importlib.import_module(f"{recording.__name__}.{name}") for name in ("start", "pairs")
     }
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as records:
         patch.setitem(sys.modules, _RECORDING, recording)
         for name, part in parts.items():
             patch.setitem(sys.modules, f"{_RECORDING}.{name}", part)
-        parts["places"]._ran.clear()
+        parts["start"]._ran.clear()
         parts["pairs"]._signatures.clear()
-        parts["journal"].open_in(records)
+        patch.setattr(parts["start"], "_folder", records)
         if isinstance(_result(merged.text, folder), str):
             return None
-        found = evidence.read(pathlib.Path(records))
+        found = evidence.read_spots(pathlib.Path(records))
     spots = {spot.number: spot for spot in merged.spots}
-    told = (evidence.judged(each, found, lenient=False, spots=spots) for each in spots.values())
+    told = (evidence.judged(each, found, spots) for each in spots.values())
     return min((each.rung for each in told), default=None)
 
 

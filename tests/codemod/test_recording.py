@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from verified_programs import recorded
 
-from jax_dist.codemod.verify.records import SiteRecord
-from jax_dist.codemod.verify.runs import Run
+from jax_dist.codemod.verify.evidence import Run, SiteRecord
 
 # Asserts within itself that mapped functions behave as ever.
 _HABITS = """\

@@ -19,10 +19,10 @@ from verified_programs import IDIOMATIC, TRAINING, changed, recorded
 
 import jax_dist
 from jax_dist._compat import CAN_REWRITE
-from jax_dist.codemod.verify import comparison, marked_program, slices
+from jax_dist.codemod.verify import comparison, program_text, slices
+from jax_dist.codemod.verify.comparison import pairs
 from jax_dist.codemod.verify.equivalence import NotProvedError
 from jax_dist.codemod.verify.recording import programs
-from jax_dist.codemod.verify.verdict import pairs
 
 pytestmark = pytest.mark.skipif(not CAN_REWRITE, reason="jax.pmap was another program")
 
@@ -336,7 +336,7 @@ def test_the_command_certifies_an_idiomatic_migration_place_by_place(tmp_path):
 
 def test_a_marked_program_knows_the_lines_before():
     text = "import jax\n\nx = 1\nif x:\n    y = 2\nz = 3\n"
-    marked = marked_program.marked("p.py", text, [3, 5, 6], 0, {})
+    marked = program_text.marked("p.py", text, [3, 5, 6], 0, {})
     lines = marked.text.splitlines()
 
     for number, line in enumerate(text.splitlines(), 1):

@@ -20,9 +20,16 @@ from jax_dist._compat import CAN_REWRITE
 from jax_dist._usage import MisuseError
 from jax_dist.codemod.results import FileMigration
 from jax_dist.codemod.verify import merged_program, sandbox
-from jax_dist.codemod.verify.ledger import REQUIREMENTS, Ledger, LedgerEntry, Rung
+from jax_dist.codemod.verify.ledger import (
+    REQUIREMENTS,
+    Ending,
+    Ledger,
+    LedgerEntry,
+    MigrationVerdict,
+    MigrationVerification,
+    Rung,
+)
 from jax_dist.codemod.verify.trial import compared, verified
-from jax_dist.codemod.verify.verification import Ending, MigrationVerdict, MigrationVerification
 
 _GOOD = b"# \xc3\xa9t\xc3\xa9\r\nprint('same')"  # no final newline
 
@@ -388,7 +395,7 @@ def test_what_a_killed_run_has_left_goes_with_the_next(tmp_path: pathlib.Path):
         (tmp_path / name / "lock").touch()
     with open(tmp_path / names[2] / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with sandbox.folder(str(tmp_path)) as made:
+        with sandbox.working_folder(str(tmp_path)) as made:
             left = {each.name for each in tmp_path.iterdir()} - {made.name}
 
     assert left == set(names[1:])
@@ -402,12 +409,12 @@ def test_a_folder_that_is_being_made_is_nobodys_leftover(tmp_path: pathlib.Path,
 
     def first(file, how):
         monkeypatch.setattr(fcntl, "flock", flock)
-        with sandbox.folder(str(tmp_path)) as other:
+        with sandbox.working_folder(str(tmp_path)) as other:
             others.append(other)
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", first)
-    with sandbox.folder(str(tmp_path)) as made:
+    with sandbox.working_folder(str(tmp_path)) as made:
         assert len(others) == 1
         assert os.listdir(made) == ["lock"]
     assert os.listdir(tmp_path) == []

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 import jax_dist
-from jax_dist.codemod.verify import runs, sandbox
-from jax_dist.codemod.verify.runs import Run
+from jax_dist.codemod.verify import sandbox
+from jax_dist.codemod.verify.evidence import Run
 
 # Shapes: 8 devices, 4 examples each, 3 features.
 TRAINING = """\
@@ -140,4 +140,4 @@ def recorded(source: str, folder: pathlib.Path, *, timeout: float | None = 120.0
         work.mkdir()
         roots = sandbox.roots([file])
         way = sandbox.way(work, roots)
-        return runs.Workspace(command, work, roots, way, 8, timeout).recorded({}, [file])
+        return sandbox.Workspace(command, work, roots, way, 8, timeout).recorded({}, [file])

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from jax_dist.checker.engine import catalogue, linter
-from jax_dist.checker.rules import bad_suppression_code, unused_suppression
+from jax_dist.checker.engine import linter
+from jax_dist.checker.rules import suppression_comments
 from jax_dist.commands import lint_run, terminal
 from jax_dist.commands.cli import main
 
@@ -31,8 +31,8 @@ def folder(tmp_path: pathlib.Path, monkeypatch) -> pathlib.Path:
     monkeypatch.chdir(tmp_path)
     for name in ("NO_COLOR", "FORCE_COLOR", "JAX_DIST_OUTPUT_FORMAT"):
         monkeypatch.delenv(name, raising=False)
-    for rule in (unused_suppression, bad_suppression_code):
-        monkeypatch.setitem(catalogue.PAGES, rule.PAGE.code, rule.PAGE)
+    for page in (suppression_comments.UNUSED, suppression_comments.UNKNOWN):
+        monkeypatch.setitem(linter.PAGES, page.code, page)
     return tmp_path
 
 

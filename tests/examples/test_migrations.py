@@ -23,9 +23,9 @@ import pytest
 
 from jax_dist import CapturedArrayWarning
 from jax_dist.codemod import helper_module, migration
-from jax_dist.codemod.context import ProjectContext
-from jax_dist.codemod.facts import Promises
-from jax_dist.codemod.files import MigrationOptions
+from jax_dist.codemod.migration import MigrationOptions
+from jax_dist.codemod.results import ProjectContext
+from jax_dist.codemod.shard_map import Promises
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FOLDER = _ROOT / "examples" / "migrations"

@@ -157,7 +157,7 @@ def test_what_changed_since_a_call_in_the_guard(before, act, which, do):
     ids=["shape", "placement", "device", "static", "first"],
 )
 def test_what_changed_since_a_call_before_the_guard(monkeypatch, before, act, which, do):
-    monkeypatch.setattr("jax_dist.guards.recompiles._seen", {})
+    monkeypatch.setattr("jax_dist.guards.refusals._seen", {})
     step = make_step()
     before(step)
 

@@ -5,7 +5,7 @@ import sys
 
 from launching import PATIENCE, launch, launched, lines, notices
 
-from jax_dist.launch.environment import rank_environment
+from jax_dist.launch.ranks import rank_environment
 
 _BARE = """\
 import jax

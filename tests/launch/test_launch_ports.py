@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from jax_dist.launch.environment import reserved_port
+from jax_dist.launch.ranks import reserved_port
 
 
 def _bind(port: int, *options: int) -> socket.socket:

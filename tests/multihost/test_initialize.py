@@ -305,7 +305,7 @@ def test_one_process_needs_nothing():
 
 def attached() -> list:
     """Runs in every process, which jax.distributed has joined already."""
-    from jax_dist.multihost.initialization import current_stalls
+    from jax_dist.multihost import failures
 
     multihost.initialize()
     multihost.initialize()
@@ -313,7 +313,7 @@ def attached() -> list:
     try:
         multihost.initialize(num_processes=3)
     except RuntimeError as error:
-        return [current_stalls() is not None, str(error).splitlines()[1]]
+        return [failures.stalls is not None, str(error).splitlines()[1]]
     return ["no error"]
 
 

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist.passes.randomness import find_noise
+from jax_dist.passes.hazards import find_noise
 
 pytestmark = pytest.mark.rewriting
 

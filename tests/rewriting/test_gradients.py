@@ -16,7 +16,7 @@ from observing import line_of, mesh_of
 
 import jax_dist
 from jax_dist import explain, rewrite
-from jax_dist.rewriting.gradients import find_doubled_sums
+from jax_dist.passes.hazards import find_doubled_sums
 
 pytestmark = pytest.mark.rewriting
 

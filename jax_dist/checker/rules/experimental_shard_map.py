@@ -7,7 +7,7 @@ from jax_dist.checker.model import pmaps
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import TransformUse
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.checker.rules import Found, Page, _rename_edits, rule
+from jax_dist.checker.rules import Found, Page, _renames, rule
 
 PAGE = Page(
     code="JXD105",
@@ -48,14 +48,10 @@ _MOVED = "jax.experimental.shard_map is deprecated since jax 0.8.0: use jax.shar
     needs=(0, 6, 1),
 )
 def check(module: Module) -> Iterator[Found]:
-    for scope, name, binding in module.imports():
-        alias = binding.node
-        if binding.target == _OLD and not _rename_edits.is_guarded(module, alias):
-            reads = module.reads(scope, name)
-            yield Found(alias, _MOVED, _import_fix(module, alias, reads))
-    for use in module.uses(_OLD):
-        if _rename_edits.spells(module, use, _OLD) and not _rename_edits.is_guarded(module, use):
-            yield Found(use, _MOVED, _attribute_fix(module, use))
+    for alias, reads in _renames.imports_of(module, _OLD):
+        yield Found(alias, _MOVED, _import_fix(module, alias, reads))
+    for use in _renames.spelled(module, _OLD):
+        yield Found(use, _MOVED, _attribute_fix(module, use))
     for use in module.uses(_NEW):
         yield from _old_keywords(module, use)
 
@@ -63,7 +59,7 @@ def check(module: Module) -> Iterator[Found]:
 def _old_keywords(module: Module, use: ast.expr) -> Iterator[Found]:
     used = pmaps.application(module, use)
     for keyword in used.keywords if used else ():
-        if _rename_edits.is_guarded(module, keyword):
+        if _renames.is_guarded(module, keyword):
             continue
         if keyword.arg == "check_rep":
             fix = Fix("use check_vma", Safety.SAFE, (_renamed(module, keyword, "check_vma"),))
@@ -95,7 +91,7 @@ def _import_fix(module: Module, alias: ast.AST, reads: list[ast.Name]) -> Fix | 
     if module.source.path.endswith("__init__.py"):
         return None  # other files may import it from here
     number = next(n for n, each in enumerate(statement.names) if each is alias)
-    edits = _rename_edits.edits_of_from(module, statement, {number: _NEW})
+    edits = _renames.edits_of_from(module, statement, {number: _NEW})
     if edits is None:
         return None
     inner = tuple(edit for each in arguments for edit in each or ())

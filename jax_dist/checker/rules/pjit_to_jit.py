@@ -7,13 +7,7 @@ from typing import Literal
 from jax_dist.checker.model import pmaps
 from jax_dist.checker.model.findings import Safety
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.checker.rules import (
-    Found,
-    Page,
-    _rename_edits,
-    _renames,
-    rule,
-)
+from jax_dist.checker.rules import Found, Page, _renames, rule
 from jax_dist.checker.rules._renames import Rename
 
 PAGE = Page(
@@ -34,6 +28,18 @@ PAGE = Page(
     source="https://docs.jax.dev/en/latest/changelog.html#jax-0-8-0-october-15-2025",
 )
 
+NAMES: tuple[Rename, ...] = (
+    Rename("jax.experimental.pjit.pjit", "jax.jit", deprecated="0.8.0", needs=(0, 4, 14)),
+    Rename(
+        "jax.experimental.pjit.with_sharding_constraint",
+        "jax.lax.with_sharding_constraint",
+        needs=(0, 4, 7),
+    ),
+    Rename("jax.experimental.pjit.AUTO", "", "0.10.1", "give the shardings"),
+    Rename(
+        "jax.experimental.pjit.FROM_GDA", "", "0.4.11", "give it a jax.Array, and no in_shardings"
+    ),
+)
 _SAME = frozenset(
     {
         *("static_argnums", "static_argnames", "donate_argnums", "donate_argnames"),
@@ -45,7 +51,7 @@ _SHARDINGS = frozenset({"in_shardings", "out_shardings"})
 
 @rule(PAGE, triggers=(b"experimental.pjit", b"experimental import pjit"))
 def check(module: Module) -> Iterator[Found]:
-    yield from _rename_edits.renamed(module, _renames.PJIT, _judge)
+    yield from _renames.renamed(module, NAMES, _judge)
 
 
 def _judge(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety | None:

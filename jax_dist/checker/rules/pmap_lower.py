@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from jax_dist.checker.model import pmaps
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.checker.rules import Found, Page, _rename_edits, rule
+from jax_dist.checker.rules import Found, Page, _renames, rule
 
 PAGE = Page(
     code="JXD004",
@@ -42,5 +42,5 @@ def check(module: Module) -> Iterator[Found]:
             use = module.parent(held)
             if not isinstance(use, ast.Attribute) or use.attr not in _REASONS:
                 continue
-            if not _rename_edits.is_guarded(module, use):
+            if not _renames.is_guarded(module, use):
                 yield Found(use, f".{use.attr} of a jax.pmap {_REASONS[use.attr]}")

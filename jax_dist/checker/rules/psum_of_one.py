@@ -28,24 +28,13 @@ _OF_ONE = re.compile(rb"psum(?!\w| +(?!(?:" + _OPERATORS + rb")\b)[a-zA-Z]|\s*\(
 @rule(PAGE, triggers=(b"*psum*",), since=(0, 6, 1), narrow={b"*psum*": _OF_ONE})
 def check(module: Module) -> Iterator[Found]:
     for call in module.calls("jax.lax.psum"):
-        match call:
+        named = [word.value for word in call.keywords if word.arg == "axis_name"]
+        match [*call.args, *named]:
             # By text: the values True and 1.0 equal 1, yet psum gives them other types.
-            case ast.Call(
-                func=function,
-                args=[one, ast.AST() as axis],
-                keywords=[],
-            ) if module.text(one) == "1":
-                yield Found(
-                    call, "psum(1, axis) is axis_size(axis)", _fix(module, function, one, axis)
-                )
-            case ast.Call(
-                func=function,
-                args=[one],
-                keywords=[ast.keyword(arg="axis_name", value=axis)],
-            ) if module.text(one) == "1":
-                yield Found(
-                    call, "psum(1, axis) is axis_size(axis)", _fix(module, function, one, axis)
-                )
+            case [one, axis] if call.args and len(named) == len(call.keywords):
+                if module.text(one) == "1":
+                    fix = _fix(module, call.func, one, axis)
+                    yield Found(call, "psum(1, axis) is axis_size(axis)", fix)
 
 
 def _fix(module: Module, function: ast.expr, one: ast.expr, axis: ast.expr) -> Fix:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.checker.rules import Found, Page, _rename_edits, rule
+from jax_dist.checker.rules import Found, Page, _renames, rule
 
 PAGE = Page(
     code="JXD107",
@@ -26,15 +26,10 @@ _MESSAGE = "jax.lax.pvary was removed in jax 0.10.0: use jax.lax.pcast(x, axis, 
 
 @rule(PAGE, triggers=(b"*pvary*",), needs=(0, 8, 2))
 def check(module: Module) -> Iterator[Found]:
-    for scope, name, binding in module.imports():
-        alias = binding.node
-        if binding.target == _OLD and not _rename_edits.is_guarded(module, alias):
-            reads = module.reads(scope, name)
-            yield Found(alias, _MESSAGE, _import_fix(module, alias, reads))
-    for use in module.uses(_OLD):
-        # A use of an imported name is part of the finding at its import.
-        if _rename_edits.spells(module, use, _OLD) and not _rename_edits.is_guarded(module, use):
-            yield Found(use, _MESSAGE, _fix(module, use))
+    for alias, reads in _renames.imports_of(module, _OLD):
+        yield Found(alias, _MESSAGE, _import_fix(module, alias, reads))
+    for use in _renames.spelled(module, _OLD):
+        yield Found(use, _MESSAGE, _fix(module, use))
 
 
 def _fix(module: Module, use: ast.expr) -> Fix | None:

@@ -3,10 +3,9 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker.model import edits
-from jax_dist.checker.model.findings import Fix, Safety
+from jax_dist.checker.model.findings import Fix, Safety, removal
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.checker.rules import Found, Page, _rename_edits, rule
+from jax_dist.checker.rules import Found, Page, _renames, rule
 
 PAGE = Page(
     code="JXD104",
@@ -45,7 +44,7 @@ def check(module: Module) -> Iterator[Found]:
     # The whole tree: the names are rare, and stand in strings.
     for node in ast.walk(module.tree):
         flag = _flag(module, node)
-        if flag is None or _rename_edits.is_guarded(module, node):
+        if flag is None or _renames.is_guarded(module, node):
             continue
         yield Found(node, f"{flag} was removed in jax {_GONE[flag]}", _fix(module, node))
 
@@ -90,4 +89,4 @@ def _fix(module: Module, node: ast.AST) -> Fix | None:
             return None
     if not isinstance(value, ast.Constant):
         return None  # computing it may do something
-    return Fix("leave it out", Safety.SAFE, (edits.removal(module, statement),))
+    return Fix("leave it out", Safety.SAFE, (removal(module, statement),))

@@ -1,23 +1,237 @@
-"""Compares the calls of one mapped function before and after, array by array.
+"""The verdict on two runs of one command: pairs their mapped functions, and compares their calls.
 
 Shapes: `N` is the size of the device axis, which `jax.pmap` puts first and a migration may drop;
 `*s` is the rest.
 """
 
+import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from jax_dist.codemod.verify.records import Array, CallRecord, SiteRecord
-from jax_dist.codemod.verify.verification import How, SiteComparison
+from jax_dist.codemod.verify.evidence import (
+    Array,
+    CallRecord,
+    Run,
+    RunRecord,
+    SiteRecord,
+    first_few,
+)
+from jax_dist.codemod.verify.ledger import (
+    Ending,
+    How,
+    MigrationVerdict,
+    MigrationVerification,
+    SiteComparison,
+    tail,
+)
 
-_SHOWN = 3  # problems of one mapped function
-
+# Where equinox.filter_pmap and flax.nnx.pmap map. What takes their place maps inside jax_dist, and
+# no hook sees that.
+_OF_LIBRARIES = (
+    os.path.join("equinox", "_vmap_pmap.py"),
+    os.path.join("flax", "nnx", "transforms", "iteration.py"),
+)
 _Correspondence: TypeAlias = tuple[How, float, float] | None  # None: they do not correspond
+_ERROR = re.compile(r"[\w.]+(Error|Exception|Exit): ")
+
+
+def judged(
+    command: Sequence[str],
+    first: Run,
+    second: Run,
+    *,
+    files: Iterable[Path],
+    tolerance: float = 0.0,
+) -> MigrationVerification:
+    """Compares a run before a migration with one after it.
+
+    Args:
+      command: what ran.
+      first: before the migration.
+      second: after it.
+      files: that were migrated; what is mapped there and was not compared is reported.
+      tolerance: how far a float may differ, relative to the largest value of its array.
+
+    Returns:
+      The verdict, with its reasons.
+    """
+    before, after = first.record, second.record
+    partners, new = pairs(before, after)
+    replaced = [
+        one for one, other in partners if other is None and one.file.endswith(_OF_LIBRARIES)
+    ]
+    partners = [(one, other) for one, other in partners if one not in replaced]
+    compared = (compare(one, other, tolerance) for one, other in partners)
+    sites = tuple(dataclasses.replace(site, file=_relative(site.file)) for site in compared)
+    problems = tuple(_differing_ends(first, second))
+    unproven = (
+        *_not_compared(files, first, second),
+        *(f"{_place(site)} was called only before the migration" for site in replaced),
+    )
+    if problems or any(site.problems for site in sites):
+        verdict = MigrationVerdict.DIFFERENT
+    else:
+        verdict = MigrationVerdict.UNPROVEN if unproven else MigrationVerdict.SAME
+    return MigrationVerification(
+        command=tuple(command),
+        verdict=verdict,
+        before=_ending(first),
+        after=_ending(second),
+        sites=sites,
+        problems=problems,
+        unproven=unproven,
+        notes=tuple(_notes(first, second, new)),
+    )
+
+
+def _differing_ends(first: Run, second: Run) -> Iterator[str]:
+    """A command that failed before owes nothing; any other must end as it did."""
+    if first.exit_code == 0 and second.exit_code != 0:
+        yield f"the command ended well before the migration; after it: {_ending(second)}"
+    elif first.exit_code is not None and second.exit_code is None:
+        yield f"the command ended before the migration ({_ending(first)}), and not in time after it"
+
+
+def _not_compared(files: Iterable[Path], first: Run, second: Run) -> Iterator[str]:
+    if first.exit_code != 0:
+        now = "it runs now" if second.exit_code == 0 else f"after it: {_ending(second)}"
+        yield f"the command failed before the migration ({_ending(first)}{_reason(first)}); {now}"
+    if not first.record.called:
+        yield "no mapped function was called before the migration: nothing to compare with"
+    migrated = {os.path.realpath(file) for file in files}
+    whole = first if first.exit_code == 0 else second  # the other one stopped on the way
+    for site in whole.record.hidden:
+        if site.file in migrated:
+            yield f"{_place(site)} was called only inside a larger traced function"
+    for site in whole.record.idle:
+        if site.file in migrated:
+            yield f"{_place(site)} was mapped, and never called"
+    for run_, when in ((first, "before"), (second, "after")):
+        for problem in run_.record.problems:
+            yield f"a call could not be recorded {when} the migration: {problem}"
+
+
+def _reason(run_: Run) -> str:
+    """The error in its output; JAX may write more below it."""
+    errors = [line for line in run_.output.splitlines() if _ERROR.match(line)]
+    return f": {errors[-1]}" if errors else ""
+
+
+def _notes(first: Run, second: Run, new: Sequence[SiteRecord]) -> Iterator[str]:
+    if first.exit_code == 0:
+        for site in new:
+            yield f"{_place(site)} was called only after the migration"
+    if first.exit_code == second.exit_code == 0:
+        lines = zip(first.output.splitlines(), second.output.splitlines(), strict=False)
+        for number, (one, other) in enumerate(lines, 1):
+            if one != other:
+                yield f"the output differs from line {number} on: {one!r} before, {other!r} after"
+                return
+
+
+def _ending(run_: Run) -> Ending:
+    devices = [
+        array.devices
+        for site in run_.record.called
+        for call in site.calls
+        for array in call.returned
+        if array.devices
+    ]
+    return Ending(
+        exit_code=run_.exit_code,
+        functions=len(run_.record.called),
+        calls=sum(site.count for site in run_.record.called),
+        devices=min(devices, default=0),
+        output=tail(run_.output),
+    )
+
+
+def _place(site: SiteRecord) -> str:
+    return f"{_relative(site.file)}:{site.line} {site.function}"
+
+
+def _relative(file: str) -> str:
+    """As people would write it: below the current folder without that."""
+    here = os.path.realpath(os.curdir) + os.sep
+    return file.removeprefix(here)
+
+
+# --- the same function in both runs
+
+_Key = Callable[[SiteRecord], Hashable]
+
+# What two must share, the surest first. At the end, only the file: a lambda that got a name.
+_NAMED: tuple[_Key, ...] = (
+    lambda site: (site.process, site.file, site.function, site.within),
+    lambda site: (site.process, site.file, site.function),
+)
+_IN_ONE_FILE: _Key = lambda site: (site.process, site.file)
+
+
+def pairs(
+    before: RunRecord, after: RunRecord
+) -> tuple[list[tuple[SiteRecord, SiteRecord | None]], list[SiteRecord]]:
+    """Pairs what is the same function; of those that look alike, the order of making decides.
+
+    A jit without anything mapped inside stands for a mapped function only where nothing better is
+    left; it must have the same name.
+
+    Returns:
+      Each site that was called before with its partner, if it has one; and the mapped functions
+      that were called after, and are nobody's partner.
+    """
+    partners: dict[int, SiteRecord] = {}
+    # First those that were called; then, where one of two is idle in one run, all that there are.
+    for ones, others, keys in (
+        (before.called, after.called, _NAMED),
+        ((*before.called, *before.idle), after.sites, _NAMED),
+        (before.called, after.called, (_IN_ONE_FILE,)),
+    ):
+        for key in keys:
+            taken = {id(site) for site in partners.values()}
+            left = {id(site) for site in ones} - {*partners}
+            ones_left = [site for site in before.sites if id(site) in left]
+            # Not what is only a part of what another site made.
+            tops = [site for site in others if site.count or not site.inside]
+            others_left = [site for site in tops if id(site) not in taken]
+            _pair(ones_left, others_left, key, partners)
+    taken = {id(site) for site in partners.values()}
+    new = [site for site in after.called if id(site) not in taken]
+    return [(site, partners.get(id(site))) for site in before.called], new
+
+
+def _pair(
+    ones: Iterable[SiteRecord],
+    others: Iterable[SiteRecord],
+    key: _Key,
+    partners: dict[int, SiteRecord],
+) -> None:
+    """Pairs groups of one size; of others, who is who would be a guess."""
+    groups = _groups(others, key)
+    for shared, group in _groups(ones, key).items():
+        partner_group = groups.get(shared, [])
+        if len(partner_group) == len(group):
+            partners.update(
+                (id(site), partner) for site, partner in zip(group, partner_group, strict=True)
+            )
+
+
+def _groups(sites: Iterable[SiteRecord], key: _Key) -> dict[Hashable, list[SiteRecord]]:
+    groups: dict[Hashable, list[SiteRecord]] = {}
+    for site in sites:
+        groups.setdefault(key(site), []).append(site)
+    return groups
+
+
+# --- their calls, array by array
 
 
 def compare(before: SiteRecord, after: SiteRecord | None, tolerance: float) -> SiteComparison:
@@ -45,8 +259,8 @@ def compare(before: SiteRecord, after: SiteRecord | None, tolerance: float) -> S
         absolute=found.absolute,
         relative=found.relative,
         how=tuple(sorted(found.how)),
-        problems=_first(found.problems.values()),
-        notes=_first(found.notes),
+        problems=first_few(found.problems.values()),
+        notes=first_few(found.notes),
         signatures=tuple(found.signatures.values()),
         unproved=found.unproved,
     )
@@ -194,38 +408,31 @@ def difference(before: Array, after: Array) -> tuple[How, float, float]:
     one, other = before.values(), after.values()
     for how, view in _views(one, other.shape):
         return how, *_distance(view, other)
-    raise Unlike(f"{_shape(one.shape)} before, {_shape(other.shape)} after")
+    raise Unlike(f"{[*one.shape]} before, {[*other.shape]} after")
 
 
 def _views(values: np.ndarray, shape: tuple[int, ...]) -> Iterator[tuple[How, np.ndarray]]:
-    """The readings of `values` that have this shape."""
+    """The readings of `values` that have this shape.
+
+    Equal copies have the same bits: a zero of each sign would be two.
+    """
     if values.shape == shape:
         yield "as is", values
-    if values.shape[1:] == shape and values.ndim and _is_one_row(values):
+    if values.shape[1:] == shape and values.ndim and len({row.tobytes() for row in values}) == 1:
         yield "one of equal copies", values[0]
     if values.ndim > 1 and shape == (values.shape[0] * values.shape[1], *values.shape[2:]):
         yield "device axis merged", values.reshape(shape)
 
 
-def _is_one_row(values: np.ndarray) -> bool:
-    """Whether all rows have the same bits: a zero of each sign would be two."""
-    return len({row.tobytes() for row in values}) == 1
-
-
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether all are equal, where NaN equals NaN; broadcasts."""
-    nan = (one != one) & (other != other)
-    return bool(np.all((one == other) | nan))
-
-
 def _distance(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     """The largest difference; and relative to the largest value of `one`."""
-    if _same(one, other):
+    equal = (one == other) | ((one != one) & (other != other))  # NaN equals NaN
+    if np.all(equal):
         return 0.0, 0.0
     wide = np.complex128 if one.dtype.kind == "c" else np.float64
     with np.errstate(invalid="ignore", over="ignore"):
         each = np.abs(one.astype(wide) - other.astype(wide))
-    each = np.where((one == other) | ((one != one) & (other != other)), 0.0, each)
+    each = np.where(equal, 0.0, each)
     absolute = float(np.max(each))
     if not math.isfinite(absolute):  # a NaN or an infinity on one side only
         return math.inf, math.inf
@@ -243,7 +450,7 @@ def _difference_of_digests(before: Array, after: Array) -> tuple[How, float, flo
         return "one of equal copies", 0.0, 0.0
     if before.shape == after.shape:
         raise Unlike(f"a large array differs: mean {before.mean} before, {after.mean} after")
-    raise Unlike(f"{_shape(before.shape)} before, {_shape(after.shape)} after")
+    raise Unlike(f"{[*before.shape]} before, {[*after.shape]} after")
 
 
 def _digest(array: Array) -> str:
@@ -275,14 +482,3 @@ def _partners(before: Sequence[Array], after: Sequence[Array]) -> list[tuple[Arr
 def _fewest_devices(site: SiteRecord) -> int:
     results = [array.devices for call in site.calls for array in call.returned]
     return min(results, default=0)
-
-
-def _first(texts: Iterable[str]) -> tuple[str, ...]:
-    """Without repetition, and not too many."""
-    different = list(dict.fromkeys(texts))
-    more = len(different) - _SHOWN
-    return tuple(different[:_SHOWN]) + ((f"and {more} more",) if more > 0 else ())
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, shape))}]"

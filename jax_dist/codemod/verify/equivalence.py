@@ -22,7 +22,7 @@ RULES = {
     "R8": "one of equal rows is the array that they are copies of",
     "R9": "copies of an array, one on each device, are that array on all devices",
 }
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
+CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
 _AXIS_PARAMETERS = ("axes", "axis_name", "spmd_axis_name", "newly_manual_axes", "manual_axes")
 _REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod")
 _MOVING = ("slice", "transpose", "concatenate", "stack", "broadcast_in_dim", "rev", "copy")
@@ -50,9 +50,7 @@ def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> Equality:
     Raises:
       NotProvedError: they are not, as far as texts and rules show.
     """
-    for text in (before, after):
-        if (found := opaque(text)) is not None:
-            raise NotProvedError(f"its text does not show all of it: {found}")
+    refuse_opaque(before, after)
     if _normal_form(before)[0] == _normal_form(after)[0]:
         return Equality(())
     (one, used), (other, others_used) = (_normal_form(each, rules=True) for each in (before, after))
@@ -95,7 +93,7 @@ def _normal_form(text: Mapping[str, Any], *, rules: bool = False) -> tuple[str, 
         *scope.alive(results, grouped=True),
         f"out {' '.join(types)}",
     ]
-    return numbered("\n".join(lines)), scope.used
+    return _numbered("\n".join(lines)), scope.used
 
 
 @dataclass
@@ -150,7 +148,7 @@ class Scope:
     def _equation(
         self, primitive: str, parameters: Mapping, given: list, kinds: list[str], *, top: bool
     ) -> list[str]:
-        if primitive in _CALLS:
+        if primitive in CALLS:
             return self._call(parameters, given, top=top)
         if _moves_nothing(primitive, parameters, given, kinds):
             return [given[0][0]]
@@ -167,11 +165,7 @@ class Scope:
         return results
 
     def _call(self, parameters: Mapping, given: list, *, top: bool) -> list[str]:
-        body = next(
-            parameters[key]["jaxpr"]
-            for key in ("jaxpr", "call_jaxpr", "fun_jaxpr")
-            if key in parameters
-        )
+        body = called(parameters)
         names = [name for name, _ in given]
         if top:
             flags = zip(names, parameters.get("donated_invars", ()), strict=False)
@@ -255,6 +249,11 @@ class Scope:
                 last = line.group
             texts.append(line.text)
         return texts
+
+    def text(self, names: Sequence[str], results: Sequence[str]) -> str:
+        """The equations that results need, with numbers for names, as what others compare."""
+        lines = [" ".join(names), f"options {sorted(self.options)}", *self.alive(results)]
+        return _numbered("\n".join([*lines, f"out {' '.join(results)}"]))
 
     # --- parameters
 
@@ -414,13 +413,26 @@ def result_types(text: Mapping[str, Any]) -> list[str]:
     return [known[each] if isinstance(each, int) else _literal(each)[1] for each in text["out"]]
 
 
-def numbered(text: str) -> str:
+def _numbered(text: str) -> str:
     """Variables by their first use, so that equal programs have equal texts."""
     numbers: dict[str, str] = {}
     return _VARIABLE.sub(lambda found: numbers.setdefault(found[0], f"§{len(numbers)}"), text)
 
 
-def opaque(value: Any) -> str | None:
+def called(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The program that one of the calls has inside."""
+    keys = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+    return next(parameters[key]["jaxpr"] for key in keys if key in parameters)
+
+
+def refuse_opaque(*texts: Mapping[str, Any]) -> None:
+    """Raises a NotProvedError where a text hides something."""
+    for text in texts:
+        if (found := _opaque(text)) is not None:
+            raise NotProvedError(f"its text does not show all of it: {found}")
+
+
+def _opaque(value: Any) -> str | None:
     """What is hidden in a text; None where nothing is."""
     if isinstance(value, dict):
         if "opaque" in value:
@@ -431,7 +443,7 @@ def opaque(value: Any) -> str | None:
     if isinstance(value, list):
         if len(value) == 4 and isinstance(value[0], str) and "callback" in value[0]:
             return value[0]
-        return next((found for each in value if (found := opaque(each)) is not None), None)
+        return next((found for each in value if (found := _opaque(each)) is not None), None)
     return None
 
 

@@ -1,4 +1,8 @@
-"""Reads what a merged run has written down about its places, and judges each spot by it."""
+"""What runs have written down, and how sure a spot of the merged program is by it.
+
+The calls of mapped functions lie in one folder for each process of the program; what happened at
+spots, in one file for each.
+"""
 
 import json
 from collections import Counter
@@ -7,12 +11,89 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jax_dist.codemod.results import PlaceResult
-from jax_dist.codemod.verify import equivalence
+from jax_dist.codemod.verify import slices
+from jax_dist.codemod.verify.equivalence import NotProvedError
 from jax_dist.codemod.verify.ledger import LedgerEntry, Rung
 from jax_dist.codemod.verify.program_text import Spot
 
 _SHOWN = 3  # problems of one place
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """One argument or result of a call."""
+
+    path: str  # in the arguments or the result, such as "[0].params['w']"
+    dtype: str
+    shape: tuple[int, ...]
+    devices: int  # that held it; 0 for an array of numpy
+    parts: int  # into which it was cut; 1 where each device held all of it
+    archive: Path | None  # where its values are; None for a large one, of which there are digests
+    key: str = ""
+    digest: str = ""
+    rows: tuple[str, ...] = ()  # the digest of each row
+    mean: float | None = None
+
+    def values(self) -> np.ndarray:
+        """From the disk, each time: a record may be larger than the memory."""
+        assert self.archive is not None
+        with np.load(self.archive) as archive:
+            return archive[self.key]
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """One call of a mapped function."""
+
+    given: tuple[Array, ...]
+    returned: tuple[Array, ...]
+    raised: str | None  # the class of the error, where it raised one
+    text: Mapping[str, Any] | None = None  # of its program: `text` and `paths`, or `why` none
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRecord:
+    """A place where functions are mapped or jitted, and the calls of what was made there."""
+
+    process: int  # of the program, in the order in which they imported jax
+    file: str
+    line: int
+    within: tuple[str, ...]  # the functions that were running when it was made, innermost first
+    function: str
+    is_mapped: bool  # or a jit in whose trace something is mapped
+    inside: bool  # was traced as a part of something else
+    hidden: bool  # of something that is not recorded
+    calls: tuple[CallRecord, ...]  # the first ones
+    count: int  # of all calls
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What one run did."""
+
+    sites: tuple[SiteRecord, ...] = ()  # process by process, in the order in which they were made
+    problems: tuple[str, ...] = ()  # of the recording itself
+    hosts: tuple[SiteRecord, ...] = ()  # host edits, with their numbers for functions
+
+    @property
+    def called(self) -> tuple[SiteRecord, ...]:
+        """Where mapped functions were made that were called."""
+        return tuple(site for site in self.sites if site.is_mapped and site.count)
+
+    @property
+    def idle(self) -> tuple[SiteRecord, ...]:
+        """Where mapped functions were made that nobody called."""
+        return tuple(
+            site for site in self.sites if site.is_mapped and not (site.count or site.inside)
+        )
+
+    @property
+    def hidden(self) -> tuple[SiteRecord, ...]:
+        """Where mapped functions were made that were only traced."""
+        return tuple(site for site in self.sites if site.hidden and not site.count)
 
 
 @dataclass
@@ -28,21 +109,127 @@ class Evidence:
     texts: list[Mapping[str, Any]] = field(default_factory=list)  # one for each signature
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """How sure a spot is, and why."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How a program ended, and what it mapped."""
 
-    rung: Rung
-    calls: int = 0
-    equal: int = 0
-    problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    rules: tuple[str, ...] = ()  # by which its programs are equal
-    signatures: tuple[Mapping[str, Any], ...] = ()  # the texts of these, where they prove it
+    exit_code: int | None  # negative: the signal that ended it; None: it was stopped, being late
+    output: str  # standard output and error
+    record: RunRecord
+    ran: Mapping[int, Evidence] = field(default_factory=dict)  # what it told of marked statements
 
 
-def read(folder: Path) -> dict[int, Evidence]:
-    """What all processes of one run wrote, by the numbers of the spots."""
+def read_calls(folder: Path) -> RunRecord:
+    """What all processes of one run wrote about their mapped functions.
+
+    Args:
+      folder: that was given to the recording.
+    """
+    folders = sorted(folder.glob("process-*"), key=lambda path: int(path.name.partition("-")[2]))
+    parts = [_Part(process, path) for process, path in enumerate(folders)]
+    return RunRecord(
+        sites=tuple(site for part in parts for site in part.sites()),
+        problems=tuple(problem for part in parts for problem in part.problems),
+        hosts=tuple(host for part in parts for host in part.sites(hosts=True)),
+    )
+
+
+@dataclass
+class _Found:
+    """What the events so far say of one site."""
+
+    event: Mapping[str, Any]
+    calls: list[CallRecord] = field(default_factory=list)
+    count: int = 0
+    inside: bool = False
+    hidden: bool = False
+    holds_mapped: bool = False
+    texts: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by number
+
+
+class _Part:
+    """What one process wrote."""
+
+    def __init__(self, process: int, folder: Path):
+        self.problems: list[str] = []
+        self._process = process
+        self._folder = folder
+        self._found: dict[int, _Found] = {}  # by number, and so in the order of making
+        for event in _events(folder / "calls.jsonl"):
+            self._take(event)
+
+    def sites(self, *, hosts: bool = False) -> Iterator[SiteRecord]:
+        """Those of mapped and jitted functions, or of host edits."""
+        for found in self._found.values():
+            if (found.event["kind"] == "host") != hosts:
+                continue
+            is_mapped = found.holds_mapped or found.event["kind"] not in ("jit", "host")
+            yield SiteRecord(
+                process=self._process,
+                file=found.event["file"],
+                line=found.event["line"],
+                within=tuple(found.event["within"]),
+                function=found.event["function"],
+                is_mapped=is_mapped,
+                inside=found.inside,
+                hidden=found.hidden and is_mapped,
+                calls=tuple(found.calls),
+                count=found.count,
+            )
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        if event["event"] == "site":
+            self._found[event["site"]] = _Found(event)
+            return
+        found = self._found[event["site"]]
+        match event["event"]:
+            case "text":
+                found.texts[event["number"]] = event
+            case "call":
+                found.calls.append(self._call(event, found.texts))
+                found.count = max(found.count, event["call"] + 1)
+            case "total":
+                found.count = max(found.count, event["calls"])
+            case "inside":
+                found.inside = True
+                found.hidden |= event["cover"] is None
+                if event["cover"] is not None and found.event["kind"] not in ("jit", "host"):
+                    self._found[event["cover"]].holds_mapped = True
+            case "problem":
+                self.problems.append(f"{found.event['function']}: {event['problem']}")
+
+    def _call(self, event: Mapping[str, Any], texts: Mapping[int, Mapping[str, Any]]) -> CallRecord:
+        archive = self._folder / event["arrays"]
+        return CallRecord(
+            given=tuple(_array(each, archive) for each in event["given"]),
+            returned=tuple(_array(each, archive) for each in event["returned"]),
+            raised=event["raised"],
+            text=texts.get(event["text"]),
+        )
+
+
+def _array(event: Mapping[str, Any], archive: Path) -> Array:
+    """With its values, or with digests of them."""
+    rows, shape = tuple(event.get("rows", ())), tuple(event["shape"])
+    kept = archive if "key" in event else None
+    return Array(**{**event, "shape": shape, "rows": rows, "archive": kept})
+
+
+def _events(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Up to the line at which the process may have been killed."""
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                return
+
+
+# --- spots
+
+
+def read_spots(folder: Path) -> dict[int, Evidence]:
+    """What all processes of one run wrote about spots, by the numbers of these."""
     found: dict[int, Evidence] = {}
     for path in sorted(folder.glob("places-*.jsonl")):
         for event in _events(path):
@@ -67,16 +254,33 @@ def _take(evidence: Evidence, event: Mapping[str, Any]) -> None:
             evidence.texts.append(event)
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """How sure a spot is, and why."""
+
+    rung: Rung
+    calls: int = 0
+    equal: int = 0
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()  # by which its programs are equal
+    signatures: tuple[Mapping[str, Any], ...] = ()  # the texts of these, where they prove it
+
+
 def judged(
-    spot: Spot, found: Mapping[int, Evidence], *, lenient: bool, spots: Mapping[int, Spot]
+    spot: Spot,
+    found: Mapping[int, Evidence],
+    spots: Mapping[int, Spot],
+    *,
+    lenient: bool = False,
 ) -> Judgement:
     """How sure a spot is.
 
     Args:
       spot: the place.
       found: what happened at all of them.
-      lenient: whether its results may lie elsewhere than before: what puts them on devices.
       spots: all, by number.
+      lenient: whether its results may lie elsewhere than before: what puts them on devices.
     """
     evidence = found.get(spot.number)
     if evidence is None or not evidence.ran:
@@ -86,13 +290,15 @@ def judged(
     notes = [said for kind, said in evidence.problems if kind in allowed]
     equal = evidence.calls - len({said.partition(":")[0] for said in problems})
     if problems:
-        return Judgement(Rung.DIFFERENT, evidence.calls, equal, _first(problems), _first(notes))
+        return Judgement(
+            Rung.DIFFERENT, evidence.calls, equal, first_few(problems), first_few(notes)
+        )
     inside = _inside(evidence, found, spots)
     if not evidence.calls:
         return inside or Judgement(Rung.NEVER_RAN, notes=("it was made, and never called",))
     if inside is not None and inside.rung < Rung.REPLAYED:
         return Judgement(inside.rung, evidence.calls, equal, notes=inside.notes)
-    replayed = Judgement(Rung.REPLAYED, evidence.calls, equal, notes=_first(notes))
+    replayed = Judgement(Rung.REPLAYED, evidence.calls, equal, notes=first_few(notes))
     return replayed if notes else _by_text(replayed, evidence)
 
 
@@ -100,32 +306,37 @@ def _by_text(replayed: Judgement, evidence: Evidence) -> Judgement:
     """More than that its calls were equal, where the texts of its programs show it."""
     if not evidence.texts or any("why" in text for text in evidence.texts):
         return replayed
+    different = {json.dumps(text, sort_keys=True): text for text in evidence.texts}
+    return proved(replayed, different.values())
+
+
+def proved(equal: Judgement, signatures: Iterable[Mapping[str, Any]]) -> Judgement:
+    """More than that all calls were equal, where the texts of the programs show it.
+
+    Args:
+      equal: what is known without the texts.
+      signatures: the texts, as `slices.proof` takes them.
+    """
+    signatures = tuple(signatures)
     rules: set[str] = set()
-    signatures = {json.dumps(text, sort_keys=True): text for text in evidence.texts}
     try:
-        for text in signatures.values():
-            rules |= set(equivalence.proof(text).rules)
-    except equivalence.NotProvedError as reason:
-        return replace(replayed, notes=(*replayed.notes, f"its programs differ: {reason}"))
-    rung = Rung.BY_RULES if rules else Rung.SAME_PROGRAM
-    proved = tuple(signatures.values())
-    notes = tuple(_sizes_of_one_form(proved))
-    rules_ = tuple(sorted(rules))
-    return replace(replayed, rung=rung, rules=rules_, signatures=proved, notes=notes)
-
-
-def _sizes_of_one_form(signatures: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    for name, other in (("before", "old"), ("after", "new")):
-        sizes = sorted(
-            {
-                size
-                for each in signatures
-                for size, texts in each["sizes"].items()
-                if [*texts] == [name]
-            }
-        )
-        if sizes:
-            yield f"on {', '.join(sizes)} of the devices only the {other} form runs"
+        for each in signatures:
+            rules |= set(slices.proof(each).rules)
+    except NotProvedError as reason:
+        return replace(equal, notes=(*equal.notes, f"its programs differ: {reason}"))
+    notes = list(equal.notes)
+    for name, form in (("before", "old"), ("after", "new")):
+        sizes = [size for each in signatures for size in each["sizes"].items()]
+        alone = {size for size, texts in sizes if [*texts] == [name]}
+        if alone:
+            notes.append(f"on {', '.join(sorted(alone))} of the devices only the {form} form runs")
+    return replace(
+        equal,
+        rung=Rung.BY_RULES if rules else Rung.SAME_PROGRAM,
+        rules=tuple(sorted(rules)),
+        signatures=signatures,
+        notes=tuple(notes),
+    )
 
 
 def _inside(
@@ -135,14 +346,15 @@ def _inside(
     if not evidence.sides:
         return None
     if times := evidence.sides[""]:  # what a traced call computes is its text, and nothing else
-        proof = _by_text(Judgement(Rung.REPLAYED, times, times, notes=(_LARGER,)), evidence)
+        notes = ("it ran only inside a larger traced function",)
+        proof = _by_text(Judgement(Rung.REPLAYED, times, times, notes=notes), evidence)
         if proof.rung > Rung.REPLAYED:
-            return replace(proof, notes=(_LARGER, *proof.notes))
+            return proof
         return Judgement(Rung.RAN, notes=proof.notes)
     if not (evidence.sides["old"] and evidence.sides["new"]):
         said = "JAX used one trace for both forms, so that they could not be told apart"
         return Judgement(Rung.RAN, notes=(said,))
-    outer = [judged(spots[n], found, lenient=False, spots=spots) for n in sorted(evidence.outer)]
+    outer = [judged(spots[n], found, spots) for n in sorted(evidence.outer)]
     lines = ", ".join(str(line) for line in sorted({spots[n].line for n in evidence.outer}))
     least = min(outer, key=lambda each: each.rung)
     if least.rung < Rung.REPLAYED:
@@ -173,19 +385,8 @@ def entry(place: PlaceResult, judgements: Sequence[Judgement]) -> LedgerEntry:
     )
 
 
-_LARGER = "it ran only inside a larger traced function"
-
-
-def _first(texts: Sequence[str]) -> tuple[str, ...]:
+def first_few(texts: Iterable[str]) -> tuple[str, ...]:
+    """Without repetition, and not too many."""
     different = list(dict.fromkeys(texts))
     more = len(different) - _SHOWN
     return tuple(different[:_SHOWN]) + ((f"and {more} more",) if more > 0 else ())
-
-
-def _events(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Up to the line at which the process may have been killed."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            return

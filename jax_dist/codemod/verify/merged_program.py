@@ -6,17 +6,24 @@ both, compares, and gives the old value (`recording/pairs.py`). All else stays, 
 
 import ast
 import dataclasses
-import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from jax_dist.codemod.verify.program_text import ProgramText, Spot, is_text
+from jax_dist.codemod.verify.program_text import (
+    DEFINED,
+    IMPORTS,
+    INNER,
+    ProgramText,
+    Spot,
+    blocks,
+    cannot_be_moved,
+    imported,
+    is_text,
+    opcodes,
+    same,
+)
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_BODIES = ("body", "orelse", "finalbody")
-_IMPORTS = (ast.Import, ast.ImportFrom)
-_DEFINED = (*_FUNCTIONS, ast.ClassDef)
-_NOT_TWICE = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 _ONLY_INSIDE = (ast.Starred, ast.Slice)
 _PARTS = (ast.keyword, ast.comprehension, ast.withitem, ast.arguments, ast.arg)
 
@@ -60,20 +67,21 @@ class _Merge:
 
     def module(self) -> None:
         self._block(self._old.body, self._new.body)
-        self.text.import_places()
+        self.text.import_start()
 
     # --- statements
 
     def _block(self, old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> None:
-        for tag, i, j, k, m in _opcodes(old, new):
+        for tag, i, j, k, m in opcodes(old, new):
             if tag == "equal":
                 for one, other in zip(old[i:j], new[k:m], strict=True):
                     self._statement(one, other)
                 continue
             for gone in old[i:j]:
-                if not isinstance(gone, _IMPORTS):
+                if not isinstance(gone, IMPORTS):
                     self._leave(gone)
-            gone = [each for each in old if isinstance(each, _IMPORTS) and not _among(each, new)]
+            imports = [each for each in old if isinstance(each, IMPORTS)]
+            gone = [each for each in imports if not any(same(each, other) for other in new)]
             self._added(old, i, j, new[k:m], gone)
 
     def _added(
@@ -103,20 +111,19 @@ class _Merge:
 
     def _addition(self, added: ast.stmt, gone: Sequence[ast.stmt]) -> Iterator[str]:
         names = [name for name, _ in _bound(ast.Module([added], []), deep=False)]
-        if isinstance(added, _IMPORTS):
-            for alias in added.names:
-                name = alias.asname or alias.name.partition(".")[0]
+        if isinstance(added, IMPORTS):
+            for name, alias in imported(added):
                 alone = ast.unparse(_only(added, alias))
+                former = next((each for each in gone if name in dict(imported(each))), None)
                 if any(alone == text for _, text in _bound(self._old)):
                     continue
                 if name not in self._bound or isinstance(added, ast.Import):
                     yield alone
-                elif any(name in _names_of(each) for each in gone):
-                    former = next(each for each in gone if name in _names_of(each))
+                elif former is not None:
                     self._rebound(added, alias, name, former)
                 else:
                     self._leave(added)
-        elif isinstance(added, (*_DEFINED, ast.Assign)) and not self._bound & set(names):
+        elif isinstance(added, (*DEFINED, ast.Assign)) and not self._bound & set(names):
             yield from ast.unparse(added).split("\n")
         elif not is_text(added):
             self._leave(added)
@@ -143,10 +150,9 @@ class _Merge:
             return
         undo = len(self.spots), len(self.text), len(self.unmerged)
         try:
-            if isinstance(old, _DEFINED):
+            if isinstance(old, DEFINED):
                 self._decorated(old, new)
-            skipped = (*_BODIES, "handlers", "cases", "decorator_list")
-            self._fields(old, new, skipped)
+            self._fields(old, new, INNER)
         except _UnmergeableError:
             del self.spots[undo[0] :], self.unmerged[undo[2] :]
             self.text.forget(undo[1])
@@ -156,14 +162,9 @@ class _Merge:
             self._in_class.append(frozenset(name for name, _ in _bound(old, deep=False)))
         elif isinstance(old, _FUNCTIONS):
             self._in_class.append(frozenset())
-        for name in _BODIES:
-            ones, others = getattr(old, name, None), getattr(new, name, None)
-            if isinstance(ones, list) and isinstance(others, list):
-                self._block(ones, others)
-        for name in ("handlers", "cases"):
-            for one, other in zip(getattr(old, name, ()), getattr(new, name, ()), strict=False):
-                self._block(one.body, other.body)
-        if isinstance(old, _DEFINED):
+        for pair in blocks(old, new):
+            self._block(*pair)
+        if isinstance(old, DEFINED):
             self._in_class.pop()
 
     def _decorated(self, old: Any, new: Any) -> None:
@@ -264,53 +265,8 @@ class _Merge:
         return "".join(f", {name}={name}" for name in sorted(names & used))
 
 
-def paired(old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
-    """The statements of two blocks that correspond."""
-    for tag, i, j, k, m in _opcodes(old, new):
-        if tag == "equal":
-            yield from zip(old[i:j], new[k:m], strict=True)
-
-
-def _opcodes(old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> list[Any]:
-    return difflib.SequenceMatcher(None, _keys(old), _keys(new), autojunk=False).get_opcodes()
-
-
-def _keys(statements: Sequence[ast.stmt]) -> list[tuple[str, str]]:
-    """What two statements share that correspond."""
-    found = []
-    for each in statements:
-        if isinstance(each, _DEFINED):
-            found.append((type(each).__name__, each.name))
-        elif isinstance(each, _IMPORTS):
-            found.append(("import", ast.dump(each)))
-        else:
-            found.append((type(each).__name__, ""))
-    return found
-
-
-def same(old: ast.AST, new: ast.AST) -> bool:
-    """Whether two pieces of syntax mean the same."""
-    return ast.dump(old) == ast.dump(new)
-
-
 def _given(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(word.value for word in call.keywords)]
-
-
-def cannot_be_moved(expression: ast.expr) -> bool:
-    """Whether it means something else, or happens twice, inside a lambda."""
-    return any(isinstance(each, _NOT_TWICE) or _asks_frame(each) for each in ast.walk(expression))
-
-
-def _asks_frame(node: ast.AST) -> bool:
-    """`super()`, which looks at the function that it stands in."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
-        return False
-    return node.func.id in ("super", "locals")
-
-
-def _among(statement: ast.stmt, others: Sequence[ast.stmt]) -> bool:
-    return any(same(statement, other) for other in others)
 
 
 def _only(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> ast.stmt:
@@ -319,21 +275,14 @@ def _only(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> ast.stmt:
     return ast.ImportFrom(statement.module, [alias], statement.level)
 
 
-def _names_of(statement: ast.stmt) -> set[str]:
-    if not isinstance(statement, _IMPORTS):
-        return set()
-    return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
-
-
 def _bound(node: Any, *, deep: bool = True) -> Iterator[tuple[str, str]]:
     """`(name, text of the import)` of what statements bind; at any depth, or in this body alone."""
     inner = ast.walk(node) if deep else iter(node.body)
     for each in inner:
-        if isinstance(each, _DEFINED):
+        if isinstance(each, DEFINED):
             yield each.name, ""
-        elif isinstance(each, _IMPORTS):
-            for alias in each.names:
-                name = alias.asname or alias.name.partition(".")[0]
+        elif isinstance(each, IMPORTS):
+            for name, alias in imported(each):
                 yield name, ast.unparse(_only(each, alias))
         elif not deep and isinstance(each, ast.Assign | ast.AnnAssign | ast.AugAssign):
             yield from _stored(ast.walk(each))

@@ -1,4 +1,4 @@
-"""Where programs are tried: a view of the project whose changes are nobody else's.
+"""Runs the user's program in a view of the project whose changes are nobody else's.
 
 On Linux, an overlay: all paths stay, and what the program writes lies elsewhere. Where the system
 does not allow it, a copy, which the program's paths lead into as far as we can see them.
@@ -17,17 +17,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from jax_dist._usage import MisuseError
-from jax_dist.codemod.verify import overlay
+from jax_dist.codemod.verify import evidence, overlay, program_text
+from jax_dist.codemod.verify.evidence import Run
+from jax_dist.launch.ranks import run_to_end
 
-Way: TypeAlias = Literal["overlay", "copy"]
+_Way: TypeAlias = Literal["overlay", "copy"]
 
-ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")  # signals by which people end a program
+_ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")  # signals by which people end a program
 
+_RECORDING = Path(__file__).with_name("recording")
 _PREFIX, _LOCK = "jax_dist_verify_", "lock"
 _MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _LEFT_OUT = ("__pycache__", ".git", ".hg")
@@ -35,7 +39,136 @@ _SPECIAL = frozenset(",:\\\n")  # of the mount's options
 _PLACES = ("/var/tmp", "/dev/shm")  # where nothing of the user's is, beside the usual one
 
 
-class Sandbox:
+@contextlib.contextmanager
+def stage(
+    command: Sequence[str], files: Iterable[Path], *, devices: int, timeout: float | None
+) -> Iterator["Workspace"]:
+    """Keeps a project apart for some runs; nothing that they do reaches it.
+
+    Whatever ends the block, an error, Ctrl-C or a signal, the runs end too, and so they do where
+    this process is killed.
+
+    Args:
+      command: the program and its arguments.
+      files: that are being migrated.
+      devices: how many CPU devices to simulate.
+      timeout: the seconds after which a run is stopped; None for never.
+
+    Raises:
+      MisuseError: there is no room for it.
+      OSError: the command cannot be started.
+    """
+    if shutil.which(command[0]) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+    folders = roots(files)
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    # Signals raise, as Ctrl-C does by itself, so that what runs is ended.
+    others = [name for name in _ENDING if name != "SIGINT"]
+    with _signals(others, leave), working_folder(_base(folders)) as folder:
+        how = way(folder, folders)
+        yield Workspace(tuple(command), folder, folders, how, devices, timeout)
+
+
+@dataclass
+class Workspace:
+    """Where runs of one command take place, one after another.
+
+    Args:
+      command: the program and its arguments.
+      folder: an empty one outside of the project.
+      roots: the folders of the project.
+      way: how it is kept apart.
+      devices: how many CPU devices to simulate.
+      timeout: the seconds after which a run is stopped; None for never.
+    """
+
+    command: Sequence[str]
+    folder: Path
+    roots: Sequence[Path]
+    way: _Way
+    devices: int
+    timeout: float | None
+    _runs: int = field(default=0, init=False)
+
+    def recorded(self, changes: Mapping[Path, bytes], files: Iterable[Path]) -> Run:
+        """Runs the command to its end, with its mapped functions recorded.
+
+        Args:
+          changes: what files of the project hold for this run alone.
+          files: that are being migrated, whose jitted functions are recorded too.
+
+        Raises:
+          OSError: the command cannot be started.
+        """
+        hooked = {path: program_text.with_helper_recorded(data) for path, data in changes.items()}
+        box = self._sandbox(hooked)
+        inside = [box.inside(str(Path(file).resolve())) for file in files]
+        ended = self._run(box, {"files": inside})
+        sites = [replace(site, file=box.outside(site.file)) for site in ended.record.sites]
+        return replace(ended, record=replace(ended.record, sites=tuple(sites)))
+
+    def merged(self, changes: Mapping[Path, bytes]) -> Run:
+        """Runs a merged program to its end; it writes down itself what happens at its places.
+
+        Args:
+          changes: what files of the project hold for this run alone.
+
+        Raises:
+          OSError: the command cannot be started.
+        """
+        return self._run(self._sandbox(changes), {"merged": True})
+
+    def _sandbox(self, changes: Mapping[Path, bytes]) -> "_Sandbox":
+        self._runs += 1
+        folder = self.folder / f"sandbox-{self._runs}"
+        folder.mkdir()
+        box = _Sandbox(folder, self.roots, self.way)
+        for path, data in changes.items():
+            box.put(path, data)
+        return box
+
+    def _run(self, box: "_Sandbox", wanted: Mapping[str, Any]) -> Run:
+        folder = self.folder / f"run-{self._runs}"
+        first, records, output = folder / "path", folder / "records", folder / "output"
+        for each in (folder, first, records):
+            each.mkdir()
+        shutil.copy(_RECORDING / "bootstrap.py", first / "sitecustomize.py")
+        path = [str(first), *box.search_path(os.environ.get("PYTHONPATH", ""))]
+        environment = _environment(self.devices) | {
+            "PYTHONPATH": os.pathsep.join(path),
+            "JAX_DIST_RECORD": json.dumps(
+                {"package": str(_RECORDING), "folder": str(records), **wanted}
+            ),
+        }
+        code = run_to_end(box.command(self.command), environment, output, self.timeout)
+        text = output.read_text(errors="replace")
+        return Run(code, text, evidence.read_calls(records), evidence.read_spots(records))
+
+
+def _environment(devices: int) -> dict[str, Any]:
+    """This process's, with simulated devices, and with one order of sets for all runs."""
+    inherited = {key: value for key, value in os.environ.items() if key != "JAX_NUM_CPU_DEVICES"}
+    flags = [
+        flag
+        for flag in inherited.pop("XLA_FLAGS", "").split()
+        if not flag.startswith("--xla_force_host_platform_device_count")
+    ]
+    flags.append(f"--xla_force_host_platform_device_count={devices}")
+    return {
+        "PYTHONHASHSEED": "0",
+        # The threads of XLA's CPU client. By default as many as cores, where simulated devices that
+        # wait in collectives may take them all: XLA then ends the process after 40 seconds.
+        "NPROC": str(4 * devices),
+        **inherited,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": " ".join(flags),
+    }
+
+
+class _Sandbox:
     """The project as one run sees it.
 
     Args:
@@ -44,20 +177,21 @@ class Sandbox:
       way: how it is kept apart.
     """
 
-    def __init__(self, folder: Path, roots: Sequence[Path], way: Way):
-        self._folder, self._roots, self.way = folder, roots, way
-        for number, root in enumerate(roots):
+    def __init__(self, folder: Path, roots: Sequence[Path], way: _Way):
+        self._folder, self.way = folder, way
+        self._views = {root: folder / str(number) for number, root in enumerate(roots)}
+        for number, (root, view) in enumerate(self._views.items()):
             if way == "copy":
-                _copy(root, folder / str(number), roots, folder)
+                _copy(root, self._views)
             else:
-                (folder / str(number)).mkdir()
+                view.mkdir()
                 (folder / f"work-{number}").mkdir()
 
     def put(self, path: Path, data: bytes) -> None:
         """Has a file of the project hold this, for this run alone."""
         real = path.resolve()
-        number, root = self._root(real)
-        there = self._folder / str(number) / real.relative_to(root)
+        root = next(each for each in self._views if real.is_relative_to(each))
+        there = self._views[root] / real.relative_to(root)
         there.parent.mkdir(parents=True, exist_ok=True)
         there.unlink(missing_ok=True)  # it may be a link
         there.write_bytes(data)
@@ -69,26 +203,24 @@ class Sandbox:
 
     def inside(self, path: str) -> str:
         """The path by which the program finds a file."""
-        if self.way == "overlay":
-            return path
-        for number, root in enumerate(self._roots):
-            if path == str(root) or path.startswith(f"{root}{os.sep}"):
-                return str(self._folder / str(number)) + path[len(str(root)) :]
-        return path
+        return self._moved(path, {str(root): str(view) for root, view in self._views.items()})
 
     def outside(self, path: str) -> str:
         """The path that users know, of one that the program has seen."""
-        for number, root in enumerate(self._roots):
-            copy = os.path.realpath(self._folder / str(number))
-            if self.way == "copy" and (path == copy or path.startswith(copy + os.sep)):
-                return str(root) + path[len(copy) :]
+        views = self._views.items()
+        return self._moved(path, {os.path.realpath(view): str(root) for root, view in views})
+
+    def _moved(self, path: str, folders: Mapping[str, str]) -> str:
+        for old, new in folders.items() if self.way == "copy" else ():
+            if path == old or path.startswith(old + os.sep):
+                return new + path[len(old) :]
         return path
 
     def command(self, command: Sequence[str]) -> list[str]:
         """What to start in place of a command, so that it runs in here and ends with us."""
         overlays = [
-            [str(root), str(self._folder / str(number)), str(self._folder / f"work-{number}")]
-            for number, root in enumerate(self._roots)
+            [str(root), str(view), str(self._folder / f"work-{number}")]
+            for number, (root, view) in enumerate(self._views.items())
         ]
         wanted = {
             "parent": os.getpid(),
@@ -105,26 +237,13 @@ class Sandbox:
         ]
         if self.way == "overlay":
             return entries
-        own = [self._folder / str(number) for number in range(len(self._roots))]
-        sources = [each / "src" for each in own]
-        return [*map(str, (each for each in (*sources, *own) if each.is_dir())), *entries]
+        own = [view / part for part in ("src", "") for view in self._views.values()]
+        return [*(str(each) for each in own if each.is_dir()), *entries]
 
     def _argument(self, text: str) -> str:
         """A path, or one behind a `=`."""
         name, equals, path = text.partition("=")
         return f"{name}={self.inside(path)}" if equals else self.inside(text)
-
-    def _root(self, path: Path) -> tuple[int, Path]:
-        for number, root in enumerate(self._roots):
-            if path.is_relative_to(root):
-                return number, root
-        raise ValueError(f"{path} is not of this project")
-
-
-def check_command(command: Sequence[str]) -> None:
-    """Raises a FileNotFoundError where the command is not there."""
-    if shutil.which(command[0]) is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
 
 
 def roots(files: Iterable[Path]) -> list[Path]:
@@ -153,7 +272,7 @@ def _project(folder: Path) -> Path:
     return folder
 
 
-def base(folders: Sequence[Path]) -> str:
+def _base(folders: Sequence[Path]) -> str:
     """A folder for temporary files outside of these.
 
     Raises:
@@ -168,7 +287,7 @@ def base(folders: Sequence[Path]) -> str:
     )
 
 
-def way(folder: Path, folders: Sequence[Path]) -> Way:
+def way(folder: Path, folders: Sequence[Path]) -> _Way:
     """How a project can be kept apart here.
 
     Args:
@@ -180,7 +299,7 @@ def way(folder: Path, folders: Sequence[Path]) -> Way:
     if any(_SPECIAL & set(f"{each}{folder}") for each in folders) or _has_mounts(folders):
         return "copy"
     (folder / "trial").mkdir()
-    trial = Sandbox(folder / "trial", folders, "overlay")
+    trial = _Sandbox(folder / "trial", folders, "overlay")
     ran = subprocess.run(trial.command(["true"]), capture_output=True, check=False)
     _discard(folder / "trial")
     return "copy" if ran.returncode else "overlay"
@@ -194,7 +313,7 @@ def _has_mounts(folders: Sequence[Path]) -> bool:
 
 
 @contextlib.contextmanager
-def folder(place: str) -> Iterator[Path]:
+def working_folder(place: str) -> Iterator[Path]:
     """An empty folder for runs, which goes with them; so does what killed ones have left.
 
     Args:
@@ -210,23 +329,26 @@ def folder(place: str) -> Iterator[Path]:
         try:
             yield made
         finally:
-            with _undisturbed():
+            with _signals(_ENDING, signal.SIG_IGN):  # of the impatient: it takes only a moment
                 _discard(made)
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Signals of the impatient wait for what takes only a moment."""
+def _signals(names: Iterable[str], handler: Any) -> Iterator[None]:
+    """Has signals handled in another way, but not those that are ignored."""
     if threading.current_thread() is not threading.main_thread():  # only that one gets signals
         yield
         return
-    numbers = [getattr(signal, name) for name in ENDING if hasattr(signal, name)]
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    changed = {k: old for k, old in before.items() if old not in (signal.SIG_IGN, None)}
     try:
+        for number in changed:
+            signal.signal(number, handler)
         yield
     finally:
-        for number, old in before.items():
-            signal.signal(number, signal.SIG_DFL if old is None else old)
+        for number, old in changed.items():
+            signal.signal(number, old)
 
 
 def _is_abandoned(made: Path) -> bool:
@@ -250,12 +372,10 @@ def _discard(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _copy(root: Path, to: Path, folders: Sequence[Path], folder: Path) -> None:
-    size = sum(
-        each.lstat().st_size
-        for each in root.rglob("*")
-        if each.is_file() and _is_copied(each, root)
-    )
+def _copy(root: Path, views: Mapping[Path, Path]) -> None:
+    """Copies a folder of the project; links into the project lead into the copies."""
+    to, parts = views[root], list(_parts(root))
+    size = sum(each.lstat().st_size for each in parts if each.is_file())
     free = shutil.disk_usage(to.parent).free
     if size > free // 2:
         raise MisuseError(
@@ -267,33 +387,25 @@ def _copy(root: Path, to: Path, folders: Sequence[Path], folder: Path) -> None:
         return [name for name in names if name in _LEFT_OUT or _is_environment(Path(path, name))]
 
     shutil.copytree(root, to, symlinks=True, ignore=passed_over)
-    for path, names, files in os.walk(root):
-        for name in names:
-            if _is_environment(Path(path, name)):
-                (to / Path(path, name).relative_to(root)).symlink_to(Path(path, name))
-        names[:] = [each for each in names if not _is_environment(Path(path, each))]
-        for name in (*names, *files):
-            _redirect(Path(path, name), to / Path(path, name).relative_to(root), folders, folder)
+    for each in parts:
+        copy = to / each.relative_to(root)
+        if _is_environment(each):
+            copy.symlink_to(each)
+        elif copy.is_symlink() and os.path.isabs(target := os.readlink(copy)):
+            for other, view in views.items():
+                if Path(target).is_relative_to(other):
+                    copy.unlink()
+                    copy.symlink_to(view / Path(target).relative_to(other))
 
 
-def _is_copied(path: Path, root: Path) -> bool:
-    above = [root, *(root / each for each in path.relative_to(root).parents)]
-    return not (set(path.relative_to(root).parts) & set(_LEFT_OUT)) and not any(
-        map(_is_environment, above)
-    )
+def _parts(folder: Path) -> Iterator[Path]:
+    """What is below a folder, but not below environments, and nothing that is left out."""
+    for path, names, files in os.walk(folder):
+        names[:] = [name for name in names if name not in _LEFT_OUT]
+        yield from (Path(path, name) for name in (*names, *files) if name not in _LEFT_OUT)
+        names[:] = [name for name in names if not _is_environment(Path(path, name))]
 
 
 def _is_environment(path: Path) -> bool:
     """A virtual environment: its programs know their own place."""
     return (path / "pyvenv.cfg").is_file()
-
-
-def _redirect(link: Path, copy: Path, folders: Sequence[Path], folder: Path) -> None:
-    """A link into the project by an absolute path leads into the copy."""
-    if not copy.is_symlink() or not os.path.isabs(os.readlink(copy)):
-        return
-    for number, root in enumerate(folders):
-        target = Path(os.readlink(link))
-        if target.is_relative_to(root):
-            copy.unlink()
-            copy.symlink_to(folder / str(number) / target.relative_to(root))

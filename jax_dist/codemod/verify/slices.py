@@ -1,10 +1,16 @@
-"""Whether two mapped programs are the same where arrays have another form: the slice form.
+"""Whether two programs are the same where arrays have another form.
 
 A migration may drop the axis over devices: what was `[N, *s]`, a copy on each device, is `[*s]`,
-and what was `[N, b, *s]` is `[N * b, *s]`. Then the programs differ in their signatures, and are
-equal as functions of slices. Three things are shown: the bodies are equal, slice by slice; each
-argument and result has one of the relations below; and a result of which one copy is kept is equal
-on all devices. Imports no jax.
+and what was `[N, b, *s]` is `[N * b, *s]`. Then the programs differ in their signatures, and there
+are two proofs. Imports no jax.
+
+Mapped programs are equal as functions of slices. Three things are shown: the bodies are equal,
+slice by slice; each argument and result has one of the relations below; and a result of which one
+copy is kept is equal on all devices.
+
+The two forms of a host edit map nothing: they copy, cut and place arrays. `unreplicate(x)` takes
+the first of equal rows; without the axis over devices, `x` is that row. `replicate(x)` stacks
+copies, one on each device; the new form puts `x` on each of them.
 
 `N` is the number of devices, of a mesh with one axis; the cut is the dimension that lies along it.
 """
@@ -14,13 +20,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jax_dist.codemod.verify import equivalence, host_programs
-from jax_dist.codemod.verify.equivalence import Equality, NotProvedError
+from jax_dist.codemod.verify import equivalence
+from jax_dist.codemod.verify.equivalence import Equality, NotProvedError, Scope
 
 # By the relation of an argument, and of a result; what stays as it is needs none.
 _OF_ARGUMENTS = {"as is": "", "one of equal copies": "R5", "device axis merged": "R7"}
 _OF_RESULTS = {"as is": "", "one of equal copies": "R6", "device axis merged": "R7"}
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
+_OF_HOST_RESULTS = {"as is": "", "one of equal copies": "R9", "device axis merged": "R7"}
 _MADE_EQUAL = {  # on all devices; by the parameter that names the axes
     **dict.fromkeys(("psum", "psum2", "psum_invariant", "pmax", "pmin"), "axes"),
     **dict.fromkeys(("all_gather", "all_gather_invariant"), "axis_name"),
@@ -34,14 +40,6 @@ class _Array:
 
     kind: str  # such as "float32[8,3]"
     cut: int | None  # None: each device has all of it
-
-    @property
-    def dtype(self) -> str:
-        return self.kind.partition("[")[0]
-
-    @property
-    def shape(self) -> list[int]:
-        return equivalence.shape(self.kind)
 
 
 @dataclass
@@ -74,16 +72,43 @@ def proof(signature: Mapping[str, Any]) -> Equality:
     if signature["arguments"] == same and {*signature["results"]} <= {"as is"}:
         with contextlib.suppress(NotProvedError):
             return equivalence.proof(signature)
-    if all(map(host_programs.maps_nothing, (signature["before"], signature["after"]))):
-        return host_programs.proof(signature)
-    return _by_slices(signature)
+    texts = signature["before"], signature["after"]
+    by_form = _by_copies if all(map(maps_nothing, texts)) else _by_slices
+    equivalence.refuse_opaque(*texts)
+    return by_form(signature)
+
+
+def maps_nothing(text: Mapping[str, Any]) -> bool:
+    """Whether a program has no shard_map."""
+    return all(
+        primitive != "shard_map"
+        and ("jaxpr" not in parameters or maps_nothing(parameters["jaxpr"]["jaxpr"]))
+        for primitive, parameters, _, _ in text["eqns"]
+    )
+
+
+def _check(what: str, old: Any, new: Any, how: str, *, holds: bool) -> None:
+    if not holds:
+        raise NotProvedError(f"{what} is {old} before and {new} after, which is not {how!r}")
+
+
+def _has_relation(old: str, new: str, how: str) -> bool:
+    """Whether arrays of these types may have the same elements, in the same order."""
+    (dtype, was), (new_dtype, now) = (
+        (kind.partition("[")[0], equivalence.shape(kind)) for kind in (old, new)
+    )
+    return dtype == new_dtype and {
+        "as is": was == now,
+        "one of equal copies": len(was) > 0 and was[1:] == now,
+        "device axis merged": len(was) > 1 and now == [was[0] * was[1], *was[2:]],
+    }.get(how, False)
+
+
+# --- mapped programs
 
 
 def _by_slices(signature: Mapping[str, Any]) -> Equality:
     texts = signature["before"], signature["after"]
-    for text in texts:
-        if (found := equivalence.opaque(text)) is not None:
-            raise NotProvedError(f"its text does not show all of it: {found}")
     before, after = map(_program, texts)
     if not before.devices or before.devices != after.devices:
         raise NotProvedError(f"devices {before.devices} before, {after.devices} after")
@@ -199,7 +224,7 @@ def _of_arguments(before: _Program, after: _Program, relation: Sequence[Any]) ->
     ways = {old: how for old, how in relation}
     for source, array in before.given.items():
         how = ways[source] if isinstance(source, int) else "as is"
-        _check(f"argument {source}", array, partners[source], how, len(before.devices))
+        _check_slices(f"argument {source}", array, partners[source], how, len(before.devices))
         if _OF_ARGUMENTS[how]:
             yield _OF_ARGUMENTS[how]
 
@@ -207,29 +232,29 @@ def _of_arguments(before: _Program, after: _Program, relation: Sequence[Any]) ->
 def _of_results(before: _Program, after: _Program, relation: Sequence[str]) -> Iterator[str]:
     if not len(before.returned) == len(after.returned) == len(relation):
         raise NotProvedError("it has another number of results")
-    equal = _equal_results(after)
+    copied = [array.cut is None for array in after.given.values()]
+    equal = _equal(after.body, copied, after.axis)
     for number, how in enumerate(relation):
         (_, old), (place, new) = before.returned[number], after.returned[number]
-        _check(f"result {number}", old, new, how, len(before.devices))
+        _check_slices(f"result {number}", old, new, how, len(before.devices))
         if how == "one of equal copies" and not equal[place]:
             raise NotProvedError(f"result {number} may differ between devices, and one is kept")
         if _OF_RESULTS[how]:
             yield _OF_RESULTS[how]
 
 
-def _check(what: str, old: _Array, new: _Array, how: str, devices: int) -> None:
+def _check_slices(what: str, old: _Array, new: _Array, how: str, devices: int) -> None:
     """That the slice of each device has the same elements in both, in the same order."""
-    mapped = old.cut == 0 and bool(old.shape) and old.shape[0] == devices
-    holds = old.dtype == new.dtype and {
-        "as is": old == new,
-        "one of equal copies": mapped and new.cut is None and new.shape == old.shape[1:],
-        "device axis merged": mapped
-        and new.cut == 0
-        and len(old.shape) > 1
-        and new.shape == [devices * old.shape[1], *old.shape[2:]],
-    }.get(how, False)
-    if not holds:
-        raise NotProvedError(f"{what} is {old} before and {new} after, which is not {how!r}")
+    mapped = old.cut == 0 and equivalence.shape(old.kind)[:1] == [devices]
+    holds = (
+        _has_relation(old.kind, new.kind, how)
+        and {
+            "as is": old == new,
+            "one of equal copies": mapped and new.cut is None,
+            "device axis merged": mapped and new.cut == 0,
+        }[how]
+    )
+    _check(what, old, new, how, holds=holds)
 
 
 def _renamed(source: Any, sources: Mapping[int, int]) -> Any:
@@ -256,16 +281,10 @@ def _body(program: _Program, names: Mapping[Any, str]) -> tuple[str, set[str]]:
     )
     computed = scope.run(program.body, [names[source] for source in program.given])
     results = [computed[place] for place, _ in program.returned]
-    lines = [f"options {sorted(scope.options)}", *scope.alive(results), f"out {' '.join(results)}"]
-    return equivalence.numbered("\n".join([" ".join(sorted(names.values())), *lines])), scope.used
+    return scope.text(sorted(names.values()), results), scope.used
 
 
 # --- which results are equal on all devices
-
-
-def _equal_results(program: _Program) -> list[bool]:
-    given = [array.cut is None for array in program.given.values()]
-    return _equal(program.body, given, program.axis)
 
 
 def _equal(text: Mapping[str, Any], given: Sequence[bool], axis: str) -> list[bool]:
@@ -289,10 +308,8 @@ def _equal_of(
         return [True] * results if whole else [False] * results
     if primitive in _MADE_DIFFERENT:
         return [False] * results
-    if primitive in _CALLS:
-        keys = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-        body = next(parameters[key]["jaxpr"] for key in keys if key in parameters)
-        return _equal(body, given, axis)
+    if primitive in equivalence.CALLS:
+        return _equal(equivalence.called(parameters), given, axis)
     if primitive == "scan":
         return _equal_of_scan(parameters, given, axis)
     if primitive == "while":
@@ -335,3 +352,163 @@ def _holds_a_program(value: Any) -> bool:
     if isinstance(value, Mapping):
         return "jaxpr" in value or any(map(_holds_a_program, value.values()))
     return isinstance(value, list) and any(map(_holds_a_program, value))
+
+
+# --- programs of the host
+
+
+def _by_copies(signature: Mapping[str, Any]) -> Equality:
+    """By the relation of arguments and results, where all else is the same."""
+    before, after = signature["before"], signature["after"]
+    if before["weak"] != after["weak"]:
+        raise NotProvedError("its results have other weak types")
+    new = _Host(rules=True)
+    names = [new.new() for _ in after["in"]]
+    old = _Host(rules=True, counter=new.counter)
+    given = _host_arguments(old, before, after, signature["arguments"], names)
+    ones, others = old.run(before, given, top=True), new.run(after, names, top=True)
+    if old.donated or new.donated:
+        raise NotProvedError("it donates what it takes")
+    _host_results(old, ones, before, new, others, after, signature["results"])
+    one = old.text(names, [old.bare(each) for each in ones])
+    other = new.text(names, [new.bare(each) for each in others])
+    if one != other:
+        raise NotProvedError(equivalence.first_difference(one, other))
+    return Equality(tuple(sorted(old.used | new.used)))
+
+
+@dataclass
+class _Host(Scope):
+    """Equations in which copies of an array, and where it is put, are no equations."""
+
+    copied: dict[str, str] = field(default_factory=dict)  # rows that are all one array: this array
+    put: dict[str, tuple[str, Any]] = field(default_factory=dict)  # result: source, sharding
+
+    def run(self, text: Mapping[str, Any], inputs: Sequence[str], *, top: bool = False) -> list:
+        for _, _, digest, *element in text["consts"]:
+            if element:  # of a number of Python, which numpy has stacked
+                self.copied[f"const({digest})"] = f"literal({element[0]})"
+        return super().run(text, inputs, top=top)
+
+    def _equation(
+        self, primitive: str, parameters: Mapping, given: list, kinds: list[str], *, top: bool
+    ) -> list[str]:
+        if primitive == "copy":
+            return [given[0][0]]
+        if primitive == "device_put" and len(given) == 1:
+            result = self.new()
+            self.put[result] = given[0][0], parameters["devices"][0]
+            return [result]
+        row = _row(primitive, parameters, given)
+        if row and (source := self.copied.get(self.source(given[0][0]))):
+            self.used.add("R8")
+            return [source]
+        sources = {self.source(name) for name, _ in given}
+        if _stacks(primitive, parameters, given) and len(sources) == 1:
+            result = self.new()
+            self.copied[result] = sources.pop()
+            return [result]
+        return super()._equation(primitive, parameters, given, kinds, top=top)
+
+    def _add(self, results: list[str], given: list, kinds: list[str], head: str) -> None:
+        given = [(self.source(name), kind) for name, kind in given]
+        if any(name in self.copied for name, _ in given):
+            raise NotProvedError(f"it computes with copies: {head.partition('[')[0]}")
+        super()._add(results, given, kinds, head)
+
+    def source(self, name: str) -> str:
+        """What was put somewhere."""
+        while name in self.put:
+            name = self.put[name][0]
+        return name
+
+    def bare(self, name: str) -> str:
+        """The one array that a value is, or is copies of."""
+        source = self.source(name)
+        return self.bare(self.copied[source]) if source in self.copied else source
+
+
+def _row(primitive: str, parameters: Mapping, given: Sequence[tuple[str, str]]) -> bool:
+    """Whether an equation takes one row, whichever."""
+    if primitive != "slice" or parameters["strides"] is not None:
+        return False
+    starts, ends = parameters["start_indices"], parameters["limit_indices"]
+    rest = equivalence.shape(given[0][1])[1:]
+    return ends[0] - starts[0] == 1 and not any(starts[1:]) and ends[1:] == rest
+
+
+def _stacks(primitive: str, parameters: Mapping, given: Sequence[tuple[str, str]]) -> bool:
+    """Whether each operand becomes a row."""
+    if primitive == "stack":
+        return parameters["axis"] == 0
+    if primitive != "concatenate" or parameters["dimension"] != 0:
+        return False
+    return all(equivalence.shape(kind)[0] == 1 for _, kind in given)
+
+
+def _host_arguments(
+    old: _Host,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    relation: Sequence[Any],
+    names: Sequence[str],
+) -> list[str]:
+    """What the arguments of the old program are, by those of the new one."""
+    partners = {source: (number, how) for number, (source, how) in enumerate(relation)}
+    if sorted(partners) != [*range(len(before["in"]))] or len(relation) != len(after["in"]):
+        raise NotProvedError("its programs take other arguments")
+    found = []
+    for source, (_, kind) in enumerate(before["in"]):
+        number, how = partners[source]
+        new = after["in"][number][1]
+        _check(f"argument {source}", kind, new, how, holds=_has_relation(kind, new, how))
+        name = names[number]
+        if how == "one of equal copies":
+            name = old.new()
+            old.copied[name] = names[number]
+        old.used |= {_OF_ARGUMENTS[how]} - {""}
+        found.append(name)
+    return found
+
+
+def _host_results(
+    old: _Host,
+    ones: Sequence[str],
+    before: Mapping[str, Any],
+    new: _Host,
+    others: Sequence[str],
+    after: Mapping[str, Any],
+    relation: Sequence[str],
+) -> None:
+    if not len(ones) == len(others) == len(relation):
+        raise NotProvedError("it has another number of results")
+    kinds = equivalence.result_types(before), equivalence.result_types(after)
+    for number, (one, other, how) in enumerate(zip(ones, others, relation, strict=True)):
+        was, now = kinds[0][number], kinds[1][number]
+        _check(f"result {number}", was, now, how, holds=_has_relation(was, now, how))
+        copied = old.source(one) in old.copied, new.source(other) in new.copied
+        if copied != (how == "one of equal copies", False):
+            raise NotProvedError(f"result {number} is not {how!r}")
+        places = old.put.get(one, ("", None))[1], new.put.get(other, ("", None))[1]
+        if not _same_place(*places, how, was):
+            raise NotProvedError(f"result {number} lies elsewhere")
+        old.used |= {_OF_HOST_RESULTS[how]} - {""}
+
+
+def _same_place(old: Any, new: Any, how: str, kind: str) -> bool:
+    """Whether two values that were put somewhere are on the same devices."""
+    if how != "one of equal copies" or old is None or new is None:
+        return old is None and new is None
+    try:
+        (mesh, spec), (new_mesh, new_spec) = old["sharding"], new["sharding"]
+    except (KeyError, TypeError):
+        return False
+    [[name, size]] = mesh["mesh"] if len(mesh["mesh"]) == 1 else [["", 0]]
+    cut = [names for names in spec["spec"] if names]
+    return (
+        [size] == equivalence.shape(kind)[:1]
+        and spec["spec"][:1] == [[name]] == cut
+        and not any(new_spec["spec"])
+        and mesh["devices"] == new_mesh["devices"]
+        and mesh["kinds"] == new_mesh["kinds"]
+    )

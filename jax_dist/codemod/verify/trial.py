@@ -1,69 +1,47 @@
 """Proves a migration place by place: runs the program in a sandbox, and never writes to its files.
 
 First one run of both texts together, in which old and new are compared at each edited expression.
-What cannot be merged is judged by two runs, before and after.
+What cannot be merged is judged by two runs, before and after: a mapped function by its own calls, a
+host edit by its values. Any other place is judged by all mapped functions of the program, and by
+what that prints.
 """
 
+import ast
 import dataclasses
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from jax_dist._usage import MisuseError
 from jax_dist.checker.model import sources
 from jax_dist.codemod import pmap_renames
 from jax_dist.codemod.results import FileMigration, PlaceResult
-from jax_dist.codemod.verify import evidence, merged_program, runs, two_runs
-from jax_dist.codemod.verify.evidence import Evidence, entry
-from jax_dist.codemod.verify.ledger import Ledger, LedgerEntry, Rung
+from jax_dist.codemod.verify import comparison, evidence, merged_program, program_text, sandbox
+from jax_dist.codemod.verify.comparison import judged
+from jax_dist.codemod.verify.evidence import Evidence, Judgement, Run, entry
+from jax_dist.codemod.verify.ledger import (
+    Ledger,
+    LedgerEntry,
+    MigrationVerification,
+    Rung,
+    SiteComparison,
+    tail,
+)
 from jax_dist.codemod.verify.merged_program import Merged
-from jax_dist.codemod.verify.program_text import Spot
-from jax_dist.codemod.verify.runs import Workspace
-from jax_dist.codemod.verify.verdict import judged
-from jax_dist.codemod.verify.verification import MigrationVerification, tail
+from jax_dist.codemod.verify.program_text import HostForm, Marked, ProgramText, Spot
+from jax_dist.codemod.verify.sandbox import Workspace
 
 _LENIENT = frozenset(pmap_renames.REMOVED.values())
+_STEADY = "without the migration, the command computes the same twice"
+_UNSTEADY = (
+    "the command does not compute the same twice, even without the migration: give it fixed seeds"
+)
 
-
-@dataclass(frozen=True)
-class _Plan:
-    """What is run, and where its places are."""
-
-    files: Sequence[FileMigration]
-    merged: Mapping[str, Merged]  # by path
-
-    @property
-    def before(self) -> dict[Path, bytes]:
-        return {Path(f.path): f.before for f in self.files if f.changed and not f.is_new}
-
-    @property
-    def after(self) -> dict[Path, bytes]:
-        return {Path(f.path): f.after for f in self.files if f.changed}
-
-    @property
-    def spots(self) -> dict[int, Spot]:
-        return {spot.number: spot for each in self.merged.values() for spot in each.spots}
-
-    @property
-    def outcomes(self) -> Iterator[PlaceResult]:
-        """What is to be proved."""
-        for file in self.files:
-            for outcome in file.outcomes:
-                if outcome.status == "done" and file.changed:
-                    yield outcome
-
-    def changes(self) -> dict[Path, bytes]:
-        """What the files of the merged program hold."""
-        new = {Path(f.path): f.after for f in self.files if f.changed and f.is_new}
-        for file in self.files:
-            if file.path in self.merged:
-                source = sources.read(file.path, file.before)
-                text = self.merged[file.path].text.encode()
-                new[Path(file.path)] = source.written(text)
-        return new
+_Place: TypeAlias = tuple[str, int, str]  # the path, the line before, what stands there
 
 
 def verified(
@@ -92,11 +70,11 @@ def verified(
       MisuseError: a file no longer holds what it was migrated from, or there is no room.
       OSError: the command cannot be started.
     """
-    plan = _Plan(files, _merged(files) if merge else {})
+    plan = _Plan(files, merge=merge)
     for path, data in plan.before.items():
         if path.read_bytes() != data:
             raise MisuseError(f"{path} has changed since it was read; start again")
-    with runs.stage(command, plan.after, devices=devices, timeout=timeout) as stage:
+    with sandbox.stage(command, plan.after, devices=devices, timeout=timeout) as stage:
         return _Trial(stage, plan, tolerance, progress).ledger()
 
 
@@ -113,9 +91,51 @@ def compared(
 
     Args, Raises: as `verified`.
     """
-    with runs.stage(command, {*before, *after}, devices=devices, timeout=timeout) as stage:
-        one, other = (stage.recorded(each, {*before, *after}) for each in (before, after))
-        return judged(command, one, other, files={*before, *after}, tolerance=tolerance)
+    files = {*before, *after}
+    with sandbox.stage(command, files, devices=devices, timeout=timeout) as stage:
+        one, other = (stage.recorded(each, files) for each in (before, after))
+        return judged(command, one, other, files=files, tolerance=tolerance)
+
+
+class _Plan:
+    """What is run, and where its places are."""
+
+    def __init__(self, files: Sequence[FileMigration], *, merge: bool):
+        self._files = [file for file in files if file.changed]
+        self.programs = [f for f in self._files if not f.is_new and f.path.endswith(".py")]
+        self.before = {Path(f.path): f.before for f in self._files if not f.is_new}
+        self.after = {Path(f.path): f.after for f in self._files}
+        # What is to be proved.
+        self.outcomes = [o for f in self._files for o in f.outcomes if o.status == "done"]
+        self.merged: dict[str, Merged] = {}  # by path
+        self.spots: dict[int, Spot] = {}
+        for file in self.programs if merge else ():
+            texts = _text(file, file.before), _text(file, file.after)
+            merged = merged_program.merged(file.path, *texts, len(self.spots))
+            self.merged[file.path] = merged
+            self.spots |= {spot.number: spot for spot in merged.spots}
+
+    def merged_files(self) -> dict[Path, bytes]:
+        """What the files of the merged program hold."""
+        new = {Path(f.path): f.after for f in self._files if f.is_new}
+        for file in self.programs:
+            text = self.merged[file.path].text.encode()
+            new[Path(file.path)] = sources.read(file.path, file.before).written(text)
+        return new
+
+    def left(self) -> list[PlaceResult]:
+        """Statements that cannot be merged, and that no outcome speaks of."""
+        known = {(each.path, each.line) for each in self.outcomes}
+        return [
+            PlaceResult(path, line, None, "", "done", text)
+            for path, merged in self.merged.items()
+            for line, text in merged.unmerged
+            if (path, line) not in known
+        ]
+
+
+def _text(file: FileMigration, data: bytes) -> str:
+    return sources.read(file.path, data).code.decode()
 
 
 class _Trial:
@@ -127,111 +147,119 @@ class _Trial:
         self._notes: list[str] = []
 
     def ledger(self) -> Ledger:
-        found, entries, whole = {}, [], None
-        left = [(path, *each) for path, m in self._plan.merged.items() for each in m.unmerged]
-        if self._plan.spots:
-            found, whole = self._merged_run()
-        if whole is None:
+        plan, runs = self._plan, None
+        found, ended = self._merged_run() if plan.spots else ({}, None)
+        if ended is None:
             self._notes.append(
                 "the two texts could not be run as one program: they were run one after the other"
             )
-            told = [*self._plan.outcomes, *_as_outcomes(left, self._plan)]
-            entries, runs_ = self._two_runs(told)
+            entries, runs = self._two_runs([*plan.outcomes, *plan.left()])
+            code, output = runs.after.exit_code, ""
         else:
+            code, output = ended
             entries, open_ = self._by_spots(found)
-            runs_ = None
-            if left or open_:
-                names = [f"{os.path.relpath(path)}:{line}" for path, line, _ in left]
+            unmerged = [(path, line) for path, m in plan.merged.items() for line, _ in m.unmerged]
+            if unmerged or open_:
+                names = [f"{os.path.relpath(path)}:{line}" for path, line in unmerged]
                 where = f": {', '.join(names[:3])}" if names else ""
                 self._notes.append(f"not all could be run as one program{where}")
-                more, runs_ = self._two_runs([*open_, *_as_outcomes(left, self._plan)])
+                more, runs = self._two_runs([*open_, *plan.left()])
                 entries += more
-        code = whole[0] if whole is not None else runs_.after.exit_code if runs_ else 0
-        failed = whole[1] if whole is not None and whole[0] != 0 else ""
-        if whole is not None and whole[0] != 0:
-            entries = [_capped(each) for each in entries]
-            self._notes.append(
-                "the command fails without the migration too, and a command that fails is no proof"
-            )
-        problems = () if runs_ is None else runs_.problems
+            if code != 0:
+                entries = [_capped(each) for each in entries]
+                self._notes.append(
+                    "the command fails without the migration too, and a command that fails is no "
+                    "proof"
+                )
+        if runs is not None:
+            self._notes += [*runs.unproven, *runs.notes]
+            if runs.after.exit_code != 0:
+                output = output or runs.after.output
         return Ledger(
             command=tuple(self._stage.command),
             entries=tuple(sorted(entries, key=lambda each: (each.path, each.line))),
             kept_apart=self._stage.way,
-            merged=whole is not None,
+            merged=ended is not None,
             exit_code=code,
-            output=failed or _output(runs_),
-            runs=runs_,
-            problems=problems,
-            notes=(*self._notes, *(() if runs_ is None else (*runs_.unproven, *runs_.notes))),
+            output=output,
+            runs=runs,
+            problems=() if runs is None else runs.problems,
+            notes=tuple(self._notes),
         )
 
-    def _two_runs(
-        self, places: Sequence[PlaceResult]
-    ) -> tuple[list[LedgerEntry], MigrationVerification]:
-        ran = two_runs.made(
-            self._stage,
-            self._plan.files,
-            places,
-            tolerance=self._tolerance,
-            progress=self._progress,
-        )
-        if ran.note:
-            self._notes.append(ran.note)
-        return list(ran.entries(places)), ran.found
+    # --- one run of both texts
 
-    def _merged_run(self) -> tuple[dict[int, Evidence], tuple[int | None, str] | None]:
+    def _merged_run(self) -> tuple[Mapping[int, Evidence], tuple[int | None, str] | None]:
         """What happened, the exit code and the output; no code where the merge itself failed."""
         self._progress("running both texts as one program")
-        found, code, output = self._stage.merged(self._plan.changes())
-        if code == 0:
-            return found, (code, "")
+        ran = self._stage.merged(self._plan.merged_files())
+        if ran.exit_code == 0:
+            return ran.ran, (0, "")
         self._progress("it failed: running the command without the migration")
         plain = self._stage.recorded({}, ())
-        if plain.exit_code == code:
-            return found, (code, tail(output))
+        if plain.exit_code == ran.exit_code:
+            return ran.ran, (ran.exit_code, tail(ran.output))
         return {}, None
 
-    def _by_spots(self, found: dict[int, Evidence]) -> tuple[list[LedgerEntry], list[PlaceResult]]:
+    def _by_spots(
+        self, found: Mapping[int, Evidence]
+    ) -> tuple[list[LedgerEntry], list[PlaceResult]]:
         """The entries that the merged run can judge, and the outcomes of those that it cannot."""
         entries, spots = [], self._plan.spots
         taken: set[int] = set()
         left: list[PlaceResult] = []
         for outcome in self._plan.outcomes:
             own = [spot for spot in spots.values() if _belongs(spot, outcome)]
+            taken |= {spot.number for spot in own}
+            merged = self._plan.merged.get(outcome.path)
             if own:
-                taken |= {spot.number for spot in own}
-                judge = functools.partial(evidence.judged, found=found, spots=spots)
                 lenient = outcome.code in _LENIENT
-                entries.append(entry(outcome, [judge(each, lenient=lenient) for each in own]))
-            elif not self._is_covered(outcome):
-                left.append(outcome)
+                entries.append(
+                    entry(outcome, [evidence.judged(s, found, spots, lenient=lenient) for s in own])
+                )
+            elif merged is None or any(line == outcome.line for line, _ in merged.unmerged):
+                left.append(outcome)  # else another place does all: no expression was edited for it
         for number, spot in spots.items():
             if number not in taken:
-                judgement = evidence.judged(spot, found, lenient=False, spots=spots)
                 place = PlaceResult(spot.path, spot.line, None, "", "done", spot.old)
-                entries.append(entry(place, [judgement]))
+                entries.append(entry(place, [evidence.judged(spot, found, spots)]))
         return entries, left
 
-    def _is_covered(self, outcome: PlaceResult) -> bool:
-        """Whether no expression was edited for it: another place does all."""
-        merged = self._plan.merged.get(outcome.path)
-        if merged is None:
-            return False
-        return not any(line == outcome.line for line, _ in merged.unmerged)
+    # --- two runs, before and after
 
-
-def _merged(files: Sequence[FileMigration]) -> dict[str, Merged]:
-    found: dict[str, Merged] = {}
-    number = 0
-    for file in files:
-        if file.changed and not file.is_new and file.path.endswith(".py"):
-            texts = [
-                sources.read(file.path, each).code.decode() for each in (file.before, file.after)
-            ]
-            found[file.path] = merged_program.merged(file.path, texts[0], texts[1], number)
-            number += len(found[file.path].spots)
-    return found
+    def _two_runs(
+        self, places: Sequence[PlaceResult]
+    ) -> tuple[list[LedgerEntry], MigrationVerification]:
+        """Each place by its own function or values, else by all mapped functions."""
+        stage, plan = self._stage, self._plan
+        files = list(_marked_files(plan.programs, places))
+        paths = {*plan.after}
+        judge = functools.partial(judged, stage.command, files=paths, tolerance=self._tolerance)
+        self._progress("running the command before the migration")
+        marked = {each.path: each.texts[0] for each in files}
+        first = _on_lines_before(stage.recorded(marked, paths), files)
+        self._progress("running the command after it")
+        marked = {each.path: each.texts[1] for each in files}
+        second = stage.recorded(plan.after | marked, paths)
+        found = judge(first, second)
+        if found.differs:
+            self._progress("running the command before the migration again, for something differs")
+            third = stage.recorded(plan.before, paths)
+            self._notes.append(_UNSTEADY if judge(first, third).differs else _STEADY)
+        hosts = _hosts(files, first, second, self._tolerance)
+        ran = {
+            (spot.path, spot.line)
+            for each in files
+            for spot in each.before.spots
+            if first.ran.get(spot.number, Evidence()).ran
+        }
+        entries = []
+        for place in places:
+            sites = [each for each in found.sites if _is_at(each, place)]
+            own = sites or hosts.get((place.path, place.line, place.what), ())
+            judgement = _judgement(found, own, ran=(place.path, place.line) in ran)
+            entries.append(entry(place, [judgement]))
+        return entries, found
 
 
 def _belongs(spot: Spot, outcome: PlaceResult) -> bool:
@@ -243,22 +271,115 @@ def _belongs(spot: Spot, outcome: PlaceResult) -> bool:
     return spot.line <= last and outcome.line <= spot.end_line
 
 
-def _as_outcomes(left: Sequence[tuple[str, int, str]], plan: _Plan) -> list[PlaceResult]:
-    """Statements that no outcome speaks of."""
-    known = {(each.path, each.line) for each in plan.outcomes}
-    return [
-        PlaceResult(path, line, None, "", "done", text)
-        for path, line, text in left
-        if (path, line) not in known
-    ]
-
-
 def _capped(entry: LedgerEntry) -> LedgerEntry:
     rung = min(entry.rung, Rung.RAN)
     return dataclasses.replace(entry, rung=rung, rules=(), signatures=())
 
 
-def _output(found: MigrationVerification | None) -> str:
-    if found is None or found.after.exit_code == 0:
-        return ""
-    return found.after.output
+# --- the texts of two runs
+
+
+@dataclass(frozen=True, slots=True)
+class _MarkedFile:
+    path: Path
+    before: Marked
+    texts: tuple[bytes, bytes]  # before and after, both with marks
+    hosts: Mapping[int, _Place]
+
+
+def _marked_files(
+    files: Iterable[FileMigration], places: Sequence[PlaceResult]
+) -> Iterator[_MarkedFile]:
+    """Of the files that have places."""
+    spots = hosts = 0
+    for file in files:
+        own = [place for place in places if place.path == file.path]
+        if not own:
+            continue
+        one, other = _text(file, file.before), _text(file, file.after)
+        forms = dict(enumerate(_host_edits(one, other, own), hosts))
+        lines = sorted({place.line for place in own})
+        olds, news = ({n: pair[side] for n, (_, pair) in forms.items()} for side in (0, 1))
+        before = program_text.marked(file.path, one, lines, spots, olds)
+        after = program_text.marked(file.path, other, (), spots, news)
+        hosts += len(forms)
+        spots += len(before.spots)
+        sides = (file.before, before), (file.after, after)
+        old, new = (sources.read(file.path, d).written(m.text.encode()) for d, m in sides)
+        yield _MarkedFile(
+            Path(file.path), before, (old, new), {n: p for n, (p, _) in forms.items()}
+        )
+
+
+def _host_edits(
+    one: str, other: str, places: Iterable[PlaceResult]
+) -> Iterator[tuple[_Place, tuple[HostForm, HostForm]]]:
+    """Those that are places."""
+    known = {(place.line, place.what): place for place in places if place.cell is None}
+    before = ProgramText(one)
+    for edit in program_text.host_edits(before.tree, ast.parse(other)):
+        what = before.between(*before.span(edit.before.node))
+        if (place := known.get((edit.line, what))) is not None:
+            yield (place.path, place.line, place.what), (edit.before, edit.after)
+
+
+# --- what two runs say
+
+
+def _on_lines_before(run: Run, files: Iterable[_MarkedFile]) -> Run:
+    """The same, with the lines that the files have without marks."""
+    marked = {os.path.realpath(each.path): each.before for each in files}
+    sites = tuple(
+        dataclasses.replace(site, line=marked[site.file].line_before(site.line))
+        if site.file in marked
+        else site
+        for site in run.record.sites
+    )
+    return dataclasses.replace(run, record=dataclasses.replace(run.record, sites=sites))
+
+
+def _hosts(
+    files: Iterable[_MarkedFile], first: Run, second: Run, tolerance: float
+) -> dict[_Place, list[SiteComparison]]:
+    """The values of each host edit, in each process of the program."""
+    partners = {(each.process, each.function): each for each in second.record.hosts}
+    places = {str(number): place for each in files for number, place in each.hosts.items()}
+    found: dict[_Place, list[SiteComparison]] = {}
+    for host in first.record.hosts:
+        if host.count:
+            partner = partners.get((host.process, host.function))
+            compared = comparison.compare(host, partner, tolerance)
+            found.setdefault(places[host.function], []).append(compared)
+    return found
+
+
+def _is_at(site: SiteComparison, place: PlaceResult) -> bool:
+    last = place.line + place.what.count("\n")
+    return os.path.realpath(site.file) == os.path.realpath(place.path) and (
+        place.line <= site.line <= last
+    )
+
+
+def _judgement(
+    found: MigrationVerification, own: Sequence[SiteComparison], *, ran: bool
+) -> Judgement:
+    problems = [*found.problems, *(problem for site in own for problem in site.problems)]
+    calls = sum(site.calls_before for site in own or found.sites)
+    equal = sum(site.compared for site in own or found.sites)
+    if problems or (not own and any(site.problems for site in found.sites)):
+        said = tuple(problems) or ("what is mapped around it differs",)
+        return Judgement(Rung.DIFFERENT, calls, 0, said)
+    if not own and not ran:
+        return Judgement(Rung.NEVER_RAN)
+    if found.before.exit_code != 0:
+        return Judgement(Rung.RAN, notes=("the command failed before the migration",))
+    if not calls == equal > 0:
+        return Judgement(Rung.RAN)
+    if own:
+        same = Judgement(Rung.SAME_RUNS, calls, equal)
+        if unproved := next((site.unproved for site in own if site.unproved), ""):
+            return dataclasses.replace(same, notes=(unproved,))
+        return evidence.proved(same, (each for site in own for each in site.signatures))
+    if any(note.startswith("the output differs") for note in found.notes):
+        return Judgement(Rung.RAN, notes=("what the program prints differs",))
+    return Judgement(Rung.SAME_RUNS, notes=("by the mapped calls around it",))

@@ -12,16 +12,19 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from . import equality, journal, programs
+from . import programs, start
 
+_SHOWN = 60  # characters of a value
 _TEXTS = 32  # signatures of one place whose programs are written down
+
+_Difference: TypeAlias = tuple[str, str]  # "structure", "type", "value" and so on; what differs
 
 _lock = threading.RLock()  # two pairs must not be in flight together either
 _world = threading.local()
@@ -40,21 +43,21 @@ def both(place: int, old: Callable[[], Any], new: Callable[[], Any]) -> Any:
     """
     side = getattr(_world, "side", "")
     if side and _is_tracing():  # inside of a pair's program: it holds one of the two
-        journal.note(place, "inside", side=side, of=_world.place)
+        start.note(place, "inside", side=side, of=_world.place)
         return (new if side == "new" else old)()
     value = old()
     try:
         other = new()
     except Exception as error:  # noqa: BLE001  # the program goes on with what it had
-        journal.note(place, "value", problems=[_raised(error)])
+        start.note(place, "value", problems=[_raised(error)])
         return value
     return _joined(place, value, other)
 
 
 def _joined(place: int, old: Any, new: Any) -> Any:
     """The old value; functions and iterators in it go on being compared."""
-    if equality.is_function(old) and equality.is_function(new):
-        return Pair(place, old, new)
+    if _is_function(old) and _is_function(new):
+        return _Pair(place, old, new)
     if isinstance(old, Iterator) and isinstance(new, Iterator):
         return _each(place, old, new)
     leaves, tree = jax.tree.flatten(old)
@@ -62,13 +65,11 @@ def _joined(place: int, old: Any, new: Any) -> Any:
     if _traced((leaves, others)):
         _note_traced(place)
         return old
-    _compare(place, "value", old, new)
-    if tree != other_tree or not any(map(equality.is_function, leaves)):
+    start.note(place, "value", problems=[*_differences(old, new)])
+    if tree != other_tree or not any(map(_is_function, leaves)):
         return old
     return tree.unflatten(
-        Pair(place, one, other)
-        if equality.is_function(one) and equality.is_function(other)
-        else one
+        _Pair(place, one, other) if _is_function(one) and _is_function(other) else one
         for one, other in zip(leaves, others, strict=True)
     )
 
@@ -77,23 +78,18 @@ def _each(place: int, old: Iterator, new: Iterator) -> Iterator:
     end = object()
     for one, other in itertools.zip_longest(old, new, fillvalue=end):
         if one is end or other is end:
-            journal.note(place, "value", problems=[["structure", "another number of items"]])
+            start.note(place, "value", problems=[("structure", "another number of items")])
         if one is not end:
             yield one if other is end else _joined(place, one, other)
 
 
-def _compare(place: int, event: str, old: Any, new: Any) -> None:
-    found = [list(each) for each in equality.differences(old, new)]
-    journal.note(place, event, problems=found)
-
-
 def _note_traced(place: int) -> None:
     """A value of a larger program, of which no text is known."""
-    journal.note(place, "inside", side="", of=None)
-    journal.note(place, "text", why="its value is one of a larger program")
+    start.note(place, "inside", side="", of=None)
+    start.note(place, "text", why="its value is one of a larger program")
 
 
-class Pair:
+class _Pair:
     """A function in two forms, which acts as the old one."""
 
     def __init__(self, place: int, old: Callable, new: Callable):
@@ -127,28 +123,27 @@ class Pair:
         except Exception as error:
             same = type(error) is type(problem)
             said = f"{type(error).__name__} before, {type(problem).__name__} after"
-            journal.note(place, "call", problems=[] if same else [["error", said]], raised=True)
+            start.note(place, "call", problems=[] if same else [("error", said)], raised=True)
             raise
         if problem is not None:
-            journal.note(place, "call", problems=[_raised(problem)])
+            start.note(place, "call", problems=[_raised(problem)])
             return old
-        if equality.is_function(old) and equality.is_function(new):
-            return Pair(place, old, new)
+        if _is_function(old) and _is_function(new):
+            return _Pair(place, old, new)
         if isinstance(old, Iterator) and isinstance(new, Iterator):
             return _each(place, old, new)
         if _traced((old, new)):
             _note_traced(place)
             return old
-        found = [list(each) for each in equality.differences(old, new)]
-        found += _donated((args, kwargs), (others, other_words))
-        journal.note(place, "call", problems=found)
+        donated = _donated((args, kwargs), (others, other_words))
+        start.note(place, "call", problems=[*_differences(old, new), *donated])
         self._write_texts(types, tree)
         return old
 
     def _inside(self, side: str, args: Any, kwargs: Any) -> Any:
         """Part of a larger program: nothing runs, but texts can be compared."""
         outer = _world.place if side else None
-        journal.note(self._pair_place, "inside", side=side, of=outer)
+        start.note(self._pair_place, "inside", side=side, of=outer)
         if side == "new":
             return self._pair_new(*args, **kwargs)
         if not side:  # no pair compares what becomes of the larger program
@@ -167,54 +162,29 @@ class Pair:
         if by_type in known or by_value in known or len(known) > _TEXTS:
             return
         if len(known) == _TEXTS:
-            found: dict[str, Any] = {"why": f"it has more than {_TEXTS} signatures"}
+            found, whole = {"why": f"it has more than {_TEXTS} signatures"}, True
         else:
-            found = self._texts(leaves, tree)
-        whole = not found.pop("numbers_are_arguments", False)
+            found, whole = self._texts(leaves, tree)
         known[by_value if whole else by_type] = self, leaves  # so that what has an id lives on
-        journal.note(self._pair_place, "text", **found)
+        start.note(self._pair_place, "text", **found)
 
-    def _texts(self, leaves: list[Any], tree: Any) -> dict[str, Any]:
-        """Both texts, and those of other sizes; or why there are none.
+    def _texts(self, leaves: list[Any], tree: Any) -> tuple[dict[str, Any], bool]:
+        """Both texts, and those of other sizes; or why there are none."""
 
-        Python's numbers are arguments where the function takes them as such, else part of it.
-        """
-        why = "it takes an iterator" if any(isinstance(each, Iterator) for each in leaves) else ""
-        for is_argument in () if why else (programs.is_number_or_array, programs.is_array):
-            given = [i for i, leaf in enumerate(leaves) if is_argument(leaf)]
-            text = functools.partial(self._text, leaves, tree, given)
+        def make(given: list[int]) -> dict[str, Any]:
+            def text(values: list[Any], side: str) -> dict[str, Any]:
+                call = functools.partial(self._as, side)
+                return programs.text(programs.of_leaves(call, leaves, tree, given), values)
+
             values = [leaves[i] for i in given]
-            try:
-                before, after = text(values, "old"), text(values, "new")
-            except Exception as error:  # noqa: BLE001  # whatever the program raises when traced
-                why = f"it cannot be traced: {type(error).__name__}"
-                continue
+            before, after = text(values, "old"), text(values, "new")
             sizes = {
                 str(size): _of_other_size(text, resized)
                 for size, resized in programs.other_sizes(before, values)
             }
-            numbers = is_argument is programs.is_number_or_array
-            texts = {"before": before, "after": after, "sizes": sizes}
-            return {
-                **texts,
-                "numbers_are_arguments": numbers,
-                "environment": programs.environment(),
-            }
-        return {"why": why}
+            return {"before": before, "after": after, "sizes": sizes}
 
-    def _text(
-        self, leaves: list[Any], tree: Any, given: list[int], values: list[Any], side: str
-    ) -> dict[str, Any]:
-        """The program of one form as a function of some of the leaves."""
-
-        def program(*arguments: Any) -> Any:
-            own = list(leaves)
-            for i, argument in zip(given, arguments, strict=True):
-                own[i] = argument
-            args, kwargs = tree.unflatten(own)
-            return self._as(side, args, kwargs)
-
-        return programs.text(program, values)
+        return programs.described(leaves, make)
 
     def _as(self, side: str, args: Any, kwargs: Any) -> Any:
         """Calls one form; what it traces is of this form too."""
@@ -267,22 +237,22 @@ def _of_other_size(text: Callable, values: list[Any]) -> dict[str, Any]:
     return found
 
 
-def _donated(old: Any, new: Any) -> list[list[str]]:
+def _donated(old: Any, new: Any) -> list[_Difference]:
     """Whether both calls have used up the same arguments."""
     pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
     used = [
         (one.is_deleted(), other.is_deleted()) for one, other in pairs if isinstance(one, jax.Array)
     ]
     return [
-        ["donation", f"argument {i} is donated {'before' if one else 'after'} only"]
+        ("donation", f"argument {i} is donated {'before' if one else 'after'} only")
         for i, (one, other) in enumerate(used)
         if one != other
     ]
 
 
-def _raised(error: Exception) -> list[str]:
+def _raised(error: Exception) -> _Difference:
     first = str(error).partition("\n")[0]
-    return ["error", f"raised {type(error).__name__} after: {first[:200]}"]
+    return "error", f"raised {type(error).__name__} after: {first[:200]}"
 
 
 def _ready(tree: Any) -> Any:
@@ -300,3 +270,107 @@ def _traced(tree: Any) -> bool:
 def _is_tracing() -> bool:
     """Whether a program is being traced, so that nothing here has a value."""
     return isinstance(jnp.add(0, 0), Tracer)
+
+
+# --- whether two values are the same: bits, types, placement
+
+
+def _differences(old: Any, new: Any) -> Iterator[_Difference]:
+    """What differs, leaf by leaf; of functions, nothing is known."""
+    ones, others = jax.tree_util.tree_flatten_with_path(old), jax.tree_util.tree_flatten(new)
+    if ones[1] != others[1]:
+        yield "structure", f"{_short(ones[1])} before, {_short(others[1])} after"
+        return
+    for (path, one), other in zip(ones[0], others[0], strict=True):
+        where = jax.tree_util.keystr(path)
+        for kind, said in _of_leaves(one, other):
+            yield kind, f"{where}: {said}" if where else said
+
+
+def _of_leaves(old: Any, new: Any) -> Iterator[_Difference]:
+    if isinstance(old, jax.Array) and isinstance(new, jax.Array):
+        yield from _of_arrays(old, new)
+    elif _is_function(old) and _is_function(new):
+        return
+    elif isinstance(old, np.ndarray) and isinstance(new, np.ndarray):
+        if type(old) is not type(new) or not _same_bits(old, new):
+            yield "value", f"{_short(old)} before, {_short(new)} after"
+    elif isinstance(old, jax.Array | np.ndarray) and isinstance(new, jax.Array | np.ndarray):
+        kinds = (type(each).__name__ for each in (old, new))
+        yield "type", " before, ".join(kinds) + " after"
+        if not _same_bits(np.asarray(old), np.asarray(new)):
+            yield "value", "the values differ"
+    elif not _same_object(old, new):
+        yield "value", f"{_short(old)} before, {_short(new)} after"
+
+
+def _of_arrays(old: jax.Array, new: jax.Array) -> Iterator[_Difference]:
+    if (old.shape, old.dtype) != (new.shape, new.dtype):
+        kinds = (f"{each.dtype}{list(each.shape)}" for each in (old, new))
+        yield "type", " before, ".join(kinds) + " after"
+        return
+    if getattr(old, "weak_type", False) != getattr(new, "weak_type", False):
+        yield "type", "a weak type on one side only"
+    if jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
+        old, new = jax.random.key_data(old), jax.random.key_data(new)
+    ones, others = _shards(old), _shards(new)
+    where = [{key: str(index) for key, (index, _) in each.items()} for each in (ones, others)]
+    if where[0] != where[1]:
+        yield "placement", _placed(old, new)
+        same = _same_bits(np.asarray(old), np.asarray(new))
+    else:
+        same = all(_same_bits(data, others[key][1]) for key, (_, data) in ones.items())
+    if not same:
+        yield "value", _how_far(np.asarray(old), np.asarray(new))
+
+
+def _shards(array: jax.Array) -> dict[int, tuple[Any, np.ndarray]]:
+    """What each device holds, by its number."""
+    return {
+        shard.device.id: (shard.index, np.asarray(shard.data)) for shard in array.addressable_shards
+    }
+
+
+def _placed(old: jax.Array, new: jax.Array) -> str:
+    counts = [len(each.sharding.device_set) for each in (old, new)]
+    if counts[0] != counts[1]:
+        return f"on {counts[0]} devices before, on {counts[1]} after"
+    return "other slices on the devices, or another order of them"
+
+
+def _same_bits(old: np.ndarray, new: np.ndarray) -> bool:
+    if old.shape != new.shape or old.dtype != new.dtype:
+        return False
+    if old.dtype == object:
+        return _same_object(old.tolist(), new.tolist())
+    return np.ascontiguousarray(old).tobytes() == np.ascontiguousarray(new).tobytes()
+
+
+def _same_object(old: Any, new: Any) -> bool:
+    if old is new:
+        return True
+    if type(old) is not type(new):
+        return False
+    try:
+        return bool(old == new) or repr(old) == repr(new)
+    except Exception:  # noqa: BLE001  # whatever comparing means to the program's own types
+        return False
+
+
+def _how_far(old: np.ndarray, new: np.ndarray) -> str:
+    try:
+        with np.errstate(all="ignore"):
+            far = np.abs(old.astype(np.float64) - new.astype(np.float64))
+        return f"differs by up to {float(np.nanmax(far)):.3g}"
+    except (TypeError, ValueError):
+        return "the values differ"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def _is_function(value: Any) -> bool:
+    """Whether it is a function to call, and no array or class."""
+    return isinstance(value, Callable) and not isinstance(value, jax.Array | np.ndarray | type)

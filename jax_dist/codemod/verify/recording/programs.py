@@ -8,6 +8,8 @@ from __future__ import annotations
 import enum
 import hashlib
 import os
+import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +19,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 _ROW = 64  # elements of a constant that may be one number for each device
-SIZES = (1, 2, 4, 8)  # numbers of devices that a program is traced for
+_SIZES = (1, 2, 4, 8)  # numbers of devices that a program is traced for
 
 # What changes neither numbers nor placement: names, caches, and rules of derivatives, of which the
 # program of a call has no need any more.
@@ -43,7 +45,7 @@ def text(function: Callable, arguments: list[Any]) -> dict[str, Any]:
     return _Writer().closed(jax.make_jaxpr(function)(*arguments))
 
 
-def mapped_dimensions(program: dict[str, Any]) -> tuple[int, dict[int, int]]:
+def _mapped_dimensions(program: dict[str, Any]) -> tuple[int, dict[int, int]]:
     """The size of the mapped axis, and the dimension of each input that is cut along it.
 
     Raises:
@@ -235,10 +237,10 @@ def _element(value: Any) -> Iterator[str]:
 def other_sizes(program: dict[str, Any], leaves: list[Any]) -> Iterator[tuple[int, list[Any]]]:
     """The inputs of a mapped program for other numbers of devices."""
     try:
-        size, dimensions = mapped_dimensions(program)
+        size, dimensions = _mapped_dimensions(program)
     except ValueError:
         return
-    for other in SIZES:
+    for other in _SIZES:
         if other == size or other > jax.device_count():
             continue
         resized = list(leaves)
@@ -249,7 +251,46 @@ def other_sizes(program: dict[str, Any], leaves: list[Any]) -> Iterator[tuple[in
         yield other, resized
 
 
-def environment() -> dict[str, Any]:
+def described(
+    leaves: list[Any], make: Callable[[list[int]], dict[str, Any]], *, numbers: bool = True
+) -> tuple[dict[str, Any], bool]:
+    """The texts of a call, or why there are none; and whether they hold for its numbers alone.
+
+    Python's numbers are arguments where the function takes them as such, else part of it.
+
+    Args:
+      leaves: of the arguments and keywords, with types in place of arrays.
+      make: the texts, by the positions of the leaves that are arguments.
+      numbers: whether numbers of Python are arguments, where that can be.
+    """
+    if any(isinstance(each, Iterator) for each in leaves):
+        return {"why": "it takes an iterator"}, True
+    why = ""
+    for is_argument in (_is_number_or_array, _is_array)[not numbers :]:
+        try:
+            found = make([i for i, leaf in enumerate(leaves) if is_argument(leaf)])
+        except Exception as error:  # noqa: BLE001  # whatever the program raises when traced
+            why = f"it cannot be traced: {type(error).__name__}"
+        else:
+            return {**found, "environment": _environment()}, is_argument is _is_array
+    return {"why": why}, True
+
+
+def of_leaves(
+    call: Callable[[Any, Any], Any], leaves: list[Any], tree: Any, given: list[int]
+) -> Callable:
+    """A call as a function of some of the leaves of its arguments."""
+
+    def program(*arguments: Any) -> Any:
+        own = list(leaves)
+        for i, argument in zip(given, arguments, strict=True):
+            own[i] = argument
+        return call(*tree.unflatten(own))
+
+    return program
+
+
+def _environment() -> dict[str, Any]:
     """What a program depends on beside its text."""
     return {
         "jax": jax.__version__,
@@ -259,11 +300,11 @@ def environment() -> dict[str, Any]:
     }
 
 
-def is_array(leaf: Any) -> bool:
+def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
-def is_number_or_array(leaf: Any) -> bool:
+def _is_number_or_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct | bool | int | float | complex)
 
 
@@ -276,12 +317,90 @@ def abstract(leaf: Any) -> Any:
 
 def signature(leaf: Any, *, whole: bool) -> Any:
     """What a program may depend on in an argument: the type, or the whole of a Python value."""
-    if is_array(leaf):
+    if _is_array(leaf):
         return (tuple(leaf.shape), str(leaf.dtype), getattr(leaf, "weak_type", False))
-    if not whole and is_number_or_array(leaf):
+    if not whole and _is_number_or_array(leaf):
         return type(leaf)
     try:
         hash(leaf)
     except TypeError:
         return id(leaf)
     return type(leaf), leaf
+
+
+_ENOUGH = 32  # of one function
+
+
+class ProgramTexts:
+    """Those of one process.
+
+    Args:
+      write: takes the event of a new one.
+    """
+
+    def __init__(self, write: Callable[..., None]):
+        self._write = write
+        self._known: dict[Any, tuple[int, Any]] = {}  # with what has an id, so that it lives on
+        self._counts: dict[int, int] = {}  # by site
+        self._thread = threading.local()
+
+    @property
+    def is_tracing(self) -> bool:
+        """Whether what runs in this thread runs for its text alone."""
+        return getattr(self._thread, "is_tracing", False)
+
+    def number(
+        self, site: int, function: Callable, leaves: list[Any], tree: Any, *, numbers: bool = True
+    ) -> int | None:
+        """The number of the program of a call; it is written down where it is new.
+
+        Args:
+          site: where the function was mapped.
+          function: what was called.
+          leaves: of the arguments and keywords, with types in place of arrays.
+          tree: their structure.
+          numbers: whether numbers of Python are arguments, where that can be.
+
+        Returns:
+          None where there is none, and for what is called in too many ways.
+        """
+        identity = _identity(function)
+        keys = [
+            (site, identity, tree, *(signature(leaf, whole=whole) for leaf in leaves))
+            for whole in (False, True)
+        ]
+        for key in keys:
+            if key in self._known:
+                return self._known[key][0]
+        if self._counts.get(site, 0) == _ENOUGH:
+            return None
+        self._counts[site] = self._counts.get(site, 0) + 1
+        found, whole = self._text(function, leaves, tree, numbers=numbers)
+        number = len(self._known)
+        self._known[keys[whole]] = number, (function, leaves)
+        self._write(event="text", site=site, number=number, **found)
+        return number
+
+    def _text(
+        self, function: Callable, leaves: list[Any], tree: Any, *, numbers: bool
+    ) -> tuple[dict[str, Any], bool]:
+        paths = tree.unflatten(range(tree.num_leaves))
+        paths = [path[1:] for path, _ in jax.tree_util.tree_flatten_with_path(paths)[0]]
+
+        def make(given: list[int]) -> dict[str, Any]:
+            program = of_leaves(lambda args, kwargs: function(*args, **kwargs), leaves, tree, given)
+            self._thread.is_tracing = True
+            try:
+                found = text(program, [leaves[i] for i in given])
+            finally:
+                self._thread.is_tracing = False
+            return {"text": found, "paths": [jax.tree_util.keystr(paths[i]) for i in given]}
+
+        return described(leaves, make, numbers=numbers)
+
+
+def _identity(function: Any) -> Any:
+    """The same for the lambdas that one expression makes, one each time, of the same values."""
+    if not isinstance(function, types.LambdaType) or function.__defaults__:
+        return id(function)
+    return function.__code__, *(id(cell.cell_contents) for cell in function.__closure__ or ())

@@ -1,14 +1,20 @@
-"""Has the entry points hooked as soon as the program imports them; imports no jax itself."""
+"""Has the entry points hooked as soon as the program imports them, and is what its marks call.
+
+Imports no jax itself: it waits for the program to do so, for that may take settings. What happens
+at each place is on disk immediately, one JSON object a line.
+"""
 
 from __future__ import annotations
 
 import importlib.abc
+import json
+import os
+import random
 import re
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
-
-from . import journal, seeding
 
 # Where the names live that make mapped functions.
 _ENTRY_POINTS = {
@@ -17,76 +23,147 @@ _ENTRY_POINTS = {
     "jax_dist.mapping.pmap": ("pmap",),
     "jax_dist.global_views.view": ("global_view",),
 }
-
-
 # Helper modules that were there before this migration.
 _HELPERS = re.compile(r"(.*\.)?_mapped(_over)?(_devices)?")
-_finder: _Finder | None = None
+_SEED = 0
+
+_folder = ""  # of the records; each process has a file of its own there
+_lock = threading.RLock()
+_ran: set[int] = set()
+_wanted: dict[str, Any] | None = None  # what the recorder takes; None in merged programs
+_recorder: Any = None  # there is none before the program has imported jax
 
 
 def start(*, merged: bool = False, **wanted: Any) -> None:
     """Has the program recorded.
 
     Args:
-      merged: the program records itself: it calls `pairs`.
-      **wanted: `folder` and `files`, as `Recorder` takes them.
+      merged: the program records itself: it calls `both`.
+      **wanted: `folder` and `files`, as `CallRecorder` takes them.
     """
-    seeding.seed()
-    journal.open_in(wanted["folder"])
-    if merged:
-        return
-    global _finder
-    _finder = _Finder(wanted)
-    sys.meta_path.insert(0, _finder)
-
-
-def record_helper(names: dict[str, Any]) -> None:
-    """Has the `mapped` of these names recorded; migrated code calls it, below its own."""
-    if _finder is not None:
-        _finder.hook(names, "mapped", names["mapped"], names["__name__"])
-
-
-def recorder() -> Any:
-    """What writes calls down; None before the program has imported jax."""
-    return None if _finder is None else _finder.recorder
+    global _folder, _wanted
+    # The same random numbers each time, where the program asks for no seed of its own.
+    random.seed(_SEED)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(_SEED)
+    else:
+        sys.meta_path.insert(0, _Finder(_seeding))
+    _folder = wanted["folder"]
+    if not merged:
+        _wanted = wanted
+        sys.meta_path.insert(0, _Finder(_hooking))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: it lets the others find, and hooks what they load."""
+    """Finds nothing itself: it lets the others find, and acts on what they load."""
 
-    def __init__(self, wanted: dict[str, Any]):
-        self._wanted = wanted
-        self.recorder: Any = None
+    def __init__(self, action: Callable[[str], Callable[[Any], None] | None]):
+        self._action = action
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        entries = ("mapped",) if _HELPERS.fullmatch(fullname) else _ENTRY_POINTS.get(fullname)
-        if entries is None:
+        action = self._action(fullname)
+        if action is None:
             return None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec = None if find is None else find(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                self._hook_when_loaded(entries, spec.loader)
+                _when_loaded(spec.loader, action)
                 return spec
         return None
 
-    def _hook_when_loaded(self, entries: tuple[str, ...], loader: Any) -> None:
-        run_module = loader.exec_module
 
-        def exec_module(module: Any) -> None:
-            run_module(module)
-            for name in entries:
-                real = getattr(module, name, None)  # some modules make names when asked for them
-                if real is not None:
-                    self.hook(vars(module), name, real, module.__name__)
+def _when_loaded(loader: Any, action: Callable[[Any], None]) -> None:
+    run_module = loader.exec_module
 
-        loader.exec_module = exec_module
+    def exec_module(module: Any) -> None:
+        run_module(module)
+        action(module)
 
-    def hook(self, names: dict[str, Any], name: str, real: Callable, module: str) -> None:
-        from . import hooks, recorder  # they import jax and numpy, which are imported already
+    loader.exec_module = exec_module
 
-        if hasattr(real, "_is_recorded"):
-            return
-        if self.recorder is None:
-            self.recorder = recorder.CallRecorder(**self._wanted)
-        names[name] = hooks.hooked(module, name, real, self.recorder)
+
+def _seeding(module: str) -> Callable[[Any], None] | None:
+    if module != "numpy.random" or module in sys.modules:  # when loaded again, it keeps its state
+        return None
+    return lambda loaded: loaded.seed(_SEED)
+
+
+def _hooking(module: str) -> Callable[[Any], None] | None:
+    entries = ("mapped",) if _HELPERS.fullmatch(module) else _ENTRY_POINTS.get(module)
+    if entries is None:
+        return None
+
+    def hook(loaded: Any) -> None:
+        for name in entries:
+            real = getattr(loaded, name, None)  # some modules make names when asked for them
+            if real is not None:
+                _hook(vars(loaded), name, real, loaded.__name__)
+
+    return hook
+
+
+def _hook(names: dict[str, Any], name: str, real: Callable, module: str) -> None:
+    from . import recorder  # it imports jax and numpy, which are imported already
+
+    global _recorder
+    if hasattr(real, "_is_recorded"):
+        return
+    if _recorder is None:
+        assert _wanted is not None
+        _recorder = recorder.CallRecorder(**_wanted)
+    names[name] = recorder.hooked(module, name, real, _recorder)
+
+
+def record_helper(names: dict[str, Any]) -> None:
+    """Has the `mapped` of these names recorded; migrated code calls it, below its own."""
+    if _wanted is not None:
+        _hook(names, "mapped", names["mapped"], names["__name__"])
+
+
+# --- what marked and merged programs call
+
+
+def ran(place: int) -> None:
+    """The statement of a place is about to run."""
+    if place not in _ran:
+        _ran.add(place)
+        note(place, "ran")
+
+
+def both(place: int, old: Callable[[], Any], new: Callable[[], Any]) -> Any:
+    """The value of the old form, compared with that of the new one.
+
+    Args:
+      place: its number.
+      old: evaluates the old form.
+      new: evaluates the new one.
+    """
+    from . import pairs
+
+    ran(place)
+    return pairs.both(place, old, new)
+
+
+def host(place: int, function: Callable[[Any], Any], value: Any) -> Any:
+    """What a host edit gives, written down.
+
+    Args:
+      place: its number.
+      function: what it puts around the value.
+      value: what it takes.
+    """
+    return function(value) if _recorder is None else _recorder.host(place, function, value)
+
+
+def note(place: int, event: str, **more: Any) -> None:
+    """Adds a line.
+
+    Args:
+      place: the number of the spot.
+      event: "ran", "value", "call", "inside", "text" or "trouble".
+      **more: what else is to be known of it, in JSON's types.
+    """
+    line = json.dumps({"place": place, "event": event, **more}) + "\n"
+    with _lock, open(os.path.join(_folder, f"places-{os.getpid()}.jsonl"), "a") as file:
+        file.write(line)

@@ -1,13 +1,14 @@
-"""Random numbers that repeat on every device, or differ where they should not (JXD501, JXD502).
+"""What is suspect in a program and is left to the user: noise that repeats, sums done twice.
 
-A draw with a key that all devices share gives all of them the same numbers. That is right for a
-mask of the weights, or a population of which each device takes its share. It is wrong where the
-numbers meet, element by element, data that differ between the devices: then each device adds the
-same noise to rows of its own. So a draw is followed for as long as it is only scaled and shaped.
+Random numbers may repeat on every device, or differ where they should not (JXD501, JXD502). A draw
+with a key that all devices share gives all of them the same numbers. That is right for a mask of
+the weights, or a population of which each device takes its share. It is wrong where the numbers
+meet, element by element, data that differ between the devices: then each device adds the same noise
+to rows of its own. So a draw is followed for as long as it is only scaled and shaped.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jax.extend.core import JaxprEqn, Literal, Var
@@ -16,16 +17,9 @@ from jax_dist import _codes, _compat
 from jax_dist.passes import interpreter
 from jax_dist.passes.interpreter import CALLS, DRAWS, ELEMENTWISE
 from jax_dist.passes.pipeline import PassFinding
-from jax_dist.passes.uniformity import (
-    OUTSIDE,
-    AxisScope,
-    Invariance,
-    Same,
-    cut_along,
-    same_of,
-)
+from jax_dist.passes.uniformity import OUTSIDE, AxisScope, Invariance, Same, cut_along, same_of
 
-REPEATED, DRIFTING = _codes.REPEATED_NOISE, _codes.DRIFTING_COPIES
+_REPEATED, _DRIFTING = _codes.REPEATED_NOISE, _codes.DRIFTING_COPIES
 _SHAPED_ALIKE = {*ELEMENTWISE, "bitcast_convert_type", "pcast", "pvary"}
 
 
@@ -120,10 +114,7 @@ class _Walk:
         drawn = next((each.drawn for each in given if each.drawn), "")
         for body, ins in zip(bodies, inputs, strict=True):
             opened = interpreter.open_jaxpr(body)
-            known = [
-                each if followed else _Known(drawn=each.drawn)
-                for each in (given if followed else [_Known(drawn=drawn)] * len(ins))
-            ]
+            known = given if followed else [_Known(drawn=drawn)] * len(ins)
             outs = self.body(opened, ins, known, inner, line)
             if name == "shard_map":
                 self._leave(eqn, opened, ins, outs, inner)
@@ -138,7 +129,7 @@ class _Walk:
         for noise, flat in draws:
             for atom, alike, other in zip(eqn.invars, same, given, strict=True):
                 apart = noise.alike - alike
-                own = {dim for dim in range(len(_shape(atom))) if _is_long(atom, dim)} - other.flat
+                own = {dim for dim, size in enumerate(_shape(atom)) if size > 1} - other.flat
                 # One mask for all rows of a device is one for all rows: that is meant.
                 if apart and own & noise.dims and not own & flat and other.noise is None:
                     self.findings.append(_repeated(noise, apart))
@@ -215,11 +206,6 @@ def _moved(noise: _Noise | None, places: dict[int, int], gone: set[int]) -> _Noi
     return dataclasses.replace(noise, dims=dims) if dims else None
 
 
-def _is_long(atom: Any, dim: int) -> bool:
-    shape = _shape(atom)
-    return dim < len(shape) and shape[dim] > 1
-
-
 def _shape(atom: Any) -> tuple[int, ...]:
     return tuple(getattr(atom.aval, "shape", ()))
 
@@ -227,7 +213,7 @@ def _shape(atom: Any) -> tuple[int, ...]:
 def _repeated(noise: _Noise, axes: Same) -> PassFinding:
     over = _named(axes)
     return PassFinding(
-        REPEATED,
+        _REPEATED,
         "noted",
         f"all devices along {over} draw the same numbers, and each meets data of its own",
         f"the key is the same on all of them; random.fold_in(key, lax.axis_index({over})) gives "
@@ -239,7 +225,7 @@ def _repeated(noise: _Noise, axes: Same) -> PassFinding:
 def _drifting(line: str, axes: Same) -> PassFinding:
     over = _named(axes)
     return PassFinding(
-        DRIFTING,
+        _DRIFTING,
         "noted",
         f"a result that is said to be the same along {over} has noise of each device's own",
         "out_specs does not name the axis, so what one device has is taken for all; draw with a "
@@ -250,3 +236,132 @@ def _drifting(line: str, axes: Same) -> PassFinding:
 
 def _named(axes: Same) -> str:
     return ", ".join(sorted(map(repr, axes)))
+
+
+# --- gradients that are summed over devices twice (JXD303)
+#
+# In a shard_map with vma types, the gradient by a value that is the same on all devices comes out
+# summed: JAX put a psum there, in transposing. A psum of the user's own then sums equal values, and
+# a pmean leaves the sum as it is: N times what the same body gives under pmap.
+
+
+_DOUBLED = _codes.GRAD_PSUM_WITH_VMA
+_SUMS = ("psum", "psum_invariant")
+_REMATS = ("checkpoint", "remat2")
+_TRANSPOSED_SUMS = ("pvary", "pcast")  # what a psum of the user's becomes in transposing
+_IsTransposed = Callable[[JaxprEqn], bool]  # whether JAX made the equation in transposing
+# What may stand between the two sums and leaves the value a gradient.
+_PASSES_ON = {
+    "pvary", "pcast", "pbroadcast", "mul", "div", "neg", "add", "sub", "add_any", "reshape",
+    "convert_element_type", "squeeze", "broadcast_in_dim", "transpose", "select_n", "copy",
+    "max", "min", "clamp",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Summed:
+    """What is known of the values of one body."""
+
+    summed: dict[Any, frozenset] = dataclasses.field(default_factory=dict)  # by JAX, over axes
+    # What comes from the cotangent of a sum of the user's own. Such a loss is that of all devices,
+    # and so is its gradient, which a pmean leaves right.
+    of_sums: set[Any] = dataclasses.field(default_factory=set)
+
+    def axes_of(self, atoms: Sequence[Any]) -> frozenset:
+        each = [self.summed.get(atom, frozenset()) for atom in atoms if isinstance(atom, Var)]
+        return frozenset().union(*each)
+
+    def is_of_sum(self, atoms: Sequence[Any]) -> bool:
+        return any(isinstance(atom, Var) and atom in self.of_sums for atom in atoms)
+
+    def add(self, variables: Sequence[Any], axes: frozenset, *, of_sum: bool) -> None:
+        if axes:
+            self.summed.update(dict.fromkeys(variables, axes))
+        if of_sum:
+            self.of_sums.update(variables)
+
+
+def find_doubled_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
+    """The sums over devices of what JAX has summed over the same devices already."""
+    found = [
+        finding
+        for eqn in interpreter.equations(jaxpr)
+        if eqn.primitive.name == "shard_map" and eqn.params["check_vma"]
+        for finding in _sums_in_body(
+            eqn.params["jaxpr"], _Summed(), interpreter.source_line(eqn), _by_name
+        )
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _sums_in_body(
+    body: Any, known: _Summed, around: str, is_transposed: _IsTransposed
+) -> Iterator[PassFinding]:
+    for eqn in interpreter.open_jaxpr(body).eqns:
+        name, by_jax = eqn.primitive.name, is_transposed(eqn)
+        axes, of_sum = known.axes_of(eqn.invars), known.is_of_sum(eqn.invars)
+        where = interpreter.source_line(eqn) or around
+        if name in _SUMS and by_jax:
+            summed = frozenset() if of_sum else frozenset(eqn.params["axes"])
+            known.add(eqn.outvars, summed, of_sum=of_sum)
+        elif name in _SUMS and (twice := axes & set(eqn.params["axes"])):
+            yield _doubled(sorted(map(str, twice)), where)
+        else:
+            of_sum |= by_jax and name in _TRANSPOSED_SUMS and isinstance(eqn.invars[0], Var)
+            known.add(eqn.outvars, axes if name in _PASSES_ON else frozenset(), of_sum=of_sum)
+        for inner in interpreter.bodies(eqn):
+            inside = _in_transposed(eqn, inner) if by_jax else _by_name
+            yield from _sums_through(eqn, inner, known, where, inside)
+
+
+def _by_name(eqn: JaxprEqn) -> bool:
+    """The name stack says so, outside of what was transposed as a whole."""
+    return "transpose(" in str(eqn.source_info.name_stack)
+
+
+def _in_transposed(eqn: JaxprEqn, body: Any) -> _IsTransposed:
+    """What is in the body of a call or loop was transposed with it; the name stacks are new."""
+    if eqn.primitive.name not in _REMATS:
+        return lambda _: True
+    # A remat computes forward once more; what it transposes comes from the cotangents, its last
+    # operands.
+    opened = interpreter.open_jaxpr(body)
+    reached = {opened.invars[-1]}
+
+    def is_reached(eqn: JaxprEqn) -> bool:
+        return any(isinstance(atom, Var) and atom in reached for atom in eqn.invars)
+
+    for inner in opened.eqns:
+        if is_reached(inner):
+            reached.update(inner.outvars)
+    return is_reached
+
+
+def _sums_through(
+    eqn: JaxprEqn, inner: Any, known: _Summed, around: str, is_transposed: _IsTransposed
+) -> Iterator[PassFinding]:
+    """The same in a body; what goes in and comes out of a jit, remat or scan is followed."""
+    opened = interpreter.open_jaxpr(inner)
+    outer = eqn.invars[1:] if eqn.primitive.name == "cond" else eqn.invars
+    inside = _Summed()
+    followed = len(opened.invars) == len(outer)
+    if followed:
+        for var, atom in zip(opened.invars, outer, strict=True):
+            inside.add([var], known.axes_of([atom]), of_sum=known.is_of_sum([atom]))
+    yield from _sums_in_body(inner, inside, around, is_transposed)
+    if followed and len(opened.outvars) == len(eqn.outvars):
+        for result, atom in zip(eqn.outvars, opened.outvars, strict=True):
+            axes = known.axes_of([result]) | inside.axes_of([atom])
+            known.add([result], axes, of_sum=inside.is_of_sum([atom]))
+
+
+def _doubled(axes: list[str], where: str) -> PassFinding:
+    over = ", ".join(f"'{axis}'" for axis in axes)
+    return PassFinding(
+        _DOUBLED,
+        "noted",
+        f"a gradient is summed over {over} a second time, and comes out too large",
+        "under check_vma=True, JAX sums the gradient by a value that all devices share; say "
+        "check_vma=False, or pcast the value to varying before the gradient",
+        where,
+    )

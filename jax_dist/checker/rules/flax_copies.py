@@ -1,4 +1,4 @@
-"""JXD202: `flax.jax_utils.unreplicate`, and the same spelled out with `tree_map`."""
+"""JXD201, JXD202: copies by `flax.jax_utils`, one for each device, and how one is taken."""
 
 import ast
 from collections.abc import Iterator
@@ -9,7 +9,31 @@ from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
 from jax_dist.checker.rules import Found, Page, rule
 
-PAGE = Page(
+_REPLICATE = Page(
+    code="JXD201",
+    name="flax-replicate",
+    what="Finds every use of `flax.jax_utils.replicate`.",
+    why="It adds a leading dimension with one copy for each device, because pmap splits its "
+    "arguments along one. A replicated array needs no such dimension. With it, every shape "
+    "that is saved, logged or compared has one dimension too many, which must be removed "
+    "again (JXD202).",
+    example="state = flax.jax_utils.replicate(state)\n",
+    instead="state = jax.device_put(state, jax.sharding.NamedSharding(mesh, jax.P()))\n",
+    fix="None by itself: the mapped functions that take the copies, and the code that unpacks "
+    "them, must change too. `jax-dist migrate --to jax --idiomatic` changes them together.",
+    since="jax 0.8.0: pmap is in maintenance mode. Before, pmap needed the copies.",
+    source="https://docs.jax.dev/en/latest/migrate_pmap.html; measured on jax 0.10.2: the copies "
+    "are one array with the spec P('_device_put_sharded').",
+)
+
+
+@rule(_REPLICATE, triggers=(b"jax_utils",), since=(0, 8, 0))
+def flax_replicate(module: Module) -> Iterator[Found]:
+    for node in module.uses(*stacking.REPLICATE):
+        yield Found(node, "replicate stacks one copy for each device on a new leading dimension")
+
+
+_UNREPLICATE = Page(
     code="JXD202",
     name="flax-unreplicate",
     what="Finds `flax.jax_utils.unreplicate`, and `tree_map(lambda x: x[0], tree)` if the file "
@@ -30,8 +54,8 @@ PAGE = Page(
 _FIRST = "addressable_shards[0].data.squeeze(0)"
 
 
-@rule(PAGE, triggers=(b"jax_utils", b"*pmap*"), since=(0, 8, 0))
-def check(module: Module) -> Iterator[Found]:
+@rule(_UNREPLICATE, triggers=(b"jax_utils", b"*pmap*"), since=(0, 8, 0))
+def flax_unreplicate(module: Module) -> Iterator[Found]:
     for node in module.uses(*stacking.UNREPLICATE):
         yield Found(
             node,

@@ -15,8 +15,8 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import NoReturn
 
 import jax
 from jax.experimental import multihost_utils
@@ -117,7 +117,9 @@ class Stall:
     """Since when the main thread has stood still, waiting in JAX."""
 
     def __init__(self):
-        self._renew()
+        self._since = self._last = time.monotonic()
+        self._cpu = time.process_time()
+        self._position = _position()
 
     def blocked_for(self) -> float:
         """Seconds. To be asked a few times a second."""
@@ -131,11 +133,6 @@ class Stall:
         if busy or moved or not _waits_in_jax():
             self._since = now
         return now - self._since
-
-    def _renew(self) -> None:
-        self._since = self._last = time.monotonic()
-        self._cpu = time.process_time()
-        self._position = _position()
 
 
 def _position() -> tuple:
@@ -247,7 +244,18 @@ class _Notice:
     def watch(self) -> None:
         """Handles the signal from now on, where JAX does not."""
         if _compat.coordination_client() is None and not self._handles_signal:
-            self._before = _set_handler(self._handle)
+            if threading.current_thread() is not threading.main_thread():
+                raise RuntimeError(
+                    message(
+                        what="preempted: its first call is not made by the main thread",
+                        which=[f"it is made by the thread {threading.current_thread().name!r}"],
+                        why="Python lets only the main thread say what a signal does",
+                        do="Call `preempted(0)` once in the main thread, before this thread "
+                        "starts.",
+                    )
+                )
+            # None: a handler that was not set from Python. It cannot be set again.
+            self._before = signal.signal(signal.SIGTERM, self._handle) or signal.SIG_DFL
             self._handles_signal = True
 
     def _is_last(self, step: int) -> bool:
@@ -259,7 +267,15 @@ class _Notice:
         except RuntimeError as error:
             if _NOT_STARTED not in str(error):
                 raise
-            raise _no_service() from None
+            raise RuntimeError(
+                message(
+                    what="preempted: JAX's preemption service does not run",
+                    which=["jax_enable_preemption_service is False"],
+                    why="only this service lets all processes leave at the same step",
+                    do="Set JAX_ENABLE_PREEMPTION_SERVICE=1, or leave it out, before "
+                    "jax.distributed.initialize is called.",
+                )
+            ) from None
 
     def _handle(self, number: int, frame: types.FrameType | None) -> None:
         """Runs in the main thread, between two instructions of the program."""
@@ -277,34 +293,3 @@ _notice = _Notice()
 def watch() -> None:
     """Notices SIGTERM from now on, before the first step is asked about."""
     _notice.watch()
-
-
-def _set_handler(handle: Callable[[int, Any], None]) -> Any:
-    """The handler that was there."""
-    if threading.current_thread() is not threading.main_thread():
-        raise _not_main_thread()
-    # None: a handler that was not set from Python. It cannot be set again.
-    return signal.signal(signal.SIGTERM, handle) or signal.SIG_DFL
-
-
-def _no_service() -> RuntimeError:
-    return RuntimeError(
-        message(
-            what="preempted: JAX's preemption service does not run",
-            which=["jax_enable_preemption_service is False"],
-            why="only this service lets all processes leave at the same step",
-            do="Set JAX_ENABLE_PREEMPTION_SERVICE=1, or leave it out, before "
-            "jax.distributed.initialize is called.",
-        )
-    )
-
-
-def _not_main_thread() -> RuntimeError:
-    return RuntimeError(
-        message(
-            what="preempted: its first call is not made by the main thread",
-            which=[f"it is made by the thread {threading.current_thread().name!r}"],
-            why="Python lets only the main thread say what a signal does",
-            do="Call `preempted(0)` once in the main thread, before this thread starts.",
-        )
-    )
