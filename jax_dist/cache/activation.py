@@ -5,7 +5,6 @@ a program is not in the cache.
 """
 
 import collections
-import contextlib
 import dataclasses
 import enum
 import importlib.util
@@ -14,9 +13,8 @@ import os
 import pathlib
 import threading
 import time
-import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Self
 
 import jax
@@ -144,35 +142,31 @@ def _prepared(asked: str) -> tuple[str | None, str]:
     """Why there can be no cache, if so; and where it is."""
     if store.is_url(asked):
         missing = [name for name in ("etils", "fsspec") if importlib.util.find_spec(name) is None]
-        return (_missing(asked, missing) if missing else None), store.of_this_machine(asked)
+        trouble = message(
+            what="The compilation cache is off",
+            which=[f"{asked} needs {' and '.join(missing)}"],
+            why="JAX reads and writes URLs through these packages",
+            do="Install etils[epath] and fsspec, with the one that knows the URL, such as gcsfs.",
+        )
+        return trouble if missing else None, store.of_this_machine(asked)
     folder = pathlib.Path(store.of_this_machine(os.path.abspath(asked)))
-    if folder.parent.is_file():
-        return _cannot_make(f"{folder.parent}: it is a file"), ""
     try:
-        store.make(folder)
+        if folder.parent.is_file():
+            raise NotADirectoryError(0, "it is a file", str(folder.parent))
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
+        for each in reversed(missing):  # for this user alone; what is there stays as it is
+            each.mkdir(mode=0o700, exist_ok=True)  # another process may have been faster
     except OSError as error:
-        return _cannot_make(f"{error.filename}: {error.strerror}"), ""
+        trouble = message(
+            what="The compilation cache is off",
+            which=[f"{error.filename}: {error.strerror}"],
+            why="no folder can be made there",
+            do="Name another folder, in enable(...) or in JAX_DIST_CACHE_DIR.",
+        )
+        return trouble, ""
     for each in (folder.parent, folder):
         store.refuse_if_open(each)
     return None, str(folder)
-
-
-def _cannot_make(which: str) -> str:
-    return message(
-        what="The compilation cache is off",
-        which=[which],
-        why="no folder can be made there",
-        do="Name another folder, in enable(...) or in JAX_DIST_CACHE_DIR.",
-    )
-
-
-def _missing(asked: str, packages: list[str]) -> str:
-    return message(
-        what="The compilation cache is off",
-        which=[f"{asked} needs {' and '.join(packages)}"],
-        why="JAX reads and writes URLs through these packages",
-        do="Install etils[epath] and fsspec, with the one that knows the URL, such as gcsfs.",
-    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -225,29 +219,16 @@ def warm(fun: Callable, /, *specs: Any, **named_specs: Any) -> Warmed:
     with stats() as seen:  # only here: lowering may compile small programs of its own
         lowered.compile()
     seconds = time.monotonic() - start
-    if not seen.functions:  # JAX compiled it in this process before, and asked for nothing
-        return _looked_up(lowered, seconds)
-    name, counts = next(iter(seen.functions.items()))
-    return Warmed(
-        function=name,
-        hit=counts.hits > 0,
-        written=counts.written > 0,
-        unwritten=next(iter(counts.unwritten), None),
-        seconds=seconds,
-    )
-
-
-def _looked_up(lowered: jax.stages.Lowered, seconds: float) -> Warmed:
+    if seen.functions:
+        name, counts = next(iter(seen.functions.items()))
+        why_not = next(iter(counts.unwritten), None)
+        return Warmed(name, counts.hits > 0, counts.written > 0, why_not, seconds)
+    # JAX compiled it in this process before, and asked for nothing.
     found = key(lowered)
     folder = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     there = bool(folder) and pathlib.Path(folder, found.name + entries.ENTRY).exists()
-    return Warmed(
-        function=found.function,
-        hit=there,
-        written=False,
-        unwritten=None if there else "this process compiled it before, without the cache",
-        seconds=seconds,
-    )
+    why_not = None if there else "this process compiled it before, without the cache"
+    return Warmed(found.function, there, written=False, unwritten=why_not, seconds=seconds)
 
 
 # --- what the cache did in this process, counted by function
@@ -284,7 +265,7 @@ class Counts:
 
 
 class _Tally:
-    """Counts that several threads add to."""
+    """Counts of each function, that several threads add to."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -323,18 +304,10 @@ class _Watcher:
     def __init__(self) -> None:
         self.settings: _CacheSettings | None = None
         self.total: _Tally = _Tally()  # of the process, since somebody first asked
-        self._tallies: tuple[_Tally, ...] = (self.total,)
+        self.tallies: tuple[_Tally, ...] = (self.total,)
         self._store: Store | None = None
         self._failed: set[str] = set()  # keys, in this process
         self._run = f"{os.getpid()}-{time.time():.0f}"
-
-    @contextlib.contextmanager
-    def counting(self, tally: _Tally) -> Iterator[None]:
-        self._tallies = (*self._tallies, tally)
-        try:
-            yield
-        finally:
-            self._tallies = tuple(each for each in self._tallies if each is not tally)
 
     def open(self, path: str, max_size: int) -> Store | None:
         settings = self.settings
@@ -400,7 +373,7 @@ class _Watcher:
         _log.info("%s: did not compile (%.1f s)%s", name, seconds, end)
 
     def _count(self, name: str, counts: Counts) -> None:
-        for tally in self._tallies:
+        for tally in self.tallies:
             tally.add(name, counts)
 
     def writes_everywhere(self) -> bool:
@@ -427,20 +400,14 @@ class Stats:
 
     def __init__(self) -> None:
         self._tally = watcher.total
-        self._inside = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         self._tally = _Tally()
-        self._inside.enter_context(watcher.counting(self._tally))
+        watcher.tallies += (self._tally,)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
-        self._inside.close()
+    def __exit__(self, *raised: object) -> None:
+        watcher.tallies = tuple(each for each in watcher.tallies if each is not self._tally)
 
     @property
     def functions(self) -> dict[str, Counts]:
@@ -491,15 +458,24 @@ class Stats:
 
     def __str__(self) -> str:
         functions = self.functions
-        rows = [_row(name, counts) for name, counts in functions.items()]
-        if len(functions) != 1:
-            rows.append(_row("all", self.total))
+        counted = list(functions.items())
+        if len(counted) != 1:
+            counted.append(("all", self.total))
+        head = ("function", "requests", "hits", "misses", "written", "saved")
+        rows = [
+            (
+                name,
+                *map(str, (each.requests, each.hits, each.misses, each.written)),
+                f"{each.seconds_saved:.1f} s",
+            )
+            for name, each in counted
+        ]
         notes = [
             f"{name}, {times} {'time' if times == 1 else 'times'} not written: {reason}"
             for name, counts in functions.items()
             for reason, times in counts.unwritten.items()
         ]
-        table = entries.table(_HEAD, rows, numbers=range(1, len(_HEAD)))
+        table = entries.table(head, rows, numbers=range(1, len(head)))
         return "\n".join([table, *notes])
 
 
@@ -522,11 +498,3 @@ def stats() -> Stats:
     """
     _compat.watch_cache(watcher)
     return Stats()
-
-
-_HEAD = ("function", "requests", "hits", "misses", "written", "saved")
-
-
-def _row(name: str, counts: Counts) -> tuple[str, ...]:
-    numbers = (counts.requests, counts.hits, counts.misses, counts.written)
-    return (name, *(str(number) for number in numbers), f"{counts.seconds_saved:.1f} s")

@@ -144,16 +144,14 @@ def _versions(case: _Case) -> Iterator[CauseFinding]:
 
 def _device_count(case: _Case) -> Iterator[CauseFinding]:
     """It changes shapes, meshes, options, and numbers such as those that a mean divides by."""
-    for name, count in ((ALL_DEVICES, str), (DEVICES, _number_of), (PROCESSES, str)):
-        before, after = map(count, case.settings.get(name) or ("", ""))
+    for name in (ALL_DEVICES, DEVICES, PROCESSES):
+        before, after = case.settings.get(name) or ("", "")
+        if name == DEVICES:  # these are listed
+            before, after = str(len(before.split())), str(len(after.split()))
         if before != after:
             yield finding("device-count", f"{name}: {before}, then {after}")
             case.explain_all(besides=("XLA flags",))
             return
-
-
-def _number_of(ids: str) -> str:
-    return str(len(ids.split()))
 
 
 def _xla_flags(case: _Case) -> Iterator[CauseFinding]:
@@ -242,14 +240,13 @@ def _is_mesh(change: _OperationChange) -> bool:
 
 
 def _custom_partitioning(case: _Case) -> Iterator[CauseFinding]:
-    yield from _told("custom-partitioning", case.take(_is_partitioning_pointer), texts=False)
+    def is_pointer(change: _OperationChange) -> bool:
+        operation = change.operations[0]
+        if operation is None or change.what != "backend_config":
+            return False
+        return operation.attribute("call_target_name") == '"CustomSPMDPartitioning"'
 
-
-def _is_partitioning_pointer(change: _OperationChange) -> bool:
-    operation = change.operations[0]
-    if operation is None or change.what != "backend_config":
-        return False
-    return operation.attribute("call_target_name") == '"CustomSPMDPartitioning"'
+    yield from _told("custom-partitioning", case.take(is_pointer), texts=False)
 
 
 def _shapes(case: _Case) -> Iterator[CauseFinding]:
@@ -263,7 +260,15 @@ def _shapes(case: _Case) -> Iterator[CauseFinding]:
 
 def _reordered(case: _Case) -> Iterator[CauseFinding]:
     """All of the program, or the operations that differ, stand there in another order."""
-    taken = case.take(lambda change: bool(_LISTS.search(change.what)) and _is_shuffled(change))
+
+    def is_shuffled(change: _OperationChange) -> bool:
+        """The same words in the same frame: not `[{"i"}, {}]` for `[{}, {"i"}]`."""
+        texts = change.before, change.after
+        words = {tuple(sorted(_WORD.findall(text))) for text in texts}
+        frames = {_WORD.sub("#", text) for text in texts}
+        return bool(_LISTS.search(change.what)) and len(words) == len(frames) == 1
+
+    taken = case.take(is_shuffled)
     results = list(filter(_is_result_name, case.changes))
     if Counter(c.before for c in results) == Counter(c.after for c in results):
         taken += case.take(_is_result_name)
@@ -314,16 +319,14 @@ _LISTS = re.compile(
 _WORD = re.compile(r"\w+")
 
 
-def _is_shuffled(change: _OperationChange) -> bool:
-    """The same words in the same frame: not `[{"i"}, {}]` for `[{}, {"i"}]`."""
-    words = (sorted(_WORD.findall(text)) for text in (change.before, change.after))
-    frames = (_WORD.sub("#", text) for text in (change.before, change.after))
-    return len(set(map(tuple, words))) == len(set(frames)) == 1
-
-
 def _axis_names(case: _Case) -> Iterator[CauseFinding]:
     """A name that differs is followed into all shardings that use it."""
-    names = [pair for change in case.changes if _is_mesh(change) for pair in _renamed(change)]
+    names = []
+    for change in filter(_is_mesh, case.changes):
+        before, after = (_AXIS.findall(text) for text in (change.before, change.after))
+        if [size for _, size in before] == [size for _, size in after]:
+            pairs = zip(before, after, strict=True)
+            names += [(one, other) for (one, _), (other, _) in pairs if one != other]
     if not names:
         return
 
@@ -341,13 +344,6 @@ def _axis_names(case: _Case) -> Iterator[CauseFinding]:
 
 _AXIS = re.compile(r'("[^"]*")=(\d+)')
 _NAMED_BY_ADDRESS = re.compile(r"<axis 0x[0-9a-f]+>")
-
-
-def _renamed(change: _OperationChange) -> Iterator[tuple[str, str]]:
-    before, after = (_AXIS.findall(text) for text in (change.before, change.after))
-    if [size for _, size in before] == [size for _, size in after]:
-        pairs = zip(before, after, strict=True)
-        yield from ((one[0], other[0]) for one, other in pairs if one[0] != other[0])
 
 
 def _function_names(case: _Case) -> Iterator[CauseFinding]:
@@ -478,20 +474,19 @@ def _aligned(ones: Sequence[Operation], others: Sequence[Operation]) -> Iterator
         other_builds[first : first + _MOST],
         autojunk=False,
     )
+
+    def change(program: Sequence[Operation], number: int) -> _OperationChange:
+        operation = program[number]
+        text, line = f"{operation.kind} {operation.types}".strip(), line_of(program, number)
+        if program is ones:
+            return _OperationChange(operation.kind, "operation", text, "", line, (operation, None))
+        return _OperationChange(operation.kind, "operation", "", text, line, (None, operation))
+
     for tag, start, stop, other_start, other_stop in matcher.get_opcodes():
-        if tag == "equal":
-            continue
-        for number in range(first + start, first + stop):
-            one = ones[number]
-            text = f"{one.kind} {one.types}".strip()
-            yield _OperationChange(
-                one.kind, "operation", text, "", line_of(ones, number), (one, None)
-            )
-        for number in range(first + other_start, first + other_stop):
-            other = others[number]
-            text = f"{other.kind} {other.types}".strip()
-            line = line_of(others, number)
-            yield _OperationChange(other.kind, "operation", "", text, line, (None, other))
+        if tag != "equal":
+            yield from (change(ones, number) for number in range(first + start, first + stop))
+            span = range(first + other_start, first + other_stop)
+            yield from (change(others, number) for number in span)
 
 
 def build(operation: Operation) -> _Build:

@@ -6,6 +6,7 @@ that it is made from: the settings beside the program, and the operations inside
 """
 
 import contextlib
+import functools
 import hashlib
 import math
 import os
@@ -160,27 +161,30 @@ class Recorder:
     @contextlib.contextmanager
     def _around(self, request: _compat.CompileRequest) -> Iterator[None]:
         key = _key_of(request)
-        operations, settings = _operations(request), _settings_of(request)
+        try:
+            operations = operations_of(request.module)
+        except Exception:  # noqa: BLE001  # of MLIR's bindings, whatever it is: the program goes on
+            operations = ()  # its key is still known; where it differs from another one is not
+        settings = _settings_of(request)
         directory = self._entries or str(_compat.config_value("jax_compilation_cache_dir") or "")
         before = _entry(directory, key)
         start = time.monotonic()
-        with _heard() as events:
+        _events.heard = events = []
+        try:
             yield
+        finally:
+            _events.heard = None
         seconds = time.monotonic() - start
         outcome, reason = _outcome(request, events, before, _entry(directory, key), directory)
-        self._add(
-            Compile(
-                key=key,
-                outcome=outcome,
-                reason=reason,
-                seconds=seconds,
-                process=jax.process_index(),
-                settings=settings,
-                operations=operations,
-            )
+        compiled = Compile(
+            key=key,
+            outcome=outcome,
+            reason=reason,
+            seconds=seconds,
+            process=jax.process_index(),
+            settings=settings,
+            operations=operations,
         )
-
-    def _add(self, compiled: Compile) -> None:
         with self._lock:
             self._compiles.append(compiled)
             number = len(self._compiles)
@@ -189,13 +193,6 @@ class Recorder:
             with contextlib.suppress(OSError):
                 self._path.mkdir(parents=True, exist_ok=True)
                 save(Record((compiled,)), self._path / f"{self._stem}-{number:06}.json")
-
-
-def _operations(request: _compat.CompileRequest) -> tuple[Operation, ...]:
-    try:
-        return operations_of(request.module)
-    except Exception:  # noqa: BLE001  # of MLIR's bindings, whatever it is: the program goes on
-        return ()  # its key is still known; where it differs from another one is not
 
 
 def _outcome(
@@ -234,32 +231,16 @@ def _entry(directory: str, key: Key) -> _Entry:
 
 
 _events = threading.local()
-_listening = threading.Lock()
-_listens = False
 
 
-@contextlib.contextmanager
-def _heard() -> Iterator[list[str]]:
-    _events.heard = heard = []
-    try:
-        yield heard
-    finally:
-        _events.heard = None
-
-
+@functools.cache  # once for all: listeners cannot be taken away
 def _listen() -> None:
-    """Once for all: listeners cannot be taken away."""
-    global _listens
-    with _listening:
-        if not _listens:
-            jax.monitoring.register_event_listener(_hear)
-            _listens = True
+    def hear(event: str, **_: object) -> None:
+        heard = getattr(_events, "heard", None)
+        if heard is not None:
+            heard.append(event)
 
-
-def _hear(event: str, **_: object) -> None:
-    heard = getattr(_events, "heard", None)
-    if heard is not None:
-        heard.append(event)
+    jax.monitoring.register_event_listener(hear)
 
 
 # --- inside a program that is being verified
@@ -275,46 +256,36 @@ def record_verified(*, folder: str, cache: str) -> None:
       folder: where the record is written.
       cache: the directory that the program is to use, whatever it says itself.
     """
-    # The recorder first, so that it sees the program's own settings.
-    Recorder(Path(folder), entries=cache).start()
-    _until_the_end.enter_context(_compat.compiles_watched(_PrivateCache(cache).around))
+    wanted = {
+        "jax_compilation_cache_dir": cache,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,  # 0 lets JAX choose
+    }
 
-
-class _PrivateCache:
-    """Has programs looked up and written elsewhere than the program says.
-
-    Its own settings come back after each compilation: through jax 0.10.2 the directory is part of
-    the key, and one that varies is a cause to be told.
-    """
-
-    def __init__(self, directory: str) -> None:
-        self._wanted = {
-            "jax_compilation_cache_dir": directory,
-            "jax_persistent_cache_min_compile_time_secs": 0.0,
-            "jax_persistent_cache_min_entry_size_bytes": -1,  # 0 lets JAX choose
-        }
+    def set_all(values: dict[str, object]) -> None:
+        for name, value in values.items():
+            jax.config.update(name, value)
 
     @contextlib.contextmanager
-    def around(self, request: _compat.CompileRequest) -> Iterator[None]:
-        """As a watcher of compilations."""
+    def in_private_cache(request: _compat.CompileRequest) -> Iterator[None]:
         del request
-        own = {name: _compat.config_value(name) for name in self._wanted}
-        _set(self._wanted)  # JAX opens the cache within the first compilation, and keeps it
+        # Its own settings come back after each compilation: through jax 0.10.2 the directory is
+        # part of the key, and one that varies is a cause to be told.
+        own = {name: _compat.config_value(name) for name in wanted}
+        set_all(wanted)  # JAX opens the cache within the first compilation, and keeps it
         try:
             yield
         finally:
-            _set(own)
+            set_all(own)
 
-
-def _set(values: dict[str, object]) -> None:
-    for name, value in values.items():
-        jax.config.update(name, value)
+    # The recorder first, so that it sees the program's own settings.
+    Recorder(Path(folder), entries=cache).start()
+    _until_the_end.enter_context(_compat.compiles_watched(in_private_cache))
 
 
 # --- the settings beside a program
 
 
-_HASH_SEED = "PYTHONHASHSEED"
 # Custom calls that XLA resolves itself.
 _OF_XLA = re.compile(r"Sharding|SPMDFullToShardShape|SPMDShardToFullShape|annotate_.*|xla\..*")
 
@@ -322,11 +293,19 @@ _OF_XLA = re.compile(r"Sharding|SPMDFullToShardShape|SPMDShardToFullShape|annota
 def _settings_of(request: _compat.CompileRequest) -> Settings:
     """What can make the key of a request differ, without its program."""
     devices = request.devices.flatten().tolist()
-    return {
+    # As JAX gathers them, from two variables and the command line, less those that only dump.
+    said = [
+        *os.environ.get("XLA_FLAGS", "").split(),
+        *os.environ.get("LIBTPU_INIT_ARGS", "").split(),
+        *(argument for argument in sys.argv if argument.startswith("--xla")),
+    ]
+    outside = _compat.flags_outside_key()
+    flags = [flag for flag in sorted(said) if flag.split("=")[0] not in outside]
+    settings = {
         "jax": jax.__version__,
         "jaxlib": metadata.version("jaxlib"),
         "backend version": request.backend.platform_version,
-        FLAGS: " ".join(_flags()),
+        FLAGS: " ".join(flags),
         DEVICES: " ".join(str(device.id) for device in devices),
         "kinds of devices": ", ".join(dict.fromkeys(device.device_kind for device in devices)),
         ALL_DEVICES: str(request.backend.device_count()),
@@ -334,31 +313,17 @@ def _settings_of(request: _compat.CompileRequest) -> Settings:
         DIRECTORY: str(_compat.config_value("jax_compilation_cache_dir") or ""),
         METADATA: str(_compat.config_value("jax_compilation_cache_include_metadata_in_key")),
         "compression": "zlib" if util.find_spec("zstandard") is None else "zstandard",
-        _HASH_SEED: os.environ.get("PYTHONHASHSEED", "random"),
-        **dict(_options(request.options)),
+        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "random"),
     }
-
-
-def _flags() -> Iterator[str]:
-    """As JAX gathers them, from two variables and the command line, less those that only dump."""
-    said = [
-        *os.environ.get("XLA_FLAGS", "").split(),
-        *os.environ.get("LIBTPU_INIT_ARGS", "").split(),
-    ]
-    said += [argument for argument in sys.argv if argument.startswith("--xla")]
-    outside = _compat.flags_outside_key()
-    return (flag for flag in sorted(said) if flag.split("=")[0] not in outside)
-
-
-def _options(options: object) -> Iterator[tuple[str, str]]:
-    build = options.executable_build_options  # pyright: ignore[reportAttributeAccessIssue]
-    outside = _compat.flags_outside_key()
-    for name in dir(build.debug_options):
+    options: Any = request.options
+    debug = options.executable_build_options.debug_options
+    for name in dir(debug):
         if name.startswith("xla") and f"--{name}" not in outside or name in DIRECTORY_OPTIONS:
-            yield DEBUG_OPTION + name, str(getattr(build.debug_options, name))
-    for name, value in options.env_option_overrides:  # pyright: ignore[reportAttributeAccessIssue]
+            settings[DEBUG_OPTION + name] = str(getattr(debug, name))
+    for name, value in options.env_option_overrides:
         if f"--{name}" not in outside:
-            yield COMPILER_OPTION + name, str(value)
+            settings[COMPILER_OPTION + name] = str(value)
+    return settings
 
 
 def circumstances(program: _compat.CompiledProgram) -> Settings | None:
@@ -405,41 +370,34 @@ _NO_FRAME = ("", 0)
 
 def operations_of(module: Any) -> tuple[Operation, ...]:
     """All operations of an MLIR module, the module itself first, in the order of its text."""
-    return tuple(_Reader().read(module.operation))
+    numbers: dict[Any, int] = {}
 
+    def number(value: Any) -> int:
+        return numbers.setdefault(value, len(numbers))
 
-class _Reader:
-    def __init__(self) -> None:
-        self._numbers: dict[Any, int] = {}
-        self._lines: dict[Any, str] = {}
-
-    def read(self, operation: Any) -> Iterator[Operation]:
-        operands = tuple(map(self._number, operation.operands))
+    def read(operation: Any) -> Iterator[Operation]:
+        operands = tuple(map(number, operation.operands))
+        if operation.name == CONSTANT:
+            attributes = [("value", _value(operation))]
+        else:
+            named = _named(operation.attributes)
+            attributes = [text for name, each in named for text in _texts(name, each)]
         yield Operation(
             kind=operation.name,
-            attributes=tuple(sorted(_attributes(operation))),
+            attributes=tuple(sorted(attributes)),
             types=", ".join(str(result.type) for result in operation.results),
             operands=operands,
-            results=tuple(map(self._number, operation.results)),
+            results=tuple(map(number, operation.results)),
             line=_user_line(operation.location),
         )
         for region in operation.regions:
             for block in region.blocks:
                 for argument in block.arguments:
-                    self._number(argument)
+                    number(argument)
                 for inner in block.operations:
-                    yield from self.read(inner.operation)
+                    yield from read(inner.operation)
 
-    def _number(self, value: Any) -> int:
-        return self._numbers.setdefault(value, len(self._numbers))
-
-
-def _attributes(operation: Any) -> Iterator[tuple[str, str]]:
-    if operation.name == CONSTANT:
-        yield "value", _value(operation)
-        return
-    for name, attribute in _named(operation.attributes):
-        yield from _texts(name, attribute)
+    return tuple(read(module.operation))
 
 
 def _value(operation: Any) -> str:
@@ -455,13 +413,12 @@ def _value(operation: Any) -> str:
         return f"{type_} {digest}" + (f" = {number[1]}" if number else "")
     values = np.ascontiguousarray(memoryview(attribute))
     digest = hashlib.sha256(values.data).hexdigest()[:_DIGITS]
-    shown = list(map(_number_text, values.ravel()[: _SHOWN + 1].tolist()))
+    shown = [
+        f"{each:.6g}" if isinstance(each, float) and math.isfinite(each) else str(each)
+        for each in values.ravel()[: _SHOWN + 1].tolist()
+    ]
     more = ", ..." if len(shown) > _SHOWN else ""
     return f"{type_} {digest} = {', '.join(shown[:_SHOWN])}{more}"
-
-
-def _number_text(number: Any) -> str:
-    return f"{number:.6g}" if isinstance(number, float) and math.isfinite(number) else str(number)
 
 
 def _named(attributes: Any) -> Iterator[tuple[str, Any]]:
@@ -482,14 +439,11 @@ def _texts(name: str, attribute: Any) -> Iterator[tuple[str, str]]:
         for number, each in enumerate(attribute):
             yield from _texts(f"{name}[{number}]", each)
     else:
-        yield name, _shortened(str(attribute))
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= _LONGEST:
-        return text
-    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
-    return f"{text[:_LONGEST]}... {len(text)} characters, {digest}"
+        text = str(attribute)
+        if len(text) > _LONGEST:
+            digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+            text = f"{text[:_LONGEST]}... {len(text)} characters, {digest}"
+        yield name, text
 
 
 def _user_line(location: Any) -> str:
