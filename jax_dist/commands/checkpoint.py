@@ -4,6 +4,7 @@ import argparse
 import pathlib
 from typing import Any, TextIO
 
+from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit, Help
 
 _EPILOG = """\
@@ -32,7 +33,7 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=Help,
     )
-    parser.set_defaults(run=lambda options, *, out, err: _usage(parser, err))
+    parser.set_defaults(run=terminal.help_only(parser))
     subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND")
     convert = subcommands.add_parser(
         "convert",
@@ -85,8 +86,3 @@ def _choice(text: str) -> tuple[str, str]:
             f"{text!r} is not PART=CHOICE; CHOICE is one of {_CHOICES}"
         )
     return part, choice
-
-
-def _usage(parser: argparse.ArgumentParser, err: TextIO) -> Exit:
-    parser.print_help(file=err)
-    return Exit.USAGE

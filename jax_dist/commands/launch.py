@@ -204,11 +204,7 @@ def _command(options: argparse.Namespace) -> list[str]:
 @contextlib.contextmanager
 def _printer(options: argparse.Namespace, out: TextIO, err: TextIO) -> "Iterator[Printer]":
     from jax_dist._usage import MisuseError
-    from jax_dist.launch.outcome import (
-        LogFile,
-        Printer,
-        log_files,
-    )
+    from jax_dist.launch.outcome import LogFile, Printer, log_files
 
     streams: dict[Stream, TextIO] = {"stdout": out, "stderr": err}
     for stream in streams.values():
