@@ -1,4 +1,15 @@
-"""JAX's persistent compilation cache: one that hits, says why it did not, and repairs itself."""
+"""JAX's persistent compilation cache: one that hits, says why it did not, and repairs itself.
+
+In come a folder and, by the places that `_compat` opens in JAX, each program that JAX looks up,
+compiles and writes. Out come the entries of the folder, counts, and causes by name. `activation`
+switches the cache on and counts; `store` and `entries` are its files, which `diagnosis` mends;
+`failures` keeps what did not compile. `recorder` writes runs down as `records`, which `comparison`
+matches; `explanation` finds the `causes` in two programs of one name.
+
+A program never ends because its cache is ill. No file has its final name before it is whole, bytes
+that differ from those that were written never reach XLA, and nothing is loaded from a folder that
+others can change. To list, prune or mend a folder needs no jax.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -25,7 +25,6 @@ from jax_dist.cache.records import (
     PROCESSES,
     Compile,
     Operation,
-    line_of,
 )
 from jax_dist.errors import shown
 
@@ -35,7 +34,6 @@ _PROGRAM = "computation"  # the component of the key
 _NAMES_OF_FUNCTIONS = ("sym_name", "callee")
 
 _Build: TypeAlias = tuple[str, tuple[tuple[str, str], ...], str]
-_Reads: TypeAlias = Counter[tuple[_Build | None, int]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -210,18 +208,15 @@ def _device_order(case: _Case) -> Iterator[CauseFinding]:
 
 def _others(case: _Case) -> Iterator[CauseFinding]:
     """Components that are one thing each."""
-    for component, name, setting in _SINGLE:
+    for component, name, setting in (
+        ("compression", "compression", "compression"),
+        ("custom_hook", "custom-hook", ""),
+        ("accelerator_config", "hardware", "kinds of devices"),
+    ):
         if component in case.components:
             pair = case.settings.get(setting)
             yield finding(name, *([f"{pair[0]}, then {pair[1]}"] if pair else []))
             case.explain(component)
-
-
-_SINGLE = (
-    ("compression", "compression", "compression"),
-    ("custom_hook", "custom-hook", ""),
-    ("accelerator_config", "hardware", "kinds of devices"),
-)
 
 
 _IDS = re.compile(r"device_ids=\[([^\]]*)\]")
@@ -263,10 +258,12 @@ def _reordered(case: _Case) -> Iterator[CauseFinding]:
 
     def is_shuffled(change: _OperationChange) -> bool:
         """The same words in the same frame: not `[{"i"}, {}]` for `[{}, {"i"}]`."""
+        if not _LISTS.search(change.what):
+            return False
         texts = change.before, change.after
         words = {tuple(sorted(_WORD.findall(text))) for text in texts}
         frames = {_WORD.sub("#", text) for text in texts}
-        return bool(_LISTS.search(change.what)) and len(words) == len(frames) == 1
+        return len(words) == len(frames) == 1
 
     taken = case.take(is_shuffled)
     results = list(filter(_is_result_name, case.changes))
@@ -297,15 +294,12 @@ def _exchanged(case: _Case) -> list[_OperationChange]:
             return False
         return build(one) in theirs or build(other) in mine
 
-    def is_of_others(change: _OperationChange) -> bool:
-        """Whether another rule explains it, without an order."""
-        return _is_function_name(change) or change.kind == CONSTANT
-
     moved = case.take(has_moved)
-    only_operands = all(
-        change.what == "operands" for change in case.changes if not is_of_others(change)
-    )
-    if moved or only_operands:
+    if moved or all(
+        # Other rules explain the names of functions and constants, without an order.
+        change.what == "operands" or change.kind == CONSTANT or _is_function_name(change)
+        for change in case.changes
+    ):
         moved += case.take(lambda change: change.what == "operands")
     called = list(filter(_is_function_name, case.changes))
     if Counter(c.before for c in called) == Counter(c.after for c in called):
@@ -457,7 +451,7 @@ def _in_place(
     for name, (before, after) in texts.items():
         if before != after:
             yield _OperationChange(
-                one.kind, name, before, after, line_of(ones, number), (one, other)
+                one.kind, name, before, after, _line_of(ones, number), (one, other)
             )
 
 
@@ -477,7 +471,7 @@ def _aligned(ones: Sequence[Operation], others: Sequence[Operation]) -> Iterator
 
     def change(program: Sequence[Operation], number: int) -> _OperationChange:
         operation = program[number]
-        text, line = f"{operation.kind} {operation.types}".strip(), line_of(program, number)
+        text, line = f"{operation.kind} {operation.types}".strip(), _line_of(program, number)
         if program is ones:
             return _OperationChange(operation.kind, "operation", text, "", line, (operation, None))
         return _OperationChange(operation.kind, "operation", "", text, line, (None, operation))
@@ -487,6 +481,19 @@ def _aligned(ones: Sequence[Operation], others: Sequence[Operation]) -> Iterator
             yield from (change(ones, number) for number in range(first + start, first + stop))
             span = range(first + other_start, first + other_stop)
             yield from (change(others, number) for number in span)
+
+
+def _line_of(operations: Sequence[Operation], position: int) -> str:
+    """The line of an operation; of a constant, that of the first operation that reads it.
+
+    JAX says of a constant only where the jitted function was called.
+    """
+    operation = operations[position]
+    if operation.kind == CONSTANT:
+        for user in operations[position + 1 :]:
+            if user.line and not set(operation.results).isdisjoint(user.operands):
+                return user.line
+    return operation.line
 
 
 def build(operation: Operation) -> _Build:
@@ -513,7 +520,7 @@ def _blank(operation: Operation) -> _Build:
     return kind, () if kind == CONSTANT else attributes, types
 
 
-def _read_as_often(operations: Sequence[Operation]) -> _Reads:
+def _read_as_often(operations: Sequence[Operation]) -> Counter[tuple[_Build | None, int]]:
     """How often the result of each operation is read; of all arguments together."""
     producers = {number: _blank(each) for each in operations for number in each.results}
     counts = Counter(number for each in operations for number in each.operands)
@@ -539,7 +546,7 @@ def _other_values(
             other = waiting[text.split()[0]].popleft()
             pair = ones[number], others[after[other]]
             found.append(
-                _OperationChange(CONSTANT, "value", text, other, line_of(ones, number), pair)
+                _OperationChange(CONSTANT, "value", text, other, _line_of(ones, number), pair)
             )
     return tuple(found)
 

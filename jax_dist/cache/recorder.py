@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import jax
@@ -150,12 +149,7 @@ class Recorder:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     @contextlib.contextmanager

@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -59,19 +59,6 @@ class Operation:
     def attribute(self, name: str) -> str | None:
         """The text of one attribute; None if there is none of that name."""
         return dict(self.attributes).get(name)
-
-
-def line_of(operations: Sequence[Operation], position: int) -> str:
-    """The line of an operation; of a constant, that of the first operation that reads it.
-
-    JAX says of a constant only where the jitted function was called.
-    """
-    operation = operations[position]
-    if operation.kind == CONSTANT:
-        for user in operations[position + 1 :]:
-            if user.line and not set(operation.results).isdisjoint(user.operands):
-                return user.line
-    return operation.line
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -284,10 +284,12 @@ def _in_processes(options: argparse.Namespace) -> list[dict[str, Any]]:
 def _warm_all(name: str, folder: str | None) -> list[dict[str, Any]]:
     """Warms all programs that a function yields; what became of each, as plain data."""
     from jax_dist import cache
-    from jax_dist.cache.activation import Default
 
     programs = _programs(name)  # first: nothing is switched on for a name that is not there
-    cache.enable(Default.PATH if folder is None else folder)
+    if folder is None:
+        cache.enable()
+    else:
+        cache.enable(folder)
     found = []
     for program in programs:
         warmed = cache.warm(*program)

@@ -53,10 +53,10 @@ def add_parser(commands: Any) -> None:
         help="for leaves with PART in their path: mean or first where copies differ, keep to "
         "leave them as they are; may be repeated, the first that fits counts",
     )
-    convert.set_defaults(run=run)
+    convert.set_defaults(run=_run)
 
 
-def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     """Converts one checkpoint and says what became of it."""
     from jax_dist.errors import CheckpointError, MissingPackageError
     from jax_dist.multihost import conversion

@@ -46,10 +46,10 @@ def add_parser(commands: Any) -> None:
         help="time limit for JAX to start (60)",
     )
     terminal.add_color(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_run)
 
 
-def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     """Diagnoses and prints."""
     del err
     from jax_dist.doctor import diagnose  # not at the top: `--help` need not wait

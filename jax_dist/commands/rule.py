@@ -39,10 +39,10 @@ def add_parser(commands: Any) -> None:
         default="text",
         help="text (the default; with --all one line for each rule), json or markdown: whole pages",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_run)
 
 
-def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     from jax_dist.checker.engine import linter  # not at the top: `--help` needs no rules
 
     if options.all:
