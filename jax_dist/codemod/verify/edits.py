@@ -32,7 +32,7 @@ class _UnlikeSyntaxError(Exception):
 
 
 class _Walk:
-    """Goes through two pieces of syntax at once, down to the expressions that differ.
+    """Goes through two pieces of syntax together, down to the expressions that differ.
 
     Args:
       *found: lists that get what is found, and lose it again where that turns out to be too little.
