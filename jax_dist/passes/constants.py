@@ -43,6 +43,12 @@ class Baked:
     used_at: str = ""  # "train.py:12", where the user's code first reads it
     within: tuple[str, ...] = ()  # the primitives whose bodies hold it, each once
 
+    @property
+    def refused(self) -> str:
+        """Why no operand can take its place; "" if one can."""
+        stuck = [primitive for primitive in self.within if primitive not in _RULES]
+        return f"it sits in the body of '{stuck[0]}', which takes no more operands" if stuck else ""
+
 
 def array_identity(value: Any) -> Identity | None:
     """Equal for two constants that are one array; None for what is no array.
@@ -219,7 +225,7 @@ def _operands_of_bodies(eqn: JaxprEqn) -> list[dict[int, Var]]:
 
 _Given: TypeAlias = Mapping[Identity, Any]  # what to put in the place of which array
 _Rule: TypeAlias = Callable[["Substitution", JaxprEqn, Values, _Given], Values]
-RULES: dict[str, _Rule] = {}  # by primitive; the bodies of others are left as they are
+_RULES: dict[str, _Rule] = {}  # by primitive; the bodies of others are left as they are
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -235,7 +241,7 @@ class Substitution:
 
         def handle(eqn: JaxprEqn, values: Values) -> Values:
             values = instead(eqn.invars, values)
-            rule = RULES.get(eqn.primitive.name)
+            rule = _RULES.get(eqn.primitive.name)
             needed = self.held_in(*bodies(eqn)) if rule else ()
             if rule is None or not needed:
                 return replay(eqn, values)
@@ -263,7 +269,7 @@ class Substitution:
         return tuple(dict.fromkeys(held for jaxpr in jaxprs for held in self._held[id(jaxpr)]))
 
     def _held_by(self, eqn: JaxprEqn) -> tuple[Identity, ...]:
-        inner = bodies(eqn) if eqn.primitive.name in RULES else ()
+        inner = bodies(eqn) if eqn.primitive.name in _RULES else ()
         return (*self._wanted_of(_literals(eqn.invars)), *self.held_in(*inner))
 
     def _wanted_of(self, values: Sequence[Any]) -> list[Identity]:
@@ -334,7 +340,7 @@ def _told(shardings: Sequence[Any]) -> list[Any]:
 
 def _rule(*primitives: str) -> Callable[[_Rule], _Rule]:
     def add(function: _Rule) -> _Rule:
-        RULES.update(dict.fromkeys(primitives, function))
+        _RULES.update(dict.fromkeys(primitives, function))
         return function
 
     return add
