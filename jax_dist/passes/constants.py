@@ -5,7 +5,7 @@ They are the constants of the program and of the bodies in it, and, where JAX si
 """
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -275,17 +275,21 @@ class Substitution:
     def _wanted_of(self, values: Sequence[Any]) -> list[Identity]:
         return [identity for value in values if (identity := array_identity(value)) in self.wanted]
 
-    def widened(self, jaxpr: Any, given: _Given, place: int = 0) -> Any:
-        """The body with the arrays as inputs, from `place` on."""
-        end = place + len(given)
+    def evaluator(self, jaxpr: Any, wanted: Iterable[Identity]) -> Callable[..., Values]:
+        """The results of a jaxpr, as a function of the wanted arrays and then its inputs."""
+        identities = tuple(wanted)
 
         def evaluate(*args: Any) -> Values:
-            taken = dict(zip(given, args[place:end], strict=True))
-            return self.evaluate(jaxpr, [*args[:place], *args[end:]], taken)
+            count = len(identities)
+            given = dict(zip(identities, args[:count], strict=True))
+            return self.evaluate(jaxpr, args[count:], given)
 
-        avals = list(open_jaxpr(jaxpr).in_avals)
-        avals[place:place] = [jax.typeof(value) for value in given.values()]
-        new = jax.make_jaxpr(evaluate)(*avals)
+        return evaluate
+
+    def widened(self, jaxpr: Any, given: _Given) -> Any:
+        """The body with the arrays as its first inputs."""
+        types = [jax.typeof(value) for value in given.values()]
+        new = jax.make_jaxpr(self.evaluator(jaxpr, given))(*types, *open_jaxpr(jaxpr).in_avals)
         if list(new.out_avals) != list(open_jaxpr(jaxpr).out_avals):
             raise AssertionError(f"a body with operands added has other results: {new.out_avals}")
         return in_form_of(jaxpr, new)
@@ -295,16 +299,11 @@ class Substitution:
 
         One object for all equations of one body: it is then traced once and lowered once.
         """
-        params, identities = eqn.params, tuple(given)
-        key = (id(params["jaxpr"]), *(id(params[name]) for name in _JIT_PARAMS), *identities)
+        params = eqn.params
+        key = (id(params["jaxpr"]), *(id(params[name]) for name in _JIT_PARAMS), *given)
         if key in self._jitted:
             return self._jitted[key]
-        count = len(identities)
-
-        def body(*args: Any) -> Values:
-            taken = dict(zip(identities, args[:count], strict=True))
-            return self.evaluate(params["jaxpr"], args[count:], taken)
-
+        count, body = len(given), self.evaluator(params["jaxpr"], given)
         body.__name__ = body.__qualname__ = params["name"]  # it is part of the cache key
         in_shardings = [None] * count + _told(params["in_shardings"])
         out_shardings = _told(params["out_shardings"])
@@ -351,21 +350,13 @@ def _jit(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Give
     return substitution.jitted(eqn, given)(*given.values(), *values)
 
 
-@_rule("remat2")
-def _remat(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
+@_rule("remat2", "custom_jvp_call", "custom_vjp_call")
+def _call(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """Not called again through `jax.checkpoint`, which cannot say that it is differentiated."""
-    params = {**eqn.params, "jaxpr": substitution.widened(eqn.params["jaxpr"], given)}
-    return replay(eqn.replace(params=params), [*given.values(), *values])
-
-
-@_rule("custom_jvp_call", "custom_vjp_call")
-def _custom(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
-    """The first `num_consts` operands are hidden from the user's rules."""
-    params = {
-        **eqn.params,
-        "call_jaxpr": substitution.widened(eqn.params["call_jaxpr"], given),
-        "num_consts": eqn.params["num_consts"] + len(given),
-    }
+    name = "jaxpr" if eqn.primitive.name == "remat2" else "call_jaxpr"
+    params = {**eqn.params, name: substitution.widened(eqn.params[name], given)}
+    if "num_consts" in params:  # the first operands, which are hidden from the user's rules
+        params["num_consts"] += len(given)
     return replay(eqn.replace(params=params), [*given.values(), *values])
 
 
@@ -423,11 +414,7 @@ def _scan(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Giv
 @_rule("shard_map")
 def _shard_map(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """Each device gets the whole arrays."""
-
-    def body(*args: Any) -> Values:
-        taken = dict(zip(given, args[: len(given)], strict=True))
-        return substitution.evaluate(eqn.params["jaxpr"], args[len(given) :], taken)
-
+    body = substitution.evaluator(eqn.params["jaxpr"], given)
     in_specs = (*[P()] * len(given), *eqn.params["in_specs"])
     widened = eqn.replace(params={**eqn.params, "in_specs": in_specs})
     return call_shard_map(widened, body, [*given.values(), *values])

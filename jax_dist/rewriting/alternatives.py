@@ -71,8 +71,8 @@ class Comparison:
         return (
             f"{take} If memory is short, shard the state with jax_dist.global_view(..., "
             f"shardings='fsdp'): a device then keeps {human_bytes(state.bytes_per_device)} of it "
-            "instead of "
-            f"{human_bytes(state.bytes_under_pmap)}, and {human_bytes(moved)} are moved per step."
+            f"instead of {human_bytes(state.bytes_under_pmap)}, and {human_bytes(moved)} are moved "
+            "per step."
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -80,15 +80,13 @@ class Comparison:
         return {
             "name": self.name,
             "rows": [
-                {"way": way, "moved_bytes": None, "program": None, "failed": outcome}
-                if isinstance(outcome, str)
-                else {
+                {
                     "way": way,
-                    "moved_bytes": outcome.moved_bytes,
-                    "program": rendering.plain(outcome),
-                    "failed": None,
+                    "moved_bytes": None if isinstance(each, str) else each.moved_bytes,
+                    "program": None if isinstance(each, str) else rendering.plain(each),
+                    "failed": each if isinstance(each, str) else None,
                 }
-                for way, outcome in self.rows
+                for way, each in self.rows
             ],
             "best": self.best,
             "advice": self.advice,
@@ -148,10 +146,9 @@ class Comparison:
 
     def _moved(self) -> dict[str, int]:
         """In whole bytes, so that ways which differ by rounding are equal."""
+        other = self.sharded and self.sharded.program
         programs = [(way, each) for way, each in self.rows if isinstance(each, ProgramCost)]
-        if self.sharded:
-            programs = [(way, each) for way, each in programs if each is not self.sharded.program]
-        return {way: round(program.moved_bytes) for way, program in programs}
+        return {way: round(each.moved_bytes) for way, each in programs if each is not other}
 
 
 def _bars(amounts: Iterable[tuple[str, float]]) -> rendering.Bars:

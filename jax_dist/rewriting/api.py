@@ -41,7 +41,7 @@ class Rewritten:
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
-    def __init__(self, fun: Callable[..., Any], program: RewrittenProgram):
+    def __init__(self, fun: Callable[..., Any], wishes: Wishes):
         own = getattr(fun, "__dict__", {})  # jit(pmap(f)) has methods of the pmap in it
         self.__dict__.update({key: own[key] for key in own if not hasattr(Rewritten, key)})
         for name in ("__module__", "__doc__", "__annotations__"):
@@ -49,8 +49,13 @@ class Rewritten:
         self.__name__: str = getattr(fun, "__name__", type(fun).__name__)
         self.__qualname__: str = getattr(fun, "__qualname__", self.__name__)
         self.__wrapped__: Callable[..., Any] = fun
-        self._program = program
-        program.serve(self)
+        inner: Any = fun
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        # Without an address in it, for it is part of the program and of its cache key.
+        name: str = getattr(inner, "__name__", type(inner).__name__)
+        self._program = RewrittenProgram(fun, name, wishes)
+        self._program.serve(self)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Methods can be rewritten, too."""
@@ -133,12 +138,7 @@ def rewrite(
     _check(fun, wishes)
     if not _compat.CAN_REWRITE:
         raise UnsupportedError(f"jax_dist.rewrite needs jax 0.10 or later, not {jax.__version__}")
-    inner: Any = fun
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    # Without an address in it, for it is part of the program and of its cache key.
-    name = getattr(inner, "__name__", type(inner).__name__)
-    return Rewritten(fun, RewrittenProgram(fun, name, wishes))
+    return Rewritten(fun, wishes)
 
 
 def _check(fun: object, wishes: Wishes) -> None:

@@ -100,8 +100,21 @@ class _LoopWalk:
         each = zip(values, given, wanted, strict=True)
         return [self.region.cut(value, state, want) for value, state, want in each]
 
+    def local_body(self, body: Any, states: Sequence[_State], leaving: Sequence[_State]) -> Any:
+        """The body on what one device has of its inputs."""
+        results, types = self.states(body, states), []
+        for var, state in zip(_inputs_of(body), states, strict=True):
+            aval: Any = var.aval
+            sizes = {} if state is None else {state: aval.shape[state] // self.region.size}
+            types.append(rebind.type_of(aval, sizes))
+
+        def evaluate(*args: Any) -> Values:
+            return self.cut_all(self.evaluate(body, args, states), results, leaving)
+
+        return interpreter.in_form_of(body, jax.make_jaxpr(evaluate)(*types))
+
     def step(self, eqn: JaxprEqn, states: _States) -> _LoopStep:
-        """Decides on one equation; raises Refused."""
+        """Decides on one equation; raises LoopRefused."""
         site = pmap_site(eqn)
         if site is not None:
             return self._pmap(eqn, states, site)
@@ -125,7 +138,12 @@ class _LoopWalk:
             )
             return _LoopStep((dim,), again, taken)
         if name == "reduce_sum":
-            return self._sum(eqn, states)
+            dim, axes = _one(states), tuple(int(axis) for axis in eqn.params["axes"])
+            if dim not in axes:
+                return _LoopStep((dim - sum(axis < dim for axis in axes),), again, states)
+            # Over the cut dimension, a sum of the block, and then one over the devices.
+            emit = lambda values: [lax.psum(value, self.region.axis) for value in again(values)]
+            return _LoopStep((_WHOLE,), emit, states)
         raise LoopRefused(f"'{name}' is applied to a value that is cut over the devices")
 
     def _pmap(self, eqn: JaxprEqn, states: _States, site: Any) -> _LoopStep:
@@ -156,19 +174,6 @@ class _LoopWalk:
         results = inner.states(body, states)
         self.want_as(inner, body, eqn.invars)
         return _LoopStep(results, lambda values: inner.evaluate(body, values, states), states)
-
-    def _sum(self, eqn: JaxprEqn, states: _States) -> _LoopStep:
-        """Over the cut dimension, a sum of the block, and then one over the devices."""
-        dim = _one(states)
-        axes = tuple(int(axis) for axis in eqn.params["axes"])
-        if dim not in axes:
-            left = dim - sum(axis < dim for axis in axes)
-            return _LoopStep((left,), lambda values: rebind.bind_again(eqn, values), states)
-
-        def emit(values: Values) -> Values:
-            return [lax.psum(value, self.region.axis) for value in rebind.bind_again(eqn, values)]
-
-        return _LoopStep((_WHOLE,), emit, states)
 
 
 def _of(atoms: Sequence[Any], known: dict[Any, _State]) -> _States:
@@ -231,7 +236,7 @@ def _scan(walk: _LoopWalk, eqn: JaxprEqn, states: _States) -> _LoopStep:
         walk.want(atom, _outside(inner.wanted.get(var, _WHOLE), is_fixed=place in fixed))
 
     def emit(values: Values) -> Values:
-        new = _local_body(walk.region, inner, body, inside, leaving)
+        new = inner.local_body(body, inside, leaving)
         return interpreter.replay(rebind.without_mesh(eqn, {"jaxpr": new}), values)
 
     made = tuple(_outside(state, is_fixed=place in carried) for place, state in enumerate(leaving))
@@ -258,8 +263,8 @@ def _while(walk: _LoopWalk, eqn: JaxprEqn, states: _States) -> _LoopStep:
 
     def emit(values: Values) -> Values:
         bodies = {
-            "body_jaxpr": _local_body(walk.region, inner, params["body_jaxpr"], inside, carried),
-            "cond_jaxpr": _local_body(walk.region, inner, params["cond_jaxpr"], of_cond, (_WHOLE,)),
+            "body_jaxpr": inner.local_body(params["body_jaxpr"], inside, carried),
+            "cond_jaxpr": inner.local_body(params["cond_jaxpr"], of_cond, (_WHOLE,)),
         }
         return interpreter.replay(rebind.without_mesh(eqn, bodies), values)
 
@@ -279,31 +284,12 @@ def _cond(walk: _LoopWalk, eqn: JaxprEqn, states: _States) -> _LoopStep:
     )
 
     def emit(values: Values) -> Values:
-        new = tuple(
-            _local_body(walk.region, inner, branch, states[1:], leaving) for branch in branches
-        )
+        new = tuple(inner.local_body(branch, states[1:], leaving) for branch in branches)
         return interpreter.replay(rebind.without_mesh(eqn, {"branches": new}), values)
 
     for branch in branches:
         walk.want_as(inner, branch, eqn.invars[1:])
     return _LoopStep(leaving, emit, states)
-
-
-def _local_body(
-    region: _Region, walk: _LoopWalk, body: Any, states: Sequence[_State], leaving: Sequence[_State]
-) -> Any:
-    """The body on what one device has of its inputs."""
-    results = walk.states(body, states)
-
-    def evaluate(*args: Any) -> Values:
-        return walk.cut_all(walk.evaluate(body, args, states), results, leaving)
-
-    types = []
-    for var, state in zip(_inputs_of(body), states, strict=True):
-        aval: Any = var.aval
-        sizes = {} if state is None else {state: aval.shape[state] // region.size}
-        types.append(rebind.type_of(aval, sizes))
-    return interpreter.in_form_of(body, jax.make_jaxpr(evaluate)(*types))
 
 
 # --- loops around pmaps, run inside the mapped region: one region, entered and left once
