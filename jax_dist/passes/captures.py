@@ -21,7 +21,6 @@ from jax.extend.core import ClosedJaxpr
 
 from jax_dist.errors import CapturedArrayError, CapturedArrayWarning, message
 from jax_dist.passes.constants import (
-    RULES,
     Baked,
     Identity,
     Substitution,
@@ -59,10 +58,6 @@ class Capture:
         """The object that stands there now."""
         return self.origin if self.read is None else self.read()
 
-    def without_value(self) -> "Capture":
-        """What there is to say of it, without the array."""
-        return dataclasses.replace(self, value=None)
-
 
 def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
     """Every array that is baked into a program, at any depth, each once, in program order.
@@ -78,8 +73,6 @@ def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
 
 def _capture(baked: Baked, found: ArraySource) -> Capture:
     value = baked.value
-    stuck = [primitive for primitive in baked.within if primitive not in RULES]
-    refused = f"it sits in the body of '{stuck[0]}', which takes no more operands" if stuck else ""
     is_old_key = baked.first_use is not None and baked.first_use.primitive.name == "random_wrap"
     return Capture(
         name=found.name,
@@ -90,7 +83,7 @@ def _capture(baked: Baked, found: ArraySource) -> Capture:
         captured_at=found.captured_at,
         used_at=baked.used_at,
         is_key=is_old_key or jnp.issubdtype(value.dtype, jax.dtypes.prng_key),
-        refused=refused,
+        refused=baked.refused,
         key=_key(value),
         value=value,
         origin=value if found.origin is None else found.origin,
@@ -318,7 +311,10 @@ def lift(
         types = [jax.typeof(capture.value) for capture in captures]
         jaxpr = jax.make_jaxpr(evaluate, axis_env=axis_env)(*types, *jaxpr.in_avals)
     values = [own_copy(capture.value) for capture in captures]
-    found, captures = (tuple(c.without_value() for c in some) for some in (found, captures))
+    found, captures = (
+        tuple(dataclasses.replace(capture, value=None) for capture in some)
+        for some in (found, captures)
+    )
     return Lifted(frozen(jaxpr), found, captures, values)
 
 

@@ -5,7 +5,7 @@ They are the constants of the program and of the bodies in it, and, where JAX si
 """
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -42,6 +42,12 @@ class Baked:
     first_use: Any = None  # the first JaxprEqn that reads it; None: only returned
     used_at: str = ""  # "train.py:12", where the user's code first reads it
     within: tuple[str, ...] = ()  # the primitives whose bodies hold it, each once
+
+    @property
+    def refused(self) -> str:
+        """Why no operand can take its place; "" if one can."""
+        stuck = [primitive for primitive in self.within if primitive not in _RULES]
+        return f"it sits in the body of '{stuck[0]}', which takes no more operands" if stuck else ""
 
 
 def array_identity(value: Any) -> Identity | None:
@@ -219,7 +225,7 @@ def _operands_of_bodies(eqn: JaxprEqn) -> list[dict[int, Var]]:
 
 _Given: TypeAlias = Mapping[Identity, Any]  # what to put in the place of which array
 _Rule: TypeAlias = Callable[["Substitution", JaxprEqn, Values, _Given], Values]
-RULES: dict[str, _Rule] = {}  # by primitive; the bodies of others are left as they are
+_RULES: dict[str, _Rule] = {}  # by primitive; the bodies of others are left as they are
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -235,7 +241,7 @@ class Substitution:
 
         def handle(eqn: JaxprEqn, values: Values) -> Values:
             values = instead(eqn.invars, values)
-            rule = RULES.get(eqn.primitive.name)
+            rule = _RULES.get(eqn.primitive.name)
             needed = self.held_in(*bodies(eqn)) if rule else ()
             if rule is None or not needed:
                 return replay(eqn, values)
@@ -263,23 +269,27 @@ class Substitution:
         return tuple(dict.fromkeys(held for jaxpr in jaxprs for held in self._held[id(jaxpr)]))
 
     def _held_by(self, eqn: JaxprEqn) -> tuple[Identity, ...]:
-        inner = bodies(eqn) if eqn.primitive.name in RULES else ()
+        inner = bodies(eqn) if eqn.primitive.name in _RULES else ()
         return (*self._wanted_of(_literals(eqn.invars)), *self.held_in(*inner))
 
     def _wanted_of(self, values: Sequence[Any]) -> list[Identity]:
         return [identity for value in values if (identity := array_identity(value)) in self.wanted]
 
-    def widened(self, jaxpr: Any, given: _Given, place: int = 0) -> Any:
-        """The body with the arrays as inputs, from `place` on."""
-        end = place + len(given)
+    def evaluator(self, jaxpr: Any, wanted: Iterable[Identity]) -> Callable[..., Values]:
+        """The results of a jaxpr, as a function of the wanted arrays and then its inputs."""
+        identities = tuple(wanted)
 
         def evaluate(*args: Any) -> Values:
-            taken = dict(zip(given, args[place:end], strict=True))
-            return self.evaluate(jaxpr, [*args[:place], *args[end:]], taken)
+            count = len(identities)
+            given = dict(zip(identities, args[:count], strict=True))
+            return self.evaluate(jaxpr, args[count:], given)
 
-        avals = list(open_jaxpr(jaxpr).in_avals)
-        avals[place:place] = [jax.typeof(value) for value in given.values()]
-        new = jax.make_jaxpr(evaluate)(*avals)
+        return evaluate
+
+    def widened(self, jaxpr: Any, given: _Given) -> Any:
+        """The body with the arrays as its first inputs."""
+        types = [jax.typeof(value) for value in given.values()]
+        new = jax.make_jaxpr(self.evaluator(jaxpr, given))(*types, *open_jaxpr(jaxpr).in_avals)
         if list(new.out_avals) != list(open_jaxpr(jaxpr).out_avals):
             raise AssertionError(f"a body with operands added has other results: {new.out_avals}")
         return in_form_of(jaxpr, new)
@@ -289,16 +299,11 @@ class Substitution:
 
         One object for all equations of one body: it is then traced once and lowered once.
         """
-        params, identities = eqn.params, tuple(given)
-        key = (id(params["jaxpr"]), *(id(params[name]) for name in _JIT_PARAMS), *identities)
+        params = eqn.params
+        key = (id(params["jaxpr"]), *(id(params[name]) for name in _JIT_PARAMS), *given)
         if key in self._jitted:
             return self._jitted[key]
-        count = len(identities)
-
-        def body(*args: Any) -> Values:
-            taken = dict(zip(identities, args[:count], strict=True))
-            return self.evaluate(params["jaxpr"], args[count:], taken)
-
+        count, body = len(given), self.evaluator(params["jaxpr"], given)
         body.__name__ = body.__qualname__ = params["name"]  # it is part of the cache key
         in_shardings = [None] * count + _told(params["in_shardings"])
         out_shardings = _told(params["out_shardings"])
@@ -334,7 +339,7 @@ def _told(shardings: Sequence[Any]) -> list[Any]:
 
 def _rule(*primitives: str) -> Callable[[_Rule], _Rule]:
     def add(function: _Rule) -> _Rule:
-        RULES.update(dict.fromkeys(primitives, function))
+        _RULES.update(dict.fromkeys(primitives, function))
         return function
 
     return add
@@ -345,21 +350,13 @@ def _jit(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Give
     return substitution.jitted(eqn, given)(*given.values(), *values)
 
 
-@_rule("remat2")
-def _remat(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
+@_rule("remat2", "custom_jvp_call", "custom_vjp_call")
+def _call(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """Not called again through `jax.checkpoint`, which cannot say that it is differentiated."""
-    params = {**eqn.params, "jaxpr": substitution.widened(eqn.params["jaxpr"], given)}
-    return replay(eqn.replace(params=params), [*given.values(), *values])
-
-
-@_rule("custom_jvp_call", "custom_vjp_call")
-def _custom(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
-    """The first `num_consts` operands are hidden from the user's rules."""
-    params = {
-        **eqn.params,
-        "call_jaxpr": substitution.widened(eqn.params["call_jaxpr"], given),
-        "num_consts": eqn.params["num_consts"] + len(given),
-    }
+    name = "jaxpr" if eqn.primitive.name == "remat2" else "call_jaxpr"
+    params = {**eqn.params, name: substitution.widened(eqn.params[name], given)}
+    if "num_consts" in params:  # the first operands, which are hidden from the user's rules
+        params["num_consts"] += len(given)
     return replay(eqn.replace(params=params), [*given.values(), *values])
 
 
@@ -417,11 +414,7 @@ def _scan(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Giv
 @_rule("shard_map")
 def _shard_map(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """Each device gets the whole arrays."""
-
-    def body(*args: Any) -> Values:
-        taken = dict(zip(given, args[: len(given)], strict=True))
-        return substitution.evaluate(eqn.params["jaxpr"], args[len(given) :], taken)
-
+    body = substitution.evaluator(eqn.params["jaxpr"], given)
     in_specs = (*[P()] * len(given), *eqn.params["in_specs"])
     widened = eqn.replace(params={**eqn.params, "in_specs": in_specs})
     return call_shard_map(widened, body, [*given.values(), *values])

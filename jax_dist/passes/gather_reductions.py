@@ -9,7 +9,7 @@ dimensions.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -119,55 +119,54 @@ def _lists(groups: _Groups) -> list[list[int]] | None:
 # one part.
 
 
-Dimensions: TypeAlias = frozenset[int]  # along which a value is constant
-Constancy: TypeAlias = Mapping[Var, Dimensions]
+_Dimensions: TypeAlias = frozenset[int]
 
 
-def constancy(jaxpr: Any, ins: Sequence[Dimensions]) -> Constancy:
-    """Along which dimensions the variables of a body are constant."""
-    body = open_jaxpr(jaxpr)
-    known: dict[Var, Dimensions] = dict(zip(body.invars, ins, strict=True))
-    for eqn in body.eqns:
-        known.update(zip(eqn.outvars, _constant_results(eqn, known), strict=True))
-    return known
+class Constancy:
+    """Along which dimensions the values of a body are constant."""
 
+    def __init__(self, jaxpr: Any, ins: Sequence[_Dimensions]):
+        body = open_jaxpr(jaxpr)
+        self._known: dict[Var, _Dimensions] = dict(zip(body.invars, ins, strict=True))
+        for eqn in body.eqns:
+            self._known.update(zip(eqn.outvars, self._results(eqn), strict=True))
 
-def _constant_results(eqn: JaxprEqn, known: Constancy) -> Sequence[Dimensions]:
-    name, params, along = eqn.primitive.name, eqn.params, lambda atom: constant_along(atom, known)
-    if name in ELEMENTWISE:  # constant where all operands are; one of rank 0 is so throughout
-        rank = len(shape_of(eqn.outvars[0]))
-        operands = [along(atom) for atom in eqn.invars if shape_of(atom)]
-        return [frozenset(range(rank)).intersection(*operands)] * len(eqn.outvars)
-    if name in CALLS:
-        body = bodies(eqn)[0]
-        inside = constancy(body, [along(atom) for atom in eqn.invars])
-        return [constant_along(atom, inside) for atom in open_jaxpr(body).outvars]
-    match name:
-        case "pvary" | "psum" | "psum_invariant" | "pmax" | "pmin":
-            return [along(atom) for atom in eqn.invars]
-        case "broadcast_in_dim":
-            to = [int(d) for d in params["broadcast_dimensions"]]
-            new = frozenset(range(len(params["shape"]))) - frozenset(to)
-            return [new | {to[d] for d in along(eqn.invars[0])}]
-        case "transpose":
-            permutation = [int(d) for d in params["permutation"]]
-            return [frozenset(permutation.index(d) for d in along(eqn.invars[0]))]
-        case "squeeze" | "reduce_sum" | "reduce_max" | "reduce_min" | "reduce_prod":
-            gone = [int(d) for d in params["dimensions" if name == "squeeze" else "axes"]]
-            kept = [d for d in along(eqn.invars[0]) if d not in gone]
-            return [frozenset(d - sum(other < d for other in gone) for d in kept)]
-    return [frozenset()] * len(eqn.outvars)
+    def along(self, atom: Atom) -> _Dimensions:
+        ones = frozenset(d for d, size in enumerate(shape_of(atom)) if size == 1)
+        is_literal = isinstance(atom, core.Literal)
+        return ones if is_literal else ones | self._known.get(atom, frozenset())
 
+    def has_equal_parts(self, eqn: JaxprEqn) -> bool:
+        """Whether a scatter gives all devices the same."""
+        if aval_of(eqn.outvars[0]).weak_type:  # a psum would not keep that
+            return False
+        return int(eqn.params["scatter_dimension"]) in self.along(eqn.invars[0])
 
-def constant_along(atom: Atom, known: Constancy) -> Dimensions:
-    ones = frozenset(d for d, size in enumerate(shape_of(atom)) if size == 1)
-    return ones if isinstance(atom, core.Literal) else ones | known.get(atom, frozenset())
-
-
-def scatters_equal_parts(eqn: JaxprEqn, known: Constancy) -> bool:
-    if aval_of(eqn.outvars[0]).weak_type:  # a psum would not keep that
-        return False
-    return int(eqn.params["scatter_dimension"]) in constant_along(eqn.invars[0], known)
+    def _results(self, eqn: JaxprEqn) -> Sequence[_Dimensions]:
+        name, params = eqn.primitive.name, eqn.params
+        if name in ELEMENTWISE:  # constant where all operands are; one of rank 0 is so throughout
+            rank = len(shape_of(eqn.outvars[0]))
+            operands = [self.along(atom) for atom in eqn.invars if shape_of(atom)]
+            return [frozenset(range(rank)).intersection(*operands)] * len(eqn.outvars)
+        if name in CALLS:
+            body = bodies(eqn)[0]
+            inside = Constancy(body, [self.along(atom) for atom in eqn.invars])
+            return [inside.along(atom) for atom in open_jaxpr(body).outvars]
+        match name:
+            case "pvary" | "psum" | "psum_invariant" | "pmax" | "pmin":
+                return [self.along(atom) for atom in eqn.invars]
+            case "broadcast_in_dim":
+                to = [int(d) for d in params["broadcast_dimensions"]]
+                new = frozenset(range(len(params["shape"]))) - frozenset(to)
+                return [new | {to[d] for d in self.along(eqn.invars[0])}]
+            case "transpose":
+                permutation = [int(d) for d in params["permutation"]]
+                return [frozenset(permutation.index(d) for d in self.along(eqn.invars[0]))]
+            case "squeeze" | "reduce_sum" | "reduce_max" | "reduce_min" | "reduce_prod":
+                gone = [int(d) for d in params["dimensions" if name == "squeeze" else "axes"]]
+                kept = [d for d in self.along(eqn.invars[0]) if d not in gone]
+                return [frozenset(d - sum(other < d for other in gone) for d in kept)]
+        return [frozenset()] * len(eqn.outvars)
 
 
 def emit_sum(eqn: JaxprEqn, values: Values) -> Values:

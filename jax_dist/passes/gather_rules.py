@@ -19,7 +19,6 @@ from jax_dist.passes.gather_states import (
     Gathered,
     GatherStep,
     Refuse,
-    Shape,
     Spread,
     State,
     Whole,
@@ -111,7 +110,7 @@ def _reshape(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     return _with(eqn, result, new_sizes=result.block(new), sharding=None)
 
 
-def major_place(old: Shape, new: Shape, dimension: int, size: int) -> int | None:
+def major_place(old: Sequence[int], new: Sequence[int], dimension: int, size: int) -> int | None:
     """Which dimension of `new` starts where `dimension` of `old` does, in blocks of `size`."""
     before = math.prod(old[:dimension])
     for place, length in enumerate(new):
@@ -163,17 +162,10 @@ def _stack(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     return _together(eqn, states, gathered, gathered.inserted(int(eqn.params["axis"])))
 
 
-@_rule("split", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+@_rule("rev", "split", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 def _along_axis(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = _only(states)
-    _demand_other(eqn, gathered, eqn.params["axis"])
-    return _with(eqn, gathered)
-
-
-@_rule("rev")
-def _reverse(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = _only(states)
-    for dimension in eqn.params["dimensions"]:
+    gathered, params = _only(states), eqn.params
+    for dimension in params["dimensions"] if eqn.primitive.name == "rev" else (params["axis"],):
         _demand_other(eqn, gathered, dimension)
     return _with(eqn, gathered)
 
@@ -302,7 +294,8 @@ def _collective(
     # Products of low precision are summed in float32.
     widened = name == "psum" and _is_low_precision(aval.dtype)
     itemsize = 4 if widened else aval.dtype.itemsize
-    return EmittedCollective(name, "all-reduce", math.prod(shape) * itemsize, over.size)
+    size = math.prod(shape) * itemsize
+    return EmittedCollective(eqn.primitive.name, name, "all-reduce", size, over.size)
 
 
 # ---- products
@@ -420,7 +413,7 @@ def _together(
     return GatherStep((result,) * len(eqn.outvars), emit)
 
 
-def _cutter(eqn: JaxprEqn, shape: Shape, spreads: dict[int, Spread]) -> _Cut:
+def _cutter(eqn: JaxprEqn, shape: tuple[int, ...], spreads: dict[int, Spread]) -> _Cut:
     """Takes this device's block of a whole value; None where it is needed whole."""
     cut = {d: spread for d, spread in spreads.items() if shape and shape[d] != 1}
     if not cut:

@@ -8,7 +8,7 @@ operands, and a way to compute the blocks; or it refuses.
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from jax.extend.core import JaxprEqn
 
@@ -49,7 +49,6 @@ def ring_bytes(kind: str, result_bytes: float, size: int) -> float:
 # --- what stands for a value that a gather would make, and what a rule says about one equation
 
 
-Shape: TypeAlias = tuple[int, ...]
 Site: TypeAlias = tuple[int, ...]  # the places that lead to a gather, from the outermost body in
 
 
@@ -77,7 +76,7 @@ class Gathered:
     def dimensions(self) -> tuple[int, ...]:
         return tuple(dimension for dimension, _ in self.spreads)
 
-    def block(self, shape: Shape) -> Shape:
+    def block(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Of the whole `shape`, what one device keeps."""
         sizes = list(shape)
         for dimension, spread in self.spreads:
@@ -110,8 +109,9 @@ State: TypeAlias = Gathered | Whole
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EmittedCollective:
-    """One that a rewritten equation makes."""
+    """One that a rewritten equation makes, in the place of gathers."""
 
+    primitive: str  # of the user's equation: "reduce_sum"
     name: str  # "psum"
     kind: str  # as HLO spells it
     bytes: float  # of the result, on one device
@@ -148,7 +148,7 @@ def aval_of(atom: Any) -> Any:
     return atom.aval
 
 
-def shape_of(atom: Any) -> Shape:
+def shape_of(atom: Any) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
 
 
@@ -163,7 +163,6 @@ class Gather:
     """One all_gather; equal ones of the same operand are one."""
 
     eqn: JaxprEqn
-    spread: Spread
 
     @property
     def bytes(self) -> float:
@@ -171,58 +170,45 @@ class Gather:
         aval = aval_of(self.eqn.outvars[0])
         return math.prod(aval.shape) * aval.dtype.itemsize
 
+    @property
+    def spread(self) -> Spread:
+        params, groups = self.eqn.params, self.eqn.params["axis_index_groups"]
+        groups = None if groups is None else tuple(tuple(group) for group in groups)
+        return Spread(axes_of(self.eqn), groups, params["axis_size"])
 
-def spread_of(eqn: JaxprEqn) -> Spread:
-    groups = eqn.params["axis_index_groups"]
-    return Spread(
-        names=axes_of(eqn),
-        groups=None if groups is None else tuple(tuple(group) for group in groups),
-        size=eqn.params["axis_size"],
-    )
+    def why_never(self) -> str | None:
+        """Why it is none to look at; None: it is."""
+        if self.eqn.params["axis_size"] == 1:
+            return ""  # it sends nothing
+        aval = aval_of(self.eqn.invars[0])
+        if _compat.is_unreduced(aval):
+            return "the gathered value is of an unreduced type"
+        if not all(isinstance(size, int) for size in aval.shape):
+            return "the gathered value has a dimension of unknown size"
+        return None
 
-
-def why_never(eqn: JaxprEqn, spread: Spread) -> str | None:
-    """Why this gather is none to look at; None: it is."""
-    if spread.size == 1:
-        return ""  # it sends nothing
-    aval = aval_of(eqn.invars[0])
-    if _compat.is_unreduced(aval):
-        return "the gathered value is of an unreduced type"
-    if not all(isinstance(size, int) for size in aval.shape):
-        return "the gathered value has a dimension of unknown size"
-    return None
-
-
-def deferred(eqn: JaxprEqn, state: State, spread: Spread, site: Site) -> Gathered:
-    """The state of what a gather gives. Of a gathered operand, it adds another spread."""
-    dimension = int(eqn.params["all_gather_dimension"])
-    before = state if isinstance(state, Gathered) else Gathered((), ())
-    if set(before.names) & set(spread.names):
-        raise Refuse(f"all_gather over {spelled(spread.names)} of what was gathered over it")
-    sites = tuple(sorted({*before.sites, site}))
-    spreads = dict((before if eqn.params["tiled"] else before.inserted(dimension)).spreads)
-    if dimension in spreads:  # the blocks of both, the last outermost
-        inner = spreads[dimension]
-        if spread.groups is not None or inner.groups is not None:
-            raise Refuse("all_gather in groups along the gathered dimension")
-        spread = Spread(spread.names + inner.names, None, spread.size * inner.size)
-    return Gathered((), sites).at({**spreads, dimension: spread})
+    def deferred(self, state: State, site: Site) -> Gathered:
+        """The state of what it gives. Of a gathered operand, it adds another spread."""
+        params, spread = self.eqn.params, self.spread
+        dimension = int(params["all_gather_dimension"])
+        before = state if isinstance(state, Gathered) else Gathered((), ())
+        if set(before.names) & set(spread.names):
+            raise Refuse(f"all_gather over {spelled(spread.names)} of what was gathered over it")
+        sites = tuple(sorted({*before.sites, site}))
+        spreads = dict((before if params["tiled"] else before.inserted(dimension)).spreads)
+        if dimension in spreads:  # the blocks of both, the last outermost
+            inner = spreads[dimension]
+            if spread.groups is not None or inner.groups is not None:
+                raise Refuse("all_gather in groups along the gathered dimension")
+            spread = Spread(spread.names + inner.names, None, spread.size * inner.size)
+        return Gathered((), sites).at({**spreads, dimension: spread})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Made:
-    """A collective that takes the place of gathers."""
-
-    primitive: str  # of the user's equation: "reduce_sum"
-    collective: EmittedCollective
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Group:
+class _Group(NamedTuple):
     """Gathers that go together, and all that would come in their place."""
 
     sites: tuple[Site, ...]
-    made: tuple[Made, ...]
+    made: tuple[EmittedCollective, ...]
 
 
 class Groups:
@@ -230,23 +216,23 @@ class Groups:
 
     def __init__(self) -> None:
         self._first: dict[Site, Site] = {}
-        self._made: list[tuple[Site, Made]] = []
+        self._made: list[tuple[Site, EmittedCollective]] = []
 
-    def meet(self, sites: Sequence[Site], made: Iterable[Made]) -> None:
+    def meet(self, sites: Sequence[Site], made: Iterable[EmittedCollective]) -> None:
         first = min(self._root(site) for site in sites)
         for site in sites:
             self._first[self._root(site)] = first
         self._made.extend((first, each) for each in made)
 
-    def all(self) -> list[Group]:
+    def all(self) -> list[_Group]:
         """In order of the program."""
         sites: dict[Site, list[Site]] = {}
         for site in sorted(self._first):
             sites.setdefault(self._root(site), []).append(site)
-        made: dict[Site, list[Made]] = {}
+        made: dict[Site, list[EmittedCollective]] = {}
         for site, each in self._made:
             made.setdefault(self._root(site), []).append(each)
-        return [Group(tuple(sites[root]), tuple(made.get(root, ()))) for root in sites]
+        return [_Group(tuple(sites[root]), tuple(made.get(root, ()))) for root in sites]
 
     def _root(self, site: Site) -> Site:
         while self._first.setdefault(site, site) != site:
@@ -254,13 +240,10 @@ class Groups:
         return site
 
 
-def why_not_worth(gathers: Sequence[Gather], made: Sequence[Made]) -> str:
+def why_not_worth(gathers: Sequence[Gather], made: Sequence[EmittedCollective]) -> str:
     """Why the rewrite of a group would cost more than it saves; "" if it would not."""
     before = sum(ring_bytes("all-gather", each.bytes, each.spread.size) for each in gathers)
-    after = sum(
-        ring_bytes(each.collective.kind, each.collective.bytes, each.collective.size)
-        for each in made
-    )
+    after = sum(ring_bytes(each.kind, each.bytes, each.size) for each in made)
     if after < before or (after == before and len(made) <= len(gathers)):
         return ""
     return (

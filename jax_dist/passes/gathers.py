@@ -18,31 +18,20 @@ from jax.extend import core
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jax_dist import _codes
-from jax_dist.passes.gather_reductions import (
-    Constancy,
-    Dimensions,
-    constancy,
-    constant_along,
-    emit_sum,
-    scatters_equal_parts,
-)
+from jax_dist.passes.gather_reductions import Constancy, emit_sum
 from jax_dist.passes.gather_rules import step_of
 from jax_dist.passes.gather_states import (
     Gather,
     Gathered,
     Groups,
-    Made,
     Refuse,
     Site,
     State,
     Whole,
     aval_of,
     counted,
-    deferred,
     sites_of,
     spelled,
-    spread_of,
-    why_never,
     why_not_worth,
 )
 from jax_dist.passes.interpreter import (
@@ -139,24 +128,16 @@ def _decide(eqn: JaxprEqn, *, exact: bool) -> tuple[_Handlers, tuple[PassFinding
         walk = _GatherWalk(pins, invariance, exact=exact)
         handlers = walk.shard_map(eqn, [NOWHERE] * len(eqn.invars), OUTSIDE, ())
         if len(walk.pins) == len(pins):
-            walk.pins.update(_not_worth(walk))
+            for group in walk.groups.all():
+                gathers = [walk.gathers[site] for site in group.sites]
+                # Without anything made, the results are not used.
+                why = why_not_worth(gathers, group.made) if group.made else ""
+                if why or not group.made:
+                    for site, gather in zip(group.sites, gathers, strict=True):
+                        walk.pins[site] = _Pin(why, source_line(gather.eqn))
         if len(walk.pins) == len(pins):
             return handlers, _findings(walk)
         pins = walk.pins
-
-
-def _not_worth(walk: "_GatherWalk") -> dict[Site, _Pin]:
-    pins: dict[Site, _Pin] = {}
-    for group in walk.groups.all():
-        gathers = [walk.gathers[site] for site in group.sites]
-        if not group.made:  # the results are not used
-            pins |= dict.fromkeys(group.sites, _Pin("", ""))
-            continue
-        why = why_not_worth(gathers, group.made)
-        if why:
-            for site, gather in zip(group.sites, gathers, strict=True):
-                pins[site] = _Pin(why, source_line(gather.eqn))
-    return pins
 
 
 def _findings(walk: "_GatherWalk") -> tuple[PassFinding, ...]:
@@ -169,7 +150,7 @@ def _findings(walk: "_GatherWalk") -> tuple[PassFinding, ...]:
             found[site] = PassFinding(_CODE, "refused", what, pin.why, pin.where)
     for group in walk.groups.all():
         read = " and ".join(dict.fromkeys(made.primitive for made in group.made))
-        names = [made.collective.name for made in group.made]
+        names = [made.name for made in group.made]
         became = " and ".join(counted(names.count(name), name) for name in dict.fromkeys(names))
         for site in group.sites:
             eqn = walk.gathers[site].eqn
@@ -200,7 +181,7 @@ class _GatherFrame:
 
     scope: AxisScope
     facts: Facts
-    constant: Constancy
+    constant: Constancy | None  # None: nothing is scattered
     gathered: dict[Var, Gathered]
     makers: dict[Var, JaxprEqn]  # of what is gathered here
     at: Site  # where the body begins
@@ -266,7 +247,7 @@ class _GatherWalk:
         scope: AxisScope,
         same: Sequence[Same],
         gathered: Sequence[Gathered | None],
-        constant: Sequence[Dimensions],
+        constant: Sequence[frozenset[int]],
         *,
         at: Site,
         loop: Site,
@@ -277,9 +258,9 @@ class _GatherWalk:
         frame = _GatherFrame(
             scope=scope,
             facts=self._invariance.facts(body, same, scope),
-            constant=constancy(jaxpr, constant)
+            constant=Constancy(jaxpr, constant)
             if contains(jaxpr, lambda eqn: eqn.primitive.name == "reduce_scatter")
-            else {},
+            else None,
             gathered={v: g for v, g in zip(jaxpr.invars, gathered, strict=True) if g},
             makers={},
             at=at,
@@ -309,29 +290,29 @@ class _GatherWalk:
             return self._by_rule(eqn, frame)
         if name != "reduce_scatter" or (self._exact and _may_round(eqn)):
             return None
-        if not scatters_equal_parts(eqn, frame.constant):
+        if frame.constant is None or not frame.constant.has_equal_parts(eqn):
             return None
         self.scatters.append(eqn)
         return emit_sum
 
     def _gather(self, eqn: JaxprEqn, at: Site, frame: _GatherFrame) -> Handler | None:
         """Deferred: the block is all that is needed of it."""
-        (operand,), spread = eqn.invars, spread_of(eqn)
+        (operand,), gather = eqn.invars, Gather(eqn)
         tiled, dimension = eqn.params["tiled"], int(eqn.params["all_gather_dimension"])
         site = at
         if not isinstance(operand, core.Literal):
             # Of equal gathers the first: so that none is kept while another is reduced.
-            key = (self._origin(operand, frame), frame.loop, spread, tiled, dimension)
+            key = (self._origin(operand, frame), frame.loop, gather.spread, tiled, dimension)
             site = self._equal.setdefault(key, at)
-        self.gathers.setdefault(site, Gather(eqn, spread))
+        self.gathers.setdefault(site, gather)
         if site not in self.pins:
-            why = why_never(eqn, spread)
+            why = gather.why_never()
             if why is not None:
                 self._pin([site], why, frame.line(eqn))
         if site in self.pins:
             return self._by_rule(eqn, frame) if frame.has_gathered(eqn) else None
         try:
-            state = deferred(eqn, frame.state(operand), spread, site)
+            state = gather.deferred(frame.state(operand), site)
         except Refuse as refusal:
             self._refuse(eqn, frame, str(refusal))
             return None
@@ -349,8 +330,7 @@ class _GatherWalk:
         except Refuse as refusal:
             self._refuse(eqn, frame, str(refusal))
             return None
-        made = [Made(eqn.primitive.name, each) for each in step.collectives]
-        self.groups.meet(sites_of(states), made)
+        self.groups.meet(sites_of(states), step.collectives)
         results = []
         for state in step.results:
             if state is not None:
@@ -380,7 +360,7 @@ class _GatherWalk:
             frame.scope,
             frame.same(eqn),
             gathered,
-            [constant_along(atom, frame.constant) for atom in eqn.invars],
+            [frame.constant.along(v) if frame.constant else frozenset() for v in eqn.invars],
             at=at,
             loop=frame.loop,
             called_at=frame.line(eqn) if frame.called_at or _is_of_jax(jaxpr) else "",
@@ -392,9 +372,10 @@ class _GatherWalk:
         return _inside(eqn, [handlers]) if handlers else None
 
     def _with_bodies(self, eqn: JaxprEqn, at: Site, frame: _GatherFrame) -> Handler | None:
-        inner, same = bodies(eqn), frame.same(eqn)
+        inner = bodies(eqn)
         if not any(contains(body, _is_of_interest) for body in inner):
             return None
+        same = frame.same(eqn)
         if eqn.primitive.name == "shard_map":
             found = [self.shard_map(eqn, same, frame.scope, at)]
         else:

@@ -9,7 +9,7 @@ to rows of its own. So a draw is followed for as long as it is only scaled and s
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from jax.extend.core import JaxprEqn, Literal, Var
 
@@ -242,27 +242,21 @@ _PASSES_ON = {
 }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Summed:
-    """What is known of the values of one body."""
+class _Summed(NamedTuple):
+    """What is known of one value."""
 
-    summed: dict[Any, frozenset] = dataclasses.field(default_factory=dict)  # by JAX, over axes
-    # What comes from the cotangent of a sum of the user's own. Such a loss is that of all devices,
-    # and so is its gradient, which a pmean leaves right.
-    of_sums: set[Any] = dataclasses.field(default_factory=set)
+    axes: frozenset = frozenset()  # over which JAX has summed it
+    # Whether it comes from the cotangent of a sum of the user's own. Such a loss is that of all
+    # devices, and so is its gradient, which a pmean leaves right.
+    of_sum: bool = False
 
-    def axes_of(self, atoms: Sequence[Any]) -> frozenset:
-        each = [self.summed.get(atom, frozenset()) for atom in atoms if isinstance(atom, Var)]
-        return frozenset().union(*each)
 
-    def is_of_sum(self, atoms: Sequence[Any]) -> bool:
-        return any(isinstance(atom, Var) and atom in self.of_sums for atom in atoms)
+_Sums: TypeAlias = dict[Any, _Summed]  # of the variables of one body
 
-    def add(self, variables: Sequence[Any], axes: frozenset, *, of_sum: bool) -> None:
-        if axes:
-            self.summed.update(dict.fromkeys(variables, axes))
-        if of_sum:
-            self.of_sums.update(variables)
+
+def _joined(known: _Sums, atoms: Sequence[Any]) -> _Summed:
+    each = [known.get(atom, _Summed()) for atom in atoms if isinstance(atom, Var)]
+    return _Summed(frozenset().union(*[one.axes for one in each]), any(one.of_sum for one in each))
 
 
 def find_doubled_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
@@ -272,22 +266,22 @@ def find_doubled_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
         for eqn in interpreter.equations(jaxpr)
         if eqn.primitive.name == "shard_map" and eqn.params["check_vma"]
         for finding in _sums_in_body(
-            eqn.params["jaxpr"], _Summed(), interpreter.source_line(eqn), _by_name
+            eqn.params["jaxpr"], {}, interpreter.source_line(eqn), _by_name
         )
     ]
     return tuple(dict.fromkeys(found))
 
 
 def _sums_in_body(
-    body: Any, known: _Summed, around: str, is_transposed: _IsTransposed
+    body: Any, known: _Sums, around: str, is_transposed: _IsTransposed
 ) -> Iterator[PassFinding]:
     for eqn in interpreter.open_jaxpr(body).eqns:
         name, by_jax = eqn.primitive.name, is_transposed(eqn)
-        axes, of_sum = known.axes_of(eqn.invars), known.is_of_sum(eqn.invars)
+        axes, of_sum = _joined(known, eqn.invars)
         where = interpreter.source_line(eqn) or around
         if name in _SUMS and by_jax:
             summed = frozenset() if of_sum else frozenset(eqn.params["axes"])
-            known.add(eqn.outvars, summed, of_sum=of_sum)
+            known.update(dict.fromkeys(eqn.outvars, _Summed(summed, of_sum)))
         elif name in _SUMS and (twice := axes & set(eqn.params["axes"])):
             over = ", ".join(f"'{axis}'" for axis in sorted(map(str, twice)))
             yield PassFinding(
@@ -300,7 +294,8 @@ def _sums_in_body(
             )
         else:
             of_sum |= by_jax and name in _TRANSPOSED_SUMS and isinstance(eqn.invars[0], Var)
-            known.add(eqn.outvars, axes if name in _PASSES_ON else frozenset(), of_sum=of_sum)
+            made = _Summed(axes if name in _PASSES_ON else frozenset(), of_sum)
+            known.update(dict.fromkeys(eqn.outvars, made))
         for inner in interpreter.bodies(eqn):
             inside = _in_transposed(eqn, inner) if by_jax else _by_name
             yield from _sums_through(eqn, inner, known, where, inside)
@@ -330,18 +325,18 @@ def _in_transposed(eqn: JaxprEqn, body: Any) -> _IsTransposed:
 
 
 def _sums_through(
-    eqn: JaxprEqn, inner: Any, known: _Summed, around: str, is_transposed: _IsTransposed
+    eqn: JaxprEqn, inner: Any, known: _Sums, around: str, is_transposed: _IsTransposed
 ) -> Iterator[PassFinding]:
     """The same in a body; what goes in and comes out of a jit, remat or scan is followed."""
     opened = interpreter.open_jaxpr(inner)
     outer = eqn.invars[1:] if eqn.primitive.name == "cond" else eqn.invars
-    inside = _Summed()
+    inside: _Sums = {}
     followed = len(opened.invars) == len(outer)
     if followed:
-        for var, atom in zip(opened.invars, outer, strict=True):
-            inside.add([var], known.axes_of([atom]), of_sum=known.is_of_sum([atom]))
+        pairs = zip(opened.invars, outer, strict=True)
+        inside = {var: _joined(known, [atom]) for var, atom in pairs}
     yield from _sums_in_body(inner, inside, around, is_transposed)
     if followed and len(opened.outvars) == len(eqn.outvars):
         for result, atom in zip(eqn.outvars, opened.outvars, strict=True):
-            axes = known.axes_of([result]) | inside.axes_of([atom])
-            known.add([result], axes, of_sum=inside.is_of_sum([atom]))
+            before, found = _joined(known, [result]), _joined(inside, [atom])
+            known[result] = _Summed(before.axes | found.axes, before.of_sum or found.of_sum)

@@ -226,7 +226,7 @@ def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
     return eqn.replace(params={name: changed(value) for name, value in eqn.params.items()})
 
 
-def trace_again(jaxpr: Any, evaluate: Callable[..., Values]) -> Any:
+def _trace_again(jaxpr: Any, evaluate: Callable[..., Values]) -> Any:
     """A jaxpr of the same inputs and the same form (open or closed), traced from `evaluate`.
 
     Called where the body will stand, so inside the shard_map around it, whose axes it may use.
@@ -410,6 +410,6 @@ def run_bodies(
 
     def changed(body: Any) -> Any:
         evaluate = evaluates.get(next(numbers))
-        return body if evaluate is None else trace_again(body, evaluate)
+        return body if evaluate is None else _trace_again(body, evaluate)
 
     return replay(with_bodies(eqn, changed), values)

@@ -75,10 +75,6 @@ class _Route:
         )
         return f"shard_map, ({operands}) -> ({results})"
 
-    def is_whole_everywhere(self) -> bool:
-        """Whether every device computes all of it, and nothing asked for that."""
-        return not any(_axes_of(spec) for spec in (*self.chosen.operands, *self.chosen.results))
-
     def with_chosen(self, kind: str, number: int, spec: P) -> "_Route":
         """The same, where one of the "operands" or "results" lies by `spec` in the program."""
         specs = [*getattr(self.chosen, kind)]
@@ -151,7 +147,8 @@ def plan_partitioning(
             route, name = handlers[site.path], _name_of(site)
             findings.append(_finding(site, "rewritten", str(route), why if is_ruled else ""))
             guessed = not any(in_shardings) and name not in (specs or {})
-            if guessed and route.is_whole_everywhere():
+            lie = (*route.chosen.operands, *route.chosen.results)
+            if guessed and not any(map(_axes_of, lie)):  # and nothing asked for that
                 how = f"give specs={{{name!r}: (in_specs, out_specs)}}"
                 why = f"nothing tells how its operands lie: {how}"
                 findings.append(_finding(site, "noted", "every device computes all of it", why))

@@ -24,7 +24,7 @@ _AxisEnv = Sequence[tuple[Any, int]]  # as the call was traced with
 
 
 def _custom_jvp_anew(
-    eqn: JaxprEqn, values: Values, evaluate: _Evaluate, axis_env: _AxisEnv = ()
+    eqn: JaxprEqn, values: Values, evaluate: _Evaluate, axis_env: _AxisEnv
 ) -> Values:
     """The call of a function with a jvp rule."""
     smooth = [place for place, var in enumerate(eqn.invars) if _is_inexact(var.aval)]
@@ -48,7 +48,7 @@ def _custom_jvp_anew(
 
 
 def _custom_vjp_anew(
-    eqn: JaxprEqn, values: Values, evaluate: _Evaluate, axis_env: _AxisEnv = ()
+    eqn: JaxprEqn, values: Values, evaluate: _Evaluate, axis_env: _AxisEnv
 ) -> Values:
     """The call of a function with a vjp rule."""
     smooth = [place for place, var in enumerate(eqn.invars) if _is_inexact(var.aval)]
@@ -139,15 +139,10 @@ class CannotRebind(Exception):
     """An equation is tied to the mesh that it was traced under; the text says which."""
 
 
-def _no_handler(eqn: JaxprEqn) -> None:
-    """Every equation is bound again as it is."""
-    del eqn
-
-
 def evaluate(
     jaxpr: Any,
     args: Sequence[Any],
-    handler_of: _HandlerOf = _no_handler,
+    handler_of: _HandlerOf = lambda _: None,
     axis_env: _AxisEnv = (),
 ) -> Values:
     """The values of a jaxpr, with each equation bound again.
@@ -183,7 +178,7 @@ def check_rebindable(jaxpr: Any) -> None:
 def bind_again(eqn: JaxprEqn, values: Values) -> Values:
     """One equation, bound again."""
     values = untied_literals(eqn.invars, values)
-    return _bind(eqn, values, _no_handler, (), _context_here())
+    return _bind(eqn, values, lambda _: None, (), _context_here())
 
 
 def without_mesh(eqn: JaxprEqn, params: Mapping[str, Any] | None = None) -> JaxprEqn:

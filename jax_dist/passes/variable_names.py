@@ -270,11 +270,8 @@ def _of_self(node: _Node, owner: Any, function: types.FunctionType) -> Iterator[
 
 
 def _class_function(owner: type, name: str) -> types.FunctionType | None:
-    for base in owner.__mro__:
-        if name in vars(base):
-            value = vars(base)[name]
-            return value if isinstance(value, types.FunctionType) else None
-    return None
+    value = next((vars(base)[name] for base in owner.__mro__ if name in vars(base)), None)
+    return value if isinstance(value, types.FunctionType) else None
 
 
 def _of_partial(node: _Node, partial: functools.partial) -> Iterator[_Node]:
