@@ -227,7 +227,7 @@ def test_the_lines_of_a_program_stay_where_they_are():
     tree = ast.parse(text)
     [(old, _)] = edits.host_edits(tree, ast.parse("x = 3\ny = x\nz = y\n"))
 
-    marked = program_text.marked("a.py", text, (), 0, {5: old})
+    marked = program_text.Marked("a.py", text, (), 0, {5: old})
     assert [marked.line_before(n) for n in range(2, 7)] == [1, 2, 3, 4, 5]
     names: dict[str, Any] = {"__jd__": _Host}
     exec(marked.text.partition("\n")[2], names)

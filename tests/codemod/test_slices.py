@@ -336,7 +336,7 @@ def test_the_command_certifies_an_idiomatic_migration_place_by_place(tmp_path):
 
 def test_a_marked_program_knows_the_lines_before():
     text = "import jax\n\nx = 1\nif x:\n    y = 2\nz = 3\n"
-    marked = program_text.marked("p.py", text, [3, 5, 6], 0, {})
+    marked = program_text.Marked("p.py", text, [3, 5, 6], 0, {})
     lines = marked.text.splitlines()
 
     for number, line in enumerate(text.splitlines(), 1):

@@ -41,7 +41,7 @@ def way(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch) -> 
         monkeypatch.setenv("JAX_DIST_VERIFY_BY_COPY", "1")
     else:
         (tmp_path / "trial").mkdir()
-        if sandbox.way(tmp_path / "trial", [tmp_path]) != "overlay":
+        if sandbox.Workspace([], tmp_path / "trial", [tmp_path], 8, None).way != "overlay":
             pytest.skip("no overlays for users here")
     return request.param
 
@@ -453,11 +453,11 @@ def test_a_folder_that_is_being_made_is_nobodys_leftover(tmp_path: pathlib.Path,
     ids=["body of a class", "super", "import", "decorator"],
 )
 def test_old_and_new_stand_side_by_side(before: str, after: str, expected: str):
-    merged = edits.merged("a.py", before, after, 0)
+    merged = edits.Merged("a.py", before, after, 0)
     compile(merged.text, "a.py", "exec")
 
     assert expected in merged.text
-    assert merged.unmerged == ()
+    assert merged.unmerged == []
 
 
 @pytest.mark.parametrize(
@@ -470,11 +470,11 @@ def test_old_and_new_stand_side_by_side(before: str, after: str, expected: str):
     ids=["walrus", "await", "a statement less"],
 )
 def test_what_would_happen_twice_or_not_at_all_stays_apart(before: str, after: str):
-    merged = edits.merged("a.py", before, after, 0)
+    merged = edits.Merged("a.py", before, after, 0)
     compile(merged.text, "a.py", "exec")
 
     assert merged.unmerged
-    assert merged.spots == ()
+    assert merged.spots == []
 
 
 # --- the ledger

@@ -30,7 +30,6 @@ from jax_dist.codemod.verify.ledger import (
     MigrationVerdict,
     MigrationVerification,
     SiteComparison,
-    tail,
 )
 
 # Where equinox.filter_pmap and flax.nnx.pmap map. What takes their place maps inside jax_dist, and
@@ -145,7 +144,7 @@ def _ending(run_: Run) -> Ending:
         functions=len(run_.record.called),
         calls=sum(site.count for site in run_.record.called),
         devices=min(devices, default=0),
-        output=tail(run_.output),
+        output=run_.tail,
     )
 
 
@@ -217,7 +216,7 @@ def _groups(sites: Iterable[SiteRecord], key: _Key) -> dict[Hashable, list[SiteR
 # --- their calls, array by array
 
 
-def compare(before: SiteRecord, after: SiteRecord | None, tolerance: float) -> SiteComparison:
+def compare(before: SiteRecord, after: SiteRecord | None, tolerance: float = 0.0) -> SiteComparison:
     """Compares the first calls.
 
     Args:

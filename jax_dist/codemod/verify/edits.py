@@ -6,7 +6,6 @@ gives the old value (`recording/pairs.py`). All else stays, line by line.
 """
 
 import ast
-import dataclasses
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -128,17 +127,8 @@ def _cannot_be_moved(expression: ast.expr) -> bool:
 # --- one program of two
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Merged:
-    """The merged text of one file."""
-
-    text: str
-    spots: tuple[Spot, ...]
-    unmerged: tuple[tuple[int, str], ...]  # the line before, and what stands there
-
-
-def merged(path: str, before: str, after: str, first: int) -> Merged:
-    """Merges one file.
+class Merged(_Walk):
+    """One file, merged; `text` is what became of it.
 
     Args:
       path: its name, for the spots.
@@ -146,25 +136,19 @@ def merged(path: str, before: str, after: str, first: int) -> Merged:
       after: what it holds when migrated.
       first: the number of its first spot.
     """
-    merge = _Merge(path, before, after, first)
-    merge.module()
-    return Merged(merge.text.edited, tuple(merge.spots), tuple(merge.unmerged))
 
-
-class _Merge(_Walk):
     def __init__(self, path: str, before: str, after: str, first: int):
         self._path, self._first = path, first
-        self.text = ProgramText(before)
-        self._old, self._new = self.text.tree, ast.parse(after)
+        self._program = ProgramText(before)
         self.spots: list[Spot] = []
-        self.unmerged: list[tuple[int, str]] = []
-        super().__init__(self.spots, self.unmerged, self.text.edits)
+        self.unmerged: list[tuple[int, str]] = []  # the line before, and what stands there
+        super().__init__(self.spots, self.unmerged, self._program.edits)
         self._in_class: list[frozenset[str]] = []  # names of the class whose body this is
+        self._old = self._program.tree
         self._bound = {name for name, _ in _bound(self._old)}
-
-    def module(self) -> None:
-        self._block(self._old.body, self._new.body)
-        self.text.import_start()
+        self._block(self._old.body, ast.parse(after).body)
+        self._program.import_start()
+        self.text = self._program.edited
 
     # --- statements
 
@@ -184,13 +168,13 @@ class _Merge(_Walk):
                 continue
             # It goes where it stands in the new text.
             if i == j < len(old):
-                at, near = self.text.line_of(old[j]), old[j]
+                at, near = self._program.line_of(old[j]), old[j]
             else:
-                at, near = self.text.below(old[j - 1]), old[j - 1]
+                at, near = self._program.below(old[j - 1]), old[j - 1]
             text = "".join(" " * near.col_offset + line + "\n" for line in lines)
-            if at > self.text.size:  # the file does not end with a newline
-                at, text = self.text.size, "\n" + text
-            self.text.replace(at, at, text)
+            if at > self._program.size:  # the file does not end with a newline
+                at, text = self._program.size, "\n" + text
+            self._program.replace(at, at, text)
 
     def _addition(self, added: ast.stmt, gone: Sequence[ast.stmt]) -> Iterator[str]:
         """The lines of what only the new text has, if it binds new names."""
@@ -226,8 +210,8 @@ class _Merge(_Walk):
             f"{old} = {name}",
             f"{name} = __jd__.both({number}, lambda: {old}, lambda: {new})",
         )
-        at = self.text.offset(last, former.end_col_offset)
-        self.text.replace(at, at, "".join(f"; {line}" for line in lines))
+        at = self._program.offset(last, former.end_col_offset)
+        self._program.replace(at, at, "".join(f"; {line}" for line in lines))
 
     def _statement(self, old: ast.stmt, new: ast.stmt) -> None:
         if _same(old, new):
@@ -256,12 +240,12 @@ class _Merge(_Walk):
                 for forms in (ones, others)
             )
             first, last = ones[0], ones[-1]
-            start, stop = self.text.decorator(first), self.text.span(last)[1]
+            start, stop = self._program.decorator(first), self._program.span(last)[1]
             spot = self._spot(first, before, after, end=last)
             lines = ("\n" * (last.end_lineno - first.lineno))[:-1]
             function = f"@lambda {name}{self._own_names(before, after)}"
             both = f"__jd__.both({spot.number}, lambda: {before}, lambda: {after})"
-            self.text.replace(start, stop, f"{function}: {both}{lines}")
+            self._program.replace(start, stop, f"{function}: {both}{lines}")
         self._fields(old, new, _INNER)
 
     def _leave(self, statement: ast.stmt) -> None:
@@ -281,12 +265,12 @@ class _Merge(_Walk):
             raise _UnlikeSyntaxError
         if _cannot_be_moved(old) or _cannot_be_moved(new):
             raise _UnlikeSyntaxError
-        start, stop = self.text.span(old)
-        one, other = self.text.between(start, stop), ast.unparse(new)
+        start, stop = self._program.span(old)
+        one, other = self._program.between(start, stop), ast.unparse(new)
         spot = self._spot(old, one, other)
         own = self._own_names(one, other).removeprefix(", ")
         first, second = (f"lambda{' ' if own else ''}{own}: {each}" for each in (f"({one})", other))
-        self.text.replace(start, stop, f"__jd__.both({spot.number}, {first}, {second})")
+        self._program.replace(start, stop, f"__jd__.both({spot.number}, {first}, {second})")
 
     def _goes_inside(self, old: ast.expr, new: ast.expr) -> bool:
         """Whether a part of the expression may be the place; else it is the whole."""

@@ -8,7 +8,7 @@ equation: each operand is its source with the shape that it is used in. Imports 
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ RULES = {
     "R8": "one of equal rows is the array that they are copies of",
     "R9": "copies of an array, one on each device, are that array on all devices",
 }
-CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
 _AXIS_PARAMETERS = ("axes", "axis_name", "spmd_axis_name", "newly_manual_axes", "manual_axes")
 _REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod")
 _MOVING = ("slice", "transpose", "concatenate", "stack", "broadcast_in_dim", "rev", "copy")
@@ -58,8 +58,7 @@ def proof(signature: Mapping[str, Any]) -> tuple[str, ...]:
         one, other = (_normal_form(each)[0] for each in both)
         if one != other:
             (one, used), (other, more) = (_normal_form(each, rules=True) for each in both)
-            if one != other:
-                raise NotProvedError(first_difference(one, other))
+            require_same(one, other)
             found |= used | more
     return tuple(sorted(found))
 
@@ -69,16 +68,16 @@ def _normal_form(text: Mapping[str, Any], *, rules: bool = False) -> tuple[str, 
     equations = Equations(rules=rules)
     inputs = [equations.new() for _ in text["in"]]
     results = equations.run(text, inputs, top=True)
-    types = [
+    typed = [
         f"{each}:{kind}{'~' if weak else ''}"
-        for each, kind, weak in zip(results, result_types(text), text["weak"], strict=True)
+        for each, kind, weak in zip(results, types(text), text["weak"], strict=True)
     ]
     lines = [
         f"in {' '.join(f'{n}:{kind}' for n, (_, kind) in zip(inputs, text['in'], strict=True))}",
         f"donated {[number for number, each in enumerate(inputs) if each in equations.donated]}",
         f"options {sorted(equations.options)}",
         *equations.alive(results, grouped=True),
-        f"out {' '.join(types)}",
+        f"out {' '.join(typed)}",
     ]
     return _numbered("\n".join(lines)), equations.used
 
@@ -134,8 +133,8 @@ class Equations:
     def _equation(
         self, primitive: str, parameters: Mapping, given: list, kinds: list[str], *, top: bool
     ) -> list[str]:
-        if primitive in CALLS:
-            return self._call(parameters, given, top=top)
+        if (body := called(primitive, parameters)) is not None:
+            return self._call(body, parameters, given, top=top)
         if _moves_nothing(primitive, parameters, given, kinds):
             return [given[0][0]]
         if self.rules and (found := self._by_rule(primitive, parameters, given, kinds)):
@@ -151,8 +150,7 @@ class Equations:
         self._add(results, given, kinds, f"{primitive}{self._parameters(parameters)}")
         return results
 
-    def _call(self, parameters: Mapping, given: list, *, top: bool) -> list[str]:
-        body = called(parameters)
+    def _call(self, body: Mapping, parameters: Mapping, given: list, *, top: bool) -> list[str]:
         names = [name for name, _ in given]
         if top:
             flags = zip(names, parameters.get("donated_invars", ()), strict=False)
@@ -160,30 +158,23 @@ class Equations:
         for key in ("compiler_options_kvs", "in_layouts", "out_layouts"):
             if any(each is not None for each in parameters.get(key) or ()):
                 self.options.add(f"{key} {self._value(parameters[key])}")
-        inner = [
-            self._put(name, kind, sharding)
-            for (name, kind), sharding in zip(
-                given, parameters.get("in_shardings") or [""] * len(given), strict=True
-            )
-        ]
-        results = self.run(body, inner)
-        shardings = parameters.get("out_shardings") or [""] * len(results)
-        return [
-            self._put(name, kind, sharding)
-            for name, kind, sharding in zip(results, result_types(body), shardings, strict=True)
-        ]
+        results = self.run(body, self._put(given, parameters.get("in_shardings")))
+        values = list(zip(results, types(body), strict=True))
+        return self._put(values, parameters.get("out_shardings"))
 
-    def _put(self, name: str, kind: str, sharding: Any) -> str:
-        """A value where a jit wants it; nothing, where a shard_map has it there already."""
-        if not isinstance(sharding, dict):
-            return name  # not specified
-        wanted = self._value(sharding)
-        if self.mapped.get(name) == wanted:
-            return name
-        result = self.new()
-        self.placed[result] = name, wanted
-        self._add([result], [(name, kind)], [kind], f"placed[{wanted}]")
-        return result
+    def _put(self, values: list, shardings: list | None) -> list[str]:
+        """Values where a jit wants them, if a shard_map does not have them there already."""
+        found = []
+        for (name, kind), sharding in zip(values, shardings or [""] * len(values), strict=True):
+            wanted = self._value(sharding) if isinstance(sharding, dict) else None
+            if wanted is None or self.mapped.get(name) == wanted:  # or it is not specified
+                found.append(name)
+                continue
+            result = self.new()
+            self.placed[result] = name, wanted
+            self._add([result], [(name, kind)], [kind], f"placed[{wanted}]")
+            found.append(result)
+        return found
 
     def _shard_map(self, parameters: Mapping, given: list, kinds: list[str]) -> list[str]:
         mesh = self._value(parameters["mesh"])  # numbers its axes
@@ -300,9 +291,7 @@ class Equations:
         inputs = [inner.new() for _ in text["in"]]
         results = inner.run(text, inputs)
         lines = " ; ".join(inner.alive(results))
-        right = " ".join(
-            f"{name}:{kind}" for name, kind in zip(results, result_types(text), strict=True)
-        )
+        right = " ".join(f"{name}:{kind}" for name, kind in zip(results, types(text), strict=True))
         uses: dict[str, int] = {}
         if free > 1:
             for found in _VARIABLE.finditer(f"{lines} {right}"):
@@ -380,18 +369,13 @@ def shape(kind: str) -> list[int]:
     return [int(each) for each in inner.split(",") if each]
 
 
-def types(text: Mapping[str, Any]) -> dict[int, str]:
-    """The type of each variable, such as "float32[8,3]"."""
-    found = {number: kind for number, kind, *_ in (*text["in"], *text["consts"])}
+def types(text: Mapping[str, Any], operands: Iterable[int | str] | None = None) -> list[str]:
+    """The types, such as "float32[8,3]", of some variables and literals; else of the results."""
+    known = {number: kind for number, kind, *_ in (*text["in"], *text["consts"])}
     for _, _, _, results in text["eqns"]:
-        found.update({number: kind for number, kind in results})
-    return found
-
-
-def result_types(text: Mapping[str, Any]) -> list[str]:
-    """The types of the results."""
-    known = types(text)
-    return [known[each] if isinstance(each, int) else _literal(each)[1] for each in text["out"]]
+        known.update({number: kind for number, kind in results})
+    wanted = text["out"] if operands is None else operands
+    return [known[each] if isinstance(each, int) else _literal(each)[1] for each in wanted]
 
 
 def _numbered(text: str) -> str:
@@ -400,8 +384,10 @@ def _numbered(text: str) -> str:
     return _VARIABLE.sub(lambda found: numbers.setdefault(found[0], f"§{len(numbers)}"), text)
 
 
-def called(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The program that one of the calls has inside."""
+def called(primitive: str, parameters: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The program that a call has inside; None where the equation is no call."""
+    if primitive not in _CALLS:
+        return None
     keys = ("jaxpr", "call_jaxpr", "fun_jaxpr")
     return next(parameters[key]["jaxpr"] for key in keys if key in parameters)
 
@@ -428,11 +414,14 @@ def _opaque(value: Any) -> str | None:
     return None
 
 
-def first_difference(one: str, other: str) -> str:
-    """In short: where the two normal forms part."""
+def require_same(one: str, other: str) -> None:
+    """Raises a NotProvedError that says where two normal forms part."""
+    if one == other:
+        return
     for line, against in zip(one.split("\n"), other.split("\n"), strict=False):
         if line != against:
             at = next((i for i, (a, b) in enumerate(zip(line, against, strict=False)) if a != b), 0)
             start = max(0, at - 30)
-            return f"{line[start : at + 40]!r} before, {against[start : at + 40]!r} after"
-    return "one has more equations than the other"
+            before, after = line[start : at + 40], against[start : at + 40]
+            raise NotProvedError(f"{before!r} before, {after!r} after")
+    raise NotProvedError("one has more equations than the other")

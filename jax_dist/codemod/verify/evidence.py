@@ -20,6 +20,7 @@ from jax_dist.codemod.verify.ledger import LedgerEntry, Rung
 from jax_dist.codemod.verify.program_text import Spot
 
 _SHOWN = 3  # problems of one place
+_TAIL_LINES = 12  # of a program's output
 _MAPS_NOTHING = ("jit", "host")  # kinds of sites, but for a jit that has something mapped inside
 
 
@@ -116,15 +117,25 @@ class Run:
     exit_code: int | None  # negative: the signal that ended it; None: it was stopped, being late
     output: str  # standard output and error
     record: RunRecord
-    ran: Mapping[int, Evidence] = field(default_factory=dict)  # what it told of marked statements
+    ran: Mapping[int, Evidence] = field(default_factory=dict)  # by the numbers of spots
+
+    @property
+    def tail(self) -> str:
+        """The last lines of its output."""
+        return "\n".join(self.output.splitlines()[-_TAIL_LINES:])
 
 
-def read_calls(folder: Path) -> RunRecord:
-    """What all processes of one run wrote about their mapped functions.
+def read(exit_code: int | None, output: str, folder: Path) -> Run:
+    """A run, with what all of its processes wrote.
 
     Args:
+      exit_code, output: as `Run` has them.
       folder: that was given to the recording.
     """
+    return Run(exit_code, output, _read_calls(folder), _read_spots(folder))
+
+
+def _read_calls(folder: Path) -> RunRecord:
     sites: list[SiteRecord] = []
     problems: list[str] = []
     hosts: list[SiteRecord] = []
@@ -188,8 +199,7 @@ def _events(path: Path) -> Iterator[Mapping[str, Any]]:
 # --- spots
 
 
-def read_spots(folder: Path) -> dict[int, Evidence]:
-    """What all processes of one run wrote about spots, by the numbers of these."""
+def _read_spots(folder: Path) -> dict[int, Evidence]:
     found: dict[int, Evidence] = {}
     for path in sorted(folder.glob("places-*.jsonl")):
         for event in _events(path):
@@ -221,6 +231,33 @@ class Judgement:
     notes: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()  # by which its programs are equal
     signatures: tuple[Mapping[str, Any], ...] = ()  # the texts of these, where they prove it
+
+    def proved(self, signatures: Iterable[Mapping[str, Any]]) -> "Judgement":
+        """More than that all calls were equal, where the texts of the programs show it.
+
+        Args:
+          signatures: the texts, as `slices.proof` takes them.
+        """
+        signatures = tuple(signatures)
+        rules: set[str] = set()
+        try:
+            for each in signatures:
+                rules |= set(slices.proof(each))
+        except NotProvedError as reason:
+            return replace(self, notes=(*self.notes, f"its programs differ: {reason}"))
+        notes = list(self.notes)
+        for name, form in (("before", "old"), ("after", "new")):
+            sizes = [size for each in signatures for size in each["sizes"].items()]
+            alone = sorted({size for size, texts in sizes if [*texts] == [name]})
+            if alone:
+                notes.append(f"on {', '.join(alone)} of the devices only the {form} form runs")
+        return replace(
+            self,
+            rung=Rung.EQUAL_BY_RULES if rules else Rung.SAME_PROGRAM,
+            rules=tuple(sorted(rules)),
+            signatures=signatures,
+            notes=tuple(notes),
+        )
 
 
 def judged(
@@ -263,36 +300,7 @@ def _by_text(replayed: Judgement, evidence: Evidence) -> Judgement:
     if not evidence.texts or any("why" in text for text in evidence.texts):
         return replayed
     different = {json.dumps(text, sort_keys=True): text for text in evidence.texts}
-    return proved(replayed, different.values())
-
-
-def proved(equal: Judgement, signatures: Iterable[Mapping[str, Any]]) -> Judgement:
-    """More than that all calls were equal, where the texts of the programs show it.
-
-    Args:
-      equal: what is known without the texts.
-      signatures: the texts, as `slices.proof` takes them.
-    """
-    signatures = tuple(signatures)
-    rules: set[str] = set()
-    try:
-        for each in signatures:
-            rules |= set(slices.proof(each))
-    except NotProvedError as reason:
-        return replace(equal, notes=(*equal.notes, f"its programs differ: {reason}"))
-    notes = list(equal.notes)
-    for name, form in (("before", "old"), ("after", "new")):
-        sizes = [size for each in signatures for size in each["sizes"].items()]
-        alone = {size for size, texts in sizes if [*texts] == [name]}
-        if alone:
-            notes.append(f"on {', '.join(sorted(alone))} of the devices only the {form} form runs")
-    return replace(
-        equal,
-        rung=Rung.EQUAL_BY_RULES if rules else Rung.SAME_PROGRAM,
-        rules=tuple(sorted(rules)),
-        signatures=signatures,
-        notes=tuple(notes),
-    )
+    return replayed.proved(different.values())
 
 
 def _inside(

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-_TAIL_LINES = 12  # of a program's output
 _WIDTH = 32
 _APART = {"overlay": "an overlay of the project", "copy": "a copy of the project"}
 
@@ -297,8 +296,3 @@ def _plain(value: Any) -> Any:
         case Ending() | SiteComparison():
             return value.to_dict()
     return value
-
-
-def tail(output: str) -> str:
-    """The last lines of a program's output."""
-    return "\n".join(output.splitlines()[-_TAIL_LINES:])

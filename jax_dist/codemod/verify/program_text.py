@@ -53,7 +53,7 @@ class ProgramText:
         return data.decode()
 
     def added(self) -> list[int]:
-        """The lines before that an edit put a line above."""
+        """The lines before that an edit put a line above, in order."""
         whole = (at for at, stop, new in self.edits if at == stop and new.endswith("\n"))
         return sorted(self._bytes.count(b"\n", 0, start) + 1 for start in whole)
 
@@ -127,23 +127,8 @@ class HostForm:
         return ast.unparse(copy.deepcopy(self.node, memo))
 
 
-@dataclass(frozen=True, slots=True)
 class Marked:
-    """The marked text of one file."""
-
-    text: str
-    spots: tuple[Spot, ...]  # statements that tell that they ran
-    added: tuple[int, ...]  # lines before that have one more line above them, in order
-
-    def line_before(self, line: int) -> int:
-        """The line of the program without marks that a line of this one was."""
-        return line - sum(above + number < line for number, above in enumerate(self.added))
-
-
-def marked(
-    path: str, text: str, lines: Sequence[int], first: int, hosts: Mapping[int, HostForm]
-) -> Marked:
-    """Marks one file.
+    """One file with marks; `text` is what became of it.
 
     Args:
       path: its name, for the spots.
@@ -151,23 +136,33 @@ def marked(
       lines: of the statements that are to tell that they ran.
       first: the number of the first spot.
       hosts: the expressions whose values are to be told, by number; of the syntax tree of `text`,
-        as `host_edits` gives them.
+        as `edits.host_edits` gives them.
     """
-    program, spots = ProgramText(text), []
-    for line in lines:
-        start = _statement(program, line)
-        if start is not None:
-            indent, at = start
-            spots.append(Spot(first + len(spots), path, line, line))
-            program.replace(at, at, f"{indent}__jd__.ran({spots[-1].number})\n")
-    for number, form in hosts.items():  # its value keeps its place; what goes leaves empty lines
-        (start, stop), (inner, end) = program.span(form.node), program.span(form.of)
-        before, after = program.between(start, inner), program.between(end, stop)
-        head = f"__jd__.host({number}, lambda {_VALUE}: {form.around(_VALUE)}, "
-        program.replace(start, inner, head + "\n" * before.count("\n"))
-        program.replace(end, stop, "\n" * after.count("\n") + ")")
-    program.import_start()
-    return Marked(program.edited, tuple(spots), tuple(program.added()))
+
+    def __init__(
+        self, path: str, text: str, lines: Sequence[int], first: int, hosts: Mapping[int, HostForm]
+    ):
+        program = ProgramText(text)
+        self.spots: list[Spot] = []  # statements that tell that they ran
+        for line in lines:
+            start = _statement(program, line)
+            if start is not None:
+                indent, at = start
+                number = first + len(self.spots)
+                self.spots.append(Spot(number, path, line, line))
+                program.replace(at, at, f"{indent}__jd__.ran({number})\n")
+        for number, form in hosts.items():  # the value keeps its place; what goes leaves its lines
+            (start, stop), (inner, end) = program.span(form.node), program.span(form.of)
+            before, after = program.between(start, inner), program.between(end, stop)
+            head = f"__jd__.host({number}, lambda {_VALUE}: {form.around(_VALUE)}, "
+            program.replace(start, inner, head + "\n" * before.count("\n"))
+            program.replace(end, stop, "\n" * after.count("\n") + ")")
+        program.import_start()
+        self.text, self._added = program.edited, program.added()
+
+    def line_before(self, line: int) -> int:
+        """The line of the program without marks that a line of this one was."""
+        return line - sum(above + number < line for number, above in enumerate(self._added))
 
 
 def _statement(program: ProgramText, line: int) -> tuple[str, int] | None:

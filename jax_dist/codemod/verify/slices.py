@@ -120,8 +120,7 @@ def _by_slices(signature: Mapping[str, Any]) -> set[str]:
     one, used = before.written(names)
     renamed = {source: names[_renamed(source, sources)] for source in after.given}
     other, others_used = after.written(renamed)
-    if one != other:
-        raise NotProvedError(equivalence.first_difference(one, other))
+    equivalence.require_same(one, other)
     return rules | used | others_used
 
 
@@ -170,9 +169,8 @@ class _Program:
                         raise NotProvedError(f"its jit has {name}")
                 sources = self._walk(parameters["jaxpr"]["jaxpr"], given)
             elif primitive == "shard_map":
-                kinds = equivalence.types(text)
-                types = [kinds[e] if isinstance(e, int) else e.partition(" ")[0] for e in operands]
-                sources = self._shard_map(parameters, given, types)
+                kinds = equivalence.types(text, operands)
+                sources = self._shard_map(parameters, given, kinds)
             else:
                 raise NotProvedError(f"it computes outside of its shard_map: {primitive}")
             known |= {number: source for (number, _), source in zip(results, sources, strict=True)}
@@ -193,7 +191,7 @@ class _Program:
             if source in self.given:
                 raise NotProvedError("its shard_map takes one array twice")
             self.given[source] = _Array(kind, _cut(spec))
-        local = equivalence.result_types(self.body)
+        local = equivalence.types(self.body)
         for kind, spec in zip(local, parameters["out_specs"], strict=True):
             cut, shape = _cut(spec), equivalence.shape(kind)
             if cut is not None:
@@ -282,8 +280,8 @@ def _equal_of(
         return [True] * results if whole else [False] * results
     if primitive in _MADE_DIFFERENT:
         return [False] * results
-    if primitive in equivalence.CALLS:
-        return _equal(equivalence.called(parameters), given, axis)
+    if (body := equivalence.called(primitive, parameters)) is not None:
+        return _equal(body, given, axis)
     if primitive == "scan":  # carries are equal while each step leaves them so
         body, consts, carries = (parameters[key] for key in ("jaxpr", "num_consts", "num_carry"))
         return _settled(
@@ -344,7 +342,7 @@ def _by_copies(signature: Mapping[str, Any]) -> set[str]:
         raise NotProvedError("it donates what it takes")
     if not len(ones) == len(others) == len(signature["results"]):
         raise NotProvedError("it has another number of results")
-    kinds = zip(*map(equivalence.result_types, (before, after)), strict=True)
+    kinds = zip(*map(equivalence.types, (before, after)), strict=True)
     related = zip(ones, others, kinds, signature["results"], strict=True)
     for number, (one, other, (was, now), how) in enumerate(related):
         _check(f"result {number}", was, now, how, holds=_has_relation(was, now, how))
@@ -355,12 +353,10 @@ def _by_copies(signature: Mapping[str, Any]) -> set[str]:
         if not _same_place(*places, how, was):
             raise NotProvedError(f"result {number} lies elsewhere")
         old.used |= {_OF_HOST_RESULTS[how]} - {""}
-    one, other = (
-        host.text(names, [host.bare(each) for each in results])
-        for host, results in ((old, ones), (new, others))
+    equivalence.require_same(
+        old.text(names, [old.bare(each) for each in ones]),
+        new.text(names, [new.bare(each) for each in others]),
     )
-    if one != other:
-        raise NotProvedError(equivalence.first_difference(one, other))
     return old.used | new.used
 
 

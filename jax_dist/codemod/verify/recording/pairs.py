@@ -57,15 +57,10 @@ def both(place: int, old: Callable[[], Any], new: Callable[[], Any]) -> Any:
 
 def _joined(place: int, old: Any, new: Any) -> Any:
     """The old value; functions and iterators in it go on being compared."""
-    if _is_function(old) and _is_function(new):
-        return _Pair(place, old, new)
-    if isinstance(old, Iterator) and isinstance(new, Iterator):
-        return _each(place, old, new)
+    if (joined := _without_value(place, old, new)) is not None:
+        return joined
     leaves, tree = jax.tree.flatten(old)
     others, other_tree = jax.tree.flatten(new)
-    if is_traced((leaves, others)):
-        _note_traced(place)
-        return old
     start.note(place, "value", problems=[*_differences(old, new)])
     if tree != other_tree or not any(map(_is_function, leaves)):
         return old
@@ -84,10 +79,17 @@ def _each(place: int, old: Iterator, new: Iterator) -> Iterator:
             yield one if other is end else _joined(place, one, other)
 
 
-def _note_traced(place: int) -> None:
-    """A value of a larger program, of which no text is known."""
-    start.note(place, "inside", side="", of=None)
-    start.note(place, "text", why="its value is one of a larger program")
+def _without_value(place: int, old: Any, new: Any) -> Any:
+    """What goes on in place of the old form that has no value yet; None where both have one."""
+    if _is_function(old) and _is_function(new):
+        return _Pair(place, old, new)
+    if isinstance(old, Iterator) and isinstance(new, Iterator):
+        return _each(place, old, new)
+    if is_traced((old, new)):  # of a larger program, of which no text is known
+        start.note(place, "inside", side="", of=None)
+        start.note(place, "text", why="its value is one of a larger program")
+        return old
+    return None
 
 
 class _Pair:
@@ -110,8 +112,7 @@ class _Pair:
         place = self._pair_place
         args, others = _two(args)
         kwargs, other_words = _two(kwargs)
-        given, tree = jax.tree.flatten((args, kwargs))
-        types = [programs.abstract(leaf) for leaf in given]  # before arrays are donated
+        arguments = programs.Arguments(args, kwargs)  # before arrays are donated
         new: Any = None
         problem: Exception | None = None
         try:
@@ -128,16 +129,11 @@ class _Pair:
         if problem is not None:
             start.note(place, "call", problems=[_raised(problem)])
             return old
-        if _is_function(old) and _is_function(new):
-            return _Pair(place, old, new)
-        if isinstance(old, Iterator) and isinstance(new, Iterator):
-            return _each(place, old, new)
-        if is_traced((old, new)):
-            _note_traced(place)
-            return old
+        if (joined := _without_value(place, old, new)) is not None:
+            return joined
         donated = _donated((args, kwargs), (others, other_words))
         start.note(place, "call", problems=[*_differences(old, new), *donated])
-        self._write_texts(types, tree)
+        self._write_texts(arguments)
         return old
 
     def _inside(self, args: Any, kwargs: Any) -> Any:
@@ -146,42 +142,36 @@ class _Pair:
         if _world.side == "new":
             return self._pair_new(*args, **kwargs)
         if not _world.side:  # no pair compares what becomes of the larger program
-            given, tree = jax.tree.flatten((args, kwargs))
             with _lock:
-                self._write_texts([programs.abstract(leaf) for leaf in given], tree)
+                self._write_texts(programs.Arguments(args, kwargs))
         return self._pair_old(*args, **kwargs)
 
-    def _write_texts(self, leaves: list[Any], tree: Any) -> None:
+    def _write_texts(self, arguments: programs.Arguments) -> None:
         """The programs of both forms, once for each signature, and for other sizes of the mesh."""
         known = _signatures.setdefault(self._pair_place, {})
-        by_type, by_value = programs.signatures(id(self._pair_old), leaves, tree)
+        by_type, by_value = arguments.signatures(id(self._pair_old))
         if by_type in known or by_value in known or len(known) > _TEXTS:
             return
         if len(known) == _TEXTS:
             found, whole = {"why": f"it has more than {_TEXTS} signatures"}, True
         else:
-            found, whole = self._texts(leaves, tree)
-        known[by_value if whole else by_type] = self, leaves  # so that what has an id lives on
+            make = functools.partial(self._texts, arguments)
+            found, whole = arguments.described(make)
+        known[by_value if whole else by_type] = self, arguments  # so that what has an id lives on
         start.note(self._pair_place, "text", **found)
 
-    def _texts(self, leaves: list[Any], tree: Any) -> tuple[dict[str, Any], bool]:
-        """Both texts, and those of other sizes; or why there are none."""
-
-        def make(given: list[int]) -> dict[str, Any]:
-            def text(values: list[Any], side: str) -> dict[str, Any]:
-                call = functools.partial(self._as, side)
-                return programs.text_of_call(call, leaves, tree, given, values)
-
-            values = [leaves[i] for i in given]
-            found = {"before": text(values, "old"), "after": text(values, "new"), "sizes": {}}
-            for size, resized in programs.other_sizes(found["before"], values):
-                texts = found["sizes"][str(size)] = {}
-                for name, side in (("before", "old"), ("after", "new")):
-                    with contextlib.suppress(Exception):  # a form that refuses that number has none
-                        texts[name] = text(resized, side)
-            return found
-
-        return programs.described(leaves, make)
+    def _texts(self, arguments: programs.Arguments, given: list[int]) -> dict[str, Any]:
+        """Both texts, and those of other sizes."""
+        old, new = (functools.partial(self._as, side) for side in ("old", "new"))
+        values = [arguments.leaves[i] for i in given]
+        before, after = (arguments.text(form, given, values) for form in (old, new))
+        sizes: dict[str, Any] = {}
+        for size, resized in programs.other_sizes(before, values):
+            texts = sizes[str(size)] = {}
+            for name, form in (("before", old), ("after", new)):
+                with contextlib.suppress(Exception):  # a form that refuses that number has none
+                    texts[name] = arguments.text(form, given, resized)
+        return {"before": before, "after": after, "sizes": sizes}
 
     def _as(self, side: str, args: Any, kwargs: Any) -> Any:
         """Calls one form; what it traces is of this form too."""
@@ -301,9 +291,8 @@ def _of_arrays(old: jax.Array, new: jax.Array) -> Iterator[_Difference]:
         {shard.device.id: (str(shard.index), np.asarray(shard.data)) for shard in shards}
         for shards in (old.addressable_shards, new.addressable_shards)
     )
-    if {key: index for key, (index, _) in ones.items()} != {
-        key: index for key, (index, _) in others.items()
-    }:
+    where = [{key: index for key, (index, _) in each.items()} for each in (ones, others)]
+    if where[0] != where[1]:
         count, new_count = (len(each.sharding.device_set) for each in (old, new))
         if count != new_count:
             yield "placement", f"on {count} devices before, on {new_count} after"

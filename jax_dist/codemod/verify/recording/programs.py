@@ -20,6 +20,8 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 _ROW = 64  # elements of a constant that may be one number for each device
+_ENOUGH = 32  # programs of one site
+_NUMBER_OR_ARRAY = (jax.ShapeDtypeStruct, bool, int, float, complex)
 _SIZES = (1, 2, 4, 8)  # numbers of devices that a program is traced for
 
 # What changes neither numbers nor placement: names, caches, and rules of derivatives, of which the
@@ -213,83 +215,81 @@ def other_sizes(program: dict[str, Any], leaves: list[Any]) -> Iterator[tuple[in
         yield other, resized
 
 
-def described(
-    leaves: list[Any], make: Callable[[list[int]], dict[str, Any]], *, numbers: bool = True
-) -> tuple[dict[str, Any], bool]:
-    """The texts of a call, or why there are none; and whether they hold for its numbers alone.
+class Arguments:
+    """The arguments and keywords of one call, with types in place of arrays."""
 
-    Python's numbers are arguments where the function takes them as such, else part of it.
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]):
+        leaves, self._tree = jax.tree.flatten((args, kwargs))
+        self.leaves = [_abstract(leaf) for leaf in leaves]
 
-    Args:
-      leaves: of the arguments and keywords, with types in place of arrays.
-      make: the texts, by the positions of the leaves that are arguments.
-      numbers: whether numbers of Python are arguments, where that can be.
-    """
-    if any(isinstance(each, Iterator) for each in leaves):
-        return {"why": "it takes an iterator"}, True
-    why = ""
-    for is_argument in (_is_number_or_array, _is_array)[not numbers :]:
-        try:
-            found = make([i for i, leaf in enumerate(leaves) if is_argument(leaf)])
-        except Exception as error:  # noqa: BLE001  # whatever the program raises when traced
-            why = f"it cannot be traced: {type(error).__name__}"
-        else:
-            environment = {  # what a program depends on beside its text
-                "jax": jax.__version__,
-                "backend": jax.default_backend(),
-                "devices": jax.device_count(),
-                "xla_flags": os.environ.get("XLA_FLAGS", ""),
-            }
-            return {**found, "environment": environment}, is_argument is _is_array
-    return {"why": why}, True
+    def signatures(self, owner: Any) -> tuple[Any, Any]:
+        """What a program may depend on: all types; and the values of Python's numbers too."""
+        by_type, by_value = (
+            (owner, self._tree, *(_signature(leaf, whole=whole) for leaf in self.leaves))
+            for whole in (False, True)
+        )
+        return by_type, by_value
+
+    def paths(self) -> list[str]:
+        """Where the leaves are."""
+        numbers = self._tree.unflatten(range(self._tree.num_leaves))
+        found, _ = jax.tree_util.tree_flatten_with_path(numbers)
+        return [jax.tree_util.keystr(path[1:]) for path, _ in found]
+
+    def described(
+        self, make: Callable[[list[int]], dict[str, Any]], *, numbers: bool = True
+    ) -> tuple[dict[str, Any], bool]:
+        """The texts of the call, or why it has none; and whether they hold for its numbers alone.
+
+        Python's numbers are arguments where the function takes them as such, else part of it.
+
+        Args:
+          make: the texts, by the positions of the leaves that are arguments.
+          numbers: whether numbers of Python are arguments, where that can be.
+        """
+        if any(isinstance(each, Iterator) for each in self.leaves):
+            return {"why": "it takes an iterator"}, True
+        why = ""
+        for kinds in (_NUMBER_OR_ARRAY, jax.ShapeDtypeStruct)[not numbers :]:
+            try:
+                found = make([i for i, leaf in enumerate(self.leaves) if isinstance(leaf, kinds)])
+            except Exception as error:  # noqa: BLE001  # whatever the program raises when traced
+                why = f"it cannot be traced: {type(error).__name__}"
+            else:
+                environment = {  # what a program depends on beside its text
+                    "jax": jax.__version__,
+                    "backend": jax.default_backend(),
+                    "devices": jax.device_count(),
+                    "xla_flags": os.environ.get("XLA_FLAGS", ""),
+                }
+                return {**found, "environment": environment}, kinds is jax.ShapeDtypeStruct
+        return {"why": why}, True
+
+    def text(
+        self, call: Callable[[Any, Any], Any], given: list[int], values: list[Any]
+    ) -> dict[str, Any]:
+        """The program of the call as a function of some of the leaves, for values of these."""
+
+        def program(*arguments: Any) -> Any:
+            own = list(self.leaves)
+            for i, argument in zip(given, arguments, strict=True):
+                own[i] = argument
+            return call(*self._tree.unflatten(own))
+
+        return text(program, values)
 
 
-def text_of_call(
-    call: Callable[[Any, Any], Any],
-    leaves: list[Any],
-    tree: Any,
-    given: list[int],
-    values: list[Any],
-) -> dict[str, Any]:
-    """The program of a call as a function of some of the leaves of its arguments."""
-
-    def program(*arguments: Any) -> Any:
-        own = list(leaves)
-        for i, argument in zip(given, arguments, strict=True):
-            own[i] = argument
-        return call(*tree.unflatten(own))
-
-    return text(program, values)
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)
-
-
-def _is_number_or_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct | bool | int | float | complex)
-
-
-def abstract(leaf: Any) -> Any:
+def _abstract(leaf: Any) -> Any:
     """The type of an array; all else as it is."""
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
 
 
-def signatures(owner: Any, leaves: list[Any], tree: Any) -> tuple[Any, Any]:
-    """What a program may depend on: the types of arguments, or of Python's numbers the values."""
-    by_type, by_value = (
-        (owner, tree, *(_signature(leaf, whole=whole) for leaf in leaves))
-        for whole in (False, True)
-    )
-    return by_type, by_value
-
-
 def _signature(leaf: Any, *, whole: bool) -> Any:
-    if _is_array(leaf):
+    if isinstance(leaf, jax.ShapeDtypeStruct):
         return (tuple(leaf.shape), str(leaf.dtype), getattr(leaf, "weak_type", False))
-    if not whole and _is_number_or_array(leaf):
+    if not whole and isinstance(leaf, _NUMBER_OR_ARRAY):
         return type(leaf)
     try:
         hash(leaf)
@@ -300,9 +300,6 @@ def _signature(leaf: Any, *, whole: bool) -> Any:
 
 def is_traced(tree: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
-
-
-_ENOUGH = 32  # of one function
 
 
 class ProgramTexts:
@@ -324,16 +321,15 @@ class ProgramTexts:
         return getattr(self._thread, "is_tracing", False)
 
     def number(
-        self, site: int, function: Callable, leaves: list[Any], tree: Any, *, numbers: bool = True
+        self, site: int, function: Callable, arguments: Arguments, *, numbers: bool = True
     ) -> int | None:
         """The number of the program of a call; it is written down where it is new.
 
         Args:
           site: where the function was mapped.
           function: what was called.
-          leaves: of the arguments and keywords, with types in place of arrays.
-          tree: their structure.
-          numbers: whether numbers of Python are arguments, where that can be.
+          arguments: with what.
+          numbers: as `Arguments.described` takes it.
 
         Returns:
           None where there is none, and for what is called in too many ways.
@@ -343,32 +339,26 @@ class ProgramTexts:
             # The same for the lambdas that one expression makes, one each time, of the same values.
             cells = function.__closure__ or ()
             identity = function.__code__, *(id(cell.cell_contents) for cell in cells)
-        keys = signatures((site, identity), leaves, tree)
+        keys = arguments.signatures((site, identity))
         for key in keys:
             if key in self._known:
                 return self._known[key][0]
         if self._counts.get(site, 0) == _ENOUGH:
             return None
         self._counts[site] = self._counts.get(site, 0) + 1
-        found, whole = self._text(function, leaves, tree, numbers=numbers)
-        number = len(self._known)
-        self._known[keys[whole]] = number, (function, leaves)
-        self._write(event="text", site=site, number=number, **found)
-        return number
-
-    def _text(
-        self, function: Callable, leaves: list[Any], tree: Any, *, numbers: bool
-    ) -> tuple[dict[str, Any], bool]:
-        paths = tree.unflatten(range(tree.num_leaves))
-        paths = [path[1:] for path, _ in jax.tree_util.tree_flatten_with_path(paths)[0]]
+        paths = arguments.paths()
 
         def make(given: list[int]) -> dict[str, Any]:
             call = lambda args, kwargs: function(*args, **kwargs)
             self._thread.is_tracing = True
             try:
-                found = text_of_call(call, leaves, tree, given, [leaves[i] for i in given])
+                found = arguments.text(call, given, [arguments.leaves[i] for i in given])
             finally:
                 self._thread.is_tracing = False
-            return {"text": found, "paths": [jax.tree_util.keystr(paths[i]) for i in given]}
+            return {"text": found, "paths": [paths[i] for i in given]}
 
-        return described(leaves, make, numbers=numbers)
+        found, whole = arguments.described(make, numbers=numbers)
+        number = len(self._known)
+        self._known[keys[whole]] = number, (function, arguments)
+        self._write(event="text", site=site, number=number, **found)
+        return number

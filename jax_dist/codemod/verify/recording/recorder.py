@@ -32,6 +32,13 @@ from .programs import is_traced
 _LARGE = 32 * 2**20  # bytes; of larger arrays only digests are kept
 _KEPT = 2**30  # bytes of one process, after which all arrays count as large
 _ROWS = 64  # dimensions up to this size may be the device axis
+_LIBRARIES = ("jax", "jaxlib", "jax_dist")  # what these map inside is not the user's call
+_INSTALLED = tuple(
+    os.path.realpath(folder) + os.sep
+    for name, folder in sysconfig.get_paths().items()
+    if name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_DEPTH = 8  # frames that name where a function was mapped
 _NUMBERS = (bool, int, float, complex, np.generic, np.ndarray, jax.Array)
 
 
@@ -63,7 +70,7 @@ class CallRecorder:
     """
 
     def __init__(self, *, folder: str, files: list[str]):
-        self.files: frozenset[str] = frozenset(os.path.realpath(file) for file in files)
+        self._files: frozenset[str] = frozenset(os.path.realpath(file) for file in files)
         self._folder = _own_folder(folder)
         self._sites: dict[Any, _Site] = {}
         self._left = _KEPT
@@ -73,7 +80,56 @@ class CallRecorder:
         self._process = os.getpid()
         atexit.register(self._write_totals)
 
-    def site(
+    def hooked(self, module: str, name: str, real: Callable) -> Callable:
+        """`real`, whose results are recorded; the same in all else.
+
+        Args:
+          module: where it will be found, also by pickle.
+          name: "pmap", "mapped" (of a helper in migrated code), "shard_map" or "jit".
+          real: what it is without us.
+        """
+
+        @functools.wraps(real)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            frame: Any = sys._getframe(1)
+            given = bool(args) and callable(args[0])
+            is_library = frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARIES
+            if is_library or type(frame.f_locals.get("self")).__name__ == "_Program":
+                return real(*args, **kwargs)  # a part of what is recorded
+            if not given and callable(kwargs.get("fun")):  # pmap takes it by name too
+                args = kwargs.pop("fun"), *args
+            elif not given and not args:  # a decorator with options
+                return functools.partial(make, **kwargs)
+            elif not given:  # a mistake; let it say so
+                return real(*args, **kwargs)
+            fun, *rest = args
+            site = recorded = None
+            if name == "jit":  # of a mapped function, it is that mapped function
+                inner = fun
+                while isinstance(inner, functools.partial):
+                    inner = inner.func
+                if isinstance(inner, _Recorded) and inner._recorded_site.kind != "jit":
+                    recorded, site = inner, inner._recorded_site
+            if site is None:  # any other is a witness of its own
+                file = os.path.realpath(frame.f_code.co_filename)
+                if name == "jit" and file not in self._files and file.startswith(_INSTALLED):
+                    return real(*args, **kwargs)
+                site = self._site(name, _name_of(fun), **_place(frame))
+            prefix = "static_" if name == "jit" else "static_broadcasted_"
+            static = _several(kwargs.get(f"{prefix}argnums"), int)
+            if recorded is fun and not static:
+                static = fun._recorded_static
+            names = _several(kwargs.get("static_argnames") if name == "jit" else None, str)
+            bare = fun._recorded_function if isinstance(fun, _Recorded) else fun
+            function = real(bare, *rest, **kwargs)
+            call = functools.partial(self._call, site, function, static, names)
+            return _Recorded(function, site, static, call)
+
+        make.__module__ = module
+        make._is_recorded = True  # pyright: ignore[reportAttributeAccessIssue]
+        return make
+
+    def _site(
         self,
         kind: str,
         function: str,
@@ -86,11 +142,8 @@ class CallRecorder:
         """What is mapped again at one place, as in a loop, stays one site.
 
         Args:
-          kind: as `_Site` has it.
-          function: its name.
-          file: where it is mapped, and at which line.
-          line: of that file.
-          instruction: tells two of one line apart.
+          kind, function: as `_Site` has it, and the name.
+          file, line, instruction: where it is mapped; the last tells two of one line apart.
           within: the functions of the file that were running, innermost first.
         """
         identity = kind, file, within[0], instruction, function
@@ -102,24 +155,22 @@ class CallRecorder:
                 self._write(event="site", site=site.number, kind=kind, **place)
             return site
 
-    def call(
+    def _call(
         self,
         site: _Site,
         function: Callable,
+        static: tuple[int, ...],
+        static_names: tuple[str, ...],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        static: tuple[int, ...] = (),
-        static_names: tuple[str, ...] = (),
     ) -> Any:
         """Calls a function, and writes down what it is given and returns.
 
         Args:
           site: where it was mapped.
           function: what to call.
-          args: its arguments.
-          kwargs: its keywords.
-          static: the positions of arguments that are constants: they need not be arrays, nor trees.
-          static_names: the keywords that are constants.
+          static, static_names: which arguments are constants: they need not be arrays, nor trees.
+          args, kwargs: all of them.
         """
         number = self._number(site, (args, kwargs))
         if number is None:
@@ -129,8 +180,7 @@ class CallRecorder:
         words = {name: arg for name, arg in kwargs.items() if name not in static_names}
         # Before the call, which may donate them.
         given = self._leaves(site, dynamic) + self._leaves(site, words)
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        leaves = [programs.abstract(leaf) for leaf in leaves]
+        arguments = programs.Arguments(args, kwargs)
         returned: list[_Leaf] = []
         inside, raised, text = False, None, None
         running = self._thread.running
@@ -140,7 +190,7 @@ class CallRecorder:
             inside = is_traced(result)  # the call was part of a larger program
             if not inside:
                 returned = self._leaves(site, result)
-                text = self._text(site, function, leaves, tree)
+                text = self._text(site, function, arguments)
             return result
         except BaseException as error:
             raised = type(error).__name__
@@ -154,8 +204,8 @@ class CallRecorder:
 
     def host(self, number: int, function: Callable, value: Any) -> Any:
         """The value of a host edit, written down as a call of its own."""
-        site = self.site("host", str(number))
-        return self.call(site, function, (value,), {})
+        site = self._site("host", str(number))
+        return self._call(site, function, (), (), (value,), {})
 
     def _number(self, site: _Site, arguments: Any) -> int | None:
         """Of a call that begins; None where it is not to be written down."""
@@ -188,11 +238,11 @@ class CallRecorder:
             self._note(site, problem)
             return []
 
-    def _text(self, site: _Site, function: Callable, leaves: list[Any], tree: Any) -> int | None:
+    def _text(self, site: _Site, function: Callable, arguments: programs.Arguments) -> int | None:
         """The number of the text of its program."""
         try:  # on the host, a number of Python is one: numpy may take it
             numbers = site.kind != "host"
-            return self._texts.number(site.number, function, leaves, tree, numbers=numbers)
+            return self._texts.number(site.number, function, arguments, numbers=numbers)
         except Exception as problem:  # noqa: BLE001  # the program goes on without a text
             self._note(site, problem)
             return None
@@ -287,63 +337,6 @@ def _own_folder(folder: str) -> str:
 
 # --- what stands in for the functions that map, and for `jax.jit`
 
-_LIBRARIES = ("jax", "jaxlib", "jax_dist")  # what these map inside is not the user's call
-_INSTALLED = tuple(
-    os.path.realpath(folder) + os.sep
-    for name, folder in sysconfig.get_paths().items()
-    if name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
-_DEPTH = 8  # frames that name where a function was mapped
-
-
-def hooked(module: str, name: str, real: Callable, recorder: CallRecorder) -> Callable:
-    """`real`, whose results are recorded; the same in all else.
-
-    Args:
-      module: where it will be found, also by pickle.
-      name: "pmap", "mapped" (of a helper in migrated code), "shard_map" or "jit".
-      real: what it is without us.
-      recorder: writes the calls.
-    """
-
-    @functools.wraps(real)
-    def make(*args: Any, **kwargs: Any) -> Any:
-        frame: Any = sys._getframe(1)
-        given = bool(args) and callable(args[0])
-        is_library = frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARIES
-        if is_library or type(frame.f_locals.get("self")).__name__ == "_Program":
-            return real(*args, **kwargs)  # a part of what is recorded
-        if not given and callable(kwargs.get("fun")):  # pmap takes it by name too
-            args, kwargs = (kwargs["fun"], *args), {k: v for k, v in kwargs.items() if k != "fun"}
-        elif not given and not args:  # a decorator with options
-            return functools.partial(make, **kwargs)
-        elif not given:  # a mistake; let it say so
-            return real(*args, **kwargs)
-        fun, *rest = args
-        site = recorded = None
-        if name == "jit":  # of a mapped function, it is that mapped function
-            inner = fun
-            while isinstance(inner, functools.partial):
-                inner = inner.func
-            if isinstance(inner, _Recorded) and inner._recorded_site.kind != "jit":
-                recorded, site = inner, inner._recorded_site
-        if site is None:  # any other is a witness of its own
-            file = os.path.realpath(frame.f_code.co_filename)
-            if name == "jit" and file not in recorder.files and file.startswith(_INSTALLED):
-                return real(*args, **kwargs)
-            site = recorder.site(name, _name_of(fun), **_place(frame))
-        prefix = "static_" if name == "jit" else "static_broadcasted_"
-        static = _several(kwargs.get(f"{prefix}argnums"), int)
-        if recorded is fun and not static:
-            static = fun._recorded_static
-        names = _several(kwargs.get("static_argnames") if name == "jit" else None, str)
-        bare = fun._recorded_function if isinstance(fun, _Recorded) else fun
-        return _Recorded(real(bare, *rest, **kwargs), site, recorder, static, names)
-
-    make.__module__ = module
-    make._is_recorded = True  # pyright: ignore[reportAttributeAccessIssue]
-    return make
-
 
 class _Recorded:
     """A mapped or jitted function that has its first calls written down."""
@@ -352,28 +345,17 @@ class _Recorded:
         self,
         function: Callable,
         site: _Site,
-        recorder: CallRecorder,
         static: tuple[int, ...],
-        static_names: tuple[str, ...],
+        call: Callable[[tuple, dict[str, Any]], Any],
     ):
-        self._recorded_function = function
-        self._recorded_site = site
-        self._recorded_by = recorder
-        self._recorded_static = static
-        self._recorded_static_names = static_names
+        self._recorded_function, self._recorded_call = function, call
+        self._recorded_site, self._recorded_static = site, static
         for name in ("__name__", "__qualname__", "__doc__", "__module__"):
             if hasattr(function, name):
                 setattr(self, name, getattr(function, name))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._recorded_by.call(
-            self._recorded_site,
-            self._recorded_function,
-            args,
-            kwargs,
-            self._recorded_static,
-            self._recorded_static_names,
-        )
+        return self._recorded_call(args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -420,7 +402,7 @@ def _name_of(fun: Any) -> str:
 
 
 def _place(frame: Any) -> dict[str, Any]:
-    """Where the function is mapped that a frame maps, as `CallRecorder.site` takes it."""
+    """Where the function is mapped that a frame maps, as `CallRecorder._site` takes it."""
     file, line, instruction = frame.f_code.co_filename, frame.f_lineno, frame.f_lasti
     within: list[str] = []
     while frame is not None and frame.f_code.co_filename == file and len(within) < _DEPTH:
