@@ -114,15 +114,17 @@ class Graph:
         found = {path: None for origins in node.sources for path, _ in origins}
         return [self.nodes[path] for path in found if path in self.nodes]
 
-    def reached(self, origins: Origins) -> list[Node]:
-        """All equations that a value depends on, in program order."""
-        waiting = [path for path, _ in origins if path in self.nodes]
-        seen = set(waiting)
+    def reached(
+        self, origins: Origins, follows: Callable[[Node], bool] = lambda node: True
+    ) -> list[Node]:
+        """The equations that a value depends on by way of such ones, in program order."""
+        waiting = [self.nodes[path] for path, _ in origins if path in self.nodes]
+        seen: set[Path] = set()
         while waiting:
-            for node in self.before(self.nodes[waiting.pop()]):
-                if node.path not in seen:
-                    seen.add(node.path)
-                    waiting.append(node.path)
+            node = waiting.pop()
+            if node.path not in seen and follows(node):
+                seen.add(node.path)
+                waiting += self.before(node)
         return [node for path, node in self.nodes.items() if path in seen]
 
 
