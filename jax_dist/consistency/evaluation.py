@@ -114,25 +114,54 @@ class Graph:
         found = {path: None for origins in node.sources for path, _ in origins}
         return [self.nodes[path] for path in found if path in self.nodes]
 
-    def reached(self, origins: Origins) -> list[Node]:
-        """All equations that a value depends on, in program order."""
-        waiting = [path for path, _ in origins if path in self.nodes]
-        seen = set(waiting)
+    def reached(
+        self, origins: Origins, follows: Callable[[Node], bool] = lambda node: True
+    ) -> list[Node]:
+        """The equations that a value depends on by way of such ones, in program order."""
+        waiting = [self.nodes[path] for path, _ in origins if path in self.nodes]
+        seen: set[Path] = set()
         while waiting:
-            for node in self.before(self.nodes[waiting.pop()]):
-                if node.path not in seen:
-                    seen.add(node.path)
-                    waiting.append(node.path)
+            node = waiting.pop()
+            if node.path not in seen and follows(node):
+                seen.add(node.path)
+                waiting += self.before(node)
         return [node for path, node in self.nodes.items() if path in seen]
 
 
 def graph_of(jaxpr: Any) -> Graph:
-    """The graph of a program, by the walk that `evaluation` makes too."""
-    graph = Graph({}, (), {})
+    """The graph of a program, by the walk that `evaluate` makes too."""
+    nodes: dict[Path, Node] = {}
+    carried: dict[_Origin, Origins] = {}
+
+    def walk(body: Any, inputs: Sequence[Origins], prefix: Path, around: _Around) -> list[Origins]:
+        known: dict[Var, Origins] = dict.fromkeys(body.constvars, frozenset())
+        known.update(zip(body.invars, inputs, strict=True))
+        origins = lambda atom: frozenset() if isinstance(atom, Literal) else known[atom]
+        for place, eqn in enumerate(body.eqns):
+            path, sources = (*prefix, place), tuple(map(origins, eqn.invars))
+            if _is_entered(eqn):
+                carries = []
+                if eqn.primitive.name == "scan":
+                    layout = _compat.scan_layout(eqn.params, len(sources), len(eqn.outvars))
+                    carries = list(zip(layout.carries_in, layout.carries_out, strict=True))
+                inner = list(sources)
+                for into, _ in carries:
+                    inner[into] |= {(path, -1 - into)}
+                called = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])
+                outs = walk(called, inner, path, around.inside(eqn, path))
+                for into, out in carries:
+                    carried[path, -1 - into] = outs[out]
+                    outs[out] |= sources[into]  # of no rounds, a carry is what came in
+            else:
+                nodes[path] = Node(path, eqn, sources, around, _is_draw(eqn))
+                outs = [frozenset({(path, number)}) for number in range(len(eqn.outvars))]
+            known.update(zip(eqn.outvars, outs, strict=True))
+        return list(map(origins, body.outvars))
+
     body = interpreter.open_jaxpr(jaxpr)
     inputs = [frozenset({((), number)}) for number in range(len(body.invars))]
-    results = _walk(body, inputs, (), _Around(), graph)
-    return Graph(dict(sorted(graph.nodes.items())), tuple(results), graph.carried)
+    results = walk(body, inputs, (), _Around())
+    return Graph(dict(sorted(nodes.items())), tuple(results), carried)
 
 
 def _is_entered(eqn: JaxprEqn) -> bool:
@@ -147,41 +176,6 @@ def _is_draw(eqn: JaxprEqn) -> bool:
     """Whether random numbers come out, also of a loop that draws."""
     draws = lambda each: each.primitive.name in _DRAWS
     return draws(eqn) or any(interpreter.contains(body, draws) for body in interpreter.bodies(eqn))
-
-
-def _walk(
-    body: Any, inputs: Sequence[Origins], prefix: Path, around: _Around, graph: Graph
-) -> list[Origins]:
-    known: dict[Var, Origins] = dict.fromkeys(body.constvars, frozenset())
-    known.update(zip(body.invars, inputs, strict=True))
-    origins = lambda atom: frozenset() if isinstance(atom, Literal) else known[atom]
-    for place, eqn in enumerate(body.eqns):
-        path = (*prefix, place)
-        sources = tuple(map(origins, eqn.invars))
-        if _is_entered(eqn):
-            outs = _enter(eqn, sources, path, around.inside(eqn, path), graph)
-        else:
-            graph.nodes[path] = Node(path, eqn, sources, around, _is_draw(eqn))
-            outs = [frozenset({(path, number)}) for number in range(len(eqn.outvars))]
-        known.update(zip(eqn.outvars, outs, strict=True))
-    return list(map(origins, body.outvars))
-
-
-def _enter(
-    eqn: JaxprEqn, sources: tuple[Origins, ...], path: Path, inside: _Around, graph: Graph
-) -> list[Origins]:
-    inner = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])
-    if eqn.primitive.name != "scan":
-        return _walk(inner, sources, path, inside, graph)
-    layout = _compat.scan_layout(eqn.params, len(sources), len(eqn.outvars))
-    inputs = list(sources)
-    for into in layout.carries_in:
-        inputs[into] |= {(path, -1 - into)}
-    outs = _walk(inner, inputs, path, inside, graph)
-    for into, out in zip(layout.carries_in, layout.carries_out, strict=True):
-        graph.carried[path, -1 - into] = outs[out]
-        outs[out] |= sources[into]  # of no rounds, a carry is what came in
-    return outs
 
 
 _SUMS = (
@@ -406,38 +400,29 @@ def manual_axes(eqn: JaxprEqn) -> dict[Any, int]:
 
 def _cut(value: Any, spec: Any, axes: Mapping[Any, int]) -> Any:
     """`[*s]` -> one block for each device, `[*axes, *block]`."""
-    names = list(axes)
     shape: list[int] = []
     at: dict[Any, int] = {}  # where each axis lies in the split shape
     for size, part in zip(value.shape, _parts(spec, value.ndim), strict=True):
         for name in part:
             at[name] = len(shape)
             shape.append(axes[name])
-            size //= axes[name]
-        shape.append(size)
-    split = value.reshape(shape)
-    front = [at[name] for name in names if name in at]
-    split = jnp.moveaxis(split, front, range(len(front)))
-    whole = [number for number, name in enumerate(names) if name not in at]
-    split = jnp.expand_dims(split, whole)
-    return jnp.broadcast_to(split, (*axes.values(), *split.shape[len(names) :]))
+        shape.append(size // math.prod(axes[name] for name in part))
+    front = [at[name] for name in axes if name in at]
+    split = jnp.moveaxis(value.reshape(shape), front, range(len(front)))
+    split = jnp.expand_dims(split, [n for n, name in enumerate(axes) if name not in at])
+    return jnp.broadcast_to(split, (*axes.values(), *split.shape[len(axes) :]))
 
 
 def _joined(value: Any, spec: Any, axes: Mapping[Any, int]) -> Any:
     """The opposite; along axes that cut nothing, what the first device has."""
-    names = list(axes)
-    rank = value.ndim - len(names)
-    parts = _parts(spec, rank)
-    cut = [name for part in parts for name in part]
-    value = value[tuple(slice(None) if name in cut else 0 for name in names)]
-    left = [name for name in names if name in cut]
+    parts = _parts(spec, value.ndim - len(axes))
+    cut = {name for part in parts for name in part}
+    value = value[tuple(slice(None) if name in cut else 0 for name in axes)]
+    left = [name for name in axes if name in cut]
     order, shape = [], []
-    for number, part in enumerate(parts):
-        order += [left.index(name) for name in part] + [len(left) + number]
-        size = value.shape[len(left) + number]
-        for name in part:
-            size *= axes[name]
-        shape.append(size)
+    for number, part in enumerate(parts, len(left)):
+        order += [*map(left.index, part), number]
+        shape.append(value.shape[number] * math.prod(axes[name] for name in part))
     return value.transpose(order).reshape(shape)
 
 

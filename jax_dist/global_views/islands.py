@@ -236,10 +236,9 @@ class _Planner:
 
     def _plans_of(self, eqn: JaxprEqn) -> Iterator[BodyPlan]:
         wanted = wanted_in_bodies(eqn, [self.cuts.get(var) for var in eqn.outvars])
-        limits: Any = {"scatters": self.scatters, "tied": self.tied}
         bodies = interpreter.bodies(eqn)
         for body, ins, results in zip(bodies, self._ins_of_bodies(eqn), wanted, strict=True):
-            yield plan(self.axis, body, ins, results, **limits)
+            yield plan(self.axis, body, ins, results, scatters=self.scatters, tied=self.tied)
 
     # ---- what an island takes and gives
 

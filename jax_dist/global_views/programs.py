@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,8 @@ from jax_dist.mapping.meshes import DeviceChoice
 from jax_dist.passes import interpreter
 from jax_dist.passes import programs as compiled
 from jax_dist.passes.captures import Captures
+
+_StateLeaves: TypeAlias = dict[int, jax.ShapeDtypeStruct]  # by place, the types on one device
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,8 +98,8 @@ class StepProgram:
     plan: BodyPlan
     leaves: dict[int, Leaf]  # by the place of the argument leaf
     results: dict[int, int]  # the place of each result leaf that is of the state -> of its argument
-    in_axes: tuple[Any, ...]  # of each argument leaf; of the state, None where it is shared
-    in_shardings: tuple[NamedSharding, ...]
+    in_axes: list[Any]  # of each argument leaf; of the state, None where it is shared
+    in_shardings: list[NamedSharding]
     structure: Any  # of the arguments that are not static
     meshes: set[AbstractMesh]  # that the types in the body name
 
@@ -189,8 +191,7 @@ class StepProgram:
         )
         if not self._hidden:
             return self.jitted.lower(*args)
-        lowered = self.jitted.lower(self.captured, *args)
-        return compiled.lowered_without(lowered, self.captured)
+        return compiled.lowered_without(self.jitted.lower(self.captured, *args), self.captured)
 
     def _arguments(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """Leaves as arguments of the step."""
@@ -222,7 +223,7 @@ class StepProgram:
         return results
 
 
-def build(setting: Setting, call: Call, state: dict[int, jax.ShapeDtypeStruct]) -> StepProgram:
+def build(setting: Setting, call: Call, state: _StateLeaves) -> StepProgram:
     """Traces and settles a step.
 
     Args:
@@ -241,9 +242,9 @@ def build(setting: Setting, call: Call, state: dict[int, jax.ShapeDtypeStruct]) 
             do="Map once, over a mesh of all devices, or keep jax_dist.pmap for this function.",
         )
     for eqn in interpreter.equations(found.jaxpr):
-        sharding = (
-            eqn.params.get("sharding") if eqn.primitive.name == "sharding_constraint" else None
-        )
+        if eqn.primitive.name != "sharding_constraint":
+            continue
+        sharding = eqn.params["sharding"]
         if state_placement.is_cut(getattr(sharding, "spec", P())):
             line = interpreter.source_line(eqn) or "an unknown line"
             raise refusal(
@@ -253,19 +254,13 @@ def build(setting: Setting, call: Call, state: dict[int, jax.ShapeDtypeStruct]) 
                 why="it is the program of one device, which has nothing to cut over that axis",
                 do="Remove the constraint; say how the state lies by shardings=.",
             )
-    return _Settling(setting, call, state, found).program()
+    return _TracedStep(setting, call, state, found).program()
 
 
-class _Settling:
+class _TracedStep:
     """Finds which leaves of the state of a traced step are shared, and plans the step."""
 
-    def __init__(
-        self,
-        setting: Setting,
-        call: Call,
-        state: dict[int, jax.ShapeDtypeStruct],
-        found: Body,
-    ):
+    def __init__(self, setting: Setting, call: Call, state: _StateLeaves, found: Body):
         self._setting, self._call, self._state, self._body = setting, call, state, found
         self._axis = SharedAxis(found.axis, setting.size)
         self._paths = call.paths()
@@ -294,26 +289,18 @@ class _Settling:
         jaxpr, tied = found.jaxpr, bool(meshes)
         planned = plan(self._axis, jaxpr, self._ins, wanted, scatters=setting.scatters, tied=tied)
         self._check_results(planned)
-        in_axes = tuple(
-            (None if leaves[place].shared else 0) if place in leaves else of_leaf
-            for place, of_leaf in enumerate(call.axes)
-        )
-        in_shardings = tuple(
-            leaves[place].sharding
-            if place in leaves
-            else NamedSharding(setting.mesh, axes.spec_of_axis(of, len(leaf.shape), setting.name))
-            for place, (leaf, of) in enumerate(zip(call.leaves, in_axes, strict=True))
-        )
+        in_axes, lie = [], []  # of each argument leaf
+        for place, (leaf, axis) in enumerate(zip(call.leaves, call.axes, strict=True)):
+            if place in leaves:
+                in_axes.append(None if leaves[place].shared else 0)
+                lie.append(leaves[place].sharding)
+            else:
+                in_axes.append(axis)
+                spec = axes.spec_of_axis(axis, len(leaf.shape), setting.name)
+                lie.append(NamedSharding(setting.mesh, spec))
+        results, structure = self._results, call.structure
         return StepProgram(
-            setting,
-            found,
-            planned,
-            leaves,
-            self._results,
-            in_axes,
-            in_shardings,
-            call.structure,
-            meshes,
+            setting, found, planned, leaves, results, in_axes, lie, structure, meshes
         )
 
     def _results_of_state(self) -> dict[int, int]:
@@ -356,13 +343,8 @@ class _Settling:
             for tree in (*args, *(kwargs[name] for name in sorted(kwargs)))
             for path, _ in jax.tree.leaves_with_path(tree)
         ]
-        specs = state_placement.specs_of(
-            setting.shardings,
-            setting.mesh,
-            setting.name,
-            [short[place] for place in self._state],
-            list(self._state.values()),
-        )
+        paths, kinds = [short[place] for place in self._state], list(self._state.values())
+        specs = state_placement.specs_of(setting.shardings, setting.by_device, paths, kinds)
         result_of = {place: result for result, place in self._results.items()}
         leaves: dict[int, Leaf] = {}
         for (place, kind), spec in zip(self._state.items(), specs, strict=True):

@@ -173,9 +173,7 @@ def _item_size(dtype: Any) -> int:
 def _draw(title: str, bars: Mapping[str, Mapping[str, int]]) -> str:
     """The bars below each other, to one scale, as the text of an SVG file.
 
-    Args:
-      title: of the picture.
-      bars: by title, the bytes of each part by its name; parts at the same place have one colour.
+    Each bar has the bytes of its parts by their names; parts at the same place have one colour.
     """
     height = 56 + len(bars) * _ROW
     name = html.escape(title)

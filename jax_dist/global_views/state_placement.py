@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist.errors import GlobalViewError, PlacementError, refusal
@@ -312,8 +312,7 @@ def place_batch(batch: Any, by_device: NamedSharding, *, rows: bool | None) -> A
 
 def specs_of(
     shardings: Shardings,
-    mesh: Mesh,
-    name: Any,
+    by_device: NamedSharding,
     paths: Sequence[str],
     leaves: Sequence[jax.ShapeDtypeStruct],
 ) -> list[P]:
@@ -321,8 +320,7 @@ def specs_of(
 
     Args:
       shardings: as it was given.
-      mesh: the mesh.
-      name: of the mapped axis.
+      by_device: as a leaf lies that varies.
       paths: of each leaf, as in "params/dense/kernel".
       leaves: their types, without a dimension for devices.
 
@@ -332,11 +330,12 @@ def specs_of(
     if shardings == "replicated":
         return [P()] * len(leaves)
     if shardings == "fsdp":
-        return [_fully_sharded(leaf.shape, mesh.shape[name], name) for leaf in leaves]
+        size, name = _size(by_device), by_device.spec[0]
+        return [_fully_sharded(leaf.shape, size, name) for leaf in leaves]
     specs = []
     for path, leaf in zip(paths, leaves, strict=True):
         spec = shardings(path, leaf)
-        misfit = _misfit(leaf.shape, spec, mesh)
+        misfit = _misfit(leaf.shape, spec, by_device.mesh)
         if misfit is not None:
             raise refusal(
                 GlobalViewError,
@@ -363,7 +362,7 @@ def _fully_sharded(shape: Sequence[int], size: int, name: Any) -> P:
     return P(*[None] * longest, name)
 
 
-def _misfit(shape: Sequence[int], spec: Any, mesh: Mesh) -> str | None:
+def _misfit(shape: Sequence[int], spec: Any, mesh: Mesh | AbstractMesh) -> str | None:
     """Why such an array cannot lie so."""
     if not isinstance(spec, P):
         return "it is no PartitionSpec"

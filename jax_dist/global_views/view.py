@@ -436,11 +436,11 @@ class GlobalView:
 
     def _placed(self, number: int, given: GivenState, program: StepProgram | None) -> Any:
         """One argument of the state on the mesh."""
-        setting, kinds = self._setting, given.type.leaves
-        specs = state_placement.specs_of(
-            setting.shardings, setting.mesh, setting.name, given.short_paths, kinds
-        )
         if program is None:
+            setting, paths = self._setting, given.short_paths
+            specs = state_placement.specs_of(
+                setting.shardings, setting.by_device, paths, given.type.leaves
+            )
             lie = [(NamedSharding(setting.mesh, spec), None) for spec in specs]
         else:
             own = [leaf for leaf in program.leaves.values() if leaf.argument == number]
