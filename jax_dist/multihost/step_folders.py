@@ -107,11 +107,12 @@ class TypedLeaf(NamedTuple):
             return np.asarray(stored)
         if isinstance(stored, np.ndarray) or not self._is_placed_by_orbax:
             value, like = np.asarray(stored), self._data
-            stored = jnp.asarray(value)
             if like.committed:
                 stored = jax.make_array_from_callback(
                     value.shape, like.sharding, lambda place: value[place]
                 )
+            else:
+                stored = jnp.asarray(value)
         if self._is_key:
             return jax.random.wrap_key_data(stored, impl=jax.random.key_impl(self.given))
         return stored
