@@ -17,7 +17,6 @@ from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
 from jax_dist.codemod import device_counts, escapes, shard_map, uniformity, use_sites
-from jax_dist.codemod.results import Left
 from jax_dist.codemod.uniformity import Same
 from jax_dist.codemod.use_sites import Collected, Escaped, First, GivenTo, Kept, Shown
 
@@ -121,7 +120,7 @@ class Layouts:
         self._parts: dict[Slot, Component] = {}
         self._seen: set[ast.expr] = set()  # sources
         self._due: list[tuple[Slot, ast.expr]] = []  # each read must turn out to be of the slot
-        told = escapes.by_text(module)
+        told = _read_by_text(module)
         for site in sites:
             self._see_site(site)
             if told:
@@ -257,7 +256,7 @@ class Layouts:
     def _see_mixture(self, node: ast.expr, slot: Slot, *, mixed: bool) -> None:
         """Where a value may also be another one, all of them must be alike."""
         origins = use_sites.origins_of(self._flow, node)
-        parameters = escapes.given_parameters(self._module, node)
+        parameters = _given_parameters(self._module, node)
         if self._stacked_for_others and parameters <= self._given_to_calls:
             given = self._given_to_calls  # mapped calls take the same values, with the axis
             if all(each.is_stacked or (each.node, each.path) in given for each in origins):
@@ -276,7 +275,7 @@ class Layouts:
             is_shared = shard_map.shared_positions(site)
             for position, argument in enumerate(call.args):
                 if is_shared is not None and not is_shared(position):
-                    found |= escapes.given_parameters(self._module, argument)
+                    found |= _given_parameters(self._module, argument)
                     for origin in use_sites.origins_of(self._flow, argument):
                         found.add((origin.node, origin.path))
         return found
@@ -321,7 +320,7 @@ class Layouts:
         )
 
     def _slot_of(self, origin: Origin) -> Slot | None:
-        if origin.on_host or not escapes.stays_inside(self._module, origin):
+        if origin.on_host or not _stays_inside(self._module, origin):
             return None
         if self._stacked_for_others and not all(self._has_part(f, ()) for f in origin.through):
             return None
@@ -357,10 +356,14 @@ class Layouts:
     def _see_donations(self, site: Site) -> None:
         """A split copies its batch; without it, the batch itself would be donated."""
         given = site.arguments.get("donate_argnums")
-        try:
-            donated = shard_map.integers(given, "donate_argnums")
-        except Left as left:
-            self.keep_site(site, left.reason)
+        if given is None or (isinstance(given, ast.Constant) and given.value is None):
+            return
+        parts = given.elts if isinstance(given, ast.Tuple | ast.List) else [given]
+        donated: list[Any] = [
+            each.value if isinstance(each, ast.Constant) else "" for each in parts
+        ]
+        if any(type(position) is not int for position in donated):
+            self.keep_site(site, "donate_argnums is no literal that counts from the front")
             return
         for position in donated:
             part = self.component(Argument(site, position))
@@ -437,3 +440,49 @@ def _targets(module: Module, call: ast.Call) -> int | None:
             is_known = not any(isinstance(each, ast.Starred) for each in parts)
             return len(parts) if is_known else None
     return None
+
+
+def _read_by_text(module: Module) -> str:
+    """Where names are read by their text, which is not followed; "" where nothing does that."""
+    for scope in module.scopes.all:
+        for name in ("locals", "globals", "vars", "exec", "eval"):
+            for load in scope.loads.get(name, ()):
+                call = module.parent(load)
+                is_call = isinstance(call, ast.Call) and call.func is load
+                if is_call and name == "vars" and call.args:  # type: ignore[union-attr]
+                    continue
+                if is_call and scope.lookup(name) is None:
+                    return f"line {load.lineno} calls {name}"
+    for name in ("f_locals", "f_globals", "__globals__"):
+        for node in escapes.attributes(module, name):
+            return f"line {node.lineno} reads {name}"
+    return ""
+
+
+def _stays_inside(module: Module, origin: Origin) -> bool:
+    """Whether the functions it came through are called from this file only, in plain words."""
+    return all(
+        isinstance(function, ast.Lambda) or escapes.is_followed(module, function)
+        for function in origin.through
+    )
+
+
+def _given_parameters(module: Module, node: ast.expr) -> set[ast.AST]:
+    """The parameters of functions that other files may call, whose values a name may hold."""
+    found: set[ast.AST] = set()
+    waiting, seen = [node], set()
+    while waiting:
+        name = waiting.pop()
+        if not isinstance(name, ast.Name) or name in seen:
+            continue
+        seen.add(name)
+        for binding in module.reaching(name) or ():
+            if binding.kind == "parameter":
+                function: Any = module.parent(module.parent(binding.node))
+                if not isinstance(function, ast.Lambda) and not escapes.is_followed(
+                    module, function
+                ):
+                    found.add(binding.node)
+            elif binding.kind == "assign" and binding.value is not None:
+                waiting.append(binding.value)
+    return found

@@ -8,6 +8,7 @@ same `try`.
 import ast
 import dataclasses
 import io
+import re
 import tokenize
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
@@ -15,7 +16,7 @@ from typing import Any, TypeAlias
 from jax_dist.checker.model import new_imports
 from jax_dist.checker.model.findings import Code, Edit, Fix, Safety, indentation_of
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod import helper_module, results
+from jax_dist.codemod import helper_module
 from jax_dist.codemod.helper_module import Home
 from jax_dist.codemod.results import Left, PlannedPlace
 
@@ -42,6 +43,16 @@ class Style:
     width: int = 88
     quote: str = '"'
 
+    @classmethod
+    def of(cls, code: bytes) -> "Style":
+        """The style of a file, as most of it shows."""
+        text = code.decode("utf-8", "replace")
+        unit = indentation_of(text)
+        longest = max((len(line) for line in text.splitlines()), default=0)
+        width = 80 if unit == "  " else min(max(longest, 79), 100)
+        quote = "'" if text.count("'") > text.count('"') else '"'
+        return cls(unit, "    ", width, quote)
+
 
 _SHORT = {"jax.sharding.PartitionSpec": "P"}  # as the field writes it
 
@@ -49,9 +60,9 @@ _SHORT = {"jax.sharding.PartitionSpec": "P"}  # as the field writes it
 class Texts:
     """Writes new text for one place of a file, and notes what it needs at the top."""
 
-    def __init__(self, module: Module, at: ast.AST, style: Style, namer: Namer):
+    def __init__(self, module: Module, at: ast.expr, style: Style, namer: Namer):
         self.module: Module = module
-        self.at: ast.AST = at
+        self.at: ast.expr = at
         self.style: Style = style
         self._namer = namer
         self._imports: dict[str, None] = {}
@@ -70,8 +81,7 @@ class Texts:
             package, _, last = name.rpartition(".")
             self._imports[f"from {package} import {last} as {short}"] = None
             return short
-        for line in imports:
-            self._imports[line] = None
+        self._imports |= dict.fromkeys(imports)
         return text
 
     def helper(self, function: str) -> str:
@@ -84,40 +94,34 @@ class Texts:
 
     # --- layout
 
-    def quoted(self, word: str) -> str:
-        """A string literal, with the file's kind of quotes."""
-        return f"{self.style.quote}{word}{self.style.quote}"
-
     def indent_of(self, node: Any) -> str:
         """The indentation of the line on which a node's statement begins."""
         start, _ = self.module.span(self.module.statement(node))
         return indentation(self.module.source.line_text(start))
 
-    def column(self, node: Any) -> int:
-        return self.module.source.position(self.module.span(node)[0]).column - 1
-
     def moved(self, node: Any, depth: int) -> str:
         """The node's text as it would stand `depth` steps further in than its statement."""
-        text = self.module.text(node)
-        if "\n" not in text or _has_long_string(node):
-            return text
+        first, newline, rest = self.module.text(node).partition("\n")
+        has_long_string = any(  # whose spaces are its value
+            isinstance(each, ast.Constant | ast.JoinedStr) and each.end_lineno != each.lineno
+            for each in ast.walk(node)
+        )
+        if not newline or has_long_string:
+            return first + newline + rest
         wanted = len(self.indent_of(node)) + depth * len(self.style.hang)
-        line = self.module.source.line_text(self.module.span(node)[0])
-        old = len(line) - len(line.lstrip())
-        return _moved(text, old, wanted)
+        old = len(indentation(self.module.source.line_text(self.module.span(node)[0])))
+        lines = rest.split("\n")
+        depths = [len(line) - len(line.lstrip(" ")) for line in lines if line.strip()]
+        cut = min([old - wanted, *depths])  # negative: they go further in
+        shifted = lambda line: line[cut:] if cut > 0 else " " * -cut + line
+        return "\n".join((first, *(shifted(line) if line.strip() else line for line in lines)))
 
     def written(self, value: Value, replaced: Any) -> str:
         """The text of `value` in the place of the node `replaced`."""
-        _, end = self.module.span(replaced)
-        rest = self.module.source.line_text(end)
-        after = len(rest) - (self.module.source.position(end).column - 1)
-        used = self.column(replaced) + after
-        indent = indentation(self.module.source.line_text(self.module.span(replaced)[0]))
-        return _written(value, self.style, indent, used)
-
-    def at_sign(self, start: int) -> int:
-        """Where the `@` of the decorator at `start` stands."""
-        return self.module.source.code.rindex(b"@", 0, start)
+        source, (start, end) = self.module.source, self.module.span(replaced)
+        after = len(source.line_text(end)) - (source.position(end).column - 1)
+        used = source.position(start).column - 1 + after
+        return _written(value, self.style, indentation(source.line_text(start)), used)
 
     def comments(self, node: Any, kept: Iterable[Any]) -> list[str]:
         """The comments inside a node that stand in none of the parts which are kept."""
@@ -128,26 +132,52 @@ class Texts:
         spans = [self.module.span(part) for part in kept if self.module.holds(part)]
         found: list[str] = []
         text = "(" + code.decode() + ")"
-        starts = [0]
-        for line in text.splitlines(keepends=True):
-            starts.append(starts[-1] + len(line.encode()))
+        rows = text.splitlines(keepends=True)
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT:
-                row = text.splitlines(keepends=True)[token.start[0] - 1]
-                at = start - 1 + starts[token.start[0] - 1] + len(row[: token.start[1]].encode())
+                row, column = token.start
+                before = "".join((*rows[: row - 1], rows[row - 1][:column]))
+                at = start - 1 + len(before.encode())
                 if not any(low <= at < high for low, high in spans):
                     found.append(token.string)
         return found
 
+    # --- places
+
+    def place(self, code: Code, edits: Iterable[Edit], group: str, said: str) -> PlannedPlace:
+        """A place with its edits, which are made if all of its group can be."""
+        fix = Fix(said, Safety.UNSAFE, tuple(edits), self.imports, group)
+        return PlannedPlace.done(self.module, self.at, code, fix, said)
+
+    def shell(self, inner: ast.expr, start: str, end: str) -> tuple[Edit, ...]:
+        """Puts other text around `inner`, a part of the place, which other edits may change."""
+        module, whole = self.module, self.at
+        statement = module.statement(whole)
+        if not start and _is_to_itself(module, whole, inner):
+            return (_without_line(module, statement),)
+        (low, high), (first, last) = module.span(whole), module.span(inner)
+        edits = [Edit(low, first, start), Edit(last, high, end)]
+        edits = [edit for edit in edits if edit.start != edit.end or edit.text]
+        if comments := self.comments(whole, [inner]):  # they go above the statement
+            at, indent = module.span(statement)[0], self.indent_of(whole)
+            above = "".join(f"{comment}\n{indent}" for comment in comments)
+            edits.insert(0, Edit(at, at, above))
+        return tuple(edits)
+
+    def brackets(self, inner: ast.expr) -> tuple[str, str]:
+        """Parentheses, where `inner` would fall apart without them in the place of the whole."""
+        tight = ast.Name | ast.Attribute | ast.Subscript | ast.Call | ast.Constant
+        closed = ast.Dict | ast.List | ast.Set | ast.ListComp | ast.SetComp | ast.DictComp
+        text = self.module.text(inner)  # `ast` counts the brackets of a tuple to it
+        has_own = isinstance(inner, ast.Tuple | ast.GeneratorExp) and text[:1] + text[-1:] == "()"
+        around = self.module.parent(self.at)
+        is_returned = isinstance(inner, ast.Tuple) and isinstance(around, ast.Return)
+        is_safe = isinstance(inner, tight | closed) or has_own or is_returned
+        return ("", "") if is_safe else ("(", ")")
+
 
 def _written(value: Value, style: Style, indent: str = "", used: int = 0) -> str:
-    """The text of a value whose first line begins `used` columns into a line.
-
-    Args:
-      value: a call, or text that is kept as it is.
-      style: of the file.
-      indent: of the statement that holds it.
-      used: columns before it, and after it on its last line.
+    """The text of a value; `used` columns are before its first line, and behind its last one.
 
     >>> print(_written(CallText("f", ["a", CallText("g", ["b"])]), Style(width=9)))
     f(
@@ -177,97 +207,16 @@ def _flat(value: Value) -> str | None:
     """On one line; None where a comment needs one of its own."""
     if isinstance(value, str):
         return value
-    if value.comments:
+    given = (*(("", each) for each in value.positional), *((f"{k}=", v) for k, v in value.keywords))
+    parts = [(name, _flat(each)) for name, each in given]
+    if value.comments or any(flat is None for _, flat in parts):
         return None
-    parts: list[str] = []
-    for name, each in (*(("", each) for each in value.positional), *value.keywords):
-        flat = _flat(each)
-        if flat is None:
-            return None
-        parts.append(f"{name}={flat}" if name else flat)
-    return f"{value.name}({', '.join(parts)})"
-
-
-def _moved(text: str, old_column: int, new_column: int) -> str:
-    """Text of several lines that stood at one column, for another one."""
-    first, newline, rest = text.partition("\n")
-    if not newline:
-        return text
-    lines = rest.split("\n")
-    shift = new_column - old_column
-    if shift > 0:
-        lines = [" " * shift + line if line.strip() else line for line in lines]
-    elif shift < 0:
-        spare = min(
-            (len(line) - len(line.lstrip(" ")) for line in lines if line.strip()), default=0
-        )
-        cut = min(-shift, spare)
-        lines = [line[cut:] if line.strip() else line for line in lines]
-    return "\n".join((first, *lines))
-
-
-def _has_long_string(node: ast.AST) -> bool:
-    """Whether a string in it runs over several lines, so that its spaces are its value."""
-    return any(
-        isinstance(each, ast.Constant | ast.JoinedStr)
-        and getattr(each, "end_lineno", 0) != getattr(each, "lineno", 0)
-        for each in ast.walk(node)
-    )
+    return f"{value.name}({', '.join(f'{name}{flat}' for name, flat in parts)})"
 
 
 def indentation(line: str) -> str:
     """What a line begins with."""
     return line[: len(line) - len(line.lstrip())]
-
-
-def style_of(code: bytes) -> Style:
-    """The indentation and width of a file, as most of it shows."""
-    text = code.decode("utf-8", "replace")
-    unit = indentation_of(text)
-    longest = max((len(line) for line in text.splitlines()), default=0)
-    width = 80 if unit == "  " else min(max(longest, 79), 100)
-    quote = "'" if text.count("'") > text.count('"') else '"'
-    return Style(unit, "    ", width, quote)
-
-
-def place(
-    texts: Texts, node: ast.expr, code: Code, edits: Iterable[Edit], group: str, said: str
-) -> PlannedPlace:
-    """A place with its edits, which are made if all of its group can be."""
-    fix = Fix(said, Safety.UNSAFE, tuple(edits), texts.imports, group)
-    return results.done(texts.module, node, code, fix, said)
-
-
-def shell(texts: Texts, whole: ast.expr, inner: ast.expr, start: str, end: str) -> tuple[Edit, ...]:
-    """Replaces what stands around `inner`; inside it other edits may be made.
-
-    Args:
-      texts: of the file.
-      whole: the expression that is left with `inner` alone.
-      inner: a part of it.
-      start: what comes before that.
-      end: what comes after it.
-    """
-    module = texts.module
-    if not start and _is_to_itself(module, whole, inner):
-        return (_without_line(module, module.statement(whole)),)
-    low, high = module.span(whole)
-    first, last = module.span(inner)
-    edits = (Edit(low, first, start), Edit(last, high, end))
-    return (
-        *_comments_above(texts, whole, inner),
-        *(edit for edit in edits if edit.start != edit.end or edit.text),
-    )
-
-
-def _comments_above(texts: Texts, whole: ast.expr, inner: ast.expr) -> tuple[Edit, ...]:
-    """The comments that would be lost, on lines of their own above the statement."""
-    comments = texts.comments(whole, [inner])
-    if not comments:
-        return ()
-    at = texts.module.span(texts.module.statement(whole))[0]
-    indent = texts.indent_of(whole)
-    return (Edit(at, at, "".join(f"{comment}\n{indent}" for comment in comments)),)
 
 
 def _is_to_itself(module: Module, whole: ast.expr, inner: ast.expr) -> bool:
@@ -296,32 +245,11 @@ def _without_line(module: Module, statement: ast.stmt) -> Edit:
     start, end = module.span(statement)
     code = module.source.code
     line = max(code.rfind(b"\n", 0, start), code.rfind(b"\r", 0, start)) + 1
-    rest = code[end:]
-    blank = len(rest) - len(rest.lstrip(b" \t"))
-    for newline in (b"\r\n", b"\n", b"\r"):
-        if rest[blank:].startswith(newline) and not code[line:start].strip():
-            return Edit(line, end + blank + len(newline), "")
-    if rest[blank:].startswith(b";"):
-        more = rest[blank + 1 :]
-        return Edit(start, end + blank + 1 + len(more) - len(more.lstrip(b" \t")), "")
-    return Edit(start, end, "")
-
-
-def brackets(module: Module, whole: ast.expr, inner: ast.expr) -> tuple[str, str]:
-    """Parentheses, where the inner expression would fall apart without them.
-
-    Args:
-      module: the file.
-      whole: what it takes the place of.
-      inner: what they would stand around.
-    """
-    tight = ast.Name | ast.Attribute | ast.Subscript | ast.Call | ast.Constant
-    closed = ast.Dict | ast.List | ast.Set | ast.ListComp | ast.SetComp | ast.DictComp
-    text = module.text(inner)  # `ast` counts the brackets of a tuple to it
-    has_own = isinstance(inner, ast.Tuple | ast.GeneratorExp) and text[:1] + text[-1:] == "()"
-    is_returned = isinstance(inner, ast.Tuple) and isinstance(module.parent(whole), ast.Return)
-    is_safe = isinstance(inner, tight | closed) or has_own or is_returned
-    return ("", "") if is_safe else ("(", ")")
+    newline = re.compile(rb"[ \t]*(?:\r\n|\n|\r)").match(code, end)
+    if newline is not None and not code[line:start].strip():
+        return Edit(line, newline.end(), "")
+    semicolon = re.compile(rb"[ \t]*;[ \t]*").match(code, end)
+    return Edit(start, end if semicolon is None else semicolon.end(), "")
 
 
 # --- names
@@ -351,11 +279,7 @@ class LibraryNames:
 
 
 class HelperNames:
-    """The functions of the helper module of one file.
-
-    Args:
-      home: where it is.
-    """
+    """The functions of the helper module of one file."""
 
     title: str = "mapped"
 
@@ -401,7 +325,18 @@ class HelperNames:
 
     def _imported(self, module: Module, function: str, at: ast.AST) -> _Name:
         target = f"{self.home.module}.{function}"
-        text = _bound_to(module, target) or _free_name(module, function)
+        text = ""
+        for name, bindings in module.scopes.module.bindings.items():
+            if len(bindings) == 1 and bindings[0].kind == "import" and bindings[0].target == target:
+                text = text or name
+        if not text:
+            bound = {name for scope in module.scopes.all for name in scope.bindings}
+            names = (function, f"{function}_over_devices", f"_{function}_over_devices")
+            text = next((name for name in names if name not in bound), "")
+        if not text:
+            raise Left(
+                f"the file has its own {function}", f"Rename {function}, then migrate again."
+            )
         alias = "" if text == function else f" as {text}"
         line = f"from {self.home.module} import {function}{alias}"
         return _within_reach(module, at, text, (line,))
@@ -423,8 +358,7 @@ def import_within(module: Module, at: ast.AST) -> ast.stmt | None:
     if not nodes:
         return None
     statements = sorted(map(module.statement, nodes), key=lambda each: each.lineno)
-    plain = any(module.parent(each) is module.tree for each in statements)
-    if plain:
+    if any(module.parent(each) is module.tree for each in statements):
         return None
     for around in module.ancestors(statements[0]):
         if isinstance(around, ast.If) and "TYPE_CHECKING" in module.text(around.test):
@@ -456,7 +390,9 @@ def _anchor(module: Module) -> ast.stmt | None:
 
 def _taken(module: Module, wanted: dict[str, str]) -> list[str]:
     """Of names, each with what an import means by it or "" for a definition, those taken."""
-    ours = _defined_by_us(module)
+    text = module.source.code.decode()
+    present = helper_module.present_in(text) if helper_module.is_ours(text) else ()
+    ours = helper_module.bound_names(present)  # what an earlier migration has put into the file
     taken: list[str] = []
     for name, target in wanted.items():
         for binding in module.scopes.module.bindings.get(name, ()):
@@ -479,29 +415,3 @@ def _is_same(found: str, target: str) -> bool:
     if home == "jax.sharding":
         return found.startswith("jax.") and found.endswith(f".{last}")
     return found == target or (home == "collections.abc" and found == f"typing.{last}")
-
-
-def _defined_by_us(module: Module) -> frozenset[str]:
-    """What an earlier migration has put into the file."""
-    text = module.source.code.decode()
-    if not helper_module.is_ours(text):
-        return frozenset()
-    return frozenset(helper_module.bound_names(helper_module.present_in(text)))
-
-
-def _bound_to(module: Module, target: str) -> str:
-    """The name by which the module's own level imports something; "" where it does not."""
-    for name, bindings in module.scopes.module.bindings.items():
-        if len(bindings) == 1 and bindings[0].kind == "import" and bindings[0].target == target:
-            return name
-    return ""
-
-
-def _free_name(module: Module, function: str) -> str:
-    """A name that nothing in the file has."""
-    bound = {name for scope in module.scopes.all for name in scope.bindings}
-    wanted = (function, f"{function}_over_devices", f"_{function}_over_devices")
-    for name in wanted:
-        if name not in bound:
-            return name
-    raise Left(f"the file has its own {function}", f"Rename {function}, then migrate again.")

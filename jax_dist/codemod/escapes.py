@@ -3,14 +3,11 @@
 import ast
 import dataclasses
 import os
-from collections.abc import Iterator
 from typing import Any
 
-from jax_dist.checker.model import stacking
-from jax_dist.checker.model.flow import Origin
 from jax_dist.checker.model.functions import is_self
 from jax_dist.checker.model.scopes import NameScope
-from jax_dist.checker.model.semantic_model import PARTIAL, Module
+from jax_dist.checker.model.semantic_model import Module
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +44,8 @@ def from_binding(module: Module, scope: NameScope, name: str, binding: ast.AST) 
     line = getattr(binding, "lineno", 0)
     if scope.is_class:
         return Escaped(f"line {line} keeps it in a class")
-    nonlocals = (each for each in module.scopes.all if name in each.outer and name in each.bindings)
+    setting = (each for each in module.once(_with_outer_names) if name in each.outer)
+    nonlocals = (each for each in setting if name in each.bindings)
     if name in scope.outer or any((each.lookup(name) or (None,))[0] is scope for each in nonlocals):
         return Escaped(f"line {line} keeps it in {name}, which several functions set")
     for each in scope.bindings.get(name, ()):
@@ -59,6 +57,11 @@ def from_binding(module: Module, scope: NameScope, name: str, binding: ast.AST) 
         if any(each.node is binding for each in module.reaching(read) or ())
     ]
     return Kept(tuple(reads))
+
+
+def _with_outer_names(module: Module) -> list[NameScope]:
+    """The scopes that set names of others; found once, for files with very many functions."""
+    return [scope for scope in module.scopes.all if scope.outer]
 
 
 def callers(module: Module, function: Any) -> list[ast.Call] | None:
@@ -124,50 +127,6 @@ def attributes(
     return module.once(_attributes).get((name, context), [])
 
 
-def by_text(module: Module) -> str:
-    """Where names are read by their text, which is not followed; "" where nothing does that."""
-    for scope in module.scopes.all:
-        for name in ("locals", "globals", "vars", "exec", "eval"):
-            for load in scope.loads.get(name, ()):
-                call = module.parent(load)
-                is_call = isinstance(call, ast.Call) and call.func is load
-                if is_call and name == "vars" and call.args:  # type: ignore[union-attr]
-                    continue
-                if is_call and scope.lookup(name) is None:
-                    return f"line {load.lineno} calls {name}"
-    for name in ("f_locals", "f_globals", "__globals__"):
-        for node in attributes(module, name):
-            return f"line {node.lineno} reads {name}"
-    return ""
-
-
-def stays_inside(module: Module, origin: Origin) -> bool:
-    """Whether the functions it came through are called from this file only, in plain words."""
-    return all(
-        isinstance(function, ast.Lambda) or is_followed(module, function)
-        for function in origin.through
-    )
-
-
-def given_parameters(module: Module, node: ast.expr) -> set[ast.AST]:
-    """The parameters of functions that other files may call, whose values a name may hold."""
-    found: set[ast.AST] = set()
-    waiting, seen = [node], set()
-    while waiting:
-        name = waiting.pop()
-        if not isinstance(name, ast.Name) or name in seen:
-            continue
-        seen.add(name)
-        for binding in module.reaching(name) or ():
-            if binding.kind == "parameter":
-                function: Any = module.parent(module.parent(binding.node))
-                if not isinstance(function, ast.Lambda) and not is_followed(module, function):
-                    found.add(binding.node)
-            elif binding.kind == "assign" and binding.value is not None:
-                waiting.append(binding.value)
-    return found
-
-
 def is_followed(module: Module, function: Any) -> bool:
     """Whether all calls of a function are seen, in this file, with all that they give it."""
     if not is_private(module, function):
@@ -193,55 +152,3 @@ def is_used_elsewhere(module: Module, name: str) -> bool:
         return False
     find = graph.users if name in module.scopes.module.bindings else graph.readers
     return any(True for _ in find(os.path.abspath(module.source.path), name))
-
-
-_TRANSFORM = ("jax.", "flax.linen.", "equinox.", "haiku.")
-_RUN = (*stacking.TREE_MAPS, "jax.pure_callback", "jax.debug.callback")
-
-
-def may_be_traced(module: Module, node: ast.AST) -> bool:
-    """Whether a function around a place, or one that calls it, is given to jax.grad or the like."""
-    waiting: list[ast.AST] = [node]
-    seen: set[ast.AST] = set()
-    while waiting:
-        function = module.function(waiting.pop())
-        if function is None or function in seen:
-            continue
-        seen.add(function)
-        waiting.append(function)
-        if any(_transforms(module, each) for each in getattr(function, "decorator_list", ())):
-            return True
-        for read in _reads(module, function):
-            call, given = module.parent(read), read
-            while isinstance(call, ast.Call) and module.qualified_name(call.func) in PARTIAL:
-                call, given = module.parent(call), call
-            if isinstance(call, ast.Call) and call.func is given:
-                waiting.append(call)
-            elif isinstance(call, ast.Call) and _transforms(module, call.func):
-                return True
-    return False
-
-
-def _reads(module: Module, function: Any) -> Iterator[ast.expr]:
-    if isinstance(function, ast.Lambda):
-        yield function
-        around = module.parent(function)
-        targets = around.targets if isinstance(around, ast.Assign) else []
-        for target in targets:
-            if isinstance(target, ast.Name):
-                yield from module.reads(module.scope(target), target.id)
-    elif isinstance(module.parent(function), ast.ClassDef):
-        yield from attributes(module, function.name)
-    else:
-        yield from module.reads(module.scope(function), function.name)
-
-
-def _transforms(module: Module, function: ast.expr) -> bool:
-    """Whether it traces what it is given; a decorator may bind arguments first."""
-    if isinstance(function, ast.Call):
-        if module.qualified_name(function.func) in PARTIAL and function.args:
-            function = function.args[0]
-        else:
-            function = function.func
-    name = module.qualified_name(function) or ""
-    return name.startswith(_TRANSFORM) and name not in _RUN

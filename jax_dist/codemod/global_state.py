@@ -19,7 +19,7 @@ from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
-from jax_dist.codemod import codegen, results, uniformity
+from jax_dist.codemod import uniformity
 from jax_dist.codemod.axis_layout import (
     Argument,
     AxisLayout,
@@ -68,7 +68,7 @@ def find(
             left[site.reference] = why
         else:
             found += edited
-    return found + [results.left(module, each, _CODE, why) for each, why in left.items()]
+    return found + [PlannedPlace.left(module, each, _CODE, why) for each, why in left.items()]
 
 
 def _check(site: Site, facts: PmapFacts) -> None:
@@ -98,7 +98,11 @@ class _CarriedState:
     def __init__(self, module: Module, project: Project, layouts: Layouts, site: Site):
         self.module, self.site = module, site
         self._project, self._layouts = project, layouts
-        carried = self._carried()
+        own = {id(layouts.component(slot)) for slot in layouts.results(site)}
+        arguments = enumerate(layouts.arguments(site) or [])
+        carried = [number for number, slot in arguments if id(layouts.component(slot)) in own]
+        if not carried:
+            raise Left("no argument of it comes back as a result, so that it has no state to cut")
         self.name, self.scope = self._bound()
         self.parts = self._states(carried)  # by the positions of the arguments
 
@@ -112,15 +116,6 @@ class _CarriedState:
                     "another mapped function carries the same state", _BY_HAND, f"line {line}"
                 )
         placed.update(dict.fromkeys(sources, self.site))
-
-    def _carried(self) -> list[int]:
-        """The positions of the arguments that come back as results. Raises Left."""
-        own = {id(self._layouts.component(slot)) for slot in self._layouts.results(self.site)}
-        arguments = self._layouts.arguments(self.site) or []
-        found = [n for n, slot in enumerate(arguments) if id(self._layouts.component(slot)) in own]
-        if not found:
-            raise Left("no argument of it comes back as a result, so that it has no state to cut")
-        return found
 
     def _states(self, carried: list[int]) -> dict[int, Component]:
         """What is replicated, by position; other values that are carried keep the axis."""
@@ -138,7 +133,13 @@ class _CarriedState:
             raise left[0]
         if len({id(part) for part in found.values()}) < len(found):
             raise Left("two of its arguments may be one state", _BY_HAND)
-        self._check_results(found)
+        order = []
+        for number in sorted(found):
+            slots = [slot for slot in found[number].slots if isinstance(slot, Result)]
+            order += [slot.position or 0 for slot in slots]
+        if order != [*range(len(found))]:
+            # A global view takes the first results of the structure of a state for the new one.
+            raise Left("its new state is not its first result", _BY_HAND)
         self._check_copies(found)
         return found
 
@@ -158,15 +159,6 @@ class _CarriedState:
         if found is None or len(found[1]) != 1:
             raise Left("the mapped function has no name of its own, bound once", _BY_HAND)
         return name, found[0]
-
-    def _check_results(self, parts: dict[int, Component]) -> None:
-        """A global view takes the first results of the structure of a state for the new one."""
-        order = []
-        for number in sorted(parts):
-            slots = [slot for slot in parts[number].slots if isinstance(slot, Result)]
-            order += [slot.position or 0 for slot in slots]
-        if order != [*range(len(parts))]:
-            raise Left("its new state is not its first result", _BY_HAND)
 
     def _check(self, number: int, part: Component) -> None:
         """Raises Left where the state cannot be followed."""
@@ -190,8 +182,7 @@ class _CarriedState:
             if source.devices is not None:
                 raise Left("its state is replicated on chosen devices", _BY_HAND)
         for node in part.shown:
-            why = _why_not_copied(self.module, self._project, node)
-            if why:
+            if why := _why_not_copied(self.module, self._project, node):
                 raise Left("its state is changed in place", _BY_HAND, why)
 
     def _check_steps(self, part: Component) -> None:
@@ -236,10 +227,8 @@ class _CarriedState:
     def _may_be_copies(self, number: int) -> bool:
         """Whether an argument may be replicated, or be another state, at any call."""
         found = flow.of(self.module)
-        for call, site in found.mapped_calls.items():
-            if site.node is not self.site.node:
-                continue
-            argument = call.args[number]
+        own = (call for call, site in found.mapped_calls.items() if site.node is self.site.node)
+        for argument in (call.args[number] for call in own):
             if any(each.kind in (Kind.REPLICATED, Kind.MAPPED) for each in found.origins(argument)):
                 return True
             match argument:
@@ -273,12 +262,7 @@ _DEEPEST = 4  # calls that are followed
 def _why_not_copied(module: Module, project: Project, node: ast.expr, depth: int = 0) -> str:
     """Why an argument of a call must be the value itself; "" where a copy does as well.
 
-    Args:
-      module: the file.
-      project: where functions of other files are looked up. Of those that are in none of its files
-        nothing is said.
-      node: what is read.
-      depth: how many calls there are around.
+    Of functions that are in no file of the project nothing is said.
     """
     around = module.parent(node)
     call = module.parent(around) if isinstance(around, ast.keyword) else around
@@ -347,10 +331,10 @@ class _Edits:
 
     def places(self) -> list[PlannedPlace]:
         """All of them."""
-        found = [self._mapped()]
-        for number, part in self._parts.items():
-            found += self._of(number, part)
-        return found
+        return [
+            self._mapped(),
+            *(place for number, part in self._parts.items() for place in self._of(number, part)),
+        ]
 
     def _of(self, number: int, part: Component) -> Iterator[PlannedPlace]:
         """Where the state is put in place, and where it is read."""
@@ -393,12 +377,9 @@ class _Edits:
         block = scopes.block_of(module, step) or []
         if not is_whole or not any(made is each for each in block) or step.lineno < made.lineno:
             return ""
-        uses: list[Any] = [*module.reads(self._scope, name)]
-        uses += [
-            binding.node for binding in self._scope.bindings[name] if binding.node is not target
-        ]
-        between = (step.end_lineno or step.lineno, made.lineno)
-        if any(between[1] < each.lineno <= between[0] for each in uses):
+        bound = [each.node for each in self._scope.bindings[name] if each.node is not target]
+        uses: list[Any] = [*module.reads(self._scope, name), *bound]
+        if any(made.lineno < each.lineno <= (step.end_lineno or 0) for each in uses):
             return ""
         if self._module.source.code[self._module.span(step)[1] :].lstrip(b" \t").startswith(b";"):
             return ""
@@ -452,12 +433,12 @@ class _Edits:
         title = "use jax_dist.global_view"
         fix = Fix(title, Safety.UNSAFE, tuple(sorted(edits)), name.imports, self._group)
         said = f"its state, argument {positions}, is cut over the devices"
-        return results.done(module, site.reference, _CODE, fix, said)
+        return PlannedPlace.done(module, site.reference, _CODE, fix, said)
 
     def _around(
         self, node: ast.expr, of: ast.expr, start: str, end: str, said: str
     ) -> PlannedPlace:
-        return self._place(node, codegen.shell(self._texts(node), node, of, start, end), said)
+        return self._place(node, self._texts(node).shell(of, start, end), said)
 
     def _place(self, node: ast.expr, edits: Iterable[Edit], said: str) -> PlannedPlace:
-        return codegen.place(self._texts(node), node, _CODE, edits, self._group, said)
+        return self._texts(node).place(_CODE, edits, self._group, said)

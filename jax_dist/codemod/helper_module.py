@@ -17,7 +17,7 @@ from pathlib import Path
 
 import jax_dist
 from jax_dist.checker.model import sources
-from jax_dist.checker.model.project import Imported, Project
+from jax_dist.checker.model.project import Imported, Project, outermost_package
 from jax_dist.checker.model.semantic_model import Module
 
 _SOURCE = Path(__file__).with_name("vendored") / "mapped.py"
@@ -32,13 +32,10 @@ def functions() -> frozenset[str]:
 
 
 def module(names: Collection[str], unit: str = "    ") -> str:
-    """A module that has these functions.
-
-    Args:
-      names: some of `functions()`.
-      unit: one step of indentation.
-    """
-    docstring = _docstring() if "mapped" in names else _WITHOUT_MAPPED
+    """A module that has some of `functions()`; `unit` is one step of indentation."""
+    lines, tree = _tree()
+    own = "\n".join(lines[tree.body[0].lineno - 1 : tree.body[0].end_lineno])
+    docstring = own if "mapped" in names else _WITHOUT_MAPPED
     body = f"{docstring}\n\n{_imports(names)}\n\n\n{_definitions(names)}\n"
     body = _indented(body, unit)
     return f"{LICENCE}\n{_heading(body)}\n{body}"
@@ -47,10 +44,7 @@ def module(names: Collection[str], unit: str = "    ") -> str:
 def block(names: Collection[str], unit: str = "    ", bound: Collection[str] = ()) -> str:
     """The same for the inside of a file: statements of its level, with what they import.
 
-    Args:
-      names: some of `functions()`.
-      unit: one step of indentation.
-      bound: names that the file has already, and by the same meaning.
+    `bound` are names that the file has already, and by the same meaning.
     """
     body = f"{_imports(names, bound)}\n\n\n{_definitions(names, bound)}"
     return f"{LICENCE}\n{_heading(body)}\n{_indented(body.strip(), unit)}"
@@ -133,40 +127,30 @@ def _tree() -> tuple[list[str], ast.Module]:
 @functools.cache
 def _parts() -> tuple[_Part, ...]:
     lines, tree = _tree()
-    return tuple(
-        _part(lines, node)
-        for node in tree.body[1:]
-        if not isinstance(node, ast.Import | ast.ImportFrom)
-    )
-
-
-def _part(lines: list[str], node: ast.stmt) -> _Part:
-    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
-    while lines[first - 2].startswith("#"):
-        first -= 1
-    nodes = list(ast.walk(node))
-    stored = {each.id for each in getattr(node, "targets", ()) if isinstance(each, ast.Name)}
-    reads = {each.id for each in nodes if isinstance(each, ast.Name)}
-    text = "\n".join(lines[first - 1 : node.end_lineno])
-    names = stored or {node.name}  # type: ignore[attr-defined] # a function or a class
-    return _Part(frozenset(names), frozenset(reads), text, bool(lines[first - 2].strip()))
-
-
-def _docstring() -> str:
-    lines, tree = _tree()
-    return "\n".join(lines[tree.body[0].lineno - 1 : tree.body[0].end_lineno])
+    parts: list[_Part] = []
+    for node in tree.body[1:]:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+        while lines[first - 2].startswith("#"):
+            first -= 1
+        stored = {each.id for each in getattr(node, "targets", ()) if isinstance(each, ast.Name)}
+        names = stored or {node.name}  # type: ignore[attr-defined] # a function or a class
+        reads = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        text = "\n".join(lines[first - 1 : node.end_lineno])
+        is_close = bool(lines[first - 2].strip())
+        parts.append(_Part(frozenset(names), frozenset(reads), text, is_close))
+    return tuple(parts)
 
 
 def _needed(names: Collection[str]) -> list[_Part]:
     """The parts that define these names, and what those use, in order."""
     wanted = set(names)
-    size = 0
-    while size != len(wanted):
-        size = len(wanted)
-        for part in _parts():
-            if part.names & wanted:
-                wanted |= part.reads
-    return [part for part in _parts() if part.names & wanted]
+    found: list[_Part] = []
+    while (parts := [part for part in _parts() if part.names & wanted]) != found:
+        found = parts
+        wanted.update(*(part.reads for part in parts))
+    return found
 
 
 def _definitions(names: Collection[str], bound: Collection[str] = ()) -> str:
@@ -235,7 +219,7 @@ class Homes:
       chosen: the path that the user gave for the one module; "" where none.
     """
 
-    def __init__(self, project: Project, chosen: str = ""):
+    def __init__(self, project: Project, chosen: str):
         self._project, self._graph = project, project.graph
         self._chosen = os.path.abspath(chosen) if chosen else ""
         self._free: dict[str, str] = {}  # by folder: the name of its module
@@ -247,22 +231,26 @@ class Homes:
         if path.endswith(".ipynb"):
             return Home()
         if self._chosen:
-            return Home(self._chosen, self._dotted(self._chosen))
+            # As the files of its project import it.
+            dotted = self._project.dotted_name(self._chosen)
+            package, _, rest = dotted.partition(".")
+            folder = self._chosen[: -len(f"{dotted}.py")] + package
+            other = self._graph.other_name(folder) or package
+            return Home(self._chosen, f"{other}.{rest}" if rest else dotted)
         package = self._own_package(path)
         if package is None or package.name in _BESIDE:
             other = self._other_package(path)
             if other is not None:
                 return other
-        if package is not None:
-            return self._in_package(path, package)
-        return self._beside(path)
-
-    def _dotted(self, path: str) -> str:
-        """The name of a module, as the files of its project import it."""
-        dotted = self._project.dotted_name(path)
-        package, _, rest = dotted.partition(".")
-        folder = path[: -len(f"{dotted}.py")] + package
-        return f"{self._graph.other_name(folder) or package}.{rest}" if rest else dotted
+        if package is None:
+            return self._beside(path)
+        name = self._name_in(package.folder)
+        target = os.path.join(package.folder, f"{name}.py")
+        if not package.is_relative:
+            return Home(target, f"{package.name}.{name}")
+        depth = os.path.relpath(os.path.dirname(path), package.folder)
+        dots = "." * (1 if depth == os.curdir else 2 + depth.count(os.sep))
+        return Home(target, f"{dots}{name}")
 
     def is_in_package(self, path: str) -> bool:
         """Whether a file belongs to a package whose module others may use."""
@@ -272,11 +260,11 @@ class Homes:
     def _own_package(self, path: str) -> "_Package | None":
         """The outermost package around a file, if the file is used as a part of it."""
         folder = os.path.dirname(path)
-        by_files = self._outermost(folder)
+        by_files = outermost_package(folder)
         for name, target, is_relative in self._graph.imports_of(path):
             if is_relative:
                 top = by_files or folder
-                name = "" if by_files is None else os.path.basename(by_files)
+                name = os.path.basename(by_files)
                 return _Package(top, name, is_relative=True)
             root = name.partition(".")[0]
             home = self._root_folder(root, folder)
@@ -284,7 +272,7 @@ class Homes:
             if is_it and self._graph.may_be(home, root, path):
                 return _Package(home, root, is_relative=False)
         importers = self._graph.importers(path)
-        if by_files is None:
+        if not by_files:
             return self._named_by(importers, path)
         for imported in importers:
             name = self._name_in_file(imported.by, by_files)
@@ -292,16 +280,13 @@ class Homes:
                 is_relative = all(each.is_relative for each in importers)
                 name = name or os.path.basename(by_files)
                 return _Package(by_files, name, is_relative)
-        if not importers and self._only_defines(path):
-            return self._named_inside(by_files)
-        return self._named_by(importers, path)
-
-    def _named_inside(self, folder: str) -> "_Package | None":
-        """A package by whose name files inside of it import each other."""
-        inside = sorted(path for path in self._graph.files if _is_below(path, folder))
-        names = (self._name_in_file(path, folder) for path in inside)
+        if importers or not self._only_defines(path):
+            return self._named_by(importers, path)
+        # Or files inside of it import each other by its name.
+        inside = sorted(each for each in self._graph.files if _is_below(each, by_files))
+        names = (self._name_in_file(each, by_files) for each in inside)
         name = next(filter(None, names), "")
-        return _Package(folder, name, is_relative=False) if name else None
+        return _Package(by_files, name, is_relative=False) if name else None
 
     def _named_by(self, importers: Iterable[Imported], path: str) -> "_Package | None":
         """The package by whose name its other files import this one.
@@ -342,13 +327,6 @@ class Homes:
                 return root
         return ""
 
-    def _outermost(self, folder: str) -> str | None:
-        found = None
-        while os.path.isfile(os.path.join(folder, "__init__.py")):
-            found = folder
-            folder = os.path.dirname(folder)
-        return found
-
     def _root_folder(self, root: str, folder: str) -> str:
         """The folder of a package, seen from a file in `folder`; "" for a module or none at all."""
         if root == "jax":  # who needs helpers means the library, whatever folder is called so
@@ -358,15 +336,6 @@ class Homes:
             return self._graph.package_called(root, folder)
         place = os.path.join(home, root)
         return place if os.path.isdir(place) else ""
-
-    def _in_package(self, path: str, package: "_Package") -> Home:
-        name = self._name_in(package.folder)
-        target = os.path.join(package.folder, f"{name}.py")
-        if not package.is_relative:
-            return Home(target, f"{package.name}.{name}")
-        depth = os.path.relpath(os.path.dirname(path), package.folder)
-        dots = "." * (1 if depth == os.curdir else 2 + depth.count(os.sep))
-        return Home(target, f"{dots}{name}")
 
     def _other_package(self, path: str) -> Home | None:
         """The module of a package that the file imports, and that is migrated in the same run."""
@@ -385,14 +354,18 @@ class Homes:
     def _beside(self, path: str) -> Home:
         """A module in the same folder, where files of it import each other so."""
         folder = os.path.dirname(path)
-        seen = any(
-            _is_beside(folder, name, target, is_relative)
+        imports = any(
+            not is_relative
+            and target.startswith(
+                (os.path.join(folder, f"{root}.py"), os.path.join(folder, root, ""))
+            )
             for name, target, is_relative in self._graph.imports_of(path)
+            for root in [name.partition(".")[0]]
         )
-        if not seen:
-            beside = (each for each in self._graph.importers(path) if not each.is_relative)
-            seen = any(os.path.dirname(each.by) == folder for each in beside)
-        if not seen:
+        if not imports and not any(
+            not each.is_relative and os.path.dirname(each.by) == folder
+            for each in self._graph.importers(path)
+        ):
             return Home()
         module = self._name_in(folder)
         return Home(os.path.join(folder, f"{module}.py"), module)
@@ -424,13 +397,6 @@ def _is_free(base: str) -> bool:
         return True
     except (OSError, ValueError):
         return False
-
-
-def _is_beside(folder: str, name: str, target: str, is_relative: bool) -> bool:  # noqa: FBT001
-    """Whether an import finds a module or package that lies in the folder of the file itself."""
-    root = name.partition(".")[0]
-    beside = (os.path.join(folder, f"{root}.py"), os.path.join(folder, root, ""))
-    return not is_relative and target.startswith(beside)
 
 
 def _is_below(path: str, folder: str) -> bool:

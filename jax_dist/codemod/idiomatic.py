@@ -6,7 +6,7 @@ Where all arguments and results of a function can do without it, the function is
 
 import ast
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist import _codes
@@ -15,15 +15,8 @@ from jax_dist.checker.model.findings import Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
-from jax_dist.codemod import codegen, pmap_renames, results, shard_map
-from jax_dist.codemod.axis_layout import (
-    Argument,
-    AxisLayout,
-    Component,
-    Layouts,
-    Result,
-    Slot,
-)
+from jax_dist.codemod import pmap_renames
+from jax_dist.codemod.axis_layout import Argument, AxisLayout, Component, Layouts, Result, Slot
 from jax_dist.codemod.codegen import Namer, Style, Texts
 from jax_dist.codemod.results import Left, PlannedPlace
 from jax_dist.codemod.shard_map import DirectPlan, PmapFacts
@@ -35,33 +28,27 @@ _Freed: TypeAlias = dict[ast.expr, PlannedPlace]  # by its node
 def find(
     module: Module, style: Style, namer: Namer, facts: PmapFacts
 ) -> tuple[_Freed, dict[ast.expr, str]]:
-    """The places of a file that can do without the axis over devices, and why others keep it.
+    """What becomes of the places of a file that can do without the axis over devices.
 
-    Returns:
-      What becomes of them; by the reference of a site, why some of its axes stay.
+    And by the reference of a site, why some of its axes stay.
     """
-    sites = [site for site in pmaps.sites(module) if _may_change(site, facts)]
-    if not sites:
+    known = {"axis_name", "donate_argnums"}
+    sites = [
+        site
+        for site in pmaps.sites(module)
+        if site.form in ("call", "decorator", "partial decorator") and site.fun is not None
+        if not site.unknown and site.arguments.keys() <= known
+    ]
+    if not sites or facts.several_processes:
         return {}, {}
     layouts = Layouts(module, sites)
     write = _Writer(module, layouts, facts, style, namer)
     groups = _groups(layouts, sites)
     while (freed := write.sites(sites, groups)) is None:
         groups = _groups(layouts, sites)
-    kept = {
-        site.reference: "; ".join(
-            dict.fromkeys(part.kept for part in _parts(layouts, site) if part.kept)
-        )
-        for site in sites
-    }
+    reasons = lambda site: dict.fromkeys(part.kept for part in _parts(layouts, site) if part.kept)
+    kept = {site.reference: "; ".join(reasons(site)) for site in sites}
     return freed | write.places(sites, groups), kept
-
-
-def _may_change(site: Site, facts: PmapFacts) -> bool:
-    if site.form not in ("call", "decorator", "partial decorator") or site.fun is None:
-        return False
-    given = site.arguments.keys() - {"axis_name", "donate_argnums"}
-    return not site.unknown and not given and not facts.several_processes
 
 
 def _groups(layouts: Layouts, sites: list[Site]) -> dict[int, str]:
@@ -82,12 +69,7 @@ def _free(layouts: Layouts, site: Site) -> list[Component]:
 
 def _parts(layouts: Layouts, site: Site) -> list[Component]:
     slots: list[Slot] = [*(layouts.arguments(site) or []), *layouts.results(site)]
-    parts: list[Component] = []
-    for slot in slots:
-        part = layouts.component(slot)
-        if not any(part is each for each in parts):
-            parts.append(part)
-    return parts
+    return list({id(part): part for part in map(layouts.component, slots)}.values())
 
 
 class _Writer:
@@ -129,11 +111,11 @@ class _Writer:
         layouts = [self._layouts.component(slot).layout for slot in slots]
         named = self._layouts.has_named_arguments(site)
         texts = self._texts(site.node)
-        plan = self._freed(shard_map.plan(self._module, site, texts), arguments, site, texts)
+        plan = self._freed(DirectPlan.of(site, texts), arguments)
         said = _said(self._layouts, site, arguments)
         if AxisLayout.STACKED not in layouts and not named and not self._facts.unfit_place(site):
-            fix = shard_map.written(self._module, site, plan, texts, group)
-            return results.done(self._module, site.reference, _CODE, fix, said)
+            fix = plan.fix(group)
+            return PlannedPlace.done(self._module, site.reference, _CODE, fix, said)
         split = [
             slot for slot, layout in zip(slots, layouts, strict=True) if layout is AxisLayout.SPLIT
         ]
@@ -143,27 +125,21 @@ class _Writer:
             return None
         if not named and AxisLayout.STACKED not in layouts[: len(arguments)]:
             raise Left("no other argument would show how many devices there are")
-        return self._mapped(site, plan, group, said)
-
-    def _mapped(self, site: Site, plan: DirectPlan, group: str, said: str) -> PlannedPlace:
-        """`mapped` in the place of pmap, with None for what has lost its axis."""
+        # `mapped` in the place of pmap, with None for what has lost its axis.
         fix = pmap_renames.fix(self._module, site, self._namer)
-        texts = self._texts(site.node)
-        edits = fix and shard_map.with_axes(self._module, site, plan, texts, fix.edits)
+        edits = fix and plan.with_axes(fix.edits)
         if fix is None or edits is None:
             raise Left("pmap has no brackets for in_axes there")
         new = Fix(fix.title, Safety.UNSAFE, edits, fix.imports, group)
-        return results.done(self._module, site.reference, _CODE, new, said)
+        return PlannedPlace.done(self._module, site.reference, _CODE, new, said)
 
-    def _freed(
-        self, plan: DirectPlan, arguments: list[Argument], site: Site, texts: Texts
-    ) -> DirectPlan:
+    def _freed(self, plan: DirectPlan, arguments: list[Argument]) -> DirectPlan:
         """The plan with each slot laid out as it can be."""
         ins = [self._layouts.component(slot).layout for slot in arguments]
-        results = self._layouts.results(site)
+        results = self._layouts.results(plan.site)
         outs = [self._layouts.component(slot).layout for slot in results]
         one_result = results[0].position is None
-        spec = texts.named("jax.sharding.PartitionSpec")
+        spec = plan.texts.named("jax.sharding.PartitionSpec")
         cut = f"{spec}({plan.axis})"
         specs = {AxisLayout.SHARED: f"{spec}()", AxisLayout.SPLIT: cut, AxisLayout.STACKED: cut}
         axes = {AxisLayout.SHARED: "None", AxisLayout.SPLIT: "None", AxisLayout.STACKED: "0"}
@@ -183,43 +159,44 @@ class _Writer:
         parts = {id(part): part for site in sites for part in _parts(self._layouts, site)}
         freed: _Freed = {}
         for number, part in parts.items():
-            for node, of, texts, start, end, said in self._shells(part) if number in groups else ():
-                edits = codegen.shell(texts, node, of, start, end)
-                freed[node] = codegen.place(texts, node, _CODE, edits, groups[number], said)
+            for texts, of, start, end, said in self._shells(part) if number in groups else ():
+                edits = texts.shell(of, start, end)
+                freed[texts.at] = texts.place(_CODE, edits, groups[number], said)
         return freed
 
-    def _shells(self, part: Component) -> Iterator[tuple[ast.expr, ast.expr, Texts, str, str, str]]:
-        """`(whole, what is left of it, texts, new text before that, behind it, what is said)`."""
+    def _shells(self, part: Component) -> Iterator[tuple[Texts, ast.expr, str, str, str]]:
+        """`(texts of a place, what is left of it, new text before, behind, what is said)`."""
         donated = self._layouts.donating_calls(part)
         for source in part.sources:
             texts = self._texts(source.node)
-            start, end = codegen.brackets(self._module, source.node, source.of)
+            start, end = texts.brackets(source.of)
             said = "one global array"
             if source.kind is Kind.REPLICATED:
                 start, end = f"{texts.helper('replicated')}(", ")"
                 if source.devices is not None:
                     end = f", {self._module.text(source.devices)})"
                 said = "a whole copy on each device, without the axis"
-            yield source.node, source.of, texts, start, end, said
+            yield texts, source.of, start, end, said
         for first in part.firsts:
             texts = self._texts(first.node)
-            start, end = codegen.brackets(self._module, first.node, first.of)
+            start, end = texts.brackets(first.of)
             said = "the value has no device axis any more"
-            if _outlives(self._module, first.node, donated):
+            is_later = any(_is_later(self._module, first.node, each) for each in donated)
+            if is_later and not _is_used_up(self._module, first.node, 0):
                 start = f"{texts.named('jax.tree.map')}({texts.named('jax.numpy.copy')}, "
                 end, said = ")", f"{said}; it is copied, for the value is donated later"
-            yield first.node, first.of, texts, start, end, said
+            yield texts, first.of, start, end, said
         for node in part.shown:
             texts = self._texts(node)
             start = f"{texts.helper('with_device_axis')}("
             said = "a function of another file still gets one slice for each device"
-            yield node, node, texts, start, ")", said
+            yield texts, node, start, ")", said
         for call in part.forests:  # `get_metrics` takes the first slice of each leaf, and stacks
             texts = self._texts(call)
             stack = texts.named("flax.training.common_utils.stack_forest")
             start = f"{stack}({texts.named('jax.device_get')}("
             said = "the metrics have no device axis any more"
-            yield call, call.args[0], texts, start, "))", said
+            yield texts, call.args[0], start, "))", said
 
 
 def _tuple(parts: list[str]) -> str:
@@ -255,21 +232,8 @@ _KEEPING = frozenset(("append", "appendleft", "extend", "insert", "add", "put", 
 _DEEPEST = 3
 
 
-def _outlives(module: Module, first: ast.expr, donating: Iterable[ast.Call]) -> bool:
-    """Whether a value may be used after one of the calls that donate what it is a part of.
-
-    Args:
-      module: the file.
-      first: `x[0]`, `unreplicate(x)`.
-      donating: the calls that donate `x`, or what it becomes.
-    """
-    return not _is_used_up(module, first, 0) and any(
-        _is_later(module, first, each) for each in donating
-    )
-
-
 def _is_used_up(module: Module, first: ast.expr, depth: int) -> bool:
-    """Whether the statement keeps nothing of it but a copy."""
+    """Whether the statement keeps nothing of `x[0]` or `unreplicate(x)` but a copy."""
     node: ast.AST = first
     for around in module.ancestors(first):
         match around:
@@ -313,12 +277,9 @@ def _is_later(module: Module, first: ast.expr, call: ast.Call) -> bool:
         return True
     if module.statement(first) is module.statement(call):
         return _shares_loop(module, first, call)
-    is_below = scopes.place(call) > scopes.place(first)
-    return is_below or _shares_loop(module, first, call) or _comes_back(module, call)
-
-
-def _comes_back(module: Module, call: ast.Call) -> bool:
-    """Whether the next call of the function around may give it what this one has left."""
+    if scopes.place(call) > scopes.place(first) or _shares_loop(module, first, call):
+        return True
+    # Or the next call of the function around may give it what this one has left.
     around = module.function(call)
     return any(
         any(each is around for each in origin.through)

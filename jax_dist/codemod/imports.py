@@ -9,28 +9,29 @@ builtin, a magic of a notebook, `import *`.
 import ast
 import os
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from jax_dist.checker.model import scopes
 from jax_dist.checker.model.findings import Edit, apply_edits
 from jax_dist.checker.model.project import Project
+from jax_dist.checker.model.scopes import Binding
 from jax_dist.checker.model.semantic_model import Module
 
 
 def tidied(before: Module, after: Module, needed: Collection[str] = ()) -> bytes:
-    """The code of `after` without the imports that only `before` used.
+    """The code of `after` without the imports that only `before` used, but for those `needed`.
 
     What was unused before stays: it may be there for others.
-
-    Args:
-      before: the file as it was.
-      after: the file with all edits made.
-      needed: names that are to stay whatever uses them.
     """
-    if os.path.basename(before.source.path) == "__init__.py":
+    path, graph = os.path.abspath(before.source.path), before.graph
+    if os.path.basename(path) == "__init__.py":
         return after.source.code
-    kept = _exported(after) | set(needed)
-    used = _used_elsewhere(before)
+    exports = after.scopes.module.bindings.get("__all__", ())
+    nodes = (node for binding in exports for node in ast.walk(binding.node))
+    kept = {node.value for node in nodes if isinstance(node, ast.Constant)} | set(needed)
+    used_elsewhere = lambda name: (
+        graph is not None and (not graph.is_whole or any(True for _ in graph.users(path, name)))
+    )
     made: list[Edit] = []
     for statement in after.tree.body:
         if not isinstance(statement, ast.Import | ast.ImportFrom):
@@ -38,51 +39,26 @@ def tidied(before: Module, after: Module, needed: Collection[str] = ()) -> bytes
         idle = [
             alias
             for alias in statement.names
-            if (name := _bound(alias)) not in kept
+            if (name := alias.asname or alias.name.partition(".")[0]) not in kept
             and alias.asname != alias.name  # `import a as a` says that it is for others
             and _reads(before, name)
             and not _reads(after, name)
-            and not used(name)
+            and not used_elsewhere(name)
         ]
         made += _removals(after, statement, idle, made[-1] if made else None)
     return apply_edits(after.source.code, made)
-
-
-def _used_elsewhere(module: Module) -> Callable[[str], bool]:
-    """Whether another file imports a name from this one, or reads it as an attribute."""
-    graph = module.graph
-    path = os.path.abspath(module.source.path)
-    if graph is None:
-        return lambda name: False
-    return lambda name: not graph.is_whole or any(True for _ in graph.users(path, name))
-
-
-def _bound(alias: ast.alias) -> str:
-    return alias.asname or alias.name.partition(".")[0]
 
 
 def _reads(module: Module, name: str) -> bool:
     scope = module.scopes.module
     if name not in scope.bindings:
         return False
-    return bool(module.reads(scope, name)) or _in_strings(module, name)
-
-
-def _in_strings(module: Module, name: str) -> bool:
-    """Annotations may be strings, and examples in docstrings run: `x: "jax_utils.T"`."""
+    # Annotations may be strings, and examples in docstrings run: `x: "jax_utils.T"`.
     word = re.compile(rf"\b{re.escape(name)}\b")
-    return any(
+    return bool(module.reads(scope, name)) or any(
         isinstance(node, ast.Constant) and isinstance(node.value, str) and word.search(node.value)
         for node in ast.walk(module.tree)
     )
-
-
-def _exported(module: Module) -> set[str]:
-    """The names in `__all__`."""
-    bindings = module.scopes.module.bindings.get("__all__", ())
-    nodes = (node for binding in bindings for node in ast.walk(binding.node))
-    values = (node.value for node in nodes if isinstance(node, ast.Constant))
-    return {value for value in values if isinstance(value, str)}
 
 
 def _removals(
@@ -125,10 +101,7 @@ def without(module: Module, statement: ast.Import | ast.ImportFrom, alias: ast.a
     return Edit(module.span(names[position - 1])[1], module.span(alias)[1], "")
 
 
-_Late = dict[str, int]  # by name: the line of its first read that comes too early
-
-
-def read_too_early(tree: ast.Module) -> _Late:
+def read_too_early(tree: ast.Module) -> dict[str, int]:
     """Each name that is read above its first binding, with the line of the read."""
     walk = _Walk()
     walk.block(tree.body)
@@ -138,7 +111,7 @@ def read_too_early(tree: ast.Module) -> _Late:
 class _Walk:
     def __init__(self) -> None:
         self.bound: set[str] = set()
-        self.early: _Late = {}
+        self.early: dict[str, int] = {}  # by name: the line of its first read
 
     def block(self, statements: Iterable[ast.stmt]) -> None:
         for statement in statements:
@@ -239,67 +212,41 @@ _LONGEST = 20  # files that hand a name on; more are a circle
 def definer(module: Module, project: Project, reference: ast.expr) -> str | None:
     """The other file of the project that binds a name which is used here.
 
-    Files that only import it and hand it on are looked through.
-
-    Args:
-      module: the file that uses the name.
-      project: finds the others.
-      reference: the name, or attribute: `constants.pmap`.
-
-    Returns:
-      The path; None where the name is bound in this file, or comes from no file of the project.
+    Files that only import it and hand it on are looked through. None where the name, or attribute
+    such as `constants.pmap`, is bound in this file, or comes from no file of the project.
     """
-    name = _imported(module, reference)
-    path = os.path.abspath(module.source.path)
-    home: str | None = None
-    for _ in range(_LONGEST):
-        found = None if name is None else _found(project, name, os.path.dirname(path))
-        if found is None:
-            return home
-        path, rest = found
-        home = path
-        other = project.opened(path)
-        name = None if other is None else _handed_on(other, rest)
-    return home
-
-
-def _imported(module: Module, reference: ast.expr) -> str | None:
-    """The dotted name, where an import of this file gives it."""
-    attributes: list[str] = []
+    names: list[str] = []
     while isinstance(reference, ast.Attribute):
-        attributes.insert(0, reference.attr)
+        names.insert(0, reference.attr)
         reference = reference.value
     if not isinstance(reference, ast.Name):
         return None
-    found = module.scope(reference).lookup(reference.id)
-    if found is None:
-        return _from_star(module, [reference.id, *attributes])
-    binding = found[1][0]
-    if binding.kind != "import":
-        return None
-    return ".".join((module.absolute(binding.target), *attributes))
+    names.insert(0, reference.id)
+    bound = module.scope(reference).lookup(reference.id)
+    name = _imported(module, names, None if bound is None else bound[1])
+    path, home = os.path.abspath(module.source.path), None
+    for _ in range(_LONGEST):
+        found = None
+        parts = [] if name is None else name.split(".")
+        for length in range(len(parts) - 1, 0, -1):  # the longest part that is a module
+            found = project.file(".".join(parts[:length]), os.path.dirname(path))
+            if found is not None:
+                names = parts[length:]
+                break
+        if found is None:
+            return home
+        path = home = found
+        other = project.opened(path)
+        bindings = None if other is None else other.scopes.module.bindings.get(names[0])
+        name = None if other is None else _imported(other, names, bindings)
+    return home
 
 
-def _handed_on(module: Module, names: list[str]) -> str | None:
+def _imported(module: Module, names: list[str], bindings: Sequence[Binding] | None) -> str | None:
     """What the module imports under the first of the names, with the others behind it."""
-    bindings = module.scopes.module.bindings.get(names[0])
     if bindings is None:
-        return _from_star(module, names)
+        bases = module.scopes.module.star_imports
+        return ".".join((module.absolute(bases[0]), *names)) if len(bases) == 1 else None
     if bindings[0].kind != "import":
         return None
     return ".".join((module.absolute(bindings[0].target), *names[1:]))
-
-
-def _from_star(module: Module, names: list[str]) -> str | None:
-    bases = module.scopes.module.star_imports
-    return ".".join((module.absolute(bases[0]), *names)) if len(bases) == 1 else None
-
-
-def _found(project: Project, name: str, folder: str) -> tuple[str, list[str]] | None:
-    """The file of the longest part that is a module, and what is asked of it."""
-    parts = name.split(".")
-    for length in range(len(parts) - 1, 0, -1):
-        path = project.file(".".join(parts[:length]), folder)
-        if path is not None:
-            return path, parts[length:]
-    return None

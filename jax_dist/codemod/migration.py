@@ -16,18 +16,16 @@ from jax_dist.checker.engine import linter
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import new_imports, pmaps, sources
 from jax_dist.checker.model.findings import Fix, choose_fixes, indentation_of
+from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
 from jax_dist.checker.rules import Version
 from jax_dist.codemod import (
-    codegen,
     helper_module,
     imports,
     pmap_renames,
-    results,
-    shard_map,
 )
-from jax_dist.codemod.codegen import HelperNames, LibraryNames, Namer, Texts
+from jax_dist.codemod.codegen import HelperNames, LibraryNames, Namer, Style, Texts
 from jax_dist.codemod.results import (
     FileMigration,
     Helpers,
@@ -36,7 +34,7 @@ from jax_dist.codemod.results import (
     PlannedPlace,
     ProjectContext,
 )
-from jax_dist.codemod.shard_map import PmapFacts, Promises
+from jax_dist.codemod.shard_map import DirectPlan, PmapFacts, Promises
 
 Target: TypeAlias = Literal["jax_dist", "jax", "global"]
 _Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
@@ -77,7 +75,7 @@ def migrate(
       The files with something to migrate, and those that could not be read, in the order given;
       then the helper modules. And the projects, for what a report says of them.
     """
-    context = ProjectContext.of(paths, helpers)
+    context = ProjectContext(Project(tuple(paths)), helpers, frozenset(map(os.path.abspath, paths)))
     held: dict[str, bytes] = {}
     found: dict[str, FileMigration] = {}
     for path in paths:
@@ -88,7 +86,8 @@ def migrate(
             problem = f"it cannot be read: {error.strerror or error}"
             found[path] = FileMigration(path, b"", b"", problem=problem)
         else:
-            if _wanted(data):
+            is_named = any(sources.holds(word, data) for word in _WORDS)
+            if is_named or linter.wanted(data, pmap_renames.CODES):
                 held[path] = data
     done = len(paths) - len(held)
     # Files outside of a package may import the module that those within it have asked for.
@@ -109,7 +108,7 @@ def of_text(
 ) -> FileMigration | None:
     """One file; None where there is nothing to do in it, and nothing to say of it.
 
-    It need not be `_wanted`. A fault of ours stays in its file: that is left whole, and says so.
+    A fault of ours stays in its file: that is left whole, and says so.
     """
     try:
         found = of_source(load(path, data), context, options)
@@ -119,12 +118,6 @@ def of_text(
         problem = f"jax-dist failed on it ({type(error).__name__}: {error}); please report this"
         return FileMigration(path, data, data, problem=problem)
     return found if found.outcomes or found.problem or found.changed else None
-
-
-def _wanted(data: bytes) -> bool:
-    """Whether a file may have something to migrate, by its bytes; False is certain."""
-    is_named = any(sources.holds(word, data) for word in _WORDS)
-    return is_named or linter.wanted(data, pmap_renames.CODES)
 
 
 def _with_modules(found: list[FileMigration]) -> list[FileMigration]:
@@ -213,7 +206,7 @@ class _File:
 
     def __init__(self, module: Module, context: ProjectContext, options: MigrationOptions):
         self._first, self._context, self._options = module, context, options
-        self._style = codegen.style_of(module.source.code)
+        self._style = Style.of(module.source.code)
         self._helpers = HelperNames(context.homes.of(module)) if options.to == "jax" else None
         self._namer: Namer = self._helpers or LibraryNames()
         self.helpers: Helpers | None = None  # what the new text imports from a helper module
@@ -249,7 +242,14 @@ class _File:
         source = source.edited(imports.tidied(self._first, module, needed))
         if self._helpers is not None:
             source = self._with_helpers(source, self._helpers)
-        self._check_order(source)
+        # What is read while the file is imported must be bound above, as it was.
+        before = imports.read_too_early(self._first.tree)
+        for name, line in imports.read_too_early(sources.parse(source.python)).items():
+            if name not in before:
+                raise _RefusedError(
+                    f"its line {line} would read {name} before that is imported, for jax is "
+                    "imported below: move the import of jax up, then migrate again"
+                )
         return source.written(source.code)
 
     def _with_helpers(self, source: Source, helpers: HelperNames) -> Source:
@@ -268,17 +268,6 @@ class _File:
         text = helper_module.block(missing, self._style.unit, new_imports.names_above(source))
         return new_imports.with_block(source, text)
 
-    def _check_order(self, source: Source) -> None:
-        """What is read while the file is imported must be bound above, as it was."""
-        before = imports.read_too_early(self._first.tree)
-        after = imports.read_too_early(sources.parse(source.python))
-        for name, line in after.items():
-            if name not in before:
-                raise _RefusedError(
-                    f"its line {line} would read {name} before that is imported, for jax is "
-                    "imported below: move the import of jax up, then migrate again"
-                )
-
     # --- places
 
     def places(self, module: Module) -> list[PlannedPlace]:
@@ -293,7 +282,7 @@ class _File:
             found = global_state.find(module, project, self._style, self._namer, facts)
         else:
             found = self._of_pmaps(module, facts)
-        return [_unproved(each) if self._stays(each) else each for each in found]
+        return [self._without_unproved(each) for each in found]
 
     def _of_pmaps(self, module: Module, facts: PmapFacts | None) -> list[PlannedPlace]:
         freed: dict[ast.expr, PlannedPlace] = {}
@@ -305,27 +294,42 @@ class _File:
         found: list[PlannedPlace] = []
         for site in pmaps.sites(module):
             place = freed.pop(site.reference, None) or self._of_pmap(module, site, facts)
-            found.append(_explained(place, kept.get(site.reference, "")))
-        for alias in pmap_renames.handed_on(module):
-            if alias.asname != alias.name and self._is_imported(module, alias):
-                found.append(self._of_import(module, alias))
-        for name, node in pmap_renames.places_of_puts(module):
-            call = module.parent(node)
-            place = freed.pop(call, None) if isinstance(call, ast.expr) else None
-            found.append(place or self._of_placement(module, name, node))
+            why = kept.get(site.reference)
+            if why and place.outcome.status == "done":
+                said = f"{place.outcome.reason}; " if place.outcome.reason else ""
+                said += f"the device axis stays: {why}"
+                outcome = dataclasses.replace(place.outcome, reason=said)
+                place = dataclasses.replace(place, outcome=outcome)
+            found.append(place)
+        found += pmap_renames.places_of_imports(module, self._namer, self._context.graph)
+        found += pmap_renames.places_of_puts(module, self._namer, freed)
         found += freed.values()
-        to_library = self._options.to == "jax_dist"
-        found += pmap_renames.places_of_other_pmaps(module, to_library=to_library)
-        covered = [place.span for place in found]
         aims = self._options
+        to_library = aims.to == "jax_dist"
+        found += pmap_renames.places_of_other_pmaps(module, to_library=to_library)
         by_rule = pmap_renames.places_of_rules(module, aims.target, idiomatic=aims.idiomatic)
-        return found + [place for place in by_rule if not _is_covered(place.span, covered)]
+        covered = [place.span for place in found]
+        is_new = lambda low, high: (
+            not any(  # `unreplicate(x)` is found twice
+                low == start or (start <= low and high <= end) for start, end in covered
+            )
+        )
+        return found + [place for place in by_rule if is_new(*place.span)]
 
-    def _stays(self, place: PlannedPlace) -> bool:
-        """Whether it was not proved, so that it is not to change."""
-        lines = range(place.outcome.line, place.outcome.line + place.outcome.what.count("\n") + 1)
+    def _without_unproved(self, place: PlannedPlace) -> PlannedPlace:
+        """The place, left as it is where it was not proved."""
+        old = place.outcome
+        lines = range(old.line, old.line + old.what.count("\n") + 1)
         is_named = not self._without.isdisjoint(lines) or 0 in self._without
-        return is_named and place.outcome.cell is None and place.outcome.status == "done"
+        if not is_named or old.cell is not None or old.status == "left":
+            return place
+        outcome = dataclasses.replace(
+            old,
+            status="left",
+            reason="--verify did not find that it computes the same",
+            by_hand="Run a command that reaches it, or --keep it and compare by hand.",
+        )
+        return PlannedPlace(outcome, place.span)
 
     def _of_pmap(self, module: Module, site: pmaps.Site, facts: PmapFacts | None) -> PlannedPlace:
         try:
@@ -340,10 +344,13 @@ class _File:
                 if fix is None:
                     said = self._by_definition(module, site)
                 else:
-                    said = pmap_renames.said(module, site) or self._not_direct(site, facts)
+                    said = pmap_renames.said(module, site)
+                    why = "" if facts is None else facts.unknown(site)
+                    if why and not said and self._options.promises != Promises():
+                        said = f"not jit(shard_map): {why}"
         except Left as left:
-            return results.left(module, site.reference, _codes.PMAP_CALL, left)
-        return results.done(module, site.reference, _codes.PMAP_CALL, fix, said)
+            return PlannedPlace.left(module, site.reference, _codes.PMAP_CALL, left)
+        return PlannedPlace.done(module, site.reference, _codes.PMAP_CALL, fix, said)
 
     def _check(self, module: Module, site: pmaps.Site) -> None:
         """Raises Left where no other function can take its place."""
@@ -353,7 +360,7 @@ class _File:
                 "Take it out of the string, then migrate again.",
             )
         is_mapped = self._options.to == "jax"  # a jax_dist.pmap says of itself what it is
-        for node in pmap_renames.replaced_by(module):
+        for node in module.once(pmap_renames.replaced_by):
             of_chex = (module.qualified_name(node) or "").startswith("chex.")
             if is_mapped or not of_chex:  # chex's fakes replace jax_dist.pmap too
                 raise Left(
@@ -377,19 +384,13 @@ class _File:
             return None, ""
         new = Texts(module, site.node, self._style, self._namer)
         try:
-            return shard_map.written(module, site, shard_map.plan(module, site, new), new), ""
+            return DirectPlan.of(site, new).fix(), ""
         except Left:
             return None, ""
 
-    def _not_direct(self, site: pmaps.Site, facts: PmapFacts | None) -> str:
-        """Why it is no `jit(shard_map)`, where the user has promised something for that."""
-        if facts is None or self._options.promises == Promises():
-            return ""
-        return f"not jit(shard_map): {facts.unknown(site)}" if facts.unknown(site) else ""
-
     def _identity(self, module: Module, site: pmaps.Site) -> Left | None:
         """Why a function keeps its identity: it may meet `f is jax.pmap`."""
-        if not pmap_renames.may_be_compared(module, site):
+        if site.form not in ("value", "alias"):
             return None
         found = self._context.comparison(module)
         if found is not None:
@@ -422,35 +423,6 @@ class _File:
             )
         return "the definition of this alias is migrated"
 
-    def _is_imported(self, module: Module, alias: ast.alias) -> bool:
-        graph, path = self._context.graph, os.path.abspath(module.source.path)
-        return any(True for _ in graph.users(path, alias.asname or alias.name))
-
-    def _of_import(self, module: Module, alias: ast.alias) -> PlannedPlace:
-        try:
-            fix = pmap_renames.fix_of_import(module, alias, self._namer)
-        except Left as left:
-            return results.left(module, alias, _codes.PMAP_CALL, left)
-        return results.done(module, alias, _codes.PMAP_CALL, fix, "other files import it from here")
-
-    def _of_placement(self, module: Module, name: str, node: ast.expr) -> PlannedPlace:
-        code = pmap_renames.REMOVED[name]
-        try:
-            fix = pmap_renames.fix_of_put(module, name, node, self._namer)
-        except Left as left:
-            return results.left(module, node, code, left)
-        return results.done(module, node, code, fix)
-
-
-def _unproved(place: PlannedPlace) -> PlannedPlace:
-    outcome = dataclasses.replace(
-        place.outcome,
-        status="left",
-        reason="--verify did not find that it computes the same",
-        by_hand="Run a command that reaches it, or --keep it and compare by hand.",
-    )
-    return PlannedPlace(outcome, place.span)
-
 
 def _moved(lines: set[int], before: Source, after: Source) -> set[int]:
     """Where lines are in a new text. Raises _RefusedError where one of them has changed."""
@@ -464,17 +436,3 @@ def _moved(lines: set[int], before: Source, after: Source) -> set[int]:
     if not lines <= set(found):
         raise _RefusedError("a place that stays shares a line with one that is migrated")
     return {found[line] for line in lines}
-
-
-def _is_covered(span: tuple[int, int], covered: list[tuple[int, int]]) -> bool:
-    """Whether another place begins or lies there: `unreplicate(x)` is found twice."""
-    return any(span[0] == start or (start <= span[0] and span[1] <= end) for start, end in covered)
-
-
-def _explained(place: PlannedPlace, kept: str) -> PlannedPlace:
-    """Says why an argument or a result keeps its axis."""
-    if not kept or place.outcome.status == "left":
-        return place
-    said = f"{place.outcome.reason}; " if place.outcome.reason else ""
-    outcome = dataclasses.replace(place.outcome, reason=f"{said}the device axis stays: {kept}")
-    return dataclasses.replace(place, outcome=outcome)

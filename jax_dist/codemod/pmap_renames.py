@@ -9,18 +9,20 @@ shard (JXD202, JXD203) is another place, and nothing at all inside a trace.
 """
 
 import ast
+import os
 from collections.abc import Callable, Iterator
 
 from jax_dist import _codes
 from jax_dist.checker.engine import linter
 from jax_dist.checker.model import pmaps
-from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Safety
+from jax_dist.checker.model.findings import Code, Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.project import ImportGraph
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Version
-from jax_dist.codemod import codegen, imports, results
+from jax_dist.codemod import codegen, imports
 from jax_dist.codemod.codegen import LibraryNames, Namer
-from jax_dist.codemod.results import Left, PlaceResult, PlannedPlace, Status
+from jax_dist.codemod.results import Left, PlaceResult, PlannedPlace
 
 _RENAMES: tuple[Code, ...] = (
     _codes.REMOVED_SHARDING_CLASS,
@@ -42,14 +44,7 @@ def fix(
 ) -> Fix | None:
     """The fix of one reference to `jax.pmap`; None where another place's fix does it.
 
-    Args:
-      module: the file.
-      site: one of `pmaps.sites(module)`.
-      namer: says how the new name is written.
-      stays: whether a site of the file must keep its meaning.
-
-    Raises:
-      Left: the name cannot be changed there.
+    `stays` says whether a site of the file must keep its meaning. Raises Left.
     """
     if _is_asked_about(module, site):
         raise Left(
@@ -82,25 +77,28 @@ def _renamed(old: str, new: str) -> str:
     return "\n".join(kept)
 
 
-def handed_on(module: Module) -> Iterator[ast.alias]:
-    """`from jax import pmap` in a file that does not use the name itself."""
-    scope = module.scopes.module
+def places_of_imports(module: Module, namer: Namer, graph: ImportGraph) -> Iterator[PlannedPlace]:
+    """`from jax import pmap` in a file that does not use the name itself, for others import it."""
+    scope, path = module.scopes.module, os.path.abspath(module.source.path)
     for name, bindings in scope.bindings.items():
         for binding in bindings:
+            alias = binding.node
             is_pmap = binding.kind == "import" and binding.target in pmaps.PMAP
-            if is_pmap and isinstance(binding.node, ast.alias) and not module.reads(scope, name):
-                yield binding.node
-
-
-def fix_of_import(module: Module, alias: ast.alias, namer: Namer) -> Fix:
-    """The fix of `from jax import pmap` itself. Raises Left."""
-    line = namer.import_as(alias.asname or alias.name)
-    if line is None:
-        raise Left(
-            "other files get pmap from this one, which has its helpers inside",
-            "Import pmap in the files that use it, then migrate again.",
-        )
-    return _fix_of_import(module, alias, line, namer.source)
+            if not is_pmap or not isinstance(alias, ast.alias) or alias.asname == alias.name:
+                continue
+            if module.reads(scope, name) or not any(True for _ in graph.users(path, name)):
+                continue
+            line = namer.import_as(name)
+            if line is None:
+                why = Left(
+                    "other files get pmap from this one, which has its helpers inside",
+                    "Import pmap in the files that use it, then migrate again.",
+                )
+                yield PlannedPlace.left(module, alias, _codes.PMAP_CALL, why)
+            else:
+                new = _fix_of_import(module, alias, line, namer.source)
+                said = "other files import it from here"
+                yield PlannedPlace.done(module, alias, _codes.PMAP_CALL, new, said)
 
 
 def said(module: Module, site: Site) -> str:
@@ -118,8 +116,10 @@ def _is_asked_about(module: Module, site: Site) -> bool:
         is_type = isinstance(call, ast.Call) and module.text(call.func) == "type"
         return is_type and site.form == "call"
     inner: ast.AST = site.node
-    for around in results.within_statement(module, site.node):
+    for around in module.ancestors(site.node):
         match around:
+            case ast.stmt():
+                break
             case ast.Call(func=ast.Name(id="isinstance" | "type" | "hasattr" | "getattr" | "id")):
                 return True
             case ast.Call(func=function) if module.qualified_name(function) in _ABOUT:
@@ -135,10 +135,6 @@ _ABOUT = {"functools.wraps", "functools.update_wrapper", "inspect.signature", "i
 
 def replaced_by(module: Module) -> list[ast.expr]:
     """What in a file has `jax.pmap` replaced while it runs: assignments, mocks, chex's fakes."""
-    return module.once(_replaced_by)
-
-
-def _replaced_by(module: Module) -> list[ast.expr]:
     found = [
         node
         for name in module.used_names("chex")
@@ -161,11 +157,6 @@ def _replaced_by(module: Module) -> list[ast.expr]:
 _REPLACING = ("patch", "object", "setattr", "replace")
 
 
-def may_be_compared(module: Module, site: Site) -> bool:
-    """Whether the function itself goes on from there, so that it may meet a comparison."""
-    return site.form in ("value", "alias") or results.is_compared(module, site)
-
-
 def _import_of(module: Module, reference: ast.expr) -> ast.alias | ast.expr | None:
     """The alias of `from jax import pmap`; `jax` of `jax.pmap`; None where pmap has an alias."""
     if isinstance(reference, ast.Attribute):
@@ -183,7 +174,7 @@ def _import_of(module: Module, reference: ast.expr) -> ast.alias | ast.expr | No
 
 def _must_stay(module: Module, alias: ast.alias, stays: Callable[[Site], bool]) -> bool:
     """Whether some use of the imported name must keep its meaning."""
-    known = module.once(_staying)
+    known = module.memo(_must_stay)
     if alias not in known:
         known[alias] = any(
             _is_asked_about(module, site) or stays(site)
@@ -191,12 +182,6 @@ def _must_stay(module: Module, alias: ast.alias, stays: Callable[[Site], bool]) 
             if _import_of(module, site.reference) is alias
         )
     return known[alias]
-
-
-def _staying(module: Module) -> dict[ast.alias, bool]:
-    """What `_must_stay` found already."""
-    del module
-    return {}
 
 
 def _fix_of_import(
@@ -220,41 +205,26 @@ def _fix_of_import(
 def places_of_rules(
     module: Module, target: Version | None, *, idiomatic: bool
 ) -> list[PlannedPlace]:
-    """The places of a file that rules find and mend.
-
-    Args:
-      module: the file.
-      target: the oldest jax that the code must run on; None: the newest.
-      idiomatic: whether slow idioms go too.
-    """
+    """The places of a file that rules find and mend; `idiomatic`: slow idioms go too."""
     unsafe = _IDIOMS if idiomatic else ()
     found: list[PlannedPlace] = []
     for finding in linter.check_module(module, frozenset(_RENAMES + unsafe), target):
-        fix = finding.fix if _is_wanted(finding.fix, finding.code, unsafe) else None
-        found.append(PlannedPlace(_outcome(finding, fix), finding.span, fix))
+        fix = finding.fix
+        is_safe = fix is not None and fix.safety is Safety.SAFE
+        is_wanted = fix is not None and fix.safety is Safety.UNSAFE and finding.code in unsafe
+        outcome = PlaceResult(
+            finding.path,
+            finding.start.line,
+            finding.start.cell,
+            finding.code,
+            "done" if is_safe or is_wanted else "left",
+            finding.line_text.strip(),
+            finding.message,
+            "" if fix is None or is_safe or is_wanted else fix.title,
+        )
+        new = fix if is_safe or is_wanted else None
+        found.append(PlannedPlace(outcome, finding.span, new))
     return found
-
-
-def _is_wanted(fix: Fix | None, code: Code, unsafe: tuple[Code, ...]) -> bool:
-    if fix is None:
-        return False
-    return fix.safety is Safety.SAFE or (fix.safety is Safety.UNSAFE and code in unsafe)
-
-
-def _outcome(finding: Finding, fix: Fix | None) -> PlaceResult:
-    status: Status = "left" if fix is None else "done"
-    by_hand = "" if fix is not None or finding.fix is None else finding.fix.title
-    place, what = finding.start, finding.line_text.strip()
-    return PlaceResult(
-        finding.path,
-        place.line,
-        place.cell,
-        finding.code,
-        status,
-        what,
-        finding.message,
-        by_hand,
-    )
 
 
 # Not flax.jax_utils.replicate and unreplicate: they work on what mapped functions take and give,
@@ -266,32 +236,23 @@ REMOVED: dict[str, Code] = {
 _FIRST = ("x", "shards")
 
 
-def places_of_puts(module: Module) -> Iterator[tuple[str, ast.expr]]:
-    """`(name, reference)` of each use of a function that was removed."""
-    for name in REMOVED:
+def places_of_puts(
+    module: Module, namer: Namer, freed: dict[ast.expr, PlannedPlace]
+) -> Iterator[PlannedPlace]:
+    """What becomes of each use of a function that was removed; what is in `freed` is taken out."""
+    for name, code in REMOVED.items():
         for node in module.uses(name):
-            yield name, node
+            place = freed.pop(module.parent(node), None)  # type: ignore[call-overload]
+            try:
+                yield place or PlannedPlace.done(
+                    module, node, code, _of_put(module, name, node, namer)
+                )
+            except Left as left:
+                yield PlannedPlace.left(module, node, code, left)
 
 
-def fix_of_put(module: Module, name: str, node: ast.expr, namer: Namer) -> Fix:
-    """The fix that calls what takes its place.
-
-    Args:
-      module: the file.
-      name: of the function.
-      node: where it is named.
-      namer: says how the new name is written.
-
-    Raises:
-      Left: it is not called, or in another way.
-    """
-    _check(module, node)
-    new = namer.named(module, name.removeprefix("jax."), node)
-    edit = Edit(*module.span(node), _renamed(module.text(node), new.text))
-    return Fix(f"replace {name}", Safety.UNSAFE, tuple(sorted((edit, *new.edits))), new.imports)
-
-
-def _check(module: Module, node: ast.expr) -> None:
+def _of_put(module: Module, name: str, node: ast.expr, namer: Namer) -> Fix:
+    """Calls what takes its place. Raises Left where it is called in another way, or not at all."""
     call = module.parent(node)
     words = call.keywords if isinstance(call, ast.Call) and call.func is node else ()
     if any(word.arg in _FIRST or word.arg is None for word in words):
@@ -304,6 +265,9 @@ def _check(module: Module, node: ast.expr) -> None:
             "the function itself is compared",
             "Decide by hand which of the two functions is meant.",
         )
+    new = namer.named(module, name.removeprefix("jax."), node)
+    edit = Edit(*module.span(node), _renamed(module.text(node), new.text))
+    return Fix(f"replace {name}", Safety.UNSAFE, tuple(sorted((edit, *new.edits))), new.imports)
 
 
 _OF_LIBRARIES = {  # and what takes the place in plain JAX, by hand
@@ -315,19 +279,14 @@ _OF_NNX_ALONE = ("transform_metadata", "graph", "graph_updates")
 
 
 def places_of_other_pmaps(module: Module, *, to_library: bool) -> Iterator[PlannedPlace]:
-    """What becomes of each use of them.
-
-    Args:
-      module: the file.
-      to_library: whether the new text may use jax_dist, which has a function for each.
-    """
+    """What becomes of each use of them; `to_library`: the new text may use jax_dist's own."""
     for name in _OF_LIBRARIES:
         for node in module.uses(name):
             try:
                 fix = _of_library(module, node, name, to_library=to_library)
-                yield results.done(module, node, _codes.PMAP_CALL, fix)
+                yield PlannedPlace.done(module, node, _codes.PMAP_CALL, fix)
             except Left as left:
-                yield results.left(module, node, _codes.PMAP_CALL, left)
+                yield PlannedPlace.left(module, node, _codes.PMAP_CALL, left)
 
 
 def _of_library(module: Module, node: ast.expr, name: str, *, to_library: bool) -> Fix:

@@ -65,7 +65,9 @@ class MigrationReport:
 
     @property
     def outcomes(self) -> list[PlaceResult]:
-        return [outcome for file in self.files for outcome in _in_order(file)]
+        """The places of each file, from its top to its end."""
+        place = lambda outcome: (outcome.cell or 0, outcome.line)
+        return [outcome for file in self.files for outcome in sorted(file.outcomes, key=place)]
 
     @property
     def done(self) -> list[PlaceResult]:
@@ -144,11 +146,6 @@ class MigrationReport:
         return sorted(groups.values(), key=lambda places: -len(places))
 
 
-def _in_order(file: FileMigration) -> list[PlaceResult]:
-    """The places of a file from its top to its end."""
-    return sorted(file.outcomes, key=lambda place: (place.cell or 0, place.line))
-
-
 def as_json(report: MigrationReport) -> str:
     """The report as one JSON object; the module's docstring says what is in it."""
     return json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n"
@@ -181,102 +178,68 @@ def _name(code: Code) -> str:
 
 
 def _lines(report: MigrationReport) -> Iterator[str]:
-    yield f"# Migration to {report.to}"
-    yield ""
+    yield f"# Migration to {report.to}\n"
     yield (
         f"{count(len(report.changed), 'file')} changed, {count(len(report.done), 'place')} done, "
         f"{len(report.left)} left."
     )
     for caution in report.cautions:
-        yield ""
-        yield caution
+        yield f"\n{caution}"
     if report.outcomes:
-        yield ""
-        yield "| rule | done | left |"
+        yield "\n| rule | done | left |"
         yield "|---|---:|---:|"
         for code, done, left in report.by_rule():
             yield f"| {code} {_name(code)} | {done} | {left} |"
     if report.helpers():
-        yield from _heading("Helper modules")
+        yield _heading("Helper modules")
         for each in report.helpers():
             functions = ", ".join(f"`{name}`" for name in each["functions"])
             yield f"* `{each['path']}`{' (new)' if each['is_new'] else ''}: {functions}"
     if report.problems:
-        yield from _heading("Files left whole")
+        yield _heading("Files left whole")
         for file in report.problems:
             yield f"* `{file.path}`: {file.problem}"
     if report.left:
         yield from _left(report)
     if report.done:
-        yield from _done(report)
+        yield _heading("Done")
+        yield "| place | rule | what | |"
+        yield "|---|---|---|---|"
+        for place in report.done:
+            what, reason = _in_table(_first_line(place.what)), _in_table(place.reason)
+            yield f"| `{place.where}` | {place.code} | `{what}` | {reason} |"
     if report.proof:
-        yield from _heading("Verification")
-        yield "```text"
-        yield report.proof
-        yield "```"
+        yield _heading("Verification")
+        yield f"```text\n{report.proof}\n```"
 
 
 def _left(report: MigrationReport) -> Iterator[str]:
-    yield from _heading("Left, and why")
+    yield _heading("Left, and why")
     groups = report.by_reason()
     yield "| places | reason |"
     yield "|---:|---|"
     for places in groups:
-        yield f"| {len(places)} | {places[0].reason.replace('|', chr(92) + '|')} |"
+        yield f"| {len(places)} | {_in_table(places[0].reason)} |"
     for places in groups:
-        yield from _heading(_sentence(places[0].reason), "###")
-        yield from _by_hand(places)
+        reason = places[0].reason
+        yield _heading(reason[:1].upper() + reason[1:], "###")
+        # Where what to do differs from place to place, once each.
+        for remedy, sketch in dict.fromkeys((place.remedy, place.sketch) for place in places):
+            if remedy:
+                yield f"What to do: {remedy}\n"
+            if sketch:
+                yield f"```python\n{sketch}\n```\n"
         for place in places:
             detail = f" ({place.detail})" if place.detail else ""
-            yield f"* {_where(place)} {_code(place.what)}{detail}"
+            yield f"* `{place.where}` `{_first_line(place.what)}`{detail}"
 
 
-def _by_hand(places: Sequence[PlaceResult]) -> Iterator[str]:
-    """What to do; where that differs from place to place, once each."""
-    for remedy, sketch in dict.fromkeys((place.remedy, place.sketch) for place in places):
-        if remedy:
-            yield f"What to do: {remedy}"
-            yield ""
-        if sketch:
-            yield "```python"
-            yield sketch
-            yield "```"
-            yield ""
+def _in_table(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
-def _done(report: MigrationReport) -> Iterator[str]:
-    yield from _heading("Done")
-    yield "| place | rule | what | |"
-    yield "|---|---|---|---|"
-    for place in report.done:
-        what = _code(place.what).replace("|", "\\|")
-        reason = place.reason.replace("|", "\\|")
-        yield f"| {_where(place)} | {place.code} | {what} | {reason} |"
-
-
-def _heading(text: str, level: str = "##") -> Iterator[str]:
-    yield ""
-    yield f"{level} {text}"
-    yield ""
-
-
-def _where(place: PlaceResult) -> str:
-    return f"`{where(place)}`"
-
-
-def where(place: PlaceResult) -> str:
-    """`a.py:12`, or `a.ipynb:cell 3:12`."""
-    cell = "" if place.cell is None else f"cell {place.cell}:"
-    return f"{place.path}:{cell}{place.line}"
-
-
-def _code(text: str) -> str:
-    first, newline, _ = text.partition("\n")
-    return f"`{first.rstrip()} ...`" if newline else f"`{first}`"
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _heading(text: str, level: str = "##") -> str:
+    return f"\n{level} {text}\n"
 
 
 def count(number: int, noun: str) -> str:
@@ -287,22 +250,30 @@ def count(number: int, noun: str) -> str:
 def as_sarif(report: MigrationReport) -> str:
     """The report as one run of SARIF; lines are those of the files before."""
     proof = report.verification
-    run = {
-        "tool": {"driver": {**sarif.tool(), "rules": [_rule(name) for name in _NAMES]}},
+    rules = [
+        {
+            "id": _id(name),
+            "shortDescription": {"text": meaning},
+            "defaultConfiguration": {"level": _level(name)},
+        }
+        for name, (_, meaning) in _RULES.items()
+    ]
+    run: dict[str, Any] = {
+        "tool": {"driver": {**sarif.tool(), "rules": rules}},
         "results": [*_results(report, proof)],
         "properties": {"to": report.to, "cautions": list(report.cautions)},
     }
     if proof is not None:
-        run["invocations"] = [_invocation(proof)]
+        said = {name: proof[name] for name in ("headline", "worst", "kept_apart", "notes")}
+        invocation: dict[str, Any] = {
+            "commandLine": shlex.join(proof["command"]),
+            "executionSuccessful": proof["exit_code"] == 0,
+            "properties": said,
+        }
+        if proof["exit_code"] is not None:  # it was not stopped, being late
+            invocation["exitCode"] = proof["exit_code"]
+        run["invocations"] = [invocation]
     return sarif.document(run)
-
-
-def _rule(name: str) -> dict[str, Any]:
-    return {
-        "id": _id(name),
-        "shortDescription": {"text": _RULES[name][1]},
-        "defaultConfiguration": {"level": _level(name)},
-    }
 
 
 def _id(name: str) -> str:
@@ -339,11 +310,9 @@ def _of_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_place(place: PlaceResult) -> dict[str, Any]:
     if place.cell is None:
-        where = _location(place.path, place.line)
-        at = ""
+        where, at = _location(place.path, place.line), ""
     else:  # the lines of a cell are not those of the file
-        where = _location(place.path)
-        at = f"cell {place.cell}, line {place.line}: "
+        where, at = _location(place.path), f"cell {place.cell}, line {place.line}: "
     said = [place.reason, *([place.detail] if place.detail else [])]
     text = f"{at}{_first_line(place.what)}: {'; '.join([place.status, *said])}."
     more = {"rule": place.code, "remedy": place.remedy, "sketch": place.sketch}
@@ -366,17 +335,6 @@ def _location(path: str, line: int | None = None) -> dict[str, Any]:
     return {"physicalLocation": {"artifactLocation": sarif.artifact(path), **region}}
 
 
-def _invocation(proof: Mapping[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "commandLine": shlex.join(proof["command"]),
-        "executionSuccessful": proof["exit_code"] == 0,
-        "properties": {name: proof[name] for name in ("headline", "worst", "kept_apart", "notes")},
-    }
-    if proof["exit_code"] is not None:  # it was not stopped, being late
-        made["exitCode"] = proof["exit_code"]
-    return made
-
-
 def _first_line(text: str) -> str:
     first, newline, _ = text.partition("\n")
     return f"{first.rstrip()} ..." if newline else first
@@ -397,13 +355,7 @@ _BUILD_FILES = ("BUILD", "BUILD.bazel")
 def cautions_of(
     files: Sequence[FileMigration], context: ProjectContext, options: MigrationOptions
 ) -> Iterator[str]:
-    """The cautions of one migration, a sentence each.
-
-    Args:
-      files: what became of them.
-      context: their projects.
-      options: what was asked for.
-    """
+    """The cautions of one migration, a sentence each."""
     places = [outcome for file in files for outcome in file.outcomes if outcome.status == "done"]
     if options.to == "global" or not any(outcome.code == _PMAP for outcome in places):
         return

@@ -12,19 +12,19 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Literal, TypeAlias
 
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import pmaps, sources
 from jax_dist.checker.model.findings import Code, Fix
-from jax_dist.checker.model.pmaps import Site
-from jax_dist.checker.model.project import ImportGraph, Project, outermost_package
+from jax_dist.checker.model.project import Project, outermost_package
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, UnreadableError
 from jax_dist.codemod.helper_module import Homes
 
 Status: TypeAlias = Literal["done", "left"]
+_Named: TypeAlias = ast.expr | ast.alias
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,6 +45,12 @@ class PlaceResult:
     def why(self) -> str:
         """The reason and its detail."""
         return f"{self.reason} ({self.detail})" if self.detail else self.reason
+
+    @property
+    def where(self) -> str:
+        """`a.py:12`, or `a.ipynb:cell 3:12`."""
+        cell = "" if self.cell is None else f"cell {self.cell}:"
+        return f"{self.path}:{cell}{self.line}"
 
     @property
     def remedy(self) -> str:
@@ -99,12 +105,9 @@ class FileMigration:
 
 
 class Left(Exception):  # noqa: N818 - not an error: a place that is left as it is
-    """Raised where a place cannot be migrated.
+    """Raised where a place cannot be migrated; the arguments are those of a `PlaceResult`.
 
-    Args:
-      reason: why, in words that are the same at each such place, so that reports can count them.
-      by_hand: what to do about it: a sentence, and in the next lines a sketch in Python.
-      detail: what the reason rests on at this place.
+    The reason is in words that are the same at each such place, so that reports can count them.
     """
 
     def __init__(self, reason: str, by_hand: str = "", detail: str = ""):
@@ -122,54 +125,40 @@ class PlannedPlace:
     span: tuple[int, int]
     fix: Fix | None = None
 
+    @classmethod
+    def done(
+        cls, module: Module, node: _Named, code: Code, fix: Fix | None, said: str = ""
+    ) -> "PlannedPlace":
+        """A place that is migrated, by its own fix or by that of another place."""
+        return cls._of(module, node, code, fix, "done", said)
 
-def done(
-    module: Module, node: ast.expr | ast.alias, code: Code, fix: Fix | None, said: str = ""
-) -> PlannedPlace:
-    """A place that is migrated, by its own fix or by that of another place."""
-    return PlannedPlace(_outcome(module, node, code, "done", said), module.span(node), fix)
+    @classmethod
+    def left(cls, module: Module, node: _Named, code: Code, why: Left) -> "PlannedPlace":
+        """A place that stays as it is."""
+        return cls._of(module, node, code, None, "left", why.reason, why.by_hand, why.detail)
+
+    @classmethod
+    def _of(
+        cls, module: Module, node: _Named, code: Code, fix: Fix | None, status: Status, *said: str
+    ) -> "PlannedPlace":
+        span = module.span(node)
+        at, what = module.source.position(span[0]), module.text(node)
+        place = PlaceResult(module.source.path, at.line, at.cell, code, status, what, *said)
+        return cls(place, span, fix)
 
 
-def left(module: Module, node: ast.expr | ast.alias, code: Code, why: Left) -> PlannedPlace:
-    """A place that stays as it is."""
-    outcome = _outcome(module, node, code, "left", why.reason, why.by_hand, why.detail)
-    return PlannedPlace(outcome, module.span(node))
-
-
-def _outcome(
-    module: Module, node: ast.expr | ast.alias, code: Code, status: Status, *said: str
-) -> PlaceResult:
-    start = module.source.position(module.span(node)[0])
-    what = module.text(node)
-    return PlaceResult(module.source.path, start.line, start.cell, code, status, what, *said)
-
-
-@dataclasses.dataclass(eq=False)
 class ProjectContext:
-    """One run: the files that are migrated together, and the projects around them."""
+    """One run: the files that are migrated together, and the projects around them.
 
-    project: Project
-    graph: ImportGraph
-    homes: Homes
-    among: frozenset[str] | None = None  # absolute paths of what is migrated; None: all is
+    Args:
+      project: of the files.
+      helpers: the path of the module for all helpers; "" where each package has its own.
+      among: absolute paths of what is migrated; None: all that is asked for.
+    """
 
-    @classmethod
-    def of(cls, paths: Sequence[str], helpers: str = "") -> "ProjectContext":
-        """Of files that are migrated together.
-
-        Args:
-          paths: the files.
-          helpers: the path of the module for all helpers; "" where each package has its own.
-        """
-        project = Project(tuple(paths))
-        among = frozenset(map(os.path.abspath, paths))
-        return cls(project, project.graph, Homes(project, helpers), among)
-
-    @classmethod
-    def alone(cls) -> "ProjectContext":
-        """Of a file that is judged by itself."""
-        project = Project()
-        return cls(project, project.graph, Homes(project))
+    def __init__(self, project: Project, helpers: str = "", among: frozenset[str] | None = None):
+        self.project, self.graph, self.among = project, project.graph, among
+        self.homes = Homes(project, helpers)
 
     @functools.cached_property
     def sign(self) -> str:
@@ -184,11 +173,9 @@ class ProjectContext:
         Not those where all that they may meet is migrated together: in files of this run that no
         other file imports, such as tests.
         """
-        for found in self._near(module):
-            is_last = found.is_here and not self.graph.importers(found.path)
-            if found.is_compared and not is_last:
-                return found
-        return None
+        compared = (found for found in self._near(module) if found.is_compared)
+        is_last = lambda found: found.is_here and not self.graph.importers(found.path)
+        return next((found for found in compared if not is_last(found)), None)
 
     def twin(self, module: Module) -> "_PmapValue | None":
         """A place to which pmap goes as a value too, in a file that is not migrated now."""
@@ -255,21 +242,11 @@ def meetings(module: Module) -> Iterator[tuple[int, bool]]:
     """Where a file hands `jax.pmap` on as a value: `(line, whether it is compared there)`."""
     for site in pmaps.sites(module):
         if site.form == "value":
-            yield site.reference.lineno, is_compared(module, site)  # type: ignore[attr-defined]
-
-
-def within_statement(module: Module, node: ast.AST) -> Iterator[ast.AST]:
-    for around in module.ancestors(node):
-        if isinstance(around, ast.stmt):
-            return
-        yield around
-
-
-def is_compared(module: Module, site: Site) -> bool:
-    """`f is jax.pmap`, `f in (jax.jit, jax.pmap)`."""
-    return site.form == "value" and any(
-        isinstance(each, ast.Compare) for each in within_statement(module, site.node)
-    )
+            within = itertools.takewhile(
+                lambda each: not isinstance(each, ast.stmt), module.ancestors(site.node)
+            )
+            is_compared = any(isinstance(each, ast.Compare) for each in within)
+            yield site.reference.lineno, is_compared  # type: ignore[attr-defined]
 
 
 _VALUE = re.compile(

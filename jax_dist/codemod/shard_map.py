@@ -2,14 +2,14 @@
 
 `jax.pmap` finds out at each call how many devices its arguments want, in which processes these are,
 and where arrays lie. A `jit(shard_map)` has all that fixed where it is written. So `PmapFacts`
-tells whether the text shows that there is nothing to find out, or the user has said so. `plan` and
-`written` do not ask: the flow of the values may show it instead.
+tells whether the text shows that there is nothing to find out, or the user has said so. A
+`DirectPlan` does not ask: the flow of the values may show it instead.
 """
 
 import ast
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax_dist.checker.model import flow, pmaps
@@ -63,19 +63,11 @@ class PmapFacts:
                 return "jax is imported inside of a function or block"
         except Left as left:
             return left.reason
-        for why in self._of_arguments(site), self.unfit_place(site):
-            if why:
-                return why
-        return self._of_calls(site)
-
-    def _of_arguments(self, site: Site) -> str:
-        devices = site.arguments.get("devices")
-        is_none = isinstance(devices, ast.Constant) and devices.value is None
-        match devices:
+        match site.arguments.get("devices"):
             case ast.Call(func=function, args=[], keywords=[]):
                 is_all = self._module.qualified_name(function) == "jax.devices"
-            case _:
-                is_all = devices is None or is_none
+            case devices:
+                is_all = devices is None or _is_literal_none(devices)
         if not is_all:
             return "its devices are chosen at run time"
         for name in ("static_broadcasted_argnums", "backend", "axis_size"):
@@ -83,7 +75,7 @@ class PmapFacts:
                 return f"it has {name}"
         if site.unknown:
             return f"its arguments come from {site.unknown}"
-        return ""
+        return self.unfit_place(site) or self._of_calls(site)
 
     def unfit_place(self, site: Site) -> str:
         """Why a mesh cannot be made, or a function cannot be mapped again, where a place is."""
@@ -113,10 +105,9 @@ class PmapFacts:
 
     def _of_calls(self, site: Site) -> str:
         """All calls are seen, by position, with nothing shared but literals."""
-        lost = use_sites.unseen(self._module, flow.of(self._module), site)
-        if lost:
+        if lost := use_sites.unseen(self._module, flow.of(self._module), site):
             return lost
-        made = self._calls.get(site.node, [])
+        made = self._calls.get(site.node)
         if not made:
             return "no call of it is seen"
         shared = shared_positions(site)
@@ -180,7 +171,11 @@ class PmapFacts:
         return False
 
 
-def shared_positions(site: Site):
+def _is_literal_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def shared_positions(site: Site) -> Callable[[int], bool] | None:
     """Whether an argument at a position is shared by all devices; None: the text does not say."""
     given = site.arguments.get("in_axes")
     match given:
@@ -191,20 +186,21 @@ def shared_positions(site: Site):
         case ast.Constant(value=int()):
             return lambda position: False
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            is_none = [isinstance(each, ast.Constant) and each.value is None for each in parts]
+            is_none = list(map(_is_literal_none, parts))
             if all(isinstance(each, ast.Constant) or is_default(each) for each in parts):
                 return lambda position: position < len(is_none) and is_none[position]
     return None
 
 
 _KNOWN = frozenset(("axis_name", "in_axes", "out_axes", "devices", "donate_argnums"))
-_UNNAMED_AXIS = "devices"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DirectPlan:
-    """The pieces of the new text; texts are Python."""
+    """The pieces of the new text of one application of pmap; they are Python."""
 
+    site: Site
+    texts: Texts
     axis: str  # the name of the mesh axis: "'batch'"
     in_specs: str
     out_specs: str
@@ -213,165 +209,140 @@ class DirectPlan:
     is_bare: bool = False  # the function has no mapped axis to take off: it is mapped as it is
     donated: str = ""
 
+    @classmethod
+    def of(cls, site: Site, texts: Texts) -> "DirectPlan":
+        """Raises Left where an argument cannot be read, or has no counterpart."""
+        module = texts.module
+        if site.form not in _FORMS or site.fun is None:
+            raise Left("pmap is not applied there")
+        if isinstance(site.fun, ast.AsyncFunctionDef):
+            raise Left("pmap maps no async function")
+        if codegen.import_within(module, site.reference) is not None:
+            raise Left("jax is imported inside of a function or block")
+        if site.unknown:
+            raise Left(f"the arguments of pmap come from {site.unknown}")
+        # `devices=None` is as good as nothing; `in_axes=None` is not.
+        given = {
+            name: value
+            for name, value in site.arguments.items()
+            if name in ("in_axes", "out_axes") or not _is_literal_none(value)
+        }
+        for name, value in given.items():
+            if name not in _KNOWN:
+                raise Left(f"shard_map has nothing like pmap's {name}")
+            if not module.holds(value):
+                raise Left(f"another file gives {name} of pmap")
+        in_axes, out_axes = given.get("in_axes"), given.get("out_axes")
+        text = lambda name, default="": module.text(given[name]) if name in given else default
+        axis = text("axis_name", f"{texts.style.quote}devices{texts.style.quote}")
+        spec = texts.named("jax.sharding.PartitionSpec")
+        is_plain = is_default(in_axes) and is_default(out_axes)
+        return cls(
+            site,
+            texts,
+            axis=axis,
+            in_specs=_spec_text(in_axes, axis, spec, "in_axes"),
+            out_specs=_spec_text(out_axes, axis, spec, "out_axes"),
+            in_axes="" if is_plain else text("in_axes"),
+            out_axes="" if is_plain else text("out_axes"),
+            donated=text("donate_argnums"),
+        )
 
-def plan(module: Module, site: Site, texts: Texts) -> DirectPlan:
-    """Reads the arguments of one application of pmap.
+    def fix(self, group: str = "") -> Fix:
+        """Puts the plan into words."""
+        edit = self._call_edit() if self.site.form == "call" else self._decorator_edit()
+        title = "use jax.jit(jax.shard_map(...))"
+        return Fix(title, Safety.UNSAFE, (edit,), self.texts.imports, group)
 
-    Raises:
-      Left: an argument cannot be read, or has no counterpart.
-    """
-    if site.form not in _FORMS or site.fun is None:
-        raise Left("pmap is not applied there")
-    if isinstance(site.fun, ast.AsyncFunctionDef):
-        raise Left("pmap maps no async function")
-    if codegen.import_within(module, site.reference) is not None:
-        raise Left("jax is imported inside of a function or block")
-    if site.unknown:
-        raise Left(f"the arguments of pmap come from {site.unknown}")
-    given = {name: value for name, value in site.arguments.items() if not _is_none(name, value)}
-    for name, value in given.items():
-        if name not in _KNOWN:
-            raise Left(f"shard_map has nothing like pmap's {name}")
-        if not module.holds(value):
-            raise Left(f"another file gives {name} of pmap")
-    in_axes, out_axes = given.get("in_axes"), given.get("out_axes")
-    axis = module.text(given["axis_name"]) if "axis_name" in given else texts.quoted(_UNNAMED_AXIS)
-    spec = texts.named("jax.sharding.PartitionSpec")
-    is_plain = is_default(in_axes) and is_default(out_axes)
-    return DirectPlan(
-        axis=axis,
-        in_specs=_spec_text(in_axes, axis, spec, "in_axes"),
-        out_specs=_spec_text(out_axes, axis, spec, "out_axes"),
-        in_axes="" if is_plain or in_axes is None else module.text(in_axes),
-        out_axes="" if is_plain or out_axes is None else module.text(out_axes),
-        donated=module.text(given["donate_argnums"]) if "donate_argnums" in given else "",
-    )
+    def _call_edit(self) -> Edit:
+        site, texts, module = self.site, self.texts, self.texts.module
+        whole: ast.expr = site.node
+        around = module.parent(whole)
+        match around:
+            case ast.Call(args=[_], keywords=[]) if around.func is not whole:
+                if module.qualified_name(around.func) == "jax.jit":
+                    whole = around  # it has nothing to say
+        depth = 2 if self.is_bare else 3  # calls around it
+        mapped: Value = texts.moved(site.fun, depth)
+        if not self.is_bare:
+            mapped = CallText(texts.helper("per_device"), [mapped], self._axes)
+        mapped = CallText(texts.named("jax.shard_map"), [mapped], self._specs())
+        comments = texts.comments(whole, [site.fun, *site.arguments.values()])
+        value = CallText(texts.named("jax.jit"), [mapped], self._donation, comments)
+        return Edit(*module.span(whole), texts.written(value, whole))
 
+    def _decorator_edit(self) -> Edit:
+        """`@jax.jit`, then `@partial(jax.shard_map, ...)`, then `@per_device`, each on its line."""
+        site, texts, module = self.site, self.texts, self.texts.module
+        used = (module.qualified_name(each.func) for each in site.partials if module.holds(each))
+        own = (name for name in used if name in PARTIAL)
+        partial = texts.named(next(own, None) or "functools.partial")
+        bound = lambda name, keywords: CallText(partial, [name], keywords) if keywords else name
+        lines = [
+            bound(texts.named("jax.jit"), self._donation),
+            bound(texts.named("jax.shard_map"), self._specs()),
+        ]
+        if not self.is_bare:
+            lines.append(bound(texts.helper("per_device"), self._axes))
+        comments = texts.comments(site.node, list(site.arguments.values()))
+        newline = f"\n{texts.indent_of(site.node)}"
+        above = "".join(f"{comment}{newline}" for comment in comments)
+        start, end = module.span(site.node)
+        at = module.source.code.rindex(b"@", 0, start) if comments else start
+        mark = "@" if comments else ""
+        text = f"{newline}@".join(texts.written(line, site.node) for line in lines)
+        return Edit(at, end, above + mark + text)
 
-def _is_none(name: str, value: ast.expr) -> bool:
-    """`devices=None` is as good as nothing; `in_axes=None` is not."""
-    return name not in ("in_axes", "out_axes") and (
-        isinstance(value, ast.Constant) and value.value is None
-    )
+    def _specs(self) -> list[tuple[str, Value]]:
+        devices = f"{self.texts.named('jax.devices')}()"
+        mesh = CallText(self.texts.named("jax.sharding.Mesh"), [devices, f"({self.axis},)"])
+        return [
+            ("mesh", mesh),
+            ("in_specs", self.in_specs),
+            ("out_specs", self.out_specs),
+            ("check_vma", "False"),
+        ]
 
+    @property
+    def _axes(self) -> list[tuple[str, str]]:
+        given = [("in_axes", self.in_axes), ("out_axes", self.out_axes)]
+        return [(name, text) for name, text in given if text]
 
-def written(module: Module, site: Site, plan: DirectPlan, texts: Texts, group: str = "") -> Fix:
-    """The fix that puts a plan into words."""
-    edit = (_call_edit if site.form == "call" else _decorator_edit)(module, site, plan, texts)
-    title = "use jax.jit(jax.shard_map(...))"
-    return Fix(title, Safety.UNSAFE, (edit,), texts.imports, group)
+    @property
+    def _donation(self) -> list[tuple[str, str]]:
+        return [("donate_argnums", self.donated)] if self.donated else []
 
-
-def _call_edit(module: Module, site: Site, plan: DirectPlan, texts: Texts) -> Edit:
-    whole = _around(module, site)
-    depth = 2 if plan.is_bare else 3  # calls around it
-    mapped: Value = texts.moved(site.fun, depth)
-    if not plan.is_bare:
-        mapped = CallText(texts.helper("per_device"), [mapped], _axes(plan))
-    mapped = CallText(texts.named("jax.shard_map"), [mapped], _specs(plan, texts))
-    comments = texts.comments(whole, [site.fun, *site.arguments.values()])
-    value = CallText(texts.named("jax.jit"), [mapped], _donation(plan), comments)
-    return Edit(*module.span(whole), texts.written(value, whole))
-
-
-def _around(module: Module, site: Site) -> ast.expr:
-    """What is replaced: the call, with a jit around it that has nothing to say."""
-    around: Any = module.parent(site.node)
-    plain = isinstance(around, ast.Call) and around.args == [site.node] and not around.keywords
-    return around if plain and module.qualified_name(around.func) == "jax.jit" else site.node
-
-
-def _specs(plan: DirectPlan, texts: Texts) -> list[tuple[str, Value]]:
-    devices = f"{texts.named('jax.devices')}()"
-    mesh = CallText(texts.named("jax.sharding.Mesh"), [devices, f"({plan.axis},)"])
-    return [
-        ("mesh", mesh),
-        ("in_specs", plan.in_specs),
-        ("out_specs", plan.out_specs),
-        ("check_vma", "False"),
-    ]
-
-
-def _axes(plan: DirectPlan) -> list[tuple[str, str]]:
-    given = [("in_axes", plan.in_axes), ("out_axes", plan.out_axes)]
-    return [(name, text) for name, text in given if text]
-
-
-def _donation(plan: DirectPlan) -> list[tuple[str, str]]:
-    return [("donate_argnums", plan.donated)] if plan.donated else []
-
-
-def _decorator_edit(module: Module, site: Site, plan: DirectPlan, texts: Texts) -> Edit:
-    """`@jax.jit`, then `@partial(jax.shard_map, ...)`, then `@per_device`, each on its line."""
-    partial = texts.named(_partial_name(module, site))
-    lines = [
-        _as_decorator(texts.named("jax.jit"), partial, _donation(plan)),
-        _as_decorator(texts.named("jax.shard_map"), partial, _specs(plan, texts)),
-    ]
-    if not plan.is_bare:
-        lines.append(_as_decorator(texts.helper("per_device"), partial, _axes(plan)))
-    comments = texts.comments(site.node, list(site.arguments.values()))
-    newline = f"\n{texts.indent_of(site.node)}"
-    above = "".join(f"{comment}{newline}" for comment in comments)
-    start, end = module.span(site.node)
-    at = texts.at_sign(start) if comments else start
-    mark = "@" if comments else ""
-    text = f"{newline}@".join(texts.written(line, site.node) for line in lines)
-    return Edit(at, end, above + mark + text)
-
-
-def _as_decorator(name: str, partial: str, keywords: Any) -> Value:
-    return CallText(partial, [name], keywords) if keywords else name
-
-
-def _partial_name(module: Module, site: Site) -> str:
-    for partial in filter(module.holds, site.partials):
-        name = module.qualified_name(partial.func)
-        if name in PARTIAL:
-            return name
-    return "functools.partial"
-
-
-def with_axes(
-    module: Module, site: Site, plan: DirectPlan, texts: Texts, edits: Sequence[Edit]
-) -> tuple[Edit, ...] | None:
-    """`edits`, which rename pmap, and the axes of a plan; None where it has no brackets."""
-    call = site.node
-    if not isinstance(call, ast.Call) or not (call.args or call.keywords):
-        return None
-    given: Any = (*call.args, *call.keywords)
-    last = max(given, key=lambda each: (each.end_lineno, each.end_col_offset))
-    start, end = module.span(last)
-    before = module.source.line_text(start)[: module.source.position(start).column - 1]
-    if "\n" in module.text(call):
-        row = module.source.line_text(end)
-        axes = [f"{name}={text}" for name, text in _axes(plan)]
-        is_long = len(row) + sum(len(each) + 2 for each in axes) > texts.style.width
-        gap = f",\n{codegen.indentation(before)}" if is_long or not before.strip() else ", "
-        new = "".join(f"{gap}{each}" for each in axes)
-        return tuple(sorted((*edits, Edit(end, end, new))))
-    low, high = module.span(call)
-    inside = [each for each in edits if low <= each.start and each.end <= high]
-    renamed = {each.start: each.text for each in inside}  # each is a whole name
-    text = lambda node: renamed.get(module.span(node)[0], module.text(node))
-    positional = [text(each) for each in call.args]
-    keywords = [(each.arg or "", module.text(each.value)) for each in call.keywords]
-    value = CallText(text(call.func), positional, [*keywords, *_axes(plan)])
-    outside = [each for each in edits if each not in inside]
-    return tuple(sorted((*outside, Edit(low, high, texts.written(value, call)))))
+    def with_axes(self, edits: Sequence[Edit]) -> tuple[Edit, ...] | None:
+        """`edits`, which rename pmap, and the axes of the plan; None where it has no brackets."""
+        texts, module, call = self.texts, self.texts.module, self.site.node
+        if not isinstance(call, ast.Call) or not (call.args or call.keywords):
+            return None
+        given: Any = (*call.args, *call.keywords)
+        last = max(given, key=lambda each: (each.end_lineno, each.end_col_offset))
+        start, end = module.span(last)
+        before = module.source.line_text(start)[: module.source.position(start).column - 1]
+        if "\n" in module.text(call):
+            row = module.source.line_text(end)
+            axes = [f"{name}={text}" for name, text in self._axes]
+            is_long = len(row) + sum(len(each) + 2 for each in axes) > texts.style.width
+            gap = f",\n{codegen.indentation(before)}" if is_long or not before.strip() else ", "
+            new = "".join(f"{gap}{each}" for each in axes)
+            return tuple(sorted((*edits, Edit(end, end, new))))
+        low, high = module.span(call)
+        inside = [each for each in edits if low <= each.start and each.end <= high]
+        renamed = {each.start: each.text for each in inside}  # each is a whole name
+        text = lambda node: renamed.get(module.span(node)[0], module.text(node))
+        positional = [text(each) for each in call.args]
+        keywords = [(each.arg or "", module.text(each.value)) for each in call.keywords]
+        value = CallText(text(call.func), positional, [*keywords, *self._axes])
+        outside = [each for each in edits if each not in inside]
+        return tuple(sorted((*outside, Edit(low, high, texts.written(value, call)))))
 
 
 def _spec_text(axes: ast.expr | None, axis: str, spec: str, parameter: str) -> str:
-    """The PartitionSpecs that say the same as `axes`.
+    """The PartitionSpecs, which the file calls `spec`, that say the same as `axes` of pmap.
 
-    Args:
-      axes: what the file gives for `in_axes` or `out_axes`; None: not given, which means 0.
-      axis: the text of the mesh axis, such as `"'batch'"`.
-      spec: how the file calls `jax.sharding.PartitionSpec`.
-      parameter: "in_axes" or "out_axes", for messages.
-
-    Raises:
-      Left: the axes are no literals that count from the front.
+    Raises Left where these are no literals that count from the front.
     """
     if axes is None:
         return f"{spec}({axis})"
@@ -392,20 +363,6 @@ def _spec_text(axes: ast.expr | None, axis: str, spec: str, parameter: str) -> s
                 for key, value in pairs
             ]
             return f"{{{', '.join(texts)}}}"
-    raise Left(f"{parameter} is no literal that counts from the front")
-
-
-def integers(node: ast.expr | None, parameter: str) -> tuple[int, ...]:
-    """The literal integers of `donate_argnums`; () if not given. Raises Left."""
-    match node:
-        case None | ast.Constant(value=None):
-            return ()
-        case ast.Constant(value=int() as number) if not isinstance(number, bool):
-            return (number,)
-        case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            numbers = [part.value for part in parts if isinstance(part, ast.Constant)]
-            if len(numbers) == len(parts) and all(type(number) is int for number in numbers):
-                return tuple(numbers)  # type: ignore[arg-type]
     raise Left(f"{parameter} is no literal that counts from the front")
 
 

@@ -36,14 +36,10 @@ def of_results(
     by_name: Collection[str | None],
     arity: int | None,
 ) -> list[Same]:
-    """One answer for each result, or one for all where `arity` is None.
+    """One answer for each of `arity` results, or one for all where that is None.
 
-    Args:
-      module: the file.
-      site: what maps the function.
-      shared: by position, whether an argument is the same on each device.
-      by_name: the arguments that calls give by name, each device its own; None: `**kwargs`.
-      arity: how many results there are.
+    `shared` says by position whether an argument is the same on each device. `by_name` are the
+    arguments that calls give by name, each device its own; None there stands for `**kwargs`.
     """
     count = 1 if arity is None else arity
     function = functions.mapped_function(module, site) or _made(module, site.fun)
@@ -109,31 +105,26 @@ class _UniformityRun:
     ) -> _Value:
         """What a function returns.
 
-        Args:
-          function: the function.
-          given: what is given by position, without self.
-          named: what is given by name.
-          around: what the names of the functions around it are; those that it sets are changed.
+        `given` is without self; `around` is what the names of the functions around it are: those
+        that it sets are changed.
         """
         self._depth += 1
         try:
-            return self._call(function, self._begun(function, given, named, around), around)
+            names = self._begun(function, given, named, around)
+            if isinstance(function, ast.Lambda):
+                return self._of(function.body, names)
+            returned: list[_Value] = []
+            self._block(function.body, names, returned)
+            own = self._module.scopes.of[function]
+            for name, value in names.items():
+                if name in around and (name not in own.bindings or name in own.outer):
+                    around[name] = _merged(around[name], value)
+            inside = functions.own_nodes(function)
+            if any(isinstance(each, ast.Yield | ast.YieldFrom) for each in inside):
+                returned += [value for value in names.values() if isinstance(value, Same | tuple)]
+            return _either(returned)
         finally:
             self._depth -= 1
-
-    def _call(self, function: scopes.Function, names: _Names, around: _Names) -> _Value:
-        if isinstance(function, ast.Lambda):
-            return self._of(function.body, names)
-        returned: list[_Value] = []
-        self._block(function.body, names, returned)
-        own = self._module.scopes.of[function]
-        for name, value in names.items():
-            if name in around and (name not in own.bindings or name in own.outer):
-                around[name] = _merged(around[name], value)
-        inside = functions.own_nodes(function)
-        if any(isinstance(each, ast.Yield | ast.YieldFrom) for each in inside):
-            returned += [value for value in names.values() if isinstance(value, Same | tuple)]
-        return _either(returned)
 
     def _begun(
         self,
@@ -153,7 +144,7 @@ class _UniformityRun:
         defaults = zip(reversed(positional), reversed(arguments.defaults), strict=False)
         for each, default in (*defaults, *zip(arguments.kwonlyargs, arguments.kw_defaults)):  # noqa: B905
             if default is not None:
-                names[each.arg] = _joined(self._of(default, dict(around)))
+                names[each.arg] = self._whole(default, dict(around))
         for each, value in zip(positional, given, strict=False):
             names[each.arg] = value
         if arguments.vararg is not None:
@@ -184,8 +175,7 @@ class _UniformityRun:
                 self._bind(target, self._of(value, names), names)
                 self._tie(target, value)
             case ast.AugAssign(target=target, value=value):
-                before = _joined(self._of(target, names))
-                self._bind(target, max(before, _joined(self._of(value, names))), names)
+                self._bind(target, self._worst([target, value], names), names)
             case ast.Return(value=ast.expr() as value):
                 returned.append(self._of(value, names))
             case ast.Expr(value=value):
@@ -202,14 +192,14 @@ class _UniformityRun:
                 self._of(node.test, names)
                 self._one_of([block(node.body), block(node.orelse)], names)
             case ast.Match():
-                subject = _joined(self._of(node.subject, names))
+                subject = self._whole(node.subject, names)
                 for each in ast.walk(node):
                     if isinstance(each, ast.MatchAs | ast.MatchStar) and each.name:
                         names[each.name] = subject
                 self._one_of([block(()), *(block(case.body) for case in node.cases)], names)
             case ast.With() | ast.AsyncWith():
                 for item in node.items:
-                    found = _joined(self._of(item.context_expr, names))
+                    found = self._whole(item.context_expr, names)
                     if item.optional_vars is not None:
                         self._bind(item.optional_vars, found, names)
                 self._block(node.body, names, returned)
@@ -237,7 +227,7 @@ class _UniformityRun:
         for _ in range(_MOST):
             before = dict(names)
             if isinstance(node, ast.For | ast.AsyncFor):
-                self._bind(node.target, _joined(self._of(node.iter, names)), names)
+                self._bind(node.target, self._whole(node.iter, names), names)
                 self._tie(node.target, node.iter)
             else:
                 self._of(node.test, names)
@@ -280,11 +270,11 @@ class _UniformityRun:
 
     def _effect(self, node: ast.expr, names: _Names) -> None:
         """`metrics.update(x)`, `put(metrics, x)`: what a call by itself may change."""
-        found = _joined(self._of(node, names))
+        found = self._whole(node, names)
         if not isinstance(node, ast.Call):
             return
-        given = [*node.args, *(each.value for each in node.keywords)]
-        worst = max((_joined(self._of(each, names)) for each in given), default=Same.YES)
+        given = _given(node)
+        worst = self._worst(given, names)
         if isinstance(node.func, ast.Attribute):
             fills = node.func.attr in _FILLING
             self._taint(_root_of(node.func), worst if fills else found, names)
@@ -326,9 +316,15 @@ class _UniformityRun:
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
                 names = dict(names)
                 for each in node.generators:
-                    self._bind(each.target, _joined(self._of(each.iter, names)), names)
+                    self._bind(each.target, self._whole(each.iter, names), names)
         parts = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
-        return max((_joined(self._of(each, names)) for each in parts), default=Same.YES)
+        return self._worst(parts, names)
+
+    def _whole(self, node: ast.expr, names: _Names) -> Same:
+        return _joined(self._of(node, names))
+
+    def _worst(self, nodes: Iterable[ast.expr], names: _Names) -> Same:
+        return max((self._whole(each, names) for each in nodes), default=Same.YES)
 
     def _of_function(self, function: Any, given: Same, names: _Names) -> Same:
         """What a function gives that is handed on: of what it is given, and of what it reads."""
@@ -350,12 +346,11 @@ class _UniformityRun:
         if name in stacking.TREE_MAPS and len(call.args) > 1:
             function = self._function(call.args[0], names)
             if function is not None:
-                trees = [_joined(self._of(each, names)) for each in call.args[1:]]
-                return self._of_function(function, max(trees), names)
-        given = [*call.args, *(keyword.value for keyword in call.keywords)]
-        whole = max((_joined(self._of(each, names)) for each in given), default=Same.YES)
+                return self._of_function(function, self._worst(call.args[1:], names), names)
+        given = _given(call)
+        whole = self._worst(given, names)
         if not name:
-            whole = max(whole, _joined(self._of(call.func, names)))
+            whole = max(whole, self._whole(call.func, names))
         if whole is not Same.NO:
             return max(whole, self._axis.in_unseen(call, name))
         if _is_transparent(call, name) and not self._may_add_up(given, names):
@@ -372,7 +367,7 @@ class _UniformityRun:
         found = self.call(function, given, named, names if is_inner else {})
         worst = max(_joined(tuple(given)), _joined(tuple(named.values())))
         if _changes_arguments(function):
-            for each in (*call.args, *(keyword.value for keyword in call.keywords)):
+            for each in _given(call):
                 self._taint(_root_of(each), worst, names)
         if functions.is_plain(self._module, function):
             return found
@@ -392,17 +387,16 @@ class _UniformityRun:
             function = node if isinstance(node, ast.Lambda) else None
             if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
                 function = self._function(node, names)
-            if function is not None and self._calls_others(function):
-                return True
+            for each in () if function is None else functions.all_nodes(function):
+                if isinstance(each, ast.Call):
+                    name = self._module.qualified_name(each.func) or ""
+                    if name in _TOGETHER or not _is_transparent(each, name):
+                        return True
         return False
 
-    def _calls_others(self, function: Any) -> bool:
-        for node in functions.all_nodes(function):
-            if isinstance(node, ast.Call):
-                name = self._module.qualified_name(node.func) or ""
-                if name in _TOGETHER or not _is_transparent(node, name):
-                    return True
-        return False
+
+def _given(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(each.value for each in call.keywords)]
 
 
 def _joined(value: _Value) -> Same:
@@ -494,8 +488,7 @@ class _MappedAxis:
         if self._axis is None or _is_transparent(call, name):
             return Same.YES
         mine = ast.dump(self._axis)
-        given = (*call.args, *(each.value for each in call.keywords))
-        return Same.UNKNOWN if any(ast.dump(each) == mine for each in given) else Same.YES
+        return Same.UNKNOWN if any(ast.dump(e) == mine for e in _given(call)) else Same.YES
 
 
 def _is_transparent(call: ast.Call, name: str) -> bool:

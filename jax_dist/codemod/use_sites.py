@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from jax_dist.checker.model import functions, pmaps, scopes, stacking
 from jax_dist.checker.model.flow import Flow, Origin, is_tree
 from jax_dist.checker.model.pmaps import Site
-from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.checker.model.stacking import Kind
 from jax_dist.codemod import escapes
 from jax_dist.codemod.escapes import Escaped, Kept
@@ -366,7 +366,7 @@ def unseen(module: Module, flow: Flow, site: Site) -> str:
         seen.add(read)
         call = module.parent(read)
         if isinstance(call, ast.Call) and call.func is read:
-            if escapes.may_be_traced(module, call):
+            if _may_be_traced(module, call):
                 return f"line {read.lineno} may be run under a transformation"
             called = flow.mapped_calls.get(call)
             is_it = called is not None and called.node is site.node
@@ -428,3 +428,55 @@ def _calls_it_alone(module: Module, flow: Flow, read: ast.expr) -> bool:
         if len(values) == 1 and values[0].kind != "parameter":
             return True
     return len(flow.origins(read)) == 1
+
+
+_TRANSFORM = ("jax.", "flax.linen.", "equinox.", "haiku.")
+_RUN = (*stacking.TREE_MAPS, "jax.pure_callback", "jax.debug.callback")
+
+
+def _may_be_traced(module: Module, node: ast.AST) -> bool:
+    """Whether a function around a place, or one that calls it, is given to jax.grad or the like."""
+    waiting: list[ast.AST] = [node]
+    seen: set[ast.AST] = set()
+    while waiting:
+        function = module.function(waiting.pop())
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        waiting.append(function)
+        if any(_transforms(module, each) for each in getattr(function, "decorator_list", ())):
+            return True
+        for read in _reads(module, function):
+            call, given = module.parent(read), read
+            while isinstance(call, ast.Call) and module.qualified_name(call.func) in PARTIAL:
+                call, given = module.parent(call), call
+            if isinstance(call, ast.Call) and call.func is given:
+                waiting.append(call)
+            elif isinstance(call, ast.Call) and _transforms(module, call.func):
+                return True
+    return False
+
+
+def _reads(module: Module, function: Any) -> Iterator[ast.expr]:
+    if isinstance(function, ast.Lambda):
+        yield function
+        around = module.parent(function)
+        targets = around.targets if isinstance(around, ast.Assign) else []
+        for target in targets:
+            if isinstance(target, ast.Name):
+                yield from module.reads(module.scope(target), target.id)
+    elif isinstance(module.parent(function), ast.ClassDef):
+        yield from escapes.attributes(module, function.name)
+    else:
+        yield from module.reads(module.scope(function), function.name)
+
+
+def _transforms(module: Module, function: ast.expr) -> bool:
+    """Whether it traces what it is given; a decorator may bind arguments first."""
+    if isinstance(function, ast.Call):
+        if module.qualified_name(function.func) in PARTIAL and function.args:
+            function = function.args[0]
+        else:
+            function = function.func
+    name = module.qualified_name(function) or ""
+    return name.startswith(_TRANSFORM) and name not in _RUN

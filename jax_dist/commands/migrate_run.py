@@ -4,13 +4,14 @@ import argparse
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from jax_dist._usage import MisuseError
 from jax_dist.checker.engine import config, fixer, replacement
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import sources
+from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import Patterns
 from jax_dist.codemod import migration, report
 from jax_dist.codemod.migration import MigrationOptions
@@ -104,8 +105,10 @@ class _Migrate:
         self._show(files, proof)
         self._certify(files, proof)
         found = self._report(files, context, proof)
-        self._summarize(found, looked_at, proof)
-        return self._exit(found, proof)
+        self._summarize(found, looked_at)
+        differs = proof is not None and bool(proof.below(self._required()) or proof.problems)
+        would = self._options.check and bool(found.changed)
+        return Exit.FINDINGS if self._failed or differs or would else Exit.OK
 
     # --- reading
 
@@ -114,25 +117,22 @@ class _Migrate:
         helpers = self._options.helpers or ""
         if self._options.paths == [_STDIN]:
             data = self._stdin.buffer.read()
-            context = ProjectContext.alone()
+            context = ProjectContext(Project())
             found = migration.of_text(self._name, data, context, self._aim)
             return [found or FileMigration(self._name, data, data)], context, 1
-        paths = self._files()
+        settings = config.load(self._options.paths, self._options.config)
+        texts = (*settings.excluded.texts, *self._options.exclude)
+        patterns = Patterns(texts, settings.excluded.folder)
+        seen = sources.find_files(self._options.paths, patterns)
+        for folder in seen.unreadable:
+            self._complain(f"the folder {folder} cannot be read")
+        paths = seen.files
         progress = terminal.ProgressLine(self._err, "files migrated")
         try:
             found, context = migration.migrate(paths, self._aim, helpers=helpers, progress=progress)
         finally:
             progress.close()
         return found, context, len(paths)
-
-    def _files(self) -> Sequence[str]:
-        settings = config.load(self._options.paths, self._options.config)
-        excluded = settings.excluded
-        texts = (*excluded.texts, *self._options.exclude)
-        found = sources.find_files(self._options.paths, Patterns(texts, excluded.folder))
-        for folder in found.unreadable:
-            self._complain(f"the folder {folder} cannot be read")
-        return found.files
 
     # --- proof
 
@@ -146,14 +146,14 @@ class _Migrate:
         if not any(file.changed for file in files):
             return files, None
         required = self._required()
-        proof = self._tried(files, merge=self._keeps_forms)
+        proof = self._tried(files)
         if self._options.keep or not proof.below(required):
             return files, proof
         if self._aim.idiomatic:
             self._say(f"{proof.headline} Trying the plainer form, with the device axis.")
             self._aim = dataclasses.replace(self._aim, idiomatic=False)
             files, _, _ = self._migrated()
-            proof = self._tried(files, merge=True)
+            proof = self._tried(files)
         return self._kept(files, proof, required)
 
     def _kept(
@@ -164,7 +164,11 @@ class _Migrate:
         while lacking := proof.below(required):
             put_back |= {(each.path, each.line, each.what): each for each in lacking}
             before = _texts(files)
-            for left in (_without(put_back.values(), files), {(path, 0) for path in before}):
+            # What no place stands for keeps its whole file.
+            known = {(place.path, place.line) for file in files for place in file.outcomes}
+            found = ((path, line) for path, line, _ in put_back)
+            named = {each if each in known else (each[0], 0) for each in found}
+            for left in (named, {(path, 0) for path in before}):
                 self._aim = dataclasses.replace(self._aim, without=frozenset(left))
                 files, _, _ = self._migrated()
                 if _texts(files) != before:
@@ -172,17 +176,14 @@ class _Migrate:
             if not any(file.changed for file in files):
                 proof = proof.only(())
                 break
-            proof = self._tried(files, merge=self._keeps_forms)
+            proof = self._tried(files)
         return files, proof.with_put_back(put_back.values())
 
-    @property
-    def _keeps_forms(self) -> bool:
-        """Whether values have the same form before and after, so that one program can hold both."""
-        return not self._aim.idiomatic and self._aim.to != "global"
-
-    def _tried(self, files: Sequence[FileMigration], *, merge: bool) -> "Ledger":
+    def _tried(self, files: Sequence[FileMigration]) -> "Ledger":
         from jax_dist.codemod.verify import trial
 
+        # One program can hold both texts where values have the same form before and after.
+        merge = not self._aim.idiomatic and self._aim.to != "global"
         return trial.verified(
             self._options.program,
             files,
@@ -206,33 +207,32 @@ class _Migrate:
             files=((file.path, file.before, file.after) for file in files if file.changed),
             folder=folder,
         )
-        try:
-            replacement.write(path, (json.dumps(found, separators=(",", ":")) + "\n").encode())
-        except OSError as error:
-            reason = error.strerror or error
-            raise MisuseError(f"--certificate {path} cannot be written: {reason}") from error
+        _save("--certificate", path, json.dumps(found, separators=(",", ":")) + "\n")
 
     # --- showing
 
     def _show(self, files: Sequence[FileMigration], proof: "Ledger | None") -> None:
         changed = [file for file in files if file.changed]
         if self._options.write:
-            if self._options.paths == [_STDIN]:
-                self._put_out(files[0].after)
+            if self._options.paths == [_STDIN]:  # the very bytes, where the stream takes them
+                self._out.flush()
+                binary = getattr(self._out, "buffer", None)
+                if binary is None:
+                    self._out.write(files[0].after.decode("utf-8", "replace"))
+                else:
+                    binary.write(files[0].after)
+                    binary.flush()
         elif self._options.check:
             for file in changed:
                 print(file.path, file=self._out)
         elif self._options.report != _STDIN:
-            self._diff(changed)
+            colour = terminal.wants_colour(self._options.color, self._out)
+            for file in changed:
+                encoding = load(file.path, file.before).encoding
+                text = fixer.diff(file.path, file.before, file.after, encoding, new=file.is_new)
+                self._out.write(fixer.coloured(text) if colour else text)
         if proof is not None:
             print(proof, file=self._out)
-
-    def _diff(self, changed: Sequence[FileMigration]) -> None:
-        colour = terminal.wants_colour(self._options.color, self._out)
-        for file in changed:
-            encoding = load(file.path, file.before).encoding
-            text = fixer.diff(file.path, file.before, file.after, encoding, new=file.is_new)
-            self._out.write(fixer.coloured(text) if colour else text)
 
     def _written(self, files: Sequence[FileMigration]) -> list[FileMigration]:
         """The files as they are now: one that cannot be written does not keep others from it.
@@ -272,16 +272,6 @@ class _Migrate:
             return file
         return FileMigration(file.path, file.before, file.before, problem=problem)
 
-    def _put_out(self, data: bytes) -> None:
-        """The very bytes, where the stream takes them."""
-        self._out.flush()
-        binary = getattr(self._out, "buffer", None)
-        if binary is None:
-            self._out.write(data.decode("utf-8", "replace"))
-        else:
-            binary.write(data)
-            binary.flush()
-
     # --- saying
 
     def _report(
@@ -298,15 +288,10 @@ class _Migrate:
         if where == _STDIN:
             self._out.write(report.as_markdown(made))
         elif where is not None:
-            text = _FORMS[_suffix(where)](made)
-            try:
-                replacement.write(where, text.encode())
-            except OSError as error:
-                reason = error.strerror or error
-                raise MisuseError(f"--report {where} cannot be written: {reason}") from error
+            _save("--report", where, _FORMS[_suffix(where)](made))
         return made
 
-    def _summarize(self, found: MigrationReport, looked_at: int, proof: "Ledger | None") -> None:
+    def _summarize(self, found: MigrationReport, looked_at: int) -> None:
         for file in found.problems:
             self._complain(f"{file.path} is left as it is: {file.problem}")
         if not found.outcomes and not found.problems:
@@ -319,18 +304,11 @@ class _Migrate:
         )
         for caution in found.cautions:
             self._say(caution)
-        self._say_left(found)
-
-    def _say_left(self, found: MigrationReport) -> None:
-        """The reasons, the most frequent first, each with its first place."""
-        groups = found.by_reason()
-        if not groups:
-            return
-        for places in groups:
+        for places in found.by_reason():
             first, more = places[0], len(places) - 1
             others = f" and {report.count(more, 'other place')}" if more else ""
-            self._say(f"  left: {report.where(first)}{others}: {first.why}")
-        if self._options.report is None:
+            self._say(f"  left: {first.where}{others}: {first.why}")
+        if found.left and self._options.report is None:
             self._say("--report FILE.md lists every place, and what to do by hand.")
 
     def _say(self, text: str) -> None:
@@ -346,17 +324,13 @@ class _Migrate:
 
         return REQUIREMENTS[self._options.require]
 
-    def _exit(self, found: MigrationReport, proof: "Ledger | None") -> Exit:
-        differs = proof is not None and bool(proof.below(self._required()) or proof.problems)
-        would = self._options.check and bool(found.changed)
-        return Exit.FINDINGS if self._failed or differs or would else Exit.OK
 
-
-def _without(lacking: "Iterable[LedgerEntry]", files: Sequence[FileMigration]) -> frozenset:
-    """The places that stay, by path and line; what no place stands for keeps its whole file."""
-    known = {(place.path, place.line) for file in files for place in file.outcomes}
-    wanted = ((each.path, each.line) for each in lacking)
-    return frozenset(each if each in known else (each[0], 0) for each in wanted)
+def _save(option: str, path: str, text: str) -> None:
+    try:
+        replacement.write(path, text.encode())
+    except OSError as error:
+        reason = error.strerror or error
+        raise MisuseError(f"{option} {path} cannot be written: {reason}") from error
 
 
 def _texts(files: Sequence[FileMigration]) -> dict[str, bytes]:

@@ -4,7 +4,6 @@ It speaks the Language Server Protocol over its standard streams; an editor star
 """
 
 import argparse
-import dataclasses
 import os
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
@@ -59,11 +58,13 @@ def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
 
 def _migrated(source: "Source", line: int) -> bytes | None:
     """The code with the pmaps of one line migrated to jax_dist; None where they are left."""
-    from jax_dist.codemod import migration, results  # not at the top: most sessions never ask
+    # Not at the top: most sessions never ask.
+    from jax_dist.checker.model.project import Project
+    from jax_dist.codemod import migration, results
     from jax_dist.codemod.results import ProjectContext
 
     # No other place goes with it, so a function that is compared with jax.pmap must stay.
-    context = dataclasses.replace(ProjectContext.of([source.path]), among=frozenset())
+    context = ProjectContext(Project((source.path,)), among=frozenset())
     if any(is_compared for _, is_compared in results.meetings(context.project.module(source))):
         return None
     found = migration.of_source(source, context, migration.MigrationOptions())

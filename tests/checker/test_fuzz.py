@@ -20,7 +20,6 @@ from jax_dist.checker.model.findings import Finding, Safety
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
 from jax_dist.codemod import migration as codemod
-from jax_dist.codemod.helper_module import Homes
 from jax_dist.codemod.results import ProjectContext
 from jax_dist.codemod.shard_map import Promises
 
@@ -96,8 +95,7 @@ def _assert_migration_settles(
     source: Source, options: codemod.MigrationOptions, helpers: str = "/nowhere/helpers.py"
 ) -> None:
     """What is migrated parses and keeps its comments, and a second run does nothing."""
-    project = Project(())
-    context = ProjectContext(project, project.graph, Homes(project, helpers))
+    context = ProjectContext(Project(()), helpers)
     first = codemod.of_source(source, context, options)
     assert "report" not in first.problem, first.problem
     if not first.changed:

@@ -18,7 +18,6 @@ from jax_dist._compat import CAN_REWRITE
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.project import Project
 from jax_dist.codemod import migration
-from jax_dist.codemod.helper_module import Homes
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.results import FileMigration, ProjectContext
 from jax_dist.codemod.shard_map import Promises
@@ -259,8 +258,7 @@ def result():
 
 
 def migrated(text: str) -> FileMigration:
-    project = Project()
-    context = ProjectContext(project, project.graph, Homes(project, ""))
+    context = ProjectContext(Project())
     return migration.of_source(sources.read("case.py", text.encode()), context, _OPTIONS)
 
 

@@ -26,7 +26,6 @@ import pytest
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.project import Project
 from jax_dist.codemod import helper_module, migration
-from jax_dist.codemod.helper_module import Homes
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.results import FileMigration, ProjectContext
 from jax_dist.codemod.shard_map import Promises
@@ -74,9 +73,7 @@ _EACH = [(name, to) for name in names() for to in targets(read(name))]
 
 
 def migrated(text: str, to: str) -> FileMigration:
-    project = Project()
-    homes = Homes(project, str(_FOLDER / "_mapped.py"))
-    context = ProjectContext(project, project.graph, homes)
+    context = ProjectContext(Project(), str(_FOLDER / "_mapped.py"))
     return migration.of_source(sources.read("case.py", text.encode()), context, _OPTIONS[to])
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from jax_dist.checker.model import sources
+from jax_dist.checker.model.project import Project
 from jax_dist.codemod import migration
 from jax_dist.codemod.results import ProjectContext
 
@@ -152,7 +153,7 @@ name = jax.pmap.__name__
 def _after(text: str, to: Any) -> str:
     source = sources.read("a.py", text.encode())
     return migration.of_source(
-        source, ProjectContext.alone(), migration.MigrationOptions(to=to)
+        source, ProjectContext(Project()), migration.MigrationOptions(to=to)
     ).after.decode()
 
 
@@ -190,7 +191,7 @@ def test_a_file_that_compares_and_applies_gets_both():
 )
 def test_bytes_of_files_without_a_place_stay(before: bytes, to: Any):
     found = migration.of_source(
-        sources.read("a.py", before), ProjectContext.alone(), migration.MigrationOptions(to=to)
+        sources.read("a.py", before), ProjectContext(Project()), migration.MigrationOptions(to=to)
     )
 
     assert (found.after, found.outcomes, found.problem) == (before, (), "")

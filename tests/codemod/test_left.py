@@ -10,6 +10,7 @@ import pytest
 import test_golden as golden
 
 from jax_dist.checker.model import sources
+from jax_dist.checker.model.project import Project
 from jax_dist.codemod import migration
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.results import FileMigration, ProjectContext
@@ -25,7 +26,9 @@ class Said(NamedTuple):
 def _migrated(text: str, to: Any, **options: Any) -> FileMigration:
     """As a file of its own, which has its helpers inside."""
     source = sources.read("a.py", text.encode())
-    return migration.of_source(source, ProjectContext.alone(), MigrationOptions(to=to, **options))
+    return migration.of_source(
+        source, ProjectContext(Project()), MigrationOptions(to=to, **options)
+    )
 
 
 _ASKED = "pmap is asked about itself, and another function would answer differently"

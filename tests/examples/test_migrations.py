@@ -22,6 +22,7 @@ import jax
 import pytest
 
 from jax_dist import CapturedArrayWarning
+from jax_dist.checker.model.project import Project
 from jax_dist.codemod import helper_module, migration
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.results import ProjectContext
@@ -69,7 +70,7 @@ def text(name: str) -> str:
 
 def migrated(name: str, options: MigrationOptions) -> str:
     path = str(_FOLDER / f"{name}_before.py")
-    context = ProjectContext.of([path], str(_HELPERS))
+    context = ProjectContext(Project((path,)), str(_HELPERS), frozenset({os.path.abspath(path)}))
     found = migration.of_text(path, text(f"{name}_before").encode(), context, options)
     assert found is not None
     return found.after.decode()
