@@ -11,7 +11,7 @@ import enum
 import functools
 from typing import Any, TypeAlias
 
-from jax_dist.checker.model import flow, functions, pmaps
+from jax_dist.checker.model import flow, functions, pmaps, stacking
 from jax_dist.checker.model.flow import Flow, Origin
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
@@ -105,10 +105,14 @@ class Layouts:
         self._module = module
         self._flow: Flow = flow.of(module)
         self._sites = {site.node: site for site in sites}
+        self._site_of: dict[Any, Site] = {  # by a call of what it maps
+            call: self._sites[site.node]
+            for call, site in self._flow.mapped_calls.items()
+            if site.node in self._sites
+        }
         self._calls: dict[Site, list[ast.Call]] = {site: [] for site in sites}
-        for call, site in self._flow.mapped_calls.items():
-            if site.node in self._sites:
-                self._calls[self._sites[site.node]].append(call)
+        for call, site in self._site_of.items():
+            self._calls[site].append(call)
         self._arity: dict[Site, int | None] = {}  # how many results, where all calls unpack as many
         for site in sites:
             counts = {_targets(module, call) for call in self._calls[site]}
@@ -133,13 +137,11 @@ class Layouts:
 
     def arguments(self, site: Site) -> list[Argument] | None:
         """One slot for each positional argument; None where calls differ in their number."""
-        counts = {len(call.args) for call in self._calls[site]}
-        starred = any(
-            isinstance(argument, ast.Starred)
-            for call in self._calls[site]
-            for argument in call.args
-        )
-        if len(counts) != 1 or starred:
+        given = [call.args for call in self._calls[site]]
+        counts = set(map(len, given))
+        if len(counts) != 1 or any(
+            isinstance(each, ast.Starred) for args in given for each in args
+        ):
             return None
         return [Argument(site, position) for position in range(counts.pop())]
 
@@ -186,12 +188,11 @@ class Layouts:
         source = self._slot_of(origin)
         if self._stacked_for_others:
             depth = isinstance(source, Result) and source.position is not None
-            is_part = source is not None and len(origin.path) > depth
-            if is_part:
-                self.keep_slot(
-                    slot, f"line {argument.lineno} gives a part of what was made as a whole"
-                )
-            if is_part or source is None:
+            if source is None:
+                return
+            if len(origin.path) > depth:
+                why = f"line {argument.lineno} gives a part of what was made as a whole"
+                self.keep_slot(slot, why)
                 return
         if source is None:
             text = self._module.text(argument)
@@ -203,8 +204,9 @@ class Layouts:
 
     def _see_value(self, node: ast.expr) -> None:
         """A name, attribute or call with a device axis in front: what is done with it."""
-        if isinstance(node, ast.Call) and self._is_unpacked(node):
-            self._see_unpacked(node)
+        made_by = self._site_of.get(node)
+        if made_by is not None and self._arity[made_by] is not None:
+            self._see_unpacked(made_by, node)
             return
         slots = [self._slot_of(origin) for origin in use_sites.origins_of(self._flow, node)]
         known = [slot for slot in slots if slot is not None]
@@ -221,7 +223,7 @@ class Layouts:
             case First() as first:
                 part.firsts.append(first)
             case GivenTo(call=call, position=position):
-                site = self._sites.get(self._flow.mapped_calls[call].node)
+                site = self._site_of.get(call)
                 if site is None and self._stacked_for_others:
                     part.shown.append(node)
                 elif site is None:
@@ -254,21 +256,17 @@ class Layouts:
 
     def _see_mixture(self, node: ast.expr, slot: Slot, *, mixed: bool) -> None:
         """Where a value may also be another one, all of them must be alike."""
-        if self._stacked_for_others and self._others_have_axis(node):
-            return
+        origins = use_sites.origins_of(self._flow, node)
+        parameters = escapes.given_parameters(self._module, node)
+        if self._stacked_for_others and parameters <= self._given_to_calls:
+            given = self._given_to_calls  # mapped calls take the same values, with the axis
+            if all(each.is_stacked or (each.node, each.path) in given for each in origins):
+                return
         if mixed:
             self.keep_slot(slot, f"line {node.lineno} mixes it with values that are not followed")
-        if escapes.given_parameters(self._module, node):
+        if parameters:
             text = self._module.text(node)
             self.keep_slot(slot, f"other files may give {text} of line {node.lineno}")
-
-    def _others_have_axis(self, node: ast.expr) -> bool:
-        """Whether all that a name may hold has the axis: mapped calls take the same values."""
-        given = self._given_to_calls
-        for origin in use_sites.origins_of(self._flow, node):
-            if not origin.is_stacked and (origin.node, origin.path) not in given:
-                return False
-        return escapes.given_parameters(self._module, node) <= given
 
     @functools.cached_property
     def _given_to_calls(self) -> set[Any]:
@@ -290,14 +288,8 @@ class Layouts:
             text = self._module.text(read)
             self.keep_slot(slot, f"it is not followed to {text} in line {read.lineno}")
 
-    def _is_unpacked(self, call: ast.Call) -> bool:
-        site = self._flow.mapped_calls.get(call)
-        mine = None if site is None else self._sites.get(site.node)
-        return mine is not None and self._arity[mine] is not None
-
-    def _see_unpacked(self, call: ast.Call) -> None:
+    def _see_unpacked(self, site: Site, call: ast.expr) -> None:
         """Each result of a mapped function goes into a name of its own."""
-        site = self._sites[self._flow.mapped_calls[call].node]
         use = use_sites.use_of(self._module, self._flow, call)
         if isinstance(use, Escaped):
             self.keep_site(site, use.why)
@@ -320,10 +312,9 @@ class Layouts:
 
     def _has_part(self, function: Any, around: tuple[Any, ...]) -> bool:
         """Whether a function, or one that it calls, calls what may be changed."""
-        own = {call for made in self._calls.values() for call in made}
         calls = [each for each in functions.all_nodes(function) if isinstance(each, ast.Call)]
         inner = (pmaps.definition(self._module, each.func) for each in calls)
-        return not own.isdisjoint(calls) or any(
+        return not self._site_of.keys().isdisjoint(calls) or any(
             self._has_part(each, (*around, function))
             for each in inner
             if each is not None and each is not function and each not in around
@@ -336,33 +327,32 @@ class Layouts:
             return None
         if origin.site is not None:
             site = self._sites.get(origin.site.node)
-            return None if site is None else self._result_at(site, origin)
-        is_made = origin.kind in (Kind.REPLICATED, Kind.SPLIT) and isinstance(origin.node, ast.Call)
-        if is_made and origin.of is not None and not use_sites.is_iterated(self._module, origin):
-            self._see_source(origin.node, origin.of, origin.kind)  # type: ignore[arg-type]
-            return origin.node
-        return None
-
-    def _see_source(self, node: ast.Call, of: ast.expr, kind: Kind) -> None:
-        if node in self._seen:
-            return
-        self._seen.add(node)
-        part = self.component(node)
-        part.sources.append(
-            SlotSource(node, of, kind, device_counts.first_devices(self._module, node))
-        )
-        why = device_counts.why_not(self._module, node)
-        if why:
-            self.keep_slot(node, f"of {self._module.text(node.func)} in line {node.lineno} {why}")
-
-    def _result_at(self, site: Site, origin: Origin) -> Slot | None:
-        if self._arity[site] is None:
-            return Result(site, None)
-        if origin.path and isinstance(origin.path[0], int):
-            return Result(site, origin.path[0])
-        for slot in self.results(site):
-            self.keep_slot(slot, f"all results are used as one value in line {origin.node.lineno}")
-        return None
+            if site is None:
+                return None
+            if self._arity[site] is None:
+                return Result(site, None)
+            if origin.path and isinstance(origin.path[0], int):
+                return Result(site, origin.path[0])
+            line = origin.node.lineno
+            for slot in self.results(site):
+                self.keep_slot(slot, f"all results are used as one value in line {line}")
+            return None
+        module, node = self._module, origin.node
+        if origin.kind not in (Kind.REPLICATED, Kind.SPLIT) or origin.of is None:
+            return None
+        if not isinstance(node, ast.Call):
+            return None
+        name = module.qualified_name(node.func)
+        by_map = name is None and isinstance(node.func, ast.Name) and node.func.id == "map"
+        if by_map or name in stacking.PREFETCH:
+            return None  # the value is an element of what the node makes
+        if node not in self._seen:
+            self._seen.add(node)
+            devices = device_counts.first_devices(module, node)
+            self.component(node).sources.append(SlotSource(node, origin.of, origin.kind, devices))
+            if why := device_counts.why_not(module, node):
+                self.keep_slot(node, f"of {module.text(node.func)} in line {node.lineno} {why}")
+        return node
 
     def _see_donations(self, site: Site) -> None:
         """A split copies its batch; without it, the batch itself would be donated."""
@@ -382,7 +372,11 @@ class Layouts:
         """Whether nothing had to be kept: what differs from device to device needs the axis."""
         arguments = self.arguments(site) or []
         shared = [self.component(slot).layout is AxisLayout.SHARED for slot in arguments]
-        if all(shared) and self._keep_first_devices(arguments):
+        parts = [self.component(slot) for slot in arguments] if all(shared) else []
+        some = [part for part in parts if any(each.devices is not None for each in part.sources)]
+        for part in some:
+            part.kept = "its copies are on some of the devices, and no other argument shows which"
+        if some:
             return False
         results = self.results(site)
         arity = None if results[0].position is None else len(results)
@@ -399,14 +393,6 @@ class Layouts:
             else:
                 self._caution(part, f"nothing shows that {which} is the same on each device")
         return done
-
-    def _keep_first_devices(self, arguments: list[Argument]) -> bool:
-        """Keeps copies on some devices, where no other argument will show on how many."""
-        parts = [self.component(slot) for slot in arguments]
-        some = [part for part in parts if any(each.devices is not None for each in part.sources)]
-        for part in some:
-            part.kept = "its copies are on some of the devices, and no other argument shows which"
-        return bool(some)
 
     def _caution(self, part: Component, caution: str) -> None:
         if caution and caution not in part.cautions:

@@ -151,8 +151,13 @@ def _is_split(module: Module, call: ast.Call) -> bool:
     if (name or "").rpartition(".")[2] == "reshape" and len(call.args) == 2:
         is_copied = (name or "").startswith("jax.")
         array = call.args[0]
-        return _keeps_rows(module, array, call.args[1]) and not (
-            is_copied and _is_changed(module, array)
+        return _keeps_rows(module, array, call.args[1]) and not any(
+            # what sets parts of the array later does not set them in a copy
+            is_copied
+            and isinstance(node, ast.Subscript)
+            and isinstance(node.ctx, ast.Store)
+            and _same_name(node.value, array)
+            for node in ast.walk(module.tree)
         )
     match call:
         case ast.Call(func=ast.Attribute(value=array, attr="reshape"), args=[shape]):
@@ -180,16 +185,6 @@ def _keeps_rows(module: Module, array: ast.expr, shape: ast.expr) -> bool:
         ):
             return _same_name(of, array) and counts_all(module, count)
     return False
-
-
-def _is_changed(module: Module, array: ast.expr) -> bool:
-    """Whether the file sets parts of the array, which a copy of it would not see."""
-    return any(
-        isinstance(node, ast.Subscript)
-        and isinstance(node.ctx, ast.Store)
-        and _same_name(node.value, array)
-        for node in ast.walk(module.tree)
-    )
 
 
 def _of_each_leaf(module: Module, call: ast.Call, is_exact: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from jax_dist.checker.model import stacking
 from jax_dist.checker.model.flow import Origin
+from jax_dist.checker.model.functions import is_self
 from jax_dist.checker.model.scopes import NameScope
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
 
@@ -28,12 +29,9 @@ class Escaped:
 
 
 def from_target(module: Module, target: ast.expr, binding: ast.AST) -> Kept | Escaped:
-    """Out of a name on the left of an assignment.
+    """Out of what stands on the left of an assignment: anything but a name loses the value.
 
-    Args:
-      module: the file.
-      target: what stands there; anything but a name loses the value.
-      binding: the node of the binding that it makes: the statement, or the name in a tuple.
+    `binding` is the node of the binding that it makes: the statement, or the name in a tuple.
     """
     if not isinstance(target, ast.Name):
         text = " ".join(module.text(target).split())
@@ -49,7 +47,8 @@ def from_binding(module: Module, scope: NameScope, name: str, binding: ast.AST) 
     line = getattr(binding, "lineno", 0)
     if scope.is_class:
         return Escaped(f"line {line} keeps it in a class")
-    if name in scope.outer or _is_bound_inside(module, scope, name):
+    nonlocals = (each for each in module.scopes.all if name in each.outer and name in each.bindings)
+    if name in scope.outer or any((each.lookup(name) or (None,))[0] is scope for each in nonlocals):
         return Escaped(f"line {line} keeps it in {name}, which several functions set")
     for each in scope.bindings.get(name, ()):
         if isinstance(each.node, ast.Name) and isinstance(module.parent(each.node), ast.AugAssign):
@@ -62,20 +61,6 @@ def from_binding(module: Module, scope: NameScope, name: str, binding: ast.AST) 
     return Kept(tuple(reads))
 
 
-def _is_bound_inside(module: Module, scope: NameScope, name: str) -> bool:
-    """Whether a function within sets the name of `scope`, as `nonlocal` or `global`."""
-    for inner in module.once(_with_outer_names):
-        if name in inner.outer and name in inner.bindings:
-            found = inner.lookup(name)
-            if found is not None and found[0] is scope:
-                return True
-    return False
-
-
-def _with_outer_names(module: Module) -> list[NameScope]:
-    return [scope for scope in module.scopes.all if scope.outer]
-
-
 def callers(module: Module, function: Any) -> list[ast.Call] | None:
     """The calls of a function in this file; None where it is also handed on, or hidden."""
     if isinstance(function, ast.Lambda):
@@ -86,7 +71,12 @@ def callers(module: Module, function: Any) -> list[ast.Call] | None:
         scope = module.scope(function)
         if len(scope.bindings.get(function.name, ())) != 1:
             return None
-        reads = [each for each in module.reads(scope, function.name) if not _is_run(module, each)]
+        reads = []
+        for read in module.reads(scope, function.name):
+            call = module.parent(read)
+            name = module.qualified_name(call.func) if isinstance(call, ast.Call) else None
+            if name != "absl.app.run":  # what `main` returns is the exit status there
+                reads.append(read)
     if reads is None or function.decorator_list:  # a decorator may keep it, and call it later
         return None
     calls: list[ast.Call] = []
@@ -98,59 +88,40 @@ def callers(module: Module, function: Any) -> list[ast.Call] | None:
     return calls
 
 
-def _is_run(module: Module, read: ast.expr) -> bool:
-    """`app.run(main)`: what main returns is the exit status."""
-    call = module.parent(read)
-    return isinstance(call, ast.Call) and module.qualified_name(call.func) == "absl.app.run"
-
-
 def _reads_of_method(module: Module, function: Any) -> list[ast.expr] | None:
     """Where the class says `self.name`; None where others may mean it by `x.name`."""
-    owner = module.parent(function)
+    owner, name = module.parent(function), function.name
     bases = getattr(owner, "bases", ())
-    is_special = function.name.startswith("__") and function.name != "__init__"
+    is_special = name.startswith("__") and name != "__init__"
     is_plain = all(isinstance(base, ast.Name | ast.Attribute) for base in bases)
-    if is_special or not is_plain or _is_replaced(module, function):
+    is_overridden = any(
+        scope.is_class
+        and scope.node is not owner
+        and getattr(scope.node, "bases", ())
+        and name in scope.bindings
+        for scope in module.scopes.all
+    )
+    if is_special or not is_plain or is_overridden or attributes(module, name, ast.Store):
         return None
-    reads: list[ast.expr] = []
-    for node in attributes(module, function.name):
-        is_self = isinstance(node.value, ast.Name) and node.value.id == "self"
-        if not is_self or module.class_of(node) is not owner:
-            return None
-        reads.append(node)
-    return reads
+    reads = attributes(module, name)
+    is_own = all(is_self(read) and module.class_of(read) is owner for read in reads)
+    return [*reads] if is_own else None
 
 
-def _is_replaced(module: Module, function: Any) -> bool:
-    """Whether a class of this file, or an assignment, gives a method's name another meaning."""
-    owner = module.parent(function)
-    for scope in module.scopes.all:
-        is_other = scope.is_class and scope.node is not owner and getattr(scope.node, "bases", ())
-        if is_other and function.name in scope.bindings:
-            return True
-    return any(store.attr == function.name for store in module.once(_stores))
-
-
-def _stores(module: Module) -> list[ast.Attribute]:
-    return [
-        node
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    ]
-
-
-def _attributes(module: Module) -> dict[str, list[ast.Attribute]]:
-    """All that is read after a dot, by its name."""
-    found: dict[str, list[ast.Attribute]] = {}
+def _attributes(module: Module) -> dict[tuple[str, type], list[ast.Attribute]]:
+    """All that stands after a dot, by its name and by what is done there."""
+    found: dict[tuple[str, type], list[ast.Attribute]] = {}
     for node in ast.walk(module.tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            found.setdefault(node.attr, []).append(node)
+        if isinstance(node, ast.Attribute):
+            found.setdefault((node.attr, type(node.ctx)), []).append(node)
     return found
 
 
-def attributes(module: Module, name: str) -> list[ast.Attribute]:
-    """Every `x.name` that is read."""
-    return module.once(_attributes).get(name, [])
+def attributes(
+    module: Module, name: str, context: type[ast.expr_context] = ast.Load
+) -> list[ast.Attribute]:
+    """Every `x.name` that is read, or set."""
+    return module.once(_attributes).get((name, context), [])
 
 
 def by_text(module: Module) -> str:
@@ -173,8 +144,7 @@ def by_text(module: Module) -> str:
 def stays_inside(module: Module, origin: Origin) -> bool:
     """Whether the functions it came through are called from this file only, in plain words."""
     return all(
-        isinstance(function, ast.Lambda)
-        or (is_private(module, function) and are_seen(module, function))
+        isinstance(function, ast.Lambda) or is_followed(module, function)
         for function in origin.through
     )
 
@@ -191,17 +161,17 @@ def given_parameters(module: Module, node: ast.expr) -> set[ast.AST]:
         for binding in module.reaching(name) or ():
             if binding.kind == "parameter":
                 function: Any = module.parent(module.parent(binding.node))
-                if not isinstance(function, ast.Lambda) and not (
-                    is_private(module, function) and are_seen(module, function)
-                ):
+                if not isinstance(function, ast.Lambda) and not is_followed(module, function):
                     found.add(binding.node)
             elif binding.kind == "assign" and binding.value is not None:
                 waiting.append(binding.value)
     return found
 
 
-def are_seen(module: Module, function: Any) -> bool:
-    """Whether all calls of a function are seen, with all that they give it."""
+def is_followed(module: Module, function: Any) -> bool:
+    """Whether all calls of a function are seen, in this file, with all that they give it."""
+    if not is_private(module, function):
+        return False
     calls = callers(module, function)
     return calls is not None and not any(
         isinstance(each, ast.Starred) or (isinstance(each, ast.keyword) and each.arg is None)
@@ -216,9 +186,6 @@ def is_private(module: Module, function: Any) -> bool:
     return is_inner or not is_used_elsewhere(module, function.name)
 
 
-# --- other files
-
-
 def is_used_elsewhere(module: Module, name: str) -> bool:
     """Whether another file may mean a name of this one, or an attribute of its objects."""
     graph = module.graph
@@ -226,14 +193,6 @@ def is_used_elsewhere(module: Module, name: str) -> bool:
         return False
     find = graph.users if name in module.scopes.module.bindings else graph.readers
     return any(True for _ in find(os.path.abspath(module.source.path), name))
-
-
-def user_of_result(module: Module, name: str) -> str:
-    """The file that calls a function of this one and uses what it returns; "" where none does."""
-    if module.graph is None:
-        return ""
-    found = module.graph.users_of_result(os.path.abspath(module.source.path), name)
-    return next(map(os.path.basename, found), "")
 
 
 _TRANSFORM = ("jax.", "flax.linen.", "equinox.", "haiku.")

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import os
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
@@ -53,10 +54,7 @@ _GET_METRICS = "flax.training.common_utils.get_metrics"
 def origins_of(flow: Flow, node: ast.expr, around: tuple[ast.expr, ...] = ()) -> list[Origin]:
     """Where a value comes from; of a tuple of values, where each of them does.
 
-    Args:
-      flow: of the file.
-      node: the expression that reads it.
-      around: the tuples that it is a part of: `x = (x, y)` in a loop is a part of itself.
+    `around` are the tuples that it is a part of: `x = (x, y)` in a loop is a part of itself.
     """
     found: list[Origin] = []
     for origin in flow.origins(node):
@@ -101,10 +99,13 @@ def use_of(module: Module, flow: Flow, node: ast.expr) -> Use:
     """What is done with a value, seen from the expression that reads it."""
     around = module.parent(node)
     match around:
-        case ast.Attribute(value=value) if value is node:
-            return _of_part(module, flow, node, around)
-        case ast.Subscript(value=value) if value is node:
-            return _of_part(module, flow, node, around)
+        case ast.Attribute(value=value) | ast.Subscript(value=value) if value is node:
+            found = flow.origins(around)
+            if all(origin.kind is Kind.ONE for origin in found):
+                return _first(module, around, node)
+            if all(origin.is_stacked for origin in found):
+                return use_of(module, flow, around)
+            return Escaped(f"line {node.lineno} uses {_short(module, around)}")
         case ast.Call():
             return _in_call(module, flow, node, around)
         case ast.keyword():
@@ -162,15 +163,6 @@ def _part_of(module: Module, node: ast.expr) -> Any:
     return top
 
 
-def _of_part(module: Module, flow: Flow, node: ast.expr, around: ast.expr) -> Use:
-    found = flow.origins(around)
-    if all(origin.kind is Kind.ONE for origin in found):
-        return _first(module, around, node)
-    if all(origin.is_stacked for origin in found):
-        return use_of(module, flow, around)
-    return Escaped(f"line {node.lineno} uses {_short(module, around)}")
-
-
 def _in_call(module: Module, flow: Flow, node: ast.expr, call: ast.Call) -> Use:
     if node is call.func:
         return Escaped(f"line {node.lineno} calls it")
@@ -186,13 +178,14 @@ def _in_call(module: Module, flow: Flow, node: ast.expr, call: ast.Call) -> Use:
     name = module.qualified_name(call.func)
     if name == "jax.block_until_ready" and call.args == [node]:
         return use_of(module, flow, call)
-    followed = _into(module, call, node)
-    if followed is not None:
+    if (followed := _into(module, call, node)) is not None:
         return followed
-    calls = _collected(module, flow, call)
-    if calls:
+    if calls := _collected(module, flow, call):
         return Collected(calls)
-    if name is not None and _is_alone(module, call):
+    repeating = ast.For | ast.AsyncFor | ast.While
+    is_statement = isinstance(module.parent(call), ast.Expr)
+    is_repeated = any(isinstance(each, repeating) for each in module.ancestors(call))
+    if name is not None and is_statement and not is_repeated:
         return Shown(node, _short(module, call.func))
     return Escaped(f"line {node.lineno} gives it to {_short(module, call.func)}")
 
@@ -207,14 +200,6 @@ def _first(module: Module, whole: ast.expr, of: ast.expr) -> First | Escaped:
     return First(whole, of)
 
 
-def _is_alone(module: Module, call: ast.Call) -> bool:
-    """Whether a call is a statement of its own that no loop repeats."""
-    if not isinstance(module.parent(call), ast.Expr):
-        return False
-    repeating = ast.For | ast.AsyncFor | ast.While
-    return not any(isinstance(each, repeating) for each in module.ancestors(call))
-
-
 def _collected(module: Module, flow: Flow, call: ast.Call) -> tuple[ast.Call, ...]:
     """The calls of get_metrics on the list that `call` appends to; () where more is done to it."""
     match call.func:
@@ -222,40 +207,36 @@ def _collected(module: Module, flow: Flow, call: ast.Call) -> tuple[ast.Call, ..
             home = module.scope(found).lookup(found.id)
         case _:
             return ()
-    if home is None or not all(_is_empty_or_metrics(module, each) for each in home[1]):
+    if home is None:
         return ()
+    is_metrics = lambda each: module.qualified_name(each.func) == _GET_METRICS
+    for binding in home[1]:
+        match binding.value:
+            case ast.List(elts=[]):
+                pass
+            case ast.Call() as value if is_metrics(value):
+                pass
+            case _:
+                return ()
     calls: list[ast.Call] = []
     for read in module.reads(home[0], found.id):
         around = module.parent(read)
         match around:
             case ast.Attribute(attr="append"):
-                if not _appends_stacked(module, flow, around):
-                    return ()
+                match module.parent(around):  # what is appended has the axis too
+                    case ast.Call(func=called, args=[value]) if called is around:
+                        if not flow.is_stacked(value):
+                            return ()
+                    case _:
+                        return ()
             case ast.Call(args=[argument]) if argument is read:
-                if module.qualified_name(around.func) == _GET_METRICS:
+                if is_metrics(around):
                     calls.append(around)
                 elif _is_filled(module, read):
                     return ()
             case _ if _is_filled(module, read):
                 return ()
     return tuple(calls)
-
-
-def _appends_stacked(module: Module, flow: Flow, append: ast.Attribute) -> bool:
-    """Whether what is appended has the axis too."""
-    match module.parent(append):
-        case ast.Call(func=called, args=[value]) if called is append:
-            return flow.is_stacked(value)
-    return False
-
-
-def _is_empty_or_metrics(module: Module, binding: Any) -> bool:
-    match binding.value:
-        case ast.List(elts=[]):
-            return True
-        case ast.Call(func=function):
-            return module.qualified_name(function) == _GET_METRICS
-    return False
 
 
 def _is_filled(module: Module, read: ast.Name) -> bool:
@@ -279,7 +260,7 @@ def _into(module: Module, call: ast.Call, node: ast.expr) -> Use | None:
     function: Any = pmaps.definition(module, call.func)
     if function is None or isinstance(function, ast.Lambda):
         return None
-    if not escapes.is_private(module, function) or not escapes.are_seen(module, function):
+    if not escapes.is_followed(module, function):
         return None
     for parameter in scopes.parameters(function.args):
         if functions.argument_of(module, call, function, parameter) is node:
@@ -294,17 +275,17 @@ def _assigned(module: Module, flow: Flow, statement: ast.Assign, node: ast.expr)
     for target in statement.targets:
         match target:
             case ast.Name():
-                uses = [escapes.from_target(module, target, statement)]
+                ways = [escapes.from_target(module, target, statement)]
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
                 if not _can_unpack(module, flow, node):
                     return Escaped(f"line {node.lineno} unpacks it, and it may be an array")
-                uses = [escapes.from_target(module, each, each) for each in parts]
+                ways = [escapes.from_target(module, each, each) for each in parts]
             case _:
                 return Escaped(f"line {node.lineno} keeps it in {_short(module, target)}")
-        for use_ in uses:
-            if isinstance(use_, Escaped):
-                return use_
-            found += use_.reads
+        for way in ways:
+            if isinstance(way, Escaped):
+                return way
+            found += way.reads
     return Kept(tuple(found))
 
 
@@ -323,8 +304,7 @@ def _in_tuple(module: Module, display: Any, node: ast.expr) -> Use:
     size = len(display.elts)
     match module.parent(display):
         case ast.Call() as call if isinstance(display, ast.Tuple):
-            followed = _into(module, call, display)
-            if followed is not None:
+            if (followed := _into(module, call, display)) is not None:
                 return followed
         case ast.Return() as statement:
             return _returned(module, statement, position, size)
@@ -344,41 +324,28 @@ def _returned(
     calls = escapes.callers(module, function)
     if calls is None:
         return Escaped(f"{function.name} returns it, and not all that call it are seen")
-    is_known_outside = module.function(function) is None
-    user = escapes.user_of_result(module, function.name) if is_known_outside else ""
-    if user:
-        return Escaped(f"{function.name} returns it, and {user} uses that")
+    if module.graph is not None and module.function(function) is None:
+        own = os.path.abspath(module.source.path)
+        for path in module.graph.users_of_result(own, function.name):
+            return Escaped(f"{function.name} returns it, and {os.path.basename(path)} uses that")
     found: list[ast.expr] = []
     for call in calls:
-        if position is None:
-            found.append(call)
-            continue
-        use_ = _unpacked(module, call, position, size)
-        if isinstance(use_, Escaped):
-            return use_
-        found += use_.reads
+        match module.parent(call):
+            case _ if position is None:
+                found.append(call)
+            case ast.Assign(targets=[ast.Tuple(elts=parts)]) if len(parts) == size and not any(
+                isinstance(each, ast.Starred) for each in parts
+            ):
+                way = escapes.from_target(module, parts[position], parts[position])
+                if isinstance(way, Escaped):
+                    return way
+                found += way.reads
+            case ast.Expr():
+                pass
+            case _:
+                return Escaped(f"line {call.lineno} gets it in a tuple")
     caution = f"{function.name} returns it: its callers now get it without the device axis"
     return Kept(tuple(found), "" if calls else caution)
-
-
-def _unpacked(module: Module, call: ast.Call, position: int, size: int) -> Kept | Escaped:
-    """One of several results of a function, where a call of it takes them apart."""
-    match module.parent(call):
-        case ast.Assign(targets=[ast.Tuple(elts=parts)]) if len(parts) == size:
-            if not any(isinstance(each, ast.Starred) for each in parts):
-                return escapes.from_target(module, parts[position], parts[position])
-        case ast.Expr():
-            return Kept()
-    return Escaped(f"line {call.lineno} gets it in a tuple")
-
-
-def is_iterated(module: Module, origin: Origin) -> bool:
-    """Whether the value is an element of what the node makes."""
-    assert isinstance(origin.node, ast.Call)
-    called = origin.node.func
-    name = module.qualified_name(called)
-    is_map = name is None and isinstance(called, ast.Name) and called.id == "map"
-    return is_map or name in stacking.PREFETCH
 
 
 def _short(module: Module, node: Any) -> str:
@@ -388,8 +355,7 @@ def _short(module: Module, node: Any) -> str:
 
 def unseen(module: Module, flow: Flow, site: Site) -> str:
     """Why not all calls of a mapped function are known; "" where they are."""
-    why = _known_elsewhere(module, site)
-    if why:
+    if why := _known_elsewhere(module, site):
         return why
     waiting = list(pmaps.held_by(module, site))
     seen: set[ast.expr] = set()
@@ -402,9 +368,9 @@ def unseen(module: Module, flow: Flow, site: Site) -> str:
         if isinstance(call, ast.Call) and call.func is read:
             if escapes.may_be_traced(module, call):
                 return f"line {read.lineno} may be run under a transformation"
-            mine = flow.mapped_calls.get(call)
-            is_mine = mine is not None and mine.node is site.node
-            if not is_mine or not _calls_it_alone(module, flow, read):
+            called = flow.mapped_calls.get(call)
+            is_it = called is not None and called.node is site.node
+            if not is_it or not _calls_it_alone(module, flow, read):
                 return f"line {read.lineno} may call another function in its place"
         elif read is site.node and isinstance(call, ast.Assign | ast.AnnAssign):
             continue  # its reads are among those which hold it

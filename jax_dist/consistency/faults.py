@@ -1,35 +1,101 @@
 """From a result that differs back to the equation where it went wrong, and what is wrong there.
 
-`Search` walks back over the graph; `explain` puts what it finds, why, and what to do, in words.
+`_Search` walks back over the graph; `_explain` puts what it finds, why, and what to do, in words.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from jax_dist import _codes
-from jax_dist.consistency.evaluation import Graph, Node, Origins, Path
-from jax_dist.consistency.relations import Expected, Relation, are_alike, relation_of
-from jax_dist.consistency.runs import Reference, Several, Values
+from jax_dist.consistency.evaluation import Graph, Node, Origins, Path, Records, graph_of
+from jax_dist.consistency.relations import Expected, Relation, Verdict, are_alike, relation_of
+from jax_dist.consistency.runs import CheckedProgram, Reference, Several, on_one
 
-_How: TypeAlias = Literal["unreduced", "lost", "shape", "unknown"]
+_How: TypeAlias = Literal["unreduced", "lost", "unknown"]
 
 _EXTREMES = (
     "axis_index",
+    "cummax",
+    "cummin",
+    "reduce_and",
     "reduce_max",
     "reduce_min",
     "reduce_or",
-    "reduce_and",
-    "cummax",
-    "cummin",
 )
+_MOST = 20_000_000  # numbers that are kept at once
 _ADDITIONS = ("add", "sub", "add_any")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class FaultOrigin:
+class Explanation:
+    """Why a result depends on the number of devices."""
+
+    code: str  # "JXD501" for what has a rule; "" else
+    what: str
+    why: str
+    do: str
+    where: str  # "train.py:12", or "" if unknown
+    equation: str  # the primitive: "psum"
+    results: tuple[str, ...] = ()  # that are wrong through it
+
+
+def explanations(
+    program: CheckedProgram,
+    one: CheckedProgram,
+    leaves: Sequence[Any],
+    verdicts: Sequence[Verdict],
+    drifting: Sequence[str],
+    axis: Any,
+) -> tuple[Explanation, ...]:
+    """What is wrong in a program of several devices: one for each line, with all its results.
+
+    Args:
+      program: the one of several devices.
+      one: that of one device.
+      leaves: of the arguments.
+      verdicts: of each result.
+      drifting: the results that only the draws make differ between the devices.
+      axis: the name of the mapped axis, or several.
+    """
+    graph = graph_of(program.jaxpr)
+    if max(graph.size, graph_of(one.jaxpr).size) > _MOST:
+        what = "the values of the equations are too many to be compared; give smaller arguments"
+        return (Explanation("", what, "", "", "", ""),)
+    reference = on_one(one, leaves, everything=True)
+    run = Several(program, leaves, reference, everything=True)
+    search = _Search(run, run.values()[1], reference)
+    origins = [
+        (each.name, origin)
+        for each, ways in zip(verdicts, graph.results, strict=True)
+        if not each.same and (origin := search.origin(ways)) is not None
+    ]
+    found: list[tuple[str, Explanation]] = []
+    causes: list[_FaultOrigin] = []
+    for name, origin in sorted(origins, key=lambda each: each[1].node.path):  # in program order
+        ways = frozenset().union(*origin.node.sources)
+        before = {node.path for node in graph.reached(ways)}
+        # What only follows from another one is put down to that.
+        causes.append(next((each for each in causes if each.node.path in before), origin))
+        found.append((name, _explain(causes[-1], axis, program.devices)))
+    if drifting:
+        search = _Search(run, run.values(given=False)[1], reference)
+        for each, ways in zip(verdicts, graph.results, strict=True):
+            draw = search.first_own_draw(ways) if each.name in drifting else None
+            if draw is not None:
+                found.append((each.name, _drifting(draw, axis)))
+    by_line: dict[tuple[str, str], Explanation] = {}
+    for name, each in found:
+        known = by_line.setdefault((each.where, each.code), each)
+        results = tuple(dict.fromkeys((*known.results, name)))
+        by_line[each.where, each.code] = dataclasses.replace(known, results=results)
+    return tuple(by_line.values())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _FaultOrigin:
     """Where a result goes wrong."""
 
     how: _How
@@ -40,17 +106,17 @@ class FaultOrigin:
     other: Node | None = None  # the same equation on one device
 
 
-class Search:
+class _Search:
     """The relations of all equations, on one number of devices."""
 
-    def __init__(self, run: Several, values: Values, reference: Reference) -> None:
+    def __init__(self, run: Several, records: Records, reference: Reference) -> None:
         self.graph: Graph = run.graph
         self._reference, self._pairs = reference, run.pairs
         self._known: dict[Path, list[Relation | None]] = {}
         for path, node in self.graph.nodes.items():
-            self._known[path] = self._relations(node, values.records.get(path))
+            self._known[path] = self._relations(node, records.get(path))
 
-    def origin(self, results: Origins) -> FaultOrigin | None:
+    def origin(self, results: Origins) -> _FaultOrigin | None:
         """The first equation on the way to a result that loses it; None if all seems right."""
         return self._lost(results) or self._unreduced(results)
 
@@ -82,44 +148,40 @@ class Search:
             for value, each in zip(values, expected, strict=True)
         ]
 
-    def _lost(self, results: Origins) -> FaultOrigin | None:
+    def _lost(self, results: Origins) -> _FaultOrigin | None:
         """Of the equations with good operands and a bad result, the first one."""
-        waiting, seen, found = self._paths(results), set(), []
+        nodes = self.graph.nodes
+        waiting, bad = self._paths(results), set()
         while waiting:
             path = waiting.pop()
-            if path in seen or self._is_good(path):
+            if path in bad or all(each and each.is_good for each in self._known[path]):
                 continue
-            seen.add(path)
-            found.append(path)
-            waiting += [node.path for node in self.graph.before(self.graph.nodes[path])]
-        bad = set(found)
+            bad.add(path)
+            waiting += [node.path for node in self.graph.before(nodes[path])]
         first = [
             path
-            for path in sorted(bad)
+            for path in bad
             if not any(
                 node.path in bad and self._round(node.path) <= self._round(path)
-                for node in self.graph.before(self.graph.nodes[path])
+                for node in self.graph.before(nodes[path])
             )
         ]
         if not first:
             return None
-        node = self.graph.nodes[min(first, key=self._when)]
+        # As equations are computed: in a loop, round by round.
+        when = lambda path: (nodes[path].around.loop or path, self._round(path), path)
+        node = nodes[min(first, key=when)]
         relation = next(
             (each for each in self._known[node.path] if each is None or not each.is_good), None
         )
-        how: _How = "unknown" if relation is None else "lost"
         parts = [each for origins in node.sources if (each := self._parts(origins))]
         born = [maker for origins in parts for maker in self._born(origins)]
-        updates = [
-            each
-            for origins in parts
-            for each in self._parts_before(origins)
-            if each.name in _ADDITIONS and self._meets_whole(each, state=True)
-        ]
-        if updates:  # a state that went wrong before it is used
-            made = self._relation_of_node(updates[0])
-            return self._origin("unreduced", updates[0], made, born)
-        return self._origin(how, node, relation, born)
+        for update in (each for origins in parts for each in self._parts_before(origins)):
+            if update.name in _ADDITIONS and self._meets_whole(update, state=True):
+                # A state that went wrong before it is used.
+                made = next(iter(self._known[update.path]), None)
+                return self._origin("unreduced", update, made and made.early, born)
+        return self._origin("unknown" if relation is None else "lost", node, relation, born)
 
     def _parts(self, origins: Origins) -> Origins:
         """Where parts come from that are taken for the whole; also from the round before."""
@@ -129,7 +191,7 @@ class Search:
                 return each
         return frozenset()
 
-    def _unreduced(self, results: Origins) -> FaultOrigin | None:
+    def _unreduced(self, results: Origins) -> _FaultOrigin | None:
         """Parts that come out as they are: where they first met what is whole, or were made."""
         relation = self.relation(results)
         if relation is None or relation.kind not in ("parts", "rows"):
@@ -142,32 +204,18 @@ class Search:
 
     def _origin(
         self, how: _How, node: Node, relation: Relation | None, born: Sequence[Node]
-    ) -> FaultOrigin:
-        operands = tuple(
-            None if node.constant(number) is not None else self._operand(origins)
-            for number, origins in enumerate(node.sources)
-        )
+    ) -> _FaultOrigin:
+        operands: list[Relation | None] = []
+        for number, origins in enumerate(node.sources):
+            parts = self.relation(self._parts(origins))
+            own = self.relation(origins) if parts is None else parts.early
+            operands.append(own if node.constant(number) is None else None)
         other = self._pairs.get(node.path)
         paired = None if other is None else self._reference.graph.nodes[other]
-        return FaultOrigin(how, node, relation, operands, tuple(born), paired)
-
-    def _operand(self, origins: Origins) -> Relation | None:
-        parts = self.relation(self._parts(origins))
-        return self.relation(origins) if parts is None else parts.early
-
-    def _relation_of_node(self, node: Node) -> Relation | None:
-        found = next(iter(self._known[node.path]), None)
-        return None if found is None else found.early
+        return _FaultOrigin(how, node, relation, tuple(operands), tuple(born), paired)
 
     def _paths(self, origins: Origins) -> list[Path]:
         return [path for path, _ in origins if path in self.graph.nodes]
-
-    def _is_good(self, path: Path) -> bool:
-        return all(each is not None and each.is_good for each in self._known[path])
-
-    def _when(self, path: Path) -> tuple[Path, int, Path]:
-        """The order in which equations are computed: in a loop, round by round."""
-        return self.graph.nodes[path].around.loop or path, self._round(path), path
 
     def _round(self, path: Path) -> int:
         """The first round in which an equation goes wrong."""
@@ -191,11 +239,7 @@ class Search:
         """Those of them that take nothing that is a part."""
         parts = self._parts_before(origins)
         paths = {node.path for node in parts}
-        return [
-            node
-            for node in parts
-            if not any(before.path in paths for before in self.graph.before(node))
-        ]
+        return [n for n in parts if paths.isdisjoint(each.path for each in self.graph.before(n))]
 
     def _meets_whole(self, node: Node, *, state: bool = False) -> bool:
         """Whether parts are added to what all devices share; to a `state`, as it came in."""
@@ -211,42 +255,21 @@ class Search:
 
 def _relation(values: np.ndarray, expected: Expected, node: Node, *, extremes: bool) -> Relation:
     """Of one result, the rounds of all loops around it in one dimension."""
-    devices, rounds = len(values), node.rounds
+    rounds, whole = node.rounds, expected.value[0]
     count = int(np.prod(values.shape[1 : 1 + rounds]))
-    whole = expected.value[0]
-    flat = values.reshape(devices, count, *values.shape[1 + rounds :])
-    one = whole.reshape(count, *whole.shape[rounds:])
-    if len(flat) == 1 and not node.around.on_devices:  # one array for all devices
-        flat = np.broadcast_to(flat, flat.shape)
-    if node.is_draw or _is_key(node):
+    flat = values.reshape(len(values), count, *values.shape[1 + rounds :])
+    if node.name.startswith("random_") and not node.is_draw:  # a key
         alike = bool(are_alike(flat, 0.0).all())
-        if _is_key(node):
-            return Relation("own", np.ones(count, bool), alike=alike)
+        return Relation("own", np.ones(count, bool), alike=alike)
+    one = whole.reshape(count, *whole.shape[rounds:])
     return relation_of(flat, dataclasses.replace(expected, value=one), extremes=extremes)
-
-
-def _is_key(node: Node) -> bool:
-    return node.name.startswith("random_") and not node.is_draw
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why a result depends on the number of devices."""
-
-    code: str  # "JXD501" for what has a rule; "" else
-    what: str
-    why: str
-    do: str
-    where: str  # "train.py:12", or "" if unknown
-    equation: str  # the primitive: "psum"
-    results: tuple[str, ...] = ()  # that are wrong through it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Case:
     """What an explanation is made from."""
 
-    origin: FaultOrigin
+    origin: _FaultOrigin
     axis: str  # "'i'"
     devices: int
 
@@ -284,7 +307,7 @@ _WINDOWS = (
 )  # fmt: skip
 
 
-def explain(origin: FaultOrigin, axis: Any, devices: int) -> Explanation:
+def _explain(origin: _FaultOrigin, axis: Any, devices: int) -> Explanation:
     """The words for one origin.
 
     Args:
@@ -293,15 +316,14 @@ def explain(origin: FaultOrigin, axis: Any, devices: int) -> Explanation:
       devices: on how many devices it was found.
     """
     case = _Case(origin, _named(axis), devices)
-    for describe in _KINDS:
-        words = describe(case)
-        if words is not None:
-            code = _codes.REPEATED_NOISE if describe is _repeated else ""
-            return Explanation(code, *words, case.node.line, case.node.name)
-    raise AssertionError("the last kind takes all")
+    repeated = _repeated(case)
+    kinds = (_unreduced, _sum_of_equals, _wrong_scale, _takes_part_for_whole, _of_primitive)
+    words = repeated or next(filter(None, (kind(case) for kind in kinds)), None) or _other(case)
+    code = _codes.REPEATED_NOISE if repeated else ""
+    return Explanation(code, *words, case.node.line, case.node.name)
 
 
-def drifting(draw: Node, axis: Any) -> Explanation:
+def _drifting(draw: Node, axis: Any) -> Explanation:
     """Noise of each device's own in what all devices should share."""
     return Explanation(
         _codes.DRIFTING_COPIES,
@@ -368,14 +390,15 @@ def _wrong_scale(case: _Case) -> _Words | None:
     if node.name not in ("div", "mul") or case.part() is not None:
         return None
     for number in range(len(node.sources)):
-        value, one = node.constant(number), None if other is None else other.constant(number)
-        if value is None or one is None or not _is_number(value) or not _is_number(one):
+        pair: list[Any] = [each and each.constant(number) for each in (node, other)]
+        if not all(np.ndim(n) == 0 and isinstance(np.asarray(n).item(), int | float) for n in pair):
             continue
+        value, one = map(float, pair)
         verb = "divides" if node.name == "div" else "multiplies"
-        here, there = _shown(value), _shown(one)
+        here, there = f"{value:g}", f"{one:g}"
         if here == there:
             continue
-        if float(value) == case.devices * float(one):
+        if value == case.devices * one:
             return (
                 f"it {verb} by {here}, the number of devices, what needs no such factor",
                 "the value is that of all devices already: a sum of sums, not of means",
@@ -440,7 +463,7 @@ def _of_primitive(case: _Case) -> _Words | None:
     return None
 
 
-def _any(case: _Case) -> _Words:
+def _other(case: _Case) -> _Words:
     if case.origin.how == "unknown":
         return (
             f"the program for {case.devices} devices has a {case.node.name} here that the one for "
@@ -456,17 +479,6 @@ def _any(case: _Case) -> _Words:
     )
 
 
-_KINDS: tuple[Callable[[_Case], _Words | None], ...] = (
-    _repeated,
-    _unreduced,
-    _sum_of_equals,
-    _wrong_scale,
-    _takes_part_for_whole,
-    _of_primitive,
-    _any,
-)
-
-
 def _part(relation: Relation) -> str:
     return {"sum": "sum", "mean": "mean", "max": "maximum", "min": "minimum"}[relation.part or ""]
 
@@ -479,11 +491,3 @@ def _times(factor: float) -> str:
 
 def _named(axis: Any) -> str:
     return repr(axis) if not isinstance(axis, tuple) else ", ".join(map(repr, axis))
-
-
-def _is_number(value: Any) -> bool:
-    return np.ndim(value) == 0 and isinstance(np.asarray(value).item(), int | float)
-
-
-def _shown(value: Any) -> str:
-    return f"{float(value):g}"

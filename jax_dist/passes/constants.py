@@ -5,7 +5,6 @@ They are the constants of the program and of the bodies in it, and, where JAX si
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -99,31 +98,24 @@ class _Search:
             place: self._meet(atom.val, within) if isinstance(atom, Literal) else held.get(atom)
             for place, atom in enumerate(eqn.invars)
         }
-        outer = len(self.unlocated)
-        self._enter_bodies(eqn, read, (*within, eqn.primitive.name))
+        outer, inside = len(self.unlocated), (*within, eqn.primitive.name)
+        for body, operands in zip(bodies(eqn), _operands_of_bodies(eqn), strict=True):
+            given = {var: read[place] for place, var in operands.items() if read[place] is not None}
+            unlocated = any(not self.found[identity].used_at for identity in given.values())
+            key = (id(body), inside)
+            if unlocated or key not in self.seen:
+                self.seen.add(key)
+                self.enter(body, given, inside)
         for identity in read.values():
             if identity is not None and not self.found[identity].used_at:
                 baked = self.found[identity]
                 baked.first_use = baked.first_use or eqn
                 self.unlocated.append(baked)
-        if len(self.unlocated) > outer:
-            self._locate(self.unlocated[outer:], source_line(eqn))
-
-    def _locate(self, used: Sequence[Baked], line: str) -> None:
-        """What was used in an equation without a line is used at the line around it."""
-        if line:
-            for baked in used:
+        if len(self.unlocated) > outer and (line := source_line(eqn)):
+            # What was used in an equation without a line is used at the line around it.
+            for baked in self.unlocated[outer:]:
                 baked.used_at = baked.used_at or line
-            del self.unlocated[len(self.unlocated) - len(used) :]
-
-    def _enter_bodies(self, eqn: JaxprEqn, read: Mapping, within: tuple[str, ...]) -> None:
-        for body, operands in zip(bodies(eqn), _operands_of_bodies(eqn), strict=True):
-            held = {var: read[place] for place, var in operands.items() if read[place] is not None}
-            unlocated = any(not self.found[identity].used_at for identity in held.values())
-            key = (id(body), within)
-            if unlocated or key not in self.seen:
-                self.seen.add(key)
-                self.enter(body, held, within)
+            del self.unlocated[outer:]
 
 
 def own_copy(value: Any) -> Any:
@@ -149,22 +141,19 @@ def put_copy(value: Any, where: Sharding | None) -> Any:
     is_weak = is_jax and jax.typeof(value).weak_type
     if isinstance(where, NamedSharding) and not where.is_fully_addressable:
         if not is_jax or value.is_fully_addressable:
-            return _put_own(np.array(value), where, is_weak=is_weak)
+            # `device_put` would first compare the values of all processes, and wait for them.
+            host = np.array(value)
+            dtype = jax.dtypes.canonicalize_dtype(host.dtype)
+            indices = where.addressable_devices_indices_map(host.shape)
+            aval = ShapedArray(host.shape, dtype, weak_type=is_weak)
+            slices = [host[index].astype(dtype) for index in indices.values()]
+            return _compat.put_slices(aval, where, slices, list(indices))
     elif is_jax and not is_weak:
         return jax.device_put(np.array(jax.device_get(value)), where)
     elif not is_jax:
         return jax.device_put(value, where)
     now = value.sharding if value.committed else None
     return jax.device_put(jax.device_put(value, now, may_alias=False), where)
-
-
-def _put_own(host: np.ndarray, where: NamedSharding, *, is_weak: bool) -> jax.Array:
-    """`device_put` would first compare the values of all processes, and wait for them."""
-    dtype = jax.dtypes.canonicalize_dtype(host.dtype)
-    indices = where.addressable_devices_indices_map(host.shape)
-    aval = ShapedArray(host.shape, dtype, weak_type=is_weak)
-    slices = [host[index].astype(dtype) for index in indices.values()]
-    return _compat.put_slices(aval, where, slices, list(indices))
 
 
 def lies_on_many(value: Any) -> bool:
@@ -243,30 +232,35 @@ class Substitution:
 
     def evaluate(self, jaxpr: Any, args: Sequence[Any], given: _Given) -> Values:
         """The results of a jaxpr on `args`, with what is given instead of its arrays."""
+
+        def handle(eqn: JaxprEqn, values: Values) -> Values:
+            values = instead(eqn.invars, values)
+            rule = RULES.get(eqn.primitive.name)
+            needed = self.held_in(*bodies(eqn)) if rule else ()
+            if rule is None or not needed:
+                return replay(eqn, values)
+            return rule(self, eqn, values, {identity: given[identity] for identity in needed})
+
+        def instead(atoms: Sequence[Any], values: Sequence[Any]) -> Values:
+            return [
+                _instead(atom.val, given) if isinstance(atom, Literal) else value
+                for atom, value in zip(atoms, values, strict=True)
+            ]
+
         body = open_jaxpr(jaxpr)
-        handlers = {
-            place: functools.partial(self._handle, given)
-            for place, eqn in enumerate(body.eqns)
-            if self._held_by(eqn)
-        }
+        handlers = {place: handle for place, eqn in enumerate(body.eqns) if self._held_by(eqn)}
         consts = [_instead(value, given) for value in constants(jaxpr)]
-        outs = run(jaxpr, args, handlers, consts=consts)
-        return [
-            _instead(atom.val, given) if isinstance(atom, Literal) else out
-            for atom, out in zip(body.outvars, outs, strict=True)
-        ]
+        return instead(body.outvars, run(jaxpr, args, handlers, consts=consts))
 
     def held_in(self, *jaxprs: Any) -> tuple[Identity, ...]:
         """The wanted arrays in some bodies, at any depth, each once, in order."""
-        return tuple(dict.fromkeys(held for jaxpr in jaxprs for held in self._held_in(jaxpr)))
-
-    def _held_in(self, jaxpr: Any) -> tuple[Identity, ...]:
-        if id(jaxpr) not in self._held:  # the program is alive, so no other has this address
-            body = open_jaxpr(jaxpr)
-            values = [*constants(jaxpr), *_literals(body.outvars)]
-            held = [*self._wanted_of(values), *[h for eqn in body.eqns for h in self._held_by(eqn)]]
-            self._held[id(jaxpr)] = tuple(dict.fromkeys(held))
-        return self._held[id(jaxpr)]
+        for jaxpr in jaxprs:
+            if id(jaxpr) not in self._held:  # the program is alive, so no other has this address
+                body = open_jaxpr(jaxpr)
+                held = self._wanted_of([*constants(jaxpr), *_literals(body.outvars)])
+                held += [identity for eqn in body.eqns for identity in self._held_by(eqn)]
+                self._held[id(jaxpr)] = tuple(dict.fromkeys(held))
+        return tuple(dict.fromkeys(held for jaxpr in jaxprs for held in self._held[id(jaxpr)]))
 
     def _held_by(self, eqn: JaxprEqn) -> tuple[Identity, ...]:
         inner = bodies(eqn) if eqn.primitive.name in RULES else ()
@@ -274,17 +268,6 @@ class Substitution:
 
     def _wanted_of(self, values: Sequence[Any]) -> list[Identity]:
         return [identity for value in values if (identity := array_identity(value)) in self.wanted]
-
-    def _handle(self, given: _Given, eqn: JaxprEqn, values: Values) -> Values:
-        values = [
-            _instead(value, given) if isinstance(atom, Literal) else value
-            for atom, value in zip(eqn.invars, values, strict=True)
-        ]
-        rule = RULES.get(eqn.primitive.name)
-        if rule is None:
-            return replay(eqn, values)
-        needed = {identity: given[identity] for identity in self.held_in(*bodies(eqn))}
-        return rule(self, eqn, values, needed) if needed else replay(eqn, values)
 
     def widened(self, jaxpr: Any, given: _Given, place: int = 0) -> Any:
         """The body with the arrays as inputs, from `place` on."""
@@ -306,23 +289,21 @@ class Substitution:
 
         One object for all equations of one body: it is then traced once and lowered once.
         """
-        key = (id(eqn.params["jaxpr"]), *(id(eqn.params[name]) for name in _JIT_PARAMS), *given)
-        if key not in self._jitted:
-            self._jitted[key] = self._jit(eqn.params, tuple(given))
-        return self._jitted[key]
-
-    def _jit(self, params: Mapping[str, Any], identities: Sequence[Identity]) -> Callable:
+        params, identities = eqn.params, tuple(given)
+        key = (id(params["jaxpr"]), *(id(params[name]) for name in _JIT_PARAMS), *identities)
+        if key in self._jitted:
+            return self._jitted[key]
         count = len(identities)
 
         def body(*args: Any) -> Values:
-            given = dict(zip(identities, args[:count], strict=True))
-            return self.evaluate(params["jaxpr"], args[count:], given)
+            taken = dict(zip(identities, args[:count], strict=True))
+            return self.evaluate(params["jaxpr"], args[count:], taken)
 
         body.__name__ = body.__qualname__ = params["name"]  # it is part of the cache key
         in_shardings = [None] * count + _told(params["in_shardings"])
         out_shardings = _told(params["out_shardings"])
-        donated = [count + place for place, given in enumerate(params["donated_invars"]) if given]
-        return jax.jit(
+        donated = [count + place for place, gone in enumerate(params["donated_invars"]) if gone]
+        self._jitted[key] = jax.jit(
             body,
             in_shardings=tuple(in_shardings) if any(in_shardings) else None,
             out_shardings=out_shardings if any(out_shardings) else None,
@@ -331,6 +312,7 @@ class Substitution:
             inline=params["inline"],
             compiler_options=dict(params["compiler_options_kvs"]) or None,
         )
+        return self._jitted[key]
 
 
 _JIT_PARAMS = ("name", "in_shardings", "out_shardings", "donated_invars", "compiler_options_kvs")

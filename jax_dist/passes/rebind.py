@@ -17,12 +17,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from jax.sharding import NamedSharding
 
 from jax_dist.passes import interpreter
-from jax_dist.passes.interpreter import (
-    INLINED,
-    Atom,
-    Handler,
-    Values,
-)
+from jax_dist.passes.interpreter import INLINED, Atom, Handler, Values
 
 _Evaluate = Callable[[Any, Sequence[Any]], Values]  # a jaxpr on values, under the new mesh
 _AxisEnv = Sequence[tuple[Any, int]]  # as the call was traced with
@@ -134,12 +129,7 @@ def _is_inexact(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
-# --- evaluates a jaxpr by binding each equation again, in the context of now
-#
-# What a traced body says of its mesh (in types, literals, contexts and some parameters) is left
-# out, and each inner body is traced again: JAX then types all of it for the mesh and the axes of
-# the context. On the way, chosen equations can be handled otherwise, at any depth, also in the
-# rules of custom_jvp and custom_vjp.
+# --- the evaluation, of which those calls are a part
 
 
 _HandlerOf: TypeAlias = Callable[[JaxprEqn], Handler | None]
@@ -220,7 +210,9 @@ def _bind(
     name, params = eqn.primitive.name, eqn.params
     if name in INLINED:
         inner = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
-        return _named_jit(lambda *args: again(inner, args), params.get("name", name))(*values)
+        call = lambda *args: again(inner, args)
+        call.__name__ = call.__qualname__ = params.get("name", name)
+        return jax.jit(call)(*values)
     if name == "shard_map":
         body = params["jaxpr"]
         return interpreter.call_shard_map(eqn, lambda *blocks: again(body, blocks), values)
@@ -233,34 +225,24 @@ def _bind(
 
 
 def _untied(eqn: JaxprEqn) -> JaxprEqn:
-    params = {
-        key: None if isinstance(value, NamedSharding) else value
-        for key, value in eqn.params.items()
-    }
-    return eqn.replace(params=params)
-
-
-def _named_jit(fun: Callable[..., Values], name: str) -> Callable[..., Values]:
-    fun.__name__ = fun.__qualname__ = name
-    return jax.jit(fun)
+    params = eqn.params.items()
+    return eqn.replace(params={k: None if isinstance(v, NamedSharding) else v for k, v in params})
 
 
 def untied_literals(atoms: Sequence[Atom], values: Values) -> Values:
     """The values, with those of literals as plain scalars: a literal has a type, and so a mesh."""
-    return [
-        _plain(atom) if isinstance(atom, Literal) else value
-        for atom, value in zip(atoms, values, strict=True)
-    ]
 
+    def plain(literal: Literal) -> Any:
+        aval: Any = literal.aval
+        array = np.asarray(literal.val)
+        if aval.weak_type and array.ndim == 0:
+            scalar = array.item()
+            if jax.typeof(scalar).dtype == aval.dtype:
+                return scalar
+        return array.astype(aval.dtype, copy=False)
 
-def _plain(literal: Literal) -> Any:
-    aval: Any = literal.aval
-    array = np.asarray(literal.val)
-    if aval.weak_type and array.ndim == 0:
-        scalar = array.item()
-        if jax.typeof(scalar).dtype == aval.dtype:
-            return scalar
-    return array.astype(aval.dtype, copy=False)
+    pairs = zip(atoms, values, strict=True)
+    return [plain(atom) if isinstance(atom, Literal) else value for atom, value in pairs]
 
 
 def _context_here() -> Any:

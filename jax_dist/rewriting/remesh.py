@@ -74,14 +74,12 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
     if not inside and (mesh is None or not moves):
         return PassPlan(None, tuple(findings))
 
-    def handler_of(eqn: JaxprEqn) -> Handler | None:
-        if id(eqn) in inside:
-            return functools.partial(_emit_loop, *inside[id(eqn)])
-        if mesh is not None and id(eqn) in moves:
-            return functools.partial(_emit, moves[id(eqn)])
-        return None
-
-    handlers = interpreter.handlers_at(jaxpr, handler_of)
+    emits: dict[int, Handler] = {}
+    if mesh is not None:
+        emits = {key: functools.partial(_emit, move) for key, move in moves.items()}
+    emits |= {key: functools.partial(_emit_loop, *found) for key, found in inside.items()}
+    found = interpreter.places(jaxpr, lambda eqn: id(eqn) in emits)
+    handlers = {place.path: emits[id(place.eqn)] for place in found}
     return PassPlan(lambda *args: interpreter.run_at(jaxpr, args, handlers), tuple(findings))
 
 

@@ -129,7 +129,7 @@ def _problems_of_place(place: Mapping[str, Any]) -> Iterator[str]:
     rules: set[str] = set()
     for signature in place["signatures"]:
         try:
-            rules |= set(slices.proof(signature).rules)
+            rules |= set(slices.proof(signature))
         except equivalence.NotProvedError as reason:
             yield f"its programs are not equal: {reason}"
             return

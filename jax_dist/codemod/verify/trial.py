@@ -20,8 +20,9 @@ from jax_dist._usage import MisuseError
 from jax_dist.checker.model import sources
 from jax_dist.codemod import pmap_renames
 from jax_dist.codemod.results import FileMigration, PlaceResult
-from jax_dist.codemod.verify import comparison, evidence, merged_program, program_text, sandbox
+from jax_dist.codemod.verify import comparison, edits, evidence, program_text, sandbox
 from jax_dist.codemod.verify.comparison import judged
+from jax_dist.codemod.verify.edits import Merged
 from jax_dist.codemod.verify.evidence import Evidence, Judgement, Run, entry
 from jax_dist.codemod.verify.ledger import (
     Ledger,
@@ -31,7 +32,6 @@ from jax_dist.codemod.verify.ledger import (
     SiteComparison,
     tail,
 )
-from jax_dist.codemod.verify.merged_program import Merged
 from jax_dist.codemod.verify.program_text import HostForm, Marked, ProgramText, Spot
 from jax_dist.codemod.verify.sandbox import Workspace
 
@@ -111,7 +111,7 @@ class _Plan:
         self.spots: dict[int, Spot] = {}
         for file in self.programs if merge else ():
             texts = _text(file, file.before), _text(file, file.after)
-            merged = merged_program.merged(file.path, *texts, len(self.spots))
+            merged = edits.merged(file.path, *texts, len(self.spots))
             self.merged[file.path] = merged
             self.spots |= {spot.number: spot for spot in merged.spots}
 
@@ -317,10 +317,10 @@ def _host_edits(
     """Those that are places."""
     known = {(place.line, place.what): place for place in places if place.cell is None}
     before = ProgramText(one)
-    for edit in program_text.host_edits(before.tree, ast.parse(other)):
-        what = before.between(*before.span(edit.before.node))
-        if (place := known.get((edit.line, what))) is not None:
-            yield (place.path, place.line, place.what), (edit.before, edit.after)
+    for old, new in edits.host_edits(before.tree, ast.parse(other)):
+        what = before.between(*before.span(old.node))
+        if (place := known.get((old.node.lineno, what))) is not None:
+            yield (place.path, place.line, place.what), (old, new)
 
 
 # --- what two runs say
@@ -376,10 +376,10 @@ def _judgement(
     if not calls == equal > 0:
         return Judgement(Rung.RAN)
     if own:
-        same = Judgement(Rung.SAME_RUNS, calls, equal)
+        same = Judgement(Rung.SAME_IN_TWO_RUNS, calls, equal)
         if unproved := next((site.unproved for site in own if site.unproved), ""):
             return dataclasses.replace(same, notes=(unproved,))
         return evidence.proved(same, (each for site in own for each in site.signatures))
     if any(note.startswith("the output differs") for note in found.notes):
         return Judgement(Rung.RAN, notes=("what the program prints differs",))
-    return Judgement(Rung.SAME_RUNS, notes=("by the mapped calls around it",))
+    return Judgement(Rung.SAME_IN_TWO_RUNS, notes=("by the mapped calls around it",))
