@@ -56,7 +56,7 @@ class RenderContext:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PlacedEdit:
+class _PlacedEdit:
     """An edit, at places that people and editors understand."""
 
     start: Position
@@ -64,12 +64,12 @@ class PlacedEdit:
     text: str
 
 
-def placed(edits: Iterable[Edit], source: Source | None) -> list[PlacedEdit]:
+def placed(edits: Iterable[Edit], source: Source | None) -> list[_PlacedEdit]:
     """The places of edits; none where the file is not known."""
     if source is None:
         return []
     return [
-        PlacedEdit(source.position(edit.start), source.position(edit.end), edit.text)
+        _PlacedEdit(source.position(edit.start), source.position(edit.end), edit.text)
         for edit in edits
     ]
 
