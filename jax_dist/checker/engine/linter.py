@@ -71,7 +71,7 @@ class Examiner:
     @staticmethod
     def passes_over(data: bytes) -> bool:
         """Whether a glance shows that a file has no findings, whatever the rules."""
-        words = b"jax", b"pmap"  # as in `_likely`
+        words = b"jax", b"pmap"  # as in linter.likely
         return not any(sources.holds(word, data) for word in words) and b"JXD" not in data
 
     def likely(self, path: str, data: bytes) -> frozenset[Code] | None:
@@ -81,7 +81,7 @@ class Examiner:
         ours = _speaks_to_us(data)
         if not ours and is_internal(data):
             return None
-        codes = _likely(data, self.codes_for(path))
+        codes = likely(data, self.codes_for(path))
         return codes if codes or ours else None
 
     def examined(
@@ -160,7 +160,7 @@ def check(
       target: the oldest jax that the code must run on; None: the newest.
       of: what `likely` says of the file, where that is known.
     """
-    of = _likely(source.code, codes) if of is None else of
+    of = likely(source.code, codes) if of is None else of
     held = project.held(source)
     if held is not None:
         return _found(held, of, target)
@@ -178,7 +178,7 @@ def check_module(
     module: Module, codes: frozenset[Code], target: Version | None = None
 ) -> list[Finding]:
     """Like `check`, for a file that is parsed already."""
-    return _found(module, _likely(module.source.code, codes), target)
+    return _found(module, likely(module.source.code, codes), target)
 
 
 def _found(module: Module, codes: frozenset[Code], target: Version | None) -> list[Finding]:
@@ -231,10 +231,10 @@ def wanted(data: bytes, codes: frozenset[Code]) -> bool:
       data: the file.
       codes: the rules that are asked for.
     """
-    return bool(_likely(data, codes)) and not is_internal(data)
+    return bool(likely(data, codes)) and not is_internal(data)
 
 
-def _likely(data: bytes, codes: frozenset[Code]) -> frozenset[Code]:
+def likely(data: bytes, codes: frozenset[Code]) -> frozenset[Code]:
     """Those rules that may have findings in a file, by the words that it holds."""
     # Every import that matters says jax, but for that of equinox.filter_pmap and flax.nnx.pmap.
     if b"jax" not in data and b"pmap" not in data:
