@@ -241,7 +241,7 @@ def undecorated(module: Module, decorator: ast.expr) -> tuple[Edit, ...]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TransformUse:
+class _TransformUse:
     """`t(f, a, k=b)`, `@t`, `@partial(t, k=b)` or `partial(t, k=b)(f)`."""
 
     node: ast.expr  # all of it
@@ -250,24 +250,24 @@ class TransformUse:
     fun: ast.AST | None  # the function, or the decorated def; None: by keyword, or not given
 
 
-def application(module: Module, transform: ast.expr) -> TransformUse | None:
+def application(module: Module, transform: ast.expr) -> _TransformUse | None:
     """How the transform is applied where it stands; None where it is only passed on."""
     around = module.parent(transform)
     if decorates(around, transform):
-        return TransformUse(transform, (), (), around)
+        return _TransformUse(transform, (), (), around)
     if not isinstance(around, ast.Call):
         return None
     outside = module.parent(around)
     if around.func is transform:
         if not around.args and decorates(outside, around):
-            return TransformUse(around, (), around.keywords, outside)
+            return _TransformUse(around, (), around.keywords, outside)
         fun = around.args[0] if around.args else None
-        return TransformUse(around, around.args[1:], around.keywords, fun)
+        return _TransformUse(around, around.args[1:], around.keywords, fun)
     if around.args != [transform] or module.qualified_name(around.func) not in PARTIAL:
         return None
     if decorates(outside, around):
-        return TransformUse(around, (), around.keywords, outside)
+        return _TransformUse(around, (), around.keywords, outside)
     call = module.call_of(around)
     if call is None or not call.args:
         return None
-    return TransformUse(call, call.args[1:], (*around.keywords, *call.keywords), call.args[0])
+    return _TransformUse(call, call.args[1:], (*around.keywords, *call.keywords), call.args[0])

@@ -154,10 +154,7 @@ class Module:
 
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
         """The innermost class around the node."""
-        for around in self.ancestors(node):
-            if isinstance(around, ast.ClassDef):
-                return around
-        return None
+        return next((each for each in self.ancestors(node) if isinstance(each, ast.ClassDef)), None)
 
     # --- meaning
 
@@ -440,9 +437,8 @@ def of_kind(
     """
     if pattern.search(module.source.python) is None:
         return []
-    if isinstance(kinds, tuple):
-        return [node for node in module.scopes.nodes if node.__class__ in kinds]
-    return [node for node in module.scopes.nodes if node.__class__ is kinds]
+    classes = kinds if isinstance(kinds, tuple) else (kinds,)
+    return [node for node in module.scopes.nodes if node.__class__ in classes]
 
 
 class _Uses:

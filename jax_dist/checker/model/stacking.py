@@ -36,7 +36,7 @@ class Kind(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Stacking:
+class _Stacking:
     """One expression that changes that dimension."""
 
     kind: Kind
@@ -44,7 +44,7 @@ class Stacking:
     count: ast.expr | None = None  # the number of devices, where it is written
 
 
-def stacking(module: Module, node: ast.expr) -> Stacking | None:
+def stacking(module: Module, node: ast.expr) -> _Stacking | None:
     """What an expression does to the dimension over devices; None: nothing that is known.
 
     Taking the first element is not told here: without its origin, `x[0]` may mean anything.
@@ -58,7 +58,7 @@ def stacking(module: Module, node: ast.expr) -> Stacking | None:
         return None
     root, _, last = name.rpartition(".")
     if name in _DIRECT:
-        return Stacking(_DIRECT[name], node.args[0])
+        return _Stacking(_DIRECT[name], node.args[0])
     if name == "jax.device_put_sharded":
         return _from_shards(module, node)
     if name in TREE_MAPS:
@@ -149,7 +149,7 @@ def firsts_in_leaves(module: Module, call: ast.AST, tree: ast.expr) -> list[ast.
     return found
 
 
-def _tree_map(module: Module, call: ast.Call) -> Stacking | None:
+def _tree_map(module: Module, call: ast.Call) -> _Stacking | None:
     """What is done to each leaf is done to the tree."""
     if len(call.args) != 2:
         return None
@@ -157,15 +157,15 @@ def _tree_map(module: Module, call: ast.Call) -> Stacking | None:
     named = isinstance(function, ast.Name | ast.Attribute)
     direct = _DIRECT.get(module.qualified_name(function) or "") if named else None
     if direct is not None:
-        return Stacking(direct, tree)
+        return _Stacking(direct, tree)
     parameter, made = _of_leaf(module, function)
     done = stacking(module, made) if parameter and made else None
     if done is None or not (isinstance(done.of, ast.Name) and done.of.id == parameter):
         return None
-    return Stacking(done.kind, tree, done.count)
+    return _Stacking(done.kind, tree, done.count)
 
 
-def _split(module: Module, call: ast.Call) -> Stacking | None:
+def _split(module: Module, call: ast.Call) -> _Stacking | None:
     """`split(key, n)`; `num=` may be a keyword, and a tuple of one number."""
     match [*call.args[1:2], *(each.value for each in call.keywords if each.arg == "num")]:
         case [ast.Tuple(elts=[count]) | ast.List(elts=[count])] | [count]:
@@ -173,16 +173,16 @@ def _split(module: Module, call: ast.Call) -> Stacking | None:
     return None
 
 
-def _counted(module: Module, kind: Kind, of: ast.expr, count: ast.expr | None) -> Stacking | None:
+def _counted(module: Module, kind: Kind, of: ast.expr, count: ast.expr | None) -> _Stacking | None:
     """The stacking, where the count is the number of devices."""
     is_of_devices = count is not None and counts_devices(module, count)
-    return Stacking(kind, of, count) if is_of_devices else None
+    return _Stacking(kind, of, count) if is_of_devices else None
 
 
-def _stack(module: Module, call: ast.Call) -> Stacking | None:
+def _stack(module: Module, call: ast.Call) -> _Stacking | None:
     """`stack([x] * n)`, `stack([x for _ in range(n)])`."""
     copied = _copies(module, call.args[0])
-    return None if copied is None else Stacking(Kind.REPLICATED, *copied)
+    return None if copied is None else _Stacking(Kind.REPLICATED, *copied)
 
 
 def _copies(module: Module, node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
@@ -208,27 +208,27 @@ def _copies(module: Module, node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
     return (one, count) if counts_devices(module, count) else None
 
 
-def _from_shards(module: Module, call: ast.Call) -> Stacking | None:
+def _from_shards(module: Module, call: ast.Call) -> _Stacking | None:
     shards: Any = call.args[0]
     copied = _copies(module, shards)
     if copied is not None:
-        return Stacking(Kind.REPLICATED, *copied)
+        return _Stacking(Kind.REPLICATED, *copied)
     if isinstance(shards, ast.Call) and len(shards.args) == 1:  # list(split(key, n))
         shards = shards.args[0]
     inner = stacking(module, shards)
     if inner is not None and inner.kind is Kind.KEYS:
         return inner
-    return Stacking(Kind.SPLIT, call.args[0])
+    return _Stacking(Kind.SPLIT, call.args[0])
 
 
-def _broadcast_to(module: Module, call: ast.Call) -> Stacking | None:
+def _broadcast_to(module: Module, call: ast.Call) -> _Stacking | None:
     """`broadcast_to(x, (n, *x.shape))`, `broadcast_to(x, (n,) + x.shape)`."""
     shape = [*call.args[1:2], *(each.value for each in call.keywords if each.arg == "shape")]
     count = _first(shape[0]) if shape else None
     return _counted(module, Kind.REPLICATED, _without_new_axis(call.args[0]), count)
 
 
-def _repeat(module: Module, call: ast.Call) -> Stacking | None:
+def _repeat(module: Module, call: ast.Call) -> _Stacking | None:
     """`repeat(x[None], n, axis=0)`, `tile(x[None], (n, 1))`."""
     inner = _without_new_axis(call.args[0])
     if inner is call.args[0] or len(call.args) < 2:
@@ -255,12 +255,12 @@ def _without_new_axis(node: ast.expr) -> ast.expr:
     return node
 
 
-def _reshape(module: Module, call: ast.Call) -> Stacking | None:
+def _reshape(module: Module, call: ast.Call) -> _Stacking | None:
     """`jnp.reshape(x, (n, -1))`."""
     return _as_batch(module, call.args[0], _first(call.args[1])) if len(call.args) == 2 else None
 
 
-def _reshape_method(module: Module, call: ast.Call) -> Stacking | None:
+def _reshape_method(module: Module, call: ast.Call) -> _Stacking | None:
     """`x.reshape((n, -1))`, `x.reshape(n, -1)`."""
     match call:
         case ast.Call(func=ast.Attribute(value=array, attr="reshape"), args=[shape]):
@@ -270,7 +270,7 @@ def _reshape_method(module: Module, call: ast.Call) -> Stacking | None:
     return None
 
 
-def _as_batch(module: Module, array: ast.expr, count: ast.expr | None) -> Stacking | None:
+def _as_batch(module: Module, array: ast.expr, count: ast.expr | None) -> _Stacking | None:
     done = _counted(module, Kind.SPLIT, array, count)
     names = [each for each in ast.walk(array) if isinstance(each, ast.Name | ast.Attribute)]
     # Devices are put into a shape for a mesh.

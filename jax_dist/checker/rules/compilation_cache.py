@@ -33,7 +33,7 @@ _MAKERS = (
 
 
 @rule(_PARTITIONING, triggers=(b"*custom_partitioning*",))
-def custom_partitioning_outside_shard_map(module: Module) -> Iterator[Found]:
+def _custom_partitioning_outside_shard_map(module: Module) -> Iterator[Found]:
     for made in traced.applications(module, "jit", _MAKERS):
         if isinstance(made.fun, scopes.Function) and not isinstance(made.fun, ast.Lambda):
             reads = module.reads(module.scope(made.fun), made.fun.name)
@@ -74,7 +74,7 @@ _CALLBACKS = (
 
 
 @rule(_CALLBACK, triggers=(b"*_callback*", b"debug.print", b"debug.callback", b"import debug"))
-def callback_not_cached(module: Module) -> Iterator[Found]:
+def _callback_not_cached(module: Module) -> Iterator[Found]:
     for node in module.uses(*_CALLBACKS):
         name = (module.qualified_name(node) or "").rpartition(".")[2]
         yield Found(node, f"{name} keeps a program out of the persistent cache up to jax 0.10.2")
@@ -107,7 +107,7 @@ _SETTERS = (
 
 
 @rule(_CONFIG, triggers=(b"jax_compilation_cache_dir", b"compilation_cache."))
-def cache_config(module: Module) -> Iterator[Found]:
+def _cache_config(module: Module) -> Iterator[Found]:
     has_time = any(name in module.source.code for name in _TIMES)
     for call, folder in _settings(module):
         name = folder.value if isinstance(folder, ast.Constant) else ""

@@ -33,7 +33,7 @@ _REPLICATE = Page(
 
 
 @rule(_REPLICATE, triggers=(b"jax_utils",), since=(0, 8, 0))
-def flax_replicate(module: Module) -> Iterator[Found]:
+def _flax_replicate(module: Module) -> Iterator[Found]:
     for node in module.uses(*stacking.REPLICATE):
         yield Found(node, "replicate stacks one copy for each device on a new leading dimension")
 
@@ -60,7 +60,7 @@ _FIRST = "addressable_shards[0].data.squeeze(0)"
 
 
 @rule(_UNREPLICATE, triggers=(b"jax_utils", b"*pmap*"), since=(0, 8, 0))
-def flax_unreplicate(module: Module) -> Iterator[Found]:
+def _flax_unreplicate(module: Module) -> Iterator[Found]:
     for node in module.uses(*stacking.UNREPLICATE):
         message = "unreplicate takes `x[0]` of sharded arrays, which computes over the whole mesh"
         yield Found(node, message, _fix_of_flax(module, node))
@@ -134,7 +134,7 @@ _ZERO = re.compile(rb"\[\s*0\s*\]")
 
 
 @rule(_INDEX, triggers=(b"*pmap*",), since=(0, 8, 0))
-def index_zero_of_sharded(module: Module) -> Iterator[Found]:
+def _index_zero_of_sharded(module: Module) -> Iterator[Found]:
     values = flow.of(module)
     for node in _first_items(module) if values.mapped_calls else ():
         found = values.origins(node.value)
@@ -210,7 +210,7 @@ _CALLS = re.compile(rb"\b(?:reshape|split|stack|broadcast_to|repeat|tile|(?:tree
     + (b"common_utils.shard*", b"common_utils import", b"common_utils as"),
     since=(0, 8, 0),
 )
-def fake_device_axis(module: Module) -> Iterator[Found]:
+def _fake_device_axis(module: Module) -> Iterator[Found]:
     for name, message in _OF_FLAX.items():
         for node in module.uses(name):
             yield Found(node, message)
@@ -264,7 +264,7 @@ _REDUCTIONS = tuple(
 
 
 @rule(_REDUCE, triggers=(b"*pmap*",), since=(0, 8, 0))
-def reduce_outside_jit(module: Module) -> Iterator[Found]:
+def _reduce_outside_jit(module: Module) -> Iterator[Found]:
     values = flow.of(module)
     for call in module.calls(*_REDUCTIONS) if values.mapped_calls else ():
         if not call.args or isinstance(module.function(call), ast.Lambda):

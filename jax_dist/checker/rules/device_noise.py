@@ -46,7 +46,7 @@ _OF_TYPES = ("shape", "ndim", "dtype", "size")
 
 
 @rule(_REPEATED, triggers=traced.TRIGGERS)
-def repeated_noise(module: Module) -> Iterator[Found]:
+def _repeated_noise(module: Module) -> Iterator[Found]:
     seen: set[ast.AST] = set()
     for function, body in _bodies(module):
         for call in functions.all_nodes(function):
@@ -228,7 +228,7 @@ _DRIFTING = Page(
 
 
 @rule(_DRIFTING, triggers=(b"*shard_map*",), since=(0, 6, 1), also=(b"*fold_in*", b"*axis_index*"))
-def drifting_copies(module: Module) -> Iterator[Found]:
+def _drifting_copies(module: Module) -> Iterator[Found]:
     for site, function in traced.bodies(module, "shard_map"):
         if not site.is_known or not _promises(module, site.keywords):
             continue

@@ -25,7 +25,7 @@ UNUSED = Page(
     since="Any jax.",
     source="The comments of the file, compared with its findings. Only rules that are on count.",
 )
-unused_suppression = rule(UNUSED, triggers=())(_nothing)
+_unused_suppression = rule(UNUSED, triggers=())(_nothing)
 
 SYNTAX_ERROR = Page(
     code="JXD901",
@@ -39,7 +39,7 @@ SYNTAX_ERROR = Page(
     since="Any jax.",
     source="The parser of the running Python.",
 )
-syntax_error = rule(SYNTAX_ERROR, triggers=())(_nothing)
+_syntax_error = rule(SYNTAX_ERROR, triggers=())(_nothing)
 
 UNKNOWN = Page(
     code="JXD902",
@@ -53,4 +53,4 @@ UNKNOWN = Page(
     since="Any jax.",
     source="The list of rules, `jax-dist rule --all`.",
 )
-bad_suppression_code = rule(UNKNOWN, triggers=())(_nothing)
+_bad_suppression_code = rule(UNKNOWN, triggers=())(_nothing)

@@ -46,7 +46,7 @@ _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the funct
     since=(0, 6, 1),
     needs=(0, 6, 1),
 )
-def experimental_shard_map(module: Module) -> Iterator[Found]:
+def _experimental_shard_map(module: Module) -> Iterator[Found]:
     moved = "jax.experimental.shard_map is deprecated since jax 0.8.0: use jax.shard_map"
     for alias, reads in _renames.imports_of(module, _OLD_SHARD_MAP):
         yield Found(alias, moved, _import_of_shard_map(module, alias, reads))
@@ -166,7 +166,7 @@ _SHARDINGS = frozenset({"in_shardings", "out_shardings"})
 
 
 @rule(_PJIT, triggers=(b"experimental.pjit", b"experimental import pjit"))
-def pjit_to_jit(module: Module) -> Iterator[Found]:
+def _pjit_to_jit(module: Module) -> Iterator[Found]:
     yield from _renames.renamed(module, OF_PJIT, _judge)
 
 
@@ -235,7 +235,7 @@ _PVARY = Page(
 
 
 @rule(_PVARY, triggers=(b"*pvary*",), needs=(0, 8, 2))
-def pvary_to_pcast(module: Module) -> Iterator[Found]:
+def _pvary_to_pcast(module: Module) -> Iterator[Found]:
     message = "jax.lax.pvary was removed in jax 0.10.0: use jax.lax.pcast(x, axis, to='varying')"
     for alias, reads in _renames.imports_of(module, "jax.lax.pvary"):
         yield Found(alias, message, _import_of_pcast(module, alias, reads))

@@ -41,7 +41,7 @@ _OF_OTHERS = {
 
 
 @rule(_CALL, triggers=(b"*pmap*",))
-def pmap_call(module: Module) -> Iterator[Found]:
+def _pmap_call(module: Module) -> Iterator[Found]:
     for site in pmaps.sites(module):
         message = _MESSAGES.get(site.form, "jax.pmap is in maintenance mode")
         yield Found(site.reference, f"{message}; jax-dist migrate rewrites it")
@@ -71,7 +71,7 @@ _UNDER_JIT = Page(
 
 
 @rule(_UNDER_JIT, triggers=(b"*pmap*",))
-def jit_of_pmap(module: Module) -> Iterator[Found]:
+def _jit_of_pmap(module: Module) -> Iterator[Found]:
     said = "jax.pmap inside {} reduces over the devices of one process only"
     for site in pmaps.applications(module):
         for name, decorator in traced.decorators(module, site.fun):
@@ -112,7 +112,7 @@ _NESTED = Page(
 
 
 @rule(_NESTED, triggers=(b"*pmap*",))
-def nested_pmap(module: Module) -> Iterator[Found]:
+def _nested_pmap(module: Module) -> Iterator[Found]:
     sites = pmaps.applications(module)
     if len(sites) < 2:
         return
@@ -168,7 +168,7 @@ _REASONS = {
 
 
 @rule(_LOWER, triggers=(b"*pmap*",))
-def pmap_lower(module: Module) -> Iterator[Found]:
+def _pmap_lower(module: Module) -> Iterator[Found]:
     # The words are asked for once more: they are rarer than pmap.
     if not any(f".{name}".encode() in module.source.code for name in _REASONS):
         return

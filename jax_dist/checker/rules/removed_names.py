@@ -225,7 +225,7 @@ _REPLICATED = Page(
 
 
 @rule(_REPLICATED, triggers=(b"device_put_replicated",))
-def removed_device_put_replicated(module: Module) -> Iterator[Found]:
+def _removed_device_put_replicated(module: Module) -> Iterator[Found]:
     yield from _renames.renamed(module, PLACEMENTS[:1])
 
 
@@ -246,7 +246,7 @@ _SHARDED = Page(
 
 
 @rule(_SHARDED, triggers=(b"device_put_sharded",))
-def removed_device_put_sharded(module: Module) -> Iterator[Found]:
+def _removed_device_put_sharded(module: Module) -> Iterator[Found]:
     yield from _renames.renamed(module, PLACEMENTS[1:])
 
 
@@ -279,7 +279,7 @@ _SHARDING_CLASS = Page(
         b"OpShardingSharding",
     ),
 )
-def removed_sharding_class(module: Module) -> Iterator[Found]:
+def _removed_sharding_class(module: Module) -> Iterator[Found]:
     yield from _renames.renamed(module, SHARDINGS)
 
 
@@ -417,7 +417,7 @@ _TRIGGERS = (*_WORDS.strip().split(b"\n"), b"\n    tree_map", *_OF_CORE)
 
 
 @rule(_NAME, triggers=_TRIGGERS, narrow=_NARROW)
-def removed_name(module: Module) -> Iterator[Found]:
+def _removed_name(module: Module) -> Iterator[Found]:
     for found in _renames.renamed(module, NAMES):
         yield _sketched(module, found)
     yield from _buffers(module)

@@ -35,7 +35,7 @@ _SUMS = ("jax.lax.psum", "jax.lax.pmean")
 
 
 @rule(_GRADIENT, triggers=(b"*shard_map*",), since=(0, 6, 1), also=(b"*grad*",))
-def grad_psum_with_vma(module: Module) -> Iterator[Found]:
+def _grad_psum_with_vma(module: Module) -> Iterator[Found]:
     for site, function in traced.bodies(module, "shard_map"):
         words = site.keywords
         given = [words[name] for name in ("check_vma", "check_rep") if name in words]
@@ -92,10 +92,9 @@ def _by_shared(module: Module, gradient: ast.Call, taken: ast.Call, shared: set[
     if not isinstance(position, int) or not 0 <= position < len(taken.args):
         return False
     argument = taken.args[position]
-    if not (isinstance(argument, ast.Name) and argument.id in shared):
+    if not isinstance(argument, ast.Name) or argument.id not in shared:
         return False
-    reaching = module.reaching(argument) or []
-    return all(binding.kind == "parameter" for binding in reaching)
+    return _is_parameter(module, argument)
 
 
 def _has_collective(module: Module, gradient: ast.Call) -> bool:
@@ -165,7 +164,7 @@ _WHOLE = (*_REDUCTIONS, "reshape", "ravel", "flatten", "dot")
 
 
 @rule(_WHOLE_BLOCK, triggers=(b"*shard_map*",))
-def rank_sensitive_body(module: Module) -> Iterator[Found]:
+def _rank_sensitive_body(module: Module) -> Iterator[Found]:
     for function in dict.fromkeys(body for _, body in traced.bodies(module, "shard_map")):
         scope = module.scopes.of[function]
         for parameter in scopes.parameters(function.args):
@@ -227,7 +226,7 @@ _DEEPEST = 3  # functions between the call and the level of the module
 
 
 @rule(_NO_JIT, triggers=(b"*shard_map*",))
-def shard_map_no_jit(module: Module) -> Iterator[Found]:
+def _shard_map_no_jit(module: Module) -> Iterator[Found]:
     for application in traced.applications(module, "shard_map"):
         node = _mapped(module, application)
         calls = (call for call in _calls(module, application, node) if _eager(module, call))

@@ -48,7 +48,7 @@ _SAME_SIZE = frozenset(("reshape", "astype", "transpose", "copy"))
 
 
 @rule(_CAPTURED, triggers=traced.TRIGGERS)
-def captured_array(module: Module) -> Iterator[Found]:
+def _captured_array(module: Module) -> Iterator[Found]:
     seen: set[ast.AST] = set()
     for each in traced.traced(module):
         if each.by == "jax_dist.pmap":  # which makes arguments of them
@@ -191,7 +191,7 @@ _UNSTABLE = (
 
 
 @rule(_UNSTABLE_VALUE, triggers=traced.TRIGGERS)
-def unstable_trace_value(module: Module) -> Iterator[Found]:
+def _unstable_trace_value(module: Module) -> Iterator[Found]:
     for call in (*module.calls(*_UNSTABLE), *traced.calls_of_builtins(module, ("id", "hash"))):
         for each in traced.traced(module):
             if traced.is_inside(module, call, each.function):
@@ -221,7 +221,7 @@ _FOR = re.compile(rb"\bfor\b")
 
 
 @rule(_SET_ORDER, triggers=traced.TRIGGERS)
-def set_order_in_trace(module: Module) -> Iterator[Found]:
+def _set_order_in_trace(module: Module) -> Iterator[Found]:
     functions = {each.function for each in traced.traced(module)}
     for node in _loops(module) if functions else ():
         if not _is_set(module, node.iter) or functions.isdisjoint(_around(module, node)):
