@@ -156,9 +156,8 @@ def _starts(facts: Facts) -> Iterator[DoctorFinding]:
     wrong = [value for value in total.get("sums", ()) if value != total["expected"]]
     if wrong:
         what = f"a sum over {total['devices']} devices gives {wrong[0]}, not {total['expected']}"
-        yield DoctorFinding(
-            "wrong-sum", what, "Do not train here: look at the devices, one by one."
-        )
+        do = "Do not train here: look at the devices, one by one."
+        yield DoctorFinding("wrong-sum", what, do)
 
 
 # --- what the environment tells JAX
@@ -178,12 +177,20 @@ _STALE = "JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY"
 
 def _settings(facts: Facts) -> Iterator[DoctorFinding]:
     """Variables that do nothing, and the one by which old programs run."""
-    # Where jax could not be imported, nothing is known to be unknown.
-    if "options" in facts.stages:
-        known = {*_OTHERS.split(), *(name.upper() for name in facts.stage("options")["names"])}
-        for variable in sorted(facts.environment.keys() - known):
-            if variable.startswith("JAX_") and not variable.startswith(("JAX_DIST_", "JAX_TEST_")):
-                yield _unread(variable, sorted(known))
+    names = facts.stage("options").get("names", ())  # none where jax could not be imported
+    known = sorted({*_OTHERS.split(), *map(str.upper, names)})
+    for variable in sorted(facts.environment):
+        ours = variable.startswith(("JAX_DIST_", "JAX_TEST_"))
+        if not names or not variable.startswith("JAX_") or ours or variable in known:
+            continue
+        what = f"{variable} is set, and this jax does not read it"
+        near = difflib.get_close_matches(variable, known, n=1)
+        if variable in _REMOVED:
+            do, rule = f"unset {variable}; the old pmap is gone", _codes.REMOVED_PMAP_CONFIG
+            yield DoctorFinding("removed-option", what, do, rule)
+        else:
+            do = f"did you mean {near[0]}?" if near else f"unset {variable}"
+            yield DoctorFinding("unknown-option", what, do)
     if facts.environment.get(_STALE, "").lower() not in _FALSE:
         yield DoctorFinding(
             "stale-programs",
@@ -192,16 +199,6 @@ def _settings(facts: Facts) -> Iterator[DoctorFinding]:
             "unset it; jax_dist.rewrite makes such programs cacheable without it",
             _codes.CUSTOM_PARTITIONING_OUTSIDE_SHARD_MAP,
         )
-
-
-def _unread(variable: str, known: list[str]) -> DoctorFinding:
-    what = f"{variable} is set, and this jax does not read it"
-    if variable in _REMOVED:
-        do = f"unset {variable}; the old pmap is gone"
-        return DoctorFinding("removed-option", what, do, _codes.REMOVED_PMAP_CONFIG)
-    near = difflib.get_close_matches(variable, known, n=1)
-    do = f"did you mean {near[0]}?" if near else f"unset {variable}"
-    return DoctorFinding("unknown-option", what, do)
 
 
 # --- what the machine has, and what JAX makes of it

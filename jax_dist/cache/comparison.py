@@ -223,22 +223,17 @@ def _judged(records: Sequence[Record]) -> tuple[Verified, ...]:
     """The verdict on each program of some runs, the first of which met an empty cache."""
     if len(records) < 2:  # one run proves nothing
         return ()
-    together = Counter(map(_verdict, _chains(records)))
-    return tuple(dataclasses.replace(each, programs=count) for each, count in together.items())
-
-
-def _chains(records: Sequence[Record]) -> list[list[Compile | None]]:
-    """What one program became in each run, in the order of the first."""
     first = records[0].compiles
+    # What one program became in each run; then those that the first run did not compile.
     chains: list[list[Compile | None]] = [[compiled] for compiled in first]
     late: list[list[Compile | None]] = []
     for number, record in enumerate(records[1:], start=1):
         pairs = _matched(first, record.compiles)
         for chain, (_, other) in zip(chains, pairs, strict=False):
             chain.append(other)
-        for _, other in pairs[len(first) :]:
-            late.append([None] * number + [other])
-    return chains + late
+        late += [[*[None] * number, other] for _, other in pairs[len(first) :]]
+    together = Counter(map(_verdict, chains + late))
+    return tuple(dataclasses.replace(each, programs=count) for each, count in together.items())
 
 
 def _verdict(chain: Sequence[Compile | None]) -> Verified:

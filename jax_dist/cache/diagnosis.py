@@ -111,8 +111,13 @@ def doctor(path: str | os.PathLike[str] | None = None, *, fix: bool = False) -> 
     """
     base = pathlib.Path(store.chosen(path, os.environ))
     folders = entries.folders(base)
+    if not folders and base.exists():
+        what, do = "It is a file, so there is no cache.", "Name another folder, or remove the file."
+        return Health(str(base), 0, 0, (CacheFinding("not a folder", str(base), what, do),))
     if not folders:
-        return Health(str(base), 0, 0, (_no_folder(base),))
+        what, do = "Nothing is there yet.", "Run a program."
+        nothing = CacheFinding("no folder", str(base), what, do, harmless=True)
+        return Health(str(base), 0, 0, (nothing,))
     used = any(entries.of_folder(folder) for folder in folders)
     found = [finding for folder in folders for finding in _safety(folder, used=used)]
     free = shutil.disk_usage(base).free
@@ -128,15 +133,6 @@ def doctor(path: str | os.PathLike[str] | None = None, *, fix: bool = False) -> 
     left = entries.all_of(base)
     total = sum(entry.size for entry in left)
     return Health(str(base), len(left), total, tuple(found))
-
-
-def _no_folder(path: pathlib.Path) -> CacheFinding:
-    if path.exists():
-        what, do = "It is a file, so there is no cache.", "Name another folder, or remove the file."
-        return CacheFinding("not a folder", str(path), what, do)
-    return CacheFinding(
-        "no folder", str(path), "Nothing is there yet.", "Run a program.", harmless=True
-    )
 
 
 def _safety(folder: pathlib.Path, *, used: bool) -> Iterator[CacheFinding]:

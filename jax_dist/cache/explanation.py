@@ -98,6 +98,12 @@ class _Case:
         self.changes = [change for change in self.changes if not wanted(change)]
         return taken
 
+    def take_exchanged(self, wanted: Callable[[_OperationChange], bool]) -> list[_OperationChange]:
+        """The same, if all their texts are in both programs."""
+        found = list(filter(wanted, self.changes))
+        same = Counter(each.before for each in found) == Counter(each.after for each in found)
+        return self.take(wanted) if same else []
+
     def explain_options(self) -> None:
         """Takes the options away once all of them are explained."""
         kinds = (DEBUG_OPTION, COMPILER_OPTION)
@@ -266,9 +272,7 @@ def _reordered(case: _Case) -> Iterator[CauseFinding]:
         return len(words) == len(frames) == 1
 
     taken = case.take(is_shuffled)
-    results = list(filter(_is_result_name, case.changes))
-    if Counter(c.before for c in results) == Counter(c.after for c in results):
-        taken += case.take(_is_result_name)
+    taken += case.take_exchanged(_is_result_name)
     if _is_reordered(case.one.operations, case.other.operations):
         taken += _exchanged(case)
     yield from _told("order", taken)
@@ -301,10 +305,7 @@ def _exchanged(case: _Case) -> list[_OperationChange]:
         for change in case.changes
     ):
         moved += case.take(lambda change: change.what == "operands")
-    called = list(filter(_is_function_name, case.changes))
-    if Counter(c.before for c in called) == Counter(c.after for c in called):
-        moved += case.take(_is_function_name)
-    return moved
+    return moved + case.take_exchanged(_is_function_name)
 
 
 _LISTS = re.compile(
