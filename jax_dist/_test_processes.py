@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jax_dist._test_worker import Function, RemoteFailure, Task, WorkerReport, load
-from jax_dist.errors import message
+from jax_dist.errors import refusal
 from jax_dist.launch.outcome import ending
 from jax_dist.launch.ranks import cpu_environment
 
@@ -83,11 +83,14 @@ def run_processes(
     function = Function.of(fun)
     deadline = time.monotonic() + timeout
     for attempt in range(1, _PORTS + 1):
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
         task = Task(
             function=function,
             arguments=pickle.dumps(args),
             processes=processes,
-            address=f"127.0.0.1:{_free_port()}",
+            address=f"127.0.0.1:{port}",
             timeout=timeout,
             parent=os.getpid(),
         )
@@ -100,17 +103,13 @@ def run_processes(
     raise AssertionError("the last attempt returns")
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 @contextlib.contextmanager
 def _children(task: Task, cpu_devices: int) -> "Iterator[list[_Child]]":
     """Starts them; afterwards none is left, and neither are their files."""
     children: list[_Child] = []
-    environment = _environment(cpu_devices)
+    inherited = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
+    environment = inherited | cpu_environment(inherited, cpu_devices)
+    environment["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "gloo"
     with tempfile.TemporaryDirectory(prefix="jax_dist_") as name:
         folder = pathlib.Path(name)
         (folder / "task").write_bytes(pickle.dumps(task))
@@ -121,15 +120,6 @@ def _children(task: Task, cpu_devices: int) -> "Iterator[list[_Child]]":
         finally:
             for child in children:
                 child.kill()
-
-
-def _environment(cpu_devices: int) -> dict[str, str]:
-    inherited = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
-    return {
-        **inherited,
-        **cpu_environment(inherited, cpu_devices),
-        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
-    }
 
 
 class _Child:
@@ -148,6 +138,7 @@ class _Child:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a Ctrl-C is for the parent, which then ends them all
             )
+        self._input: Any = self._process.stdin
 
     def died(self) -> bool:
         """Whether it ended without a report. Asked in this order: it reports, then ends."""
@@ -198,7 +189,7 @@ class _Child:
 
     def leave(self) -> None:
         """Lets a process go that has reported."""
-        self._close_input()
+        self._input.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LEAVE_SECONDS)
 
@@ -207,11 +198,7 @@ class _Child:
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._close_input()
-
-    def _close_input(self) -> None:
-        assert self._process.stdin is not None  # it was asked for
-        self._process.stdin.close()
+        self._input.close()
 
 
 def _wait(children: Sequence[_Child], deadline: float) -> _Child | None:
@@ -239,9 +226,8 @@ def _failed(children: Sequence[_Child]) -> _Child | None:
 
 def _end(children: Sequence[_Child], *, timed_out: bool) -> None:
     unfinished = [child for child in children if not child.ended()]
-    if timed_out:
-        for child in unfinished:
-            child.show_stacks()
+    for child in unfinished if timed_out else ():
+        child.show_stacks()
     for child in unfinished:
         child.kill()
     for child in reversed(children):  # rank 0 last: without it, JAX aborts the others
@@ -258,49 +244,34 @@ def _outcome(child: _Child, first: _Child | None, timeout: float) -> Outcome:
     elif report is not None and report.failure is not None:
         error = report.failure.revive(child.rank)
     elif first is None:
-        error = _timed_out(child, timeout)
+        joined = child.joined()
+        error = refusal(
+            TimeoutError,
+            what=f"rank {child.rank} was stopped after {timeout:g} seconds",
+            which=["its function was running" if joined else "it had not joined the others yet"],
+            why=f"run_processes was given timeout={timeout:g}",
+            do=f"Give it more time, or see where it was:\n{_tail(child.output())}",
+        )
     elif child is first:
-        error = _died(child)
-    else:
-        error = _stopped(child, first)
-    return Outcome(child.rank, value, error, child.exit_code(), child.output())
-
-
-def _died(child: _Child) -> RuntimeError:
-    return RuntimeError(
-        message(
+        error = refusal(
+            RuntimeError,
             what=f"rank {child.rank} died before its function ended",
             which=[ending(child.exit_code())],
             why="it crashed, left by os._exit, or was killed from outside",
             do=f"See how its output ended:\n{_tail(child.output())}",
         )
-    )
-
-
-def _stopped(child: _Child, first: _Child) -> RuntimeError:
-    which = [f"rank {first.rank} failed first"]
-    if child.exit_code() != -signal.SIGKILL:  # not by us, then, but by JAX as it lost the other
-        which.append(f"rank {child.rank} ended by {ending(child.exit_code())}")
-    return RuntimeError(
-        message(
+    else:
+        which = [f"rank {first.rank} failed first"]
+        if child.exit_code() != -signal.SIGKILL:  # not by us, then, but by JAX as it lost the other
+            which.append(f"rank {child.rank} ended by {ending(child.exit_code())}")
+        error = refusal(
+            RuntimeError,
             what=f"rank {child.rank} was stopped before its function ended",
             which=which,
             why="a rank may wait for ever in a collective that another one never enters",
             do=f"See the error of rank {first.rank}.",
         )
-    )
-
-
-def _timed_out(child: _Child, timeout: float) -> TimeoutError:
-    running = "its function was running" if child.joined() else "it had not joined the others yet"
-    return TimeoutError(
-        message(
-            what=f"rank {child.rank} was stopped after {timeout:g} seconds",
-            which=[running],
-            why=f"run_processes was given timeout={timeout:g}",
-            do=f"Give it more time, or see where it was:\n{_tail(child.output())}",
-        )
-    )
+    return Outcome(child.rank, value, error, child.exit_code(), child.output())
 
 
 def _tail(output: str) -> str:

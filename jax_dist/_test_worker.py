@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jax_dist.errors import message
+from jax_dist.errors import refusal
 
 _SCRIPT = "__jax_dist_main__"  # what a child calls the script that is __main__ in the parent
 
@@ -48,7 +48,11 @@ class Function:
         module = sys.modules.get(getattr(fun, "__module__", None) or "")
         if "<lambda>" in name or "<locals>" in name:
             raise _not_findable(name, "it is a lambda, or is defined inside another function")
-        if module is None or _known_as(name, module) is not fun:
+        try:
+            known = operator.attrgetter(name)(module)
+        except AttributeError:
+            known = None
+        if module is None or known is not fun:
             raise _not_findable(name, "its module knows it by another name, or by none")
         if module.__name__ != "__main__":
             return cls(module.__name__, name)
@@ -101,7 +105,13 @@ class RemoteFailure:
             with contextlib.suppress(Exception):  # unpickling raises what the class raises
                 error = load(self.error)
         if not isinstance(error, Exception):
-            error = _not_raisable(rank, self.summary)
+            error = refusal(
+                RuntimeError,
+                what=f"rank {rank} raised what cannot be raised here",
+                which=[self.summary],
+                why="only what pickles and derives from Exception travels between processes",
+                do="See its traceback below.",
+            )
         error.add_note(f"Raised in rank {rank}:\n{self.traceback.rstrip()}")
         return error
 
@@ -121,7 +131,13 @@ def main() -> None:
     """The life of a child. `sys.argv` is `["-c", folder, rank]`."""
     folder, rank = pathlib.Path(sys.argv[1]), int(sys.argv[2])
     task: Task = pickle.loads((folder / "task").read_bytes())
-    _die_in_time(task)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # which the parent sends at its timeout
+    faulthandler.dump_traceback_later(task.timeout + _SPARE_SECONDS, exit=True)
+    if sys.platform == "linux":  # not to outlive the parent
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != task.parent:  # gone before the line above
+        os._exit(1)
     report = _attempt(task, folder, rank)
     unfinished = folder / f"{rank}.unfinished"
     unfinished.write_bytes(pickle.dumps(report))
@@ -136,20 +152,18 @@ def main() -> None:
     os._exit(0 if report.failure is None else 1)
 
 
-def _die_in_time(task: Task) -> None:
-    """Lets this process show its stacks when asked, and not outlive its parent."""
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # which the parent sends at its timeout
-    faulthandler.dump_traceback_later(task.timeout + _SPARE_SECONDS, exit=True)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != task.parent:  # gone before the line above
-        os._exit(1)
-
-
 def _attempt(task: Task, folder: pathlib.Path, rank: int) -> WorkerReport:
     try:
-        _join(task, rank)
+        import jax  # here, so that a failure to import is reported like any other
+
+        jax.distributed.initialize(
+            coordinator_address=task.address,
+            coordinator_bind_address=task.address,  # else it listens on all interfaces
+            num_processes=task.processes,
+            process_id=rank,
+            initialization_timeout=max(1, math.ceil(task.timeout)),
+            cluster_detection_method="deactivate",  # else SLURM's or Kubernetes' variables matter
+        )
         (folder / f"{rank}.joined").touch()
         # Only now: a module that computes while it is imported starts JAX without the others.
         function = task.function.load()
@@ -159,27 +173,14 @@ def _attempt(task: Task, folder: pathlib.Path, rank: int) -> WorkerReport:
     try:
         return WorkerReport(pickle.dumps(value))
     except Exception as error:  # noqa: BLE001  # pickle raises what the value's class raises
-        return WorkerReport(None, RemoteFailure.of(_does_not_pickle(value, rank, error)))
-
-
-def _join(task: Task, rank: int) -> None:
-    import jax  # here, so that a failure to import is reported like any other
-
-    jax.distributed.initialize(
-        coordinator_address=task.address,
-        coordinator_bind_address=task.address,  # else it listens on all interfaces
-        num_processes=task.processes,
-        process_id=rank,
-        initialization_timeout=max(1, math.ceil(task.timeout)),
-        cluster_detection_method="deactivate",  # else SLURM's or Kubernetes' variables have a say
-    )
-
-
-def _known_as(qualname: str, module: types.ModuleType) -> object | None:
-    try:
-        return operator.attrgetter(qualname)(module)
-    except AttributeError:
-        return None
+        unpickled = refusal(
+            TypeError,
+            what=f"rank {rank} returned a value that does not pickle",
+            which=[f"it is a {type(value).__name__}: {error}"],
+            why="results travel between processes",
+            do="Return plain data, such as lists of numbers.",
+        )
+        return WorkerReport(None, RemoteFailure.of(unpickled))
 
 
 def _load_script(path: str) -> types.ModuleType:
@@ -200,33 +201,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _not_findable(name: str, why_not: str) -> TypeError:
-    return TypeError(
-        message(
-            what=f"run_processes cannot send {name!r} to another process",
-            which=[why_not],
-            why="each process imports the module again, and finds the function by its name",
-            do="Define it at the top of a module, and pass what it needs as arguments.",
-        )
-    )
-
-
-def _not_raisable(rank: int, summary: str) -> RuntimeError:
-    return RuntimeError(
-        message(
-            what=f"rank {rank} raised what cannot be raised here",
-            which=[summary],
-            why="only what pickles and derives from Exception travels between processes",
-            do="See its traceback below.",
-        )
-    )
-
-
-def _does_not_pickle(value: object, rank: int, error: Exception) -> TypeError:
-    return TypeError(
-        message(
-            what=f"rank {rank} returned a value that does not pickle",
-            which=[f"it is a {type(value).__name__}: {error}"],
-            why="results travel between processes",
-            do="Return plain data, such as lists of numbers.",
-        )
+    return refusal(
+        TypeError,
+        what=f"run_processes cannot send {name!r} to another process",
+        which=[why_not],
+        why="each process imports the module again, and finds the function by its name",
+        do="Define it at the top of a module, and pass what it needs as arguments.",
     )

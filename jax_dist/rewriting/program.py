@@ -349,10 +349,9 @@ class RewrittenProgram:
             return
         assert found.mesh is not None
         moves = process_calls.collectives(found.traced.lifted.jaxpr)
-        fingerprint = process_calls.with_collectives(_fingerprint(found.traced), moves)
         name = f"{process_calls.described(self.fun)}, rewritten"
         # Without a collective too: what is cut over the mesh may be moved by the compiler.
-        process_calls.agree_to_run(name, fingerprint, process_calls.processes_of(found.mesh))
+        process_calls.agree_to_run(name, _fingerprint(found.traced), moves, found.mesh)
         self._agreed.add(signature)
 
 
