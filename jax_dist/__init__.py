@@ -31,32 +31,22 @@ if TYPE_CHECKING:  # what editors and type checkers see
 
 __version__ = "0.1.0"
 
-_HOMES = {  # what Python sees: imported on first use, so that source tools never load jax
-    "CapturedArrayWarning": "jax_dist.errors",
-    "DonationError": "jax_dist.errors",
-    "MemoryGrowthError": "jax_dist.errors",
-    "RecompileError": "jax_dist.errors",
-    "TransferError": "jax_dist.errors",
-    "allow_recompiles": "jax_dist.guards.strict",
-    "allow_transfers": "jax_dist.guards.strict",
-    "cache": "jax_dist.cache",
-    "check": "jax_dist.consistency.api",
-    "device_put_replicated": "jax_dist.mapping.placement",
-    "device_put_sharded": "jax_dist.mapping.placement",
-    "errors": "jax_dist.errors",
-    "explain": "jax_dist.rewriting.api",
-    "global_view": "jax_dist.global_views.view",
-    "filter_pmap": "jax_dist.mapping.filter_pmap",
-    "memory_guard": "jax_dist.guards.memory",
-    "multihost": "jax_dist.multihost",
-    "nnx_pmap": "jax_dist.mapping.nnx_pmap",
-    "pmap": "jax_dist.mapping.pmap",
-    "replicate": "jax_dist.mapping.placement",
-    "rewrite": "jax_dist.rewriting.api",
-    "shard": "jax_dist.mapping.placement",
-    "strict": "jax_dist.guards.strict",
-    "unreplicate": "jax_dist.mapping.placement",
+_NAMES = {  # what Python sees: imported on first use, so that source tools never load jax
+    "cache": "cache",
+    "consistency.api": "check",
+    "errors": "errors CapturedArrayWarning DonationError MemoryGrowthError RecompileError "
+    "TransferError",
+    "global_views.view": "global_view",
+    "guards.memory": "memory_guard",
+    "guards.strict": "allow_recompiles allow_transfers strict",
+    "mapping.filter_pmap": "filter_pmap",
+    "mapping.nnx_pmap": "nnx_pmap",
+    "mapping.placement": "device_put_replicated device_put_sharded replicate shard unreplicate",
+    "mapping.pmap": "pmap",
+    "multihost": "multihost",
+    "rewriting.api": "explain rewrite",
 }
+_HOMES = {name: f"jax_dist.{home}" for home, names in _NAMES.items() for name in names.split()}
 __all__ = (
     "CapturedArrayWarning",
     "DonationError",

@@ -4,6 +4,7 @@ They lie beside cache entries and checkpoints, and go over the connections betwe
 is too large, too deep, of other types, or no JSON counts as not there. Nothing here loads JAX.
 """
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -137,7 +138,9 @@ def _read(value: Any, kind: Any) -> Any:
         return kind(**{name: _read(value[name], each) for name, each in fields.items()})
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return _read_union(value, inner)
+        for each in inner:
+            with contextlib.suppress(ValueError):
+                return _read(value, each)
     if origin is list and type(value) is list:
         return [_read(each, inner[0]) for each in value]
     if origin is tuple and type(value) is list:
@@ -146,25 +149,12 @@ def _read(value: Any, kind: Any) -> Any:
     if origin is dict and type(value) is dict:
         return {name: _read(each, inner[1]) for name, each in value.items()}
     if kind is float and type(value) in (int, float):
-        return _finite(value)
+        if abs(value) >= _LARGEST or not math.isfinite(value):
+            raise ValueError("no number that a program writes")
+        return float(value)
     if type(value) is kind and (kind is not int or abs(value) < _LARGEST):
         return value
     raise ValueError("another type")
-
-
-def _read_union(value: Any, kinds: tuple[Any, ...]) -> Any:
-    for kind in kinds:
-        try:
-            return _read(value, type(None) if kind is None else kind)
-        except ValueError:
-            continue
-    raise ValueError("none of these types")
-
-
-def _finite(value: float) -> float:
-    if abs(value) >= _LARGEST or not math.isfinite(value):
-        raise ValueError("no number that a program writes")
-    return float(value)
 
 
 @functools.cache

@@ -36,11 +36,24 @@ def simulated_devices(count: int = 8) -> None:
     >>> jax.device_count()
     8
     """
-    if not _jax_runs():
+    number = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        jax.config.update("jax_num_cpu_devices", number + 1)
+    except RuntimeError:  # JAX refuses another number once it has chosen its devices
+        if (jax.default_backend(), jax.local_device_count()) == ("cpu", count):
+            return
+    else:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", count)  # this goes before XLA_FLAGS
-    elif (jax.default_backend(), jax.local_device_count()) != ("cpu", count):
-        raise _too_late(count)
+        return
+    raise refusal(
+        RuntimeError,
+        what=f"simulated_devices({count}) comes too late",
+        which=[f"JAX runs with {jax.local_device_count()} {jax.default_backend()} devices"],
+        why="JAX chooses its devices once, when it is first used",
+        do="Call it at the top of conftest.py, before anything computes, or set "
+        f"JAX_NUM_CPU_DEVICES={count} and JAX_PLATFORMS=cpu in the environment.",
+    )
 
 
 def assert_same_as_pmap(
@@ -79,15 +92,38 @@ def assert_same_as_pmap(
     [0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125]
     """
     other = jax_dist.pmap if pmap is None else pmap
-    call = (fun, args, kwargs or {}, axis_name, pmap_options)
-    expected, expected_error = _attempt(jax.pmap, *call)
-    result, error = _attempt(other, *call)
+    donated = pmap_options.get("donate_argnums", ())
+    donated = {donated} if isinstance(donated, int) else set(donated)
+    copy = lambda leaf: leaf.copy() if isinstance(leaf, jax.Array | np.ndarray) else leaf
+
+    def attempt(pmap: Callable) -> tuple[Any, Exception | None]:
+        given = [jax.tree.map(copy, arg) if i in donated else arg for i, arg in enumerate(args)]
+        try:
+            mapped = pmap(fun, axis_name, **pmap_options)
+            return jax.block_until_ready(mapped(*given, **(kwargs or {}))), None
+        except Exception as error:  # noqa: BLE001  # whatever it raises is compared
+            return None, error
+
+    expected, expected_error = attempt(jax.pmap)
+    result, error = attempt(other)
+    kind = ValueError if isinstance(expected_error, ValueError) else type(expected_error)
+    differences: Sequence[str] = ()
     if error is None and expected_error is None:
         differences = list(_differences(result, expected, rtol, atol))
-    else:
-        differences = list(_error_differences(error, expected_error))
+    elif expected_error is None:
+        differences = [f"it raises {_summary(error)}, jax.pmap does not"]
+    elif error is None:
+        differences = [f"jax.pmap raises {_summary(expected_error)}, it does not"]
+    elif not isinstance(error, kind):
+        differences = [f"it raises {_summary(error)}, jax.pmap {_summary(expected_error)}"]
     if differences:
-        raise _not_the_same(fun, differences) from error
+        raise refusal(
+            AssertionError,
+            what=f"pmap of '{getattr(fun, '__name__', fun)}' is not the same as jax.pmap of it",
+            which=differences,
+            why="it stands in for jax.pmap, with the same values in the same places",
+            do="Give rtol or atol if values may differ by rounding; the rest must be the same.",
+        ) from error
     return result
 
 
@@ -119,50 +155,6 @@ def assert_same_on(
     return report
 
 
-def _jax_runs() -> bool:
-    """Whether JAX has chosen its devices. It refuses another number of them from then on."""
-    number = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        jax.config.update("jax_num_cpu_devices", number + 1)
-    except RuntimeError:
-        return True
-    jax.config.update("jax_num_cpu_devices", number)
-    return False
-
-
-def _attempt(
-    pmap: Callable,
-    fun: Callable,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    axis_name: Any,
-    options: Mapping[str, Any],
-) -> tuple[Any, Exception | None]:
-    donated = options.get("donate_argnums", ())
-    donated = {donated} if isinstance(donated, int) else set(donated)
-    args = [_copy(arg) if i in donated else arg for i, arg in enumerate(args)]
-    try:
-        return jax.block_until_ready(pmap(fun, axis_name, **options)(*args, **kwargs)), None
-    except Exception as error:  # noqa: BLE001  # whatever it raises is compared
-        return None, error
-
-
-def _copy(tree: Any) -> Any:
-    is_array = lambda leaf: isinstance(leaf, jax.Array | np.ndarray)
-    return jax.tree.map(lambda leaf: leaf.copy() if is_array(leaf) else leaf, tree)
-
-
-def _error_differences(error: Exception | None, expected: Exception | None) -> Iterator[str]:
-    if expected is None:
-        yield f"it raises {_summary(error)}, jax.pmap does not"
-    elif error is None:
-        yield f"jax.pmap raises {_summary(expected)}, it does not"
-    elif isinstance(expected, ValueError) and isinstance(error, ValueError):
-        return
-    elif not isinstance(error, type(expected)):
-        yield f"it raises {_summary(error)}, jax.pmap {_summary(expected)}"
-
-
 def _summary(error: Exception | None) -> str:
     text = str(error).partition("\n")[0]
     return f"{type(error).__name__}({text!r})"
@@ -188,24 +180,25 @@ def _leaf_differences(leaf: Any, expected: Any, rtol: float, atol: float) -> Ite
     if leaf.shape != expected.shape:
         yield f"shape {leaf.shape}, with jax.pmap {expected.shape}"
     elif leaf.dtype == expected.dtype:
-        yield from _value_differences(_numbers(leaf), _numbers(expected), rtol, atol)
+        yield from _value_differences(leaf, expected, rtol, atol)
     if isinstance(leaf, jax.Array):
         weak, expected_weak = jax.typeof(leaf).weak_type, jax.typeof(expected).weak_type
         if weak != expected_weak:
             yield f"weak type {weak}, with jax.pmap {expected_weak}"
         if leaf.shape == expected.shape:
-            yield from _placement_differences(_placement(leaf), _placement(expected))
+            held, expected_held = _placement(leaf), _placement(expected)
+            wrong = [device for device in held if held[device] != expected_held.get(device)]
+            if list(held) != list(expected_held):
+                yield f"slices on devices {list(held)}, with jax.pmap {list(expected_held)}"
+            elif wrong:
+                first, there = held[wrong[0]], expected_held[wrong[0]]
+                yield f"device {wrong[0]} holds {first}, with jax.pmap {there}"
 
 
-def _numbers(array: Any) -> np.ndarray:
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        array = jax.random.key_data(array)
-    return np.asarray(array)
-
-
-def _value_differences(
-    values: np.ndarray, expected: np.ndarray, rtol: float, atol: float
-) -> Iterator[str]:
+def _value_differences(leaf: Any, other: Any, rtol: float, atol: float) -> Iterator[str]:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf, other = jax.random.key_data(leaf), jax.random.key_data(other)
+    values, expected = np.asarray(leaf), np.asarray(other)
     same = (values == expected) | ((values != values) & (expected != expected))  # NaN is not itself
     if rtol or atol:
         wide = [each.astype(np.complex128) for each in (values, expected)]  # any number fits
@@ -225,46 +218,10 @@ def _placement(array: jax.Array) -> dict[int, str]:
     for shard in array.addressable_shards:
         # Not strict: the index of an array of keys also has the dimensions of one key.
         sides = zip(shard.index, array.shape, strict=False)
-        bounds = [_bounds(side, size) for side, size in sides]
+        bounds = []
+        for side, size in sides:
+            # One form for what is written in several: `0`, `0:1` and `:` of a dimension of size 1.
+            whole = slice(side, side + 1) if isinstance(side, int) else side
+            bounds.append("{}:{}".format(*whole.indices(size)))
         placement[shard.device.id] = f"[{', '.join(bounds)}]"
     return placement
-
-
-def _bounds(side: slice | int, size: int) -> str:
-    """One form for what is written in several: `0`, `0:1` and `:` of a dimension of size 1."""
-    start, stop = (side, side + 1) if isinstance(side, int) else side.indices(size)[:2]
-    return f"{start}:{stop}"
-
-
-def _placement_differences(
-    placement: Mapping[int, str], expected: Mapping[int, str]
-) -> Iterator[str]:
-    devices, expected_devices = list(placement), list(expected)
-    if devices != expected_devices:
-        yield f"slices on devices {devices}, with jax.pmap {expected_devices}"
-        return
-    wrong = [device for device in devices if placement[device] != expected[device]]
-    if wrong:
-        held, expected_held = placement[wrong[0]], expected[wrong[0]]
-        yield f"device {wrong[0]} holds {held}, with jax.pmap {expected_held}"
-
-
-def _too_late(count: int) -> RuntimeError:
-    return refusal(
-        RuntimeError,
-        what=f"simulated_devices({count}) comes too late",
-        which=[f"JAX runs with {jax.local_device_count()} {jax.default_backend()} devices"],
-        why="JAX chooses its devices once, when it is first used",
-        do="Call it at the top of conftest.py, before anything computes, or set "
-        f"JAX_NUM_CPU_DEVICES={count} and JAX_PLATFORMS=cpu in the environment.",
-    )
-
-
-def _not_the_same(fun: Callable, differences: Sequence[str]) -> AssertionError:
-    return refusal(
-        AssertionError,
-        what=f"pmap of '{getattr(fun, '__name__', fun)}' is not the same as jax.pmap of it",
-        which=differences,
-        why="it stands in for jax.pmap, with the same values in the same places",
-        do="Give rtol or atol if values may differ by rounding; the rest must be the same.",
-    )

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import Mesh, NamedSharding
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
 from jax_dist import _compat
-from jax_dist._compat.parameters import OPTIONAL, PARAMETERS
 from jax_dist.passes.interpreter import equations
 
 pytestmark = [pytest.mark.mapping, pytest.mark.runtime]
@@ -24,6 +24,100 @@ pytestmark = [pytest.mark.mapping, pytest.mark.runtime]
 _PACKAGE = pathlib.Path(jax_dist.__file__).parent
 _READ = re.compile(r"params(?:\.get\(|\[)\"(\w+)\"")
 _X = jnp.ones((4, 8))
+_Numbers = tuple[int, ...]
+_Groups = tuple[_Numbers, ...] | None
+_AXIS_REDUCE = {"axes": tuple, "axis_index_groups": _Groups}
+_CUSTOM_RULE = {"call_jaxpr": Any}
+_REDUCE = {"axes": _Numbers}
+
+_PARAMETERS: dict[str, dict[str, Any]] = {
+    "jit": {  # named `pjit` before 0.8
+        "jaxpr": ClosedJaxpr,
+        "name": str,
+        "in_shardings": tuple,
+        "out_shardings": tuple,
+        "donated_invars": tuple[bool, ...],
+        "keep_unused": bool,
+        "inline": bool,
+        "compiler_options_kvs": tuple,
+    },
+    "shard_map": {
+        "jaxpr": Jaxpr,
+        "mesh": Mesh | AbstractMesh,
+        "in_specs": tuple[P, ...],
+        "out_specs": tuple[P, ...],
+        "check_vma": bool,
+    },
+    "psum": _AXIS_REDUCE,  # and `psum_invariant`
+    "pmax": _AXIS_REDUCE,
+    "pmin": _AXIS_REDUCE,
+    "all_gather": {
+        "axis_name": Any,
+        "axis_size": int,
+        "axis_index_groups": _Groups,
+        "all_gather_dimension": int,
+        "tiled": bool,
+    },
+    "reduce_scatter": {
+        "axis_name": Any,
+        "axis_size": int,
+        "axis_index_groups": _Groups,
+        "scatter_dimension": int,
+        "tiled": bool,
+    },
+    "all_to_all": {
+        "axis_name": Any,
+        "axis_index_groups": _Groups,
+        "split_axis": int,
+        "concat_axis": int,
+        "tiled": bool,
+    },
+    "ppermute": {"axis_name": Any, "perm": tuple[tuple[int, int], ...]},
+    "axis_index": {"axis_name": Any},
+    # Which inputs of a scan are carried: see `scan_layout`.
+    "scan": {"jaxpr": ClosedJaxpr, "length": int, "reverse": bool, "unroll": int},
+    "while": {"body_jaxpr": Any, "cond_jaxpr": Any, "body_nconsts": int, "cond_nconsts": int},
+    "cond": {"branches": tuple},
+    "custom_jvp_call": _CUSTOM_RULE,
+    "custom_vjp_call": _CUSTOM_RULE,
+    "sharding_constraint": {"sharding": Any},
+    "reduce_sum": _REDUCE,
+    "reduce_max": _REDUCE,
+    "dot_general": {"dimension_numbers": tuple, "precision": Any},
+    "broadcast_in_dim": {"shape": _Numbers, "broadcast_dimensions": _Numbers},
+    "reshape": {"new_sizes": _Numbers, "dimensions": _Numbers | None},
+    "transpose": {"permutation": _Numbers},
+    "squeeze": {"dimensions": _Numbers},
+    "slice": {"start_indices": _Numbers, "limit_indices": _Numbers, "strides": _Numbers | None},
+    "dynamic_slice": {"slice_sizes": _Numbers},
+    "pad": {"padding_config": tuple[tuple[int, int, int], ...]},
+    "concatenate": {"dimension": int},
+    "split": {"axis": int},
+    "cumsum": {"axis": int, "reverse": bool},
+    "rev": {"dimensions": _Numbers},
+    "sort": {"dimension": int},
+    "custom_partitioning": {
+        "call": ClosedJaxpr,
+        "partition": Callable,
+        "in_tree": Any,
+        "out_tree": Any,
+        "static_args": list,
+        "decode_shardings": bool,
+    },
+}
+
+# Read where they are there, and named otherwise, or absent, in some versions.
+_OPTIONAL = frozenset(
+    {
+        "ft_in",  # of scan in 0.12.0.1
+        "ft_out",
+        "manual_axes",  # of shard_map in 0.7.2
+        "newly_manual_axes",  # the same in 0.10.2 and 0.12.0.1
+        "num_carry",  # of scan in 0.7.2 and 0.10.2
+        "num_consts",
+        "source",  # of pbroadcast
+    }
+)
 
 
 def _over_devices(body: Callable) -> Callable:
@@ -98,14 +192,14 @@ def _equation(primitive: str) -> Any:
     return next(eqn for eqn in found if eqn.primitive.name in wanted)
 
 
-@pytest.mark.parametrize("primitive", PARAMETERS)
+@pytest.mark.parametrize("primitive", _PARAMETERS)
 @pytest.mark.skipif(not _compat.CAN_REWRITE, reason="jaxprs of 0.7.2 are walked, not rewritten")
 def test_this_jax_has_the_parameters(primitive: str):
-    assert set(PARAMETERS[primitive]) <= set(_equation(primitive).params)
+    assert set(_PARAMETERS[primitive]) <= set(_equation(primitive).params)
 
 
 def test_every_parameter_that_is_read_is_in_the_table():
-    listed = {name for kind in PARAMETERS.values() for name in kind}
+    listed = {name for kind in _PARAMETERS.values() for name in kind}
     read = {
         name
         for floor in ("mapping", "passes", "rewriting", "_compat")
@@ -113,5 +207,6 @@ def test_every_parameter_that_is_read_is_in_the_table():
         for name in _READ.findall(file.read_text())
     }
 
-    assert read - listed - OPTIONAL == set()
-    assert (listed | OPTIONAL) - read - {"donated_invars", "in_shardings", "out_shardings"} == set()
+    assert read - listed - _OPTIONAL == set()
+    elsewhere = {"donated_invars", "in_shardings", "out_shardings"}
+    assert (listed | _OPTIONAL) - read - elsewhere == set()

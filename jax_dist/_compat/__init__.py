@@ -4,10 +4,8 @@ Nothing outside of this folder imports from `jax._src`. Each symbol is guarded, 
 versions of jax that it was seen in.
 """
 
-from jax_dist._compat.cache import CacheWatcher as CacheWatcher
 from jax_dist._compat.cache import CompiledProgram as CompiledProgram
 from jax_dist._compat.cache import CompileRequest as CompileRequest
-from jax_dist._compat.cache import CompileWatcher as CompileWatcher
 from jax_dist._compat.cache import cache_key as cache_key
 from jax_dist._compat.cache import compile_request as compile_request
 from jax_dist._compat.cache import compiles_watched as compiles_watched
@@ -24,7 +22,6 @@ from jax_dist._compat.fronts import CallWatcher as CallWatcher
 from jax_dist._compat.fronts import JitCall as JitCall
 from jax_dist._compat.fronts import JitOptions as JitOptions
 from jax_dist._compat.fronts import calls_under_way as calls_under_way
-from jax_dist._compat.fronts import can_remember as can_remember
 from jax_dist._compat.fronts import front as front
 from jax_dist._compat.fronts import hide_frames as hide_frames
 from jax_dist._compat.fronts import inside_jit as inside_jit
@@ -34,7 +31,6 @@ from jax_dist._compat.fronts import jit_options as jit_options
 from jax_dist._compat.fronts import run_jit as run_jit
 from jax_dist._compat.fronts import traced_types as traced_types
 from jax_dist._compat.fronts import watch_calls as watch_calls
-from jax_dist._compat.parameters import ScanLayout as ScanLayout
 from jax_dist._compat.parameters import call_of as call_of
 from jax_dist._compat.parameters import has_side_effects as has_side_effects
 from jax_dist._compat.parameters import is_unreduced as is_unreduced
@@ -51,7 +47,6 @@ from jax_dist._compat.private import auto_mesh as auto_mesh
 from jax_dist._compat.private import config_value as config_value
 from jax_dist._compat.private import movable as movable
 from jax_dist._compat.private import option_names as option_names
-from jax_dist._compat.processes import Joined as Joined
 from jax_dist._compat.processes import TakenPmap as TakenPmap
 from jax_dist._compat.processes import backend_started as backend_started
 from jax_dist._compat.processes import can_rewrap as can_rewrap

@@ -59,7 +59,7 @@ def custom_call_targets(platform: str) -> frozenset[str] | None:
     return None if listed is None else frozenset({*listed("cpu"), *listed("Host")})
 
 
-class CacheWatcher(Protocol):
+class _CacheWatcher(Protocol):
     """What `jax_dist.cache` does at the four places where JAX meets its persistent cache."""
 
     def open(self, path: str, max_size: int) -> Any | None:
@@ -99,7 +99,7 @@ _WATCH = "make the persistent cache safe, and say what it does,"
 _cache_watch_lock = threading.Lock()
 
 
-def watch_cache(watcher: CacheWatcher) -> None:
+def watch_cache(watcher: _CacheWatcher) -> None:
     """Hands what the persistent cache does in this process to `watcher`, from now on.
 
     JAX tells its listeners neither keys nor writes, writes from the first process only, in place,
@@ -128,24 +128,22 @@ def watch_cache(watcher: CacheWatcher) -> None:
                 setattr(module, part, ours)
 
 
-def _watched_open(original: Callable, watcher: CacheWatcher) -> Any:
+def _watched_open(original: Callable, watcher: _CacheWatcher) -> Any:
     def lru_cache(path: str, *, max_size: int) -> Any:
         store = watcher.open(path, max_size)
-        return _telling(original(path, max_size=max_size)) if store is None else store
+        if store is not None:
+            return store
+        store = original(path, max_size=max_size)
+        put = store.put
+
+        def put_and_say(key: str, value: bytes) -> None:
+            put(key, value)  # it does not say whether it wrote, but it raises where it could not
+            say_unwritten(None)
+
+        store.put = put_and_say
+        return store
 
     return lru_cache
-
-
-def _telling(store: Any) -> Any:
-    """JAX's own store; it does not say whether it wrote, but it raises where it could not."""
-    put = store.put
-
-    def put_and_say(key: str, value: bytes) -> None:
-        put(key, value)
-        say_unwritten(None)
-
-    store.put = put_and_say
-    return store
 
 
 class _Written(threading.local):
@@ -160,7 +158,7 @@ def say_unwritten(reason: str | None) -> None:
     _written.reason = reason
 
 
-def _watched_read(original: Callable, watcher: CacheWatcher) -> Any:
+def _watched_read(original: Callable, watcher: _CacheWatcher) -> Any:
     """In place of the original, which warns of a damaged entry: an error under `-W error`."""
     del original
     cache = importlib.import_module("jax._src.compilation_cache")
@@ -182,7 +180,7 @@ def _watched_read(original: Callable, watcher: CacheWatcher) -> Any:
     return cache_read
 
 
-def _watched_write(original: Callable, watcher: CacheWatcher) -> Any:
+def _watched_write(original: Callable, watcher: _CacheWatcher) -> Any:
     cache = importlib.import_module("jax._src.compilation_cache")
 
     def cache_write(cache_key: str, seconds: float, module_name: str, *rest: Any) -> None:
@@ -225,7 +223,7 @@ def reset_cache() -> None:
     private.part(module, "reset_cache", use="switch the persistent cache on in a running program")()
 
 
-def _watched_compile(original: Callable, watcher: CacheWatcher) -> Any:
+def _watched_compile(original: Callable, watcher: _CacheWatcher) -> Any:
     def compile_and_write(*args: Any) -> Any:
         program = CompiledProgram(*args[:2])
         module_name, cache_key = args[5:7]
@@ -269,9 +267,9 @@ class CompileRequest:
         return self.module.operation.attributes["sym_name"].value
 
 
-CompileWatcher: TypeAlias = Callable[[CompileRequest], AbstractContextManager[None]]
+_CompileWatcher: TypeAlias = Callable[[CompileRequest], AbstractContextManager[None]]
 
-_compile_watchers: list[CompileWatcher] = []
+_compile_watchers: list[_CompileWatcher] = []
 _requesting = threading.local()  # `.inside`: this thread is within a watched request
 _compile_hook_lock = threading.Lock()
 _compile_hooks: list[Callable] = []
@@ -279,14 +277,19 @@ _EXPLAIN = "explain the keys of the persistent cache"
 
 
 @contextlib.contextmanager
-def compiles_watched(watcher: CompileWatcher) -> Iterator[None]:
+def compiles_watched(watcher: _CompileWatcher) -> Iterator[None]:
     """Has `watcher(request)` entered around each compilation, in all threads.
 
     Events say that JAX compiles, not what. `compiler.compile_or_get_cached`, through which each
     program goes, with the same seven arguments: seen in 0.7.2, 0.10.2 and 0.12.0.1. The hook stays,
     for others may have hooked it since; without a watcher it only calls on.
     """
-    _hook_compiles()
+    private.part("jax._src.compiler", "compile_or_get_cached", use="see what is compiled")
+    compiler: Any = importlib.import_module("jax._src.compiler")
+    with _compile_hook_lock:
+        if compiler.compile_or_get_cached not in _compile_hooks:
+            compiler.compile_or_get_cached = _watched_compiles(compiler.compile_or_get_cached)
+            _compile_hooks.append(compiler.compile_or_get_cached)
     _compile_watchers.append(watcher)
     try:
         yield
@@ -294,35 +297,23 @@ def compiles_watched(watcher: CompileWatcher) -> Iterator[None]:
         _compile_watchers.remove(watcher)
 
 
-def _hook_compiles() -> None:
-    private.part("jax._src.compiler", "compile_or_get_cached", use="see what is compiled")
-    compiler: Any = importlib.import_module("jax._src.compiler")
-    with _compile_hook_lock:
-        if compiler.compile_or_get_cached in _compile_hooks:
-            return
-        original = compiler.compile_or_get_cached
+def _watched_compiles(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def watched(backend, computation, devices, compile_options, host_callbacks, *rest, **named):
+        known = (backend, computation, devices, compile_options, host_callbacks)
+        if not _compile_watchers or getattr(_requesting, "inside", False):
+            return original(*known, *rest, **named)
+        request = CompileRequest(*known)
+        _requesting.inside = True
+        try:
+            with contextlib.ExitStack() as watchers:
+                for watcher in tuple(_compile_watchers):
+                    watchers.enter_context(watcher(request))
+                return original(*known, *rest, **named)
+        finally:
+            _requesting.inside = False
 
-        @functools.wraps(original)
-        def watched(backend, computation, devices, compile_options, host_callbacks, *rest, **named):
-            def go_on():
-                return original(
-                    backend, computation, devices, compile_options, host_callbacks, *rest, **named
-                )
-
-            if not _compile_watchers or getattr(_requesting, "inside", False):
-                return go_on()
-            request = CompileRequest(backend, computation, devices, compile_options, host_callbacks)
-            _requesting.inside = True
-            try:
-                with contextlib.ExitStack() as watchers:
-                    for watcher in tuple(_compile_watchers):
-                        watchers.enter_context(watcher(request))
-                    return go_on()
-            finally:
-                _requesting.inside = False
-
-        _compile_hooks.append(watched)
-        compiler.compile_or_get_cached = watched
+    return watched
 
 
 class _Asked(Exception):

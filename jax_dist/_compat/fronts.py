@@ -56,8 +56,14 @@ def front(
       static_argnums: positions of arguments whose value is part of the signature.
       static_argnames: the same by keyword.
     """
-    if not can_remember():
-        return _asking_always(miss, without_jit)
+    if not _can_remember():
+
+        def asking_always(*args: Any, **kwargs: Any) -> Any:
+            if config_value("jax_disable_jit"):
+                return without_jit(*args, **kwargs)
+            return miss(*args, **kwargs)[0]
+
+        return asking_always
     made: Any = _new_front(name, miss, without_jit, tuple(static_argnums), tuple(static_argnames))
     made._fun = fun
     return made
@@ -65,13 +71,13 @@ def front(
 
 def run_jit(jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Answer:
     """Calls a jit object, for a front to remember the call."""
-    if can_remember():
+    if _can_remember():
         return jitted._cache_miss(*args, **kwargs)
     return jitted(*args, **kwargs), None, False
 
 
 @functools.cache
-def can_remember() -> bool:
+def _can_remember() -> bool:
     """Whether this jax has what fronts need. Starts no backend."""
     try:
         trial = _new_front("trial", _no_answer, _no_answer, (), ())
@@ -100,15 +106,6 @@ def _new_front(
     return pjit(
         name, without_jit, miss, static_argnums, static_argnames, shared_key, registry, shard_arg
     )
-
-
-def _asking_always(miss: _Miss, without_jit: Callable) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if config_value("jax_disable_jit"):
-            return without_jit(*args, **kwargs)
-        return miss(*args, **kwargs)[0]
-
-    return call
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -269,11 +266,13 @@ def watch_calls(watcher: CallWatcher | None, look: str | None) -> None:
     """
     with _watch_lock:
         watched = bool(_watching_threads)
-        (_watching_threads.discard if watcher is None else _watching_threads.add)(
-            threading.get_ident()
-        )
-        if watched != bool(_watching_threads):
-            _put_hooks(ours=not watched)
+        change = _watching_threads.discard if watcher is None else _watching_threads.add
+        change(threading.get_ident())
+        if watched != bool(_watching_threads):  # ours are around JAX's only while a thread watches
+            hooks = _hooks()
+            for home, name, original, ours in hooks.names:
+                setattr(home, name, original if watched else ours)
+            _shard_arg_handlers().update(hooks.handlers if watched else hooks.our_handlers)
     _watching.watcher = watcher
     option = _look_option()
     if look is not None:
@@ -338,14 +337,6 @@ def hide_frames(path: str) -> None:
     hide = private.find("jax._src.traceback_util", "register_exclusion")
     if hide is not None:
         hide(path)
-
-
-def _put_hooks(*, ours: bool) -> None:
-    """Puts our functions around JAX's, or takes them away: only while any thread watches."""
-    hooks = _hooks()
-    for home, name, original, around in hooks.names:
-        setattr(home, name, around if ours else original)
-    _shard_arg_handlers().update(hooks.our_handlers if ours else hooks.handlers)
 
 
 def _shard_arg_handlers() -> dict[Any, Any]:

@@ -39,14 +39,12 @@ On 0.7.2 it fails with "operates on axis 'i' which is already bound by a parent"
 0.10.2 and 0.12.0.1. Not a name to ask for, so the version is compared.
 """
 
-
 CPU_HANGS_WHEN_FULL = jax.__version_info__ < (0, 12)
 """Whether the CPU backend hangs over more than 32 executions on several devices in flight.
 
 With 8 devices, 400 calls of a psum hang on 0.10.2 and abort on 0.7.2; on 0.12.0.1 they do not. No
 version in between was tried.
 """
-
 
 CACHES_HOST_CALLBACKS = jax.__version_info__ >= (0, 12)
 """Whether a program with a host callback is written to the persistent cache.
@@ -55,13 +53,11 @@ Compiled again in every process on 0.10.2; written, and found again, on 0.12.0.1
 for, so the version is compared.
 """
 
-
 PROCESSES_KEEP_WEAK_TYPES = jax.__version_info__ < (0, 8)
 """Whether arrays that `jax.pmap` takes and gives in several processes keep weak types.
 
 They do on 0.7.2, and do not on 0.8.0, 0.10.2 and 0.12.0.1. In one process they always do.
 """
-
 
 CAN_REWRITE = jax.__version_info__ >= (0, 10)
 """Whether jaxprs are such as the passes know them: jit of shard_map, typed by `manual_axis_type`.

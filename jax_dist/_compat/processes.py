@@ -142,7 +142,7 @@ def coordination_client() -> Any:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Joined:
+class _Joined:
     """This process among those that `jax.distributed` has joined."""
 
     rank: int
@@ -150,7 +150,7 @@ class Joined:
     address: str  # where JAX's service listens: "host:port"
 
 
-def joined_as() -> Joined | None:
+def joined_as() -> _Joined | None:
     """Who this process is, once `jax.distributed` has joined it to others.
 
     `jax.process_index` says it too, but starts the backend. `distributed.global_state` with
@@ -160,7 +160,7 @@ def joined_as() -> Joined | None:
     state = _state()
     if state.client is None:
         return None
-    return Joined(state.process_id, state.num_processes, state.coordinator_address)
+    return _Joined(state.process_id, state.num_processes, state.coordinator_address)
 
 
 def leave_coordination() -> None:

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_dist.errors import ArgumentTypeError, AxesError, AxesTypeError, MappedAxisError, refusal
@@ -82,11 +81,6 @@ def spec_of_axis(axis: Axis, ndim: int, name: Hashable) -> P:
     return P(*[None] * (axis % ndim), name)
 
 
-def slice_seen_by_body(block: jax.Array, axis: Axis) -> jax.Array:
-    """`[1, *s] -> [*s]` (for axis 0): pmap hides the mapped axis, shard_map keeps it."""
-    return block if axis is None else lax.squeeze(block, [axis % block.ndim])
-
-
 def mapped_size(
     leaves: Sequence[Any], axes: Sequence[Axis], paths: Callable[[], list[str]], fun_name: str
 ) -> int:
@@ -148,7 +142,13 @@ def _out_of_range(fun_name: str, which: Sequence[str], argument: str) -> AxesErr
 
 
 def _check_arrays(leaves: Sequence[Any], paths: Callable[[], list[str]], fun_name: str) -> None:
-    kinds = {i: kind for i, leaf in enumerate(leaves) if (kind := _no_array(leaf))}
+    kinds = {}  # what it is instead, where JAX takes it for no array
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, np.ndarray | np.generic):
+            if leaf.dtype.kind in "OSUmM":
+                kinds[i] = f"an array of {leaf.dtype}"
+        elif not (_is_array_like(leaf) or hasattr(leaf, "__jax_array__")):
+            kinds[i] = f"a {type(leaf).__name__}"
     if kinds:
         names = paths()
         raise refusal(
@@ -158,15 +158,6 @@ def _check_arrays(leaves: Sequence[Any], paths: Callable[[], list[str]], fun_nam
             why="arguments are cut into slices, or copied to all devices",
             do="Bind it by functools.partial, or name its position in static_broadcasted_argnums.",
         )
-
-
-def _no_array(leaf: Any) -> str | None:
-    """What it is instead, if JAX takes it for no array."""
-    if isinstance(leaf, np.ndarray | np.generic):
-        return f"an array of {leaf.dtype}" if leaf.dtype.kind in "OSUmM" else None
-    if _is_array_like(leaf) or hasattr(leaf, "__jax_array__"):
-        return None
-    return f"a {type(leaf).__name__}"
 
 
 def _check_lists(short: Sequence[tuple[str, Any]], fun_name: str) -> None:

@@ -138,33 +138,23 @@ class Body:
         return jax.tree.unflatten(self.out_tree, types)
 
 
-class BodyTracer:
-    """Gives the body for a call."""
+def tracer(options: Options, fun: Callable[[], Callable]) -> Callable[[Call], Body]:
+    """Gives the body for whole arguments of some types; their values do not matter.
 
-    def __init__(self, options: Options, fun: Callable[[], Callable]):
-        """`fun` gives the function: held weakly, where this is cached on its account."""
-        self._memo = Memo(
-            options.choice.fun_name,
-            lambda args, kwargs: traced(options, bind(options, fun(), args, kwargs)),
-            _compat.JitOptions(static_argnums=options.static),
-        )
+    `fun` gives the function: held weakly, where this is cached on its account.
+    """
+    memo = Memo(
+        options.choice.fun_name,
+        lambda args, kwargs: traced(options, bind(options, fun(), args, kwargs)),
+        _compat.JitOptions(static_argnums=options.static),
+    )
 
-    def body(self, call: Call) -> Body:
-        """The body for whole arguments of these types; their values do not matter."""
+    def body(call: Call) -> Body:
         args, kwargs = call.rebuild([type_of(leaf) for leaf in call.leaves])
         with meshes.outside_of_meshes():
-            return self._memo.of(args, kwargs)
+            return memo.of(args, kwargs)
 
-
-def whole_call(call: Call, processes: int) -> Call:
-    """A call on the slices of one process as one on those of all, of which the types matter."""
-    types = []
-    for leaf, axis in zip(call.leaves, call.axes, strict=True):
-        shape = list(type_of(leaf).shape)
-        if axis is not None:
-            shape[axis] *= processes
-        types.append(type_of(leaf, shape))
-    return dataclasses.replace(call, leaves=types)
+    return body
 
 
 def traced(options: Options, call: Call) -> Body:
@@ -181,7 +171,10 @@ def traced(options: Options, call: Call) -> Body:
             output = call.run(slices)
         out_axes = axes.spread_out_axes(options.out_axes, output, options.choice.fun_name)
         leaves, structure = jax.tree.flatten(output)
-        output_of.append((structure, _from_left(out_axes, leaves)))
+        # Where the mapped dimension goes: the slices have one dimension less.
+        ranks = [jnp.ndim(leaf) + 1 for leaf in leaves]
+        pairs = zip(out_axes, ranks, strict=True)
+        output_of.append((structure, tuple(a if a is None else a % rank for a, rank in pairs)))
         return leaves
 
     body.__name__ = body.__qualname__ = options.choice.fun_name
@@ -194,30 +187,9 @@ def traced(options: Options, call: Call) -> Body:
             del shape[axis]
         types.append(type_of(leaf, shape))
     policy = Policy(options.captures if _compat.CAN_REWRITE else "allow", follows=False)
-    trace = jax.make_jaxpr(body, axis_env=environment)
+    trace = functools.partial(jax.make_jaxpr(body, axis_env=environment), *types)
     with captures.lifting_outside(lifts=policy.captures == "lift"):
-        try:
-            jaxpr = trace(*types)
-        except (AssertionError, RuntimeError) as error:
-            if around is not None or not _speaks_of_mesh(error):
-                raise
-            mesh = meshes.lay_out(options.choice, call.size, whole=True).mesh.abstract_mesh
-            manual = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Manual))
-            with meshes.context_of(manual):
-                jaxpr = trace(*types)
-        except NameError as error:
-            if isinstance(error, UnboundAxisError) or not (found := _UNBOUND.search(str(error))):
-                raise
-            axis = found["axis"]
-            known = [each for each in frame.names if not meshes.is_made_up(each)]
-            raise refusal(
-                UnboundAxisError,
-                what=f"Found an unbound axis name: {axis}, in pmap of '{options.choice.fun_name}'",
-                which=[f"axis_name={each!r} is mapped" for each in known]
-                or ["this pmap was given no axis_name"],
-                why="a collective goes over an axis that a pmap or vmap around it has named",
-                do=f"Give axis_name={axis!r} to pmap, or use the name that it has.",
-            ).with_traceback(error.__traceback__) from None
+        jaxpr = _jaxpr_of(trace, options, call, frame)
     _check_groups(jaxpr, name, call)
     names_meshes = any(
         constants.lies_on_many(each.value) for each in constants.baked_arrays(jaxpr).values()
@@ -234,6 +206,40 @@ def traced(options: Options, call: Call) -> Body:
         frozenset(frame.regions),
         names_meshes,
     )
+
+
+def _jaxpr_of(
+    trace: Callable[[], ClosedJaxpr], options: Options, call: Call, frame: meshes.Frame
+) -> ClosedJaxpr:
+    """What `trace` makes of a body, or says that it cannot.
+
+    There is no mesh while a body is traced, for a pmap inside could not have another one. One that
+    says something of the mesh that it runs on, as `pcast` and a constraint do, is traced again, as
+    if on a mesh.
+    """
+    try:
+        return trace()
+    except (AssertionError, RuntimeError) as error:
+        signs = ("ManualAxisType", "requires a non-empty mesh in context")
+        is_inside = meshes.frame_around() is not None
+        if is_inside or not any(sign in str(error) for sign in signs):
+            raise
+        mesh = meshes.lay_out(options.choice, call.size, whole=True).mesh.abstract_mesh
+        manual = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Manual))
+        with meshes.context_of(manual):
+            return trace()
+    except NameError as error:
+        if isinstance(error, UnboundAxisError) or not (found := _UNBOUND.search(str(error))):
+            raise
+        axis = found["axis"]
+        raise refusal(
+            UnboundAxisError,
+            what=f"Found an unbound axis name: {axis}, in pmap of '{options.choice.fun_name}'",
+            which=[f"axis_name={each!r} is mapped" for each in frame.given_names()]
+            or ["this pmap was given no axis_name"],
+            why="a collective goes over an axis that a pmap or vmap around it has named",
+            do=f"Give axis_name={axis!r} to pmap, or use the name that it has.",
+        ).with_traceback(error.__traceback__) from None
 
 
 def _check_groups(jaxpr: ClosedJaxpr, name: Any, call: Call) -> None:
@@ -257,24 +263,6 @@ def _check_groups(jaxpr: ClosedJaxpr, name: Any, call: Call) -> None:
 
 
 _UNBOUND = re.compile(r"unbound axis name: (?P<axis>\S+?)\.?(?: |$)")
-
-
-def _speaks_of_mesh(error: Exception) -> bool:
-    """Whether the body says something of the mesh that it runs on: `pcast`, or a constraint.
-
-    There is none while it is traced, for a pmap inside could not have another one. Such a body is
-    traced again, as if on a mesh.
-    """
-    text = str(error)
-    return "ManualAxisType" in text or "requires a non-empty mesh in context" in text
-
-
-def _from_left(out_axes: Sequence[Axis], leaves: Sequence[Any]) -> tuple[Axis, ...]:
-    """Where the mapped dimension goes in each result, whose slices have one dimension less."""
-    return tuple(
-        None if axis is None else axis % (jnp.ndim(leaf) + 1)
-        for axis, leaf in zip(out_axes, leaves, strict=True)
-    )
 
 
 def type_of(

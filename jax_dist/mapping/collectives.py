@@ -111,7 +111,7 @@ def handler_of(eqn: JaxprEqn, places: Mapping[Any, AxisPlace], fun_name: str) ->
                 why="the slices of one device run as one vmap, for which it has no rule here",
                 do="Give it as many devices as slices, or use another collective.",
             )
-        return functools.partial(rule, places)
+        return lambda eqn, values: rule(_Over.of(places, eqn), eqn, values)
     batched = [place.local_name for place in places.values() if place.local > 1]
     if batched and _runs_alone(eqn):
         return functools.partial(_slice_by_slice, batched)
@@ -181,27 +181,11 @@ class _Over:
         return tuple(name for place in self.places for name in place.names())
 
 
-_Rule: TypeAlias = Callable[[Mapping[Any, AxisPlace], JaxprEqn, Values], Values]
-_RULES: dict[str, _Rule] = {}  # by primitive; one without a rule is refused
+def _axis_index(over: _Over, eqn: JaxprEqn, values: Values) -> Values:
+    return [over.index()]
 
 
-def _rule(*primitives: str) -> Callable[[_Rule], _Rule]:
-    def add(rule: _Rule) -> _Rule:
-        _RULES.update(dict.fromkeys(primitives, rule))
-        return rule
-
-    return add
-
-
-@_rule("axis_index")
-def _axis_index(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
-    del values
-    return [_Over.of(places, eqn).index()]
-
-
-@_rule("psum")
-def _psum(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
-    over = _Over.of(places, eqn)
+def _psum(over: _Over, eqn: JaxprEqn, values: Values) -> Values:
     values = [lax.reduce_sum(x, _dimensions(eqn)) for x in values]
     if not over.whole:
         return [lax.reduce_sum(over.of_group(x), (0,)) for x in values]
@@ -210,45 +194,38 @@ def _psum(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Val
     return values
 
 
-@_rule("pmax", "pmin")
-def _extreme(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
+def _extreme(over: _Over, eqn: JaxprEqn, values: Values) -> Values:
     """With NaN, as a vmap has it; pmax on CPU loses it."""
-    over, kind = _Over.of(places, eqn), "max" if eqn.primitive.name == "pmax" else "min"
-    dims = _dimensions(eqn)
+    kind, dims = "max" if eqn.primitive.name == "pmax" else "min", _dimensions(eqn)
     if over.names() and over.whole and all(has_extremes(x.dtype) for x in values):
         return [extreme(kind, x, dims, over.names()) for x in values]
     reduce = jnp.max if kind == "max" else jnp.min
     return [reduce(over.of_group(reduce(x, dims)), 0) for x in values]
 
 
-@_rule("all_gather")
-def _all_gather(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
-    gathered = _Over.of(places, eqn).of_group(values[0])
-    return [_joined(gathered, eqn.params["all_gather_dimension"], tiled=eqn.params["tiled"])]
+def _all_gather(over: _Over, eqn: JaxprEqn, values: Values) -> Values:
+    gathered = over.of_group(values[0])
+    return [joined(gathered, eqn.params["all_gather_dimension"], tiled=eqn.params["tiled"])]
 
 
-@_rule("reduce_scatter")
-def _reduce_scatter(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
-    over, dim = _Over.of(places, eqn), eqn.params["scatter_dimension"]
+def _reduce_scatter(over: _Over, eqn: JaxprEqn, values: Values) -> Values:
+    dim = eqn.params["scatter_dimension"]
     total = lax.reduce_sum(over.of_group(values[0]), (0,))
-    part = _parts(total, dim, over.groups.shape[1])[over.own_place()]
+    part = jnp.moveaxis(split(total, dim, over.groups.shape[1]), dim, 0)[over.own_place()]
     return [part if eqn.params["tiled"] else lax.squeeze(part, [dim])]
 
 
-@_rule("all_to_all")
-def _all_to_all(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
+def _all_to_all(over: _Over, eqn: JaxprEqn, values: Values) -> Values:
     """Each slice sends a part to every other one: `[.., G * n, ..]`."""
-    over = _Over.of(places, eqn)
-    count = over.groups.shape[1]
-    sent = _parts(values[0], eqn.params["split_axis"], count)  # by receiver
+    dim = eqn.params["split_axis"]
+    sent = jnp.moveaxis(split(values[0], dim, over.groups.shape[1]), dim, 0)  # by receiver
     received = over.of_group(sent)[:, over.own_place()]  # by sender
-    return [_joined(received, eqn.params["concat_axis"], tiled=True)]
+    return [joined(received, eqn.params["concat_axis"], tiled=True)]
 
 
-@_rule("ppermute")
-def _ppermute(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
+def _ppermute(over: _Over, eqn: JaxprEqn, values: Values) -> Values:
     """What nobody sends to gets zeros."""
-    over, pairs = _Over.of(places, eqn), eqn.params["perm"]
+    pairs = eqn.params["perm"]
     sides = [set(side) for side in zip(*pairs, strict=True)]
     slices = range(len(over.own))
     if any(len(side) < len(pairs) or not side.issubset(slices) for side in sides):
@@ -268,12 +245,24 @@ def _ppermute(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) ->
     return [jnp.where(mine < 0, jnp.zeros_like(x), over.all(x)[mine]) for x in values]
 
 
-@_rule("pbroadcast")
-def _pbroadcast(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) -> Values:
-    return [_Over.of(places, eqn).of_group(x)[eqn.params["source"]] for x in values]
+def _pbroadcast(over: _Over, eqn: JaxprEqn, values: Values) -> Values:
+    return [over.of_group(x)[eqn.params["source"]] for x in values]
 
 
-def _joined(slices: jax.Array, dim: int, *, tiled: bool) -> jax.Array:
+_RULES: dict[str, Callable[[_Over, JaxprEqn, Values], Values]] = {  # others are refused
+    "axis_index": _axis_index,
+    "psum": _psum,
+    "pmax": _extreme,
+    "pmin": _extreme,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "ppermute": _ppermute,
+    "pbroadcast": _pbroadcast,
+}
+
+
+def joined(slices: jax.Array, dim: int, *, tiled: bool) -> jax.Array:
     """`[G, .., n, ..]` with the first dimension at `dim`; tiled, `[.., G * n, ..]`."""
     moved = jnp.moveaxis(slices, 0, dim)
     if not tiled:
@@ -282,10 +271,9 @@ def _joined(slices: jax.Array, dim: int, *, tiled: bool) -> jax.Array:
     return moved.reshape((*moved.shape[:dim], count * size, *moved.shape[dim + 2 :]))
 
 
-def _parts(x: jax.Array, dim: int, count: int) -> jax.Array:
-    """`[.., count * n, ..] -> [count, .., n, ..]`"""
-    split = x.reshape((*x.shape[:dim], count, x.shape[dim] // count, *x.shape[dim + 1 :]))
-    return jnp.moveaxis(split, dim, 0)
+def split(x: jax.Array, dim: int, count: int) -> jax.Array:
+    """`[.., count * n, ..] -> [.., count, n, ..]`"""
+    return x.reshape((*x.shape[:dim], count, x.shape[dim] // count, *x.shape[dim + 1 :]))
 
 
 def _runs_alone(eqn: JaxprEqn) -> bool:
@@ -297,13 +285,10 @@ def _runs_alone(eqn: JaxprEqn) -> bool:
         return True
     if name == "cond":  # a vmap runs all branches
         return bool(eqn.effects)
-    return name == "rng_bit_generator" or any(_draws_by_count(atom.aval) for atom in eqn.invars)
-
-
-def _draws_by_count(aval: Any) -> bool:
-    """Whether these are keys whose bits depend on how many of them are used together."""
-    is_key = jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
-    return is_key and "fry" not in str(aval.dtype)
+    avals: list[Any] = [atom.aval for atom in eqn.invars]
+    keys = [x.dtype for x in avals if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
+    # The bits of other keys than threefry keys depend on how many of them are used together.
+    return name == "rng_bit_generator" or any("fry" not in str(kind) for kind in keys)
 
 
 def _slice_by_slice(names: Sequence[str], eqn: JaxprEqn, values: Values) -> Values:

@@ -18,6 +18,7 @@ dispatch then waits, in the middle of one that other devices wait for in a colle
 every sixteenth call waits for its own result.
 """
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -26,13 +27,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.errors import NestingError, PlacementError, StaticArgumentError, refusal
 from jax_dist.mapping import axes, emission, meshes, placement, refusals, region
-from jax_dist.mapping.body import Body, BodyTracer, Call, Options, any_tracer, bind, type_of
+from jax_dist.mapping.body import Body, Call, Options, any_tracer, bind, tracer, type_of
 from jax_dist.mapping.collectives import AxisPlace
 from jax_dist.mapping.emission import KnownSignature
 from jax_dist.mapping.meshes import InnerAxis, Layout
@@ -62,7 +63,7 @@ class Dispatcher:
     def __init__(self, options: Options, fun: Callable[[], Callable]):
         """`fun` gives the function: held weakly, where this is cached on its account."""
         self._options, self._fun = options, fun
-        self._bodies = BodyTracer(options, fun)
+        self._body_of = tracer(options, fun)
         self._placements = Placements()
         self._twins = placement.Twins()
         self._watch = Watch(options.choice.fun_name, Policy(options.captures))
@@ -157,7 +158,8 @@ class Dispatcher:
         user = meshes.mesh_of_user()
         if user is None:
             return self._take(program, call, args, kwargs)
-        mesh = meshes.concrete_mesh_of_user()
+        get_mesh = getattr(jax.sharding, "get_mesh", None)
+        mesh = None if get_mesh is None else get_mesh()  # 0.7 does not tell
         with meshes.no_mesh():
             results, memory, stale = self._take(program, call, args, kwargs)
         if mesh is None or not meshes.has_types(user):
@@ -199,7 +201,13 @@ class Dispatcher:
         first = () if placed is None else (placed.values,)
         with programs.under_way(self, found):
             results, memory, stale = _compat.run_jit(own.jitted, (*first, *args), kwargs)
-        self._use(own, placed, is_full=can_be_full(found.layout.mesh))
+        is_full = can_be_full(found.layout.mesh)
+        if (self._used, self._is_full) != ((own, placed), is_full):
+            # This is the program of the next call, too, most probably.
+            self._used, self._is_full = (own, placed), is_full
+            front = programs.with_captures(own.front, placed)
+            self._front = throttled(front) if is_full else front
+            self._renew()
         return results, memory if own is program else None, stale
 
     def _stage(self, call: Call, args: tuple, kwargs: dict) -> Any:
@@ -239,11 +247,12 @@ class Dispatcher:
             )
         if choice.axis_size not in (None, call.size):
             raise refusals.size_not_as_promised(choice.fun_name, choice.axis_size, call.size)
-        body = self._bodies.body(call)
+        body = self._body_of(call)
         axis = InnerAxis(outside.free_name(self._options.axis_name), call.size)
         wanted = axis._replace(size=1) if choice.virtual else axis
         outside.note(wanted, body.inner, body.regions)
-        mesh = meshes.abstract_mesh((axis, *body.inner))
+        names, sizes = zip(axis, *body.inner, strict=True)
+        mesh = AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
         place = AxisPlace(body.axis, call.size, axis.name, 1)
         values = body.lifted.values
         flat = region.run_body(body, values, call.leaves, call.axes, place, mesh, body.inner)
@@ -251,28 +260,20 @@ class Dispatcher:
 
     # ---- what is traced
 
-    def _trace(self, captured: Sequence[Any], args: tuple, kwargs: dict) -> Any:
-        """What jit traces: the body on its mesh."""
+    def _trace(
+        self, captured: Sequence[Any], args: tuple, kwargs: dict, *, as_view: bool = False
+    ) -> Any:
+        """What jit traces: the body on its mesh; `as_view`: on the slices of this process."""
         call = self._bind(args, kwargs)
-        found = programs.found_by(self) or self._find(call)
-        return emission.emitted(self._options, call, found, captured)
-
-    def _trace_view(self, captured: Sequence[Any], args: tuple, kwargs: dict) -> Any:
-        """The same on the slices of this process."""
-        del captured
-        call = self._bind(args, kwargs)
-        found = programs.found_by(self) or self._find(call, whole=False)
-        return emission.emitted(self._options, call, found, (), as_view=True)
+        found = programs.found_by(self) or self._find(call, whole=not as_view)
+        return emission.emitted(self._options, call, found, captured, as_view=as_view)
 
     def _run_eagerly(self, *args: Any, **kwargs: Any) -> Any:
         """Under `jax.disable_jit`: the user's function, once, on concrete slices."""
-        call = self._bind(args, kwargs)
-        name = self._options.choice.axis_name
-        if self._options.axis_name is not None:
-            name = self._options.axis_name
-        return region.run_eagerly(
-            call, self._options.out_axes, name, emission.layout_for(self._options, call, ())
-        )
+        call, options = self._bind(args, kwargs), self._options
+        name = options.choice.axis_name if options.axis_name is None else options.axis_name
+        layout = emission.layout_for(options, call, ())
+        return region.run_eagerly(call, options.out_axes, name, layout)
 
     # ---- its parts
 
@@ -280,7 +281,7 @@ class Dispatcher:
         return bind(self._options, self._fun(), args, kwargs)
 
     def _find(self, call: Call, *, whole: bool = True) -> KnownSignature:
-        return emission.find(self._options, call, self._bodies.body, whole=whole)
+        return emission.find(self._options, call, self._body_of, whole=whole)
 
     def _program_for(self, found: KnownSignature) -> tuple[Program, PlacedCaptures | None]:
         mesh = found.layout.mesh
@@ -293,43 +294,31 @@ class Dispatcher:
     def _on_mesh(self, call: Call, layout: Layout) -> tuple[list[Any], bool]:
         """The leaves where the program wants them.
 
-        Also whether one lay where a front must not think that it may lie: an array elsewhere. It is
-        moved once, and remembered, unless it is donated.
+        Also whether one lay where a front must not think that it may lie: an array elsewhere.
         """
-        donated, misplaced = self._options.donated, False
-        leaves = list(call.leaves)
-        for number, (leaf, axis, owner) in enumerate(
-            zip(call.leaves, call.axes, call.owners, strict=True)
-        ):
-            if not placement.can_be_put(leaf) or placement.is_watched_key(leaf):
-                continue
-            target = layout.sharding(axis, jnp.ndim(leaf))
-            if placement.is_on_mesh(leaf, target):
-                continue
-            if placement.is_misplaced(leaf, target):
-                misplaced = True
-                if owner not in donated:
-                    leaves[number] = self._twins.move(leaf, target)
-                    continue
-            leaves[number] = placement.put_as_jit_would(leaf, target)
+        leaves, misplaced = [], False
+        for leaf, axis, owner in zip(call.leaves, call.axes, call.owners, strict=True):
+            if placement.can_be_put(leaf):
+                target = layout.sharding(axis, jnp.ndim(leaf))
+                donated = owner in self._options.donated
+                leaf, elsewhere = self._twins.put(leaf, target, donated=donated)
+                misplaced = misplaced or elsewhere
+            leaves.append(leaf)
         return leaves, misplaced
-
-    def _use(self, program: Program, placed: PlacedCaptures | None, *, is_full: bool) -> None:
-        """This is the program of the last call; most probably of the next one, too."""
-        if self._used == (program, placed) and self._is_full == is_full:
-            return
-        self._used, self._is_full = (program, placed), is_full
-        front = programs.with_captures(program.front, placed)
-        if is_full:
-            front = throttled(front)
-        self._front = front
-        self._renew()
 
     def _renew(self) -> None:
         call = self._front
         if self._processes is not None and self._options.arrays == "local":
             call = self._processes.call
-        self.call: Callable[..., Any] = self._explaining(call) if self._options.static else call
+
+        def explaining(*args: Any, **kwargs: Any) -> Any:
+            try:  # a front compares static arguments before it asks Python about them
+                return call(*args, **kwargs)
+            except (TypeError, ValueError):
+                self._check_static(args)
+                raise
+
+        self.call: Callable[..., Any] = explaining if self._options.static else call
         for caller in self._callers:
             caller.__call__ = self.call
 
@@ -338,25 +327,27 @@ class Dispatcher:
         if self._is_chosen:
             return
         self._is_chosen = True
-        if self._options.choice.spans_processes():
-            from jax_dist.mapping.process_calls import ProcessCalls  # most programs need none
+        if len({device.process_index for device in self._options.choice.candidates()}) <= 1:
+            return
+        from jax_dist.mapping.process_calls import ProcessCalls  # most programs need none
 
+        view = self._plain
+        if self._options.arrays == "local":
             view = Programs(
                 self._programs.name,
                 self._programs.options,
-                trace=self._trace_view,
+                trace=functools.partial(self._trace, as_view=True),
                 miss=self._miss,
                 without_jit=self._run_eagerly,
             ).of(None)
-            is_local = self._options.arrays == "local"
-            self._processes = ProcessCalls(
-                self._options,
-                self._fun,
-                run=lambda *args, **kwargs: self._front(*args, **kwargs),
-                view=view if is_local else self._plain,
-                layout_of=lambda call: self._find(call).layout,
-            )
-            self._renew()
+        self._processes = ProcessCalls(
+            self._options,
+            self._fun,
+            run=lambda *args, **kwargs: self._front(*args, **kwargs),
+            view=view,
+            layout_of=lambda call: self._find(call).layout,
+        )
+        self._renew()
 
     def _check_static(self, args: tuple) -> None:
         options, name = self._options, self._options.choice.fun_name
@@ -375,18 +366,6 @@ class Dispatcher:
                     "its hash",
                     do="Pass a hashable value (a tuple for a list), or map it with in_axes=None.",
                 ) from None
-
-    def _explaining(self, call: Callable) -> Callable:
-        """A front compares static arguments before it asks Python about them."""
-
-        def explaining(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return call(*args, **kwargs)
-            except (TypeError, ValueError):
-                self._check_static(args)
-                raise
-
-        return explaining
 
 
 def can_be_full(mesh: Mesh) -> bool:

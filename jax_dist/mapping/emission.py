@@ -7,6 +7,7 @@ whole program that is declared to be replicated over processes, though its copie
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from jax_dist import _compat
 from jax_dist.errors import DeviceCountError, NestingError, message, refusal
 from jax_dist.mapping import axes, meshes, region
 from jax_dist.mapping.axes import Axis
-from jax_dist.mapping.body import Body, Call, Options, type_of, whole_call
+from jax_dist.mapping.body import Body, Call, Options, type_of
 from jax_dist.mapping.collectives import AxisPlace
 from jax_dist.mapping.meshes import PROCESS_AXIS, InnerAxis, Layout
 from jax_dist.passes import pipeline
@@ -49,11 +50,17 @@ def find(
       trace: gives the body for a call on whole arguments.
       whole: whether the arguments hold the slices of all processes, or those of this one.
     """
+    on_whole = call
     if not whole:
         processes = layout_for(options, call, (), whole=False).processes
-        body = trace(whole_call(call, processes))
-    else:
-        body = trace(call)
+        types = []
+        for leaf, axis in zip(call.leaves, call.axes, strict=True):
+            shape = list(type_of(leaf).shape)
+            if axis is not None:
+                shape[axis] *= processes
+            types.append(type_of(leaf, shape))
+        on_whole = dataclasses.replace(call, leaves=types)
+    body = trace(on_whole)
     return KnownSignature(body, layout_for(options, call, body.inner, whole=whole))
 
 
@@ -72,11 +79,30 @@ def layout_for(
       DeviceCountError: the axes do not fit the devices.
     """
     choice = options.choice
-    if meshes.is_bound(choice.axis_name):  # by a vmap outside, which would take it for its own
+    with contextlib.suppress(NameError):
+        lax.axis_size(choice.axis_name)  # of a vmap outside, which would take it for its own
         choice = dataclasses.replace(choice, axis_name=meshes.UNNAMED)
     layout = meshes.lay_out(choice, call.size, () if choice.virtual else inner, whole=whole)
-    meshes.check_all_used(choice, layout)
-    return layout
+    given, used = len(choice.devices or ()), layout.mesh.size
+    # Only here: the traced body shows whether a pmap inside uses the devices that are left.
+    if choice.devices is None or used == given:
+        return layout
+    if choice.virtual:
+        raise refusal(
+            DeviceCountError,
+            what=f"pmap of '{call.fun_name}' cannot share {layout.size} slices evenly among the "
+            "devices given",
+            which=[f"the mapped axis has size {layout.size}", f"len(devices) is {given}"],
+            why="with virtual=True every device runs the same number of slices",
+            do="Give a number of devices that divides the size of the axis.",
+        )
+    raise refusal(
+        DeviceCountError,
+        what=f"pmap of '{call.fun_name}' got {given} devices for an axis of size {used}",
+        which=[f"the mapped axis needs {used}", f"len(devices) is {given}"],
+        why="with devices= given, each of them runs one slice",
+        do=f"Give {used} devices, or slice the arguments into {given}.",
+    )
 
 
 def emitted(
@@ -110,23 +136,23 @@ def emitted(
             do="Order devices by process, with as many of each process.",
         )
     values = captured or body.lifted.values
-    target = _target(body, call, layout)
+    place, mesh, inner = _target(body, call, layout)
 
     def evaluate(*inputs: Any) -> list[Any]:
         given, leaves = list(inputs[: len(values)]), list(inputs[len(values) :])
         if as_view:
             leaves = _over_processes(_view_as_whole, leaves, call.axes, layout)
-        if target.mesh is None:
-            given = [_resharded(x, None, target.place) for x in given]
+        if mesh is None:
+            given = [_resharded(x, None, place) for x in given]
             pairs = zip(leaves, call.axes, strict=True)
-            leaves = [_resharded(*pair, target.place) for pair in pairs]
-            outs = region.run_body(body, given, leaves, call.axes, target.place, None, ())
+            leaves = [_resharded(*pair, place) for pair in pairs]
+            outs = region.run_body(body, given, leaves, call.axes, place, None, ())
         else:
-            if target.place.idle_axes:
+            if place.idle_axes:
                 leaves = [jax.lax.with_sharding_constraint(x, P()) for x in leaves]
-            with meshes.context_of(target.mesh):
-                outs = region.run_body(body, given, leaves, call.axes, *target)
-            if target.place.idle_axes:  # the user's mesh may have no axis that fits
+            with meshes.context_of(mesh):
+                outs = region.run_body(body, given, leaves, call.axes, place, mesh, inner)
+            if place.idle_axes:  # the user's mesh may have no axis that fits
                 outs = [jax.lax.with_sharding_constraint(x, P()) for x in outs]
         return _over_processes(_whole_as_view, outs, body.out_axes, layout) if as_view else outs
 
@@ -139,31 +165,24 @@ def emitted(
     return jax.tree.unflatten(body.out_tree, flat)
 
 
-class _Target(NamedTuple):
-    """What a program is emitted for."""
+def _target(
+    body: Body, call: Call, layout: Layout
+) -> tuple[AxisPlace, Mesh | None, tuple[InnerAxis, ...]]:
+    """The place of the mapped axis, the mesh, and the axes of the mesh for the pmaps inside.
 
-    place: AxisPlace  # of the mapped axis
-    mesh: Mesh | None  # None: that of the context
-    inner: tuple[InnerAxis, ...]  # the axes of the mesh for the pmaps inside
-
-
-def _target(body: Body, call: Call, layout: Layout) -> _Target:
-    """The own mesh; under one that is set by `jax.set_mesh`, over the same devices.
-
-    Where shardings are types, arrays of another mesh cannot meet; and a program has one set of
-    devices. Then it is the user's mesh, and the mapped axis lies over all of its axes.
+    It is the own mesh; under one that is set by `jax.set_mesh`, over the same devices. Where
+    shardings are types, arrays of another mesh cannot meet; and a program has one set of devices.
+    Then it is the user's mesh (None), and the mapped axis lies over all of its axes.
     """
     user = meshes.mesh_of_user()
     rows = layout.mesh.shape[layout.name]
     own = AxisPlace(body.axis, layout.size, layout.name, layout.size // rows)
     if user is None:
         inner = tuple(InnerAxis(*axis) for axis in list(layout.mesh.shape.items())[1:])
-        return _Target(own, layout.mesh, inner)
+        return own, layout.mesh, inner
     if user.size == layout.mesh.size and not meshes.has_types(user):
         # JAX cannot lower a region in a region here, nor XLA what is manual over a part of an axis.
-        return _Target(
-            dataclasses.replace(own, idle_axes=layout.mesh.axis_names[1:]), layout.mesh, ()
-        )
+        return dataclasses.replace(own, idle_axes=layout.mesh.axis_names[1:]), layout.mesh, ()
     if layout.size % user.size:
         raise refusal(
             NestingError,
@@ -176,7 +195,7 @@ def _target(body: Body, call: Call, layout: Layout) -> _Target:
             do="Set a mesh whose size divides that of the axis, or call it outside of traces.",
         )
     over_all = AxisPlace(body.axis, layout.size, meshes.all_axes(user), layout.size // user.size)
-    return _Target(over_all, None, ())
+    return over_all, None, ()
 
 
 def _resharded(x: Any, axis: Axis, place: AxisPlace) -> Any:
@@ -238,13 +257,8 @@ def _relabelled(array: jax.Array, axis: int, layout: Layout, *, to_whole: bool) 
     axis %= array.ndim
     view = axes.spec_of_axis(axis, array.ndim, layout.name)
     whole = P(*[None] * axis, (PROCESS_AXIS, layout.name))
-    return jax.shard_map(
-        lambda block: block,
-        mesh=layout.process_mesh,
-        in_specs=view if to_whole else whole,
-        out_specs=whole if to_whole else view,
-        check_vma=False,
-    )(array)
+    specs = (view, whole) if to_whole else (whole, view)
+    return _on_blocks(lambda block: block, layout, *specs)(array)
 
 
 def _transposable(parts: jax.Array, axis: int, layout: Layout, *, to_whole: bool) -> jax.Array:
@@ -259,26 +273,19 @@ def _transposable(parts: jax.Array, axis: int, layout: Layout, *, to_whole: bool
     view = P(None, *[None] * axis, layout.name)
     whole = P(PROCESS_AXIS, *[None] * axis, layout.name)
 
-    def as_whole(_, array: jax.Array) -> jax.Array:
-        return jax.shard_map(
-            lambda block: block[:1],
-            mesh=layout.process_mesh,
-            in_specs=view,
-            out_specs=whole,
-            check_vma=False,
-        )(array)
+    def pad(block: jax.Array) -> jax.Array:
+        rest = jnp.zeros((layout.processes - 1, *block.shape[1:]), block.dtype)
+        return jnp.concatenate([block, rest])
 
-    def as_view(_, array: jax.Array) -> jax.Array:
-        def pad(block: jax.Array) -> jax.Array:
-            rest = jnp.zeros((layout.processes - 1, *block.shape[1:]), block.dtype)
-            return jnp.concatenate([block, rest])
-
-        return jax.shard_map(
-            pad, mesh=layout.process_mesh, in_specs=whole, out_specs=view, check_vma=False
-        )(array)
-
+    as_whole = lambda _, array: _on_blocks(lambda block: block[:1], layout, view, whole)(array)
+    as_view = lambda _, array: _on_blocks(pad, layout, whole, view)(array)
     solve, transpose = (as_whole, as_view) if to_whole else (as_view, as_whole)
     return lax.custom_linear_solve(lambda x: x, parts, solve, transpose)
+
+
+def _on_blocks(change: Callable, layout: Layout, in_specs: P, out_specs: P) -> Callable:
+    mesh = layout.process_mesh
+    return jax.shard_map(change, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def warn_of_unusable(options: Options, call: Call, found: KnownSignature) -> None:

@@ -23,6 +23,7 @@ from jax_dist.mapping.pmap import pmap
 
 _AXIS = "<filter_pmap>"  # of a function that names none
 _KEPT = 256  # kinds of calls of modules
+_HOLE = object()  # where an array was
 
 
 class _FirstOfArrays:
@@ -131,7 +132,7 @@ class _Call(NamedTuple):
 
     arrays: list[Any]
     tree: Any  # of the function and the arguments
-    rest: tuple[Any, ...]  # the leaves, with _HOLE where an array was
+    rest: tuple[Any, ...]  # the leaves, with _HOLE for arrays
     axes: tuple[int | None, ...]  # of the arrays
 
     @property
@@ -140,25 +141,23 @@ class _Call(NamedTuple):
         return self.tree, self.rest, self.axes, types
 
 
-class _Hole:
-    def __repr__(self) -> str:
-        return "an array"
-
-
-_HOLE = _Hole()
-
-
 class _Filtered:
     """What the user calls."""
 
     def __init__(self, fun: Callable[..., Any], axes: _Axes, donate: str, options: dict[str, Any]):
         self._fun, self._axes, self._donate, self._options = fun, axes, donate, options
-        self._setting = _setting(axes, donate, options)
+        leaves, tree = jax.tree.flatten((axes.inputs, axes.outputs), is_leaf=lambda x: x is None)
+        said = (*leaves, tree, axes.name, axes.size, donate, *sorted(options.items()))
+        try:
+            hash(said)
+            self._setting = said
+        except TypeError:  # it cannot be compared
+            self._setting = None
         self._is_shared = self._setting is not None and isinstance(fun, types.FunctionType)
         self._kinds: dict[Hashable, _Kind] = {}
         if self._is_shared:
             self._kinds = _OF_FUNCTIONS.setdefault(fun, {})
-        elif self._setting is not None and not _is_leaf(fun):
+        elif self._setting and not jax.tree_util.treedef_is_leaf(jax.tree.structure(fun)):
             self._kinds = _OF_MODULES
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -224,7 +223,19 @@ class _Filtered:
         try:
             found = self._kinds.get(key)
         except TypeError as error:
-            raise _not_hashable(call) from error
+            which = []
+            for leaf in call.rest:
+                try:
+                    hash(leaf)
+                except TypeError:
+                    which.append(f"{leaf!r}, of type {type(leaf).__name__}")
+            raise refusal(
+                ArgumentTypeError,
+                what="filter_pmap keeps what is no array as a constant, and cannot hash it",
+                which=which or [f"the tree {call.tree}"],
+                why="another value compiles another program, which is looked up by it",
+                do="Make it an array, or give the object __hash__ and __eq__.",
+            ) from error
         if found is None:
             fun = weakref.ref(self._fun) if self._is_shared else None
             found = self._kinds[key] = _Kind(self._axes, call, self._donate, self._options, fun)
@@ -252,13 +263,24 @@ class _Kind:
         self._axes, self._call, self._fun = axes, call._replace(arrays=[]), fun
         self._result: tuple[Any, list[Any]] | None = None  # its tree, and leaves that are no array
         self._out_axes: tuple[int | None, ...] = ()
-        if len(_sizes(call)) == 1:  # else pmap says what is wrong with the arguments
-            # Traces the function once, for the tree of its results and where their axes go.
+        pairs = zip(call.arrays, call.axes, strict=True)
+        mapped = [(leaf.shape, axis) for leaf, axis in pairs if axis is not None]
+        fits = all(-len(shape) <= axis < len(shape) for shape, axis in mapped)
+        if fits and len({shape[axis] for shape, axis in mapped}) == 1:
+            # Traces the function once, for the tree of its results and where their axes go. If the
+            # sizes do not fit, pmap says what is wrong.
             name = _AXIS if axes.name is None else axes.name
             jax.eval_shape(jax.vmap(self._body, call.axes, axis_name=name), *call.arrays)
+
+        def body(*arrays: Any) -> tuple[Any, ...]:
+            return self._body(*arrays)
+
+        of_user = self._function(call.arrays)[0]
+        body.__name__ = getattr(of_user, "__name__", type(of_user).__name__)
+        body.__qualname__ = getattr(of_user, "__qualname__", body.__name__)
         numbers = tuple(range(len(call.arrays)))
         self.mapped = pmap(
-            self._named(call),
+            body,
             axis_name=axes.name,
             in_axes=call.axes,
             out_axes=self._out_axes,
@@ -271,16 +293,6 @@ class _Kind:
         """The results as the function gives them."""
         assert self._result is not None
         return _filled(*self._result, arrays)
-
-    def _named(self, call: _Call) -> Callable[..., Any]:
-        fun = self._function(call.arrays)[0]
-
-        def body(*arrays: Any) -> tuple[Any, ...]:
-            return self._body(*arrays)
-
-        body.__name__ = getattr(fun, "__name__", type(fun).__name__)
-        body.__qualname__ = getattr(fun, "__qualname__", body.__name__)
-        return body
 
     def _body(self, *arrays: Any) -> tuple[Any, ...]:
         fun, args = self._function(arrays)
@@ -316,21 +328,6 @@ _OF_FUNCTIONS: weakref.WeakKeyDictionary[Callable, dict[Hashable, _Kind]] = (
     weakref.WeakKeyDictionary()
 )
 _OF_MODULES = _Recent()
-
-
-def _setting(axes: _Axes, donate: str, options: dict[str, Any]) -> Hashable | None:
-    """What was said when it was made; None where that cannot be compared."""
-    leaves, tree = jax.tree.flatten((axes.inputs, axes.outputs), is_leaf=lambda x: x is None)
-    said = (*leaves, tree, axes.name, axes.size, donate, *sorted(options.items()))
-    try:
-        hash(said)
-    except TypeError:
-        return None
-    return said
-
-
-def _is_leaf(fun: Any) -> bool:
-    return jax.tree_util.treedef_is_leaf(jax.tree.structure(fun))
 
 
 class _Stage:
@@ -385,15 +382,6 @@ def _filled(tree: Any, rest: Sequence[Any], arrays: Iterable[Any]) -> Any:
     return jax.tree.unflatten(tree, [next(remaining) if x is _HOLE else x for x in rest])
 
 
-def _sizes(call: _Call) -> set[int]:
-    """What the arguments have along their mapped dimensions; empty where one has no such."""
-    pairs = zip(call.arrays, call.axes, strict=True)
-    mapped = [(leaf.shape, axis) for leaf, axis in pairs if axis is not None]
-    if not all(-len(shape) <= axis < len(shape) for shape, axis in mapped):
-        return set()
-    return {shape[axis] for shape, axis in mapped}
-
-
 def _resolved(argument: str, axes: Any, tree: Any) -> list[int | None]:
     """An axis for each leaf, from a prefix of the tree."""
     found: list[int | None] = []
@@ -423,19 +411,3 @@ def _resolved(argument: str, axes: Any, tree: Any) -> list[int | None]:
             do="Give one axis for all, or a tree that is a prefix.",
         ) from error
     return found
-
-
-def _not_hashable(call: _Call) -> ArgumentTypeError:
-    which = []
-    for leaf in call.rest:
-        try:
-            hash(leaf)
-        except TypeError:
-            which.append(f"{leaf!r}, of type {type(leaf).__name__}")
-    return refusal(
-        ArgumentTypeError,
-        what="filter_pmap keeps what is no array as a constant, and cannot hash it",
-        which=which or [f"the tree {call.tree}"],
-        why="another value compiles another program, which is looked up by it",
-        do="Make it an array, or give the object __hash__ and __eq__.",
-    )

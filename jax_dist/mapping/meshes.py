@@ -14,12 +14,11 @@ import dataclasses
 import functools
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jax_dist import _compat
@@ -55,9 +54,6 @@ class DeviceChoice:
         """The devices to choose from, of all processes."""
         return self.devices if self.devices is not None else tuple(jax.devices(self.backend))
 
-    def spans_processes(self) -> bool:
-        return len({device.process_index for device in self.candidates()}) > 1
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
@@ -66,6 +62,9 @@ class Layout:
     mesh: Mesh
     size: int  # of the mapped axis, over all processes
     processes: int  # that take part; 1 also where each process maps on its own
+    _shardings: dict[tuple[Axis, int], NamedSharding] = dataclasses.field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @property
     def name(self) -> str:
@@ -85,10 +84,6 @@ class Layout:
         return known
 
     @functools.cached_property
-    def _shardings(self) -> dict[tuple[Axis, int], NamedSharding]:
-        return {}
-
-    @functools.cached_property
     def local_mesh(self) -> Mesh:
         """The rows of the mesh that this process holds, under the same names."""
         owner = jax.process_index()
@@ -106,12 +101,6 @@ class Layout:
         if any(len({_process_of(row) for row in group}) > 1 for group in grid):
             return None
         return _compat.auto_mesh(grid, (PROCESS_AXIS, *self.mesh.axis_names))
-
-
-def abstract_mesh(inner: Sequence[InnerAxis]) -> AbstractMesh:
-    """The mesh of a pmap inside another, and of those in it, while their devices are not known."""
-    sizes, names = tuple(a.size for a in inner), tuple(a.name for a in inner)
-    return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 @contextlib.contextmanager
@@ -151,12 +140,6 @@ def outside_of_meshes() -> Iterator[None]:
     else:
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
             yield
-
-
-def concrete_mesh_of_user() -> Mesh | None:
-    """The devices of that mesh; None where JAX does not tell, in 0.7."""
-    get = getattr(jax.sharding, "get_mesh", None)
-    return None if get is None else get()
 
 
 def laid_on(mesh: Mesh, results: Any) -> Any:
@@ -208,32 +191,6 @@ def lay_out(
     return _lay_out(choice, size, inner, choice.candidates(), whole=whole)
 
 
-def check_all_used(choice: DeviceChoice, layout: Layout) -> None:
-    """Raises DeviceCountError if the user gave more devices than the layout uses.
-
-    Apart from `lay_out`, for only the traced body shows whether a pmap inside uses the others.
-    """
-    name, given, used = choice.fun_name, len(choice.devices or ()), layout.mesh.size
-    if choice.devices is None or used == given:
-        return
-    if choice.virtual:
-        raise refusal(
-            DeviceCountError,
-            what=f"pmap of '{name}' cannot share {layout.size} slices evenly among the devices "
-            "given",
-            which=[f"the mapped axis has size {layout.size}", f"len(devices) is {given}"],
-            why="with virtual=True every device runs the same number of slices",
-            do="Give a number of devices that divides the size of the axis.",
-        )
-    raise refusal(
-        DeviceCountError,
-        what=f"pmap of '{name}' got {given} devices for an axis of size {used}",
-        which=[f"the mapped axis needs {used}", f"len(devices) is {given}"],
-        why="with devices= given, each of them runs one slice",
-        do=f"Give {used} devices, or slice the arguments into {given}.",
-    )
-
-
 @functools.lru_cache(maxsize=1024)
 def _lay_out(
     choice: DeviceChoice,
@@ -244,10 +201,7 @@ def _lay_out(
     whole: bool,
 ) -> Layout:
     owners = sorted({device.process_index for device in candidates})
-    groups = {
-        owner: [device for device in candidates if device.process_index == owner]
-        for owner in owners
-    }
+    groups = {owner: [d for d in candidates if d.process_index == owner] for owner in owners}
     available = min(len(group) for group in groups.values())
     local_size, rest = divmod(size, len(owners)) if whole else (size, 0)
     if rest:
@@ -310,6 +264,11 @@ class Frame:
         self.inner += wanted[len(self.inner) :]
         self.regions |= {axis.name, *regions}
 
+    def given_names(self) -> list[object]:
+        """The names that the user has given; the others are made up here."""
+        made_up = lambda name: isinstance(name, str) and name.startswith(_MADE_UP)
+        return [name for name in self.names if not made_up(name)]
+
     def free_name(self, name: object) -> str:
         """For the abstract axis of a pmap inside: its own if no axis around has that name."""
         if isinstance(name, str) and name not in self.names:
@@ -337,20 +296,6 @@ def entered(frame: Frame) -> Iterator[None]:
 def frame_around() -> Frame | None:
     """The frame of the pmap whose body is being traced; None outside."""
     return _innermost.frame
-
-
-def is_made_up(name: object) -> bool:
-    """Whether a mapped axis has this name because the user gave none."""
-    return isinstance(name, str) and name.startswith(_MADE_UP)
-
-
-def is_bound(name: object) -> bool:
-    """Whether collectives can name this axis here already, say that of a vmap outside."""
-    try:
-        lax.axis_size(name)
-    except NameError:
-        return False
-    return True
 
 
 def manual_axes() -> tuple[object, ...]:

@@ -62,15 +62,30 @@ def nnx_pmap(
         )
     from flax import nnx  # where it is not installed, nobody calls this
 
-    _check_unbound(f, nnx.Module)
+    inner = f
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if inspect.ismethod(inner) and isinstance(inner.__self__, nnx.Module):
+        raise refusal(
+            ValueError,
+            what="nnx_pmap does not support bound methods",
+            which=[f"{inner.__qualname__} belongs to a {type(inner.__self__).__name__}"],
+            why="a module is mapped as an argument, so that its changes come back",
+            do="Map the method of the class, and pass the module as its first argument.",
+        )
     in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+
+    is_module = lambda state: isinstance(state, nnx.NodeStates)
 
     @functools.wraps(f)
     def body(*states: Any) -> Any:
         args = nnx.from_tree(states, ctxtag=_TAG, is_inner=True)
         result = f(*args)
+        modules = jax.tree.map(  # only they can have changed
+            lambda state, arg: arg if is_module(state) else None, states, args, is_leaf=is_module
+        )
         return nnx.to_tree(
-            (_modules(states, args), result),
+            (modules, result),
             prefix=(in_axes, out_axes),
             split_fn=_split,
             ctxtag=_TAG,
@@ -95,20 +110,6 @@ def nnx_pmap(
     return call
 
 
-def _check_unbound(f: Callable[..., Any], module: type) -> None:
-    """What a bound method changes in its module would be lost."""
-    while isinstance(f, functools.partial):
-        f = f.func
-    if inspect.ismethod(f) and isinstance(f.__self__, module):
-        raise refusal(
-            ValueError,
-            what="nnx_pmap does not support bound methods",
-            which=[f"{f.__qualname__} belongs to a {type(f.__self__).__name__}"],
-            why="a module is mapped as an argument, so that its changes come back",
-            do="Map the method of the class, and pass the module as its first argument.",
-        )
-
-
 def _split(context: Any, path: Any, axes: Any, module: Any) -> Any:
     """A module as its arrays, apart by the filters of `nnx.StateAxes`, and its structure."""
     from flax import nnx
@@ -127,15 +128,3 @@ def _of_states(axes: Any) -> Any:
         return nnx.NodeStates.from_prefixes(axis.axes, metadata=axis)
 
     return jax.tree.map(of_one, axes)
-
-
-def _modules(states: Any, args: Any) -> Any:
-    """The arguments without what is no module: only modules can have changed."""
-    from flax import nnx
-
-    def is_module(state: Any) -> bool:
-        return isinstance(state, nnx.NodeStates)
-
-    return jax.tree.map(
-        lambda state, arg: arg if is_module(state) else None, states, args, is_leaf=is_module
-    )

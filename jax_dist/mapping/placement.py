@@ -94,12 +94,14 @@ def unreplicate(tree: Any) -> Any:
     Array(3., dtype=float32)
     """
     leaves, structure = jax.tree.flatten_with_path(tree)
-    blocks = [_first_block(leaf, "tree" + jax.tree_util.keystr(path)) for path, leaf in leaves]
     by_device: dict[Any, dict[int, Any]] = {}  # for one program cannot take arrays of several
-    for index, block in enumerate(blocks):
-        by_device.setdefault(_device_of(block), {})[index] = block
+    for index, (path, leaf) in enumerate(leaves):
+        block = _first_block(leaf, "tree" + jax.tree_util.keystr(path))
+        is_placed = isinstance(block, jax.Array) and not isinstance(block, Tracer)
+        device = next(iter(block.devices())) if is_placed else None
+        by_device.setdefault(device, {})[index] = block
     rows = {index: row for group in by_device.values() for index, row in _first_rows(group).items()}
-    return jax.tree.unflatten(structure, [rows[i] for i in range(len(blocks))])
+    return jax.tree.unflatten(structure, [rows[i] for i in range(len(leaves))])
 
 
 def device_put_replicated(tree: Any, devices: Sequence[Device]) -> Any:
@@ -179,43 +181,15 @@ def _unlike_shards(path: str, kinds: Sequence[Any]) -> PlacementError:
     )
 
 
-def is_misplaced(leaf: Any, target: Sharding) -> bool:
-    """Whether `leaf` is an array that its user has put elsewhere than `target`."""
-    return (
-        isinstance(leaf, jax.Array)
-        and leaf.committed
-        and leaf.is_fully_addressable
-        and not leaf.sharding.is_equivalent_to(target, leaf.ndim)
-    )
-
-
-def is_on_mesh(leaf: Any, target: NamedSharding) -> bool:
-    """Whether `leaf` has the very type that a result with sharding `target` has.
-
-    The mesh is part of an array's type; one placed alike, but on a mesh with other names, makes
-    jit trace and compile again when the result comes back as argument.
-    """
-    return (
-        isinstance(leaf, jax.Array)
-        and leaf.committed
-        and isinstance(leaf.sharding, NamedSharding)
-        and leaf.sharding.mesh == target.mesh
-        and leaf.sharding.is_equivalent_to(target, leaf.ndim)
-    )
-
-
 def can_be_put(leaf: Any) -> bool:
-    """Whether `device_put` takes it; what it does not take is for jit to refuse."""
+    """Whether `device_put` takes it, and the result is as good; else it is for jit to refuse."""
     if isinstance(leaf, jax.Array):
-        return leaf.is_fully_addressable
+        # JAX notes on this very object that a random key was used, where it watches keys.
+        is_watched = is_key(leaf) and _compat.config_value("jax_debug_key_reuse")
+        return leaf.is_fully_addressable and not is_watched
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype != jax.dtypes.float0
     return isinstance(leaf, bool | int | float | complex)
-
-
-def is_watched_key(leaf: Any) -> bool:
-    """Whether JAX notes on this very object that a random key was used."""
-    return is_key(leaf) and _compat.config_value("jax_debug_key_reuse")
 
 
 def put_as_jit_would(leaf: Any, target: Sharding) -> Any:
@@ -245,17 +219,29 @@ class Twins:
     def __init__(self):
         self._moved: dict[tuple[int, NamedSharding], tuple[weakref.ref, jax.Array]] = {}
 
-    def move(self, array: jax.Array, target: NamedSharding) -> jax.Array:
-        key = (id(array), target)
+    def put(self, leaf: Any, target: NamedSharding, *, donated: bool) -> tuple[Any, bool]:
+        """The leaf where a program wants it, and whether its user has put it elsewhere.
+
+        Such an array is moved once, and remembered, unless it is donated.
+        """
+        is_placed = isinstance(leaf, jax.Array) and leaf.committed
+        own: Any = leaf.sharding if is_placed else None
+        is_alike = is_placed and own.is_equivalent_to(target, leaf.ndim)
+        # The mesh is part of an array's type; one placed alike, but on a mesh with other names,
+        # makes jit trace and compile again when the result comes back as argument.
+        if is_alike and isinstance(own, NamedSharding) and own.mesh == target.mesh:
+            return leaf, False
+        if donated or not is_placed or is_alike:
+            return put_as_jit_would(leaf, target), is_placed and not is_alike
+        key = (id(leaf), target)
         known = self._moved.get(key)
-        if known is not None and known[0]() is array and not known[1].is_deleted():
-            return known[1]
-        moved = put_as_jit_would(array, target)
-        if isinstance(moved, Tracer):
-            return moved
-        forget = weakref.ref(array, lambda _: self._moved.pop(key, None))
-        self._moved[key] = (forget, moved)
-        return moved
+        if known is not None and known[0]() is leaf and not known[1].is_deleted():
+            return known[1], True
+        moved = put_as_jit_would(leaf, target)
+        if not isinstance(moved, Tracer):
+            forget = weakref.ref(leaf, lambda _: self._moved.pop(key, None))
+            self._moved[key] = (forget, moved)
+        return moved, True
 
 
 def _mesh_of(where: Mesh | Sequence[Device] | None) -> Mesh:
@@ -282,7 +268,8 @@ def _stack(slices: Sequence[Any], devices: tuple[Device, ...]) -> jax.Array:
     if all(map(_is_weak, slices)):  # only programs make weak types
         everywhere = NamedSharding(sharding.mesh, P())
         return _stacks(sharding)(*jax.device_put(list(slices), everywhere))
-    row_of = {id(x): _as_row(x) for x in slices}  # one row for all copies of the same array
+    # One row `[1, *s]` for all copies of the same array, without a copy on the host.
+    row_of = {id(x): (np if isinstance(x, np.ndarray) else jnp).expand_dims(x, 0) for x in slices}
     rows = jax.device_put([row_of[id(x)] for x in slices], list(devices))
     shape = (len(devices), *jnp.shape(slices[0]))
     return jax.make_array_from_single_device_arrays(shape, sharding, rows)
@@ -319,16 +306,6 @@ def _first_block(leaf: Any, path: str) -> Any:
         why="it takes the first slice along the leading axis of each array",
         do="Pass what pmap or device_put_replicated returned.",
     )
-
-
-def _as_row(x: Any) -> Any:
-    """`[*s] -> [1, *s]`, without a copy on the host."""
-    return np.expand_dims(x, 0) if isinstance(x, np.ndarray) else jnp.expand_dims(x, 0)
-
-
-def _device_of(block: Any) -> Device | None:
-    is_placed = isinstance(block, jax.Array) and not isinstance(block, Tracer)
-    return next(iter(block.devices())) if is_placed else None
 
 
 @jax.jit

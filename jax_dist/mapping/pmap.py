@@ -184,6 +184,9 @@ def pmap(
                     why=why,
                     do=f"Leave it out for {choices[0]!r}.",
                 )
+        named: Any = fun  # not by an address, for it is part of the program and of its cache key
+        while isinstance(named, functools.partial):
+            named = named.func
         options = Options(
             axis_name=axis_name,
             in_axes=in_axes,
@@ -191,7 +194,7 @@ def pmap(
             static=_numbers("static_broadcasted_argnums", static_broadcasted_argnums),
             donated=_numbers("donate_argnums", donate_argnums),
             choice=DeviceChoice(
-                fun_name=_name_of(fun),
+                fun_name=getattr(named, "__name__", type(named).__name__),
                 axis_name=axis_name if isinstance(axis_name, str) else UNNAMED,
                 devices=devices,
                 backend=backend,
@@ -225,13 +228,6 @@ def _devices(devices: Any) -> tuple[Device, ...] | None:
         why="slice k of the mapped axis runs on device k of it",
         do=do,
     )
-
-
-def _name_of(fun: Callable) -> str:
-    """A name without an address in it, for it is part of the program and of its cache key."""
-    while isinstance(fun, functools.partial):
-        fun = fun.func
-    return getattr(fun, "__name__", type(fun).__name__)
 
 
 def _numbers(argument: str, value: int | Iterable[int]) -> tuple[int, ...]:
@@ -294,10 +290,17 @@ def _new_dispatcher(
       make: makes a dispatcher, which is told how to get the function while that lives.
     """
     key, parts, build = _identity(fun)
+    everything = _known  # also when the globals of this module are gone, as Python ends
+
+    def forget(part: weakref.ref) -> None:
+        known = everything.get(key)
+        if known is not None and part in known.parts:  # not what has the same address since
+            del everything[key]
+
     known = _known.get(key)
     if known is None or not known.is_alive():
         try:
-            known = _Known([weakref.ref(part, _forget(key)) for part in parts], {})
+            known = _Known([weakref.ref(part, forget) for part in parts], {})
         except TypeError:
             return make(lambda: fun)
         _known[key] = known
@@ -326,17 +329,6 @@ def _identity(fun: Callable) -> _Identity:
 
             return _Identity(key, inner.parts, build)
     return _Identity(id(fun), [fun], lambda function: function)
-
-
-def _forget(key: Hashable) -> Callable[[weakref.ref], None]:
-    everything = _known  # also when the globals of this module are gone, as Python ends
-
-    def forget(part: weakref.ref) -> None:
-        known = everything.get(key)
-        if known is not None and part in known.parts:  # not what has the same address since
-            del everything[key]
-
-    return forget
 
 
 def _hashable(asked: tuple[Any, ...]) -> tuple:
@@ -427,7 +419,10 @@ class Mapped(Generic[_P, _R]):
     @property
     def jitted(self) -> Callable[_P, _R]:
         """The bare jit object, which moves no arguments, and says nothing of those it refuses."""
-        return _keeping(self, self._dispatcher.jitted)
+        kept: Any = functools.partial(self._dispatcher.jitted)  # Any: its class has no such names
+        # It keeps the function alive: in `pmap(lambda x: x).jitted` nothing else does.
+        kept.mapped, kept.lower, kept.trace = self, self.lower, self.trace
+        return kept
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> "Mapped[_P, _R]": ...
@@ -457,10 +452,3 @@ class Mapped(Generic[_P, _R]):
         if found is self:
             return self.__qualname__
         return self._decorator, (self.__wrapped__,)
-
-
-def _keeping(mapped: Mapped, call: Callable) -> Any:
-    """`call`, keeping the function alive: in `pmap(lambda x: x).jitted` nothing else does."""
-    kept: Any = functools.partial(call)  # Any: its class declares no such names
-    kept.mapped, kept.lower, kept.trace = mapped, mapped.lower, mapped.trace
-    return kept

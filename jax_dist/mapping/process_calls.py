@@ -20,7 +20,6 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding, Sharding
-from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.errors import PlacementError, refusal
@@ -162,11 +161,12 @@ class _LocalView:
             return with_data(whole, self._leave)
         if whole.is_fully_addressable:
             return whole
-        axis = _axis_of(whole.sharding.spec, self.layout.name)
-        own = NamedSharding(self.layout.local_mesh, whole.sharding.spec)
-        shape = whole.shape
-        if axis is not None:
-            shape = _resized(shape, axis, shape[axis] // self.layout.processes)
+        spec, shape = whole.sharding.spec, whole.shape
+        own = NamedSharding(self.layout.local_mesh, spec)
+        for axis, entry in enumerate(spec):
+            if self.layout.name in (entry if isinstance(entry, tuple) else (entry,)):
+                shape = _resized(shape, axis, shape[axis] // self.layout.processes)
+                break
         aval = _aval(shape, whole)
         _remember(self._leaving, id(whole.aval), _Known(whole.aval, whole.sharding, aval, own))
         return _compat.rewrap(whole, aval, own)
@@ -175,14 +175,6 @@ class _LocalView:
 def _resized(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
     axis %= len(shape)
     return (*shape[:axis], size, *shape[axis + 1 :])
-
-
-def _axis_of(spec: P, name: str) -> Axis:
-    """The dimension that lies over mesh axis `name`."""
-    for dimension, entry in enumerate(spec):
-        if name in (entry if isinstance(entry, tuple) else (entry,)):
-            return dimension
-    return None
 
 
 def _aval(shape: tuple[int, ...], array: jax.Array) -> Any:
@@ -269,8 +261,11 @@ class ProcessCalls:
         again = [arg if n in static else next(values) for n, arg in enumerate(args)]
         output = self._run(*again, **keywords)
         for number in self._options.donated:
-            if number < len(args):
-                _finish_donation(args[number], again[number])
+            if number < len(args):  # the originals of copies that were used go, as with jax.pmap
+                pairs = zip(*map(jax.tree.leaves, (args[number], again[number])), strict=True)
+                for original, copy in pairs:
+                    if isinstance(original, jax.Array) and copy.is_deleted():
+                        original.delete()
         if self._is_global:
             return output
         flat, structure = jax.tree.flatten(output)
@@ -297,11 +292,22 @@ class ProcessCalls:
         types = [type_of(leaf) for leaf in call.leaves]
         kinds = tuple((kind.shape, kind.dtype, kind.weak_type) for kind in types)
         signature = hash((call.structure, kinds, call.static))
-        if moves and signature not in self._agreed:
-            own = _fingerprint(self._options, call, body, layout)
-            name = f"pmap of {described(self._fun())}"
-            agree_to_run(name, with_collectives(own, moves), processes_of(layout.mesh))
-            self._agreed.add(signature)
+        if not moves or signature in self._agreed:
+            return
+        leaves = {}  # the arguments as the user passes them, and the whole result
+        for path, kind, axis in zip(call.paths(), types, call.axes, strict=True):
+            shape = list(kind.shape)
+            if axis is not None and not self._is_global:
+                shape[axis] //= layout.processes
+            leaves[path] = describe(type_of(kind, shape))
+        for number, value in zip(self._options.static, call.static, strict=True):
+            leaves[f"static argument {number}"] = describe(value)
+        flat, structure = jax.tree.flatten_with_path(body.result(layout.size))
+        for path, leaf in flat:
+            leaves[f"result{jax.tree_util.keystr(path)} of all processes"] = describe(leaf)
+        own = Fingerprint(containers(structure), leaves)
+        agree_to_run(f"pmap of {described(self._fun())}", own, moves, layout.mesh)
+        self._agreed.add(signature)
 
     def _described(self, call: Call, view: _LocalView) -> list[jax.ShapeDtypeStruct]:
         """The leaves as parts of whole arrays. Raises what does not fit."""
@@ -351,13 +357,6 @@ class ProcessCalls:
         return _LocalView(layout, accepts_whole=self._is_global)
 
 
-def _finish_donation(given: Any, used: Any) -> None:
-    """Deletes the originals of copies that were donated and used, as jax.pmap does here."""
-    for original, copy in zip(jax.tree.leaves(given), jax.tree.leaves(used), strict=True):
-        if isinstance(original, jax.Array) and copy.is_deleted():
-            original.delete()
-
-
 def _is_whole(leaf: Any) -> bool:
     """Whether it is an array of all processes, not of this one alone."""
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
@@ -389,8 +388,16 @@ def _what_does_not_fit(call: Call, view: _LocalView) -> ValueError:
     raise AssertionError("every array fits")
 
 
-def agree_to_run(name: str, fingerprint: Fingerprint, ranks: Sequence[int]) -> None:
-    """Before these processes run a program for the first time.
+def agree_to_run(
+    name: str, fingerprint: Fingerprint, moves: Sequence[str], mesh: jax.sharding.Mesh
+) -> None:
+    """Before the processes whose devices are in a mesh run a program for the first time.
+
+    Args:
+      name: of the program.
+      fingerprint: of its arguments and results.
+      moves: its collectives.
+      mesh: its devices.
 
     Raises:
       DisagreementError: they are about to run different ones.
@@ -398,12 +405,10 @@ def agree_to_run(name: str, fingerprint: Fingerprint, ranks: Sequence[int]) -> N
     """
     if _compat.joined_as() is None:  # nothing to compare over
         return
-    agreement.agree_on(name, fingerprint, timeout=agreement.program_timeout, ranks=ranks, do=_DO)
-
-
-def processes_of(mesh: jax.sharding.Mesh) -> tuple[int, ...]:
-    """Those whose devices are in the mesh."""
-    return tuple(sorted({device.process_index for device in mesh.devices.flat}))
+    numbered = {f"collective {number}": text for number, text in enumerate(moves, 1)}
+    own = fingerprint._replace(leaves={**fingerprint.leaves, **numbered})
+    ranks = tuple(sorted({device.process_index for device in mesh.devices.flat}))
+    agreement.agree_on(name, own, timeout=agreement.program_timeout, ranks=ranks, do=_DO)
 
 
 def described(fun: Any) -> str:
@@ -433,25 +438,3 @@ def collectives(jaxpr: ClosedJaxpr) -> list[str]:
             where = f" over {', '.join(map(str, over))}" if over else ""
             moves.append(f"{name}{where}: {types}")
     return moves
-
-
-def with_collectives(fingerprint: Fingerprint, moves: Sequence[str]) -> Fingerprint:
-    """The same, with the collectives of the program."""
-    numbered = {f"collective {number}": text for number, text in enumerate(moves, 1)}
-    return fingerprint._replace(leaves={**fingerprint.leaves, **numbered})
-
-
-def _fingerprint(options: Options, call: Call, body: Body, layout: Layout) -> Fingerprint:
-    """The arguments as the user passes them, and the whole result."""
-    leaves = {}
-    for path, leaf, axis in zip(call.paths(), call.leaves, call.axes, strict=True):
-        shape = list(type_of(leaf).shape)
-        if axis is not None and options.arrays == "local":
-            shape[axis] //= layout.processes
-        leaves[path] = describe(type_of(leaf, shape))
-    for number, value in zip(options.static, call.static, strict=True):
-        leaves[f"static argument {number}"] = describe(value)
-    flat, structure = jax.tree.flatten_with_path(body.result(layout.size))
-    for path, leaf in flat:
-        leaves[f"result{jax.tree_util.keystr(path)} of all processes"] = describe(leaf)
-    return Fingerprint(containers(structure), leaves)

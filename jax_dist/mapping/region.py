@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist.mapping import axes, collectives, meshes
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.mapping.body import Body, Call
-from jax_dist.mapping.collectives import AxisPlace, MeshAxis
+from jax_dist.mapping.collectives import AxisPlace, MeshAxis, joined, split
 from jax_dist.mapping.meshes import InnerAxis, Layout
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import Handler, Values
@@ -93,15 +93,11 @@ class _Walk:
         return rebind.evaluate(jaxpr, values, self._handler_of, axis_env)
 
     def _handler_of(self, eqn: JaxprEqn) -> Handler | None:
-        if self._is_region(eqn):
-            return self._run_inside
+        if eqn.primitive.name == "shard_map":
+            mesh = eqn.params["mesh"]
+            if isinstance(mesh, AbstractMesh) and _first_axis(mesh) in self.regions:
+                return self._run_inside
         return collectives.handler_of(eqn, self.places, self.fun_name)
-
-    def _is_region(self, eqn: JaxprEqn) -> bool:
-        if eqn.primitive.name != "shard_map":
-            return False
-        mesh = eqn.params["mesh"]
-        return isinstance(mesh, AbstractMesh) and _first_axis(mesh) in self.regions
 
     def _run_inside(self, eqn: JaxprEqn, values: Values) -> Values:
         """A pmap inside: over the mesh axis of its depth, if the size is right."""
@@ -188,27 +184,12 @@ def _batched(
             axis_name=place.local_name,
             axis_size=place.local,
         )
-        split = [_split(x, dim, place.local) for x, dim in zip(blocks, in_dims, strict=True)]
-        return [_merged(x, dim) for x, dim in zip(mapped(*split), out_dims, strict=True)]
+        given = zip(blocks, in_dims, strict=True)
+        outs = mapped(*[x if dim is None else split(x, dim, place.local) for x, dim in given])
+        found = zip(outs, out_dims, strict=True)  # of what all share: the first, as pmap gives it
+        return [x[0] if dim is None else joined(x, dim, tiled=True) for x, dim in found]
 
     return alone
-
-
-def _split(x: jax.Array, dim: int | None, count: int) -> jax.Array:
-    """`[.., count * b, ..] -> [.., count, b, ..]`"""
-    if dim is None:
-        return x
-    return x.reshape((*x.shape[:dim], count, x.shape[dim] // count, *x.shape[dim + 1 :]))
-
-
-def _merged(x: jax.Array, dim: int | None) -> jax.Array:
-    """`[count, .., b, ..] -> [.., count * b, ..]`; what all share: the first, as pmap gives it."""
-    if dim is None:
-        return x[0]
-    moved = jnp.moveaxis(x, 0, dim)
-    return moved.reshape(
-        (*x.shape[1 : dim + 1], x.shape[0] * x.shape[dim + 1], *x.shape[dim + 2 :])
-    )
 
 
 def run_eagerly(call: Call, out_axes: AxisPrefix, name: Any, layout: Layout) -> Any:
@@ -225,9 +206,9 @@ def run_eagerly(call: Call, out_axes: AxisPrefix, name: Any, layout: Layout) -> 
 
     def body(*blocks: jax.Array) -> Any:
         slices: Sequence[Any] = blocks
-        if is_cut:
+        if is_cut:  # pmap hides the mapped axis, shard_map keeps it
             taken = zip(blocks, call.axes, strict=True)
-            slices = [axes.slice_seen_by_body(block, axis) for block, axis in taken]
+            slices = [x if a is None else lax.squeeze(x, [a % x.ndim]) for x, a in taken]
         output = call.run(slices)
         found.append(axes.spread_out_axes(out_axes, output, call.fun_name))
         leaves, structure = jax.tree.flatten(output)

@@ -361,7 +361,7 @@ def test_memory_of_moved_arrays_goes_when_they_go():
     twins = jax_dist.mapping.placement.Twins()
     array = _MISPLACED["on another device"]()
 
-    twins.move(array, NamedSharding(mesh("i"), P("i")))
+    twins.put(array, NamedSharding(mesh("i"), P("i")), donated=False)
     assert len(twins._moved) == 1
     del array
     gc.collect()
