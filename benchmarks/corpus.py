@@ -43,11 +43,10 @@ from collections.abc import Container, Iterator, Sequence
 from typing import TypeAlias
 
 from jax_dist.checker.engine import linter
-from jax_dist.checker.model import discovery, pmaps, sources
-from jax_dist.checker.model.discovery import Patterns
+from jax_dist.checker.model import pmaps, sources
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.checker.model.sources import UnreadableError
+from jax_dist.checker.model.sources import Patterns, UnreadableError
 from jax_dist.codemod import helper_module, migration
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.results import FileMigration
@@ -209,7 +208,7 @@ def checkout(repository: Repository, into: pathlib.Path) -> pathlib.Path:
 
 def files_of(folder: pathlib.Path) -> list[str]:
     """Its Python files and notebooks, as `jax-dist migrate` finds them."""
-    return list(discovery.find([str(folder)], Patterns(discovery.EXCLUDED, str(folder))).files)
+    return list(sources.find_files([str(folder)], Patterns(sources.EXCLUDED, str(folder))).files)
 
 
 # --- looking at one

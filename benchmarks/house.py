@@ -19,7 +19,7 @@ import tokenize
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _PACKAGE = "jax_dist"
-_FOUND_BY_NAME = ("jax_dist.checker.rules.", "jax_dist.commands.", "jax_dist.checker.output.")
+_FOUND_BY_NAME = ("jax_dist.checker.rules.", "jax_dist.commands.")
 
 _PMAP = "import numpy as np, jax_dist; jax_dist.pmap(lambda x: 2 * x)(np.ones((1, 2)))"
 _FILE = "import jax\nf = jax.pmap(lambda x: x)\n"

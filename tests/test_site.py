@@ -14,7 +14,7 @@ import jax
 import pytest
 
 import jax_dist
-from jax_dist.checker.engine.catalogue import PAGES
+from jax_dist.checker.engine.linter import PAGES
 from jax_dist.commands import cache, cli
 
 _ROOT = pathlib.Path(__file__).parents[1]

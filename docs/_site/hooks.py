@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
 
-from jax_dist.checker.engine.catalogue import PAGES
+from jax_dist.checker.engine.linter import PAGES
 from jax_dist.checker.output import markdown
 from jax_dist.commands.cli import main
 
@@ -36,7 +36,7 @@ _FIRST_RULE = re.compile(r"^## JXD", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """One page for each rule, from the catalogue."""
+    """One page for each rule, as the linter found it."""
     for code, page in sorted(PAGES.items()):
         text = markdown.page_markdown(page)
         text += f"\n[All rules](../rules.md) · `jax-dist rule {code}` prints this page.\n"

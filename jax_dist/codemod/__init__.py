@@ -1,9 +1,9 @@
 """The codemod: what of a program changes, why, and the proof that it computes the same.
 
 In come files, the target (`--to`) and what the user promises of the program; out come new texts of
-files, and for each place what was done, or why it was left. `migration` takes the files, `files`
-one of them; `use_sites`, `escapes`, `uniformity` and `axis_layout` say what may be done, `direct`,
-`idiomatic`, `global_state`, `pmap_renames` and `codegen` write it, and `verify` runs it.
+files, and for each place what was done, or why it was left (`results`). `migration` takes the
+files; `use_sites`, `escapes`, `uniformity` and `axis_layout` say what may be done; `pmap_renames`,
+`shard_map`, `idiomatic` and `global_state` do it, with the text of `codegen`; `verify` runs it.
 
 Nothing here imports jax. A place that cannot be shown to stay the same is left, with a reason and
 its line. A text that does not parse, or that reads a name too early, is never returned.

@@ -12,8 +12,8 @@ import tokenize
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from jax_dist.checker.model import edits, new_imports
-from jax_dist.checker.model.findings import Code, Edit, Fix, Safety
+from jax_dist.checker.model import new_imports
+from jax_dist.checker.model.findings import Code, Edit, Fix, Safety, indentation_of
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod import helper_module, results
 from jax_dist.codemod.helper_module import Home
@@ -223,7 +223,7 @@ def indentation(line: str) -> str:
 def style_of(code: bytes) -> Style:
     """The indentation and width of a file, as most of it shows."""
     text = code.decode("utf-8", "replace")
-    unit = edits.indentation_of(text)
+    unit = indentation_of(text)
     longest = max((len(line) for line in text.splitlines()), default=0)
     width = 80 if unit == "  " else min(max(longest, 79), 100)
     quote = "'" if text.count("'") > text.count('"') else '"'

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax_dist.checker.model import stacking
 from jax_dist.checker.model.flow import Origin
-from jax_dist.checker.model.scopes import Scope
+from jax_dist.checker.model.scopes import NameScope
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
 
 
@@ -44,7 +44,7 @@ def from_target(module: Module, target: ast.expr, binding: ast.AST) -> Kept | Es
     return from_binding(module, scope, target.id, binding)
 
 
-def from_binding(module: Module, scope: Scope, name: str, binding: ast.AST) -> Kept | Escaped:
+def from_binding(module: Module, scope: NameScope, name: str, binding: ast.AST) -> Kept | Escaped:
     """Out of a name that has got it, in the reads which that binding may reach."""
     line = getattr(binding, "lineno", 0)
     if scope.is_class:
@@ -62,7 +62,7 @@ def from_binding(module: Module, scope: Scope, name: str, binding: ast.AST) -> K
     return Kept(tuple(reads))
 
 
-def _is_bound_inside(module: Module, scope: Scope, name: str) -> bool:
+def _is_bound_inside(module: Module, scope: NameScope, name: str) -> bool:
     """Whether a function within sets the name of `scope`, as `nonlocal` or `global`."""
     for inner in module.once(_with_outer_names):
         if name in inner.outer and name in inner.bindings:
@@ -72,7 +72,7 @@ def _is_bound_inside(module: Module, scope: Scope, name: str) -> bool:
     return False
 
 
-def _with_outer_names(module: Module) -> list[Scope]:
+def _with_outer_names(module: Module) -> list[NameScope]:
     return [scope for scope in module.scopes.all if scope.outer]
 
 

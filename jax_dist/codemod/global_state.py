@@ -142,7 +142,7 @@ class _CarriedState:
         self._check_copies(found)
         return found
 
-    def _bound(self) -> tuple[str, scopes.Scope]:
+    def _bound(self) -> tuple[str, scopes.NameScope]:
         """The name of the mapped function, and the scope that binds it, once. Raises Left."""
         site, around = self.site, self.module.parent(self.site.node)
         name, at = "", site.node

@@ -11,8 +11,8 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable
 
-from jax_dist.checker.model import edits, scopes
-from jax_dist.checker.model.findings import Edit
+from jax_dist.checker.model import scopes
+from jax_dist.checker.model.findings import Edit, apply_edits
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
 
@@ -45,7 +45,7 @@ def tidied(before: Module, after: Module, needed: Collection[str] = ()) -> bytes
             and not used(name)
         ]
         made += _removals(after, statement, idle, made[-1] if made else None)
-    return edits.apply(after.source.code, made)
+    return apply_edits(after.source.code, made)
 
 
 def _used_elsewhere(module: Module) -> Callable[[str], bool]:

@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias
 from jax_dist import _codes
 from jax_dist.checker.engine import linter
 from jax_dist.checker.engine.linter import load
-from jax_dist.checker.model import edits, new_imports, pmaps, sources
-from jax_dist.checker.model.findings import Fix
+from jax_dist.checker.model import new_imports, pmaps, sources
+from jax_dist.checker.model.findings import Fix, choose_fixes, indentation_of
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
 from jax_dist.checker.rules import Version
@@ -143,7 +143,7 @@ def _with_modules(found: list[FileMigration]) -> list[FileMigration]:
     for path, positions in sorted(users.items()):
         first = found[positions[0]].after.decode("utf-8", "replace")
         try:
-            modules.append(_module(path, names[path], edits.indentation_of(first)))
+            modules.append(_module(path, names[path], indentation_of(first)))
         except Left as left:
             for each in positions:
                 found[each] = found[each].left_whole(left)
@@ -228,7 +228,7 @@ class _File:
                 fixes = list(dict.fromkeys(place.fix for place in found if place.fix is not None))
                 if not fixes:
                     return self._finished(module)
-                applied, _left = edits.choose(fixes)
+                applied = choose_fixes(fixes)
                 source = module.source.edited(new_imports.placed(module, applied))
                 self._without = _moved(self._without, module.source, source)
                 module = self._context.project.module(source)
@@ -283,16 +283,19 @@ class _File:
 
     def places(self, module: Module) -> list[PlannedPlace]:
         """What becomes of each place of the file, as it is now."""
-        if self._options.to == "global":
+        facts = None
+        if self._options.to != "jax_dist":
+            facts = PmapFacts(module, self._context, self._options.promises)
+        if facts is not None and self._options.to == "global":
             from jax_dist.codemod import global_state  # only here: most runs do not need it
 
-            facts = PmapFacts(module, self._context, self._options.promises)
             project = self._context.project
             found = global_state.find(module, project, self._style, self._namer, facts)
-            return [_unproved(each) if self._stays(each) else each for each in found]
-        facts = None
-        if self._options.to == "jax":
-            facts = PmapFacts(module, self._context, self._options.promises)
+        else:
+            found = self._of_pmaps(module, facts)
+        return [_unproved(each) if self._stays(each) else each for each in found]
+
+    def _of_pmaps(self, module: Module, facts: PmapFacts | None) -> list[PlannedPlace]:
         freed: dict[ast.expr, PlannedPlace] = {}
         kept: dict[ast.expr, str] = {}  # by the reference of a site: why its axis stays
         if facts is not None and self._options.idiomatic:
@@ -311,15 +314,12 @@ class _File:
             place = freed.pop(call, None) if isinstance(call, ast.expr) else None
             found.append(place or self._of_placement(module, name, node))
         found += freed.values()
-        found += pmap_renames.places_of_other_pmaps(
-            module, to_library=self._options.to == "jax_dist"
-        )
+        to_library = self._options.to == "jax_dist"
+        found += pmap_renames.places_of_other_pmaps(module, to_library=to_library)
         covered = [place.span for place in found]
-        by_rule = pmap_renames.places_of_rules(
-            module, self._options.target, idiomatic=self._options.idiomatic
-        )
-        found += [place for place in by_rule if not _is_covered(place.span, covered)]
-        return [_unproved(each) if self._stays(each) else each for each in found]
+        aims = self._options
+        by_rule = pmap_renames.places_of_rules(module, aims.target, idiomatic=aims.idiomatic)
+        return found + [place for place in by_rule if not _is_covered(place.span, covered)]
 
     def _stays(self, place: PlannedPlace) -> bool:
         """Whether it was not proved, so that it is not to change."""
@@ -329,9 +329,7 @@ class _File:
 
     def _of_pmap(self, module: Module, site: pmaps.Site, facts: PmapFacts | None) -> PlannedPlace:
         try:
-            _check_site(module, site)
-            _check_replaced(module, self._options.to)
-            self._check_type(module)
+            self._check(module, site)
             fix, said = self._direct(module, site, facts)
             if fix is None:
                 kept = self._identity(module, site)
@@ -347,10 +345,24 @@ class _File:
             return results.left(module, site.reference, _codes.PMAP_CALL, left)
         return results.done(module, site.reference, _codes.PMAP_CALL, fix, said)
 
-    def _check_type(self, module: Module) -> None:
-        """Raises Left where code of the same package may ask whether functions are of jax.pmap."""
-        # A jax_dist.pmap says of itself what it is.
-        if self._options.to == "jax" and self._context.asks_for_type(module):
+    def _check(self, module: Module, site: pmaps.Site) -> None:
+        """Raises Left where no other function can take its place."""
+        if any(isinstance(each, ast.JoinedStr) for each in module.ancestors(site.reference)):
+            raise Left(
+                "pmap stands inside of an f-string",
+                "Take it out of the string, then migrate again.",
+            )
+        is_mapped = self._options.to == "jax"  # a jax_dist.pmap says of itself what it is
+        for node in pmap_renames.replaced_by(module):
+            of_chex = (module.qualified_name(node) or "").startswith("chex.")
+            if is_mapped or not of_chex:  # chex's fakes replace jax_dist.pmap too
+                raise Left(
+                    "the file has jax.pmap replaced while it runs, and the new function would not "
+                    "be",
+                    "Replace the new function there too.",
+                    f"{module.text(node)} in line {node.lineno}",
+                )
+        if is_mapped and self._context.asks_for_type(module):
             raise Left(
                 "the package knows functions of jax.pmap by their type, and the new one is another",
                 "Let it know the new function too.",
@@ -452,27 +464,6 @@ def _moved(lines: set[int], before: Source, after: Source) -> set[int]:
     if not lines <= set(found):
         raise _RefusedError("a place that stays shares a line with one that is migrated")
     return {found[line] for line in lines}
-
-
-def _check_site(module: Module, site: pmaps.Site) -> None:
-    """Raises Left where no name can be changed."""
-    if any(isinstance(each, ast.JoinedStr) for each in module.ancestors(site.reference)):
-        raise Left(
-            "pmap stands inside of an f-string",
-            "Take it out of the string, then migrate again.",
-        )
-
-
-def _check_replaced(module: Module, to: Target) -> None:
-    """Raises Left where the file has jax.pmap replaced while it runs."""
-    for node in pmap_renames.replaced_by(module):
-        of_chex = (module.qualified_name(node) or "").startswith("chex.")
-        if to == "jax" or not of_chex:  # chex's fakes replace jax_dist.pmap too
-            raise Left(
-                "the file has jax.pmap replaced while it runs, and the new function would not be",
-                "Replace the new function there too.",
-                f"{module.text(node)} in line {node.lineno}",
-            )
 
 
 def _is_covered(span: tuple[int, int], covered: list[tuple[int, int]]) -> bool:

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_dist import _codes
-from jax_dist.checker.engine import catalogue, requirement
+from jax_dist.checker.engine import config, linter
 from jax_dist.checker.model.findings import Code
 from jax_dist.checker.output import sarif
 from jax_dist.codemod import helper_module
@@ -176,7 +176,7 @@ def _place(outcome: PlaceResult) -> dict[str, Any]:
 
 
 def _name(code: Code) -> str:
-    page = catalogue.PAGES.get(code)
+    page = linter.PAGES.get(code)
     return page.name if page is not None else ""
 
 
@@ -184,7 +184,7 @@ def _lines(report: MigrationReport) -> Iterator[str]:
     yield f"# Migration to {report.to}"
     yield ""
     yield (
-        f"{_count(len(report.changed), 'file')} changed, {_count(len(report.done), 'place')} done, "
+        f"{count(len(report.changed), 'file')} changed, {count(len(report.done), 'place')} done, "
         f"{len(report.left)} left."
     )
     for caution in report.cautions:
@@ -279,7 +279,8 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
+    """`1 place`, `2 places`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -432,7 +433,7 @@ def cautions_of(
             "view of jax.pmap; inside jit, grad or vmap it raises an error, where jax.pmap "
             "silently uses the devices of one process only."
         )
-    asked = [each for each in map(requirement.lower_bound, context.graph.roots) if each is not None]
+    asked = [each for each in map(config.lower_bound, context.graph.roots) if each is not None]
     if asked and min(asked) < _NEEDS:
         oldest = ".".join(map(str, min(asked)))
         yield f"What was written needs jax 0.8 or newer; the project asks for {oldest} or newer."

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
 from jax_dist.checker.engine.linter import load
-from jax_dist.checker.model import discovery, pmaps
+from jax_dist.checker.model import pmaps, sources
 from jax_dist.checker.model.findings import Code, Fix
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.project import ImportGraph, Project, outermost_package
@@ -308,7 +308,7 @@ def _scripts(roots: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
     """The files below some folders that may start a program, as far as they can be read."""
     for root in roots:
         for folder, folders, names in os.walk(root):
-            folders[:] = sorted(set(folders) - set(discovery.EXCLUDED))
+            folders[:] = sorted(set(folders) - set(sources.EXCLUDED))
             for name in sorted(names):
                 if name.endswith(_SUFFIXES) or name.startswith(_NAMES):
                     path = os.path.join(folder, name)

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeAlias
 
-from jax_dist.checker.model import functions, pmaps, scopes, stacking, structure
+from jax_dist.checker.model import functions, pmaps, scopes, stacking
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
 
@@ -46,8 +46,8 @@ def of_results(
       arity: how many results there are.
     """
     count = 1 if arity is None else arity
-    function = structure.mapped_function(module, site) or _made(module, site.fun)
-    if function is None or not structure.is_plain(module, function):
+    function = functions.mapped_function(module, site) or _made(module, site.fun)
+    if function is None or not functions.is_plain(module, function):
         return [Same.UNKNOWN] * count
     given: list[_Value] = [Same.YES] * _bound(module, site.fun)
     given += [Same.YES if each else Same.NO for each in shared]
@@ -374,7 +374,7 @@ class _UniformityRun:
         if _changes_arguments(function):
             for each in (*call.args, *(keyword.value for keyword in call.keywords)):
                 self._taint(_root_of(each), worst, names)
-        if structure.is_plain(self._module, function):
+        if functions.is_plain(self._module, function):
             return found
         return max(_joined(found), min(worst, Same.UNKNOWN))  # a decorator may give more
 

@@ -7,16 +7,14 @@ from collections.abc import Sequence, Sized
 from typing import TextIO
 
 from jax_dist._usage import MisuseError, hint
-from jax_dist.checker import output
-from jax_dist.checker.engine import config, requirement, runner
-from jax_dist.checker.engine.catalogue import PAGES
-from jax_dist.checker.engine.config import Choice, Config, known, selected, split
-from jax_dist.checker.engine.linter import Examiner, load
-from jax_dist.checker.model import discovery
-from jax_dist.checker.model.discovery import FoundFiles, Patterns
+from jax_dist.checker.engine import config, runner
+from jax_dist.checker.engine.config import Choice, Config, selected, split, version
+from jax_dist.checker.engine.linter import PAGES, Examiner, load
+from jax_dist.checker.model import sources
 from jax_dist.checker.model.findings import Finding, Safety
 from jax_dist.checker.model.project import Project
-from jax_dist.checker.model.sources import Source, UnreadableError
+from jax_dist.checker.model.sources import FoundFiles, Source, UnreadableError
+from jax_dist.checker.output.report import FORMATS, RenderContext, statistics, summary
 from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit
 
@@ -35,8 +33,8 @@ def check(options: argparse.Namespace) -> None:
         raise MisuseError(f"{' and '.join(asked)} do not go together")
     if options.add_noqa and STDIN in options.paths:
         raise MisuseError("--add-noqa needs files, not the standard input")
-    if options.output_format not in output.FORMATS:  # argparse does not look at the environment
-        remedy = hint(options.output_format, output.FORMATS, f"Say {', '.join(output.FORMATS)}.")
+    if options.output_format not in FORMATS:  # argparse does not look at the environment
+        remedy = hint(options.output_format, FORMATS, f"Say {', '.join(FORMATS)}.")
         raise MisuseError(f"$JAX_DIST_OUTPUT_FORMAT is {options.output_format!r}. {remedy}")
 
 
@@ -55,14 +53,8 @@ def examiner(options: argparse.Namespace, config: Config, paths: Sequence[str]) 
     return Examiner(
         codes=selected([config.choice, asked], PAGES),
         project=Project((*config.project_roots, *paths)),
-        target=requirement.version(target) if target else config.target_jax,
-        ignores=tuple(
-            (
-                Patterns((glob,), config.folder),
-                frozenset().union(*(known(code, PAGES) for code in codes)),
-            )
-            for glob, codes in config.per_file_ignores
-        ),
+        target=version(target) if target else config.target_jax,
+        ignores=config.ignores(PAGES),
     )
 
 
@@ -161,16 +153,16 @@ class _Lint:
 
     def write_baseline(self) -> Exit:
         """Lists all findings in a file."""
-        from jax_dist.checker.engine import baseline
+        from jax_dist.checker.engine import suppressions
 
         findings, file = self.findings(), self._options.write_baseline
-        self._put(file, baseline.text_of(findings, file))
+        self._put(file, suppressions.baseline_of(findings, file))
         self._say(f"Listed {_count(findings, 'finding')} in {file}.")
         return Exit.OK
 
     @functools.cached_property
     def _found(self) -> FoundFiles:
-        found = discovery.find(self._options.paths, self._config.excluded)
+        found = sources.find_files(self._options.paths, self._config.excluded)
         for folder in found.unreadable:
             print(f"jax-dist lint: the folder {folder} cannot be read", file=self._err)
         if not found.files:
@@ -225,11 +217,11 @@ class _Lint:
         file = self._options.baseline or self._config.baseline
         if file is None:
             return findings
-        from jax_dist.checker.engine import baseline
+        from jax_dist.checker.engine import suppressions
 
         files = self._found.files if self._stdin is None else (self._name,)
         codes = self._examiner.codes
-        compared = baseline.compared(findings, file, files=files, codes=codes)
+        compared = suppressions.beyond_baseline(findings, file, files=files, codes=codes)
         if compared.hidden:
             known = "finding" if compared.hidden == 1 else "findings"
             self._say(f"{file} hides {compared.hidden} known {known}.")
@@ -245,13 +237,11 @@ class _Lint:
         colour = terminal.wants_colour(options.color, out) and (
             file is None or options.color == "always"
         )
-        context = output.RenderContext(PAGES, self._source, colour)
+        context = RenderContext(PAGES, self._source, colour)
         if options.statistics and options.output_format == "text":
-            from jax_dist.checker.output import text as text_form
-
-            text = text_form.statistics(findings) + text_form.summary(findings) + "\n"
+            text = statistics(findings) + summary(findings) + "\n"
         else:
-            text = output.FORMATS[options.output_format](findings, context)
+            text = FORMATS[options.output_format](findings, context)
         if options.quiet and options.output_format == "text":
             text = text[: text[:-1].rfind("\n") + 1].rstrip("\n") + "\n" if findings else ""
         if file is None:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from jax_dist._usage import MisuseError
-from jax_dist.checker.engine import config, fixer, replacement, requirement
+from jax_dist.checker.engine import config, fixer, replacement
 from jax_dist.checker.engine.linter import load
-from jax_dist.checker.model import discovery
-from jax_dist.checker.model.discovery import Patterns
+from jax_dist.checker.model import sources
+from jax_dist.checker.model.sources import Patterns
 from jax_dist.codemod import migration, report
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.report import MigrationReport
@@ -91,7 +91,7 @@ class _Migrate:
             to=options.to,
             promises=Promises(options.one_process, options.all_devices),
             idiomatic=options.idiomatic,
-            target=requirement.version(target) if target else None,
+            target=config.version(target) if target else None,
         )
 
     def run(self) -> Exit:
@@ -129,7 +129,7 @@ class _Migrate:
         settings = config.load(self._options.paths, self._options.config)
         excluded = settings.excluded
         texts = (*excluded.texts, *self._options.exclude)
-        found = discovery.find(self._options.paths, Patterns(texts, excluded.folder))
+        found = sources.find_files(self._options.paths, Patterns(texts, excluded.folder))
         for folder in found.unreadable:
             self._complain(f"the folder {folder} cannot be read")
         return found.files
@@ -268,7 +268,7 @@ class _Migrate:
         else:
             done = sum(outcome.status == "done" for outcome in file.outcomes)
             what = "wrote" if file.is_new else "refreshed" if not done else "migrated"
-            self._say(f"{what} {file.path}" + (f": {_count(done, 'place')}" if done else ""))
+            self._say(f"{what} {file.path}" + (f": {report.count(done, 'place')}" if done else ""))
             return file
         return FileMigration(file.path, file.before, file.before, problem=problem)
 
@@ -310,12 +310,12 @@ class _Migrate:
         for file in found.problems:
             self._complain(f"{file.path} is left as it is: {file.problem}")
         if not found.outcomes and not found.problems:
-            self._say(f"Nothing to migrate in {_count(looked_at, 'file')}.")
+            self._say(f"Nothing to migrate in {report.count(looked_at, 'file')}.")
             return
         verb = "migrated" if self._options.write else "would change"
         self._say(
-            f"{_count(len(found.changed), 'file')} {verb}: "
-            f"{_count(len(found.done), 'place')} done, {len(found.left)} left."
+            f"{report.count(len(found.changed), 'file')} {verb}: "
+            f"{report.count(len(found.done), 'place')} done, {len(found.left)} left."
         )
         for caution in found.cautions:
             self._say(caution)
@@ -328,7 +328,7 @@ class _Migrate:
             return
         for places in groups:
             first, more = places[0], len(places) - 1
-            others = f" and {_count(more, 'other place')}" if more else ""
+            others = f" and {report.count(more, 'other place')}" if more else ""
             self._say(f"  left: {report.where(first)}{others}: {first.why}")
         if self._options.report is None:
             self._say("--report FILE.md lists every place, and what to do by hand.")
@@ -365,7 +365,3 @@ def _texts(files: Sequence[FileMigration]) -> dict[str, bytes]:
 
 def _suffix(path: str) -> str:
     return os.path.splitext(path)[1].lower()
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

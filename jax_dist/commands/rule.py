@@ -43,16 +43,14 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
-    from jax_dist.checker.engine import catalogue  # not at the top: `--help` needs no rules
+    from jax_dist.checker.engine import linter  # not at the top: `--help` needs no rules
 
     if options.all:
-        out.write(
-            _ALL[options.output_format]([page for _, page in sorted(catalogue.PAGES.items())])
-        )
+        out.write(_ALL[options.output_format]([page for _, page in sorted(linter.PAGES.items())]))
         return Exit.OK
-    page = _find(options.rule, catalogue.PAGES)
+    page = _find(options.rule, linter.PAGES)
     if page is None:
-        names = [name for page in catalogue.PAGES.values() for name in (page.code, page.name)]
+        names = [name for page in linter.PAGES.values() for name in (page.code, page.name)]
         remedy = _usage.hint(
             _spelled(options.rule), names, "`jax-dist rule --all` lists the rules."
         )

@@ -8,8 +8,8 @@ import pytest
 import word_rules
 
 from jax_dist._usage import MisuseError
-from jax_dist.checker.engine import baseline
-from jax_dist.checker.engine.baseline import Stale
+from jax_dist.checker.engine import suppressions
+from jax_dist.checker.engine.suppressions import Stale
 from jax_dist.checker.model.sources import read
 
 
@@ -24,11 +24,11 @@ def _findings(text: str, path: str = "src/a.py"):
 
 
 def _write(text: str, file: str = "known.json") -> None:
-    pathlib.Path(file).write_text(baseline.text_of(_findings(text), file))
+    pathlib.Path(file).write_text(suppressions.baseline_of(_findings(text), file))
 
 
 def _compared(text: str, file: str = "known.json", path: str = "src/a.py"):
-    return baseline.compared(
+    return suppressions.beyond_baseline(
         _findings(text, path), file, files=[path], codes=frozenset({"JXD101", "JXD102"})
     )
 

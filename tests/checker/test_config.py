@@ -7,7 +7,7 @@ import pytest
 import word_rules
 
 from jax_dist._usage import MisuseError
-from jax_dist.checker.engine import config, requirement
+from jax_dist.checker.engine import config
 from jax_dist.checker.engine.config import Choice, ConfigError
 
 
@@ -220,7 +220,7 @@ def test_a_selector_that_means_nothing_is_misuse():
 def test_the_jax_that_a_project_requires(project, file, text, version):
     (project / file).write_text(text)
 
-    assert requirement.lower_bound(str(project)) == version
+    assert config.lower_bound(str(project)) == version
 
 
 def test_the_target_is_the_required_jax_unless_it_is_set(project):
@@ -235,4 +235,4 @@ def test_the_target_is_the_required_jax_unless_it_is_set(project):
 
 @pytest.mark.parametrize("text", ["0.7.2", " v0.7.2", "0.7.2.dev20250101", "0.7.2rc1", "0.7.2+cu"])
 def test_versions(text):
-    assert requirement.version(text) == (0, 7, 2)
+    assert config.version(text) == (0, 7, 2)

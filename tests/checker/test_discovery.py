@@ -6,8 +6,8 @@ import pathlib
 import pytest
 
 from jax_dist._usage import MisuseError
-from jax_dist.checker.model import discovery
-from jax_dist.checker.model.discovery import FoundFiles, Patterns
+from jax_dist.checker.model import sources
+from jax_dist.checker.model.sources import FoundFiles, Patterns
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def tree(tmp_path: pathlib.Path, monkeypatch) -> pathlib.Path:
     return tmp_path
 
 
-def _find(*paths: str, exclude: tuple[str, ...] = discovery.EXCLUDED) -> tuple[str, ...]:
-    return discovery.find(paths, Patterns(exclude, os.getcwd())).files
+def _find(*paths: str, exclude: tuple[str, ...] = sources.EXCLUDED) -> tuple[str, ...]:
+    return sources.find_files(paths, Patterns(exclude, os.getcwd())).files
 
 
 @pytest.mark.usefixtures("tree")
@@ -81,7 +81,7 @@ class TestFind:
 
         monkeypatch.setattr(os, "scandir", scandir)
 
-        assert discovery.find(["pkg"], Patterns(discovery.EXCLUDED, ".")) == FoundFiles(
+        assert sources.find_files(["pkg"], Patterns(sources.EXCLUDED, ".")) == FoundFiles(
             files=("pkg/c.py",), unreadable=("pkg/deep",)
         )
 

@@ -3,8 +3,8 @@
 import pytest
 
 from jax_dist.checker.engine import linter
-from jax_dist.checker.model import edits, sources
-from jax_dist.checker.model.findings import Safety
+from jax_dist.checker.model import sources
+from jax_dist.checker.model.findings import Safety, apply_edits
 from jax_dist.checker.model.project import Project
 
 SAFE, UNSAFE, DISPLAY = Safety.SAFE, Safety.UNSAFE, Safety.DISPLAY
@@ -109,7 +109,7 @@ def test_what_is_only_shown(code, text, shown):
 
     assert found.fix is not None
     assert found.fix.safety is Safety.DISPLAY
-    assert edits.apply(text.encode(), found.fix.edits).decode() == shown
+    assert apply_edits(text.encode(), found.fix.edits).decode() == shown
 
 
 def test_what_another_file_renames_is_found_there(tmp_path):
@@ -125,6 +125,6 @@ def test_slices_of_indexed_updates_are_written_as_indices():
     text = "import jax\ny = jax.ops.index_add(x, jax.ops.index[2:, ...], y)\n"
     (update,) = [each.fix for each in _lint("JXD108", text) if each.fix is not None]
 
-    assert edits.apply(text.encode(), update.edits).decode() == (
+    assert apply_edits(text.encode(), update.edits).decode() == (
         "import jax\ny = x.at[2:, ...].add(y)\n"
     )

@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from jax_dist.checker.engine import catalogue, fixer, linter
+from jax_dist.checker.engine import fixer, linter
 from jax_dist.checker.engine.linter import Examiner
 from jax_dist.checker.model import new_imports, sources
 from jax_dist.checker.model.findings import Finding, Safety
@@ -24,7 +24,7 @@ from jax_dist.codemod.helper_module import Homes
 from jax_dist.codemod.results import ProjectContext
 from jax_dist.codemod.shard_map import Promises
 
-ALL = frozenset(catalogue.RULES)
+ALL = frozenset(linter.RULES)
 SYNTAX_ERROR = "JXD901"
 # Only while one file is checked; what stands in other folders must not matter.
 _PATH = "/nowhere/at/all/fuzzed.py"

@@ -7,8 +7,9 @@ import pytest
 
 from jax_dist.checker.model import notebooks, sources
 from jax_dist.checker.model.findings import Edit, Finding, Fix, Position, Safety
-from jax_dist.checker.output import FORMATS, RenderContext, text
+from jax_dist.checker.output import report
 from jax_dist.checker.output.markdown import page_markdown
+from jax_dist.checker.output.report import FORMATS, RenderContext
 from jax_dist.checker.rules import Page
 
 _PAGE = Page(
@@ -188,19 +189,19 @@ class TestText:
     def test_the_last_line_counts(self, fixes, said):
         findings = [_finding(b"psum", b"psum", fix=_fix(each) if each else None) for each in fixes]
 
-        assert text.summary(findings) == said
+        assert report.summary(findings) == said
 
     def test_statistics_have_the_most_frequent_first(self):
         findings = [_finding(b"psum", b"psum", rule="JXD001")] * 2
         findings += [_finding(b"psum", b"psum", rule="JXD401")] * 10
         findings += [_finding(b"psum", b"psum", rule="JXD301", fix=_fix())] * 2
 
-        assert text.statistics(findings) == textwrap.dedent("""\
+        assert report.statistics(findings) == textwrap.dedent("""\
             10  JXD401      psum-of-one
              2  JXD001      psum-of-one
              2  JXD301  [*] psum-of-one
             """)
-        assert text.statistics([]) == ""
+        assert report.statistics([]) == ""
 
 
 class TestJson:

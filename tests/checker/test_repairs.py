@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_dist.checker.engine.fixer import between, changes, repair
-from jax_dist.checker.model import edits, notebooks, sources
-from jax_dist.checker.model.findings import Edit, Finding, Fix, Position, Safety
+from jax_dist.checker.model import notebooks, sources
+from jax_dist.checker.model.findings import Edit, Finding, Fix, Position, Safety, apply_edits
 from jax_dist.checker.model.semantic_model import Module
 
 
@@ -71,7 +71,7 @@ def test_magics_are_not_touched():
 
     made = changes([fix], Module(notebook))
 
-    assert notebook.written(edits.apply(notebook.code, made)) == data.replace(
+    assert notebook.written(apply_edits(notebook.code, made)) == data.replace(
         b"flax\\n!ls\\nn =", b"flax\\nimport jax\\n!ls\\nm ="
     )
 
@@ -80,7 +80,7 @@ def test_magics_are_not_touched():
 def test_the_lines_that_differ_make_one_text_of_the_other(one, two):
     old, new = "".join(one).encode(), "".join(two).encode()
 
-    assert edits.apply(old, between(old, new)) == new
+    assert apply_edits(old, between(old, new)) == new
 
 
 def test_lines_that_differ():

@@ -17,9 +17,9 @@ import rule_cases
 from rule_cases import Case, Fixed, Negative, Positive
 
 from jax_dist import _codes
-from jax_dist.checker.engine import catalogue, linter
-from jax_dist.checker.model import edits, new_imports, sources
-from jax_dist.checker.model.findings import Finding, Safety
+from jax_dist.checker.engine import linter
+from jax_dist.checker.model import new_imports, sources
+from jax_dist.checker.model.findings import Finding, Safety, choose_fixes
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.rules import Page, Rule
 
@@ -28,7 +28,7 @@ _SILENT = ("JXD900", "JXD901", "JXD902")  # made where comments and files are re
 
 
 def _cases_of(code: str) -> tuple[Case, ...]:
-    return _CASES[_named(catalogue.PAGES[code])]
+    return _CASES[_named(linter.PAGES[code])]
 
 
 def _named(page: Page) -> str:
@@ -38,7 +38,7 @@ def _named(page: Page) -> str:
 def _cases(kind: type[Case]) -> list:
     return [
         pytest.param(code, case, id=f"{code}: {case.why}")
-        for code in catalogue.PAGES
+        for code in linter.PAGES
         for case in _cases_of(code)
         if isinstance(case, kind)
     ]
@@ -52,8 +52,9 @@ def _lint(code: str, text: str, path: str = "case.py", target=None) -> list[Find
 def _mended(code: str, text: str) -> str:
     """The text with all fixes but those that are only shown."""
     fixes = [finding.fix for finding in _lint(code, text) if finding.fix is not None]
-    applied, left = edits.choose(fix for fix in fixes if fix.safety is not Safety.DISPLAY)
-    assert left == []
+    fixes = [fix for fix in fixes if fix.safety is not Safety.DISPLAY]
+    applied = choose_fixes(fixes)
+    assert len(applied) == len(fixes)
     module = Project().module(sources.read("case.py", text.encode()))
     return new_imports.placed(module, applied).decode()
 
@@ -90,12 +91,12 @@ def test_mends(code: str, case: Fixed):
     assert _mended(code, after) == after
 
 
-_SINCE = [code for code, rule in catalogue.RULES.items() if rule.since != (0,)]
+_SINCE = [code for code, rule in linter.RULES.items() if rule.since != (0,)]
 
 
 @pytest.mark.parametrize("code", _SINCE)
 def test_is_silent_below_the_version_that_its_page_names(code: str):
-    first = re.match(r"jax (\d+)\.(\d+)\.(\d+):", catalogue.PAGES[code].since)
+    first = re.match(r"jax (\d+)\.(\d+)\.(\d+):", linter.PAGES[code].since)
     assert first is not None
     since = tuple(map(int, first.groups()))
     case = next(case for case in _cases_of(code) if not isinstance(case, Negative))
@@ -123,7 +124,7 @@ def _result(text: str):
         return jax.tree.map(np.asarray, names["result"]())
 
 
-@pytest.mark.parametrize("code", sorted(set(catalogue.PAGES) - set(_SILENT)))
+@pytest.mark.parametrize("code", sorted(set(linter.PAGES) - set(_SILENT)))
 def test_each_rule_is_seen_to_speak_and_to_be_silent(code: str):
     kinds = [type(case) for case in _cases_of(code)]
 
@@ -165,7 +166,7 @@ def test_a_fix_that_needs_a_newer_jax_is_only_shown(code, text, target, title):
 # --- pages
 
 
-@pytest.mark.parametrize("page", catalogue.PAGES.values(), ids=lambda page: page.code)
+@pytest.mark.parametrize("page", linter.PAGES.values(), ids=lambda page: page.code)
 def test_page_is_whole(page):
     assert re.fullmatch(r"JXD\d{3}", page.code)
     assert re.fullmatch(r"[a-z]+(-[a-z]+)*", page.name)
@@ -178,7 +179,7 @@ def test_page_is_whole(page):
     assert page.fix.split(":")[0].split(" ")[0] in ("Safe", "Unsafe", "Display-only", "None", "Off")
 
 
-@pytest.mark.parametrize("page", catalogue.PAGES.values(), ids=lambda page: page.code)
+@pytest.mark.parametrize("page", linter.PAGES.values(), ids=lambda page: page.code)
 def test_examples_are_python_or_a_sentence(page):
     if page.code != "JXD901":  # its example cannot be parsed
         assert page.example.endswith("\n")
@@ -190,7 +191,7 @@ def test_examples_are_python_or_a_sentence(page):
 
 @pytest.mark.parametrize(
     "page",
-    [page for code, page in catalogue.PAGES.items() if code not in _SILENT],
+    [page for code, page in linter.PAGES.items() if code not in _SILENT],
     ids=lambda page: page.code,
 )
 def test_its_example_says_no_more_than_it_mends(page):
@@ -201,22 +202,22 @@ def test_its_example_says_no_more_than_it_mends(page):
 
 def test_codes_and_names_are_used_once():
     files: dict[types.ModuleType, list[str]] = {}
-    for code, module in catalogue.MODULES.items():
+    for code, module in linter.MODULES.items():
         files.setdefault(module, []).append(code)
 
     made = [each for module in files for each in vars(module).values() if isinstance(each, Rule)]
-    assert len(catalogue.PAGES) == len(made)
-    assert len({page.name for page in catalogue.PAGES.values()}) == len(made)
+    assert len(linter.PAGES) == len(made)
+    assert len({page.name for page in linter.PAGES.values()}) == len(made)
     for module, codes in files.items():
         assert (module.__doc__ or "").startswith(f"{', '.join(codes)}: ")
         if len(codes) == 1:
             name = module.__name__.rpartition(".")[2]
-            assert name == _named(catalogue.PAGES[codes[0]])
-    assert list(catalogue.PAGES) == sorted(catalogue.PAGES)
+            assert name == _named(linter.PAGES[codes[0]])
+    assert list(linter.PAGES) == sorted(linter.PAGES)
 
 
 def test_codes_that_others_speak_of_are_those_of_the_rules():
-    names = {page.name.upper().replace("-", "_"): code for code, page in catalogue.PAGES.items()}
+    names = {page.name.upper().replace("-", "_"): code for code, page in linter.PAGES.items()}
     codes = {name: code for name, code in vars(_codes).items() if name.isupper()}
 
     assert codes.items() <= names.items()
@@ -239,7 +240,7 @@ def test_no_other_file_writes_a_code_out():
 
 
 def test_each_rule_has_its_cases_and_each_case_its_rule():
-    assert sorted(_CASES) == sorted(map(_named, catalogue.PAGES.values()))
+    assert sorted(_CASES) == sorted(map(_named, linter.PAGES.values()))
 
 
 _NEW_RULE = """
@@ -272,7 +273,7 @@ def test_a_new_rule_is_one_file(tmp_path):
 
 
 def test_a_page_has_its_headings_in_order():
-    text = str(catalogue.PAGES["JXD101"])
+    text = str(linter.PAGES["JXD101"])
 
     assert text.startswith("JXD101 removed-device-put-replicated\n\nWhat it does\n  Finds `jax.")
     assert re.findall(r"^\w.*$", text, re.MULTILINE)[1:] == [
@@ -284,12 +285,12 @@ def test_a_page_has_its_headings_in_order():
         "Since",
         "Source",
     ]
-    assert str(dataclasses.replace(catalogue.PAGES["JXD101"], default=False)).endswith(
+    assert str(dataclasses.replace(linter.PAGES["JXD101"], default=False)).endswith(
         "\n\nOff by default: --extend-select turns it on."
     )
 
 
 def test_the_catalogue_does_not_load_jax():
-    code = "import sys, jax_dist.checker.engine.catalogue; sys.exit('jax' in sys.modules)"
+    code = "import sys, jax_dist.checker.engine.linter; sys.exit('jax' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

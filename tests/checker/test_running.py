@@ -11,9 +11,9 @@ from word_rules import words  # noqa: F401 (a fixture)
 from jax_dist.checker.engine import linter, runner
 from jax_dist.checker.engine.linter import Examiner
 from jax_dist.checker.engine.runner import FindingStore
-from jax_dist.checker.model.discovery import Patterns
 from jax_dist.checker.model.findings import Edit, Finding, Fix, Position, Safety
 from jax_dist.checker.model.project import Project
+from jax_dist.checker.model.sources import Patterns
 
 _FILES = ("a.py", "b.py", "c.py")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jax_dist.checker.engine import catalogue
+from jax_dist.checker.engine import linter
 from jax_dist.checker.engine.linter import Examiner
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.sources import UnreadableError
@@ -11,7 +11,7 @@ _TEXT = "import jax\nf = jax.pmap(abs)\n"
 
 
 def _found(data: bytes) -> list[tuple[str, str]]:
-    found = Examiner(frozenset(catalogue.PAGES)).examined("a.py", data)
+    found = Examiner(frozenset(linter.PAGES)).examined("a.py", data)
     return [(finding.code, finding.message) for finding in found]
 
 

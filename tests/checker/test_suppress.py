@@ -6,8 +6,7 @@ import pytest
 import word_rules
 
 from jax_dist.checker.engine import suppressions
-from jax_dist.checker.model import edits
-from jax_dist.checker.model.findings import Safety
+from jax_dist.checker.model.findings import Safety, apply_edits
 from jax_dist.checker.model.sources import Source, read
 
 _CODES = word_rules.CODES
@@ -167,7 +166,7 @@ def test_what_is_unused_is_taken_out(before, after):
     assert finding.fix is not None
     assert finding.fix.safety is Safety.SAFE
 
-    assert edits.apply(_source(before).code, finding.fix.edits).decode() == after
+    assert apply_edits(_source(before).code, finding.fix.edits).decode() == after
     assert _findings(after) == []
 
 

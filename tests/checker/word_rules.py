@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from jax_dist.checker.engine import catalogue, linter
+from jax_dist.checker.engine import linter
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.findings import Edit, Finding, Fix, Safety
 from jax_dist.checker.rules import Page, suppression_comments, syntax_error
@@ -86,5 +86,5 @@ def words(monkeypatch):
     """Puts these rules in the place of the real ones."""
     monkeypatch.setattr(linter, "check", check)
     monkeypatch.setattr(linter, "likely", lambda data, codes: codes)
-    monkeypatch.setattr(catalogue, "PAGES", PAGES)
+    monkeypatch.setattr(linter, "PAGES", PAGES)
     monkeypatch.setattr(lint_run, "PAGES", PAGES)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from jax_dist.checker.engine import catalogue, linter
+from jax_dist.checker.engine import linter
 from jax_dist.checker.rules import suppression_comments
 from jax_dist.commands import lint_run, terminal
 from jax_dist.commands.cli import main
@@ -32,7 +32,7 @@ def folder(tmp_path: pathlib.Path, monkeypatch) -> pathlib.Path:
     for name in ("NO_COLOR", "FORCE_COLOR", "JAX_DIST_OUTPUT_FORMAT"):
         monkeypatch.delenv(name, raising=False)
     for page in (suppression_comments.UNUSED, suppression_comments.UNKNOWN):
-        monkeypatch.setitem(catalogue.PAGES, page.code, page)
+        monkeypatch.setitem(linter.PAGES, page.code, page)
     return tmp_path
 
 

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from jax_dist.checker.engine import catalogue
+from jax_dist.checker.engine import linter
 from jax_dist.commands.cli import main
 
 _DOCS = pathlib.Path(__file__).parents[2] / "docs" / "rules.md"
@@ -68,7 +68,7 @@ def test_all_rules_on_a_line_each():
     assert [line.split()[:2] for line in lines if "JXD306" in line] == [["JXD306", "psum-of-one"]]
     assert [line.endswith("  safe fix") for line in lines if "JXD306" in line] == [True]
     assert [line.endswith("  no fix") for line in lines if "JXD901" in line] == [True]
-    assert len(lines) == len(catalogue.PAGES)
+    assert len(lines) == len(linter.PAGES)
     assert lines == sorted(lines)
 
 
@@ -83,7 +83,7 @@ def test_a_page_as_json():
 def test_all_pages_as_json():
     pages = json.loads(_run("--all", "--output-format", "json")[1])
 
-    assert [page["code"] for page in pages] == sorted(catalogue.PAGES)
+    assert [page["code"] for page in pages] == sorted(linter.PAGES)
 
 
 def test_the_documentation_has_the_pages_of_today():

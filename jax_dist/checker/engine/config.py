@@ -1,19 +1,20 @@
-"""The settings of a project: `[tool.jax-dist]` in pyproject.toml, or a file jax-dist.toml."""
+"""The settings of a project: `[tool.jax-dist]` in pyproject.toml, or a file jax-dist.toml.
+
+Which jax the project asks for is read too, from the files where projects say so.
+"""
 
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_dist import _codes
 from jax_dist._usage import MisuseError, hint
-from jax_dist.checker.engine import requirement
-from jax_dist.checker.engine.requirement import Version
-from jax_dist.checker.model import discovery
-from jax_dist.checker.model.discovery import Patterns
+from jax_dist.checker.model import sources
 from jax_dist.checker.model.findings import Code
-from jax_dist.checker.rules import Page
+from jax_dist.checker.model.sources import Patterns
+from jax_dist.checker.rules import Page, Version
 
 _ALWAYS: Code = _codes.SYNTAX_ERROR  # what cannot be parsed was not checked, so it must be said
 
@@ -27,76 +28,6 @@ class Choice:
     ignore: tuple[str, ...] = ()
 
 
-def resolve(selector: str, pages: Mapping[Code, Page]) -> frozenset[Code]:
-    """The codes that a code, the beginning of one, or a name stands for; empty if unknown."""
-    upper = selector.upper()
-    if upper == "ALL":
-        return frozenset(pages)
-    if upper.startswith("JXD"):
-        return frozenset(code for code in pages if code.startswith(upper))
-    return frozenset(code for code, page in pages.items() if page.name == selector.lower())
-
-
-def selected(choices: Sequence[Choice], pages: Mapping[Code, Page]) -> frozenset[Code]:
-    """The codes that are on after all choices, of which a later one speaks the last word.
-
-    Within a choice the more precise selector wins: `--select JXD101 --ignore JXD1` keeps JXD101.
-
-    Raises:
-      MisuseError: a selector names no rule.
-    """
-    on = {code for code, page in pages.items() if page.default}
-    for choice in choices:
-        if choice.select is not None:
-            on = {_ALWAYS} & set(pages)
-        for selector, turns_on in _by_precision(choice):
-            codes = known(selector, pages)
-            on = on | codes if turns_on else on - codes
-    return frozenset(on)
-
-
-def known(selector: str, pages: Mapping[Code, Page]) -> frozenset[Code]:
-    """As `resolve`, for a selector that must name something.
-
-    Raises:
-      MisuseError: it names no rule.
-    """
-    codes = resolve(selector, pages)
-    if not codes:
-        names = [name for code, page in pages.items() for name in (code, page.name)]
-        word = selector.upper() if selector.upper().startswith("JXD") else selector.lower()
-        remedy = hint(word, names, "`jax-dist rule --all` lists the rules.")
-        raise MisuseError(f"no rule is called {selector!r}. {remedy}")
-    return codes
-
-
-def split(texts: Iterable[str]) -> tuple[str, ...]:
-    """`["JXD1,JXD2", "JXD401"]` as a tuple of three."""
-    return tuple(word for text in texts for word in text.replace(",", " ").split())
-
-
-def _by_precision(choice: Choice) -> list[tuple[str, bool]]:
-    """Selectors with whether they turn on; the precise ones, and then ignoring ones, come last."""
-    asked = [(selector, True) for selector in (*(choice.select or ()), *choice.extend_select)]
-    asked += [(selector, False) for selector in choice.ignore]
-    return sorted(asked, key=lambda pair: (_precision(pair[0]), not pair[1]))
-
-
-def _precision(selector: str) -> int:
-    upper = selector.upper()
-    if upper == "ALL":
-        return 0
-    return len(upper) if upper.startswith("JXD") else len(_ALWAYS)
-
-
-_MISSPELT = ("jax_dist", "jaxdist", "jax-dist")  # the last without `tool`
-_OURS = re.compile(rb"jax[-_]?dist")
-
-
-class ConfigError(MisuseError):
-    """A settings file that cannot be read, or a setting that cannot be."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Config:
     """What a project has set; paths in it are joined to the folder of its file."""
@@ -106,7 +37,7 @@ class Config:
     select: tuple[str, ...] | None = None
     extend_select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = discovery.EXCLUDED
+    exclude: tuple[str, ...] = sources.EXCLUDED
     extend_exclude: tuple[str, ...] = ()
     per_file_ignores: tuple[tuple[str, tuple[str, ...]], ...] = ()
     target_jax: Version | None = None  # None: the newest
@@ -121,6 +52,16 @@ class Config:
     def excluded(self) -> Patterns:
         return Patterns((*self.exclude, *self.extend_exclude), self.folder)
 
+    def ignores(self, pages: Mapping[Code, Page]) -> tuple[tuple[Patterns, frozenset[Code]], ...]:
+        """The codes that are off in some files. Raises MisuseError where one names no rule."""
+        return tuple(
+            (
+                Patterns((glob,), self.folder),
+                frozenset().union(*(known(code, pages) for code in codes)),
+            )
+            for glob, codes in self.per_file_ignores
+        )
+
     def check_codes(self, pages: Mapping[Code, Page]) -> None:
         """Raises ConfigError where a setting names a rule that does not exist."""
         asked = {"select": self.select or (), "extend-select": self.extend_select}
@@ -134,6 +75,14 @@ class Config:
                     raise ConfigError(f"{self.file}: {key}: {error}") from error
 
 
+class ConfigError(MisuseError):
+    """A settings file that cannot be read, or a setting that cannot be."""
+
+
+_MISSPELT = ("jax_dist", "jaxdist", "jax-dist")  # the last without `tool`
+_OURS = re.compile(rb"jax[-_]?dist")
+
+
 def load(paths: Sequence[str], file: str | None = None) -> Config:
     """The settings for `paths`: of `file`, or of the nearest file above all of them.
 
@@ -145,7 +94,7 @@ def load(paths: Sequence[str], file: str | None = None) -> Config:
     if file is not None:
         return _with_target(_read(file, required=True))
     folder = _common_folder(paths)
-    for place in _upward(folder):
+    for place in sources.folders_above(folder):
         for name in ("jax-dist.toml", "pyproject.toml"):
             path = os.path.join(place, name)
             if os.path.isfile(path):
@@ -153,6 +102,28 @@ def load(paths: Sequence[str], file: str | None = None) -> Config:
                 if config.file is not None:
                     return _with_target(config)
     return _with_target(Config(_root(folder)))
+
+
+def _common_folder(paths: Sequence[str]) -> str:
+    folders = [
+        path if os.path.isdir(path) else os.path.dirname(path)
+        for path in map(os.path.abspath, paths)
+    ]
+    try:
+        return os.path.commonpath(folders) if folders else os.getcwd()
+    except ValueError:  # Windows: several drives
+        return os.getcwd()
+
+
+def _root(folder: str) -> str:
+    """The nearest folder that looks like the top of a project; else the folder itself."""
+    marks = ("pyproject.toml", "setup.py", "setup.cfg", ".git", "requirements.txt")
+    places = (
+        place
+        for place in sources.folders_above(folder)
+        if any(os.path.exists(os.path.join(place, mark)) for mark in marks)
+    )
+    return next(places, folder)
 
 
 def _read(path: str, *, required: bool) -> Config:
@@ -205,8 +176,7 @@ def _parsed(table: Mapping[str, Any], path: str, folder: str) -> Config:
     return Config(folder, path, **values)
 
 
-def _words(value: Any, folder: str) -> tuple[str, ...]:
-    del folder
+def _words(value: Any, _folder: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise MisuseError(f'must be a list of strings, such as ["JXD1"], not {_said(value)}')
     return tuple(value)
@@ -218,11 +188,10 @@ def _table_of_words(value: Any, folder: str) -> tuple[tuple[str, tuple[str, ...]
     return tuple((glob, _words(codes, folder)) for glob, codes in value.items())
 
 
-def _target(value: Any, folder: str) -> Version:
-    del folder
+def _target(value: Any, _folder: str) -> Version:
     if not isinstance(value, str):
         raise MisuseError(f'must be a version in quotes, such as "0.7.2", not {_said(value)}')
-    return requirement.version(value)
+    return version(value)
 
 
 def _folders(value: Any, folder: str) -> tuple[str, ...]:
@@ -260,31 +229,178 @@ def _said(value: Any) -> str:
 def _with_target(config: Config) -> Config:
     if config.target_jax is not None:
         return config
-    return dataclasses.replace(config, target_jax=requirement.lower_bound(config.folder))
+    return dataclasses.replace(config, target_jax=lower_bound(config.folder))
 
 
-def _common_folder(paths: Sequence[str]) -> str:
-    folders = [
-        path if os.path.isdir(path) else os.path.dirname(path)
-        for path in map(os.path.abspath, paths)
-    ]
+def lower_bound(folder: str) -> Version | None:
+    """The oldest jax with which the project in `folder` says to work; None where it is silent.
+
+    Of several requirements (for several Pythons, say) the lowest counts.
+    """
+    for read in (_of_pyproject, _of_requirements, _of_setup_cfg, _of_setup_py):
+        bounds = [bound for text in read(folder) if (bound := _bound(text)) is not None]
+        if bounds:
+            return min(bounds)
+    return None
+
+
+_JAX = re.compile(r"\s*jax(?![\w.-])\s*(?:\[[^\]]*\])?\s*\(?(?P<bounds>[^;#@)]*)", re.IGNORECASE)
+_BOUND = re.compile(r"(?P<sign>>=|==|~=|\^|~|>)\s*(?P<version>\d+(?:\.\d+)*)")
+
+
+def _bound(requirement: str) -> Version | None:
+    match = _JAX.match(requirement)
+    if match is None:
+        return None
+    signs = _BOUND.finditer(match["bounds"])
+    return max((version(sign["version"]) for sign in signs), default=None)
+
+
+def _of_pyproject(folder: str) -> Iterator[str]:
+    text = _text(os.path.join(folder, "pyproject.toml"))
+    if "jax" not in text:
+        return
+    import tomllib  # only here: it is slow to load, and many projects say nothing of jax
+
     try:
-        return os.path.commonpath(folders) if folders else os.getcwd()
-    except ValueError:  # Windows: several drives
-        return os.getcwd()
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return  # the settings are read from this file too, and complain there
+    yield from _strings(_at(table, "project", "dependencies"))
+    poetry = _at(table, "tool", "poetry", "dependencies", "jax")
+    if isinstance(poetry, dict):
+        poetry = poetry.get("version")
+    if isinstance(poetry, str):
+        yield f"jax {poetry}"
 
 
-def _upward(folder: str) -> list[str]:
-    folders = [folder]
-    while (parent := os.path.dirname(folder)) != folder:
-        folders.append(folder := parent)
-    return folders
+def _of_requirements(folder: str) -> Iterable[str]:
+    return _text(os.path.join(folder, "requirements.txt")).splitlines()
 
 
-def _root(folder: str) -> str:
-    """The nearest folder that looks like the top of a project; else the folder itself."""
-    marks = ("pyproject.toml", "setup.py", "setup.cfg", ".git", "requirements.txt")
-    for place in _upward(folder):
-        if any(os.path.exists(os.path.join(place, mark)) for mark in marks):
-            return place
-    return folder
+def _of_setup_cfg(folder: str) -> Iterator[str]:
+    text = _text(os.path.join(folder, "setup.cfg"))
+    if "jax" not in text:
+        return
+    import configparser  # only here: most projects have no such file
+
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read_string(text)
+    except configparser.Error:
+        return
+    yield from parser.get("options", "install_requires", fallback="").splitlines()
+
+
+def _of_setup_py(folder: str) -> Iterator[str]:
+    """The strings that begin like a requirement; the file is not run."""
+    text = _text(os.path.join(folder, "setup.py"))
+    if "jax" not in text:
+        return
+    import ast
+
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _at(table: Any, *keys: str) -> Any:
+    for key in keys:
+        if not isinstance(table, dict):
+            return None
+        table = table.get(key)
+    return table
+
+
+def _strings(values: Any) -> list[str]:
+    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
+
+
+def version(text: str) -> Version:
+    """`"0.7.2"` as `(0, 7, 2)`; also `"0.7.2.dev1"` and `"0.7.2rc0"`.
+
+    Raises:
+      MisuseError: it does not begin with numbers.
+    """
+    match = re.fullmatch(r"v?(\d+(?:\.\d+)*)(?:[.a-z+-].*)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise MisuseError(f"{text!r} is not a version of jax, such as 0.7.2")
+    return tuple(map(int, match[1].split(".")))
+
+
+def selected(choices: Sequence[Choice], pages: Mapping[Code, Page]) -> frozenset[Code]:
+    """The codes that are on after all choices, of which a later one speaks the last word.
+
+    Within a choice the more precise selector wins: `--select JXD101 --ignore JXD1` keeps JXD101.
+
+    Raises:
+      MisuseError: a selector names no rule.
+    """
+    on = {code for code, page in pages.items() if page.default}
+    for choice in choices:
+        if choice.select is not None:
+            on = {_ALWAYS} & set(pages)
+        for selector, turns_on in _by_precision(choice):
+            codes = known(selector, pages)
+            on = on | codes if turns_on else on - codes
+    return frozenset(on)
+
+
+def _by_precision(choice: Choice) -> list[tuple[str, bool]]:
+    """Selectors with whether they turn on; the precise ones, and then ignoring ones, come last."""
+    asked = [(selector, True) for selector in (*(choice.select or ()), *choice.extend_select)]
+    asked += [(selector, False) for selector in choice.ignore]
+    return sorted(asked, key=lambda pair: (_precision(pair[0]), not pair[1]))
+
+
+def _precision(selector: str) -> int:
+    upper = selector.upper()
+    if upper == "ALL":
+        return 0
+    return len(upper) if upper.startswith("JXD") else len(_ALWAYS)
+
+
+def known(selector: str, pages: Mapping[Code, Page]) -> frozenset[Code]:
+    """As `resolve`, for a selector that must name something.
+
+    Raises:
+      MisuseError: it names no rule.
+    """
+    codes = resolve(selector, pages)
+    if not codes:
+        raise MisuseError(f"no rule is called {selector!r}. {likeness(selector, pages)}")
+    return codes
+
+
+def likeness(selector: str, pages: Mapping[Code, Page]) -> str:
+    """Which rule was meant by what names none."""
+    names = [name for code, page in pages.items() for name in (code, page.name)]
+    word = selector.upper() if selector.upper().startswith("JXD") else selector.lower()
+    return hint(word, names, "`jax-dist rule --all` lists the rules.")
+
+
+def resolve(selector: str, pages: Mapping[Code, Page]) -> frozenset[Code]:
+    """The codes that a code, the beginning of one, or a name stands for; empty if unknown."""
+    upper = selector.upper()
+    if upper == "ALL":
+        return frozenset(pages)
+    if upper.startswith("JXD"):
+        return frozenset(code for code in pages if code.startswith(upper))
+    return frozenset(code for code, page in pages.items() if page.name == selector.lower())
+
+
+def split(texts: Iterable[str]) -> tuple[str, ...]:
+    """`["JXD1,JXD2", "JXD401"]` as a tuple of three."""
+    return tuple(word for text in texts for word in text.replace(",", " ").split())

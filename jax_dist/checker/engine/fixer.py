@@ -13,8 +13,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from jax_dist.checker.engine.linter import Examiner, load
-from jax_dist.checker.model import edits, new_imports, semantic_model, sources
-from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Safety
+from jax_dist.checker.model import new_imports, sources
+from jax_dist.checker.model.findings import (
+    Edit,
+    Finding,
+    Fix,
+    Safety,
+    apply_edits,
+    choose_fixes,
+    newline_of,
+)
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
 from jax_dist.checker.rules import suppression_comments, syntax_error
@@ -37,8 +45,6 @@ def diff(
       encoding: of both.
       new: it is not there yet.
     """
-    import difflib  # only here: it is slow to load
-
     shown = _shown(path)
     lines = difflib.unified_diff(
         _lines(before, encoding),
@@ -59,18 +65,17 @@ def _shown(path: str) -> str:
 
 def coloured(text: str) -> str:
     """A diff in a terminal's colours."""
-    return "".join(map(_coloured, _TEXT_LINE.findall(text)))
+    return "".join(
+        f"{_COLOURS[line[0]]}{line.removesuffix(chr(10))}{_PLAIN}\n"
+        if line[0] in _COLOURS
+        else line
+        for line in _TEXT_LINE.findall(text)
+    )
 
 
 def _lines(data: bytes, encoding: str) -> list[str]:
     """Lines end at "\\n" only, as they do for `patch`; a "\\r" before it is part of the line."""
     return _TEXT_LINE.findall(data.decode(encoding, "surrogateescape"))
-
-
-def _coloured(line: str) -> str:
-    colour = _COLOURS.get(line[:1])
-    text = line.removesuffix("\n")
-    return line if colour is None else f"{colour}{text}{_PLAIN}\n"
 
 
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
@@ -97,19 +102,19 @@ def repair(finding: Finding, findings: Sequence[Finding], module: Module) -> lis
 def changes(fixes: Sequence[Fix], module: Module) -> list[Edit]:
     """What `fixes` change, without those that clash with earlier ones; none if they spoil the file.
 
-    Unlike `placing.placed`, it can be used for a notebook with magics.
+    Unlike `new_imports.placed`, it can be used for a notebook with magics.
 
     Args:
       fixes: of one file.
       module: the file.
     """
-    applied, _ = edits.choose(fixes)
+    applied = choose_fixes(fixes)
     made = sorted({edit for fix in applied for edit in fix.edits})
     # Magics are no Python, and neither is what they become: seen from here they are not there.
     python = module.source.python
     shown = Source(module.source.path, python, python)
     try:
-        edited = edits.apply(python, made, edits.newline_of(python))
+        edited = apply_edits(python, made, newline_of(python))
         new = new_imports.placed(Module(shown), applied)
         sources.parse(new)
     except ParseError:
@@ -152,7 +157,7 @@ def _before(offset: int, made: Sequence[Edit], code: bytes) -> int:
         start = edit.start + moved
         if offset <= start:
             break
-        moved += len(edits.apply(b"", [Edit(0, 0, edit.text)], edits.newline_of(code)))
+        moved += len(apply_edits(b"", [Edit(0, 0, edit.text)], newline_of(code)))
         moved -= edit.end - edit.start
         if offset < edit.end + moved:
             return edit.end
@@ -165,12 +170,12 @@ _MOST_ROUNDS = 10
 _HARMLESS = frozenset({suppression_comments.UNUSED.code})
 
 
-class HarmError(ValueError):
+class _HarmError(ValueError):
     """Fixes that would break a file; they are not made."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Mended:
+class _Mended:
     """A file with its fixes made."""
 
     data: bytes  # what the file shall hold
@@ -179,7 +184,7 @@ class Mended:
     refused: str = ""  # why some fixes were not made
 
 
-def mended(path: str, data: bytes, examiner: Examiner, allowed: frozenset[Safety]) -> Mended:
+def mended(path: str, data: bytes, examiner: Examiner, allowed: frozenset[Safety]) -> _Mended:
     """Makes fixes until nothing is left to be mended.
 
     Args:
@@ -192,7 +197,7 @@ def mended(path: str, data: bytes, examiner: Examiner, allowed: frozenset[Safety
     made: list[Finding] = []
     refused = ""
     for _ in range(_MOST_ROUNDS):
-        able = [finding for finding in findings if _can_mend(finding, allowed)]
+        able = [each for each in findings if each.fix and each.fix.safety in allowed]
         if not able:
             break
         step = _round(path, data, findings, able, examiner)
@@ -201,11 +206,7 @@ def mended(path: str, data: bytes, examiner: Examiner, allowed: frozenset[Safety
             break
         data, findings = step.data, list(step.findings)
         made += step.made
-    return Mended(data, tuple(findings), tuple(made), refused)
-
-
-def _can_mend(finding: Finding, allowed: frozenset[Safety]) -> bool:
-    return finding.fix is not None and finding.fix.safety in allowed
+    return _Mended(data, tuple(findings), tuple(made), refused)
 
 
 def _round(
@@ -214,20 +215,16 @@ def _round(
     findings: Sequence[Finding],
     able: Sequence[Finding],
     examiner: Examiner,
-) -> Mended:
+) -> _Mended:
     """All fixes together; if that does harm, those that do none by themselves."""
     source = load(path, data)
-    try:
-        return _made(source, findings, able, examiner)
-    except HarmError as error:
-        harm = str(error)
-    step = Mended(data, tuple(findings), ())
-    for group in _groups(able):
+    harm = ""
+    for together in (able, *_groups(able)):
         try:
-            return dataclasses.replace(_made(source, findings, group, examiner), refused=harm)
-        except HarmError:
-            continue
-    return dataclasses.replace(step, refused=harm)
+            return dataclasses.replace(_made(source, findings, together, examiner), refused=harm)
+        except _HarmError as error:
+            harm = harm or str(error)
+    return _Mended(data, tuple(findings), (), harm)
 
 
 def _groups(findings: Sequence[Finding]) -> list[list[Finding]]:
@@ -240,15 +237,22 @@ def _groups(findings: Sequence[Finding]) -> list[list[Finding]]:
 
 def _made(
     source: Source, findings: Sequence[Finding], able: Sequence[Finding], examiner: Examiner
-) -> Mended:
+) -> _Mended:
     """Raises HarmError."""
     fixes = [finding.fix for finding in able if finding.fix]
-    applied, _ = edits.choose(fixes)
-    data = _written(source, applied)
+    applied = choose_fixes(fixes)
+    try:
+        data = source.written(new_imports.placed(Module(source), applied))
+    except (ParseError, SyntaxError) as error:
+        raise _HarmError(f"Python could not parse the file any more: {error}") from error
+    except UnicodeEncodeError as error:
+        raise _HarmError(f"the file's encoding cannot hold it: {error}") from error
+    except ValueError as error:
+        raise _HarmError(str(error)) from error
     try:
         after = examiner.of_source(load(source.path, data))
     except UnreadableError as error:
-        raise HarmError(f"the file could not be read any more: {error}") from error
+        raise _HarmError(f"the file could not be read any more: {error}") from error
     _check(findings, after)
     taken = Counter(applied)
     made: list[Finding] = []
@@ -256,19 +260,7 @@ def _made(
         if finding.fix and taken[finding.fix]:
             taken[finding.fix] -= 1
             made.append(finding)
-    return Mended(data, tuple(after), tuple(made))
-
-
-def _written(source: Source, fixes: Sequence[Fix]) -> bytes:
-    try:
-        code = new_imports.placed(semantic_model.Module(source), fixes)
-        return source.written(code)
-    except (sources.ParseError, SyntaxError) as error:
-        raise HarmError(f"Python could not parse the file any more: {error}") from error
-    except UnicodeEncodeError as error:
-        raise HarmError(f"the file's encoding cannot hold it: {error}") from error
-    except ValueError as error:
-        raise HarmError(str(error)) from error
+    return _Mended(data, tuple(after), tuple(made))
 
 
 def _check(before: Sequence[Finding], after: Sequence[Finding]) -> None:
@@ -277,11 +269,7 @@ def _check(before: Sequence[Finding], after: Sequence[Finding]) -> None:
     counts.subtract(finding.code for finding in before)
     for finding in after:
         if counts[finding.code] > 0 and finding.code not in _HARMLESS:
-            raise HarmError(_harm(finding, finding.code))
-
-
-def _harm(finding: Finding, code: Code) -> str:
-    place = f"line {finding.start.line}"
-    if code == syntax_error.PAGE.code:
-        return f"Python could not parse the file any more: {place}: {finding.message}"
-    return f"there would be a new {code} in {place}: {finding.message}"
+            said = f"line {finding.start.line}: {finding.message}"
+            if finding.code == syntax_error.PAGE.code:
+                raise _HarmError(f"Python could not parse the file any more: {said}")
+            raise _HarmError(f"there would be a new {finding.code} in {said}")

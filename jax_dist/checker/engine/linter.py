@@ -1,5 +1,7 @@
 """What is done to one file: it is looked at, read, checked, and its suppressions are heeded.
 
+The rules are all that the files of their folder hold.
+
 Most files hold no word that a rule looks for, and are passed over by their bytes alone. In the
 34 MB of jax, scenic and flax that say jax, to search for each word takes 1.3 s. To split them into
 sets of words, and to look those up, takes 0.8 s.
@@ -8,19 +10,302 @@ sets of words, and to look those up, takes 0.8 s.
 import ast
 import dataclasses
 import functools
+import importlib
+import pkgutil
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import types
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from jax_dist.checker.engine import catalogue
+from jax_dist.checker import rules
 from jax_dist.checker.model import sources
-from jax_dist.checker.model.discovery import Patterns
-from jax_dist.checker.model.findings import Code, Finding, Fix, Position, Safety
+from jax_dist.checker.model.findings import Code, Finding, Fix, Safety
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
+from jax_dist.checker.model.sources import ParseError, Patterns, Source, UnreadableError
 from jax_dist.checker.rules import Found, Page, Rule, Version, syntax_error
+
+
+def _rules_found() -> dict[Code, tuple[types.ModuleType, Rule]]:
+    modules = (
+        importlib.import_module(f"{rules.__name__}.{each.name}")
+        for each in pkgutil.iter_modules(rules.__path__)
+        if not each.name.startswith("_")
+    )
+    found = (
+        (each.page.code, (module, each))
+        for module in modules
+        for each in vars(module).values()
+        if isinstance(each, Rule)
+    )
+    return dict(sorted(found, key=lambda each: each[0]))
+
+
+_FOUND = _rules_found()
+MODULES: dict[Code, types.ModuleType] = {code: module for code, (module, _) in _FOUND.items()}
+RULES: dict[Code, Rule] = {code: rule for code, (_, rule) in _FOUND.items()}
+PAGES: dict[Code, Page] = {code: rule.page for code, rule in RULES.items()}
+DEFAULT: frozenset[Code] = frozenset(code for code, page in PAGES.items() if page.default)
+
+
+@dataclasses.dataclass(frozen=True)
+class Examiner:
+    """What is looked for, and where."""
+
+    codes: frozenset[Code]
+    project: Project = dataclasses.field(default_factory=Project)
+    target: Version | None = None  # the oldest jax that the code must run on; None: the newest
+    ignores: tuple[tuple[Patterns, frozenset[Code]], ...] = ()  # codes that are off in some files
+
+    def codes_for(self, path: str) -> frozenset[Code]:
+        """The codes that are on in one file."""
+        if not self.ignores:
+            return self.codes
+        off = (codes for patterns, codes in self.ignores if patterns.match(path))
+        return self.codes.difference(*off)
+
+    @staticmethod
+    def passes_over(data: bytes) -> bool:
+        """Whether a glance shows that a file has no findings, whatever the rules."""
+        words = b"jax", b"pmap"  # as in linter.likely
+        return not any(sources.holds(word, data) for word in words) and b"JXD" not in data
+
+    def likely(self, path: str, data: bytes) -> frozenset[Code] | None:
+        """The codes that may have findings in a file, by its bytes; None: it can have none."""
+        if b"jax" not in data and sources.holds(b"jax", data):
+            return self.codes_for(path)  # UTF-16, which Python does not read
+        ours = _speaks_to_us(data)
+        if not ours and is_internal(data):
+            return None
+        codes = likely(data, self.codes_for(path))
+        return codes if codes or ours else None
+
+    def examined(
+        self, path: str, data: bytes, likely: frozenset[Code] | None = None
+    ) -> list[Finding]:
+        """The findings of a file that are not switched off, in order of place.
+
+        Args:
+          path: of the file.
+          data: its bytes.
+          likely: what `likely` says of them, where that is known.
+        """
+        likely = self.likely(path, data) if likely is None else likely
+        if likely is None:
+            return []
+        try:
+            source = load(path, data)
+        except UnreadableError as error:
+            return [unreadable(path, str(error))]
+        if path.endswith(".ipynb"):
+            likely = None  # its code may hold phrases that its bytes spell in another way
+        return self.of_source(source, likely)
+
+    def of_source(self, source: Source, likely: frozenset[Code] | None = None) -> list[Finding]:
+        """As `examined`, of a file that is read already."""
+        codes = self.codes_for(source.path)
+        found = check(source, self.project, codes, self.target, likely)
+        found += _of_cells(source, codes)
+        if not (found or _speaks_to_us(source.code)) or not _may_suppress(source.code):
+            return found
+        from jax_dist.checker.engine import suppressions  # only here: it is slow to load
+
+        return suppressions.applied(source, found, codes, PAGES)
+
+
+def load(path: str, data: bytes) -> Source:
+    """A file as text that can be checked, whatever kind of file it is.
+
+    Raises:
+      UnreadableError: its bytes are not what its name or they themselves say.
+    """
+    if path.endswith(".ipynb"):
+        from jax_dist.checker.model import notebooks  # only here: most projects have none
+
+        return notebooks.read_notebook(path, data)
+    return sources.read(path, data)
+
+
+def _speaks_to_us(data: bytes) -> bool:
+    """Whether a file's comments can have findings of their own."""
+    return b"JXD" in data or b"jax-dist:" in data
+
+
+def _may_suppress(code: bytes) -> bool:
+    """Whether a comment can switch a finding off."""
+    code = code.lower()
+    return b"jax-dist:" in code or (b"noqa" in code and _NOQA.search(code) is not None)
+
+
+# Without codes, or with one of ours: other codes are for other linters.
+_NOQA = re.compile(rb"#\s*noqa\b(?:(?!\s*:\s*[a-z]+[0-9])|[^\n#]*jxd)")
+
+
+def _of_cells(source: Source, codes: frozenset[Code]) -> list[Finding]:
+    """Cells of a notebook that Python cannot parse; the others were checked."""
+    if syntax_error.PAGE.code not in codes:
+        return []
+    cells = getattr(source, "unparsed", ())
+    errors = (sources.ParseError(cell.message, cell.line, cell.column) for cell in cells)
+    return [unparsed(source, error) for error in errors]
+
+
+def check(
+    source: Source,
+    project: Project,
+    codes: frozenset[Code],
+    target: Version | None = None,
+    of: frozenset[Code] | None = None,
+) -> list[Finding]:
+    """All findings of one file, in order of place; nothing is suppressed here.
+
+    Args:
+      source: the file.
+      project: looks up what other files define.
+      codes: the rules that are asked for.
+      target: the oldest jax that the code must run on; None: the newest.
+      of: what `likely` says of the file, where that is known.
+    """
+    of = likely(source.code, codes) if of is None else of
+    held = project.held(source)
+    if held is not None:
+        return _found(held, of, target)
+    try:
+        module = project.module(source)
+    except ParseError as error:
+        return [unparsed(source, error)] if syntax_error.PAGE.code in codes else []
+    try:
+        return _found(module, of, target)
+    finally:
+        module.drop()
+
+
+def check_module(
+    module: Module, codes: frozenset[Code], target: Version | None = None
+) -> list[Finding]:
+    """Like `check`, for a file that is parsed already."""
+    return _found(module, likely(module.source.code, codes), target)
+
+
+def _found(module: Module, codes: frozenset[Code], target: Version | None) -> list[Finding]:
+    findings: list[Finding] = []
+    for rule in (RULES[code] for code in sorted(codes)):
+        if target is not None and target < rule.since:
+            continue
+        findings += (_finding(module, rule, found, target) for found in rule.check(module))
+    return sorted(findings, key=lambda finding: finding.sort_key)
+
+
+def finding_at(
+    source: Source, page: Page, message: str, span: tuple[int, int], fix: Fix | None = None
+) -> Finding:
+    """What a rule says of some bytes."""
+    start, end = map(source.position, span)
+    text = source.line_text(span[0])
+    return Finding(source.path, page.code, page.name, message, start, end, span, text, fix)
+
+
+def unparsed(source: Source, error: ParseError) -> Finding:
+    """The finding for a file that Python cannot parse."""
+    line = min(max(error.line, 1), len(source.line_starts))
+    offset = source.line_starts[line - 1]
+    message = syntax_error.message(error.message)
+    found = finding_at(source, syntax_error.PAGE, message, (offset, offset))
+    start = dataclasses.replace(found.start, column=max(error.column, 1))
+    return dataclasses.replace(found, start=start, end=start)
+
+
+def unreadable(path: str, reason: str) -> Finding:
+    """The finding for a file that is no text."""
+    return finding_at(Source(path, b"", b""), syntax_error.PAGE, reason, (0, 0))
+
+
+def _finding(module: Module, rule: Rule, found: Found, target: Version | None) -> Finding:
+    strings = _strings_around(module, found.node)
+    span = module.span(strings[-1] if strings else found.node)
+    fix = None if strings else found.fix  # Python 3.11 does not know where in them
+    fix = _allowed(fix, max(rule.needs, found.needs), target)
+    return finding_at(module.source, rule.page, found.message, span, fix)
+
+
+def _strings_around(module: Module, node: ast.AST) -> list[ast.AST]:
+    """The f-strings that a node is a part of, the innermost first."""
+    if b"{" not in module.source.code:
+        return []
+    return [each for each in module.ancestors(node) if isinstance(each, ast.JoinedStr)]
+
+
+def _allowed(fix: Fix | None, needs: Version, target: Version | None) -> Fix | None:
+    """A fix whose code would not run on the target is only shown."""
+    if fix is None or target is None or target >= needs:
+        return fix
+    title = f"{fix.title} (needs jax {'.'.join(map(str, needs))})"
+    return dataclasses.replace(fix, title=title, safety=Safety.DISPLAY)
+
+
+def wanted(data: bytes, codes: frozenset[Code]) -> bool:
+    """Whether a file may have findings, by its bytes alone.
+
+    Args:
+      data: the file.
+      codes: the rules that are asked for.
+    """
+    return bool(likely(data, codes)) and not is_internal(data)
+
+
+def likely(data: bytes, codes: frozenset[Code]) -> frozenset[Code]:
+    """Those rules that may have findings in a file, by the words that it holds."""
+    # Every import that matters says jax, but for that of equinox.filter_pmap and flax.nnx.pmap.
+    if b"jax" not in data and b"pmap" not in data:
+        return frozenset()
+    rules, phrases = _rules_and_phrases(codes)
+    held = phrases.held_by(data)
+    return frozenset(rule.page.code for rule in rules if _is_likely(rule, data, held))
+
+
+@functools.cache
+def _rules_and_phrases(codes: frozenset[Code]) -> tuple[list[Rule], "Phrases"]:
+    rules = [RULES[code] for code in codes if code in RULES]
+    return rules, Phrases(each for rule in rules for each in rule.triggers + rule.also)
+
+
+def _is_likely(rule: Rule, data: bytes, held: frozenset[bytes]) -> bool:
+    if held.isdisjoint(rule.triggers) or not held.issuperset(rule.also):
+        return False
+    return not rule.narrow or any(
+        each not in rule.narrow or rule.narrow[each].search(data)
+        for each in held.intersection(rule.triggers)
+    )
+
+
+def is_internal(data: bytes) -> bool:
+    r"""Whether a file sees JAX through its private modules only, as those of JAX itself do.
+
+    >>> is_internal(b"import functools\nfrom jax._src import core\n")
+    True
+    >>> is_internal(b"import jax\nfrom jax._src import core\n")
+    False
+    """
+    if b"jax._src" not in data:
+        return False
+    seen = False
+    for found in _IMPORT.finditer(data):
+        name = found[1] or found[2]
+        seen = seen or name.startswith(b"jax._src")
+        if not name.startswith((b"jax._src", b"jaxlib")) and name.split(b".")[0] not in _OTHERS:
+            return False
+        if found[3]:  # `import a, b`
+            return False
+    return seen  # the imports of a notebook stand in strings, and show nothing
+
+
+_IMPORT = re.compile(
+    rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import\b|import[ \t]+([.\w]+)[^\n,;]*([,;]?))",
+    re.MULTILINE,
+)
+_OTHERS = {b"numpy", b"ml_dtypes", b"opt_einsum", b"absl", b"scipy"}
+_OTHERS |= {name.encode() for name in sys.stdlib_module_names}
 
 
 class Phrases:
@@ -78,278 +363,3 @@ _BEFORE_JSON = b"\xef\xbb\xbf \t\r\n"
 # All but letters, digits, underscores, and what is not ASCII.
 _BLANKS = re.sub(rb"[^\w\x80-\xff]", b" ", bytes(range(256)))
 _BLANKS_AND_STARS = re.sub(rb"[^\w*\x80-\xff]", b" ", bytes(range(256)))
-
-
-def is_internal(data: bytes) -> bool:
-    r"""Whether a file sees JAX through its private modules only, as those of JAX itself do.
-
-    >>> is_internal(b"import functools\nfrom jax._src import core\n")
-    True
-    >>> is_internal(b"import jax\nfrom jax._src import core\n")
-    False
-    """
-    if b"jax._src" not in data:
-        return False
-    seen = False
-    for found in _IMPORT.finditer(data):
-        name = found[1] or found[2]
-        seen = seen or name.startswith(b"jax._src")
-        if not name.startswith((b"jax._src", b"jaxlib")) and name.split(b".")[0] not in _OTHERS:
-            return False
-        if found[3]:  # `import a, b`
-            return False
-    return seen  # the imports of a notebook stand in strings, and show nothing
-
-
-_IMPORT = re.compile(
-    rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import\b|import[ \t]+([.\w]+)[^\n,;]*([,;]?))",
-    re.MULTILINE,
-)
-_OTHERS = {b"numpy", b"ml_dtypes", b"opt_einsum", b"absl", b"scipy"}
-_OTHERS |= {name.encode() for name in sys.stdlib_module_names}
-
-
-def wanted(data: bytes, codes: frozenset[Code]) -> bool:
-    """Whether a file may have findings, by its bytes alone.
-
-    Args:
-      data: the file.
-      codes: the rules that are asked for.
-    """
-    return bool(likely(data, codes)) and not is_internal(data)
-
-
-def likely(data: bytes, codes: frozenset[Code]) -> frozenset[Code]:
-    """Those rules that may have findings in a file, by the words that it holds."""
-    # Every import that matters says jax, but for that of equinox.filter_pmap and flax.nnx.pmap.
-    if b"jax" not in data and b"pmap" not in data:
-        return frozenset()
-    rules, phrases = _rules_and_phrases(codes)
-    held = phrases.held_by(data)
-    return frozenset(rule.page.code for rule in rules if _is_likely(rule, data, held))
-
-
-@functools.cache
-def _rules_and_phrases(codes: frozenset[Code]) -> tuple[list[Rule], Phrases]:
-    rules = [catalogue.RULES[code] for code in codes if code in catalogue.RULES]
-    return rules, Phrases(each for rule in rules for each in rule.triggers + rule.also)
-
-
-def _is_likely(rule: Rule, data: bytes, held: frozenset[bytes]) -> bool:
-    if held.isdisjoint(rule.triggers) or not held.issuperset(rule.also):
-        return False
-    return not rule.narrow or any(
-        each not in rule.narrow or rule.narrow[each].search(data)
-        for each in held.intersection(rule.triggers)
-    )
-
-
-def check(
-    source: Source,
-    project: Project,
-    codes: frozenset[Code],
-    target: Version | None = None,
-    of: frozenset[Code] | None = None,
-) -> list[Finding]:
-    """All findings of one file, in order of place; nothing is suppressed here.
-
-    Args:
-      source: the file.
-      project: looks up what other files define.
-      codes: the rules that are asked for.
-      target: the oldest jax that the code must run on; None: the newest.
-      of: what `likely` says of the file, where that is known.
-    """
-    of = likely(source.code, codes) if of is None else of
-    held = project.held(source)
-    if held is not None:
-        return _found(held, of, target)
-    try:
-        module = project.module(source)
-    except ParseError as error:
-        return [unparsed(source, error)] if syntax_error.PAGE.code in codes else []
-    try:
-        return _found(module, of, target)
-    finally:
-        module.drop()
-
-
-def check_module(
-    module: Module, codes: frozenset[Code], target: Version | None = None
-) -> list[Finding]:
-    """Like `check`, for a file that is parsed already."""
-    return _found(module, likely(module.source.code, codes), target)
-
-
-def _found(module: Module, codes: frozenset[Code], target: Version | None) -> list[Finding]:
-    findings: list[Finding] = []
-    for rule in (catalogue.RULES[code] for code in sorted(codes)):
-        if target is not None and target < rule.since:
-            continue
-        findings += (_finding(module, rule, found, target) for found in rule.check(module))
-    return sorted(findings, key=lambda finding: finding.sort_key)
-
-
-def unparsed(source: Source, error: ParseError) -> Finding:
-    """The finding for a file that Python cannot parse."""
-    page = syntax_error.PAGE
-    line = min(max(error.line, 1), len(source.line_starts))
-    offset = source.line_starts[line - 1]
-    start = source.position(offset)
-    start = Position(start.line, max(error.column, 1), start.cell)
-    message = syntax_error.message(error.message)
-    text = source.line_text(offset)
-    span = (offset, offset)
-    return Finding(source.path, page.code, page.name, message, start, start, span, text)
-
-
-def _finding(module: Module, rule: Rule, found: Found, target: Version | None) -> Finding:
-    strings = _strings_around(module, found.node)
-    start, end = span = module.span(strings[-1] if strings else found.node)
-    fix = None if strings else found.fix  # Python 3.11 does not know where in them
-    source = module.source
-    return Finding(
-        path=source.path,
-        code=rule.page.code,
-        name=rule.page.name,
-        message=found.message,
-        start=source.position(start),
-        end=source.position(end),
-        span=span,
-        line_text=source.line_text(start),
-        fix=_allowed(fix, max(rule.needs, found.needs), target),
-    )
-
-
-def _strings_around(module: Module, node: ast.AST) -> list[ast.AST]:
-    """The f-strings that a node is a part of, the innermost first."""
-    if b"{" not in module.source.code:
-        return []
-    return [each for each in module.ancestors(node) if isinstance(each, ast.JoinedStr)]
-
-
-def _allowed(fix: Fix | None, needs: Version, target: Version | None) -> Fix | None:
-    """A fix whose code would not run on the target is only shown."""
-    if fix is None or target is None or target >= needs:
-        return fix
-    version = ".".join(map(str, needs))
-    title = f"{fix.title} (needs jax {version})"
-    return Fix(title, Safety.DISPLAY, fix.edits, fix.imports, fix.group)
-
-
-@dataclasses.dataclass(frozen=True)
-class Examiner:
-    """What is looked for, and where."""
-
-    codes: frozenset[Code]
-    project: Project = dataclasses.field(default_factory=Project)
-    target: Version | None = None  # the oldest jax that the code must run on; None: the newest
-    ignores: tuple[tuple[Patterns, frozenset[Code]], ...] = ()  # codes that are off in some files
-
-    @property
-    def pages(self) -> Mapping[Code, Page]:
-        return catalogue.PAGES
-
-    def codes_for(self, path: str) -> frozenset[Code]:
-        """The codes that are on in one file."""
-        if not self.ignores:
-            return self.codes
-        off = (codes for patterns, codes in self.ignores if patterns.match(path))
-        return self.codes.difference(*off)
-
-    def looked_into(self) -> list[str]:
-        """The files that were read while others were checked, so far."""
-        return self.project.looked_into
-
-    @staticmethod
-    def passes_over(data: bytes) -> bool:
-        """Whether a glance shows that a file has no findings, whatever the rules."""
-        words = b"jax", b"pmap"  # as in linter.likely
-        return not any(sources.holds(word, data) for word in words) and b"JXD" not in data
-
-    def likely(self, path: str, data: bytes) -> frozenset[Code] | None:
-        """The codes that may have findings in a file, by its bytes; None: it can have none."""
-        if b"jax" not in data and sources.holds(b"jax", data):
-            return self.codes_for(path)  # UTF-16, which Python does not read
-        ours = _speaks_to_us(data)
-        if not ours and is_internal(data):
-            return None
-        codes = likely(data, self.codes_for(path))
-        return codes if codes or ours else None
-
-    def examined(
-        self, path: str, data: bytes, likely: frozenset[Code] | None = None
-    ) -> list[Finding]:
-        """The findings of a file that are not switched off, in order of place.
-
-        Args:
-          path: of the file.
-          data: its bytes.
-          likely: what `likely` says of them, where that is known.
-        """
-        likely = self.likely(path, data) if likely is None else likely
-        if likely is None:
-            return []
-        try:
-            source = load(path, data)
-        except UnreadableError as error:
-            return [unreadable(path, str(error))]
-        if path.endswith(".ipynb"):
-            likely = None  # its code may hold phrases that its bytes spell in another way
-        return self.of_source(source, likely)
-
-    def of_source(self, source: Source, likely: frozenset[Code] | None = None) -> list[Finding]:
-        """As `examined`, of a file that is read already."""
-        codes = self.codes_for(source.path)
-        found = check(source, self.project, codes, self.target, likely)
-        found += _of_cells(source, codes)
-        if not (found or _speaks_to_us(source.code)) or not _may_suppress(source.code):
-            return found
-        from jax_dist.checker.engine import suppressions  # only here: it is slow to load
-
-        return suppressions.applied(source, found, codes, self.pages)
-
-
-def load(path: str, data: bytes) -> Source:
-    """A file as text that can be checked, whatever kind of file it is.
-
-    Raises:
-      UnreadableError: its bytes are not what its name or they themselves say.
-    """
-    if path.endswith(".ipynb"):
-        from jax_dist.checker.model import notebooks  # only here: most projects have none
-
-        return notebooks.read_notebook(path, data)
-    return sources.read(path, data)
-
-
-def _speaks_to_us(data: bytes) -> bool:
-    """Whether a file's comments can have findings of their own."""
-    return b"JXD" in data or b"jax-dist:" in data
-
-
-def _may_suppress(code: bytes) -> bool:
-    """Whether a comment can switch a finding off."""
-    code = code.lower()
-    return b"jax-dist:" in code or (b"noqa" in code and _NOQA.search(code) is not None)
-
-
-# Without codes, or with one of ours: other codes are for other linters.
-_NOQA = re.compile(rb"#\s*noqa\b(?:(?!\s*:\s*[a-z]+[0-9])|[^\n#]*jxd)")
-
-
-def unreadable(path: str, reason: str) -> Finding:
-    """The finding for a file that is no text."""
-    page = syntax_error.PAGE
-    source = Source(path, b"", b"")
-    start = source.position(0)
-    return Finding(path, page.code, page.name, reason, start, start, (0, 0), "")
-
-
-def _of_cells(source: Source, codes: frozenset[Code]) -> list[Finding]:
-    """Cells of a notebook that Python cannot parse; the others were checked."""
-    if syntax_error.PAGE.code not in codes:
-        return []
-    cells = getattr(source, "unparsed", ())
-    errors = (sources.ParseError(cell.message, cell.line, cell.column) for cell in cells)
-    return [unparsed(source, error) for error in errors]

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha1
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import jax_dist
 from jax_dist.checker.engine.linter import Examiner, unreadable
@@ -75,7 +75,7 @@ class FindingStore:
 
     def put(self, path: str, digest: str, findings: Iterable[Finding]) -> None:
         """Remembers the findings of a file."""
-        self._fresh[path] = [digest, [_fields(finding) for finding in findings]]
+        self._fresh[path] = [digest, [dataclasses.astuple(finding)[1:] for finding in findings]]
 
     def save(self, read: Iterable[str] = ()) -> None:
         """Writes what is new; a folder that cannot be written to is left as it is.
@@ -145,102 +145,21 @@ def _make_folder(folder: str) -> None:
             file.write(text)
 
 
-def _fields(finding: Finding) -> list[Any]:
-    fix = finding.fix
-    return [
-        finding.code,
-        finding.name,
-        finding.message,
-        dataclasses.astuple(finding.start),
-        dataclasses.astuple(finding.end),
-        finding.span,
-        finding.line_text,
-        None if fix is None else [*dataclasses.astuple(fix)],
-    ]
-
-
 def _finding(path: str, fields: Sequence[Any]) -> Finding:
+    """The finding whose fields, but for the path, were kept."""
     code, name, message, start, end, (first, last), line_text, fix = fields
-    return Finding(
-        path=path,
-        code=code,
-        name=name,
-        message=message,
-        start=Position(*start),
-        end=Position(*end),
-        span=(first, last),
-        line_text=line_text,
-        fix=None if fix is None else _fix(fix),
-    )
+    if fix is not None:
+        title, safety, edits, imports, group = fix
+        edits = tuple(Edit(*edit) for edit in edits)
+        fix = Fix(title, Safety(safety), edits, tuple(imports), group)
+    start, end = Position(*start), Position(*end)
+    return Finding(path, code, name, message, start, end, (first, last), line_text, fix)
 
 
-def _fix(fields: Sequence[Any]) -> Fix:
-    title, safety, edits, imports, group = fields
-    return Fix(
-        title=title,
-        safety=Safety(safety),
-        edits=tuple(Edit(*edit) for edit in edits),
-        imports=tuple(imports),
-        group=group,
-    )
-
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-_CHUNKS_PER_JOB = 8  # so that a chunk of large files does not keep one process busy alone
-
-
-def _jobs_for(count: int, enough: int, asked: int | None) -> int:
-    """How many processes to use.
-
-    Args:
-      count: of the files.
-      enough: from how many files on it pays to start processes.
-      asked: by the user; None: as many as pay.
-
-    >>> _jobs_for(3, 100, None), _jobs_for(3, 100, 8)
-    (1, 3)
-    """
-    if asked is None:
-        asked = (os.cpu_count() or 1) if count > enough else 1
-    return max(1, min(asked, count))
-
-
-def _in_chunks(
-    work: Callable[[Sequence[Item]], Result],
-    items: Sequence[Item],
-    jobs: int,
-    start: Callable[..., None],
-    *arguments: Any,
-) -> Iterator[Result]:
-    """What `work` gives for some items at a time, in their order.
-
-    Args:
-      work: is called in one of the processes; a function of a module.
-      items: all of them: paths, perhaps with what is known of them.
-      jobs: how many processes, two or more.
-      start: is called first in each process.
-      *arguments: of `start`.
-    """
-    import multiprocessing
-    from concurrent import futures  # only here: it is slow to load
-
-    size = max(1, len(items) // (jobs * _CHUNKS_PER_JOB))
-    chunks = [items[begin : begin + size] for begin in range(0, len(items), size)]
-    # Not by fork, which a caller with threads, such as one that uses JAX, does not survive.
-    context = multiprocessing.get_context("spawn")
-    with futures.ProcessPoolExecutor(jobs, context, initializer=start, initargs=arguments) as pool:
-        try:
-            yield from pool.map(work, chunks)
-        except BaseException:  # a key was pressed, or a rule is broken: the rest is not wanted
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
 _Pending: TypeAlias = tuple[str, frozenset[Code]]  # a file, and the rules that may find something
 _Checked: TypeAlias = tuple[list[tuple[str, list[Finding]]], list[str]]
 
+_CHUNKS_PER_JOB = 8  # so that a chunk of large files does not keep one process busy alone
 _ENOUGH = 200  # files to check, from which on starting processes pays
 # Objects between two collections. Trees are many objects, and give their memory back by themselves.
 _SELDOM = 500_000
@@ -251,8 +170,8 @@ def run(
     examiner: Examiner,
     *,
     jobs: int | None = None,
-    memory: "FindingStore | None" = None,
-    progress: Progress = lambda done, total: None,
+    memory: FindingStore | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Finding]:
     """The findings of all files, in the order of the files.
 
@@ -261,7 +180,7 @@ def run(
       examiner: what to look for.
       jobs: how many processes; None: as many as pay.
       memory: findings of earlier runs; takes those of this one.
-      progress: is told how far it is.
+      progress: is told how many files are done, and how many there are.
     """
     sifted = _Sifted(files, examiner, memory)
     done = len(files) - len(sifted.pending)
@@ -305,7 +224,7 @@ class _Sifted:
     """Files whose findings are known, and files that must be checked."""
 
     def __init__(
-        self, files: Sequence[str], examiner: Examiner, memory: "FindingStore | None"
+        self, files: Sequence[str], examiner: Examiner, memory: FindingStore | None
     ) -> None:
         self.found: dict[str, list[Finding]] = {}
         self.pending: list[_Pending] = []
@@ -354,13 +273,41 @@ def _collecting_seldom() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
+def _jobs_for(count: int, enough: int, asked: int | None) -> int:
+    """How many processes to use.
+
+    Args:
+      count: of the files.
+      enough: from how many files on it pays to start processes.
+      asked: by the user; None: as many as pay.
+
+    >>> _jobs_for(3, 100, None), _jobs_for(3, 100, 8)
+    (1, 3)
+    """
+    if asked is None:
+        asked = (os.cpu_count() or 1) if count > enough else 1
+    return max(1, min(asked, count))
+
+
 def _checked(files: Sequence[_Pending], examiner: Examiner, jobs: int) -> Iterator[_Checked]:
     """Findings of some files at a time, and the other files that were looked into for them."""
     if jobs == 1:
         for file in files:
             yield _check([file], examiner)
-    else:
-        yield from _in_chunks(_check, files, jobs, _start, examiner)
+        return
+    import multiprocessing
+    from concurrent import futures  # only here: it is slow to load
+
+    size = max(1, len(files) // (jobs * _CHUNKS_PER_JOB))
+    chunks = [files[begin : begin + size] for begin in range(0, len(files), size)]
+    # Not by fork, which a caller with threads, such as one that uses JAX, does not survive.
+    context = multiprocessing.get_context("spawn")
+    with futures.ProcessPoolExecutor(jobs, context, _start, (examiner,)) as pool:
+        try:
+            yield from pool.map(_check, chunks)
+        except BaseException:  # a key was pressed, or a rule is broken: the rest is not wanted
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 _here: list[Examiner] = []  # of a worker process, so that it keeps what it learns of the project
@@ -376,12 +323,10 @@ def _start(examiner: Examiner) -> None:
 
 def _check(files: Sequence[_Pending], examiner: Examiner | None = None) -> _Checked:
     examiner = examiner or _here[0]
-    before = len(examiner.looked_into())
+    before = len(examiner.project.looked_into)
     found: list[tuple[str, list[Finding]]] = []
     for path, likely in files:
         data = _data_of(path)
-        if isinstance(data, Finding):
-            found.append((path, [data]))
-            continue
-        found.append((path, examined(path, data, examiner, likely)))
-    return found, examiner.looked_into()[before:]
+        findings = [data] if isinstance(data, Finding) else examined(path, data, examiner, likely)
+        found.append((path, findings))
+    return found, examiner.project.looked_into[before:]

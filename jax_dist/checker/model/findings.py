@@ -1,11 +1,19 @@
 """What a rule says of a file: findings, their fixes, and the edits that a fix is made of.
 
+Fixes of a group are made together or not at all, and never are two edits made over one byte.
 All offsets count bytes of the UTF-8 text that is parsed (`Source.code`), as `ast` does.
 """
 
+import ast
+import bisect
 import dataclasses
 import enum
-from typing import TypeAlias
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from jax_dist.checker.model.semantic_model import Module
 
 Code: TypeAlias = str  # such as "JXD001"
 
@@ -67,3 +75,84 @@ class Finding:
     @property
     def sort_key(self) -> tuple[str, int, Code]:
         return (self.path, self.span[0], self.code)
+
+
+def choose_fixes(fixes: Iterable[Fix]) -> list[Fix]:
+    """Those that are applied, in order of place; a group with one that cannot be is left whole."""
+    fixes = sorted(fixes, key=lambda fix: fix.edits[0] if fix.edits else Edit(0, 0, ""))
+    groups: dict[str, list[Fix]] = {}
+    for number, fix in enumerate(fixes):
+        groups.setdefault(fix.group or f"alone {number}", []).append(fix)
+    taken: list[Edit] = []  # that do not clash, in order
+    applied: list[Fix] = []
+    for group in groups.values():
+        wanted = sorted({edit for fix in group for edit in fix.edits})
+        clash_within = any(map(_clash, wanted, wanted[1:]))
+        if not clash_within and all(_has_room(taken, edit) for edit in wanted):
+            for edit in wanted:  # not sorted anew: a file may have thousands of groups
+                place = bisect.bisect_left(taken, edit)
+                if taken[place : place + 1] != [edit]:
+                    taken.insert(place, edit)
+            applied += group
+    return applied
+
+
+def _has_room(taken: list[Edit], edit: Edit) -> bool:
+    """Whether an edit is one of those, or clashes with none."""
+    place = bisect.bisect_left(taken, edit)
+    around = taken[max(place - 1, 0) : place + 1]
+    return edit in around or not any(_clash(edit, other) for other in around)
+
+
+def _clash(one: Edit, two: Edit) -> bool:
+    """Two insertions at one place clash too: their order would be a guess."""
+    if one.start == two.start:
+        return True
+    first, second = (one, two) if one.start < two.start else (two, one)
+    return first.end > second.start
+
+
+def apply_edits(code: bytes, edits: Iterable[Edit], newline: str = "\n") -> bytes:
+    """The code with all `edits` made; they must not overlap."""
+    pieces: list[bytes] = []
+    at = 0
+    for edit in sorted(set(edits)):
+        if edit.start < at:
+            raise ValueError(f"edits overlap at byte {edit.start}")
+        text = edit.text if newline == "\n" else re.sub(r"\r?\n", newline, edit.text)
+        pieces += (code[at : edit.start], text.encode())
+        at = edit.end
+    return b"".join((*pieces, code[at:]))
+
+
+def indentation_of(text: str) -> str:
+    """One step of indentation, as most lines of a file show it.
+
+    >>> indentation_of("if a:\\n  b = 1\\n")
+    '  '
+    """
+    depths = [len(found[1]) for found in re.finditer(r"(?m)^( +)\S", text)]
+    if not depths and re.search(r"(?m)^\t", text):
+        return "\t"
+    return "  " if sum(depth % 4 == 2 for depth in depths) * 5 > len(depths) else "    "
+
+
+def newline_of(code: bytes) -> str:
+    """How the file ends its lines; the first one decides."""
+    match = re.search(rb"\r\n|\r|\n", code)
+    return match[0].decode() if match else "\n"
+
+
+def removal(module: "Module", statement: ast.stmt) -> Edit:
+    """The statement goes with its line; `pass` stands for it where its block would be empty."""
+    start, end = module.span(statement)
+    block = getattr(module.parent(statement), "body", [])
+    if len(block) == 1 or statement not in block:
+        return Edit(start, end, "pass")
+    code = module.source.code
+    line = code.rfind(b"\n", 0, start) + 1
+    after = code.find(b"\n", end)
+    rest = code[end : after if after >= 0 else None]
+    if code[line:start].strip() or rest.strip():
+        return Edit(start, end, "pass")  # the line holds more
+    return Edit(line, after + 1 if after >= 0 else len(code), "")

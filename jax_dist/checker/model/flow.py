@@ -7,15 +7,16 @@ What is not followed is an origin too, of the kind UNKNOWN: code that needs to b
 
 import ast
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
-from jax_dist.checker.model import functions, pmaps, scopes, stacking, structure
+from jax_dist.checker.model import functions, pmaps, scopes, stacking
+from jax_dist.checker.model.functions import Path
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.scopes import Binding
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
-from jax_dist.checker.model.structure import Path
 
 _STACKED = frozenset((Kind.MAPPED, Kind.REPLICATED, Kind.KEYS, Kind.SPLIT))
 
@@ -55,7 +56,7 @@ def is_tree(module: Module, origin: Origin) -> bool | None:
     if origin.kind is Kind.KEYS:
         return False
     if origin.site is not None:
-        return structure.result_is_tree(module, origin.site, origin.path)
+        return functions.result_is_tree(module, origin.site, origin.path)
     name = module.qualified_name(origin.node.func) if isinstance(origin.node, ast.Call) else None
     by_numpy = name is not None and name.rpartition(".")[0] in ("jax.numpy", "numpy")
     return False if by_numpy and not origin.path else None
@@ -76,18 +77,14 @@ class Flow:
     def __init__(self, module: Module):
         self._module = module
         self._sites = [site for site in pmaps.sites(module) if site.is_application]
-        self._site_of = {
+        # The calls of mapped functions that this file shows, with what mapped them.
+        self.mapped_calls = {
             call: site for site in self._sites for call in pmaps.mapped_calls(module, site)
         }
         self._known: dict[ast.expr, tuple[Origin, ...]] = {}
         self._open: set[tuple[ast.AST, Path]] = set()
         self._steps = 0
-        self._site_of |= self._handed_on()
-
-    @property
-    def mapped_calls(self) -> dict[ast.Call, Site]:
-        """The calls of mapped functions that this file shows, with what mapped them."""
-        return self._site_of
+        self.mapped_calls |= self._handed_on()
 
     def _handed_on(self) -> dict[ast.Call, Site]:
         """Calls of mapped functions that reach their caller as an argument or a result."""
@@ -96,14 +93,11 @@ class Flow:
         if not made:
             return found
         for call in functions.calls_of_names(self._module):
-            if call in self._site_of:
+            if call in self.mapped_calls or self._module.qualified_name(call.func) is not None:
                 continue
-            if isinstance(call.func, ast.Name) and self._module.qualified_name(call.func) is None:
-                made_by = {origin.node for origin in self.origins(call.func) if not origin.path}
-                if len(made_by) == 1 and len(self.origins(call.func)) == 1:
-                    site = made.get(made_by.pop())
-                    if site is not None:
-                        found[call] = site
+            match self.origins(call.func):
+                case (Origin(node=node, path=()),) if node in made:
+                    found[call] = made[node]
         self._known.clear()  # they were asked before these calls were known
         return found
 
@@ -130,14 +124,24 @@ class Flow:
     # --- expressions
 
     def _of(self, node: ast.expr, path: Path) -> list[Origin]:
+        return self._followed(node, path, (node, path), self._by_type)
+
+    def _followed(
+        self,
+        node: ast.expr,
+        path: Path,
+        key: tuple[ast.AST, Path],
+        walk: Callable[[ast.expr, Path], Iterable[Origin]],
+    ) -> list[Origin]:
+        """What `walk` finds, unless the way there is a circle or too long."""
         self._steps -= 1
-        if (node, path) in self._open:
+        if key in self._open:
             return []  # a loop: what else flows in decides
         if self._steps < 0 or len(self._open) > _DEEPEST or len(path) > _LONGEST:
             return [Origin(Kind.UNKNOWN, node, path)]
-        self._open.add((node, path))
-        found = list(self._by_type(node, path))
-        self._open.discard((node, path))
+        self._open.add(key)
+        found = list(walk(node, path))
+        self._open.discard(key)
         return found
 
     def _by_type(self, node: ast.expr, path: Path) -> Iterable[Origin]:
@@ -158,7 +162,7 @@ class Flow:
                 return [origin for value in values for origin in self._of(value, path)]
             case ast.Constant(value=None):
                 return []  # a name that has no value yet
-        part = structure.part_of(node, path)
+        part = functions.part_of(node, path)
         return [Origin(Kind.UNKNOWN, node, path)] if part is None else self._of(part, path[1:])
 
     def _of_name(self, node: ast.Name, path: Path) -> Iterator[Origin]:
@@ -175,8 +179,8 @@ class Flow:
         if binding.kind == "parameter" and isinstance(binding.node, ast.arg):
             arguments, function = self._arguments(binding.node)
             found = [origin for each in arguments or () for origin in self._of(each, path)]
-            if arguments and function is not None:
-                return _through(found, function)
+            if arguments:
+                return [replace(each, through=(*each.through, function)) for each in found]
         if binding.kind == "other" and isinstance(binding.node, ast.Name):
             if isinstance(binding.node.ctx, ast.Del):
                 return []
@@ -213,11 +217,9 @@ class Flow:
         if not self._module.attribute_values(node) and not functions.is_self(node):
             return []
         owner = self._module.class_of(node)
-        return (
-            []
-            if owner is None
-            else self._module.once(functions.self_stores)[owner].get(node.attr, [])
-        )
+        if owner is None:
+            return []
+        return self._module.once(functions.self_stores)[owner].get(node.attr, [])
 
     def _of_subscript(self, node: ast.Subscript, path: Path) -> Iterator[Origin]:
         match node.slice:
@@ -232,12 +234,12 @@ class Flow:
     def _indexed(
         self, node: ast.Subscript, origin: Origin, position: int, path: Path
     ) -> Iterable[Origin]:
-        part = structure.part_of(origin.node, (position,)) if not origin.is_stacked else None
+        part = functions.part_of(origin.node, (position,)) if not origin.is_stacked else None
         if part is not None and not origin.path:
             return self._of(part, path)
         tree = is_tree(self._module, origin) if origin.is_stacked else None
         if tree:
-            return [dataclasses.replace(origin, path=(*origin.path, position, *path))]
+            return [replace(origin, path=(*origin.path, position, *path))]
         if tree is False and position == 0:
             return [Origin(Kind.ONE, node, path, of=node.value, on_host=origin.on_host)]
         return [Origin(Kind.UNKNOWN, node, path)]
@@ -245,12 +247,14 @@ class Flow:
     # --- calls
 
     def _of_call(self, call: ast.Call, path: Path) -> Iterable[Origin]:
-        site = self._site_of.get(call)
+        site = self.mapped_calls.get(call)
         if site is not None:
             return [Origin(Kind.MAPPED, call, path, site=site)]
         done = stacking.stacking(self._module, call)
         if done is not None:
-            return [_made(call, done, path)]
+            if done.kind is Kind.KEYS and path:  # `a, b = split(key, n)`: no stack any more
+                return [Origin(Kind.UNKNOWN, call, path)]
+            return [Origin(done.kind, call, path, of=done.of, count=done.count)]
         tree = stacking.first_of_leaves(self._module, call)
         if tree is not None:
             return self._first_of(call, tree, path)
@@ -259,7 +263,7 @@ class Flow:
             return self._of(call.args[0], path)
         if name in _TO_HOST and call.args:
             found = self._of(call.args[0], path)
-            return [dataclasses.replace(origin, on_host=True) for origin in found]
+            return [replace(origin, on_host=True) for origin in found]
         if name == "next" and call.args:
             return self._each(call.args[0], path)
         if isinstance(call.func, ast.Attribute) and call.func.attr == "block_until_ready":
@@ -305,34 +309,19 @@ class Flow:
         if not calls:
             return None, function
         given = [functions.argument_of(self._module, call, function, parameter) for call in calls]
-        if any(each is None for each in given):
-            return None, function
-        return [each for each in given if each is not None], function
+        known = [each for each in given if each is not None]
+        return (known if len(known) == len(given) else None), function
 
     # --- iteration
 
     def _each(self, node: ast.expr, path: Path) -> list[Origin]:
         """The origins of the elements of an iterable."""
-        self._steps -= 1
-        key = (node, ("each", *path))
-        if key in self._open:
-            return []
-        if self._steps < 0 or len(self._open) > _DEEPEST or len(path) > _LONGEST:
-            return [Origin(Kind.UNKNOWN, node, path)]
-        self._open.add(key)
-        found = list(self._each_by_type(node, path))
-        self._open.discard(key)
-        return found
+        return self._followed(node, path, (node, ("each", *path)), self._each_by_type)
 
     def _each_by_type(self, node: ast.expr, path: Path) -> Iterable[Origin]:
-        unknown = [Origin(Kind.UNKNOWN, node, path)]
         match node:
-            case ast.Name():
+            case ast.Name() | ast.Attribute():
                 values = self._module.values(node)
-                if values:
-                    return [each for value in values for each in self._each(value, path)]
-            case ast.Attribute():
-                values = self._module.attribute_values(node)
                 if values:
                     return [each for value in values for each in self._each(value, path)]
             case ast.GeneratorExp(elt=element) | ast.ListComp(elt=element):
@@ -341,7 +330,7 @@ class Flow:
                 return [each for element in elements for each in self._of(element, path)]
             case ast.Call():
                 return self._each_of_call(node, path)
-        return unknown
+        return [Origin(Kind.UNKNOWN, node, path)]
 
     def _each_of_call(self, call: ast.Call, path: Path) -> Iterable[Origin]:
         module = self._module
@@ -372,16 +361,6 @@ class Flow:
 def of(module: Module) -> Flow:
     """The flow of a file, made once."""
     return module.once(Flow)
-
-
-def _made(call: ast.Call, done: stacking.Stacking, path: Path) -> Origin:
-    if done.kind is Kind.KEYS and path:
-        return Origin(Kind.UNKNOWN, call, path)  # `a, b = split(key, n)`: no stack any more
-    return Origin(done.kind, call, path, of=done.of, count=done.count)
-
-
-def _through(found: list[Origin], function: scopes.Function) -> list[Origin]:
-    return [dataclasses.replace(origin, through=(*origin.through, function)) for origin in found]
 
 
 def _unpacked(module: Module, target: ast.expr) -> tuple[Path | None, ast.AST]:

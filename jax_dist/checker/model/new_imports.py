@@ -5,16 +5,16 @@ before it imports jax, such as setting `os.environ`, stays above both.
 """
 
 import ast
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from jax_dist.checker.model import edits, sources
-from jax_dist.checker.model.findings import Edit, Fix
-from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model import sources
+from jax_dist.checker.model.findings import Edit, Fix, apply_edits, indentation_of, newline_of
+from jax_dist.checker.model.semantic_model import KNOWN, Module
 from jax_dist.checker.model.sources import Source
-from jax_dist.checker.model.uses import KNOWN
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _HOSTS = ("jax", "flax", "jaxlib")  # what a file must have imported before it needs a fix of ours
@@ -25,12 +25,12 @@ def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
 
     Args:
       module: the file as it is.
-      fixes: fixes that do not clash, as `edits.choose` gives them.
+      fixes: fixes that do not clash, as `choose_fixes` gives them.
     """
     fixes = list(fixes)
     source = module.source
     made = [edit for fix in fixes for edit in fix.edits]
-    source = source.edited(edits.apply(source.code, made, edits.newline_of(source.code)))
+    source = source.edited(apply_edits(source.code, made, newline_of(source.code)))
     lines = dict.fromkeys(line for fix in fixes for line in fix.imports)
     # One by one, for each may stand beside the one before; those of the project last.
     for line in sorted(lines, key=lambda line: line.split()[1].partition(".")[0] not in KNOWN):
@@ -91,7 +91,7 @@ def with_block(source: Source, text: str) -> Source:
 
 
 def _edited(source: Source, edit: Edit) -> Source:
-    return source.edited(edits.apply(source.code, [edit], edits.newline_of(source.code)))
+    return source.edited(apply_edits(source.code, [edit], newline_of(source.code)))
 
 
 def names_above(source: Source) -> set[str]:
@@ -148,24 +148,18 @@ def _run(tree: ast.Module) -> list[ast.stmt]:
     first = anchor(tree)
     if first is None:
         return []
-    place = tree.body.index(first)
-    run = [first]
-    for statement in tree.body[place + 1 :]:
-        if not isinstance(statement, _IMPORTS):
-            break
-        run.append(statement)
-    return run
+    return [first, *_imports_on(tree.body[tree.body.index(first) + 1 :])]
 
 
 def _preamble(tree: ast.Module) -> list[ast.stmt]:
     """What must stay at the top of a file without an anchor: docstring, imports."""
-    found: list[ast.stmt] = []
-    for statement in tree.body:
-        is_docstring = not found and isinstance(statement, ast.Expr)
-        if not (isinstance(statement, _IMPORTS) or is_docstring):
-            break
-        found.append(statement)
-    return found
+    docstring = [each for each in tree.body[:1] if isinstance(each, ast.Expr)]
+    return [*docstring, *_imports_on(tree.body[len(docstring) :])]
+
+
+def _imports_on(statements: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
+    """The imports with which they begin."""
+    return itertools.takewhile(lambda each: isinstance(each, _IMPORTS), statements)
 
 
 # --- imports
@@ -215,13 +209,10 @@ class _Kind:
         root = name.partition(".")[0]
         if name == "__future__":
             return 0
-        if name.startswith(".") or (self._own and (root == self._own or self._is_beside(root))):
+        is_beside = root == self._own or sources.holds_module(self._folder, root)
+        if name.startswith(".") or (self._own and is_beside):
             return 3
         return 1 if root in sys.stdlib_module_names else 2
-
-    def _is_beside(self, root: str) -> bool:
-        base = os.path.join(self._folder, root)
-        return os.path.isdir(base) or os.path.isfile(f"{base}.py")
 
 
 def _name(statement: ast.stmt) -> str:
@@ -251,27 +242,21 @@ def _below_path_edits(
     return None
 
 
-def _by_name(kind: _Kind, statement: ast.stmt) -> tuple[int, str, bool]:
-    """As Google's style guide orders: `import` and `from` mixed."""
-    is_from = isinstance(statement, ast.ImportFrom)
-    return (kind.of(statement), _name(statement).lower(), is_from)
-
-
-def _by_form(kind: _Kind, statement: ast.stmt) -> tuple[int, bool, str]:
-    """As isort and ruff order: `import` before `from`."""
-    is_from = isinstance(statement, ast.ImportFrom)
-    return (kind.of(statement), is_from, _name(statement).lower())
-
-
 def _key_of(code: bytes, run: Sequence[ast.stmt], kind: _Kind) -> Callable[[ast.stmt], Any]:
     """The order that the imports are in; where they show none, by the indentation."""
+
+    def by_name(each: ast.stmt) -> tuple[int, str, bool]:  # Google's style: both forms mixed
+        return kind.of(each), _name(each).lower(), isinstance(each, ast.ImportFrom)
+
+    def by_form(each: ast.stmt) -> tuple[int, bool, str]:  # isort and ruff: `import` before `from`
+        return kind.of(each), isinstance(each, ast.ImportFrom), _name(each).lower()
+
     imports = [each for each in run if isinstance(each, _IMPORTS)]
-    keys = [lambda each: _by_name(kind, each), lambda each: _by_form(kind, each)]
-    fits = [key for key in keys if sorted(imports, key=key) == imports]
+    fits = [key for key in (by_name, by_form) if sorted(imports, key=key) == imports]
     if len(fits) == 1:
         return fits[0]
-    is_google = edits.indentation_of(code.decode("utf-8", "replace")) == "  "
-    return keys[0] if is_google else keys[1]
+    is_google = indentation_of(code.decode("utf-8", "replace")) == "  "
+    return by_name if is_google else by_form
 
 
 def _at_the_top(code: bytes, tree: ast.Module, line: str) -> Edit:

@@ -22,7 +22,7 @@ from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Piece:
+class _Piece:
     """A piece of code and the characters `[start, end)` of the JSON that spell it."""
 
     text: str
@@ -41,7 +41,7 @@ class Cell:
     text: str
     start: int = 0  # of the value that holds the code, in characters of the JSON
     end: int = 0
-    pieces: tuple[Piece, ...] = ()  # empty where a string of the list is not exactly one line
+    pieces: tuple[_Piece, ...] = ()  # empty where a string of the list is not exactly one line
     is_list: bool = False
     begin: int = 0  # of the whole cell
 
@@ -115,7 +115,7 @@ class Notebook(Source):
             cells += ((part.cell, each) for each in new)
             if part.hidden + text != part.cell.text:
                 changes.append((part.cell, part.hidden + text))
-        written = spliced(self.raw, changes, cells).encode("utf-8", "surrogatepass")
+        written = _spliced(self.raw, changes, cells).encode("utf-8", "surrogatepass")
         return codecs.BOM_UTF8 + written if self.bom else written
 
     def edited(self, code: bytes) -> "Notebook":
@@ -159,7 +159,7 @@ def read_notebook(path: str, data: bytes) -> Notebook:
     bom = data.startswith(codecs.BOM_UTF8)
     try:
         raw = (data[len(codecs.BOM_UTF8) :] if bom else data).decode("utf-8")
-        cells = cells_of(raw)
+        cells = _cells_of(raw)
     except (ValueError, RecursionError) as error:  # also what json and decoding raise
         raise UnreadableError(f"the file is no notebook: {error}") from error
     return joined(path, cells, raw=raw, bom=bom)
@@ -371,7 +371,7 @@ _NEWLINES = ("\\n", "\\u000a", "\\u000A")
 _decode = json.JSONDecoder().raw_decode
 
 
-def cells_of(raw: str) -> list[Cell]:
+def _cells_of(raw: str) -> list[Cell]:
     """The cells with Python code, of formats 3 and 4.
 
     Raises:
@@ -393,7 +393,7 @@ def cells_of(raw: str) -> list[Cell]:
     return [cell for number, at in cells if (cell := _cell(raw, number, *at)) is not None]
 
 
-def spliced(
+def _spliced(
     raw: str, changes: Iterable[tuple[Cell, str]], cells: Iterable[tuple[Cell, str]] = ()
 ) -> str:
     """The JSON with new code in some cells, and with new cells.
@@ -456,7 +456,7 @@ def _edits(raw: str, cell: Cell, text: str, *, ascii_only: bool) -> Iterator[tup
 
 
 def _edit(
-    pieces: Sequence[Piece], first: int, last: int, new: Sequence[str], between: str
+    pieces: Sequence[_Piece], first: int, last: int, new: Sequence[str], between: str
 ) -> tuple[int, int, str]:
     """Puts the strings `new` in the place of `pieces[first:last]`."""
     text = between.join(new)
@@ -530,7 +530,7 @@ def _lines(text: str) -> list[str]:
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
-def _lines_of_string(raw: str, start: int, end: int) -> Iterator[Piece]:
+def _lines_of_string(raw: str, start: int, end: int) -> Iterator[_Piece]:
     first = start
     for unit in _UNIT.finditer(raw, start, end):
         if unit[0] in _NEWLINES:
@@ -540,14 +540,14 @@ def _lines_of_string(raw: str, start: int, end: int) -> Iterator[Piece]:
         yield _piece(raw, first, end)
 
 
-def _piece(raw: str, start: int, end: int) -> Piece:
-    return Piece(json.loads(f'"{raw[start:end]}"'), start, end)
+def _piece(raw: str, start: int, end: int) -> _Piece:
+    return _Piece(json.loads(f'"{raw[start:end]}"'), start, end)
 
 
-def _strings_of_list(raw: str, start: int) -> Iterator[Piece]:
+def _strings_of_list(raw: str, start: int) -> Iterator[_Piece]:
     for at in _elements(raw, start):
         value, end = _decode(raw, at)
-        yield Piece(value, at, end)
+        yield _Piece(value, at, end)
 
 
 def _value(raw: str, at: int | None) -> Any:

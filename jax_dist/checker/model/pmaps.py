@@ -13,7 +13,7 @@ from jax_dist.checker.model.semantic_model import PARTIAL, Meaning, Module
 PMAP = ("jax.pmap", "jax.api.pmap", "jax._src.api.pmap", "jax.interpreters.pxla.pmap")
 _PARAMETERS = ("fun", "axis_name")  # those that may be given by position
 
-Form: TypeAlias = Literal[
+_Form: TypeAlias = Literal[
     "call",  # pmap(f, ...), pmap(f)(x), partial(pmap, ...)(f)
     "decorator",  # @pmap
     "partial decorator",  # @partial(pmap, axis_name="i")
@@ -31,7 +31,7 @@ class Site:
     `node` is the widest expression that is the mapped function: the call, or the decorator.
     """
 
-    form: Form
+    form: _Form
     reference: ast.expr  # what means jax.pmap here: `jax.pmap`, `p`, `constants.pmap`
     node: ast.expr
     fun: Any = None  # the expression mapped, or the decorated def; None where there is none
@@ -69,8 +69,8 @@ def _site(module: Module, reference: ast.expr) -> Site:
     common = {"arguments": arguments, "unknown": unknown, "partials": tuple(partials)}
     if isinstance(around, ast.Call) and around.func is node:
         return _call(module, reference, around, common)
-    if _decorates(around, node):
-        form: Form = "decorator" if node is reference else "partial decorator"
+    if decorates(around, node):
+        form: _Form = "decorator" if node is reference else "partial decorator"
         return Site(form, reference, node, around, **common)
     if isinstance(around, ast.Assign | ast.AnnAssign) and around.value is node:
         form = "alias" if node is reference else "partial alias"
@@ -96,7 +96,7 @@ def _call(module: Module, reference: ast.expr, call: ast.Call, common: dict[str,
     common = {**common, "arguments": arguments, "unknown": unknown}
     around = module.parent(call)
     fun = arguments.pop("fun", None) or arguments.pop("f", None)
-    if fun is None and _decorates(around, call):
+    if fun is None and decorates(around, call):
         return Site("called decorator", reference, call, around, **common)
     return Site("call", reference, call, fun, **common)
 
@@ -119,7 +119,8 @@ def _bound(partials: list[ast.Call]) -> tuple[dict[str, ast.expr], str]:
     return arguments, unknown
 
 
-def _decorates(around: ast.AST, node: ast.AST) -> bool:
+def decorates(around: ast.AST, node: ast.AST) -> bool:
+    """Whether an expression is a decorator of a def."""
     if not isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef):
         return False
     return any(each is node for each in around.decorator_list)
@@ -127,21 +128,16 @@ def _decorates(around: ast.AST, node: ast.AST) -> bool:
 
 def mapped_calls(module: Module, site: Site) -> list[ast.Call]:
     """The calls of the mapped function that this file shows: `pmap(f)(x)`, `x = pmap(f); x(y)`."""
-    return [call for name in held_by(module, site) for call in _called(module, name)]
+    around = ((name, module.parent(name)) for name in held_by(module, site))
+    return [call for name, call in around if isinstance(call, ast.Call) and call.func is name]
 
 
-def held_by(module: Module, site: Site) -> Iterator[ast.expr]:
+def held_by(module: Module, site: Site) -> list[ast.expr]:
     """Every expression of this file that is the mapped function: the site itself, and names."""
-    known = module.once(_held)
+    known = module.memo(held_by)  # several rules ask
     if site not in known:
         known[site] = list(_held_by(module, site))
-    yield from known[site]
-
-
-def _held(module: Module) -> dict[Site, list[ast.expr]]:
-    """What `held_by` found already: several rules ask."""
-    del module
-    return {}
+    return known[site]
 
 
 def _held_by(module: Module, site: Site) -> Iterator[ast.expr]:
@@ -162,8 +158,7 @@ def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:
     targets = around.targets if isinstance(around, ast.Assign) else [around.target]
     for target in targets:
         if isinstance(target, ast.Name):
-            scope = module.scope(target)
-            for read in module.reads(scope, target.id):
+            for read in module.reads(module.scope(target), target.id):
                 bindings = module.reaching(read)
                 if bindings is None or any(_may_be(each, value) for each in bindings):
                     yield read
@@ -180,23 +175,13 @@ def _may_be(binding: Binding, value: ast.expr) -> bool:
 
 def _attribute_reads(module: Module, target: ast.Attribute) -> Iterator[ast.expr]:
     owner = module.class_of(target)
-    if owner is None:
+    if owner is None or not isinstance(target.value, ast.Name):
         return
+    said = (target.value.id, target.attr)
     for node in ast.walk(owner):
-        if (
-            isinstance(node, ast.Attribute)
-            and node.attr == target.attr
-            and isinstance(node.ctx, ast.Load)
-            and isinstance(node.value, ast.Name)
-            and isinstance(target.value, ast.Name)
-            and node.value.id == target.value.id
-        ):
-            yield node
-
-
-def _called(module: Module, function: ast.expr) -> list[ast.Call]:
-    around = module.parent(function)
-    return [around] if isinstance(around, ast.Call) and around.func is function else []
+        match node:
+            case ast.Attribute(ast.Name(name), attr, ast.Load()) if (name, attr) == said:
+                yield node
 
 
 _ALIASES = 8  # names for one function, one of the other
@@ -315,9 +300,3 @@ def _of_partial(module: Module, partial: ast.Call) -> TransformUse | None:
         keywords = (*partial.keywords, *outside.keywords)
         return TransformUse(outside, outside.args[1:], keywords, outside.args[0])
     return None
-
-
-def decorates(around: ast.AST, node: ast.AST) -> bool:
-    if not isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef):
-        return False
-    return any(each is node for each in around.decorator_list)

@@ -8,16 +8,15 @@ nobody asked to migrate. Each is read once; those that may matter are parsed onc
 import ast
 import dataclasses
 import functools
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from jax_dist.checker.model import discovery, sources
-from jax_dist.checker.model.discovery import Patterns
-from jax_dist.checker.model.semantic_model import Meaning, Module
-from jax_dist.checker.model.sources import UnreadableError
-from jax_dist.checker.model.uses import KNOWN
+from jax_dist.checker.model import sources
+from jax_dist.checker.model.semantic_model import KNOWN, Meaning, Module
+from jax_dist.checker.model.sources import Patterns, UnreadableError
 
 # A file that says none of these cannot hand on what the rules speak of.
 _WORTH_READING = (
@@ -32,7 +31,6 @@ _WORTH_READING = (
 _DEEPEST = 12  # folders between a file and the root of its project
 
 
-@dataclasses.dataclass
 class Project:
     """Finds the files behind imports, and reads each at most once.
 
@@ -40,20 +38,19 @@ class Project:
       paths: what the user gave; roots are found from the files themselves.
     """
 
-    paths: Sequence[str] = ()
-    _modules: dict[str, Module | None] = dataclasses.field(default_factory=dict, repr=False)
-    _files: dict[tuple[str, str], str | None] = dataclasses.field(default_factory=dict, repr=False)
-    _names: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
-    _homes: dict[tuple[str, str], str | None] = dataclasses.field(default_factory=dict, repr=False)
+    def __init__(self, paths: Sequence[str] = ()):
+        self.paths = paths
+        self._modules: dict[str, Module | None] = {}
+        self._files: dict[tuple[str, str], str | None] = {}
+        self._names: dict[str, str] = {}
+        self._homes: dict[tuple[str, str], str | None] = {}
 
-    def __getstate__(self) -> dict[str, object]:
-        return {"paths": self.paths, "_modules": {}, "_files": {}, "_names": {}, "_homes": {}}
+    def __reduce__(self):
+        return Project, (self.paths,)  # another process reads the files itself
 
     @functools.cached_property
     def graph(self) -> "ImportGraph":
-        """Who imports whom; made when it is asked for first."""
-        pass  # only here: linting needs none
-
+        """Who imports whom; linting does not ask."""
         return ImportGraph(self.paths, self.any_file)
 
     def held(self, source: sources.Source) -> Module | None:
@@ -62,7 +59,7 @@ class Project:
         return module if module is not None and module.source == source else None
 
     def module(self, source: sources.Source) -> Module:
-        """Parses one file. Raises parsing.ParseError."""
+        """Parses one file. Raises ParseError."""
         path = os.path.abspath(source.path)
         folder = os.path.dirname(path)
         name = self.dotted_name(path)
@@ -113,12 +110,9 @@ class Project:
 
     def meaning(self, name: str, folder: str) -> Meaning | None:
         """What `pkg.module.name` means at home, seen from a file in `folder`; None: not ours."""
-        root, _, rest = name.partition(".")
-        if not rest or root in KNOWN:
-            return None
-        if self.home(root, folder) is None:
-            return None
         parts = name.split(".")
+        if len(parts) < 2 or parts[0] in KNOWN or self.home(parts[0], folder) is None:
+            return None
         for length in range(len(parts) - 1, 0, -1):
             path = self.any_file(".".join(parts[:length]), folder)
             if path is not None:
@@ -132,9 +126,9 @@ class Project:
         found = module.meaning_of_name(module.scopes.module, attributes[0])
         if found is None or len(attributes) == 1:
             return found
-        return (
-            None if found.is_partial else module.canonical(".".join((found.name, *attributes[1:])))
-        )
+        if found.is_partial:
+            return None
+        return module.canonical(".".join((found.name, *attributes[1:])))
 
     def file(self, name: str, folder: str) -> str | None:
         """The file of a module, as a file in `folder` would import it."""
@@ -144,18 +138,10 @@ class Project:
         """The same, also of packages that are known: flax, in its own repository."""
         key = (name, folder)
         if key not in self._files:
-            self._files[key] = self._search(name.split("."), folder)
+            parts = name.split(".")
+            home = self.home(parts[0], folder)
+            self._files[key] = None if home is None else _file(os.path.join(home, *parts))
         return self._files[key]
-
-    def _search(self, parts: list[str], folder: str) -> str | None:
-        home = self.home(parts[0], folder)
-        if home is None:
-            return None
-        base = os.path.join(home, *parts)
-        for path in (base + ".py", os.path.join(base, "__init__.py")):
-            if os.path.isfile(path):
-                return path
-        return None
 
     def home(self, root: str, folder: str) -> str | None:
         """The nearest folder at or above `folder` in which a package or module `root` lies.
@@ -164,29 +150,11 @@ class Project:
         """
         key = (root, folder)
         if key not in self._homes:
-            places = (
-                place for above in _upward(folder) for place in (above, f"{above}{os.sep}src")
-            )
-            self._homes[key] = next((place for place in places if _has(place, root)), None)
+            near = itertools.islice(sources.folders_above(folder), _DEEPEST)
+            places = (place for above in near for place in (above, f"{above}{os.sep}src"))
+            found = (place for place in places if sources.holds_module(place, root))
+            self._homes[key] = next(found, None)
         return self._homes[key]
-
-
-def _has(folder: str, root: str) -> bool:
-    base = os.path.join(folder, root)
-    return os.path.isdir(base) or os.path.isfile(base + ".py")
-
-
-def _upward(folder: str) -> Iterator[str]:
-    for _ in range(_DEEPEST):
-        yield folder
-        parent = os.path.dirname(folder)
-        if parent == folder:
-            return
-        folder = parent
-
-
-_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
-_MOST = 20_000  # files of one project; of a larger one, nothing is taken away
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -209,6 +177,9 @@ _IMPORT = re.compile(
     re.MULTILINE,
 )
 _COMMENT = re.compile(rb"#[^\n]*")
+
+_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
+_MOST = 20_000  # files of one project; of a larger one, nothing is taken away
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,11 +206,12 @@ class ImportGraph:
     def __init__(self, paths: Sequence[str], find: Callable[[str, str], str | None]):
         self._paths = tuple(map(os.path.abspath, paths))
         self._find = find
-        self._facts: dict[str, _Facts | None] = {}
-        self._imports: dict[str, list[_Import]] = {}
         # Of this graph alone: a cache of the class would keep all graphs, and with them all files.
         self.reached = functools.cache(self._reached)
         self.other_name = functools.cache(self._other_name)
+        self._code = functools.cache(lambda path: _code(path, self.files.get(path, b"")))
+        self._imports_in = functools.cache(lambda path: tuple(_imports(self._code(path))))
+        self._facts_of = functools.cache(lambda path: _read(self._code(path)))
 
     @functools.cached_property
     def roots(self) -> tuple[str, ...]:
@@ -251,7 +223,7 @@ class ImportGraph:
         """What each file holds, by its absolute path, in order."""
         wanted: dict[str, None] = {}
         for root in self.roots:
-            found = discovery.find([root], Patterns(discovery.EXCLUDED, root)).files
+            found = sources.find_files([root], Patterns(sources.EXCLUDED, root)).files
             wanted.update(dict.fromkeys(map(os.path.abspath, found[: _MOST + 1])))
         wanted.update(dict.fromkeys(self._paths))
         held: dict[str, bytes] = {}
@@ -278,14 +250,8 @@ class ImportGraph:
         stem = _stem(path)
         dotted = f"{stem}.{name}".encode()  # in the string of a mock, say
         for imported in self.importers(path):
-            facts = self._facts_of(imported.by)
-            if (
-                name in imported.names
-                or imported.is_star
-                or facts is not None
-                and imported.is_module
-                and facts.says(name)
-            ):
+            facts = self._facts_of(imported.by) if imported.is_module else None
+            if name in imported.names or imported.is_star or (facts and facts.says(name)):
                 yield imported.by
         for other, data in self.files.items():
             is_unread = stem.encode() in data and name.encode() in data
@@ -414,17 +380,14 @@ class ImportGraph:
     def _target(self, by: str, level: int, module: str, name: str) -> str | None:
         """The file behind `from module import name`: the submodule of that name, or the module."""
         folder = os.path.dirname(by)
+        is_named = name not in ("", "*")
         if level:
             for _ in range(level - 1):
                 folder = os.path.dirname(folder)
             base = os.path.join(folder, *filter(None, module.split(".")))
-            within = _file(os.path.join(base, name)) if name not in ("", "*") else None
-            return within or _file(base)
-        if name not in ("", "*"):
-            within = self._found(f"{module}.{name}", folder)
-            if within is not None:
-                return within
-        return self._found(module, folder)
+            return (_file(os.path.join(base, name)) if is_named else None) or _file(base)
+        within = self._found(f"{module}.{name}", folder) if is_named else None
+        return within or self._found(module, folder)
 
     def _found(self, module: str, folder: str) -> str | None:
         found = self._find(module, folder)
@@ -433,16 +396,6 @@ class ImportGraph:
         root, *rest = module.split(".")
         package = self.package_called(root, folder) if rest else ""
         return _file(os.path.join(package, *rest)) if package else None
-
-    def _imports_in(self, path: str) -> list[_Import]:
-        if path not in self._imports:
-            self._imports[path] = list(_imports(_code(path, self.files.get(path, b""))))
-        return self._imports[path]
-
-    def _facts_of(self, path: str) -> _Facts | None:
-        if path not in self._facts:
-            self._facts[path] = _read(path, self.files.get(path, b""))
-        return self._facts[path]
 
 
 def _file(base: str) -> str | None:
@@ -461,14 +414,9 @@ def _stem(path: str) -> str:
 
 def _project_root(path: str) -> str:
     """The folder of the project that a file belongs to; "" where nothing shows it."""
-    folder = os.path.dirname(path)
-    while True:
+    for folder in sources.folders_above(os.path.dirname(path)):
         if any(os.path.exists(os.path.join(folder, mark)) for mark in _MARKS):
             return folder
-        parent = os.path.dirname(folder)
-        if parent == folder:
-            break
-        folder = parent
     package = outermost_package(os.path.dirname(path))
     return os.path.dirname(package) if package else ""
 
@@ -513,10 +461,10 @@ def _names(text: bytes) -> Iterator[str]:
             yield words[0].decode("utf-8", "replace")
 
 
-def _read(path: str, data: bytes) -> _Facts | None:
+def _read(code: bytes) -> _Facts | None:
     """None where Python cannot parse it."""
     try:
-        tree = sources.parse(_code(path, data))
+        tree = sources.parse(code)
     except sources.ParseError:
         return None
     attributes: set[str] = set()

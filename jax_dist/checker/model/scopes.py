@@ -18,29 +18,25 @@ if TYPE_CHECKING:
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
-BindingKind: TypeAlias = Literal["import", "assign", "def", "class", "parameter", "other"]
-
-# Fields that hold no node, or whose nodes say nothing of names (`ctx`, operators).
-_SKIPPED = {"ctx", "op", "ops", "type_comment", "kind", "conversion", "type_ignores", "is_async"}
-_SKIPPED |= {"name", "id", "attr", "arg", "module", "level", "names", "rest", "kwd_attrs"}
+_BindingKind: TypeAlias = Literal["import", "assign", "def", "class", "parameter", "other"]
 
 
 @dataclasses.dataclass(slots=True)
 class Binding:
     """One place that gives a name a value."""
 
-    kind: BindingKind
+    kind: _BindingKind
     node: ast.AST  # the statement, or the name or parameter itself
     value: ast.expr | None = None  # of `name = value`
     target: str = ""  # of an import: what it means, "jax.lax"; relative ones begin with dots
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Scope:
+class NameScope:
     """A module, class, function, lambda or comprehension."""
 
     node: ast.AST
-    parent: "Scope | None"
+    parent: "NameScope | None"
     bindings: dict[str, list[Binding]] = dataclasses.field(default_factory=dict)
     loads: dict[str, list[ast.Name]] = dataclasses.field(default_factory=dict)
     outer: set[str] = dataclasses.field(default_factory=set)  # global and nonlocal names
@@ -53,9 +49,9 @@ class Scope:
     def bind(self, name: str, binding: Binding) -> None:
         self.bindings.setdefault(name, []).append(binding)
 
-    def lookup(self, name: str) -> "tuple[Scope, list[Binding]] | None":
+    def lookup(self, name: str) -> "tuple[NameScope, list[Binding]] | None":
         """The scope that a load of `name` here reads from, and what it binds the name to."""
-        scope: Scope | None = self
+        scope: NameScope | None = self
         while scope is not None:
             visible = scope is self or not scope.is_class  # methods do not see their class's names
             if visible and name in scope.bindings and name not in scope.outer:
@@ -68,9 +64,9 @@ class Scope:
 class Scopes:
     """All scopes of a file, in the order in which they begin in the text of their parents."""
 
-    module: Scope
-    all: list[Scope]
-    of: dict[ast.AST, Scope]  # by the node that makes it
+    module: NameScope
+    all: list[NameScope]
+    of: dict[ast.AST, NameScope]  # by the node that makes it
     attribute_stores: list[tuple[ast.Attribute, ast.expr]]  # `self.x = value`
     nodes: list[Any]  # statements and expressions, but for names and most constants
     parents: dict[Any, Any]  # by node: the one around it; all but the module itself have one
@@ -78,7 +74,7 @@ class Scopes:
 
 def build(tree: ast.Module) -> Scopes:
     """Sees every node once."""
-    module = Scope(tree, None)
+    module = NameScope(tree, None)
     walk = _Walk(Scopes(module, [module], {tree: module}, [], [tree], {}))
     walk.waiting.append((module, walk.adopted(tree, tree.body)))
     while walk.waiting:
@@ -92,8 +88,8 @@ class _Walk:
 
     def __init__(self, found: Scopes):
         self.found = found
-        self.scope: Scope = found.module
-        self.waiting: list[tuple[Scope, list[Any]]] = []
+        self.scope: NameScope = found.module
+        self.waiting: list[tuple[NameScope, list[Any]]] = []
 
     def run(self, stack: list[Any]) -> None:
         """Sees all nodes of one scope; scopes within it are left waiting."""
@@ -136,12 +132,16 @@ class _Walk:
             parents[node] = parent
         return list(nodes)
 
-    def enter(self, node: ast.AST) -> Scope:
-        scope = Scope(node, self.scope)
+    def enter(self, node: ast.AST) -> NameScope:
+        scope = NameScope(node, self.scope)
         self.found.all.append(scope)
         self.found.of[node] = scope
         return scope
 
+
+# Fields that hold no node, or whose nodes say nothing of names (`ctx`, operators).
+_SKIPPED = {"ctx", "op", "ops", "type_comment", "kind", "conversion", "type_ignores", "is_async"}
+_SKIPPED |= {"name", "id", "attr", "arg", "module", "level", "names", "rest", "kwd_attrs"}
 
 _LEAVES = (ast.Constant, ast.alias, ast.MatchSingleton)
 
@@ -206,8 +206,7 @@ def _comprehension(walk: _Walk, node: Any, stack: list[Any]) -> bool:
     return True
 
 
-def _import(walk: _Walk, node: ast.Import, stack: list[Any]) -> bool:
-    del stack
+def _import(walk: _Walk, node: ast.Import, _stack: list[Any]) -> bool:
     for alias in node.names:
         walk.found.parents[alias] = node
         bound = alias.asname or alias.name.partition(".")[0]
@@ -216,8 +215,7 @@ def _import(walk: _Walk, node: ast.Import, stack: list[Any]) -> bool:
     return True
 
 
-def _import_from(walk: _Walk, node: ast.ImportFrom, stack: list[Any]) -> bool:
-    del stack
+def _import_from(walk: _Walk, node: ast.ImportFrom, _stack: list[Any]) -> bool:
     base = "." * node.level + (node.module or "")
     for alias in node.names:
         walk.found.parents[alias] = node
@@ -230,30 +228,20 @@ def _import_from(walk: _Walk, node: ast.ImportFrom, stack: list[Any]) -> bool:
     return True
 
 
-def _assign(walk: _Walk, node: ast.Assign, stack: list[Any]) -> bool:
-    rest: list[Any] = [node.value]
-    for target in node.targets:
+def _assign(walk: _Walk, node: Any, stack: list[Any]) -> bool:
+    """`a = b.c = value`, `a: T = value`, `a: T`."""
+    is_plain = isinstance(node, ast.Assign)
+    value = node.value
+    rest: list[Any] = [value] if is_plain else [node.annotation, *([value] if value else [])]
+    for target in node.targets if is_plain else [node.target]:
         if isinstance(target, ast.Name):
             walk.found.parents[target] = node
-            walk.scope.bind(target.id, Binding("assign", node, node.value))
+            if value is not None:
+                walk.scope.bind(target.id, Binding("assign", node, value))
         else:
             rest.append(target)
-            if isinstance(target, ast.Attribute):
-                walk.found.attribute_stores.append((target, node.value))
-    stack += walk.adopted(node, rest)
-    return True
-
-
-def _annotated(walk: _Walk, node: ast.AnnAssign, stack: list[Any]) -> bool:
-    rest: list[Any] = [node.annotation, *([node.value] if node.value else [])]
-    if isinstance(node.target, ast.Name):
-        walk.found.parents[node.target] = node
-        if node.value is not None:
-            walk.scope.bind(node.target.id, Binding("assign", node, node.value))
-    else:
-        rest.append(node.target)
-        if isinstance(node.target, ast.Attribute) and node.value is not None:
-            walk.found.attribute_stores.append((node.target, node.value))
+            if isinstance(target, ast.Attribute) and value is not None:
+                walk.found.attribute_stores.append((target, value))
     stack += walk.adopted(node, rest)
     return True
 
@@ -269,15 +257,13 @@ def _walrus(walk: _Walk, node: ast.NamedExpr, stack: list[Any]) -> bool:
     return True
 
 
-def _outer(walk: _Walk, node: Any, stack: list[Any]) -> bool:
-    del stack
+def _outer(walk: _Walk, node: Any, _stack: list[Any]) -> bool:
     walk.scope.outer.update(node.names)
     return True
 
 
-def _named(walk: _Walk, node: Any, stack: list[Any]) -> bool:
+def _named(walk: _Walk, node: Any, _stack: list[Any]) -> bool:
     """`except E as name`, `case [*name]`, `case {**name}`, `case P() as name`, `type name = T`."""
-    del stack
     name = getattr(node, "name", None) or getattr(node, "rest", None)
     if isinstance(name, ast.Name):
         name = name.id
@@ -304,7 +290,7 @@ _HANDLERS: dict[type, Any] = {
     ast.Import: _import,
     ast.ImportFrom: _import_from,
     ast.Assign: _assign,
-    ast.AnnAssign: _annotated,
+    ast.AnnAssign: _assign,
     ast.NamedExpr: _walrus,
     ast.Global: _outer,
     ast.Nonlocal: _outer,
@@ -405,5 +391,5 @@ def _same_block(module: "Module", statement: ast.stmt, node: ast.AST) -> bool:
     block = block_of(module, statement)
     if block is None:
         return False
-    around = {id(node), *(id(each) for each in module.ancestors(node))}
+    around = {id(node), *map(id, module.ancestors(node))}
     return any(id(each) in around for each in block)

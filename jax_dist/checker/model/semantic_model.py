@@ -1,4 +1,7 @@
-"""A parsed file: what its names mean, and where each meaning is used."""
+"""A parsed file: what its names mean, and where each meaning is used.
+
+Names and attributes are looked at only where a rule asks for what they may mean.
+"""
 
 import ast
 import dataclasses
@@ -9,17 +12,18 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from jax_dist.checker.model import scopes, sources
-from jax_dist.checker.model.scopes import Binding, Scope
+from jax_dist.checker.model.scopes import Binding, NameScope
 from jax_dist.checker.model.sources import Source
-from jax_dist.checker.model.uses import PARTIAL, Uses
 
 if TYPE_CHECKING:
     from jax_dist.checker.model.project import ImportGraph
 
-Made = TypeVar("Made")
+PARTIAL = frozenset({"functools.partial", "jax.tree_util.Partial", "jax.util.partial"})
+
+_Made = TypeVar("_Made")
 
 # From a dotted name of another file of the project to what that name means there.
-Elsewhere: TypeAlias = "Callable[[str], Meaning | None]"
+_Elsewhere: TypeAlias = "Callable[[str], Meaning | None]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class Module:
         self,
         source: Source,
         name: str = "",
-        elsewhere: Elsewhere = lambda _: None,
+        elsewhere: _Elsewhere = lambda _: None,
         graph: "Callable[[], ImportGraph | None]" = lambda: None,
     ):
         self.source = source
@@ -63,15 +67,19 @@ class Module:
         self.scopes: scopes.Scopes = scopes.build(self.tree)
         self._elsewhere = elsewhere
         self._graph = graph
-        self._meanings: dict[tuple[Scope, str], Meaning | None] = {}
+        self._meanings: dict[tuple[NameScope, str], Meaning | None] = {}
         self._canonical: dict[str, Meaning] = {}
         self._made: dict[Callable[[Module], Any], Any] = {}
 
-    def once(self, make: "Callable[[Module], Made]") -> "Made":
+    def once(self, make: "Callable[[Module], _Made]") -> "_Made":
         """`make(self)`, computed at most once for this file."""
         if make not in self._made:
             self._made[make] = make(self)
         return self._made[make]
+
+    def memo(self, of: Callable[..., Any]) -> dict[Any, Any]:
+        """What a function has found in this file, by what it was asked; empty at first."""
+        return self._made.setdefault(of, {})
 
     def drop(self) -> None:
         """Frees its memory now; it cannot be used any more."""
@@ -122,7 +130,7 @@ class Module:
             node = self.parent(node)
         return node
 
-    def scope(self, node: ast.AST) -> Scope:
+    def scope(self, node: ast.AST) -> NameScope:
         """The scope in which the node's names are looked up."""
         below, child = node, node
         for around in self.ancestors(node):
@@ -134,7 +142,7 @@ class Module:
 
     def function(self, node: ast.AST) -> scopes.Function | None:
         """The innermost function around the node; None at the module's level."""
-        scope: Scope | None = self.scope(node)
+        scope: NameScope | None = self.scope(node)
         while scope is not None and not isinstance(scope.node, scopes.Function):
             scope = scope.parent
         return None if scope is None else scope.node  # type: ignore[return-value]
@@ -169,7 +177,7 @@ class Module:
             return self._meaning_of_partial(node)
         return None
 
-    def meaning_of_name(self, scope: Scope, name: str) -> Meaning | None:
+    def meaning_of_name(self, scope: NameScope, name: str) -> Meaning | None:
         """What a load of `name` in `scope` means, where all its bindings agree."""
         found = scope.lookup(name)
         if found is None:
@@ -188,7 +196,7 @@ class Module:
             self._canonical[name] = self._elsewhere(name) or Meaning(name)
         return self._canonical[name]
 
-    def _agreed(self, scope: Scope, bindings: list[Binding]) -> Meaning | None:
+    def _agreed(self, scope: NameScope, bindings: list[Binding]) -> Meaning | None:
         meanings: list[Meaning] = []
         for binding in bindings:
             if _is_none(binding):  # `except ImportError: jax = None`
@@ -286,12 +294,12 @@ class Module:
 
     def uses(self, *names: str) -> list[ast.expr]:
         """Every name or attribute that means one of `names`, partials of it too, in order."""
-        found = [node for name in names for node in self.once(Uses).of(name)]
+        found = [node for name in names for node in self.once(_Uses).of(name)]
         return sorted(found, key=scopes.place)
 
     def used_names(self, root: str) -> list[str]:
         """All that the file uses of a package, as "jax.lax.psum" of "jax", sorted."""
-        return sorted(self.once(Uses).names(root))
+        return sorted(self.once(_Uses).names(root))
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Every call of what means one of `names`, in order; not through partials."""
@@ -302,7 +310,7 @@ class Module:
                 found.append(call)
         return found
 
-    def imports(self) -> Iterator[tuple[Scope, str, Binding]]:
+    def imports(self) -> Iterator[tuple[NameScope, str, Binding]]:
         """`(scope, name, binding)` of every import; `binding.target` is what it means."""
         for scope in self.scopes.all:
             for name, bindings in scope.bindings.items():
@@ -311,9 +319,9 @@ class Module:
                         yield scope, name, binding
 
     @functools.cached_property
-    def _loads(self) -> dict[tuple[Scope, str], list[ast.Name]]:
+    def _loads(self) -> dict[tuple[NameScope, str], list[ast.Name]]:
         """By the scope that binds a name, and the name."""
-        found: dict[tuple[Scope, str], list[ast.Name]] = {}
+        found: dict[tuple[NameScope, str], list[ast.Name]] = {}
         for scope in self.scopes.all:
             for name, loads in scope.loads.items():
                 home = scope.lookup(name)
@@ -321,7 +329,7 @@ class Module:
                     found.setdefault((home[0], name), []).extend(loads)
         return found
 
-    def reads(self, scope: Scope, name: str) -> list[ast.Name]:
+    def reads(self, scope: NameScope, name: str) -> list[ast.Name]:
         """Every load of what `scope` binds to `name`, from its nested scopes too, in order."""
         return sorted(self._loads.get((scope, name), ()), key=scopes.place)
 
@@ -355,11 +363,16 @@ class Module:
         owner = self._owner(node)
         return [] if owner is None else self._attributes.get((owner, node.attr), [])
 
-    def values(self, node: ast.Name) -> list[ast.expr] | None:
+    def values(self, node: ast.expr) -> list[ast.expr] | None:
         """The values that may be bound to this name where it is read; None: not all are known.
 
         In a function, the last plain assignment above it in a block around it hides the earlier.
+        Of `self.x` it is all values that the class gives it; of other expressions none are known.
         """
+        if isinstance(node, ast.Attribute):
+            return self.attribute_values(node)
+        if not isinstance(node, ast.Name):
+            return None
         bindings = self.reaching(node)
         if bindings is None or any(binding.kind != "assign" for binding in bindings):
             return None
@@ -376,7 +389,7 @@ class Module:
             return scopes.reaching(self, node, bindings)
         return scopes.reaching_inside(self, self._inner(node, home), bindings)
 
-    def _inner(self, node: ast.AST, home: Scope) -> ast.AST:
+    def _inner(self, node: ast.AST, home: NameScope) -> ast.AST:
         """The function, lambda or class of `home`'s own level that holds the node."""
         inner = node
         for around in self.ancestors(node):
@@ -387,7 +400,7 @@ class Module:
                 inner = around
         return inner
 
-    def scope_function(self, scope: Scope) -> ast.AST:
+    def scope_function(self, scope: NameScope) -> ast.AST:
         """The function or module around a comprehension."""
         while isinstance(scope.node, scopes.Comprehension) and scope.parent is not None:
             scope = scope.parent
@@ -422,12 +435,12 @@ def _imported_as(module: Module) -> dict[str, list[str]]:
     return found
 
 
-Node = TypeVar("Node", bound=ast.AST)
+_Node = TypeVar("_Node", bound=ast.AST)
 
 
 def of_kind(
-    module: Module, kinds: type[Node] | tuple[type[Node], ...], pattern: re.Pattern[bytes]
-) -> list[Node]:
+    module: Module, kinds: type[_Node] | tuple[type[_Node], ...], pattern: re.Pattern[bytes]
+) -> list[_Node]:
     """All nodes of some classes, in no order; none in a file whose text has no such pattern.
 
     Args:
@@ -440,3 +453,139 @@ def of_kind(
     if isinstance(kinds, tuple):
         return [node for node in module.scopes.nodes if node.__class__ in kinds]
     return [node for node in module.scopes.nodes if node.__class__ is kinds]
+
+
+class _Uses:
+    """The uses of imported names in one file.
+
+    Args:
+      module: the file.
+    """
+
+    def __init__(self, module: Module):
+        self._module = module
+        self._known: dict[str, dict[str, list[ast.expr]]] = {}  # by what is widened
+
+    def of(self, name: str) -> list[ast.expr]:
+        """The widest names and attributes that mean `name`."""
+        root = _root(name)
+        found = list(self._elsewhere.get(name, ()))
+        for start in self._loads.get(root, ()) if root in KNOWN else ():
+            if name == start or name.startswith(f"{start}."):
+                found += self._widened(root, start).get(name, ())
+        return found
+
+    def names(self, root: str) -> set[str]:
+        """All names with this root that the file uses."""
+        starts = self._loads.get(root, ()) if root in KNOWN else ()
+        found = {name for start in starts for name in self._widened(root, start)}
+        return found.union(name for name in self._elsewhere if _root(name) == root)
+
+    @functools.cached_property
+    def _loads(self) -> dict[str, dict[str, list[tuple[Meaning, list[ast.Name]]]]]:
+        """By root ("jax") and by meaning ("jax.numpy"): names that mean something imported."""
+        found: dict[str, dict[str, list[tuple[Meaning, list[ast.Name]]]]] = {}
+        meaning_of_name, bound = self._module.meaning_of_name, self._bound_to_imports
+        for scope in self._module.scopes.all:
+            for name in bound.intersection(scope.loads):
+                meaning = meaning_of_name(scope, name)
+                if meaning is not None:
+                    of_root = found.setdefault(_root(meaning.name), {})
+                    of_root.setdefault(meaning.name, []).append((meaning, scope.loads[name]))
+        return found
+
+    def _widened(self, root: str, start: str) -> dict[str, list[ast.expr]]:
+        """By meaning: what the names that mean `start` are the beginnings of."""
+        if start not in self._known:
+            found: dict[str, list[ast.expr]] = {}
+            for meaning, loads in self._loads[root][start]:
+                for load in loads:
+                    node, name = self._widest(load, meaning)
+                    found.setdefault(name, []).append(node)
+            self._known[start] = found
+        return self._known[start]
+
+    @functools.cached_property
+    def _elsewhere(self) -> dict[str, list[ast.expr]]:
+        """The same for names of other files, which may mean anything."""
+        found: dict[str, list[ast.expr]] = {}
+        for root in (each for each in self._loads if each not in KNOWN):
+            for start in self._loads[root]:
+                for name, nodes in self._widened(root, start).items():
+                    found.setdefault(name, []).extend(nodes)
+        return found
+
+    @functools.cached_property
+    def _bound_to_imports(self) -> set[str]:
+        """Names that may mean something imported; the others need no look."""
+        names: set[str] = set()
+        makers = set(_PARTIAL_NAMES)  # that are called as `partial` is
+        aliases: list[tuple[str, str]] = []
+        made: list[tuple[str, ast.Call]] = []
+        for scope in self._module.scopes.all:
+            for name, bindings in scope.bindings.items():
+                for binding in bindings:
+                    value = binding.value
+                    if binding.kind == "import":
+                        names.add(name)
+                        if not binding.target.startswith(_NO_PARTIAL):
+                            makers.add(name)
+                    elif isinstance(value, ast.Call):
+                        made.append((name, value))
+                    elif isinstance(value, ast.Name | ast.Attribute):
+                        aliases += ((name, root) for root in _roots(value))
+                        if _last_name(value) in _PARTIAL_NAMES:
+                            makers.add(name)
+        for name, call in made:
+            if _last_name(call.func) in makers:
+                aliases += ((name, root) for root in _roots(call))
+        grown = -1
+        while grown != len(names):
+            grown = len(names)
+            names.update(name for name, root in aliases if root in names)
+        if self._module.scopes.module.star_imports:
+            names.update(name for scope in self._module.scopes.all for name in scope.loads)
+        return names
+
+    def _widest(self, node: Any, meaning: Meaning) -> tuple[ast.expr, str]:
+        """`jax.lax.psum`, where `jax` stands; called for every name that was imported."""
+        canonical, attribute = self._module.canonical, ast.Attribute
+        parents = self._module.scopes.parents
+        around = parents[node]
+        while around.__class__ is attribute and not meaning.partials:
+            node, meaning = around, canonical(f"{meaning.name}.{around.attr}")
+            around = parents[node]
+        return node, meaning.name
+
+
+def _root(name: str) -> str:
+    return name.partition(".")[0]
+
+
+# What may hand on `functools.partial` is called one of these, or is imported; not from here.
+_PARTIAL_NAMES = frozenset(name.rpartition(".")[2] for name in PARTIAL)
+_NO_PARTIAL = ("jax.numpy", "jax.lax", "jax.random", "numpy", "optax")
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _roots(value: ast.expr) -> list[str]:
+    """The names on which an alias may rest: of `partial(jax.pmap, x)` both."""
+    if isinstance(value, ast.Call):
+        return [*_roots(value.func), *(_roots(value.args[0]) if value.args else [])]
+    while isinstance(value, ast.Attribute):
+        value = value.value
+    return [value.id] if isinstance(value, ast.Name) else []
+
+
+# Packages whose own source is never asked: their names are what the rules speak of.
+_PACKAGES = """
+abc absl chex collections dataclasses distrax equinox flax functools haiku itertools jax jax_dist
+jaxlib logging math matplotlib ml_collections numpy optax orbax os pytest random re rlax scipy sys
+tensorflow tensorflow_datasets time torch tqdm typing unittest
+"""
+KNOWN = frozenset(_PACKAGES.split())

@@ -104,11 +104,12 @@ def _is_docstring(statement: ast.stmt) -> bool:
 def _takes_first(node: ast.expr | None, name: str) -> bool:
     """Whether an expression is `name[0]`, or `name.addressable_data(0)`."""
     match node:
-        case ast.Subscript(value=ast.Name(id=found), slice=ast.Constant(value=0)):
-            return found == name
-        case ast.Call(
-            func=ast.Attribute(value=ast.Name(id=found), attr="addressable_data"),
-            args=[ast.Constant(value=0)],
+        case (
+            ast.Subscript(value=ast.Name(id=found), slice=ast.Constant(value=0))
+            | ast.Call(
+                func=ast.Attribute(value=ast.Name(id=found), attr="addressable_data"),
+                args=[ast.Constant(value=0)],
+            )
         ):
             return found == name
     return False
@@ -120,11 +121,16 @@ def first_of_leaves(module: Module, node: ast.expr) -> ast.expr | None:
         return None
     if module.qualified_name(node.func) not in TREE_MAPS:
         return None
-    function = pmaps.definition(module, node.args[0])
-    parameter = None if function is None else _one_parameter(function)
-    if function is None or parameter is None:
-        return None
-    return node.args[1] if _takes_first(returned(function), parameter) else None
+    parameter, made = _of_leaf(module, node.args[0])
+    return node.args[1] if parameter and _takes_first(made, parameter) else None
+
+
+def _of_leaf(module: Module, fun: ast.expr) -> tuple[str | None, ast.expr | None]:
+    """The one parameter of a function, and what is returned; None where that is not so plain."""
+    function = pmaps.definition(module, fun)
+    if function is None:
+        return None, None
+    return _one_parameter(function), returned(function)
 
 
 def firsts_in_leaves(module: Module, call: ast.AST, tree: ast.expr) -> list[ast.Subscript]:
@@ -154,12 +160,8 @@ def _tree_map(module: Module, call: ast.Call) -> Stacking | None:
         direct = _DIRECT.get(module.qualified_name(function) or "")
         if direct is not None:
             return Stacking(direct, tree)
-    defined = pmaps.definition(module, function)
-    parameter = None if defined is None else _one_parameter(defined)
-    if defined is None or parameter is None:
-        return None
-    body = returned(defined)
-    done = None if body is None else stacking(module, body)
+    parameter, made = _of_leaf(module, function)
+    done = stacking(module, made) if parameter and made else None
     if done is None or not (isinstance(done.of, ast.Name) and done.of.id == parameter):
         return None
     return Stacking(done.kind, tree, done.count)
@@ -188,28 +190,24 @@ def _stack(module: Module, call: ast.Call) -> Stacking | None:
 def _copies(module: Module, node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
     """`(x, n)` of a list that holds `x` once for each device."""
     match node:
-        case ast.BinOp(left=ast.List(elts=[one]), op=ast.Mult(), right=count):
-            pass
-        case ast.BinOp(left=count, op=ast.Mult(), right=ast.List(elts=[one])):
+        case (
+            ast.BinOp(left=ast.List(elts=[one]), op=ast.Mult(), right=count)
+            | ast.BinOp(left=count, op=ast.Mult(), right=ast.List(elts=[one]))
+        ):
             pass
         case ast.ListComp(
             elt=one, generators=[ast.comprehension(target=ast.Name(id=each), iter=over, ifs=[])]
         ):
-            count = _range(over)
             if any(isinstance(part, ast.Name) and part.id == each for part in ast.walk(one)):
                 return None
-            if count is None:
-                return (one, over) if lists_devices(module, over) else None
+            match over:
+                case ast.Call(func=ast.Name(id="range"), args=[count]):
+                    pass
+                case _:
+                    return (one, over) if lists_devices(module, over) else None
         case _:
             return None
     return (one, count) if counts_devices(module, count) else None
-
-
-def _range(node: ast.expr) -> ast.expr | None:
-    match node:
-        case ast.Call(func=ast.Name(id="range"), args=[count]):
-            return count
-    return None
 
 
 def _from_shards(module: Module, call: ast.Call) -> Stacking | None:
@@ -245,18 +243,18 @@ def _repeat(module: Module, call: ast.Call) -> Stacking | None:
 
 def _without_new_axis(node: ast.expr) -> ast.expr:
     match node:
-        case ast.Subscript(value=inner, slice=ast.Constant(value=None)):
-            return inner
-        case ast.Call(
-            func=ast.Attribute(attr="expand_dims"),
-            args=[inner, ast.Constant(value=0)],
-            keywords=[],
-        ):
-            return inner
-        case ast.Call(
-            func=ast.Attribute(attr="expand_dims"),
-            args=[inner],
-            keywords=[ast.keyword(arg="axis", value=ast.Constant(value=0))],
+        case (
+            ast.Subscript(value=inner, slice=ast.Constant(value=None))
+            | ast.Call(
+                func=ast.Attribute(attr="expand_dims"),
+                args=[inner, ast.Constant(value=0)],
+                keywords=[],
+            )
+            | ast.Call(
+                func=ast.Attribute(attr="expand_dims"),
+                args=[inner],
+                keywords=[ast.keyword(arg="axis", value=ast.Constant(value=0))],
+            )
         ):
             return inner
     return node
@@ -264,23 +262,20 @@ def _without_new_axis(node: ast.expr) -> ast.expr:
 
 def _reshape(module: Module, call: ast.Call) -> Stacking | None:
     """`jnp.reshape(x, (n, -1))`."""
-    if len(call.args) != 2:
-        return None
-    count = _first(call.args[1])
-    if count is None or not counts_devices(module, count) or _of_devices(module, call.args[0]):
-        return None
-    return Stacking(Kind.SPLIT, call.args[0], count)
+    return _as_batch(module, call.args[0], _first(call.args[1])) if len(call.args) == 2 else None
 
 
 def _reshape_method(module: Module, call: ast.Call) -> Stacking | None:
     """`x.reshape((n, -1))`, `x.reshape(n, -1)`."""
     match call:
         case ast.Call(func=ast.Attribute(value=array, attr="reshape"), args=[shape]):
-            count = _first(shape)
+            return _as_batch(module, array, _first(shape))
         case ast.Call(func=ast.Attribute(value=array, attr="reshape"), args=[count, _, *_]):
-            pass
-        case _:
-            return None
+            return _as_batch(module, array, count)
+    return None
+
+
+def _as_batch(module: Module, array: ast.expr, count: ast.expr | None) -> Stacking | None:
     if count is None or not counts_devices(module, count) or _of_devices(module, array):
         return None
     return Stacking(Kind.SPLIT, array, count)
@@ -340,15 +335,10 @@ def _counts(module: Module, node: ast.expr, seen: frozenset[ast.expr], *, by_nam
             return True
         is_len = isinstance(node.func, ast.Name) and node.func.id == "len" and len(node.args) == 1
         return is_len and lists_devices(module, node.args[0], seen)
-    if isinstance(node, ast.Name):
-        values = module.values(node)
-    elif isinstance(node, ast.Attribute):
-        values = module.attribute_values(node)
-    else:
-        return False
+    values = module.values(node)
     if values:
         return all(_counts(module, value, seen, by_name=by_name) for value in values)
-    last = node.id if isinstance(node, ast.Name) else node.attr
+    last = getattr(node, "id", "") or getattr(node, "attr", "")
     return by_name and _COUNT_NAME.fullmatch(last.lower()) is not None
 
 
@@ -358,10 +348,5 @@ def lists_devices(module: Module, node: ast.expr, seen: frozenset[ast.expr] = fr
         return False
     if isinstance(node, ast.Call):
         return module.qualified_name(node.func) in _LISTS
-    if isinstance(node, ast.Name):
-        values = module.values(node) or []
-    elif isinstance(node, ast.Attribute):
-        values = module.attribute_values(node)
-    else:
-        return False
+    values = module.values(node) or []
     return bool(values) and all(lists_devices(module, each, seen | {node}) for each in values)

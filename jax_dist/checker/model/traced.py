@@ -2,13 +2,14 @@
 
 import ast
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeAlias
 
-from jax_dist.checker.model import functions, pmaps, scopes, structure
+from jax_dist.checker.model import functions, pmaps, scopes
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
 
-By: TypeAlias = Literal["pmap", "shard_map", "jit", "jax_dist.pmap"]
+_By: TypeAlias = Literal["pmap", "shard_map", "jit", "jax_dist.pmap"]
 
 _SHARD_MAP = (
     "jax.shard_map",
@@ -26,7 +27,7 @@ TRIGGERS = (b"*pmap*", b"*shard_map*")
 class Application:
     """One place where a transformation is given a function."""
 
-    by: By
+    by: _By
     node: ast.expr  # the call, or the decorator
     fun: Any  # the expression that is transformed, or the decorated def
     keywords: dict[str, ast.expr]
@@ -34,15 +35,15 @@ class Application:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Traced:
+class _Traced:
     """A def or lambda that is traced."""
 
-    by: By
+    by: _By
     node: ast.expr  # the call or decorator that does it
     function: scopes.Function
 
 
-def traced(module: Module) -> list[Traced]:
+def traced(module: Module) -> list[_Traced]:
     """Every function of the file that it gives to pmap, shard_map or jit, in order of place.
 
     Those of `jax_dist.pmap` too: a migrated program can still be slow to compile.
@@ -50,17 +51,17 @@ def traced(module: Module) -> list[Traced]:
     return module.once(_traced)
 
 
-def _traced(module: Module) -> list[Traced]:
-    found: list[Traced] = []
+def _traced(module: Module) -> list[_Traced]:
+    found: list[_Traced] = []
     for site in pmaps.sites(module):
-        function = structure.mapped_function(module, site) if site.is_application else None
+        function = functions.mapped_function(module, site) if site.is_application else None
         if function is not None:
-            found.append(Traced("pmap", site.node, function))
+            found.append(_Traced("pmap", site.node, function))
     ours = _applied(module, "jax_dist.pmap", ("jax_dist.pmap",))
     for each in (*applications(module, "shard_map"), *applications(module, "jit"), *ours):
-        function = structure.innermost(module, each.fun)
+        function = functions.innermost(module, each.fun)
         if function is not None:
-            found.append(Traced(each.by, each.node, function))
+            found.append(_Traced(each.by, each.node, function))
     return sorted(found, key=lambda each: scopes.place(each.node))
 
 
@@ -74,10 +75,10 @@ def applied(module: Module, names: Iterable[str]) -> Iterator[Application]:
     return _applied(module, "jit", names)
 
 
-def _applied(module: Module, by: By, names: Iterable[str]) -> Iterator[Application]:
+def _applied(module: Module, by: _By, names: Iterable[str]) -> Iterator[Application]:
     for node in module.uses(*names):
         around: Any = module.parent(node)
-        if _decorates(around, node):
+        if pmaps.decorates(around, node):
             yield Application(by, node, around, {})
         elif isinstance(around, ast.Call) and around.func is node:
             yield from _of_call(module, by, around, around.args)
@@ -86,7 +87,7 @@ def _applied(module: Module, by: By, names: Iterable[str]) -> Iterator[Applicati
 
 
 def _of_call(
-    module: Module, by: By, call: ast.Call, arguments: list[ast.expr]
+    module: Module, by: _By, call: ast.Call, arguments: list[ast.expr]
 ) -> Iterator[Application]:
     keywords = {each.arg: each.value for each in call.keywords if each.arg is not None}
     is_known = len(keywords) == len(call.keywords)
@@ -94,7 +95,7 @@ def _of_call(
     fun = arguments[0] if arguments else keywords.get("f") or keywords.get("fun")
     if fun is not None:
         yield Application(by, call, fun, keywords, is_known)
-    elif _decorates(around, call):
+    elif pmaps.decorates(around, call):
         yield Application(by, call, around, keywords, is_known)
     elif isinstance(around, ast.Call) and around.func is call and around.args:
         yield Application(by, call, around.args[0], keywords, is_known)
@@ -102,12 +103,6 @@ def _of_call(
 
 def _is_partial(module: Module, node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and module.qualified_name(node.func) in PARTIAL
-
-
-def _decorates(around: ast.AST, node: ast.AST) -> bool:
-    if not isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef):
-        return False
-    return any(each is node for each in around.decorator_list)
 
 
 def is_inside(module: Module, node: ast.AST, function: scopes.Function) -> bool:
@@ -178,27 +173,13 @@ def around(module: Module, node: ast.AST) -> str | None:
     return None
 
 
-def _found(module: Module) -> dict[scopes.Function, str | None]:
-    """What traces each function, as far as it was asked for."""
-    del module
-    return {}
-
-
 def _tracing(module: Module, function: scopes.Function) -> str | None:
-    found = module.once(_found)
+    found = module.memo(_tracing)
     if function not in found:
-        found[function] = _looked_up(module, function)
+        given = (given_to(module, read) for read in _reads(module, function))
+        named = itertools.chain(decorators(module, function), filter(None, given))
+        found[function] = next((name for name, _ in named), None)
     return found[function]
-
-
-def _looked_up(module: Module, function: scopes.Function) -> str | None:
-    for name, _ in decorators(module, function):
-        return name
-    for read in _reads(module, function):
-        given = given_to(module, read)
-        if given is not None:
-            return given[0]
-    return None
 
 
 def _reads(module: Module, function: scopes.Function) -> list[ast.expr]:
@@ -217,6 +198,5 @@ def _reads(module: Module, function: scopes.Function) -> list[ast.expr]:
 
 def _is_outside(module: Module, node: ast.AST, function: scopes.Function) -> bool:
     """Whether the node is a decorator, default or annotation of the function: not in its body."""
-    body = [function.body] if isinstance(function, ast.Lambda) else function.body
-    chain = {id(node), *(id(each) for each in module.ancestors(node))}
-    return not any(id(each) in chain for each in body)
+    chain = {id(node), *map(id, module.ancestors(node))}
+    return not any(id(each) in chain for each in functions.body_of(function))

@@ -1,24 +1,7 @@
-"""The forms in which findings are shown, by name.
+"""Shows findings, in each form in which somebody wants them.
 
-Each is a function `render(findings, context) -> str`; its module is loaded when it is used.
+In come findings, and a `RenderContext`: the pages of the rules, and the files as they were checked.
+Out come texts: a report for people or programs (`report`), SARIF for code scanning (`sarif`), the
+pages of the rules as Markdown (`markdown`), and answers to an editor (`lsp`). What is slow to load
+is loaded when it is asked for. Nothing here looks for findings, leaves one out, or writes a file.
 """
-
-import functools
-import importlib
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
-
-from jax_dist.checker.model.findings import Finding
-from jax_dist.checker.output.context import RenderContext
-
-Render: TypeAlias = Callable[[Sequence[Finding], RenderContext], str]
-
-
-def _render(name: str, findings: Sequence[Finding], context: RenderContext) -> str:
-    module = importlib.import_module(f"jax_dist.checker.output.{name}")
-    return module.render(findings, context)
-
-
-FORMATS: dict[str, Render] = {
-    name: functools.partial(_render, name) for name in ("text", "json", "sarif", "github")
-}

@@ -14,32 +14,31 @@ from pygls.lsp.server import LanguageServer
 
 import jax_dist
 from jax_dist import _codes, _usage
-from jax_dist.checker.engine import catalogue, config, fixer, suppressions
+from jax_dist.checker.engine import config, fixer, linter, suppressions
 from jax_dist.checker.engine.linter import Examiner
 from jax_dist.checker.model import semantic_model, sources
-from jax_dist.checker.model.discovery import Patterns
 from jax_dist.checker.model.findings import Edit, Finding, Position, Safety
 from jax_dist.checker.model.notebooks import Cell, Notebook, joined
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import Source
-from jax_dist.checker.output.context import RenderContext, Severity
 from jax_dist.checker.output.markdown import page_markdown
+from jax_dist.checker.output.report import RenderContext, Severity
 
 _SEVERITIES: dict[Severity, types.DiagnosticSeverity] = {
     "error": types.DiagnosticSeverity.Error,
     "warning": types.DiagnosticSeverity.Warning,
     "note": types.DiagnosticSeverity.Information,
 }
-_CONTEXT = RenderContext(catalogue.PAGES)
+_CONTEXT = RenderContext(linter.PAGES)
 _FIX_ALL = "source.fixAll.jax-dist"
 _PMAP = _codes.PMAP_CALL
 
 # Migrates the pmaps of one line of a source: the new code; None where they are left.
-Migrated: TypeAlias = Callable[[Source, int], bytes | None]
+_Migrated: TypeAlias = Callable[[Source, int], bytes | None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Translator:
+class _Translator:
     """Speaks of one text, or of one notebook.
 
     Args:
@@ -78,13 +77,13 @@ class Translator:
         here = types.Range(place, place)
         met = [each for each in findings if self.document(each.start) == uri]
         codes = dict.fromkeys(each.code for each in met if _meet(self.diagnostic(each), here))
-        return "\n".join(page_markdown(catalogue.PAGES[code]) for code in codes)
+        return "\n".join(page_markdown(linter.PAGES[code]) for code in codes)
 
     def actions(
         self,
         params: types.CodeActionParams,
         findings: Sequence[Finding],
-        migrated: Migrated | None = None,
+        migrated: _Migrated | None = None,
     ) -> list[types.CodeAction]:
         """What can be done about the findings in a range.
 
@@ -93,8 +92,9 @@ class Translator:
           findings: those of the whole text.
           migrated: migrates the pmaps of one line; None where nothing does.
         """
-        module = self._module()
-        if module is None:
+        try:
+            module = semantic_model.Module(self.source)
+        except sources.ParseError:
             return []
         actions: list[types.CodeAction] = []
         if _asked(params, types.CodeActionKind.QuickFix):
@@ -110,46 +110,42 @@ class Translator:
             actions += self._fix_all(findings, module)
         return actions
 
-    def _module(self) -> semantic_model.Module | None:
-        try:
-            return semantic_model.Module(self.source)
-        except sources.ParseError:
-            return None
-
     def _fixes(
         self, finding: Finding, findings: Sequence[Finding], module: semantic_model.Module
     ) -> Iterator[types.CodeAction]:
         edits = fixer.repair(finding, findings, module)
         if edits and finding.fix:
             safe = finding.fix.safety is Safety.SAFE
-            title = f"{finding.code}: {finding.fix.title}{'' if safe else ' (unsafe)'}"
-            yield types.CodeAction(
-                title=title,
-                kind=types.CodeActionKind.QuickFix,
-                diagnostics=[self.diagnostic(finding)],
-                is_preferred=safe,
-                edit=self._change(edits),
-            )
+            title = f"{finding.fix.title}{'' if safe else ' (unsafe)'}"
+            yield self._quick_fix(finding, title, edits, is_preferred=safe)
 
-    def _migration(self, finding: Finding, migrated: Migrated) -> Iterator[types.CodeAction]:
+    def _migration(self, finding: Finding, migrated: _Migrated) -> Iterator[types.CodeAction]:
         if isinstance(self.source, Notebook):
             return  # its cells are migrated together, by the command
         code = migrated(self.source, finding.start.line)
         if code is not None:
-            yield types.CodeAction(
-                title=f"{finding.code}: migrate this pmap to jax_dist",
-                kind=types.CodeActionKind.QuickFix,
-                diagnostics=[self.diagnostic(finding)],
-                edit=self._change(fixer.between(self.source.code, code)),
-            )
+            edits = fixer.between(self.source.code, code)
+            yield self._quick_fix(finding, "migrate this pmap to jax_dist", edits)
 
     def _ignoring(self, finding: Finding) -> types.CodeAction:
         code = suppressions.with_noqa(self.source, [finding])
+        edits = fixer.between(self.source.code, code)
+        return self._quick_fix(finding, "switch it off on this line", edits)
+
+    def _quick_fix(
+        self,
+        finding: Finding,
+        title: str,
+        edits: Iterable[Edit],
+        *,
+        is_preferred: bool | None = None,
+    ) -> types.CodeAction:
         return types.CodeAction(
-            title=f"{finding.code}: switch it off on this line",
+            title=f"{finding.code}: {title}",
             kind=types.CodeActionKind.QuickFix,
             diagnostics=[self.diagnostic(finding)],
-            edit=self._change(fixer.between(self.source.code, code)),
+            is_preferred=is_preferred,
+            edit=self._change(edits),
         )
 
     def _fix_all(
@@ -223,10 +219,7 @@ _NOTEBOOKS = types.NotebookDocumentSyncOptions(
     save=True,
 )
 _ACTIONS = types.CodeActionOptions(
-    code_action_kinds=[
-        types.CodeActionKind.QuickFix,
-        types.CodeActionKind.SourceFixAll,
-    ]
+    code_action_kinds=[types.CodeActionKind.QuickFix, types.CodeActionKind.SourceFixAll]
 )
 
 
@@ -238,17 +231,18 @@ class _Checked:
     findings: list[Finding]
 
 
-class Server(LanguageServer):
+class _Server(LanguageServer):
     """Keeps what it found in each open document, by the document's address.
 
     Attributes:
+      was_shut_down: whether the editor has said that it is about to say exit.
       exit_code: 1 once the editor has said exit without shutdown before, as the protocol has it.
     """
 
     def __init__(self) -> None:
         super().__init__("jax-dist", jax_dist.__version__, notebook_document_sync=_NOTEBOOKS)
         self.exit_code: int = 0
-        self._was_shut_down = False
+        self.was_shut_down = False
         self.checked: dict[str, _Checked] = {}
         self._examiners: dict[str, Examiner] = {}
 
@@ -283,20 +277,12 @@ class Server(LanguageServer):
                 return notebook.uri, self.checked.get(notebook.uri)
         return uri, self.checked.get(uri)
 
-    def shut_down(self) -> None:
-        """The editor is about to say exit."""
-        self._was_shut_down = True
-
-    def leave(self) -> None:
-        """The editor has said exit."""
-        self.exit_code = 0 if self._was_shut_down else 1
-
-    def translator(self, uri: str, source: Source) -> Translator:
+    def translator(self, uri: str, source: Source) -> _Translator:
         """Puts places in the editor's words."""
         notebook = self.workspace.notebook_documents.get(uri)
         cells = [cell.document for cell in notebook.cells] if notebook else [uri]
         encoding = self.workspace.position_encoding or types.PositionEncodingKind.Utf16
-        return Translator(source, tuple(cells), str(getattr(encoding, "value", encoding)))
+        return _Translator(source, tuple(cells), str(getattr(encoding, "value", encoding)))
 
     def _check(self, uri: str, source: Source) -> None:
         examiner = self._examiner(source.path)
@@ -322,10 +308,15 @@ class Server(LanguageServer):
         folder = os.path.dirname(path)
         if folder not in self._examiners:
             try:
-                self._examiners[folder] = _configured(config.load([path]), path)
+                settings = config.load([path])
+                settings.check_codes(linter.PAGES)
+                on = config.selected([settings.choice], linter.PAGES)
+                project = Project(settings.project_roots or (path,))
+                ignores = settings.ignores(linter.PAGES)
+                self._examiners[folder] = Examiner(on, project, settings.target_jax, ignores)
             except _usage.MisuseError as error:
                 self._say(str(error))
-                self._examiners[folder] = Examiner(catalogue.DEFAULT, Project([path]))
+                self._examiners[folder] = Examiner(linter.DEFAULT, Project([path]))
         return self._examiners[folder]
 
     def _say(self, text: str) -> None:
@@ -337,13 +328,13 @@ class Server(LanguageServer):
         self.text_document_publish_diagnostics(params)
 
 
-def create(migrated: Migrated) -> Server:
+def create(migrated: _Migrated) -> _Server:
     """A server that listens to nothing yet; `start_io` lets it speak over the standard streams.
 
     Args:
       migrated: migrates the pmaps of one line.
     """
-    server = Server()
+    server = _Server()
 
     @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
     def opened(params: types.DidOpenTextDocumentParams) -> None:
@@ -379,17 +370,17 @@ def create(migrated: Migrated) -> Server:
 
     @server.feature(types.SHUTDOWN)
     def shut_down(params: None) -> None:
-        server.shut_down()
+        server.was_shut_down = True
 
     @server.feature(types.EXIT)
     def leave(params: None) -> None:
-        server.leave()
+        server.exit_code = 0 if server.was_shut_down else 1
 
     _listen_to_notebooks(server)
     return server
 
 
-def _listen_to_notebooks(server: Server) -> None:
+def _listen_to_notebooks(server: _Server) -> None:
     @server.feature(types.NOTEBOOK_DOCUMENT_DID_OPEN)
     def opened(params: types.DidOpenNotebookDocumentParams) -> None:
         server.check_notebook(params.notebook_document.uri)
@@ -403,22 +394,6 @@ def _listen_to_notebooks(server: Server) -> None:
         server.checked.pop(params.notebook_document.uri, None)
         for cell in params.cell_text_documents:
             server.forget(cell.uri)
-
-
-def _configured(settings: config.Config, path: str) -> Examiner:
-    settings.check_codes(catalogue.PAGES)
-    ignores = tuple(
-        (Patterns((glob,), settings.folder), _selected_codes(codes))
-        for glob, codes in settings.per_file_ignores
-    )
-    on = config.selected([settings.choice], catalogue.PAGES)
-    roots = settings.project_roots or (path,)
-    return Examiner(on, Project(roots), settings.target_jax, ignores)
-
-
-def _selected_codes(selectors: tuple[str, ...]) -> frozenset[str]:
-    each = (config.known(selector, catalogue.PAGES) for selector in selectors)
-    return frozenset().union(*each)
 
 
 def _path(uri: str) -> str:

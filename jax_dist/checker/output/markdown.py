@@ -22,7 +22,7 @@ be right, but a person should review it; `--unsafe-fixes` applies it. A *display
 sketch. The pages are data:
 
 ```pycon
->>> from jax_dist.checker.engine.catalogue import PAGES
+>>> from jax_dist.checker.engine.linter import PAGES
 >>> PAGES["JXD306"].name
 'psum-of-one'
 ```

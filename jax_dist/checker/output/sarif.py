@@ -1,5 +1,6 @@
 """For code scanning: SARIF 2.1.0, with the pages of the rules and the fixes."""
 
+import hashlib
 import json
 import os
 import pathlib
@@ -8,19 +9,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_dist.checker.engine import fixer
-from jax_dist.checker.model import edits, semantic_model, sources
-from jax_dist.checker.model.findings import Edit, Finding, Safety
+from jax_dist.checker.model import semantic_model, sources
+from jax_dist.checker.model.findings import Edit, Finding, Safety, apply_edits
 from jax_dist.checker.model.sources import Source
-from jax_dist.checker.output.context import (
+from jax_dist.checker.output.markdown import page_markdown
+from jax_dist.checker.output.report import (
     PlacedEdit,
     RenderContext,
-    fingerprints,
     in_file,
     placed,
     sentence,
     slashed,
 )
-from jax_dist.checker.output.markdown import page_markdown
 from jax_dist.checker.rules import Page
 
 _SCHEMA = (
@@ -31,7 +31,7 @@ _SCHEMA = (
 def render(findings: Sequence[Finding], context: RenderContext) -> str:
     """One run; columns count characters."""
     codes = sorted({finding.code for finding in findings})
-    prints = fingerprints(findings)
+    prints = _fingerprints(findings)
     fixes = _fixes(findings, context)
     run = {
         "tool": {"driver": _driver(codes, context)},
@@ -42,6 +42,18 @@ def render(findings: Sequence[Finding], context: RenderContext) -> str:
         ],
     }
     return document(run)
+
+
+def _fingerprints(findings: Sequence[Finding]) -> list[str]:
+    """One for each, unlike all others; they outlive a move of the line."""
+    seen: dict[tuple[str, ...], int] = {}
+    prints: list[str] = []
+    for finding in findings:
+        said = (slashed(finding.path), finding.code, finding.line_text.strip())
+        seen[said] = seen.get(said, 0) + 1
+        text = "\0".join((*said, str(seen[said])))
+        prints.append(hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:32])
+    return prints
 
 
 def document(run: Mapping[str, Any]) -> str:
@@ -153,7 +165,7 @@ def _fix(finding: Finding, made: Sequence[Edit], source: Source) -> dict[str, An
 def _in_json(made: Sequence[Edit], notebook: Source) -> tuple[list[Edit], Source]:
     """What edits of the cells do to the file that holds them."""
     file = notebook.written(notebook.code)
-    new = notebook.written(edits.apply(notebook.code, made))
+    new = notebook.written(apply_edits(notebook.code, made))
     return list(fixer.between(file, new)), Source(notebook.path, file, file)
 
 

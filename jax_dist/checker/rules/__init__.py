@@ -1,7 +1,7 @@
 """What a rule is: its page, when it is asked, and what it looks for.
 
 Every other file here is one rule, or a few that are one concept, but for those with an underscore:
-the catalogue lists the folder, and takes each `Rule` that it finds.
+the linter lists the folder, and takes each `Rule` that it finds.
 A rule is given one file (`Module`) and yields what it finds there (`Found`). It changes nothing,
 reads no other file but through the names of its `Module`, and never imports jax.
 """

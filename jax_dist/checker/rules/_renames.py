@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
 from jax_dist.checker.model import scopes
-from jax_dist.checker.model.edits import removal
-from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.findings import Edit, Fix, Safety, removal
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Version
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jax_dist.checker.model import scopes, traced
-from jax_dist.checker.model.scopes import Scope
+from jax_dist.checker.model.scopes import NameScope
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, rule
 
@@ -78,7 +78,7 @@ def _captured(
             yield read, f"self.{read.attr}", values[0]  # type: ignore[misc]
 
 
-def _inside(module: Module, function: scopes.Function) -> list[Scope]:
+def _inside(module: Module, function: scopes.Function) -> list[NameScope]:
     """The function's own scope and those in it, in order."""
     children = module.once(_children)
     found = [module.scopes.of[function]]
@@ -87,15 +87,15 @@ def _inside(module: Module, function: scopes.Function) -> list[Scope]:
     return found
 
 
-def _children(module: Module) -> dict[Scope, list[Scope]]:
-    found: dict[Scope, list[Scope]] = {}
+def _children(module: Module) -> dict[NameScope, list[NameScope]]:
+    found: dict[NameScope, list[NameScope]] = {}
     for scope in module.scopes.all:
         if scope.parent is not None:
             found.setdefault(scope.parent, []).append(scope)
     return found
 
 
-def _made_by(module: Module, scope: Scope, name: str) -> ast.Call | None:
+def _made_by(module: Module, scope: NameScope, name: str) -> ast.Call | None:
     """The one array call that a name is assigned from."""
     found = scope.lookup(name)
     if found is None:

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker.model import functions, structure, traced
+from jax_dist.checker.model import functions, traced
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, rule
 
@@ -28,7 +28,7 @@ PAGE = Page(
 @rule(PAGE, triggers=(b"*shard_map*",), since=(0, 6, 1), also=(b"*fold_in*", b"*axis_index*"))
 def check(module: Module) -> Iterator[Found]:
     for site in traced.applications(module, "shard_map"):
-        function = structure.innermost(module, site.fun)
+        function = functions.innermost(module, site.fun)
         if function is None or not site.is_known or not _promises(module, site.keywords):
             continue
         nodes = list(functions.all_nodes(function))

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from jax_dist.checker.model import pmaps, scopes, structure, traced
+from jax_dist.checker.model import functions, pmaps, scopes, traced
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import TREE_MAPS
 from jax_dist.checker.rules import Found, Page, rule
@@ -35,7 +35,7 @@ _SUMS = ("jax.lax.psum", "jax.lax.pmean")
 @rule(PAGE, triggers=(b"*shard_map*",), since=(0, 6, 1), also=(b"*grad*",))
 def check(module: Module) -> Iterator[Found]:
     for site in traced.applications(module, "shard_map"):
-        function = structure.innermost(module, site.fun)
+        function = functions.innermost(module, site.fun)
         if function is None or not site.is_known or not _checks_vma(module, site.keywords):
             continue
         shared = _shared(module, function, site.keywords.get("in_specs"))

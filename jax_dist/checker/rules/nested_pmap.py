@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker.model import pmaps, structure
+from jax_dist.checker.model import functions, pmaps
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, rule
@@ -56,7 +56,7 @@ def _called_inside(module: Module, sites: list[Site]) -> Iterator[ast.expr]:
     """The calls of one mapped function in the body of another."""
     bodies: dict[ast.AST, Site] = {}
     for outer in sites:
-        function = structure.mapped_function(module, outer)
+        function = functions.mapped_function(module, outer)
         if function is not None:
             bodies[function] = outer
     for inner in sites:

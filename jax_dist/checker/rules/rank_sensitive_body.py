@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from jax_dist.checker.model import scopes, structure, traced
+from jax_dist.checker.model import functions, scopes, traced
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, rule
 
@@ -35,7 +35,7 @@ _WHOLE = (*_REDUCTIONS, "reshape", "ravel", "flatten", "dot")
 def check(module: Module) -> Iterator[Found]:
     seen: set[ast.AST] = set()
     for each in traced.applications(module, "shard_map"):
-        function = structure.innermost(module, each.fun)
+        function = functions.innermost(module, each.fun)
         if function is None or function in seen:
             continue
         seen.add(function)

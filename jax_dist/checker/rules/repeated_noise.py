@@ -4,7 +4,7 @@ import ast
 import dataclasses
 from collections.abc import Iterator
 
-from jax_dist.checker.model import functions, pmaps, scopes, structure, traced
+from jax_dist.checker.model import functions, pmaps, scopes, traced
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, rule
 
@@ -116,12 +116,12 @@ def _made_by(module: Module, layer: ast.expr) -> str | None:
 def _bodies(module: Module) -> Iterator[tuple[scopes.Function, "_Body"]]:
     """Each mapped function, with the parameters that devices share and that differ."""
     for site in pmaps.sites(module):
-        function = structure.mapped_function(module, site) if site.is_application else None
+        function = functions.mapped_function(module, site) if site.is_application else None
         if function is not None and not site.unknown:
             axes = site.arguments.get("in_axes")
             yield function, _body(module, function, axes, _is_none)
     for each in traced.applications(module, "shard_map"):
-        function = structure.innermost(module, each.fun)
+        function = functions.innermost(module, each.fun)
         if function is not None and each.is_known and "in_specs" in each.keywords:
             yield function, _body(module, function, each.keywords["in_specs"], _is_empty)
 

@@ -1,0 +1,335 @@
+"""Findings as a report: text for people, JSON for programs, and commands for GitHub Actions.
+
+A form of report is a function `(findings, context) -> str`; `FORMATS` has all of them by name.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from jax_dist import _codes
+from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Position, Safety, apply_edits
+from jax_dist.checker.model.sources import Source
+from jax_dist.checker.rules import Page
+
+Severity: TypeAlias = Literal["error", "warning", "note"]
+
+_LINK = re.compile(r"https://[^\s)>\]`,;]+[^\s)>\]`,;.]")
+
+
+@dataclasses.dataclass(frozen=True)
+class RenderContext:
+    """What is known about the rules and the files.
+
+    Args:
+      pages: the page of each rule.
+      source: a file as it was checked, by the path in its findings; None where it is not known.
+        It is asked only about files that have a fix to be shown, or are notebooks.
+      colour: whether text may hold colours for a terminal.
+    """
+
+    pages: Mapping[Code, Page]
+    source: Callable[[str], Source | None] = lambda path: None
+    colour: bool = False
+
+    def __post_init__(self) -> None:
+        # Each finding of a file asks for it, and reading a notebook takes its time.
+        object.__setattr__(self, "source", functools.cache(self.source))
+
+    def severity(self, code: Code) -> Severity:
+        """A file that cannot be read is an error; a rule that is off by default only notes."""
+        if code == _codes.SYNTAX_ERROR:
+            return "error"
+        page = self.pages.get(code)
+        return "warning" if page is None or page.default else "note"
+
+    def link(self, code: Code) -> str | None:
+        """A web page about the rule, where its page names one."""
+        page = self.pages.get(code)
+        found = _LINK.search(page.source) if page else None
+        return found[0] if found else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlacedEdit:
+    """An edit, at places that people and editors understand."""
+
+    start: Position
+    end: Position
+    text: str
+
+
+def placed(edits: Iterable[Edit], source: Source | None) -> list[PlacedEdit]:
+    """The places of edits; none where the file is not known."""
+    if source is None:
+        return []
+    return [
+        PlacedEdit(source.position(edit.start), source.position(edit.end), edit.text)
+        for edit in edits
+    ]
+
+
+def in_file(finding: Finding, context: RenderContext) -> tuple[Position, Position]:
+    """The places of a finding, for forms that know nothing of cells.
+
+    For a notebook that is the line of its JSON on which the line of code stands.
+    """
+    if finding.start.cell is None:
+        return finding.start, finding.end
+    line_in_file = getattr(context.source(finding.path), "line_in_file", None)
+    place = Position(line_in_file(finding.span[0]) if line_in_file else 1, 1)
+    return place, place
+
+
+def sentence(finding: Finding) -> str:
+    """The message, with the cell where there is one."""
+    if finding.start.cell is None:
+        return finding.message
+    return f"cell {finding.start.cell}, line {finding.start.line}: {finding.message}"
+
+
+def slashed(path: str) -> str:
+    """A path relative to the working folder where it lies below, with forward slashes."""
+    inside = os.path.relpath(path) if os.path.isabs(path) else os.path.normpath(path)
+    return (os.path.abspath(path) if inside.startswith("..") else inside).replace(os.sep, "/")
+
+
+_WIDEST = 160  # columns of a source line; a longer one is cut around what is found
+_BEFORE = 40  # columns that are kept before it then
+
+_SIGNS = {"-": "\x1b[31m", "+": "\x1b[32m"}
+_BOLD, _RED, _CYAN, _BLUE, _PLAIN = "\x1b[1m", "\x1b[1;31m", "\x1b[36m", "\x1b[1;34m", "\x1b[0m"
+
+
+def _text(findings: Sequence[Finding], context: RenderContext) -> str:
+    """For people: a block for each finding, and a last line that counts them."""
+    blocks = [_block(finding, context) for finding in findings]
+    return "\n".join((*blocks, summary(findings) + "\n"))
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """`Found 3 findings in 2 files (1 fixable with --fix, 1 more with --unsafe-fixes).`"""
+    if not findings:
+        return "No findings."
+    files = len({finding.path for finding in findings})
+    safe = sum(_safety(finding) is Safety.SAFE for finding in findings)
+    unsafe = sum(_safety(finding) is Safety.UNSAFE for finding in findings)
+    more = "more " if safe else ""
+    ways = [f"{safe} fixable with --fix"] if safe else []
+    ways += [f"{unsafe} {more}fixable with --unsafe-fixes"] if unsafe and not safe else []
+    ways += [f"{unsafe} more with --unsafe-fixes"] if unsafe and safe else []
+    end = f" ({', '.join(ways)})." if ways else "."
+    return f"Found {_counted(len(findings), 'finding')} in {_counted(files, 'file')}{end}"
+
+
+def statistics(findings: Sequence[Finding]) -> str:
+    """How often each rule speaks, the most frequent first; `[*]` where `--fix` mends some."""
+    names = {finding.code: finding.name for finding in findings}
+    counts = dict.fromkeys(sorted(names), 0)
+    for finding in findings:
+        counts[finding.code] += 1
+    mended = {finding.code for finding in findings if _safety(finding) is Safety.SAFE}
+    width = len(str(max(counts.values(), default=0)))
+    lines = (
+        f"{count:{width}}  {code}  {'[*]' if code in mended else '   '} {names[code]}\n"
+        for code, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    )
+    return "".join(lines)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _safety(finding: Finding) -> Safety | None:
+    return finding.fix.safety if finding.fix else None
+
+
+def _block(finding: Finding, context: RenderContext) -> str:
+    def paint(text: str, colour: str) -> str:
+        return f"{colour}{text}{_PLAIN}" if context.colour else text
+
+    start = finding.start
+    cell = f"cell {start.cell}:" if start.cell is not None else ""
+    mark = paint("[*] ", _CYAN) if _safety(finding) is Safety.SAFE else ""
+    path = paint(_printable(finding.path), _BOLD)
+    code = paint(finding.code, _RED)
+    place = f"{path}:{cell}{start.line}:{start.column}:"
+    lines = [f"{place} {code} {mark}{_printable(finding.message)}"]
+    number = str(start.line)
+    blank = " " * len(number)
+    if finding.line_text.strip():
+        shown, before, width = _cut(finding)
+        bar = paint("|", _BLUE)
+        lines += [
+            f"{paint(number, _BLUE)} {bar} {shown}",
+            f"{blank} {bar} {' ' * before}{paint('^' * width, _RED)}",
+        ]
+    if finding.fix:
+        help_ = paint("help:", _CYAN)
+        lines.append(f"{blank} {help_} {_printable(finding.fix.title)}{_HOW[finding.fix.safety]}")
+        if finding.fix.safety is Safety.DISPLAY and finding.fix.edits:
+            sketch = _sketch(finding.fix, context.source(finding.path))
+            lines += [f"{blank}   {paint(line, _SIGNS[line[0]])}" for line in sketch]
+    return "\n".join(lines) + "\n"
+
+
+_HOW = {Safety.SAFE: "", Safety.UNSAFE: " (--unsafe-fixes)", Safety.DISPLAY: " (by hand)"}
+
+
+def _sketch(fix: Fix, source: Source | None) -> list[str]:
+    """What nobody but the reader will write, line by line."""
+    if source is None:
+        return []
+    from jax_dist.checker.engine import fixer  # only here: sketches are few
+
+    pass
+
+    lines = [f"+ {line}" for line in fix.imports]
+    for edit in fixer.between(source.code, apply_edits(source.code, fix.edits)):
+        old = source.code[edit.start : edit.end].decode("utf-8", "replace")
+        lines += [f"- {line}" for line in old.splitlines()]
+        lines += [f"+ {line}" for line in edit.text.splitlines()]
+    return [_printable(line) for line in lines]
+
+
+def _cut(finding: Finding) -> tuple[str, int, int]:
+    """The line as shown, the columns before what is found, and the columns that it takes."""
+    text = finding.line_text.rstrip()
+    first = min(finding.start.column - 1, len(text))
+    one_line = finding.end.line == finding.start.line and finding.end.cell == finding.start.cell
+    last = min(finding.end.column - 1, len(text)) if one_line else len(text)
+    plain = text.isascii() and text.isprintable()
+    cells = list(text) if plain else [_shown(character) for character in text]
+    columns = [1] * len(cells) if plain else [_columns(cell) for cell in cells]
+    before, width = sum(columns[:first]), max(1, sum(columns[first:last]))
+    if sum(columns) <= _WIDEST:
+        return "".join(cells), before, width
+    return _window(cells, columns, first, min(width, _WIDEST - _BEFORE))
+
+
+def _window(cells: list[str], columns: list[int], first: int, width: int) -> tuple[str, int, int]:
+    start, before = first, 0
+    while start and before + columns[start - 1] <= _BEFORE:
+        start -= 1
+        before += columns[start]
+    end, taken = start, 0
+    while end < len(cells) and taken + columns[end] <= _WIDEST:
+        taken += columns[end]
+        end += 1
+    left, right = "…" if start else "", "…" if end < len(cells) else ""
+    return left + "".join(cells[start:end]) + right, before + len(left), width
+
+
+def _shown(character: str) -> str:
+    """Four blanks for a tab; a sign for what would move the cursor or change colours."""
+    if character == "\t":
+        return "    "
+    return character if character.isprintable() or unicodedata.combining(character) else "�"
+
+
+def _columns(cell: str) -> int:
+    if len(cell) > 1:
+        return len(cell)
+    if unicodedata.combining(cell):
+        return 0
+    return 2 if unicodedata.east_asian_width(cell) in "WF" else 1
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join(_shown(character) for character in text)
+
+
+def _json(findings: Sequence[Finding], context: RenderContext) -> str:
+    """For programs: one array; lines, columns and cells count from 1, bytes from 0."""
+    return json.dumps([_entry(finding, context) for finding in findings], indent=2) + "\n"
+
+
+def _entry(finding: Finding, context: RenderContext) -> dict[str, Any]:
+    return {
+        "path": finding.path,
+        "code": finding.code,
+        "name": finding.name,
+        "message": finding.message,
+        "severity": context.severity(finding.code),
+        "start": _position(finding.start),
+        "end": _position(finding.end),
+        "bytes": list(finding.span),
+        "line": finding.line_text,
+        "url": context.link(finding.code),
+        "fix": _fix(finding.fix, finding.path, context) if finding.fix else None,
+    }
+
+
+def _position(position: Position) -> dict[str, int]:
+    entry = {"line": position.line, "column": position.column}
+    return entry if position.cell is None else {"cell": position.cell, **entry}
+
+
+def _fix(fix: Fix, path: str, context: RenderContext) -> dict[str, Any]:
+    places = placed(fix.edits, context.source(path)) or [None] * len(fix.edits)
+    edits = [
+        {
+            "bytes": [edit.start, edit.end],
+            **({"start": _position(place.start), "end": _position(place.end)} if place else {}),
+            "text": edit.text,
+        }
+        for edit, place in zip(fix.edits, places, strict=True)
+    ]
+    return {
+        "title": fix.title,
+        "safety": str(fix.safety),
+        "group": fix.group or None,
+        "edits": edits,
+        "imports": list(fix.imports),
+    }
+
+
+_LEVELS: dict[Severity, str] = {"error": "error", "warning": "warning", "note": "notice"}
+
+
+def _github(findings: Sequence[Finding], context: RenderContext) -> str:
+    """Workflow commands, which become annotations of the changed lines: one `::warning` each."""
+    return "".join(f"{_command(finding, context)}\n" for finding in findings)
+
+
+def _command(finding: Finding, context: RenderContext) -> str:
+    start, end = in_file(finding, context)
+    properties = {
+        "title": f"jax-dist ({finding.code})",
+        "file": slashed(finding.path),
+        "line": str(start.line),
+        "endLine": str(end.line),
+    }
+    if start.line == end.line:  # GitHub takes columns only within one line
+        properties |= {"col": str(start.column), "endColumn": str(end.column)}
+    said = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
+    level = _LEVELS[context.severity(finding.code)]
+    return f"::{level} {said}::{_data(f'{finding.code} {sentence(finding)}')}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _sarif(findings: Sequence[Finding], context: RenderContext) -> str:
+    from jax_dist.checker.output import sarif  # only here: it is slow to load
+
+    return sarif.render(findings, context)
+
+
+FORMATS: dict[str, Callable[[Sequence[Finding], RenderContext], str]] = {
+    "text": _text,
+    "json": _json,
+    "sarif": _sarif,
+    "github": _github,
+}
