@@ -37,7 +37,6 @@ from jax_dist._compat.fronts import watch_calls as watch_calls
 from jax_dist._compat.parameters import ScanLayout as ScanLayout
 from jax_dist._compat.parameters import call_of as call_of
 from jax_dist._compat.parameters import has_side_effects as has_side_effects
-from jax_dist._compat.parameters import is_dropped as is_dropped
 from jax_dist._compat.parameters import is_unreduced as is_unreduced
 from jax_dist._compat.parameters import newly_manual_axes as newly_manual_axes
 from jax_dist._compat.parameters import scan_layout as scan_layout

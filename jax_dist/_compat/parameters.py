@@ -109,14 +109,6 @@ OPTIONAL = frozenset(
 )
 
 
-def is_dropped(var: object) -> bool:
-    """Whether an output variable of an equation stands for a value that nobody reads.
-
-    `DropVar` has no public name; its class name was the same in 0.7.2, 0.10.2 and 0.12.0.1.
-    """
-    return type(var).__name__ == "DropVar"
-
-
 def varying_axes(aval: Any) -> frozenset[Any]:
     """The mesh axes along which a value may differ between devices, as far as its type says.
 

@@ -1,21 +1,28 @@
-"""Switches JAX's persistent compilation cache on, so that it hits, and fills it ahead of time."""
+"""Switches JAX's persistent compilation cache on, so that it hits; fills it, and counts.
 
+JAX reports each request to the watcher, which serves the entries, counts by function, and says why
+a program is not in the cache.
+"""
+
+import collections
 import dataclasses
 import enum
 import importlib.util
+import logging
 import os
 import pathlib
+import threading
 import time
 import warnings
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, Self
 
 import jax
 
 from jax_dist import _compat
-from jax_dist.cache import entries, store
-from jax_dist.cache.counters import CacheSettings, stats, watcher
-from jax_dist.cache.keys import key
+from jax_dist.cache import entries, failures, store
+from jax_dist.cache.recorder import circumstances, key
+from jax_dist.cache.store import Store
 from jax_dist.errors import CacheWarning, message
 
 
@@ -25,6 +32,19 @@ class Default(enum.Enum):
     PATH = "JAX_DIST_CACHE_DIR, or JAX_COMPILATION_CACHE_DIR, or a folder of this user"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _CacheSettings:
+    """What `enable` was told."""
+
+    folder: str  # or URL
+    local: bool
+    max_size: int | None = None  # bytes
+    writers: str = "every"
+    failures: bool = True
+    retry: bool = False
+
+
+_log = logging.getLogger("jax_dist.cache")
 _before: dict[str, Any] = {}  # JAX's settings, as they were before the first `enable`
 
 
@@ -79,7 +99,7 @@ def enable(
     if trouble is not None:
         warnings.warn(CacheWarning(trouble), stacklevel=2)
         return _disable()
-    settings = CacheSettings(
+    settings = _CacheSettings(
         folder=folder,
         local=not store.is_url(asked),
         max_size=limit,
@@ -99,7 +119,7 @@ def _disable() -> None:
     _compat.reset_cache()
 
 
-def _switch_on(settings: CacheSettings, min_compile_seconds: float) -> None:
+def _switch_on(settings: _CacheSettings, min_compile_seconds: float) -> None:
     wanted = {
         "jax_enable_compilation_cache": True,
         "jax_compilation_cache_dir": settings.folder,
@@ -122,35 +142,31 @@ def _prepared(asked: str) -> tuple[str | None, str]:
     """Why there can be no cache, if so; and where it is."""
     if store.is_url(asked):
         missing = [name for name in ("etils", "fsspec") if importlib.util.find_spec(name) is None]
-        return (_missing(asked, missing) if missing else None), store.of_this_machine(asked)
+        trouble = message(
+            what="The compilation cache is off",
+            which=[f"{asked} needs {' and '.join(missing)}"],
+            why="JAX reads and writes URLs through these packages",
+            do="Install etils[epath] and fsspec, with the one that knows the URL, such as gcsfs.",
+        )
+        return trouble if missing else None, store.of_this_machine(asked)
     folder = pathlib.Path(store.of_this_machine(os.path.abspath(asked)))
-    if folder.parent.is_file():
-        return _cannot_make(f"{folder.parent}: it is a file"), ""
     try:
-        store.make(folder)
+        if folder.parent.is_file():
+            raise NotADirectoryError(0, "it is a file", str(folder.parent))
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
+        for each in reversed(missing):  # for this user alone; what is there stays as it is
+            each.mkdir(mode=0o700, exist_ok=True)  # another process may have been faster
     except OSError as error:
-        return _cannot_make(f"{error.filename}: {error.strerror}"), ""
+        trouble = message(
+            what="The compilation cache is off",
+            which=[f"{error.filename}: {error.strerror}"],
+            why="no folder can be made there",
+            do="Name another folder, in enable(...) or in JAX_DIST_CACHE_DIR.",
+        )
+        return trouble, ""
     for each in (folder.parent, folder):
         store.refuse_if_open(each)
     return None, str(folder)
-
-
-def _cannot_make(which: str) -> str:
-    return message(
-        what="The compilation cache is off",
-        which=[which],
-        why="no folder can be made there",
-        do="Name another folder, in enable(...) or in JAX_DIST_CACHE_DIR.",
-    )
-
-
-def _missing(asked: str, packages: list[str]) -> str:
-    return message(
-        what="The compilation cache is off",
-        which=[f"{asked} needs {' and '.join(packages)}"],
-        why="JAX reads and writes URLs through these packages",
-        do="Install etils[epath] and fsspec, with the one that knows the URL, such as gcsfs.",
-    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -203,26 +219,282 @@ def warm(fun: Callable, /, *specs: Any, **named_specs: Any) -> Warmed:
     with stats() as seen:  # only here: lowering may compile small programs of its own
         lowered.compile()
     seconds = time.monotonic() - start
-    if not seen.functions:  # JAX compiled it in this process before, and asked for nothing
-        return _looked_up(lowered, seconds)
-    name, counts = next(iter(seen.functions.items()))
-    return Warmed(
-        function=name,
-        hit=counts.hits > 0,
-        written=counts.written > 0,
-        unwritten=next(iter(counts.unwritten), None),
-        seconds=seconds,
-    )
-
-
-def _looked_up(lowered: jax.stages.Lowered, seconds: float) -> Warmed:
+    if seen.functions:
+        name, counts = next(iter(seen.functions.items()))
+        why_not = next(iter(counts.unwritten), None)
+        return Warmed(name, counts.hits > 0, counts.written > 0, why_not, seconds)
+    # JAX compiled it in this process before, and asked for nothing.
     found = key(lowered)
     folder = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     there = bool(folder) and pathlib.Path(folder, found.name + entries.ENTRY).exists()
-    return Warmed(
-        function=found.function,
-        hit=there,
-        written=False,
-        unwritten=None if there else "this process compiled it before, without the cache",
-        seconds=seconds,
-    )
+    why_not = None if there else "this process compiled it before, without the cache"
+    return Warmed(found.function, there, written=False, unwritten=why_not, seconds=seconds)
+
+
+# --- what the cache did in this process, counted by function
+
+
+@dataclasses.dataclass(slots=True)
+class Counts:
+    """Of one function, or of all together."""
+
+    hits: int = 0
+    misses: int = 0  # compiled here, in full
+    written: int = 0  # of the misses: is in the cache now
+    failed: int = 0  # of the misses: did not compile
+    seconds_saved: float = 0.0  # what loading took less than compiling had taken
+    seconds_compiling: float = 0.0
+    # Of the misses: why it is not in the cache; in the order in which they were seen.
+    unwritten: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+
+    @property
+    def requests(self) -> int:
+        return self.hits + self.misses
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "requests": self.requests,
+            "hits": self.hits,
+            "misses": self.misses,
+            "written": self.written,
+            "failed": self.failed,
+            "unwritten": dict(self.unwritten),
+            "seconds_saved": round(self.seconds_saved, 3),
+            "seconds_compiling": round(self.seconds_compiling, 3),
+        }
+
+
+class _Tally:
+    """Counts of each function, that several threads add to."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._functions: dict[str, Counts] = {}
+
+    def add(self, function: str, more: Counts) -> None:
+        with self._lock:
+            _add(self._functions.setdefault(function, Counts()), more)
+
+    def functions(self) -> dict[str, Counts]:
+        """A copy, in the order in which the functions came first."""
+        with self._lock:
+            return {name: _together([counts]) for name, counts in self._functions.items()}
+
+
+def _together(several: Iterable[Counts]) -> Counts:
+    total = Counts()
+    for counts in several:
+        _add(total, counts)
+    return total
+
+
+def _add(total: Counts, more: Counts) -> None:
+    for field in dataclasses.fields(Counts):
+        if field.name != "unwritten":
+            setattr(total, field.name, getattr(total, field.name) + getattr(more, field.name))
+    total.unwritten.update(more.unwritten)
+
+
+# --- the one watcher of JAX's persistent cache in this process: it serves, counts and says
+
+
+class _Watcher:
+    """Fills the places that `_compat.watch_cache` opens."""
+
+    def __init__(self) -> None:
+        self.settings: _CacheSettings | None = None
+        self.total: _Tally = _Tally()  # of the process, since somebody first asked
+        self.tallies: tuple[_Tally, ...] = (self.total,)
+        self._store: Store | None = None
+        self._failed: set[str] = set()  # keys, in this process
+        self._run = f"{os.getpid()}-{time.time():.0f}"
+
+    def open(self, path: str, max_size: int) -> Store | None:
+        settings = self.settings
+        if settings is None or not settings.local or path != settings.folder:
+            return None  # somebody set another folder: then JAX's own ways are meant
+        limit = settings.max_size if max_size == -1 else max_size
+        self._store = Store(
+            pathlib.Path(path),
+            max_size=limit,
+            said=_compat.say_unwritten,
+            writer=lambda: (jax.process_index(), self._run),
+        )
+        return self._store
+
+    def found(self, name: str, key: str, saved: float) -> None:
+        del key
+        saved = max(saved, 0.0)  # JAX notes whole seconds: a quick program seems to take none
+        self._count(name, Counts(hits=1, seconds_saved=saved))
+        _log.info("%s: from cache, saved %.1f s", name, saved)
+
+    def unreadable(self, name: str, key: str, error: Exception) -> None:
+        if self._store is not None:
+            self._store.unusable(key)
+        _log.warning("%s: its cache entry is damaged, so it is compiled again (%s)", name, error)
+
+    def compiling(self, name: str, key: str, program: _compat.CompiledProgram) -> None:
+        del name
+        folder = self._ledger()
+        asked = os.environ.get("JAX_DIST_RETRY_FAILED", "") not in ("", "0")
+        retries = asked or (self.settings is not None and self.settings.retry)
+        # In this process it is tried each time: its user may be mending what is missing.
+        if folder is not None and key not in self._failed and not retries:
+            failures.raise_if_failed(folder, key, lambda: circumstances(program))
+
+    def compiled(self, name: str, key: str, seconds: float, unwritten: str | None) -> None:
+        counts = Counts(misses=1, seconds_compiling=seconds)
+        if unwritten is None:
+            counts.written = 1
+        else:
+            counts.unwritten[unwritten] = 1
+        self._count(name, counts)
+        folder = self._ledger()
+        if folder is not None:
+            failures.forget(folder, key)
+        end = "written" if unwritten is None else f"not written: {unwritten}"
+        _log.info("%s: compiled in %.1f s, %s", name, seconds, end)
+
+    def failed(
+        self,
+        name: str,
+        key: str,
+        program: _compat.CompiledProgram,
+        seconds: float,
+        error: Exception,
+    ) -> None:
+        self._count(name, Counts(misses=1, failed=1, seconds_compiling=seconds))
+        folder = self._ledger()
+        self._failed.add(key)
+        noted = folder is not None and failures.note(
+            folder, name, key, circumstances(program), seconds, error
+        )
+        end = ", noted for the next run" if noted else ""
+        _log.info("%s: did not compile (%.1f s)%s", name, seconds, end)
+
+    def _count(self, name: str, counts: Counts) -> None:
+        for tally in self.tallies:
+            tally.add(name, counts)
+
+    def writes_everywhere(self) -> bool:
+        return self.settings is not None and self.settings.writers == "every"
+
+    def _ledger(self) -> pathlib.Path | None:
+        settings = self.settings
+        if settings is None or not (settings.local and settings.failures):
+            return None
+        return pathlib.Path(settings.folder)
+
+
+watcher: _Watcher = _Watcher()
+
+
+# --- what the persistent cache did: hits, true misses, what was written, what never is and why
+
+
+class Stats:
+    """Counts of the persistent cache, which grow while programs are compiled.
+
+    A context manager counts what happens inside of it, in all threads. Printed, it is a table.
+    """
+
+    def __init__(self) -> None:
+        self._tally = watcher.total
+
+    def __enter__(self) -> Self:
+        self._tally = _Tally()
+        watcher.tallies += (self._tally,)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        watcher.tallies = tuple(each for each in watcher.tallies if each is not self._tally)
+
+    @property
+    def functions(self) -> dict[str, Counts]:
+        """The counts of each function, by the name of its program, such as `jit_step`."""
+        return self._tally.functions()
+
+    @property
+    def total(self) -> Counts:
+        """The counts of all functions together."""
+        return _together(self.functions.values())
+
+    @property
+    def requests(self) -> int:
+        """How often a program was looked up."""
+        return self.total.requests
+
+    @property
+    def hits(self) -> int:
+        """How often it was there."""
+        return self.total.hits
+
+    @property
+    def misses(self) -> int:
+        """How often it was not: requests minus hits.
+
+        The event `cache_misses` of JAX is different: it counts writes of entries.
+        """
+        return self.total.misses
+
+    @property
+    def written(self) -> int:
+        """How many of the misses are in the cache now."""
+        return self.total.written
+
+    @property
+    def unwritten(self) -> dict[str, int]:
+        """Why others of the misses are not, and how many."""
+        return dict(self.total.unwritten)
+
+    @property
+    def seconds_saved(self) -> float:
+        """What loading took less than compiling had taken, which JAX notes in whole seconds."""
+        return self.total.seconds_saved
+
+    def to_dict(self) -> dict[str, Any]:
+        functions = {name: counts.to_dict() for name, counts in self.functions.items()}
+        return {"total": self.total.to_dict(), "functions": functions}
+
+    def __str__(self) -> str:
+        functions = self.functions
+        counted = list(functions.items())
+        if len(counted) != 1:
+            counted.append(("all", self.total))
+        head = ("function", "requests", "hits", "misses", "written", "saved")
+        rows = [
+            (
+                name,
+                *map(str, (each.requests, each.hits, each.misses, each.written)),
+                f"{each.seconds_saved:.1f} s",
+            )
+            for name, each in counted
+        ]
+        notes = [
+            f"{name}, {times} {'time' if times == 1 else 'times'} not written: {reason}"
+            for name, counts in functions.items()
+            for reason, times in counts.unwritten.items()
+        ]
+        table = entries.table(head, rows, numbers=range(1, len(head)))
+        return "\n".join([table, *notes])
+
+
+def stats() -> Stats:
+    """Counts hits and misses of the persistent cache, in a block or in the process.
+
+    Returns:
+      With `with`, the counts of the block. Otherwise those of the process since counting began:
+      with `enable`, or with the first call of this function.
+
+    >>> import jax
+    >>> def step():
+    ...     return 4
+    >>> with stats() as seen:
+    ...     four = jax.jit(step)()
+    >>> print(seen)
+    function  requests  hits  misses  written  saved
+    jit_step         1     0       1        0  0.0 s
+    jit_step, 1 time not written: there is no cache directory
+    """
+    _compat.watch_cache(watcher)
+    return Stats()

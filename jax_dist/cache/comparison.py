@@ -10,25 +10,19 @@ import enum
 import json
 import os
 import re
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from jax_dist.cache.causes import CauseFinding, finding
 from jax_dist.cache.explanation import build, explained, signature
-from jax_dist.cache.records import (
-    DIRECTORY,
-    CacheOutcome,
-    Compile,
-    Record,
-    load,
-)
+from jax_dist.cache.records import DIRECTORY, CacheOutcome, Compile, Record, load
 from jax_dist.launch.ranks import run_to_end
 
 _PACKAGE = Path(__file__).parents[1]
 
-Recorded: TypeAlias = Record | str | os.PathLike[str]
+_Recorded: TypeAlias = Record | str | os.PathLike[str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,7 +58,7 @@ class RunComparison:
         return "\n".join(lines)
 
 
-def diff(a: Recorded, b: Recorded) -> RunComparison:
+def diff(a: _Recorded, b: _Recorded) -> RunComparison:
     """Reports the programs whose keys differ between two runs, which component differs, and why.
 
     Args:
@@ -90,7 +84,8 @@ def diff(a: Recorded, b: Recorded) -> RunComparison:
     >>> found.function, found.components, found.findings[0].cause.code
     ('jit_look_up', ('computation',), 'JXD401')
     """
-    pairs = _matched(_record(a).compiles, _record(b).compiles)
+    one, other = (each if isinstance(each, Record) else load(each) for each in (a, b))
+    pairs = _matched(one.compiles, other.compiles)
     both = [(one, other) for one, other in pairs if one is not None and other is not None]
     differences = tuple(
         KeyDifference(one.key.function, one.key.differing(other.key), explained(one, other))
@@ -103,10 +98,6 @@ def diff(a: Recorded, b: Recorded) -> RunComparison:
         only_first=tuple(one.key.function for one, other in pairs if one and not other),
         only_second=tuple(other.key.function for one, other in pairs if other and not one),
     )
-
-
-def _record(recorded: Recorded) -> Record:
-    return recorded if isinstance(recorded, Record) else load(recorded)
 
 
 # --- the same program several times
@@ -232,29 +223,17 @@ def _judged(records: Sequence[Record]) -> tuple[Verified, ...]:
     """The verdict on each program of some runs, the first of which met an empty cache."""
     if len(records) < 2:  # one run proves nothing
         return ()
-    verdicts = [_verdict(chain) for chain in _chains(records)]
-    together: dict[object, int] = {}
-    for verdict in verdicts:
-        together[verdict] = together.get(verdict, 0) + 1
-    return tuple(
-        dataclasses.replace(verdict, programs=count)
-        for verdict, count in together.items()
-        if isinstance(verdict, Verified)
-    )
-
-
-def _chains(records: Sequence[Record]) -> list[list[Compile | None]]:
-    """What one program became in each run, in the order of the first."""
     first = records[0].compiles
+    # What one program became in each run; then those that the first run did not compile.
     chains: list[list[Compile | None]] = [[compiled] for compiled in first]
     late: list[list[Compile | None]] = []
     for number, record in enumerate(records[1:], start=1):
         pairs = _matched(first, record.compiles)
         for chain, (_, other) in zip(chains, pairs, strict=False):
             chain.append(other)
-        for _, other in pairs[len(first) :]:
-            late.append([None] * number + [other])
-    return chains + late
+        late += [[*[None] * number, other] for _, other in pairs[len(first) :]]
+    together = Counter(map(_verdict, chains + late))
+    return tuple(dataclasses.replace(each, programs=count) for each, count in together.items())
 
 
 def _verdict(chain: Sequence[Compile | None]) -> Verified:
@@ -263,7 +242,9 @@ def _verdict(chain: Sequence[Compile | None]) -> Verified:
     name = first.key.function
     if any(other.key.name != first.key.name for other in others):
         findings = [found for other in others for found in explained(first, other)]
-        return Verified(name, 1, ProgramVerdict.UNSTABLE, _once(findings))
+        # Each cause once, with what the first pair of runs shows of it.
+        once = {found.cause.name: found for found in reversed(findings)}.values()
+        return Verified(name, 1, ProgramVerdict.UNSTABLE, tuple(once)[::-1])
     if None in chain:
         return Verified(name, 1, ProgramVerdict.PARTIAL, (finding("not-in-every-run"),))
     directories = dict.fromkeys(each.settings[DIRECTORY] for each in compiled)
@@ -278,18 +259,24 @@ def _verdict(chain: Sequence[Compile | None]) -> Verified:
     return Verified(name, 1, ProgramVerdict.MISSED, (finding("not-found-again"),))
 
 
-def _once(findings: Sequence[CauseFinding]) -> tuple[CauseFinding, ...]:
-    """Each cause once, with what the first pair of runs shows of it."""
-    return tuple({found.cause.name: found for found in reversed(findings)}.values())[::-1]
-
-
 # --- which program of one run is which of another: by key, else by name and shapes, else by build
 
 
-_Pair: TypeAlias = tuple[Compile | None, Compile | None]
+_MADE_UP = re.compile(r"0x[0-9a-f]+|[0-9a-f]{6,}|\d+")
+_IDENTITIES: tuple[Callable[[Compile], Hashable], ...] = (
+    lambda one: one.key.name,
+    lambda one: (one.key.function, signature(one.operations)),
+    # As "step_0x7f31" and "step_0x7f9c", which no two processes share.
+    lambda one: (_MADE_UP.sub("#", one.key.function), signature(one.operations)),
+    # The same in all but names; a function of the same shape alone may be another one.
+    lambda one: tuple(map(build, one.operations)),
+    lambda one: one.key.function,
+)
 
 
-def _matched(ones: Sequence[Compile], others: Sequence[Compile]) -> tuple[_Pair, ...]:
+def _matched(
+    ones: Sequence[Compile], others: Sequence[Compile]
+) -> list[tuple[Compile | None, Compile | None]]:
     """Each program of both runs once, in the order of the first; None: the other lacks it."""
     partner: dict[int, int] = {}
     taken: set[int] = set()
@@ -297,47 +284,14 @@ def _matched(ones: Sequence[Compile], others: Sequence[Compile]) -> tuple[_Pair,
         waiting: dict[Hashable, deque[int]] = defaultdict(deque)
         for number, other in enumerate(others):
             if number not in taken:
-                waiting[identity(other)].append(number)
+                waiting[other.process, identity(other)].append(number)
         for number, one in enumerate(ones):
-            if number not in partner and waiting[identity(one)]:
-                partner[number] = waiting[identity(one)].popleft()
+            if number not in partner and (found := waiting[one.process, identity(one)]):
+                partner[number] = found.popleft()
                 taken.add(partner[number])
-    pairs: list[_Pair] = [
+    pairs: list[tuple[Compile | None, Compile | None]] = [
         (one, others[partner[number]] if number in partner else None)
         for number, one in enumerate(ones)
     ]
     pairs += [(None, other) for number, other in enumerate(others) if number not in taken]
-    return tuple(pairs)
-
-
-def _by_key(compiled: Compile) -> Hashable:
-    return compiled.process, compiled.key.name
-
-
-def _by_name_and_shapes(compiled: Compile) -> Hashable:
-    return compiled.process, compiled.key.function, signature(compiled.operations)
-
-
-def _by_name(compiled: Compile) -> Hashable:
-    return compiled.process, compiled.key.function
-
-
-def _by_made_up_name(compiled: Compile) -> Hashable:
-    """As "step_0x7f31" and "step_0x7f9c", which no two processes share."""
-    stem = _MADE_UP.sub("#", compiled.key.function)
-    return compiled.process, stem, signature(compiled.operations)
-
-
-def _by_build(compiled: Compile) -> Hashable:
-    """The same in all but names; a function of the same shape alone may be another one."""
-    return compiled.process, tuple(map(build, compiled.operations))
-
-
-_MADE_UP = re.compile(r"0x[0-9a-f]+|[0-9a-f]{6,}|\d+")
-_IDENTITIES: tuple[Callable[[Compile], Hashable], ...] = (
-    _by_key,
-    _by_name_and_shapes,
-    _by_made_up_name,
-    _by_build,
-    _by_name,
-)
+    return pairs

@@ -1,9 +1,10 @@
 """Looks a cache over: what in it is broken, useless or unsafe; and mends what can be mended.
 
-The checks come first, one function each; `doctor` runs them and removes what only costs space.
+`doctor` runs the checks, which follow it, and removes what only costs space.
 """
 
 import dataclasses
+import functools
 import os
 import pathlib
 import re
@@ -51,217 +52,6 @@ class CacheFinding:
     def __str__(self) -> str:
         end = f"fixed: {self.fixed}" if self.fixed else f"help: {self.do}"
         return f"{self.kind}: {self.where}\n  {self.what}\n  {end}"
-
-
-def _no_folder(path: pathlib.Path) -> CacheFinding:
-    if path.exists():
-        what, do = "It is a file, so there is no cache.", "Name another folder, or remove the file."
-        return CacheFinding("not a folder", str(path), what, do)
-    return CacheFinding(
-        "no folder", str(path), "Nothing is there yet.", "Run a program.", harmless=True
-    )
-
-
-def folder_safety(folder: pathlib.Path, *, used: bool) -> Iterator[CacheFinding]:
-    """Who can change what is in it. `used`: it, or a part of it, holds entries."""
-    why = store.danger(folder)
-    if why is not None:
-        yield CacheFinding(
-            "unsafe",
-            str(folder),
-            f"{why[0].upper()}{why[1:]}, and what lies here is run as code.",
-            f"chmod 700 {folder}",
-            cure=(lambda: _take_back(folder)) if used and _may_close(folder) else None,
-        )
-    if not _writable(folder):
-        what = "It cannot be written to: what is there is found, and nothing is added."
-        yield CacheFinding(
-            "read-only", str(folder), what, "Make it writable, or name another folder."
-        )
-
-
-def _may_close(folder: pathlib.Path) -> bool:
-    """Whether its mode is ours to change. The sticky bit says that it is meant for all: /tmp."""
-    status = folder.stat()
-    return status.st_uid == os.getuid() and not status.st_mode & stat.S_ISVTX
-
-
-def _take_back(folder: pathlib.Path) -> str:
-    folder.chmod(stat.S_IMODE(folder.stat().st_mode) & ~0o022)
-    why = store.danger(folder)
-    if why is not None:  # it is about the folder above, or about the owner
-        raise PermissionError(0, why)
-    return "nobody but its owner can write there now; look at what is in it"
-
-
-def _writable(folder: pathlib.Path) -> bool:
-    """By trying: the mode says nothing of a read-only disk, and binds no root."""
-    probe = folder / f".{os.getpid()}{entries.UNFINISHED}"
-    try:
-        probe.touch()
-        probe.unlink()
-    except OSError:
-        return False
-    return True
-
-
-def _disk(base: pathlib.Path) -> Iterator[CacheFinding]:
-    free = shutil.disk_usage(base).free
-    if free < _SCARCE:
-        what = f"Only {entries.in_words(free)} are free; what does not fit is compiled every time."
-        yield CacheFinding("disk full", str(base), what, "jax-dist cache prune --max-size SIZE")
-
-
-def _content(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
-    """What is in the files. Reads them all."""
-    host = None
-    for entry in found:
-        try:
-            data = entries.content(entry.path)
-        except OSError as error:
-            what = f"It cannot be read: {error.strerror}."
-            do = "Look at who owns it; enable() replaces it where it may."
-            yield CacheFinding("unreadable", str(entry.path), what, do)
-            continue
-        damage = entries.damage(data, entry.key)
-        if damage is not None:
-            yield _broken(entry, damage)
-            continue
-        needed = features(data)
-        if needed:
-            host = _host_features() if host is None else host
-            yield from _of_other_cpu(entry, needed - host if host else frozenset())
-
-
-def _broken(entry: CacheEntry, damage: str) -> CacheFinding:
-    return CacheFinding(
-        "misplaced" if damage.startswith("that of") else damage.split(" ")[0],
-        str(entry.path),
-        f"It is {damage}, so its program is compiled every time.",
-        "jax-dist cache doctor --fix, or enable(), which compiles it once and replaces it",
-        cure=lambda: _removed(entry),
-    )
-
-
-def _removed(entry: CacheEntry) -> str:
-    return f"removed, {entries.in_words(entries.remove(entry))}"
-
-
-def features(data: bytes) -> frozenset[str]:
-    """What a program for CPUs asks of the CPU, such as "avx512f"; jax before 0.10 does not tell."""
-    try:
-        found = _FEATURES.search(zlib.decompress(data))
-    except zlib.error:
-        return frozenset()
-    wanted = found[0].decode().split(",") if found else []
-    return frozenset(each[1:] for each in wanted if each.startswith("+"))
-
-
-def _host_features() -> frozenset[str]:
-    """The same of a program that is compiled here and now."""
-    import jax  # only here: a cache without programs for CPUs can do without
-
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        compiled = jax.jit(lambda: 1).lower().compile()
-    serialize = getattr(compiled.runtime_executable(), "serialize", None)
-    if serialize is None:  # jax 0.7.2, where programs do not tell either
-        return frozenset()
-    return features(zlib.compress(serialize()))
-
-
-def _of_other_cpu(entry: CacheEntry, missing: frozenset[str]) -> Iterator[CacheFinding]:
-    if missing:
-        yield CacheFinding(
-            "other CPU",
-            str(entry.path),
-            f"It needs what this CPU has not: {', '.join(sorted(missing)[:4])}.",
-            "Keep it, if other machines use this cache; else remove it.",
-            harmless=True,
-        )
-
-
-def litter(folder: pathlib.Path, found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
-    """What belongs to no entry."""
-    keys = {entry.key for entry in found}
-    for path in sorted(folder.glob(f"*{entries.ATIME}")):
-        ours = entries.is_of_entry(path.name, entries.ATIME)  # else it is not ours to judge
-        if ours and path.name.removesuffix(entries.ATIME) not in keys:
-            yield _litter("orphaned", path, "Its entry is gone.")
-    if any(entry.beside(entries.ATIME).exists() for entry in found):
-        yield from _without_time(found)
-    for path in entries.unfinished(folder):
-        if time.time() - path.stat().st_mtime > _DEAD:
-            yield _litter("unfinished", path, "Its writer died; no program reads it.")
-
-
-def _without_time(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
-    """JAX set a limit here. Through 0.10.2 it writes nothing more, once it misses one file."""
-    for entry in found:
-        path = entry.beside(entries.ATIME)
-        if not path.exists():
-            yield CacheFinding(
-                "orphaned",
-                str(entry.path),
-                "It lacks its -atime file; JAX through 0.10.2 with a size limit writes nothing "
-                "beside it.",
-                "jax-dist cache doctor --fix, or enable(max_size=...)",
-                cure=lambda entry=entry, path=path: _timed(entry, path),
-            )
-
-
-def _timed(entry: CacheEntry, path: pathlib.Path) -> str:
-    path.write_bytes(int(entry.used * 1e9).to_bytes(8, "little"))
-    return f"{path.name} is written"
-
-
-def _litter(kind: str, path: pathlib.Path, what: str) -> CacheFinding:
-    def cure() -> str:
-        path.unlink(missing_ok=True)
-        return "removed"
-
-    return CacheFinding(kind, str(path), what, "jax-dist cache doctor --fix", cure=cure)
-
-
-def _repetition(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
-    """Functions that several runs each wrote again, and that none found."""
-    for function, group in _by_function(found).items():
-        runs = {seal.run for seal in map(entries.seal, group) if seal is not None}
-        if len(runs) >= _RUNS and not any(entry.repeated for entry in group):
-            yield CacheFinding(
-                "never repeats",
-                function,
-                f"{len(runs)} runs wrote {len(group)} keys of it, and none was asked for again.",
-                "jax-dist cache verify -- python YOUR_PROGRAM says what differs, and where",
-            )
-
-
-def _ranks(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
-    """Functions whose key is another one in each process of a job."""
-    for function, group in _by_function(found).items():
-        writers: dict[int, set[str]] = {}
-        for entry in group:
-            seal = entries.seal(entry)
-            if seal is not None:
-                writers.setdefault(seal.rank, set()).add(entry.key)
-        if len(writers) > 1:
-            yield CacheFinding(
-                "key by process",
-                function,
-                f"Processes {', '.join(map(str, sorted(writers)))} wrote keys of their "
-                "own, as CPUs make it.",
-                "Let every process write: enable(writers='every'), the default.",
-                harmless=True,
-            )
-
-
-def _by_function(found: Sequence[CacheEntry]) -> dict[str, list[CacheEntry]]:
-    groups: dict[str, list[CacheEntry]] = {}
-    for entry in found:
-        groups.setdefault(entry.function, []).append(entry)
-    return groups
-
-
-# --- looks a cache over: what in it is broken, useless or unsafe; and mends what can be mended
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -321,9 +111,23 @@ def doctor(path: str | os.PathLike[str] | None = None, *, fix: bool = False) -> 
     """
     base = pathlib.Path(store.chosen(path, os.environ))
     folders = entries.folders(base)
+    if not folders and base.exists():
+        what, do = "It is a file, so there is no cache.", "Name another folder, or remove the file."
+        return Health(str(base), 0, 0, (CacheFinding("not a folder", str(base), what, do),))
     if not folders:
-        return Health(str(base), 0, 0, (_no_folder(base),))
-    found = list(_findings(base, folders))
+        what, do = "Nothing is there yet.", "Run a program."
+        nothing = CacheFinding("no folder", str(base), what, do, harmless=True)
+        return Health(str(base), 0, 0, (nothing,))
+    used = any(entries.of_folder(folder) for folder in folders)
+    found = [finding for folder in folders for finding in _safety(folder, used=used)]
+    free = shutil.disk_usage(base).free
+    if free < _SCARCE:
+        what = f"Only {entries.in_words(free)} are free; what does not fit is compiled every time."
+        do = "jax-dist cache prune --max-size SIZE"
+        found.append(CacheFinding("disk full", str(base), what, do))
+    for folder in folders:
+        there = entries.of_folder(folder)
+        found += [*_content(there), *_litter(folder, there), *_writers(there)]
     if fix:
         found = [finding.mended() for finding in found]
     left = entries.all_of(base)
@@ -331,14 +135,151 @@ def doctor(path: str | os.PathLike[str] | None = None, *, fix: bool = False) -> 
     return Health(str(base), len(left), total, tuple(found))
 
 
-def _findings(base: pathlib.Path, folders: Sequence[pathlib.Path]) -> Iterator[CacheFinding]:
-    used = any(entries.of_folder(folder) for folder in folders)
-    for folder in folders:
-        yield from folder_safety(folder, used=used)
-    yield from _disk(base)
-    for folder in folders:
-        found = entries.of_folder(folder)
-        yield from _content(found)
-        yield from litter(folder, found)
-        yield from _repetition(found)
-        yield from _ranks(found)
+def _safety(folder: pathlib.Path, *, used: bool) -> Iterator[CacheFinding]:
+    """Who can change what is in it. `used`: it, or a part of it, holds entries."""
+    why = store.danger(folder)
+    if why is not None:
+        status = folder.stat()
+        # Whether its mode is ours to change. The sticky bit says that it is meant for all: /tmp.
+        ours = status.st_uid == os.getuid() and not status.st_mode & stat.S_ISVTX
+        yield CacheFinding(
+            "unsafe",
+            str(folder),
+            f"{why[0].upper()}{why[1:]}, and what lies here is run as code.",
+            f"chmod 700 {folder}",
+            cure=functools.partial(_take_back, folder) if used and ours else None,
+        )
+    # By trying: the mode says nothing of a read-only disk, and binds no root.
+    probe = folder / f".{os.getpid()}{entries.UNFINISHED}"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError:
+        what = "It cannot be written to: what is there is found, and nothing is added."
+        do = "Make it writable, or name another folder."
+        yield CacheFinding("read-only", str(folder), what, do)
+
+
+def _take_back(folder: pathlib.Path) -> str:
+    folder.chmod(stat.S_IMODE(folder.stat().st_mode) & ~0o022)
+    why = store.danger(folder)
+    if why is not None:  # it is about the folder above, or about the owner
+        raise PermissionError(0, why)
+    return "nobody but its owner can write there now; look at what is in it"
+
+
+def _content(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
+    """What is in the files. Reads them all."""
+    host = None
+    for entry in found:
+        try:
+            data = entries.content(entry.path)
+        except OSError as error:
+            what = f"It cannot be read: {error.strerror}."
+            do = "Look at who owns it; enable() replaces it where it may."
+            yield CacheFinding("unreadable", str(entry.path), what, do)
+            continue
+        damage = entries.damage(data, entry.key)
+        if damage is not None:
+            kind = "misplaced" if damage.startswith("that of") else damage.split(" ")[0]
+            what = f"It is {damage}, so its program is compiled every time."
+            do = "jax-dist cache doctor --fix, or enable(), which compiles it once and replaces it"
+            cure = functools.partial(_remove, entry)
+            yield CacheFinding(kind, str(entry.path), what, do, cure=cure)
+            continue
+        needed = features(data)
+        if needed and host is None:
+            host = _host_features()
+        missing = needed - host if host else ()
+        if missing:
+            what = f"It needs what this CPU has not: {', '.join(sorted(missing)[:4])}."
+            do = "Keep it, if other machines use this cache; else remove it."
+            yield CacheFinding("other CPU", str(entry.path), what, do, harmless=True)
+
+
+def _remove(entry: CacheEntry) -> str:
+    return f"removed, {entries.in_words(entries.remove(entry))}"
+
+
+def features(data: bytes) -> frozenset[str]:
+    """What a program for CPUs asks of the CPU, such as "avx512f"; jax before 0.10 does not tell."""
+    try:
+        found = _FEATURES.search(zlib.decompress(data))
+    except zlib.error:
+        return frozenset()
+    wanted = found[0].decode().split(",") if found else []
+    return frozenset(each[1:] for each in wanted if each.startswith("+"))
+
+
+def _host_features() -> frozenset[str]:
+    """The same of a program that is compiled here and now."""
+    import jax  # only here: a cache without programs for CPUs can do without
+
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        compiled = jax.jit(lambda: 1).lower().compile()
+    serialize = getattr(compiled.runtime_executable(), "serialize", None)
+    if serialize is None:  # jax 0.7.2, where programs do not tell either
+        return frozenset()
+    return features(zlib.compress(serialize()))
+
+
+def _litter(folder: pathlib.Path, found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
+    """What belongs to no entry."""
+    keys = {entry.key for entry in found}
+    for path in sorted(folder.glob(f"*{entries.ATIME}")):
+        ours = entries.is_of_entry(path.name, entries.ATIME)  # else it is not ours to judge
+        if ours and path.name.removesuffix(entries.ATIME) not in keys:
+            yield _useless("orphaned", path, "Its entry is gone.")
+    untimed = [entry for entry in found if not entry.beside(entries.ATIME).exists()]
+    if len(untimed) < len(found):
+        # JAX set a limit here. Through 0.10.2 it writes nothing more, once it misses one file.
+        for entry in untimed:
+            yield CacheFinding(
+                "orphaned",
+                str(entry.path),
+                "It lacks its -atime file; JAX through 0.10.2 with a size limit writes nothing "
+                "beside it.",
+                "jax-dist cache doctor --fix, or enable(max_size=...)",
+                cure=functools.partial(_write_time, entry),
+            )
+    for path in sorted(folder.glob(f".[0-9]*{entries.UNFINISHED}")):
+        if time.time() - path.stat().st_mtime > _DEAD:
+            yield _useless("unfinished", path, "Its writer died; no program reads it.")
+
+
+def _write_time(entry: CacheEntry) -> str:
+    path = entry.beside(entries.ATIME)
+    path.write_bytes(int(entry.used * 1e9).to_bytes(8, "little"))
+    return f"{path.name} is written"
+
+
+def _useless(kind: str, path: pathlib.Path, what: str) -> CacheFinding:
+    def cure() -> str:
+        path.unlink(missing_ok=True)
+        return "removed"
+
+    return CacheFinding(kind, str(path), what, "jax-dist cache doctor --fix", cure=cure)
+
+
+def _writers(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
+    """Functions that several runs wrote again, and none found; or each process of a job."""
+    groups: dict[str, list[CacheEntry]] = {}
+    for entry in found:
+        groups.setdefault(entry.function, []).append(entry)
+    by_process = []
+    for function, group in groups.items():
+        seals = [seal for seal in map(entries.seal, group) if seal is not None]
+        runs, ranks = {seal.run for seal in seals}, {seal.rank for seal in seals}
+        if len(runs) >= _RUNS and not any(entry.repeated for entry in group):
+            yield CacheFinding(
+                "never repeats",
+                function,
+                f"{len(runs)} runs wrote {len(group)} keys of it, and none was asked for again.",
+                "jax-dist cache verify -- python YOUR_PROGRAM says what differs, and where",
+            )
+        if len(ranks) > 1:
+            which = ", ".join(map(str, sorted(ranks)))
+            what = f"Processes {which} wrote keys of their own, as CPUs make it."
+            do = "Let every process write: enable(writers='every'), the default."
+            by_process.append(CacheFinding("key by process", function, what, do, harmless=True))
+    yield from by_process

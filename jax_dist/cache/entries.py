@@ -14,7 +14,7 @@ import re
 import struct
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
 from jax_dist import _notes
@@ -26,7 +26,7 @@ _NAME = b"jax_dist"
 _LONGEST = 1 << 16  # bytes of a seal
 
 
-class Seal(NamedTuple):
+class _Seal(NamedTuple):
     """What an entry says of itself."""
 
     key: str
@@ -35,11 +35,11 @@ class Seal(NamedTuple):
     run: str  # one name for each process that runs
 
 
-class Opened(NamedTuple):
+class _Opened(NamedTuple):
     """An entry without its seal."""
 
     content: bytes
-    seal: Seal | None  # None: JAX alone wrote it, or the seal is damaged
+    seal: _Seal | None  # None: JAX alone wrote it, or the seal is damaged
 
     def fault(self, key: str) -> str | None:
         """Why this is not the entry of `key`, as far as the seal tells."""
@@ -54,13 +54,13 @@ class Opened(NamedTuple):
 
 def sealed(key: str, content: bytes, *, rank: int, run: str) -> bytes:
     """An entry with its seal."""
-    seal = Seal(key, hashlib.sha256(content).hexdigest(), rank, run)
+    seal = _Seal(key, hashlib.sha256(content).hexdigest(), rank, run)
     text = json.dumps(seal._asdict()).encode()
     length = len(text) + _END.size
     return content + _FRAME.pack(_SKIPPABLE, length) + text + _END.pack(length, _NAME)
 
 
-def opened(data: bytes) -> Opened:
+def opened(data: bytes) -> _Opened:
     """An entry, or the end of one, apart from its seal.
 
     >>> opened(sealed("jit_f-1", b"program", rank=0, run="7")).fault("jit_g-1")
@@ -76,8 +76,8 @@ def opened(data: bytes) -> Opened:
             and _FRAME.unpack_from(data, start) == (_SKIPPABLE, length)
         ):
             text = data[start + _FRAME.size : -_END.size]
-            return Opened(data[:start], _notes.parse(text, Seal))
-    return Opened(data, None)
+            return _Opened(data[:start], _notes.parse(text, _Seal))
+    return _Opened(data, None)
 
 
 # --- the files of a cache: what each of them is, and whether an entry is whole
@@ -158,31 +158,28 @@ def of_folder(folder: pathlib.Path) -> list[CacheEntry]:
     found = []
     with os.scandir(folder) as files:
         for file in files:
-            if is_of_entry(file.name, ENTRY):
-                entry = _entry(file)
-                if entry is not None:
-                    found.append(entry)
+            if not is_of_entry(file.name, ENTRY):
+                continue
+            try:
+                status = file.stat()
+            except FileNotFoundError:  # another process removed it
+                continue
+            except OSError:  # a link to itself
+                status = file.stat(follow_symlinks=False)
+            found.append(
+                CacheEntry(
+                    path=pathlib.Path(file.path),
+                    size=status.st_size,
+                    written=status.st_mtime,
+                    used=max(status.st_mtime, status.st_atime),
+                )
+            )
     return sorted(found, key=lambda entry: entry.path.name)
 
 
 def is_of_entry(name: str, suffix: str) -> bool:
     """Whether a file is the part of an entry that has this suffix."""
     return name.endswith(suffix) and bool(_KEY.fullmatch(name.removesuffix(suffix)))
-
-
-def _entry(file: os.DirEntry[str]) -> CacheEntry | None:
-    try:
-        status = file.stat()
-    except FileNotFoundError:  # another process removed it
-        return None
-    except OSError:  # a link to itself
-        status = file.stat(follow_symlinks=False)
-    return CacheEntry(
-        path=pathlib.Path(file.path),
-        size=status.st_size,
-        written=status.st_mtime,
-        used=max(status.st_mtime, status.st_atime),
-    )
 
 
 def touch(path: pathlib.Path) -> None:
@@ -240,7 +237,7 @@ def compile_seconds(entry: CacheEntry) -> int | None:
     return int.from_bytes(seconds, "big") if len(seconds) == _TIME_BYTES else None
 
 
-def seal(entry: CacheEntry) -> Seal | None:
+def seal(entry: CacheEntry) -> _Seal | None:
     """What it says of itself; None where JAX alone wrote it."""
     try:
         with _look(entry.path) as file:
@@ -255,11 +252,6 @@ def remove(entry: CacheEntry) -> int:
     for path in (entry.path, entry.beside(ATIME)):
         path.unlink(missing_ok=True)
     return entry.size
-
-
-def unfinished(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """What writers left that did not come to their end, or have not yet."""
-    yield from sorted(folder.glob(f".[0-9]*{UNFINISHED}"))
 
 
 def bytes_of(text: str | int) -> int:
@@ -302,3 +294,16 @@ def in_words(size: int) -> str:
         if size >= factor:
             return f"{size / factor:.1f} {unit}"
     return f"{size} B"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int]) -> str:
+    """Columns side by side, those in `numbers` to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = []
+    for row in (head, *rows):
+        cells = [
+            cell.rjust(width) if place in numbers else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

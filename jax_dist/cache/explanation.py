@@ -25,7 +25,6 @@ from jax_dist.cache.records import (
     PROCESSES,
     Compile,
     Operation,
-    line_of,
 )
 from jax_dist.errors import shown
 
@@ -35,7 +34,6 @@ _PROGRAM = "computation"  # the component of the key
 _NAMES_OF_FUNCTIONS = ("sym_name", "callee")
 
 _Build: TypeAlias = tuple[str, tuple[tuple[str, str], ...], str]
-_Reads: TypeAlias = Counter[tuple[_Build | None, int]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,10 +81,7 @@ class _Case:
     components: list[str]
     changes: list[_OperationChange]
     settings: dict[str, tuple[str, str]]  # those that differ
-    is_read: bool = False  # there were changes; if there are none, we cannot see what differs
-
-    def __post_init__(self) -> None:
-        self.is_read = bool(self.changes)
+    is_read: bool  # there were changes; if there are none, we cannot see what differs
 
     def explain(self, *components: str) -> None:
         """Takes components away that a rule has explained."""
@@ -103,9 +98,30 @@ class _Case:
         self.changes = [change for change in self.changes if not wanted(change)]
         return taken
 
-    def differ(self, name: str) -> tuple[str, str] | None:
-        """Both texts of a setting that differs."""
-        return self.settings.get(name)
+    def take_exchanged(self, wanted: Callable[[_OperationChange], bool]) -> list[_OperationChange]:
+        """The same, if all their texts are in both programs."""
+        found = list(filter(wanted, self.changes))
+        same = Counter(each.before for each in found) == Counter(each.after for each in found)
+        return self.take(wanted) if same else []
+
+    def explain_options(self) -> None:
+        """Takes the options away once all of them are explained."""
+        kinds = (DEBUG_OPTION, COMPILER_OPTION)
+        if DEVICES not in self.settings and not any(n.startswith(kinds) for n in self.settings):
+            self.explain("compile_options")
+
+
+def explained(one: Compile, other: Compile) -> tuple[CauseFinding, ...]:
+    """Why the keys of one program differ in two runs; nothing if they do not."""
+    components = list(one.key.differing(other.key))
+    if not components:
+        return ()
+    seen = _changes(one.operations, other.operations) if _PROGRAM in components else ()
+    names = dict.fromkeys((*one.settings, *other.settings))
+    texts = {name: (one.settings.get(name, ""), other.settings.get(name, "")) for name in names}
+    settings = {name: pair for name, pair in texts.items() if pair[0] != pair[1]}
+    case = _Case(one, other, components, list(seen), settings, is_read=bool(seen))
+    return tuple(found for rule in _RULES for found in rule(case))
 
 
 def _told(
@@ -123,7 +139,7 @@ def _told(
 
 def _versions(case: _Case) -> Iterator[CauseFinding]:
     """First: another jax makes other programs of the same functions."""
-    pairs = {name: case.differ(name) for name in ("jax", "jaxlib", "backend version")}
+    pairs = {name: case.settings.get(name) for name in ("jax", "jaxlib", "backend version")}
     details = [f"{name}: {pair[0]}, then {pair[1]}" for name, pair in pairs.items() if pair]
     if details:
         yield finding("versions", *details)
@@ -132,20 +148,18 @@ def _versions(case: _Case) -> Iterator[CauseFinding]:
 
 def _device_count(case: _Case) -> Iterator[CauseFinding]:
     """It changes shapes, meshes, options, and numbers such as those that a mean divides by."""
-    for name, count in ((ALL_DEVICES, str), (DEVICES, _how_many), (PROCESSES, str)):
-        before, after = map(count, case.differ(name) or ("", ""))
+    for name in (ALL_DEVICES, DEVICES, PROCESSES):
+        before, after = case.settings.get(name) or ("", "")
+        if name == DEVICES:  # these are listed
+            before, after = str(len(before.split())), str(len(after.split()))
         if before != after:
             yield finding("device-count", f"{name}: {before}, then {after}")
             case.explain_all(besides=("XLA flags",))
             return
 
 
-def _how_many(ids: str) -> str:
-    return str(len(ids.split()))
-
-
 def _xla_flags(case: _Case) -> Iterator[CauseFinding]:
-    pair = case.differ(FLAGS)
+    pair = case.settings.get(FLAGS)
     if "XLA flags" not in case.components or pair is None:
         return
     before, after = (Counter(text.split()) for text in pair)
@@ -158,13 +172,7 @@ def _xla_flags(case: _Case) -> Iterator[CauseFinding]:
     case.explain("XLA flags")
     for flag in (*gone, *new):  # JAX also parses those that it knows into its options
         case.settings.pop(DEBUG_OPTION + flag.lstrip("-").split("=")[0], None)
-    if not _options_left(case):
-        case.explain("compile_options")
-
-
-def _options_left(case: _Case) -> bool:
-    kinds = (DEBUG_OPTION, COMPILER_OPTION)
-    return DEVICES in case.settings or any(name.startswith(kinds) for name in case.settings)
+    case.explain_options()
 
 
 def _directory(case: _Case) -> Iterator[CauseFinding]:
@@ -172,8 +180,7 @@ def _directory(case: _Case) -> Iterator[CauseFinding]:
     pairs = [case.settings.pop(name) for name in names if name in case.settings]
     if "compile_options" in case.components and pairs:
         yield finding("cache-directory", f"{pairs[0][0]}, then {pairs[0][1]}")
-        if not _options_left(case):
-            case.explain("compile_options")
+        case.explain_options()
 
 
 def _compiler_options(case: _Case) -> Iterator[CauseFinding]:
@@ -185,12 +192,11 @@ def _compiler_options(case: _Case) -> Iterator[CauseFinding]:
         for name, (before, after) in ((name, case.settings.pop(name)) for name in names)
     ]
     yield finding("compiler-options", *details[:_MOST_DETAILS])
-    if not _options_left(case):
-        case.explain("compile_options")
+    case.explain_options()
 
 
 def _device_order(case: _Case) -> Iterator[CauseFinding]:
-    pair = case.differ(DEVICES)
+    pair = case.settings.get(DEVICES)
     meshes = case.take(lambda change: _is_mesh(change) and len(set(_device_ids(change))) == 2)
     if pair is not None and sorted(pair[0].split()) == sorted(pair[1].split()):
         details = [f"{pair[0]}, then {pair[1]}"]
@@ -199,7 +205,8 @@ def _device_order(case: _Case) -> Iterator[CauseFinding]:
         details = [", then ".join(text or "in order" for text in _device_ids(meshes[0]))]
     else:
         return
-    case.take(_is_about_devices)
+    lists = ("mhlo.sharding", "replica_groups", "source_target_pairs")
+    case.take(lambda change: change.what.endswith(lists))
     if _PROGRAM in case.components and not case.changes:
         case.explain(_PROGRAM)
     yield finding("device-order", *details)
@@ -207,18 +214,15 @@ def _device_order(case: _Case) -> Iterator[CauseFinding]:
 
 def _others(case: _Case) -> Iterator[CauseFinding]:
     """Components that are one thing each."""
-    for component, name, setting in _SINGLE:
+    for component, name, setting in (
+        ("compression", "compression", "compression"),
+        ("custom_hook", "custom-hook", ""),
+        ("accelerator_config", "hardware", "kinds of devices"),
+    ):
         if component in case.components:
-            pair = case.differ(setting)
+            pair = case.settings.get(setting)
             yield finding(name, *([f"{pair[0]}, then {pair[1]}"] if pair else []))
             case.explain(component)
-
-
-_SINGLE = (
-    ("compression", "compression", "compression"),
-    ("custom_hook", "custom-hook", ""),
-    ("accelerator_config", "hardware", "kinds of devices"),
-)
 
 
 _IDS = re.compile(r"device_ids=\[([^\]]*)\]")
@@ -233,43 +237,42 @@ def _is_mesh(change: _OperationChange) -> bool:
     return change.kind == "sdy.mesh" and change.what == "mesh"
 
 
-def _is_about_devices(change: _OperationChange) -> bool:
-    return change.what.endswith(("mhlo.sharding", "replica_groups", "source_target_pairs"))
-
-
 # --- causes inside the program: values, names, orders, addresses
 
 
 def _custom_partitioning(case: _Case) -> Iterator[CauseFinding]:
-    yield from _told("custom-partitioning", case.take(_is_partitioning_pointer), texts=False)
+    def is_pointer(change: _OperationChange) -> bool:
+        operation = change.operations[0]
+        if operation is None or change.what != "backend_config":
+            return False
+        return operation.attribute("call_target_name") == '"CustomSPMDPartitioning"'
 
-
-def _is_partitioning_pointer(change: _OperationChange) -> bool:
-    operation = change.operations[0]
-    if operation is None or change.what != "backend_config":
-        return False
-    return operation.attribute("call_target_name") == '"CustomSPMDPartitioning"'
+    yield from _told("custom-partitioning", case.take(is_pointer), texts=False)
 
 
 def _shapes(case: _Case) -> Iterator[CauseFinding]:
     """They go through the whole program, also as numbers."""
-    before, after = (_inputs(each.operations) for each in (case.one, case.other))
+    before, after = (signature(each.operations).split(" -> ")[0] for each in (case.one, case.other))
     if _PROGRAM in case.components and before != after:
         yield finding("shapes", f"{before}, then {after}")
         case.changes = []
         case.explain(_PROGRAM)
 
 
-def _inputs(operations: Sequence[Operation]) -> str:
-    return signature(operations).split(" -> ")[0]
-
-
 def _reordered(case: _Case) -> Iterator[CauseFinding]:
     """All of the program, or the operations that differ, stand there in another order."""
-    taken = case.take(lambda change: bool(_LISTS.search(change.what)) and _is_shuffled(change))
-    results = [change for change in case.changes if _is_result_name(change)]
-    if Counter(c.before for c in results) == Counter(c.after for c in results):
-        taken += case.take(_is_result_name)
+
+    def is_shuffled(change: _OperationChange) -> bool:
+        """The same words in the same frame: not `[{"i"}, {}]` for `[{}, {"i"}]`."""
+        if not _LISTS.search(change.what):
+            return False
+        texts = change.before, change.after
+        words = {tuple(sorted(_WORD.findall(text))) for text in texts}
+        frames = {_WORD.sub("#", text) for text in texts}
+        return len(words) == len(frames) == 1
+
+    taken = case.take(is_shuffled)
+    taken += case.take_exchanged(_is_result_name)
     if _is_reordered(case.one.operations, case.other.operations):
         taken += _exchanged(case)
     yield from _told("order", taken)
@@ -291,23 +294,18 @@ def _exchanged(case: _Case) -> list[_OperationChange]:
         one, other = change.operations
         assert one is not None
         assert other is not None
-        if change.what in _NAMES_OF_FUNCTIONS or build(one) == build(other):
+        if _is_function_name(change) or build(one) == build(other):
             return False
         return build(one) in theirs or build(other) in mine
 
     moved = case.take(has_moved)
-    only_operands = all(change.what == "operands" for change in case.changes if not _is_new(change))
-    if moved or only_operands:
+    if moved or all(
+        # Other rules explain the names of functions and constants, without an order.
+        change.what == "operands" or change.kind == CONSTANT or _is_function_name(change)
+        for change in case.changes
+    ):
         moved += case.take(lambda change: change.what == "operands")
-    called = [change for change in case.changes if change.what in _NAMES_OF_FUNCTIONS]
-    if Counter(c.before for c in called) == Counter(c.after for c in called):
-        moved += case.take(lambda change: change.what in _NAMES_OF_FUNCTIONS)
-    return moved
-
-
-def _is_new(change: _OperationChange) -> bool:
-    """What other rules explain, without an order."""
-    return change.what in _NAMES_OF_FUNCTIONS or change.kind == CONSTANT
+    return moved + case.take_exchanged(_is_function_name)
 
 
 _LISTS = re.compile(
@@ -316,16 +314,14 @@ _LISTS = re.compile(
 _WORD = re.compile(r"\w+")
 
 
-def _is_shuffled(change: _OperationChange) -> bool:
-    """The same words in the same frame: not `[{"i"}, {}]` for `[{}, {"i"}]`."""
-    words = (sorted(_WORD.findall(text)) for text in (change.before, change.after))
-    frames = (_WORD.sub("#", text) for text in (change.before, change.after))
-    return len(set(map(tuple, words))) == len(set(frames)) == 1
-
-
 def _axis_names(case: _Case) -> Iterator[CauseFinding]:
     """A name that differs is followed into all shardings that use it."""
-    names = [pair for change in case.changes if _is_mesh(change) for pair in _renamed(change)]
+    names = []
+    for change in filter(_is_mesh, case.changes):
+        before, after = (_AXIS.findall(text) for text in (change.before, change.after))
+        if [size for _, size in before] == [size for _, size in after]:
+            pairs = zip(before, after, strict=True)
+            names += [(one, other) for (one, _), (other, _) in pairs if one != other]
     if not names:
         return
 
@@ -345,27 +341,16 @@ _AXIS = re.compile(r'("[^"]*")=(\d+)')
 _NAMED_BY_ADDRESS = re.compile(r"<axis 0x[0-9a-f]+>")
 
 
-def _renamed(change: _OperationChange) -> Iterator[tuple[str, str]]:
-    before, after = (_AXIS.findall(text) for text in (change.before, change.after))
-    if [size for _, size in before] == [size for _, size in after]:
-        pairs = zip(before, after, strict=True)
-        yield from ((one[0], other[0]) for one, other in pairs if one[0] != other[0])
-
-
 def _function_names(case: _Case) -> Iterator[CauseFinding]:
-    if _is_module_renamed(case):
-        case.take(lambda change: _is_module(change) and change.what == "sym_name")
-        yield finding("function-name", f"{case.one.key.function}, then {case.other.key.function}")
-    taken = case.take(lambda change: change.what in _NAMES_OF_FUNCTIONS)
-    yield from _told("function-name", taken)
+    one, other = case.one.key.function, case.other.key.function
+    if one != other:
+        case.take(lambda change: change.kind == "builtin.module" and change.what == "sym_name")
+        yield finding("function-name", f"{one}, then {other}")
+    yield from _told("function-name", case.take(_is_function_name))
 
 
-def _is_module_renamed(case: _Case) -> bool:
-    return case.one.key.function != case.other.key.function
-
-
-def _is_module(change: _OperationChange) -> bool:
-    return change.kind == "builtin.module"
+def _is_function_name(change: _OperationChange) -> bool:
+    return change.what in _NAMES_OF_FUNCTIONS
 
 
 def _result_names(case: _Case) -> Iterator[CauseFinding]:
@@ -379,7 +364,13 @@ def _is_result_name(change: _OperationChange) -> bool:
 def _values(case: _Case) -> Iterator[CauseFinding]:
     if _PROGRAM not in case.components or any(c.what == "operation" for c in case.changes):
         return  # of a program that is built otherwise, the numbers say nothing
-    case.take(_is_value)
+    case.take(
+        lambda change: (
+            change.kind == CONSTANT
+            and change.what == "value"
+            and change.before.split()[0] == change.after.split()[0]
+        )  # of the same type
+    )
     found = _other_values(case.one.operations, case.other.operations)
     arrays = [change for change in found if _ARRAY.match(change.before)]
     yield from _told("captured-array", arrays)
@@ -387,13 +378,6 @@ def _values(case: _Case) -> Iterator[CauseFinding]:
 
 
 _ARRAY = re.compile(r"tensor<\d")  # a scalar has its type there
-
-
-def _is_value(change: _OperationChange) -> bool:
-    """A constant of the same type with other numbers."""
-    if change.kind != CONSTANT or change.what != "value":
-        return False
-    return change.before.split()[0] == change.after.split()[0]
 
 
 def _metadata(case: _Case) -> Iterator[CauseFinding]:
@@ -404,30 +388,6 @@ def _metadata(case: _Case) -> Iterator[CauseFinding]:
         yield finding("metadata", f"{moved[0][0]}, then {moved[0][1]}")
         if not case.changes:
             case.explain(_PROGRAM)
-
-
-# --- from what differs between two compilations of one program to the cause, by name
-#
-# Each rule takes the differences that it can explain, the most telling rules first. What no rule
-# takes is unknown: a missing rule is no reason to guess.
-
-
-def explained(one: Compile, other: Compile) -> tuple[CauseFinding, ...]:
-    """Why the keys of one program differ in two runs; nothing if they do not."""
-    components = list(one.key.differing(other.key))
-    names = dict.fromkeys((*one.settings, *other.settings))
-    texts = {name: (one.settings.get(name, ""), other.settings.get(name, "")) for name in names}
-    case = _Case(
-        one,
-        other,
-        components,
-        list(_changes(one.operations, other.operations)) if _PROGRAM in components else [],
-        {name: pair for name, pair in texts.items() if pair[0] != pair[1]},
-    )
-    if not components:
-        return ()
-    found = [each for rule in _RULES for each in rule(case)]
-    return tuple(found)
 
 
 def _unknown(case: _Case) -> Iterator[CauseFinding]:
@@ -487,16 +447,13 @@ def _in_place(
         for name in dict.fromkeys((*attributes, *other_attributes))
     }
     texts["types"] = one.types, other.types
-    texts["operands"] = _numbers(one), _numbers(other)
+    numbers = [" ".join(map(str, each.operands)) for each in (one, other)]
+    texts["operands"] = numbers[0], numbers[1]
     for name, (before, after) in texts.items():
         if before != after:
             yield _OperationChange(
-                one.kind, name, before, after, line_of(ones, number), (one, other)
+                one.kind, name, before, after, _line_of(ones, number), (one, other)
             )
-
-
-def _numbers(operation: Operation) -> str:
-    return " ".join(map(str, operation.operands))
 
 
 def _aligned(ones: Sequence[Operation], others: Sequence[Operation]) -> Iterator[_OperationChange]:
@@ -512,20 +469,32 @@ def _aligned(ones: Sequence[Operation], others: Sequence[Operation]) -> Iterator
         other_builds[first : first + _MOST],
         autojunk=False,
     )
+
+    def change(program: Sequence[Operation], number: int) -> _OperationChange:
+        operation = program[number]
+        text, line = f"{operation.kind} {operation.types}".strip(), _line_of(program, number)
+        if program is ones:
+            return _OperationChange(operation.kind, "operation", text, "", line, (operation, None))
+        return _OperationChange(operation.kind, "operation", "", text, line, (None, operation))
+
     for tag, start, stop, other_start, other_stop in matcher.get_opcodes():
-        if tag == "equal":
-            continue
-        for number in range(first + start, first + stop):
-            one = ones[number]
-            text = f"{one.kind} {one.types}".strip()
-            yield _OperationChange(
-                one.kind, "operation", text, "", line_of(ones, number), (one, None)
-            )
-        for number in range(first + other_start, first + other_stop):
-            other = others[number]
-            text = f"{other.kind} {other.types}".strip()
-            line = line_of(others, number)
-            yield _OperationChange(other.kind, "operation", "", text, line, (None, other))
+        if tag != "equal":
+            yield from (change(ones, number) for number in range(first + start, first + stop))
+            span = range(first + other_start, first + other_stop)
+            yield from (change(others, number) for number in span)
+
+
+def _line_of(operations: Sequence[Operation], position: int) -> str:
+    """The line of an operation; of a constant, that of the first operation that reads it.
+
+    JAX says of a constant only where the jitted function was called.
+    """
+    operation = operations[position]
+    if operation.kind == CONSTANT:
+        for user in operations[position + 1 :]:
+            if user.line and not set(operation.results).isdisjoint(user.operands):
+                return user.line
+    return operation.line
 
 
 def build(operation: Operation) -> _Build:
@@ -552,7 +521,7 @@ def _blank(operation: Operation) -> _Build:
     return kind, () if kind == CONSTANT else attributes, types
 
 
-def _read_as_often(operations: Sequence[Operation]) -> _Reads:
+def _read_as_often(operations: Sequence[Operation]) -> Counter[tuple[_Build | None, int]]:
     """How often the result of each operation is read; of all arguments together."""
     producers = {number: _blank(each) for each in operations for number in each.results}
     counts = Counter(number for each in operations for number in each.operands)
@@ -578,7 +547,7 @@ def _other_values(
             other = waiting[text.split()[0]].popleft()
             pair = ones[number], others[after[other]]
             found.append(
-                _OperationChange(CONSTANT, "value", text, other, line_of(ones, number), pair)
+                _OperationChange(CONSTANT, "value", text, other, _line_of(ones, number), pair)
             )
     return tuple(found)
 

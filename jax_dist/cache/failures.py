@@ -30,6 +30,8 @@ NOT_REGISTERED = "not registered"
 CALL = "custom call "  # begins the name of one, in what a failure depends on
 _LONGEST = 1 << 16  # characters of a reason; XLA may add the whole program
 
+__all__ = ("CompilationFailure", "clear", "ls")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CompilationFailure:
@@ -46,12 +48,6 @@ class CompilationFailure:
         return dataclasses.asdict(self)
 
 
-def _read(folder: pathlib.Path) -> list[CompilationFailure]:
-    """All that is noted in a folder, by key."""
-    noted = (_notes.load(path, CompilationFailure) for path in sorted(folder.glob(f"*{_SUFFIX}")))
-    return [failure for failure in noted if failure is not None]
-
-
 def raise_if_failed(
     folder: pathlib.Path, key: str, under: Callable[[], dict[str, str] | None]
 ) -> None:
@@ -63,8 +59,18 @@ def raise_if_failed(
       under: gives what a failure depends on beside the key, as it is now.
     """
     failure = _notes.load(_path(folder, key), CompilationFailure)
-    if failure is not None and failure.key == key and failure.under == under():
-        raise FailedBeforeError(_skipped(failure))
+    if failure is None or failure.key != key or failure.under != under():
+        return
+    first = failure.reason.splitlines()[0]
+    raise FailedBeforeError(
+        message(
+            what=f"{failure.function} is not compiled",
+            which=[f"on {failure.at} UTC it failed, after {failure.seconds:.1f} s: {first}"],
+            why="the same program, for the same devices, flags and custom calls, fails again",
+            do="Change it; or set JAX_DIST_RETRY_FAILED=1, or enable(retry=True), to try again. "
+            "`jax-dist cache failures` lists them all.",
+        )
+    )
 
 
 def note(
@@ -86,7 +92,13 @@ def note(
       error: what XLA raised.
     """
     reason = str(error)[:_LONGEST]
-    if under is None or not _is_certain(reason, under):
+    if under is None or _OF_THE_MOMENT.search(reason):
+        return False
+    if reason.startswith(_NOT_FOUND):
+        missing = (name for name, state in under.items() if state == NOT_REGISTERED)
+        if not any(name.removeprefix(CALL) in reason for name in missing):
+            return False
+    elif not reason.startswith(_CERTAIN):
         return False
     at = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     failure = CompilationFailure(function, key, reason, round(seconds, 3), at, under)
@@ -107,35 +119,6 @@ def _path(folder: pathlib.Path, key: str) -> pathlib.Path:
     return folder / f"{key}{_SUFFIX}"
 
 
-def _is_certain(reason: str, under: dict[str, str]) -> bool:
-    if _OF_THE_MOMENT.search(reason):
-        return False
-    if reason.startswith(_NOT_FOUND):
-        missing = (name for name, state in under.items() if state == NOT_REGISTERED)
-        return any(name.removeprefix(CALL) in reason for name in missing)
-    return reason.startswith(_CERTAIN)
-
-
-def _skipped(failure: CompilationFailure) -> str:
-    first = failure.reason.splitlines()[0]
-    return message(
-        what=f"{failure.function} is not compiled",
-        which=[f"on {failure.at} UTC it failed, after {failure.seconds:.1f} s: {first}"],
-        why="the same program, for the same devices, flags and custom calls, fails again",
-        do="Change it; or set JAX_DIST_RETRY_FAILED=1, or enable(retry=True), to try again. "
-        "`jax-dist cache failures` lists them all.",
-    )
-
-
-# --- the programs that did not compile in earlier runs, and are not tried again
-#
-# `enable` keeps them beside the entries of the cache; `enable(retry=True)` or
-# JAX_DIST_RETRY_FAILED=1 tries them again.
-
-
-__all__ = ("CompilationFailure", "clear", "ls")
-
-
 def ls(path: str | os.PathLike[str] | None = None) -> list[CompilationFailure]:
     """The failures that are noted, by key.
 
@@ -146,7 +129,7 @@ def ls(path: str | os.PathLike[str] | None = None) -> list[CompilationFailure]:
     >>> ls(tempfile.mkdtemp())
     []
     """
-    return [failure for folder in _folders(path) for failure in _read(folder)]
+    return [failure for folder in _folders(path) for failure in _noted(folder)]
 
 
 def clear(path: str | os.PathLike[str] | None = None, *, function: str | None = None) -> int:
@@ -165,7 +148,7 @@ def clear(path: str | os.PathLike[str] | None = None, *, function: str | None = 
     """
     count = 0
     for folder in _folders(path):
-        for failure in _read(folder):
+        for failure in _noted(folder):
             if function in (None, failure.function):
                 forget(folder, failure.key)
                 count += 1
@@ -174,3 +157,8 @@ def clear(path: str | os.PathLike[str] | None = None, *, function: str | None = 
 
 def _folders(path: str | os.PathLike[str] | None) -> list[pathlib.Path]:
     return entries.folders(pathlib.Path(store.chosen(path, os.environ)))
+
+
+def _noted(folder: pathlib.Path) -> list[CompilationFailure]:
+    noted = (_notes.load(path, CompilationFailure) for path in sorted(folder.glob(f"*{_SUFFIX}")))
+    return [failure for failure in noted if failure is not None]

@@ -1,32 +1,91 @@
-"""Writes down each program that JAX compiles: its key, what is in it, and what became of it."""
+"""Writes down each program that JAX compiles: its key, what is in it, and what became of it.
+
+The key under which JAX looks for a program in its persistent cache is one hash over eight
+components. A program is found again if all eight are the same. Beside the key stand the two things
+that it is made from: the settings beside the program, and the operations inside it.
+"""
 
 import contextlib
+import functools
+import hashlib
+import math
 import os
+import re
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib import metadata, util
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import jax
+import numpy as np
 
 from jax_dist import _compat
 from jax_dist.cache.causes import UNKNOWN
-from jax_dist.cache.keys import key_of, operations_of, settings_of
-from jax_dist.cache.records import CacheOutcome, Compile, Key, Operation, Record, save
+from jax_dist.cache.failures import CALL, NOT_REGISTERED
+from jax_dist.cache.records import (
+    ALL_DEVICES,
+    COMPILER_OPTION,
+    CONSTANT,
+    DEBUG_OPTION,
+    DEVICES,
+    DIRECTORY,
+    DIRECTORY_OPTIONS,
+    FLAGS,
+    METADATA,
+    PROCESSES,
+    CacheOutcome,
+    Compile,
+    Key,
+    Operation,
+    Record,
+    Settings,
+    save,
+)
 
 _HIT = "/jax/compilation_cache/cache_hits"
 _ASKED = "/jax/compilation_cache/compile_requests_use_cache"
 _WRITING = "/jax/compilation_cache/cache_misses"  # what it counts are attempts to write
-
-
 _THRESHOLDS = (
     "jax_persistent_cache_min_compile_time_secs",
     "jax_persistent_cache_min_entry_size_bytes",
 )
 
 _Entry: TypeAlias = tuple[int, int, int] | None  # the file, as far as it can tell it was replaced
+
+
+def key(lowered: jax.stages.Lowered) -> Key:
+    """The key under which JAX will look for a lowered program; compiles nothing.
+
+    Through jax 0.10.2 the cache's directory is part of it: set that first.
+
+    Args:
+      lowered: what `jax.jit(fun).lower(*args)` returns.
+
+    Returns:
+      The key, equal to the name of the file that JAX writes, and the hash of each component.
+
+    Raises:
+      UnsupportedError: this jax does not expose the components of its keys.
+
+    >>> import jax, jax.numpy as jnp
+    >>> def double(x):
+    ...     return 2 * x
+    >>> found = key(jax.jit(double).lower(jnp.ones(3)))
+    >>> found.function
+    'jit_double'
+    >>> key(jax.jit(double).lower(jnp.ones(4))).differing(found)
+    ('computation',)
+    """
+    return _key_of(_compat.compile_request(lowered))
+
+
+def _key_of(request: _compat.CompileRequest) -> Key:
+    """The key of a program that JAX is about to compile."""
+    name, hashes = _compat.cache_key(request)
+    return Key(request.name, name, hashes)
 
 
 def record(path: str | os.PathLike[str] | None = None) -> "Recorder":
@@ -90,38 +149,36 @@ class Recorder:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     @contextlib.contextmanager
     def _around(self, request: _compat.CompileRequest) -> Iterator[None]:
-        key = key_of(request)
-        operations, settings = _operations(request), settings_of(request)
-        directory = self._entries or _directory()
+        key = _key_of(request)
+        try:
+            operations = operations_of(request.module)
+        except Exception:  # noqa: BLE001  # of MLIR's bindings, whatever it is: the program goes on
+            operations = ()  # its key is still known; where it differs from another one is not
+        settings = _settings_of(request)
+        directory = self._entries or str(_compat.config_value("jax_compilation_cache_dir") or "")
         before = _entry(directory, key)
         start = time.monotonic()
-        with _heard() as events:
+        _events.heard = events = []
+        try:
             yield
+        finally:
+            _events.heard = None
         seconds = time.monotonic() - start
         outcome, reason = _outcome(request, events, before, _entry(directory, key), directory)
-        self._add(
-            Compile(
-                key=key,
-                outcome=outcome,
-                reason=reason,
-                seconds=seconds,
-                process=jax.process_index(),
-                settings=settings,
-                operations=operations,
-            )
+        compiled = Compile(
+            key=key,
+            outcome=outcome,
+            reason=reason,
+            seconds=seconds,
+            process=jax.process_index(),
+            settings=settings,
+            operations=operations,
         )
-
-    def _add(self, compiled: Compile) -> None:
         with self._lock:
             self._compiles.append(compiled)
             number = len(self._compiles)
@@ -130,13 +187,6 @@ class Recorder:
             with contextlib.suppress(OSError):
                 self._path.mkdir(parents=True, exist_ok=True)
                 save(Record((compiled,)), self._path / f"{self._stem}-{number:06}.json")
-
-
-def _operations(request: _compat.CompileRequest) -> tuple[Operation, ...]:
-    try:
-        return operations_of(request.module)
-    except Exception:  # noqa: BLE001  # of MLIR's bindings, whatever it is: the program goes on
-        return ()  # its key is still known; where it differs from another one is not
 
 
 def _outcome(
@@ -162,10 +212,6 @@ def _outcome(
     return CacheOutcome.UNWRITTEN, "threshold" if has_threshold else UNKNOWN
 
 
-def _directory() -> str:
-    return str(_compat.config_value("jax_compilation_cache_dir") or "")
-
-
 def _entry(directory: str, key: Key) -> _Entry:
     """Which file holds the program now; None if there is none."""
     try:
@@ -179,32 +225,16 @@ def _entry(directory: str, key: Key) -> _Entry:
 
 
 _events = threading.local()
-_listening = threading.Lock()
-_listens = False
 
 
-@contextlib.contextmanager
-def _heard() -> Iterator[list[str]]:
-    _events.heard = heard = []
-    try:
-        yield heard
-    finally:
-        _events.heard = None
-
-
+@functools.cache  # once for all: listeners cannot be taken away
 def _listen() -> None:
-    """Once for all: listeners cannot be taken away."""
-    global _listens
-    with _listening:
-        if not _listens:
-            jax.monitoring.register_event_listener(_hear)
-            _listens = True
+    def hear(event: str, **_: object) -> None:
+        heard = getattr(_events, "heard", None)
+        if heard is not None:
+            heard.append(event)
 
-
-def _hear(event: str, **_: object) -> None:
-    heard = getattr(_events, "heard", None)
-    if heard is not None:
-        heard.append(event)
+    jax.monitoring.register_event_listener(hear)
 
 
 # --- inside a program that is being verified
@@ -220,37 +250,199 @@ def record_verified(*, folder: str, cache: str) -> None:
       folder: where the record is written.
       cache: the directory that the program is to use, whatever it says itself.
     """
-    # The recorder first, so that it sees the program's own settings.
-    Recorder(Path(folder), entries=cache).start()
-    _until_the_end.enter_context(_compat.compiles_watched(_PrivateCache(cache).around))
+    wanted = {
+        "jax_compilation_cache_dir": cache,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,  # 0 lets JAX choose
+    }
 
-
-class _PrivateCache:
-    """Has programs looked up and written elsewhere than the program says.
-
-    Its own settings come back after each compilation: through jax 0.10.2 the directory is part of
-    the key, and one that varies is a cause to be told.
-    """
-
-    def __init__(self, directory: str) -> None:
-        self._wanted = {
-            "jax_compilation_cache_dir": directory,
-            "jax_persistent_cache_min_compile_time_secs": 0.0,
-            "jax_persistent_cache_min_entry_size_bytes": -1,  # 0 lets JAX choose
-        }
+    def set_all(values: dict[str, object]) -> None:
+        for name, value in values.items():
+            jax.config.update(name, value)
 
     @contextlib.contextmanager
-    def around(self, request: _compat.CompileRequest) -> Iterator[None]:
-        """As a watcher of compilations."""
+    def in_private_cache(request: _compat.CompileRequest) -> Iterator[None]:
         del request
-        own = {name: _compat.config_value(name) for name in self._wanted}
-        _set(self._wanted)  # JAX opens the cache within the first compilation, and keeps it
+        # Its own settings come back after each compilation: through jax 0.10.2 the directory is
+        # part of the key, and one that varies is a cause to be told.
+        own = {name: _compat.config_value(name) for name in wanted}
+        set_all(wanted)  # JAX opens the cache within the first compilation, and keeps it
         try:
             yield
         finally:
-            _set(own)
+            set_all(own)
+
+    # The recorder first, so that it sees the program's own settings.
+    Recorder(Path(folder), entries=cache).start()
+    _until_the_end.enter_context(_compat.compiles_watched(in_private_cache))
 
 
-def _set(values: dict[str, object]) -> None:
-    for name, value in values.items():
-        jax.config.update(name, value)
+# --- the settings beside a program
+
+
+# Custom calls that XLA resolves itself.
+_OF_XLA = re.compile(r"Sharding|SPMDFullToShardShape|SPMDShardToFullShape|annotate_.*|xla\..*")
+
+
+def _settings_of(request: _compat.CompileRequest) -> Settings:
+    """What can make the key of a request differ, without its program."""
+    devices = request.devices.flatten().tolist()
+    # As JAX gathers them, from two variables and the command line, less those that only dump.
+    said = [
+        *os.environ.get("XLA_FLAGS", "").split(),
+        *os.environ.get("LIBTPU_INIT_ARGS", "").split(),
+        *(argument for argument in sys.argv if argument.startswith("--xla")),
+    ]
+    outside = _compat.flags_outside_key()
+    flags = [flag for flag in sorted(said) if flag.split("=")[0] not in outside]
+    settings = {
+        "jax": jax.__version__,
+        "jaxlib": metadata.version("jaxlib"),
+        "backend version": request.backend.platform_version,
+        FLAGS: " ".join(flags),
+        DEVICES: " ".join(str(device.id) for device in devices),
+        "kinds of devices": ", ".join(dict.fromkeys(device.device_kind for device in devices)),
+        ALL_DEVICES: str(request.backend.device_count()),
+        PROCESSES: str(jax.process_count()),
+        DIRECTORY: str(_compat.config_value("jax_compilation_cache_dir") or ""),
+        METADATA: str(_compat.config_value("jax_compilation_cache_include_metadata_in_key")),
+        "compression": "zlib" if util.find_spec("zstandard") is None else "zstandard",
+        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "random"),
+    }
+    options: Any = request.options
+    debug = options.executable_build_options.debug_options
+    for name in dir(debug):
+        if name.startswith("xla") and f"--{name}" not in outside or name in DIRECTORY_OPTIONS:
+            settings[DEBUG_OPTION + name] = str(getattr(debug, name))
+    for name, value in options.env_option_overrides:
+        if f"--{name}" not in outside:
+            settings[COMPILER_OPTION + name] = str(value)
+    return settings
+
+
+def circumstances(program: _compat.CompiledProgram) -> Settings | None:
+    """What a failure to compile depends on beside its key; None where that cannot be told.
+
+    The versions and most flags are in the key too, but not each flag, and not which functions
+    outside XLA are registered.
+    """
+    under = {
+        "jax": jax.__version__,
+        "jaxlib": metadata.version("jaxlib"),
+        "platform": f"{program.platform} {program.backend.platform_version}",
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", ""),
+    }
+    calls = [name for name in sorted(program.custom_calls()) if not _OF_XLA.fullmatch(name)]
+    if not calls:
+        return under
+    registered = _compat.custom_call_targets(program.platform)
+    if registered is None:
+        return None
+    for name in calls:
+        under[CALL + name] = "registered" if name in registered else NOT_REGISTERED
+    return under
+
+
+# --- what a program consists of, kept small enough to be written down and compared later
+#
+# An array inside the program becomes its type, a hash and its first numbers; everything else is
+# kept as text. Values are numbered as they are defined: arguments, then the results of each
+# operation.
+
+
+_LONGEST = 4000  # characters of one attribute; of a longer one, the rest is hashed
+_SHOWN = 3  # numbers of an array that are shown
+_DIGITS = 32  # of a hash
+_BUFFERED = ("DenseFPElementsAttr", "DenseIntElementsAttr")
+_ELEMENTS = {"f16", "f32", "f64"} | {f"{sign}{n}" for sign in ("i", "ui") for n in (8, 16, 32, 64)}
+_SPLAT = re.compile(r"dense<([^<>\[\]\"]*)>")
+_FRAME = re.compile(r'"([^"]*)":(\d+):')
+_LIBRARY = re.compile(r"[\\/](site|dist)-packages[\\/]|[\\/]jax_dist[\\/]")
+_NO_FRAME = ("", 0)
+
+
+def operations_of(module: Any) -> tuple[Operation, ...]:
+    """All operations of an MLIR module, the module itself first, in the order of its text."""
+    numbers: dict[Any, int] = {}
+
+    def number(value: Any) -> int:
+        return numbers.setdefault(value, len(numbers))
+
+    def read(operation: Any) -> Iterator[Operation]:
+        operands = tuple(map(number, operation.operands))
+        if operation.name == CONSTANT:
+            attributes = [("value", _value(operation))]
+        else:
+            named = _named(operation.attributes)
+            attributes = [text for name, each in named for text in _texts(name, each)]
+        yield Operation(
+            kind=operation.name,
+            attributes=tuple(sorted(attributes)),
+            types=", ".join(str(result.type) for result in operation.results),
+            operands=operands,
+            results=tuple(map(number, operation.results)),
+            line=_user_line(operation.location),
+        )
+        for region in operation.regions:
+            for block in region.blocks:
+                for argument in block.arguments:
+                    number(argument)
+                for inner in block.operations:
+                    yield from read(inner.operation)
+
+    return tuple(read(module.operation))
+
+
+def _value(operation: Any) -> str:
+    """`tensor<64xf32> afb9825a.. = 1.5, 2, 0.25, ...`: its type, hash, and first numbers."""
+    type_ = operation.results[0].type
+    # Asked first: of a complex array, the attribute alone makes jaxlib 0.7.2 end the process and
+    # 0.10.2 raise; of bfloat16, its buffer does so in 0.7.2.
+    attribute = operation.attributes["value"] if str(type_.element_type) in _ELEMENTS else None
+    if attribute is None or attribute.is_splat or type(attribute).__name__ not in _BUFFERED:
+        text = str(operation).partition(" = ")[-1]  # what stands before it is numbered
+        digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+        number = _SPLAT.search(text)
+        return f"{type_} {digest}" + (f" = {number[1]}" if number else "")
+    values = np.ascontiguousarray(memoryview(attribute))
+    digest = hashlib.sha256(values.data).hexdigest()[:_DIGITS]
+    shown = [
+        f"{each:.6g}" if isinstance(each, float) and math.isfinite(each) else str(each)
+        for each in values.ravel()[: _SHOWN + 1].tolist()
+    ]
+    more = ", ..." if len(shown) > _SHOWN else ""
+    return f"{type_} {digest} = {', '.join(shown[:_SHOWN])}{more}"
+
+
+def _named(attributes: Any) -> Iterator[tuple[str, Any]]:
+    for each in attributes:  # names in 0.10.2 and 0.12.0.1, pairs in 0.7.2
+        if isinstance(each, str):
+            yield each, attributes[each]
+        else:
+            yield each.name, each.attr
+
+
+def _texts(name: str, attribute: Any) -> Iterator[tuple[str, str]]:
+    """One text for each part, so that a difference has a name: `res_attrs[0].jax.result_info`."""
+    kind = type(attribute).__name__
+    if kind == "DictAttr":
+        for key, inner in _named(attribute):
+            yield from _texts(f"{name}.{key}", inner)
+    elif kind == "ArrayAttr" and any(type(each).__name__ == "DictAttr" for each in attribute):
+        for number, each in enumerate(attribute):
+            yield from _texts(f"{name}[{number}]", each)
+    else:
+        text = str(attribute)
+        if len(text) > _LONGEST:
+            digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+            text = f"{text[:_LONGEST]}... {len(text)} characters, {digest}"
+        yield name, text
+
+
+def _user_line(location: Any) -> str:
+    """The innermost line that belongs to no library."""
+    frames = _FRAME.findall(str(location))
+    own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
+    file, line = next(iter(own or frames), _NO_FRAME)
+    return f"{file}:{line}" if file else ""

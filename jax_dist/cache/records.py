@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,7 +20,6 @@ from jax_dist.errors import RecordError
 _FORMAT = 1
 
 Settings: TypeAlias = dict[str, str]  # by name, in words that can be shown
-Hashes: TypeAlias = dict[str, str]  # component to hash, in hexadecimal
 
 DEBUG_OPTION = "debug option "
 COMPILER_OPTION = "compiler option "
@@ -62,30 +61,19 @@ class Operation:
         return dict(self.attributes).get(name)
 
 
-def line_of(operations: Sequence[Operation], position: int) -> str:
-    """The line of an operation; of a constant, that of the first operation that reads it.
-
-    JAX says of a constant only where the jitted function was called.
-    """
-    operation = operations[position]
-    if operation.kind == CONSTANT:
-        for user in operations[position + 1 :]:
-            if user.line and not set(operation.results).isdisjoint(user.operands):
-                return user.line
-    return operation.line
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Key:
     """The key of one program, and the hash of each of its components."""
 
     function: str  # such as "jit_step"
     name: str  # "jit_step-" and the hash of all; the entry's file has "-cache" behind it
-    components: Hashes
+    components: dict[str, str]  # component to hash, in hexadecimal
 
     def differing(self, other: "Key") -> tuple[str, ...]:
-        """The components that are not the same in both keys."""
-        return differing(self.components, other.components)
+        """The components that are not the same in both keys, those that JAX names first."""
+        one, two = self.components, other.components
+        names = dict.fromkeys((*COMPONENTS, *one, *two))
+        return tuple(name for name in names if one.get(name) != two.get(name))
 
     def to_dict(self) -> dict[str, object]:
         """For machines."""
@@ -95,12 +83,6 @@ class Key:
         width = max(map(len, self.components))
         lines = (f"  {name:{width}}  {hash_[:16]}" for name, hash_ in self.components.items())
         return "\n".join((self.name, *lines))
-
-
-def differing(one: Hashes, other: Hashes) -> tuple[str, ...]:
-    """The components whose hashes differ, those that JAX names first."""
-    names = dict.fromkeys((*COMPONENTS, *one, *other))
-    return tuple(name for name in names if one.get(name) != other.get(name))
 
 
 class CacheOutcome(enum.StrEnum):
@@ -132,15 +114,44 @@ class Record:
 
     def to_dict(self) -> dict[str, object]:
         """For machines; each text stands there once."""
-        return _Packer().packed(self)
+        texts: dict[str, int] = {}  # numbered: ten thousand operations have few that differ
+
+        def number(text: str) -> int:
+            return texts.setdefault(text, len(texts))
+
+        def pairs(items: Iterable[tuple[str, str]]) -> list[list[int]]:
+            return [[number(name), number(value)] for name, value in items]
+
+        def packed(operation: Operation) -> list[Any]:
+            return [
+                number(operation.kind),
+                pairs(operation.attributes),
+                number(operation.types),
+                operation.operands,
+                operation.results,
+                number(operation.line),
+            ]
+
+        compiles = [
+            {
+                "key": compiled.key.to_dict(),
+                "outcome": compiled.outcome.value,
+                "reason": compiled.reason,
+                "seconds": compiled.seconds,
+                "process": compiled.process,
+                "settings": pairs(compiled.settings.items()),
+                "operations": list(map(packed, compiled.operations)),
+            }
+            for compiled in self.compiles
+        ]
+        return {"format": _FORMAT, "compiles": compiles, "texts": list(texts)}
 
     def __str__(self) -> str:
-        return "\n".join(_line(compiled) for compiled in self.compiles) or "nothing was compiled"
-
-
-def _line(compiled: Compile) -> str:
-    why = f" ({compiled.reason})" if compiled.reason else ""
-    return f"{compiled.key.name[:60]:60}  {compiled.outcome}{why}"
+        lines = []
+        for each in self.compiles:
+            why = f" ({each.reason})" if each.reason else ""
+            lines.append(f"{each.key.name[:60]:60}  {each.outcome}{why}")
+        return "\n".join(lines) or "nothing was compiled"
 
 
 def save(record: Record, path: Path) -> None:
@@ -175,44 +186,6 @@ def _read(file: Path) -> Iterable[Compile]:
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"
     raise RecordError(f"{file} is not a record of jax_dist.cache.record: {problem}")
-
-
-class _Packer:
-    """Numbers the texts: ten thousand operations have few that differ."""
-
-    def __init__(self) -> None:
-        self._texts: dict[str, int] = {}
-
-    def packed(self, record: Record) -> dict[str, object]:
-        compiles = [self._compile(compiled) for compiled in record.compiles]
-        return {"format": _FORMAT, "compiles": compiles, "texts": list(self._texts)}
-
-    def _compile(self, compiled: Compile) -> dict[str, object]:
-        return {
-            "key": compiled.key.to_dict(),
-            "outcome": compiled.outcome.value,
-            "reason": compiled.reason,
-            "seconds": compiled.seconds,
-            "process": compiled.process,
-            "settings": [self._pair(pair) for pair in compiled.settings.items()],
-            "operations": [self._operation(operation) for operation in compiled.operations],
-        }
-
-    def _operation(self, operation: Operation) -> list[Any]:
-        return [
-            self._text(operation.kind),
-            [self._pair(pair) for pair in operation.attributes],
-            self._text(operation.types),
-            operation.operands,
-            operation.results,
-            self._text(operation.line),
-        ]
-
-    def _pair(self, pair: Sequence[str]) -> list[int]:
-        return [self._text(text) for text in pair]
-
-    def _text(self, text: str) -> int:
-        return self._texts.setdefault(text, len(self._texts))
 
 
 def _unpacked(content: dict[str, Any]) -> Iterable[Compile]:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 
 from jax_dist import _notes
@@ -87,7 +87,7 @@ class Store:
         with self._lock:
             replaces = key in self._unusable
             self._unusable.discard(key)
-        if not replaces and self._is_there(path):
+        if not replaces and _is_whole(path):
             self._said(None)
             return
         rank, run = self._writer()
@@ -96,7 +96,11 @@ class Store:
             self._said(f"it is larger than the whole cache may be ({self._max_size} bytes)")
             return
         try:
-            self._write(path, value)
+            if self._max_size is not None:
+                self._make_room(self._max_size - len(value))
+            with contextlib.suppress(OSError):  # a folder there is no entry; one with files stays
+                path.rmdir()
+            replace(path, value)
         except OSError as error:
             self._warn(f"cannot write into {self.path}: {error.strerror}")
             self._said(f"it could not be written: {error.strerror}")
@@ -104,13 +108,6 @@ class Store:
         if replaces:
             _log.info("%s: the damaged entry is replaced", path.name)
         self._said(None)
-
-    def _write(self, path: pathlib.Path, value: bytes) -> None:
-        if self._max_size is not None:
-            self._make_room(self._max_size - len(value))
-        with contextlib.suppress(OSError):  # a folder there is no entry; one with files stays
-            path.rmdir()
-        replace(path, value)
 
     def _make_room(self, size: int) -> None:
         """Removes what was not used for longest, until the rest takes no more than `size` bytes."""
@@ -124,14 +121,6 @@ class Store:
     def _entry(self, key: str) -> pathlib.Path:
         return self.path / f"{key}{entries.ENTRY}"
 
-    def _is_there(self, path: pathlib.Path) -> bool:
-        """Whether there is a whole entry. One that another process wrote just now, is whole."""
-        try:
-            status = path.stat()
-            return stat.S_ISREG(status.st_mode) and status.st_size > 0
-        except OSError:
-            return False
-
     def _warn(self, text: str) -> None:
         """Once for each trouble: a full disk would otherwise be told for every program."""
         if text not in self._warned:
@@ -139,24 +128,26 @@ class Store:
             _log.warning("%s; the program goes on", text)
 
 
+def _is_whole(path: pathlib.Path) -> bool:
+    """Whether an entry is there. One that another process wrote just now, is whole."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size > 0
+
+
 def replace(path: pathlib.Path, data: bytes) -> None:
     """Puts a file there as a whole, or not at all."""
-    with _unfinished(path) as (descriptor, temporary):
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-
-
-@contextlib.contextmanager
-def _unfinished(path: pathlib.Path) -> Iterator[tuple[int, str]]:
-    """A new file in the same folder; it is gone where writing it failed."""
     # `mkstemp` draws the name at random, and lets only its owner read; nothing of it stays.
     descriptor, temporary = tempfile.mkstemp(
         dir=path.parent, prefix=f".{os.getpid()}-", suffix=entries.UNFINISHED
     )
     try:
         os.chmod(temporary, 0o600 | path.parent.stat().st_mode & 0o060)  # a group may share it
-        yield descriptor, temporary
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
     except BaseException:  # also where the user interrupts it
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -223,11 +214,9 @@ def chosen(argument: str | os.PathLike[str] | None, environment: Mapping[str, st
     asked = os.fspath(argument) if argument is not None else ""
     for variable in ("JAX_DIST_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR"):
         asked = asked or environment.get(variable, "")
-    return os.path.expanduser(asked.removeprefix("file://")) or _default(environment)
-
-
-def _default(environment: Mapping[str, str]) -> str:
-    """The folder of this user: `~/.cache/jax_dist`, or where the system has such folders."""
+    asked = os.path.expanduser(asked.removeprefix("file://"))
+    if asked:
+        return asked
     home = os.path.expanduser("~")
     if sys.platform == "darwin":
         caches = os.path.join(home, "Library", "Caches")
@@ -241,38 +230,20 @@ def is_url(path: str) -> bool:
 
 
 def of_this_machine(path: str) -> str:
-    """The part of a cache that machines with this CPU and this jaxlib may share."""
-    return f"{path.rstrip('/')}/{_part_name()}"
-
-
-def _part_name() -> str:
-    """Such as `x86_64-3f9a1c2b-jaxlib-0.10.2`.
+    """The part of a cache that machines may share, such as `x86_64-3f9a1c2b-jaxlib-0.10.2`.
 
     Machine code of one CPU may be illegal on another, and jaxlib reads only what it wrote.
     """
-    cpu = hashlib.sha256(_cpu().encode()).hexdigest()[:8]
-    return f"{platform.machine()}-{cpu}-jaxlib-{metadata.version('jaxlib')}"
-
-
-def _cpu() -> str:
-    """What the CPU can do, as the system tells; of one core, since all are alike."""
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text()
     except OSError:  # not Linux
-        return platform.processor()
-    core = text.split("\n\n", maxsplit=1)[0]
-    return "\n".join(f"{name}={value}" for name, value in _CPU_FACTS.findall(core))
-
-
-def make(folder: pathlib.Path) -> None:
-    """Makes the folder, for this user alone; one that is there already stays as it is.
-
-    Raises:
-      OSError: it cannot be made.
-    """
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    for each in reversed(missing):
-        each.mkdir(mode=0o700, exist_ok=True)  # another process may have been faster
+        can = platform.processor()
+    else:
+        core = text.split("\n\n", maxsplit=1)[0]  # one, since all are alike
+        can = "\n".join(f"{name}={value}" for name, value in _CPU_FACTS.findall(core))
+    cpu = hashlib.sha256(can.encode()).hexdigest()[:8]
+    part = f"{platform.machine()}-{cpu}-jaxlib-{metadata.version('jaxlib')}"
+    return f"{path.rstrip('/')}/{part}"
 
 
 def refuse_if_open(folder: pathlib.Path) -> None:

@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=Help,
     )
-    parser.set_defaults(run=lambda options, *, out, err: _usage(parser, err))
+    parser.set_defaults(run=terminal.help_only(parser))
     subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND")
     for add in (
         _add_verify,
@@ -45,11 +45,6 @@ def add_parser(commands: Any) -> None:
         _add_failures,
     ):
         add(subcommands)
-
-
-def _usage(parser: argparse.ArgumentParser, err: TextIO) -> Exit:
-    parser.print_help(file=err)
-    return Exit.USAGE
 
 
 def _add(
@@ -129,32 +124,29 @@ def _runs(text: str) -> int:
     return number
 
 
-_LS = """\
-Lists the programs of a cache, largest first, and when each was last used.
-"""
-_LS_EPILOG = """\
-exit codes: 0 all is well, 2 an option is invalid
-"""
-
-
 def _add_ls(subcommands: Any) -> None:
-    parser = _add(subcommands, "ls", "list the programs of a cache", _LS, _LS_EPILOG)
+    parser = _add(
+        subcommands,
+        "ls",
+        "list the programs of a cache",
+        "Lists the programs of a cache, largest first, and when each was last used.",
+        "exit codes: 0 all is well, 2 an option is invalid",
+    )
     _add_folder(parser)
     parser.add_argument("--function", metavar="NAME", help="only this one, as in jit_step")
 
 
-_SHOW = """\
-Shows a recorded run: each compiled program, its key, and whether it hit the cache.
-"""
-_SHOW_EPILOG = """\
-jax_dist.cache.record(PATH) and jax-dist cache verify --keep write such records.
-
-exit codes: 0 all is well, 2 the record cannot be read
-"""
+_RECORDS = "jax_dist.cache.record(PATH) and jax-dist cache verify --keep write such records.\n\n"
 
 
 def _add_show(subcommands: Any) -> None:
-    parser = _add(subcommands, "show", "show what a recorded run compiled", _SHOW, _SHOW_EPILOG)
+    parser = _add(
+        subcommands,
+        "show",
+        "show what a recorded run compiled",
+        "Shows a recorded run: each compiled program, its key, and whether it hit the cache.",
+        f"{_RECORDS}exit codes: 0 all is well, 2 the record cannot be read",
+    )
     parser.add_argument("record", metavar="RECORD", help="a file or a folder")
     parser.add_argument(
         "--function", metavar="NAME", help="the components of the keys of this one, as in jit_step"
@@ -162,19 +154,13 @@ def _add_show(subcommands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-_DIFF = """\
-Lists the programs whose keys differ between two recorded runs, what differs, and why.
-"""
-_DIFF_EPILOG = """\
-jax_dist.cache.record(PATH) and jax-dist cache verify --keep write such records.
-
-exit codes: 0 all keys are the same, 1 some differ, 2 a record cannot be read
-"""
-
-
 def _add_diff(subcommands: Any) -> None:
     parser = _add(
-        subcommands, "diff", "explain why the keys of two recorded runs differ", _DIFF, _DIFF_EPILOG
+        subcommands,
+        "diff",
+        "explain why the keys of two recorded runs differ",
+        "Lists the programs whose keys differ between two recorded runs, what differs, and why.",
+        f"{_RECORDS}exit codes: 0 all keys are the same, 1 some differ, 2 a record cannot be read",
     )
     parser.add_argument("first", metavar="RECORD", help="of the first run: a file or a folder")
     parser.add_argument("second", metavar="RECORD", help="of the second run")
@@ -209,9 +195,6 @@ def _add_doctor(subcommands: Any) -> None:
     parser.add_argument("--fix", action="store_true", help="repair what can be repaired")
 
 
-_PRUNE = """\
-Makes a cache smaller; keeps the most recently used programs.
-"""
 _PRUNE_EPILOG = """\
 exit codes: 0 all is well, 2 an option is invalid
 
@@ -222,7 +205,8 @@ examples:
 
 
 def _add_prune(subcommands: Any) -> None:
-    parser = _add(subcommands, "prune", "make a cache smaller", _PRUNE, _PRUNE_EPILOG)
+    what = "Makes a cache smaller; keeps the most recently used programs."
+    parser = _add(subcommands, "prune", "make a cache smaller", what, _PRUNE_EPILOG)
     _add_folder(parser)
     parser.add_argument(
         "--max-size", type=_read("bytes_of"), metavar="SIZE", help="as in 500MB, 20GB, 2GiB"

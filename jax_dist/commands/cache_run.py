@@ -1,14 +1,13 @@
 """What each subcommand of `jax-dist cache` does with its options."""
 
 import argparse
-import dataclasses
 import importlib.util
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,12 +17,10 @@ from jax_dist.cache.comparison import (
     CacheVerification,
     ProgramVerdict,
     VerificationRun,
-    Verified,
     diff,
 )
 from jax_dist.cache.diagnosis import doctor
-from jax_dist.cache.entries import CacheEntry
-from jax_dist.cache.records import Compile, Record, load
+from jax_dist.cache.records import Record, load
 from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit
 from jax_dist.errors import RecordError
@@ -88,20 +85,12 @@ def _verdict_lines(found: CacheVerification, *, colour: bool) -> Iterator[str]:
         verdict = _painted(each.verdict, _GREEN if is_well else _RED, colour=colour)
         times = f" ({each.programs} programs)" if each.programs > 1 else ""
         yield f"{each.function:{width}}  {verdict}{times}"
-        yield from (f"    {line}" for line in _why(each, colour=colour))
-    yield from _summary(found)
-
-
-def _why(each: Verified, *, colour: bool) -> Iterator[str]:
-    for finding in each.findings:
-        cause = finding.cause
-        code = _painted(cause.code, _RED, colour=colour) + " " if cause.code else ""
-        yield f"{code}{cause.name}: {cause.why}"
-        yield from (f"  {detail}" for detail in finding.details)
-        yield f"{_painted('help:', _CYAN, colour=colour)} {cause.remedy}"
-
-
-def _summary(found: CacheVerification) -> Iterator[str]:
+        for finding in each.findings:
+            cause = finding.cause
+            code = _painted(cause.code, _RED, colour=colour) + " " if cause.code else ""
+            yield f"    {code}{cause.name}: {cause.why}"
+            yield from (f"      {detail}" for detail in finding.details)
+            yield f"    {_painted('help:', _CYAN, colour=colour)} {cause.remedy}"
     programs = sum(each.programs for each in found.functions)
     hit = sum(each.programs for each in found.functions if each.verdict is ProgramVerdict.HIT)
     if programs:
@@ -116,15 +105,17 @@ def _summary(found: CacheVerification) -> Iterator[str]:
 
 def _failed_runs(runs: tuple[VerificationRun, ...]) -> Iterator[str]:
     for number, each in enumerate(runs, start=1):
-        if each.exit_code != 0:
-            yield from each.output.splitlines()[-_TAIL:]
-            yield f"jax-dist cache verify: run {number} {_ended(each.exit_code)}"
-
-
-def _ended(code: int | None) -> str:
-    if code is None:
-        return "was stopped after --timeout"
-    return f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+        match each.exit_code:
+            case 0:
+                continue
+            case None:
+                ended = "was stopped after --timeout"
+            case code if code > 0:
+                ended = f"ended with exit code {code}"
+            case code:
+                ended = f"was ended by signal {-code}"
+        yield from each.output.splitlines()[-_TAIL:]
+        yield f"jax-dist cache verify: run {number} {ended}"
 
 
 def _painted(text: str, colour_code: str, *, colour: bool) -> str:
@@ -139,25 +130,25 @@ def _ls(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
         print(json.dumps([entry.to_dict() for entry in found], indent=2), file=out)
         return Exit.OK
     if found:
-        rows = [_row(entry, time.time()) for entry in found]
+        now, rows = time.time(), []
+        for entry in found:
+            seconds = entries.compile_seconds(entry)
+            rows.append(
+                (
+                    entry.function,
+                    entry.key.rpartition("-")[2][:12],
+                    entries.in_words(entry.size),
+                    "damaged" if seconds is None else f"{seconds} s",
+                    _ago(now - entry.written),
+                    _ago(now - entry.used) if entry.repeated else "never",
+                )
+            )
         head = ("function", "key", "size", "compiled in", "written", "used")
-        print(_table(head, rows, numbers=(2, 3)), file=out)
+        print(entries.table(head, rows, numbers=(2, 3)), file=out)
     noun = "program" if len(found) == 1 else "programs"
     size = entries.in_words(sum(entry.size for entry in found))
     print(f"{path}: {len(found)} {noun}, {size}", file=out)
     return Exit.OK
-
-
-def _row(entry: CacheEntry, now: float) -> tuple[str, ...]:
-    seconds = entries.compile_seconds(entry)
-    return (
-        entry.function,
-        entry.key.rpartition("-")[2][:12],
-        entries.in_words(entry.size),
-        "damaged" if seconds is None else f"{seconds} s",
-        _ago(now - entry.written),
-        _ago(now - entry.used) if entry.repeated else "never",
-    )
 
 
 def _ago(seconds: float) -> str:
@@ -168,13 +159,30 @@ def _ago(seconds: float) -> str:
 
 
 def _show(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
-    record = _record(options.record)
-    if options.function is not None:
-        record = _only(record, options.function)
+    record, function = _record(options.record), options.function
+    if function is not None:
+        kept = tuple(each for each in record.compiles if each.key.function == function)
+        if not kept:
+            names = ", ".join(dict.fromkeys(each.key.function for each in record.compiles))
+            raise MisuseError(f"--function {function}: the record has {names or 'no programs'}")
+        record = Record(kept)
     if options.json:
-        print(json.dumps([_as_dict(each) for each in record.compiles], indent=2), file=out)
-    elif options.function is not None:
-        out.writelines(f"{line}\n" for each in record.compiles for line in _compile_lines(each))
+        shown = [
+            {
+                "key": each.key.to_dict(),
+                "outcome": each.outcome.value,
+                "reason": each.reason,
+                "seconds": each.seconds,
+                "process": each.process,
+                "settings": each.settings,
+            }
+            for each in record.compiles
+        ]
+        print(json.dumps(shown, indent=2), file=out)
+    elif function is not None:
+        for each in record.compiles:
+            why = f" ({each.reason})" if each.reason else ""
+            print(f"{each.key}\n  {each.outcome}{why}", file=out)
     else:
         print(record, file=out)
     return Exit.OK
@@ -188,31 +196,6 @@ def _record(path: str) -> Record:
         raise MisuseError(str(error)) from error
     except OSError as error:
         raise MisuseError(f"{path}: {error.strerror}") from error
-
-
-def _only(record: Record, function: str) -> Record:
-
-    kept = tuple(each for each in record.compiles if each.key.function == function)
-    if not kept:
-        names = ", ".join(dict.fromkeys(each.key.function for each in record.compiles))
-        raise MisuseError(f"--function {function}: the record has {names or 'no programs'}")
-    return dataclasses.replace(record, compiles=kept)
-
-
-def _compile_lines(each: Compile) -> Iterator[str]:
-    yield from str(each.key).splitlines()
-    yield f"  {each.outcome}" + (f" ({each.reason})" if each.reason else "")
-
-
-def _as_dict(each: Compile) -> dict[str, object]:
-    return {
-        "key": each.key.to_dict(),
-        "outcome": each.outcome.value,
-        "reason": each.reason,
-        "seconds": each.seconds,
-        "process": each.process,
-        "settings": each.settings,
-    }
 
 
 def _diff(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
@@ -262,23 +245,19 @@ def _warm(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
     if options.processes > 1:
         found = _in_processes(options)
     else:
-        _set_devices(options)
+        import jax
+
+        if options.devices is not None:
+            jax.config.update("jax_platforms", "cpu")
+            jax.config.update("jax_num_cpu_devices", options.devices)
+        if options.mock_gpu_topology is not None:
+            jax.config.update("jax_mock_gpu_topology", options.mock_gpu_topology)
         found = _warm_all(options.programs, options.cache)
     if options.json:
         print(json.dumps(found, indent=2), file=out)
     else:
         out.writelines(f"{each['text']}\n" for each in found)
     return Exit.OK if found and all(each["cached"] for each in found) else Exit.FINDINGS
-
-
-def _set_devices(options: argparse.Namespace) -> None:
-    import jax
-
-    if options.devices is not None:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", options.devices)
-    if options.mock_gpu_topology is not None:
-        jax.config.update("jax_mock_gpu_topology", options.mock_gpu_topology)
 
 
 def _in_processes(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -305,10 +284,12 @@ def _in_processes(options: argparse.Namespace) -> list[dict[str, Any]]:
 def _warm_all(name: str, folder: str | None) -> list[dict[str, Any]]:
     """Warms all programs that a function yields; what became of each, as plain data."""
     from jax_dist import cache
-    from jax_dist.cache.activation import Default
 
     programs = _programs(name)  # first: nothing is switched on for a name that is not there
-    cache.enable(Default.PATH if folder is None else folder)
+    if folder is None:
+        cache.enable()
+    else:
+        cache.enable(folder)
     found = []
     for program in programs:
         warmed = cache.warm(*program)
@@ -329,25 +310,21 @@ def _programs(name: str) -> Iterable[tuple[Any, ...]]:
     place, _, function = name.rpartition(":")
     sys.path.insert(0, os.getcwd())
     try:
-        module = _module(place)
+        if place.endswith(".py"):
+            path = Path(place)
+            sys.path.insert(0, str(path.parent.resolve()))  # as Python does for a script
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[path.stem] = module
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(place)
         programs = getattr(module, function)
     except (ModuleNotFoundError, FileNotFoundError, AttributeError) as error:
         raise MisuseError(f"{name} cannot be found: {error}") from error
     return programs()
-
-
-def _module(place: str) -> Any:
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    path = Path(place)
-    sys.path.insert(0, str(path.parent.resolve()))  # as Python does for a script
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _failures(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
@@ -364,31 +341,14 @@ def _failures(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
         print(json.dumps([failure.to_dict() for failure in found], indent=2), file=out)
     elif found:
         rows = [
-            (failure.function, failure.at, f"{failure.seconds:.1f} s", _short(failure.reason))
-            for failure in found
+            # Of the reason, the first line; XLA may add pages.
+            (each.function, each.at, f"{each.seconds:.1f} s", each.reason.partition("\n")[0])
+            for each in found
         ]
-        print(_table(("function", "at (UTC)", "after", "why"), rows, numbers=(2,)), file=out)
+        print(entries.table(("function", "at (UTC)", "after", "why"), rows, numbers=(2,)), file=out)
     else:
         print("no program is known not to compile", file=out)
     return Exit.OK
-
-
-def _short(reason: str) -> str:
-    """The first line; XLA may add pages."""
-    return reason.partition("\n")[0]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int]) -> str:
-    """Columns side by side, those in `numbers` to the right."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = []
-    for row in (head, *rows):
-        cells = [
-            cell.rjust(width) if place in numbers else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
 
 
 # By the name of the subcommand.

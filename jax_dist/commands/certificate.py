@@ -29,10 +29,10 @@ def add_parser(commands: Any) -> None:
         formatter_class=Help,
     )
     parser.add_argument("file", metavar="FILE", help="the certificate")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_run)
 
 
-def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     from jax_dist.codemod.verify import certificate
 
     path = Path(options.file)

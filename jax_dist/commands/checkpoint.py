@@ -4,6 +4,7 @@ import argparse
 import pathlib
 from typing import Any, TextIO
 
+from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit, Help
 
 _EPILOG = """\
@@ -32,7 +33,7 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=Help,
     )
-    parser.set_defaults(run=lambda options, *, out, err: _usage(parser, err))
+    parser.set_defaults(run=terminal.help_only(parser))
     subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND")
     convert = subcommands.add_parser(
         "convert",
@@ -52,10 +53,10 @@ def add_parser(commands: Any) -> None:
         help="for leaves with PART in their path: mean or first where copies differ, keep to "
         "leave them as they are; may be repeated, the first that fits counts",
     )
-    convert.set_defaults(run=run)
+    convert.set_defaults(run=_run)
 
 
-def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     """Converts one checkpoint and says what became of it."""
     from jax_dist.errors import CheckpointError, MissingPackageError
     from jax_dist.multihost import conversion
@@ -85,8 +86,3 @@ def _choice(text: str) -> tuple[str, str]:
             f"{text!r} is not PART=CHOICE; CHOICE is one of {_CHOICES}"
         )
     return part, choice
-
-
-def _usage(parser: argparse.ArgumentParser, err: TextIO) -> Exit:
-    parser.print_help(file=err)
-    return Exit.USAGE

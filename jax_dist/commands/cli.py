@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -59,15 +60,37 @@ def main(
     Returns:
       The exit code.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     parser = _parser(arguments)
     # The streams as they are now, not at import; None where the shell has closed one.
-    return _run(
-        parser,
-        arguments,
-        out or sys.stdout or terminal.nowhere(),
-        err or sys.stderr or terminal.nowhere(),
-    )
+    results = out or sys.stdout or _nowhere()
+    messages = err or sys.stderr or _nowhere()
+    program: list[str] = []  # `migrate src -- python a.py` is two; argparse knows no such thing
+    if "--" in arguments and any(arguments[: len(each)] == each for each in _WITH_PROGRAM):
+        cut = arguments.index("--")
+        arguments, program = arguments[:cut], arguments[cut + 1 :]
+    options = parser.parse_args(arguments)
+    options.program = program
+    if options.command is None:
+        parser.print_help(file=messages)
+        return Exit.USAGE
+    try:
+        code = int(options.run(options, out=results, err=messages))
+        results.flush()
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:  # `jax-dist lint | head`
+        terminal.silence(results)
+        return Exit.USAGE
+    except Exception as error:
+        _say_fault(options.command, error, messages)
+        # Python itself would exit with 1, which says that something was found.
+        raise SystemExit(int(Exit.USAGE)) from error
+    return code
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")
 
 
 def program() -> int:
@@ -77,39 +100,6 @@ def program() -> int:
     if "jax" not in sys.modules:  # whose backends must be taken down in order
         gc.freeze()  # the trees of a large project go with the process
     return code
-
-
-def _run(
-    parser: argparse.ArgumentParser, arguments: Sequence[str], out: TextIO, err: TextIO
-) -> int:
-    arguments, program = _split(arguments)
-    options = parser.parse_args(arguments)
-    options.program = program
-    if options.command is None:
-        parser.print_help(file=err)
-        return Exit.USAGE
-    try:
-        code = int(options.run(options, out=out, err=err))
-        out.flush()
-    except KeyboardInterrupt:
-        return Exit.INTERRUPTED
-    except BrokenPipeError:  # `jax-dist lint | head`
-        terminal.silence(out)
-        return Exit.USAGE
-    except Exception as error:
-        _say_fault(options.command, error, err)
-        # Python itself would exit with 1, which says that something was found.
-        raise SystemExit(int(Exit.USAGE)) from error
-    return code
-
-
-def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """`migrate src -- python a.py` as two command lines; argparse knows no such thing."""
-    runs = any(list(arguments[: len(each)]) == each for each in _WITH_PROGRAM)
-    if runs and "--" in arguments:
-        cut = list(arguments).index("--")
-        return arguments[:cut], arguments[cut + 1 :]
-    return arguments, ()
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
@@ -153,9 +143,11 @@ class _Completion(argparse.Action):
 
 
 def _say_fault(command: str, error: Exception, err: TextIO) -> None:
-    import traceback  # only here: it is rarely needed
+    import traceback  # only here: these are rarely needed
 
-    if isinstance(error, ValueError) and _is_misuse(error):
+    from jax_dist._usage import MisuseError
+
+    if isinstance(error, MisuseError):
         print(f"jax-dist {command}: {error}", file=err)
         return
     traceback.print_exception(error, file=err)
@@ -164,9 +156,3 @@ def _say_fault(command: str, error: Exception, err: TextIO) -> None:
         "Please report it with the lines above.",
         file=err,
     )
-
-
-def _is_misuse(error: ValueError) -> bool:
-    from jax_dist._usage import MisuseError
-
-    return isinstance(error, MisuseError)

@@ -13,21 +13,19 @@ from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit, Help
 
 if TYPE_CHECKING:
-    from jax_dist.doctor.diagnosis import Diagnosis
-    from jax_dist.doctor.facts import DoctorFinding
+    from jax_dist.doctor import Diagnosis
 
 _EPILOG = """\
-exit codes: 0 no harmful findings, 1 harmful findings, 2 an option is invalid
+exit codes: 0 no findings, 1 findings, 2 an option is invalid
 
 examples:
   jax-dist doctor
-  jax-dist doctor --quiet                       only harmful findings
+  jax-dist doctor --quiet                       only the findings
   jax-dist doctor --json
   JAX_NUM_CPU_DEVICES=8 jax-dist doctor         with 8 simulated devices
   srun jax-dist doctor --quiet                  in every process of a job
 """
-_COLOURS = {"harm": "\x1b[1;31m", "note": "\x1b[33m"}
-_CYAN, _PLAIN = "\x1b[36m", "\x1b[0m"
+_RED, _CYAN, _PLAIN = "\x1b[1;31m", "\x1b[36m", "\x1b[0m"
 
 
 def add_parser(commands: Any) -> None:
@@ -39,7 +37,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=Help,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quiet", action="store_true", help="only harmful findings")
+    parser.add_argument("--quiet", action="store_true", help="only the findings")
     parser.add_argument(
         "--timeout",
         type=terminal.seconds,
@@ -48,52 +46,40 @@ def add_parser(commands: Any) -> None:
         help="time limit for JAX to start (60)",
     )
     terminal.add_color(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_run)
 
 
-def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     """Diagnoses and prints."""
     del err
-    from jax_dist.doctor.diagnosis import diagnose  # not at the top: `--help` need not wait
+    from jax_dist.doctor import diagnose  # not at the top: `--help` need not wait
 
-    found = diagnose(timeout=options.timeout)
+    found = diagnose(options.timeout)
     if options.json:
         print(json.dumps(found.to_dict(), indent=2), file=out)
     else:
         colour = terminal.wants_colour(options.color, out)
         lines = _lines(found, quiet=options.quiet, colour=colour)
         out.writelines(f"{line}\n" for line in lines)
-    return Exit.OK if found.healthy else Exit.FINDINGS
+    return Exit.FINDINGS if found.findings else Exit.OK
 
 
 def _lines(found: "Diagnosis", *, quiet: bool, colour: bool) -> Iterator[str]:
     if not quiet:
-        width = max(len(name) for name in found.facts)
+        width = max(map(len, found.facts))
         yield from (f"{name:{width}}  {value}" for name, value in found.facts.items())
         yield from (f"{name}={value}" for name, value in found.variables.items())
         yield ""
-    shown = [each for each in found.findings if each.weight == "harm" or not quiet]
-    for each in shown:
-        yield from _painted(each, colour=colour)
-    yield _summary(found)
-
-
-def _painted(finding: "DoctorFinding", *, colour: bool) -> Iterator[str]:
-    first, second = str(finding).split("\n")
-    if colour:
-        weight = finding.weight.value
-        first = f"{_COLOURS[weight]}{weight}{_PLAIN}{first.removeprefix(weight)}"
-        second = second.replace("help:", f"{_CYAN}help:{_PLAIN}", 1)
-    yield first
-    yield second
-
-
-def _summary(found: "Diagnosis") -> str:
-    harms = sum(each.weight == "harm" for each in found.findings)
-    notes = len(found.findings) - harms
-    head = "All is well here" if harms == 0 else f"{harms} {_plural('thing', harms)} to fix"
-    return f"{head}; {notes} {_plural('note', notes)}."
-
-
-def _plural(noun: str, number: int) -> str:
-    return noun if number == 1 else f"{noun}s"
+    for each in found.findings:
+        text = str(each)
+        if colour:
+            text = f"{_RED}harm{_PLAIN}{text.removeprefix('harm')}"
+            text = text.replace("\n  help:", f"\n  {_CYAN}help:{_PLAIN}", 1)
+        yield text
+    match len(found.findings):
+        case 0:
+            yield "All is well here."
+        case 1:
+            yield "1 thing to fix."
+        case several:
+            yield f"{several} things to fix."

@@ -109,7 +109,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--quiet", action="store_true", help="no summary if all is well")
     terminal.add_color(parser)
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_run)
 
 
 def _count(text: str) -> int:
@@ -148,7 +148,7 @@ def _ranks(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
+def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
     """Runs the job, and shows what the ranks write and how it ended."""
     from jax_dist._usage import MisuseError
     from jax_dist.launch import job, outcome
@@ -204,11 +204,7 @@ def _command(options: argparse.Namespace) -> list[str]:
 @contextlib.contextmanager
 def _printer(options: argparse.Namespace, out: TextIO, err: TextIO) -> "Iterator[Printer]":
     from jax_dist._usage import MisuseError
-    from jax_dist.launch.outcome import (
-        LogFile,
-        Printer,
-        log_files,
-    )
+    from jax_dist.launch.outcome import LogFile, Printer, log_files
 
     streams: dict[Stream, TextIO] = {"stdout": out, "stderr": err}
     for stream in streams.values():

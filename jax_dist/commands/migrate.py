@@ -56,7 +56,7 @@ def add_parser(commands: Any) -> None:
     _add_effects(parser.add_argument_group("actions"))
     _add_proof(parser.add_argument_group("verification"))
     _add_running(parser.add_argument_group("execution"))
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_run)
 
 
 def _add_aims(group: Any) -> None:
@@ -156,7 +156,7 @@ def _add_running(group: Any) -> None:
     terminal.add_color(group)
 
 
-def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     from jax_dist.commands import migrate_run  # only here: `--help` need not wait for the rules
 
     return migrate_run.run(options, stdin=sys.stdin, out=out, err=err)

@@ -203,7 +203,7 @@ class _Migrate:
         folder = os.path.dirname(os.path.abspath(path))
         found = certificate.made(
             ({**each.to_dict(), "signatures": each.signatures} for each in proof.entries),
-            command=proof.command,
+            command=tuple(proof.command),
             files=((file.path, file.before, file.after) for file in files if file.changed),
             folder=folder,
         )

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from jax_dist import _usage
@@ -39,47 +39,36 @@ def add_parser(commands: Any) -> None:
         default="text",
         help="text (the default; with --all one line for each rule), json or markdown: whole pages",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_run)
 
 
-def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     from jax_dist.checker.engine import linter  # not at the top: `--help` needs no rules
 
     if options.all:
         out.write(_ALL[options.output_format]([page for _, page in sorted(linter.PAGES.items())]))
         return Exit.OK
-    page = _find(options.rule, linter.PAGES)
+    # Codes in capitals, names in small letters.
+    word = options.rule.upper() if re.search(r"\d", options.rule) else options.rule.lower()
+    named = {name: page for page in linter.PAGES.values() for name in (page.code, page.name)}
+    page = named.get(word)
     if page is None:
-        names = [name for page in linter.PAGES.values() for name in (page.code, page.name)]
-        remedy = _usage.hint(
-            _spelled(options.rule), names, "`jax-dist rule --all` lists the rules."
-        )
+        remedy = _usage.hint(word, [*named], "`jax-dist rule --all` lists the rules.")
         print(f"jax-dist rule: there is no rule {options.rule!r}. {remedy}", file=err)
         return Exit.USAGE
     out.write(_ONE[options.output_format](page))
     return Exit.OK
 
 
-def _find(word: str, pages: Mapping[str, Page]) -> Page | None:
-    spelled = _spelled(word)
-    named = (page for page in pages.values() if spelled in (page.code, page.name))
-    return next(named, None)
-
-
-def _spelled(word: str) -> str:
-    """Codes in capitals, names in small letters."""
-    return word.upper() if re.search(r"\d", word) else word.lower()
-
-
 def _list(pages: Sequence[Page]) -> str:
     width = max(len(page.name) for page in pages)
-    return "".join(f"{page.code}  {page.name:{width}}  {_fix(page)}\n" for page in pages)
-
-
-def _fix(page: Page) -> str:
-    level = markdown.fix_level(page)
-    kind = "no fix" if level == "none" else f"{level} fix"
-    return kind if page.default else f"{kind}, off by default"
+    lines = []
+    for page in pages:
+        level = markdown.fix_level(page)
+        fix = "no fix" if level == "none" else f"{level} fix"
+        state = fix if page.default else f"{fix}, off by default"
+        lines.append(f"{page.code}  {page.name:{width}}  {state}\n")
+    return "".join(lines)
 
 
 def _json(what: Any) -> str:

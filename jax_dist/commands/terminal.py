@@ -5,7 +5,8 @@ import enum
 import os
 import re
 import time
-from typing import Any, Literal, NoReturn, TextIO, TypeAlias
+from collections.abc import Callable
+from typing import Any, NoReturn, TextIO
 
 
 class Exit(enum.IntEnum):
@@ -26,6 +27,16 @@ def add_color(parser: Any) -> None:
         help="%(choices)s (auto: on a terminal; NO_COLOR and FORCE_COLOR count)",
         metavar="WHEN",
     )
+
+
+def help_only(parser: argparse.ArgumentParser) -> Callable[..., Exit]:
+    """The `run` of a command that is nothing without one of its subcommands."""
+
+    def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+        parser.print_help(file=err)
+        return Exit.USAGE
+
+    return run
 
 
 def count(text: str) -> int:
@@ -49,13 +60,18 @@ _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """As wide as the terminal, up to a limit; descriptions stay as they are written.
-
-    argparse would load shutil for the width, in every run, which costs as much as a small check.
-    """
+    """As wide as the terminal, up to a limit; descriptions stay as they are written."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=min(_columns() - 2, _WIDEST))
+        # argparse would load shutil for the width, in every run: as much as a small check costs.
+        try:
+            columns = int(os.environ["COLUMNS"])
+        except (KeyError, ValueError):
+            try:
+                columns = os.get_terminal_size().columns
+            except (OSError, ValueError):  # a pipe
+                columns = 80
+        super().__init__(prog, width=min(columns - 2, _WIDEST))
 
 
 class Parser(argparse.ArgumentParser):
@@ -71,25 +87,12 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def _columns() -> int:
-    try:
-        return int(os.environ["COLUMNS"])
-    except (KeyError, ValueError):
-        pass
-    try:
-        return os.get_terminal_size().columns
-    except (OSError, ValueError):  # a pipe
-        return 80
-
-
-When: TypeAlias = Literal["auto", "always", "never"]
-
 _PATIENCE = 1.0  # seconds before anything is said
 _PAUSE = 0.1  # seconds between two lines
 
 
-def wants_colour(when: When, stream: TextIO) -> bool:
-    """Whether to write colours; NO_COLOR and FORCE_COLOR decide where `when` does not."""
+def wants_colour(when: str, stream: TextIO) -> bool:
+    """Whether to write colours: as `--color` says, or else NO_COLOR and FORCE_COLOR."""
     if when != "auto":
         return when == "always"
     if os.environ.get("NO_COLOR"):
@@ -97,11 +100,6 @@ def wants_colour(when: When, stream: TextIO) -> bool:
     if os.environ.get("FORCE_COLOR"):
         return True
     return stream.isatty() and os.environ.get("TERM") != "dumb"
-
-
-def nowhere() -> TextIO:
-    """In place of a stream that is closed."""
-    return open(os.devnull, "w", encoding="utf-8")
 
 
 def silence(stream: TextIO) -> None:

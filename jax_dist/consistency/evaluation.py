@@ -17,6 +17,7 @@ for one that amplifies.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -81,6 +82,10 @@ class Node:
         """Of the user: what JAX's own functions do is done by those who call them."""
         return interpreter.source_line(self.eqn) or self.around.line
 
+    @property
+    def types(self) -> list[Any]:
+        return [var.aval for var in self.eqn.outvars]
+
     def constant(self, operand: int) -> Any:
         """The value of a literal operand; None for any other."""
         atom = self.eqn.invars[operand]
@@ -93,6 +98,12 @@ class Graph:
     results: tuple[Origins, ...]
     carried: dict[_Origin, Origins]  # where the rounds before get what a scan carries over
 
+    @property
+    def size(self) -> int:
+        """How many numbers the results of all equations are together."""
+        types = [kind for node in self.nodes.values() for kind in node.types]
+        return sum(math.prod(kind.shape) for kind in types if hasattr(kind, "shape"))
+
     def rounds_before(self, origins: Origins) -> Origins:
         """Where a value comes from in the rounds before; empty for what no scan carries."""
         found = [self.carried[origin] for origin in origins if origin in self.carried]
@@ -103,25 +114,54 @@ class Graph:
         found = {path: None for origins in node.sources for path, _ in origins}
         return [self.nodes[path] for path in found if path in self.nodes]
 
-    def reached(self, origins: Origins) -> list[Node]:
-        """All equations that a value depends on, in program order."""
-        waiting = [path for path, _ in origins if path in self.nodes]
-        seen = set(waiting)
+    def reached(
+        self, origins: Origins, follows: Callable[[Node], bool] = lambda node: True
+    ) -> list[Node]:
+        """The equations that a value depends on by way of such ones, in program order."""
+        waiting = [self.nodes[path] for path, _ in origins if path in self.nodes]
+        seen: set[Path] = set()
         while waiting:
-            for node in self.before(self.nodes[waiting.pop()]):
-                if node.path not in seen:
-                    seen.add(node.path)
-                    waiting.append(node.path)
+            node = waiting.pop()
+            if node.path not in seen and follows(node):
+                seen.add(node.path)
+                waiting += self.before(node)
         return [node for path, node in self.nodes.items() if path in seen]
 
 
 def graph_of(jaxpr: Any) -> Graph:
-    """The graph of a program, by the walk that `evaluation` makes too."""
-    graph = Graph({}, (), {})
+    """The graph of a program, by the walk that `evaluate` makes too."""
+    nodes: dict[Path, Node] = {}
+    carried: dict[_Origin, Origins] = {}
+
+    def walk(body: Any, inputs: Sequence[Origins], prefix: Path, around: _Around) -> list[Origins]:
+        known: dict[Var, Origins] = dict.fromkeys(body.constvars, frozenset())
+        known.update(zip(body.invars, inputs, strict=True))
+        origins = lambda atom: frozenset() if isinstance(atom, Literal) else known[atom]
+        for place, eqn in enumerate(body.eqns):
+            path, sources = (*prefix, place), tuple(map(origins, eqn.invars))
+            if _is_entered(eqn):
+                carries = []
+                if eqn.primitive.name == "scan":
+                    layout = _compat.scan_layout(eqn.params, len(sources), len(eqn.outvars))
+                    carries = list(zip(layout.carries_in, layout.carries_out, strict=True))
+                inner = list(sources)
+                for into, _ in carries:
+                    inner[into] |= {(path, -1 - into)}
+                called = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])
+                outs = walk(called, inner, path, around.inside(eqn, path))
+                for into, out in carries:
+                    carried[path, -1 - into] = outs[out]
+                    outs[out] |= sources[into]  # of no rounds, a carry is what came in
+            else:
+                nodes[path] = Node(path, eqn, sources, around, _is_draw(eqn))
+                outs = [frozenset({(path, number)}) for number in range(len(eqn.outvars))]
+            known.update(zip(eqn.outvars, outs, strict=True))
+        return list(map(origins, body.outvars))
+
     body = interpreter.open_jaxpr(jaxpr)
     inputs = [frozenset({((), number)}) for number in range(len(body.invars))]
-    results = _walk(body, inputs, (), _Around(), graph)
-    return Graph(dict(sorted(graph.nodes.items())), tuple(results), graph.carried)
+    results = walk(body, inputs, (), _Around())
+    return Graph(dict(sorted(nodes.items())), tuple(results), carried)
 
 
 def _is_entered(eqn: JaxprEqn) -> bool:
@@ -134,50 +174,8 @@ def _is_entered(eqn: JaxprEqn) -> bool:
 
 def _is_draw(eqn: JaxprEqn) -> bool:
     """Whether random numbers come out, also of a loop that draws."""
-    if eqn.primitive.name in _DRAWS:
-        return True
-    return any(
-        interpreter.contains(body, lambda inner: inner.primitive.name in _DRAWS)
-        for body in interpreter.bodies(eqn)
-    )
-
-
-def _walk(
-    body: Any, inputs: Sequence[Origins], prefix: Path, around: _Around, graph: Graph
-) -> list[Origins]:
-    known: dict[Var, Origins] = dict.fromkeys(body.constvars, frozenset())
-    known.update(zip(body.invars, inputs, strict=True))
-    for place, eqn in enumerate(body.eqns):
-        path = (*prefix, place)
-        sources = tuple(_origins(atom, known) for atom in eqn.invars)
-        if _is_entered(eqn):
-            outs = _enter(eqn, sources, path, around.inside(eqn, path), graph)
-        else:
-            graph.nodes[path] = Node(path, eqn, sources, around, _is_draw(eqn))
-            outs = [frozenset({(path, number)}) for number in range(len(eqn.outvars))]
-        known.update(zip(eqn.outvars, outs, strict=True))
-    return [_origins(atom, known) for atom in body.outvars]
-
-
-def _enter(
-    eqn: JaxprEqn, sources: tuple[Origins, ...], path: Path, inside: _Around, graph: Graph
-) -> list[Origins]:
-    inner = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])
-    if eqn.primitive.name != "scan":
-        return _walk(inner, sources, path, inside, graph)
-    layout = _compat.scan_layout(eqn.params, len(sources), len(eqn.outvars))
-    inputs = list(sources)
-    for into in layout.carries_in:
-        inputs[into] |= {(path, -1 - into)}
-    outs = _walk(inner, inputs, path, inside, graph)
-    for into, out in zip(layout.carries_in, layout.carries_out, strict=True):
-        graph.carried[path, -1 - into] = outs[out]
-        outs[out] |= sources[into]  # of no rounds, a carry is what came in
-    return outs
-
-
-def _origins(atom: Any, known: dict[Var, Origins]) -> Origins:
-    return frozenset() if isinstance(atom, Literal) else known[atom]
+    draws = lambda each: each.primitive.name in _DRAWS
+    return draws(eqn) or any(interpreter.contains(body, draws) for body in interpreter.bodies(eqn))
 
 
 _SUMS = (
@@ -191,7 +189,8 @@ _UNTOUCHED = {
     "bitcast_convert_type", "reduce_window_max", "cond", "while", "scan",
     "psum", "psum_invariant", "reduce_scatter",  # of one device, nothing is added
 }  # fmt: skip
-_Records: TypeAlias = dict[Path, list[Any]]  # results of equations: [devices, *rounds, *shape]
+# The results of equations, `[devices, *rounds, *shape]`.
+Records: TypeAlias = dict[Path, list[Any]]
 Draws: TypeAlias = Mapping[Path, Sequence[Any]]  # in the same form
 
 _IDENTITIES = ("pvary", "pcast", "pbroadcast", "sharding_constraint", "mesh_cast", "reshard")
@@ -202,12 +201,23 @@ class Noise(NamedTuple):
     seed: Any  # which way each element goes
 
 
-def _outs_moved(eqn: JaxprEqn, values: Values, outs: Values, noise: Noise) -> Values:
-    """The results of an equation, moved where it rounds."""
-    name = eqn.primitive.name
-    if name in _UNTOUCHED and not _rounds_down(eqn):
+def _moved_where_rounded(eqn: JaxprEqn, values: Values, outs: Values, noise: Noise) -> Values:
+    """The results of an equation, moved if it rounds."""
+    name, sizes = eqn.primitive.name, outs
+    if name == "convert_element_type":  # only to a type with fewer digits
+        before, after = (jnp.result_type(var.aval) for var in (*eqn.invars, *eqn.outvars))
+        if not 0 < epsilon(before) < epsilon(after):
+            return outs
+    elif name in _UNTOUCHED:
         return outs
-    sizes = _terms(eqn, values) if name in _SUMS else outs
+    elif name in _SUMS:  # the same sum over the sizes of its terms
+        terms = values
+        if all(map(_is_float, values[:1])):
+            terms = [jnp.abs(value) if _is_float(value) else value for value in values]
+            if any(jnp.iscomplexobj(value) for value in values):
+                pairs = zip(terms, values, strict=True)
+                terms = [term.astype(jax.typeof(value).dtype) for term, value in pairs]
+        sizes = interpreter.replay(eqn, terms)
     return [moved(out, size, noise) for out, size in zip(outs, sizes, strict=True)]
 
 
@@ -220,49 +230,18 @@ def epsilon(dtype: Any) -> float:
     return float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.inexact) else 0.0
 
 
-def _rounds_down(eqn: JaxprEqn) -> bool:
-    """Whether it only moves values, but to a type with fewer digits."""
-    if eqn.primitive.name != "convert_element_type":
-        return False
-    before, after = (jnp.result_type(var.aval) for var in (*eqn.invars, *eqn.outvars))
-    return 0 < epsilon(before) < epsilon(after)
-
-
-def _terms(eqn: JaxprEqn, values: Values) -> Values:
-    """The same sum over the sizes of its terms."""
-    if not all(map(_is_float, values[:1])):
-        return interpreter.replay(eqn, values)
-    sizes = [jnp.abs(value) if _is_float(value) else value for value in values]
-    if any(jnp.iscomplexobj(value) for value in values):
-        sizes = [size.astype(jax.typeof(v).dtype) for size, v in zip(sizes, values, strict=True)]
-    return interpreter.replay(eqn, sizes)
-
-
 def moved(value: Any, size: Any, noise: Noise) -> Any:
     """A value, moved by a unit in the last place of `size`."""
     if not _is_float(value):
         return value
-    unit = epsilon(jax.typeof(value).dtype)
-    by = jnp.abs(size).astype(jnp.float32) * (unit * noise.scale) * _signs(value, noise.seed)
-    return jnp.where(noise.scale > 0, value + by.astype(value.dtype), value)
-
-
-def _signs(value: Any, seed: Any) -> Any:
-    """Of every element 1 or -1, by chance and the same in every run."""
+    # Each element up or down, by chance and the same in every run.
     number = jnp.arange(max(value.size, 1), dtype=jnp.uint32)[: value.size].reshape(value.shape)
-    mixed = (number + jnp.uint32(seed) * jnp.uint32(40503)) * jnp.uint32(2654435761)
+    mixed = (number + jnp.uint32(noise.seed) * jnp.uint32(40503)) * jnp.uint32(2654435761)
     mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(2246822519)
-    return jnp.where((mixed >> 13) & 1, 1.0, -1.0).astype(jnp.float32)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Walk:
-    """What holds for all equations of one evaluation."""
-
-    wanted: Callable[[Path], bool]  # whose results are kept
-    noise: Noise | None
-    given: Any  # whether draws are; a number of the program, so that both ways are one program
-    axes: tuple[Any, ...] = ()  # of the shard_maps around
+    signs = jnp.where((mixed >> 13) & 1, 1.0, -1.0).astype(jnp.float32)
+    unit = epsilon(jax.typeof(value).dtype)
+    by = jnp.abs(size).astype(jnp.float32) * (unit * noise.scale) * signs
+    return jnp.where(noise.scale > 0, value + by.astype(value.dtype), value)
 
 
 def evaluate(
@@ -273,7 +252,7 @@ def evaluate(
     draws: Draws | None = None,
     given: Any = True,
     noise: Noise | None = None,
-) -> tuple[Values, _Records]:
+) -> tuple[Values, Records]:
     """The results of a closed jaxpr, and those of its equations; to be called under jit.
 
     Args:
@@ -284,145 +263,133 @@ def evaluate(
       given: False leaves these devices what they draw.
       noise: how far every rounded result is moved.
     """
-    walk = _Walk(wanted, noise, given)
-    body = interpreter.open_jaxpr(jaxpr)
-    return _run(body, interpreter.constants(jaxpr), args, (), draws or {}, walk)
+    return _Evaluation(wanted, noise, given).run(jaxpr, args, (), draws or {})
 
 
-def _run(
-    body: Any, consts: Sequence[Any], args: Sequence[Any], prefix: Path, draws: Draws, walk: _Walk
-) -> tuple[Values, _Records]:
-    known: dict[Var, Any] = dict(zip(body.constvars, consts, strict=True))
-    known.update(zip(body.invars, args, strict=True))
-    records: _Records = {}
-    for place, eqn in enumerate(body.eqns):
-        path = (*prefix, place)
-        values = interpreter.read_all(eqn.invars, known)
-        if _is_entered(eqn):
-            outs, inner = _ENTERED.get(eqn.primitive.name, _call)(eqn, values, path, draws, walk)
-            records.update(inner)
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Evaluation:
+    """What holds for all equations."""
+
+    wanted: Callable[[Path], bool]  # whose results are kept
+    noise: Noise | None
+    given: Any  # whether draws are; a number of the program, so that both ways are one program
+    axes: tuple[Any, ...] = ()  # of the shard_maps around
+
+    def run(
+        self, jaxpr: Any, args: Sequence[Any], prefix: Path, draws: Draws
+    ) -> tuple[Values, Records]:
+        body = interpreter.open_jaxpr(jaxpr)
+        known: dict[Var, Any]
+        known = dict(zip(body.constvars, interpreter.constants(jaxpr), strict=True))
+        known.update(zip(body.invars, args, strict=True))
+        records: Records = {}
+        for place, eqn in enumerate(body.eqns):
+            path = (*prefix, place)
+            values = interpreter.read_all(eqn.invars, known)
+            if _is_entered(eqn):
+                match eqn.primitive.name:
+                    case "scan":
+                        outs, inner = self._scan(eqn, values, path, draws)
+                    case "shard_map":
+                        outs, inner = self._shard_map(eqn, values, path, draws)
+                    case _:
+                        outs, inner = self.run(interpreter.bodies(eqn)[0], values, path, draws)
+                records.update(inner)
+            else:
+                outs = self._results(eqn, values, draws.get(path))
+                if self.wanted(path):
+                    # Devices come first; inside of a shard_map, its vmap puts them there.
+                    records[path] = outs if self.axes else [out[None] for out in outs]
+            known.update(zip(eqn.outvars, outs, strict=True))
+        return interpreter.read_all(body.outvars, known), records
+
+    def _results(self, eqn: JaxprEqn, values: Values, drawn: Sequence[Any] | None) -> Values:
+        name, params = eqn.primitive.name, eqn.params
+        if name in _IDENTITIES:
+            return list(values)
+        if name == "psum_invariant":  # as vma types know it; a vmap has none
+            outs = [lax.psum(value, params["axes"]) for value in values]
+        elif name == "all_gather_invariant":
+            along, tiled = params["all_gather_dimension"], params["tiled"]
+            outs = [lax.all_gather(values[0], params["axis_name"], axis=along, tiled=tiled)]
         else:
-            outs = _apply(eqn, values, draws.get(path), walk)
-            if walk.wanted(path):
-                # Devices come first; inside of a shard_map, its vmap puts them there.
-                records[path] = outs if walk.axes else [out[None] for out in outs]
-        known.update(zip(eqn.outvars, outs, strict=True))
-    return interpreter.read_all(body.outvars, known), records
+            outs = interpreter.replay(eqn, values)
+        if drawn is not None and _is_draw(eqn):
+            own = self._differ(values) & self.given
+            outs = [
+                out if _is_key(out) else jnp.where(own, instead, out)
+                for out, instead in zip(outs, drawn, strict=True)
+            ]
+        if self.noise is not None:
+            outs = _moved_where_rounded(eqn, values, outs, self.noise)
+        return outs
 
+    def _differ(self, values: Values) -> Any:
+        """Whether the keys among the operands of a draw are not the same on all devices."""
+        different = jnp.zeros((), bool)
+        for value in values:
+            if _is_key(value) or jax.typeof(value).dtype == jnp.uint32:
+                data = jax.random.key_data(value) if _is_key(value) else value
+                different |= jnp.any(lax.pmax(data, self.axes) != lax.pmin(data, self.axes))
+        return different
 
-def _apply(eqn: JaxprEqn, values: Values, drawn: Sequence[Any] | None, walk: _Walk) -> Values:
-    name = eqn.primitive.name
-    if name in _IDENTITIES:
-        return list(values)
-    if name == "psum_invariant":  # as vma types know it; a vmap has none
-        outs = [lax.psum(value, eqn.params["axes"]) for value in values]
-    elif name == "all_gather_invariant":
+    def _scan(
+        self, eqn: JaxprEqn, values: Values, path: Path, draws: Draws
+    ) -> tuple[Values, Records]:
+        """Again a scan; what its rounds record is stacked behind the devices."""
         params = eqn.params
-        along, tiled = params["all_gather_dimension"], params["tiled"]
-        outs = [lax.all_gather(values[0], params["axis_name"], axis=along, tiled=tiled)]
-    else:
-        outs = interpreter.replay(eqn, values)
-    if drawn is not None and _is_draw(eqn):
-        own = _differ(values, walk.axes) & walk.given
-        outs = [
-            out if _is_key(out) else jnp.where(own, instead, out)
-            for out, instead in zip(outs, drawn, strict=True)
-        ]
-    if walk.noise is not None:
-        outs = _outs_moved(eqn, values, outs, walk.noise)
-    return outs
+        layout = _compat.scan_layout(params, len(values), len(eqn.outvars))
+        sliced = [n for n in range(len(values)) if n not in {*layout.constants, *layout.carries_in}]
+        behind = 0 if self.axes else 1  # where the rounds are in what is drawn for this loop
+        of_loop = {
+            at: [jnp.moveaxis(each, behind, 0) for each in given]
+            for at, given in draws.items()
+            if at[: len(path)] == path
+        }
 
+        def step(carry: Values, xs: tuple[Values, dict]) -> tuple[Values, tuple[Values, Records]]:
+            row, drawn = xs
+            inputs: Values = list(values)
+            for numbers, parts in ((layout.carries_in, carry), (sliced, row)):
+                for number, part in zip(numbers, parts, strict=True):
+                    inputs[number] = part
+            outs, kept = self.run(params["jaxpr"], inputs, path, drawn)
+            stacked = [out for n, out in enumerate(outs) if n not in layout.carries_out]
+            return [outs[n] for n in layout.carries_out], (stacked, kept)
 
-def _differ(values: Values, axes: tuple[Any, ...]) -> Any:
-    """Whether the keys among the operands of a draw are not the same on all devices."""
-    different = jnp.zeros((), bool)
-    for value in values:
-        if _is_key(value) or jax.typeof(value).dtype == jnp.uint32:
-            data = jax.random.key_data(value) if _is_key(value) else value
-            different |= jnp.any(lax.pmax(data, axes) != lax.pmin(data, axes))
-    return different
+        carry, (stacked, kept) = lax.scan(
+            step,
+            [values[n] for n in layout.carries_in],
+            ([values[n] for n in sliced], of_loop),
+            length=params["length"],
+            reverse=params["reverse"],
+        )
+        carries, rest = iter(carry), iter(stacked)
+        outs = [next(carries if n in layout.carries_out else rest) for n in range(len(eqn.outvars))]
+        return outs, jax.tree.map(lambda each: jnp.moveaxis(each, 0, behind), kept)
+
+    def _shard_map(
+        self, eqn: JaxprEqn, values: Values, path: Path, draws: Draws
+    ) -> tuple[Values, Records]:
+        """Its body on all devices together, which come first in every value."""
+        params, axes = eqn.params, manual_axes(eqn)
+        inner = dataclasses.replace(self, axes=(*self.axes, *axes))
+        mapped: Callable = lambda blocks, drawn: inner.run(params["jaxpr"], blocks, path, drawn)
+        for name in reversed(list(axes)):  # of several axes, one after the other
+            mapped = jax.vmap(mapped, axis_name=name, axis_size=axes[name])
+        pairs = zip(values, params["in_specs"], strict=True)
+        blocks = [_cut(value, spec, axes) for value, spec in pairs]
+        of_body = {at: given for at, given in draws.items() if at[: len(path)] == path}
+        sizes = tuple(axes.values())
+        spread = jax.tree.map(lambda each: each.reshape(*sizes, *each.shape[1:]), of_body)
+        outs, kept = mapped(blocks, spread)
+        merged = jax.tree.map(lambda each: each.reshape(-1, *each.shape[len(sizes) :]), kept)
+        pairs = zip(outs, params["out_specs"], strict=True)
+        return [_joined(out, spec, axes) for out, spec in pairs], merged
 
 
 def _is_key(value: Any) -> bool:
     return jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.prng_key)
-
-
-def _call(
-    eqn: JaxprEqn, values: Values, path: Path, draws: Draws, walk: _Walk
-) -> tuple[Values, _Records]:
-    body = interpreter.bodies(eqn)[0]
-    consts = interpreter.constants(body)
-    return _run(interpreter.open_jaxpr(body), consts, values, path, draws, walk)
-
-
-def _scan(
-    eqn: JaxprEqn, values: Values, path: Path, draws: Draws, walk: _Walk
-) -> tuple[Values, _Records]:
-    """Again a scan; what its rounds record is stacked behind the devices."""
-    body, params = eqn.params["jaxpr"], eqn.params
-    layout = _compat.scan_layout(params, len(values), len(eqn.outvars))
-    sliced = [n for n in range(len(values)) if n not in {*layout.constants, *layout.carries_in}]
-    behind = 0 if walk.axes else 1  # where the rounds are in what is drawn for this loop
-    of_loop = {
-        at: [jnp.moveaxis(each, behind, 0) for each in given]
-        for at, given in draws.items()
-        if at[: len(path)] == path
-    }
-
-    def step(carry: Values, xs: tuple[Values, dict]) -> tuple[Values, tuple[Values, _Records]]:
-        row, drawn = xs
-        inputs: Values = list(values)
-        for numbers, parts in ((layout.carries_in, carry), (sliced, row)):
-            for number, part in zip(numbers, parts, strict=True):
-                inputs[number] = part
-        opened = interpreter.open_jaxpr(body)
-        outs, kept = _run(opened, interpreter.constants(body), inputs, path, drawn, walk)
-        stacked = [out for n, out in enumerate(outs) if n not in layout.carries_out]
-        return [outs[n] for n in layout.carries_out], (stacked, kept)
-
-    carry, (stacked, kept) = lax.scan(
-        step,
-        [values[n] for n in layout.carries_in],
-        ([values[n] for n in sliced], of_loop),
-        length=params["length"],
-        reverse=params["reverse"],
-    )
-    carries, rest = iter(carry), iter(stacked)
-    outs = [
-        next(carries) if n in layout.carries_out else next(rest) for n in range(len(eqn.outvars))
-    ]
-    records = {
-        at: [jnp.moveaxis(each, 0, behind) for each in of_eqn] for at, of_eqn in kept.items()
-    }
-    return outs, records
-
-
-def _shard_map(
-    eqn: JaxprEqn, values: Values, path: Path, draws: Draws, walk: _Walk
-) -> tuple[Values, _Records]:
-    """Its body on all devices together, which come first in every value."""
-    params, axes = eqn.params, manual_axes(eqn)
-    body = interpreter.open_jaxpr(params["jaxpr"])
-    inner = dataclasses.replace(walk, axes=(*walk.axes, *axes))
-    blocks = [
-        _cut(value, spec, axes) for value, spec in zip(values, params["in_specs"], strict=True)
-    ]
-    of_body = {at: given for at, given in draws.items() if at[: len(path)] == path}
-
-    def on_device(blocks: Values, drawn: Draws) -> tuple[Values, _Records]:
-        return _run(body, (), blocks, path, drawn, inner)
-
-    mapped: Callable = on_device
-    for name in reversed(list(axes)):  # of several axes, one after the other
-        mapped = jax.vmap(mapped, axis_name=name, axis_size=axes[name])
-    sizes = tuple(axes.values())
-    spread = jax.tree.map(lambda each: each.reshape(*sizes, *each.shape[1:]), of_body)
-    outs, kept = mapped(blocks, spread)
-    merged = jax.tree.map(lambda each: each.reshape(-1, *each.shape[len(sizes) :]), kept)
-    results = [
-        _joined(out, spec, axes) for out, spec in zip(outs, params["out_specs"], strict=True)
-    ]
-    return results, merged
 
 
 def manual_axes(eqn: JaxprEqn) -> dict[Any, int]:
@@ -433,38 +400,29 @@ def manual_axes(eqn: JaxprEqn) -> dict[Any, int]:
 
 def _cut(value: Any, spec: Any, axes: Mapping[Any, int]) -> Any:
     """`[*s]` -> one block for each device, `[*axes, *block]`."""
-    names = list(axes)
     shape: list[int] = []
     at: dict[Any, int] = {}  # where each axis lies in the split shape
     for size, part in zip(value.shape, _parts(spec, value.ndim), strict=True):
         for name in part:
             at[name] = len(shape)
             shape.append(axes[name])
-            size //= axes[name]
-        shape.append(size)
-    split = value.reshape(shape)
-    front = [at[name] for name in names if name in at]
-    split = jnp.moveaxis(split, front, range(len(front)))
-    whole = [number for number, name in enumerate(names) if name not in at]
-    split = jnp.expand_dims(split, whole)
-    return jnp.broadcast_to(split, (*axes.values(), *split.shape[len(names) :]))
+        shape.append(size // math.prod(axes[name] for name in part))
+    front = [at[name] for name in axes if name in at]
+    split = jnp.moveaxis(value.reshape(shape), front, range(len(front)))
+    split = jnp.expand_dims(split, [n for n, name in enumerate(axes) if name not in at])
+    return jnp.broadcast_to(split, (*axes.values(), *split.shape[len(axes) :]))
 
 
 def _joined(value: Any, spec: Any, axes: Mapping[Any, int]) -> Any:
     """The opposite; along axes that cut nothing, what the first device has."""
-    names = list(axes)
-    rank = value.ndim - len(names)
-    parts = _parts(spec, rank)
-    cut = [name for part in parts for name in part]
-    value = value[tuple(slice(None) if name in cut else 0 for name in names)]
-    left = [name for name in names if name in cut]
+    parts = _parts(spec, value.ndim - len(axes))
+    cut = {name for part in parts for name in part}
+    value = value[tuple(slice(None) if name in cut else 0 for name in axes)]
+    left = [name for name in axes if name in cut]
     order, shape = [], []
-    for number, part in enumerate(parts):
-        order += [left.index(name) for name in part] + [len(left) + number]
-        size = value.shape[len(left) + number]
-        for name in part:
-            size *= axes[name]
-        shape.append(size)
+    for number, part in enumerate(parts, len(left)):
+        order += [*map(left.index, part), number]
+        shape.append(value.shape[number] * math.prod(axes[name] for name in part))
     return value.transpose(order).reshape(shape)
 
 
@@ -473,6 +431,3 @@ def _parts(spec: Any, rank: int) -> list[tuple[Any, ...]]:
     parts = [part if isinstance(part, tuple) else (part,) for part in spec]
     named = [tuple(name for name in part if name is not None) for part in parts]
     return [*named, *[()] * (rank - len(named))]
-
-
-_ENTERED = {"scan": _scan, "shard_map": _shard_map}

@@ -1,56 +1,142 @@
 """From a result that differs back to the equation where it went wrong, and what is wrong there.
 
-`Search` walks back over the graph; `explain` puts what it finds, why, and what to do, in words.
+`_Search` walks back over the graph; `_explain` puts the fault that it finds in words.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from jax_dist import _codes
-from jax_dist.consistency.evaluation import Graph, Node, Origins, Path
-from jax_dist.consistency.relations import Expected, Relation, are_alike, relation_of
-from jax_dist.consistency.runs import Reference, Several, Values
+from jax_dist.consistency.evaluation import Graph, Node, Origins, Path, Records, graph_of
+from jax_dist.consistency.relations import Expected, Relation, Verdict, are_alike, relation_of
+from jax_dist.consistency.runs import CheckedProgram, Reference, Several, on_one
 
-_How: TypeAlias = Literal["unreduced", "lost", "shape", "unknown"]
+_How: TypeAlias = Literal["unreduced", "lost", "unknown"]
 
 _EXTREMES = (
     "axis_index",
+    "cummax",
+    "cummin",
+    "reduce_and",
     "reduce_max",
     "reduce_min",
     "reduce_or",
-    "reduce_and",
-    "cummax",
-    "cummin",
 )
+_MOST = 20_000_000  # numbers that are kept at once
 _ADDITIONS = ("add", "sub", "add_any")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class FaultOrigin:
-    """Where a result goes wrong."""
+class Explanation:
+    """Why a result depends on the number of devices."""
+
+    code: str  # "JXD501" for what has a rule; "" else
+    what: str
+    why: str
+    do: str
+    where: str  # "train.py:12", or "" if unknown
+    equation: str  # the primitive: "psum"
+    results: tuple[str, ...] = ()  # that are wrong through it
+
+
+def explanations(
+    program: CheckedProgram,
+    one: CheckedProgram,
+    leaves: Sequence[Any],
+    verdicts: Sequence[Verdict],
+    drifting: Sequence[str],
+    axis: Any,
+) -> tuple[Explanation, ...]:
+    """What is wrong in a program of several devices: one for each line, with all its results.
+
+    Args:
+      program: the one of several devices.
+      one: that of one device.
+      leaves: of the arguments.
+      verdicts: of each result.
+      drifting: the results that only the draws make differ between the devices.
+      axis: the name of the mapped axis, or several.
+    """
+    axis = ", ".join(map(repr, axis)) if isinstance(axis, tuple) else repr(axis)
+    graph = graph_of(program.jaxpr)
+    if max(graph.size, graph_of(one.jaxpr).size) > _MOST:
+        what = "the values of the equations are too many to be compared; give smaller arguments"
+        return (Explanation("", what, "", "", "", ""),)
+    reference = on_one(one, leaves, everything=True)
+    run = Several(program, leaves, reference, everything=True)
+    search = _Search(run, run.values()[1], reference, axis, program.devices)
+    origins = [
+        (each.name, origin)
+        for each, ways in zip(verdicts, graph.results, strict=True)
+        if not each.same and (origin := search.origin(ways)) is not None
+    ]
+    found: list[tuple[str, Explanation]] = []
+    causes: list[_Fault] = []
+    for name, origin in sorted(origins, key=lambda each: each[1].node.path):  # in program order
+        ways = frozenset().union(*origin.node.sources)
+        before = {node.path for node in graph.reached(ways)}
+        # What only follows from another one is put down to that.
+        causes.append(next((each for each in causes if each.node.path in before), origin))
+        found.append((name, _explain(causes[-1])))
+    if drifting:
+        search = _Search(run, run.values(given=False)[1], reference, axis, program.devices)
+        for each, ways in zip(verdicts, graph.results, strict=True):
+            draw = search.first_own_draw(ways) if each.name in drifting else None
+            if draw is not None:
+                found.append((each.name, _drifting(draw, axis)))
+    by_line: dict[tuple[str, str], Explanation] = {}
+    for name, each in found:
+        known = by_line.setdefault((each.where, each.code), each)
+        results = tuple(dict.fromkeys((*known.results, name)))
+        by_line[each.where, each.code] = dataclasses.replace(known, results=results)
+    return tuple(by_line.values())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Fault:
+    """Where a result goes wrong, with all that its explanation is made from."""
 
     how: _How
     node: Node  # the equation to look at
     relation: Relation | None  # of its result; None: there is none like it on one device
     operands: tuple[Relation | None, ...]  # of each operand; None for a constant
-    born: tuple[Node, ...] = ()  # where the parts were made that it takes for the whole
-    other: Node | None = None  # the same equation on one device
+    makers: tuple[Node, ...]  # that made the parts that it takes for the whole
+    other: Node | None  # the same equation on one device
+    axis: str  # "'i'"
+    devices: int
+
+    @property
+    def factor(self) -> float:
+        return 1.0 if self.relation is None else self.relation.factor
+
+    @property
+    def part(self) -> Relation | None:
+        """The first operand that is made of parts."""
+        return next((each for each in self.operands if each and each.kind == "parts"), None)
+
+    @property
+    def born(self) -> str:
+        lines = dict.fromkeys(node.line for node in self.makers if node.line)
+        return ", ".join(lines) or "a line that is unknown"
 
 
-class Search:
+class _Search:
     """The relations of all equations, on one number of devices."""
 
-    def __init__(self, run: Several, values: Values, reference: Reference) -> None:
+    def __init__(
+        self, run: Several, records: Records, reference: Reference, axis: str, devices: int
+    ) -> None:
         self.graph: Graph = run.graph
         self._reference, self._pairs = reference, run.pairs
+        self._axis, self._devices = axis, devices
         self._known: dict[Path, list[Relation | None]] = {}
         for path, node in self.graph.nodes.items():
-            self._known[path] = self._relations(node, values.records.get(path))
+            self._known[path] = self._relations(node, records.get(path))
 
-    def origin(self, results: Origins) -> FaultOrigin | None:
+    def origin(self, results: Origins) -> _Fault | None:
         """The first equation on the way to a result that loses it; None if all seems right."""
         return self._lost(results) or self._unreduced(results)
 
@@ -82,44 +168,35 @@ class Search:
             for value, each in zip(values, expected, strict=True)
         ]
 
-    def _lost(self, results: Origins) -> FaultOrigin | None:
+    def _lost(self, results: Origins) -> _Fault | None:
         """Of the equations with good operands and a bad result, the first one."""
-        waiting, seen, found = self._paths(results), set(), []
-        while waiting:
-            path = waiting.pop()
-            if path in seen or self._is_good(path):
-                continue
-            seen.add(path)
-            found.append(path)
-            waiting += [node.path for node in self.graph.before(self.graph.nodes[path])]
-        bad = set(found)
+        is_bad = lambda node: not all(each and each.is_good for each in self._known[node.path])
+        nodes = self.graph.reached(results, is_bad)
+        bad = {node.path for node in nodes}
         first = [
-            path
-            for path in sorted(bad)
+            node
+            for node in nodes
             if not any(
-                node.path in bad and self._round(node.path) <= self._round(path)
-                for node in self.graph.before(self.graph.nodes[path])
+                each.path in bad and self._round(each) <= self._round(node)
+                for each in self.graph.before(node)
             )
         ]
         if not first:
             return None
-        node = self.graph.nodes[min(first, key=self._when)]
+        # As equations are computed: in a loop, round by round.
+        when = lambda node: (node.around.loop or node.path, self._round(node), node.path)
+        node = min(first, key=when)
         relation = next(
             (each for each in self._known[node.path] if each is None or not each.is_good), None
         )
-        how: _How = "unknown" if relation is None else "lost"
         parts = [each for origins in node.sources if (each := self._parts(origins))]
         born = [maker for origins in parts for maker in self._born(origins)]
-        updates = [
-            each
-            for origins in parts
-            for each in self._parts_before(origins)
-            if each.name in _ADDITIONS and self._meets_whole(each, state=True)
-        ]
-        if updates:  # a state that went wrong before it is used
-            made = self._relation_of_node(updates[0])
-            return self._origin("unreduced", updates[0], made, born)
-        return self._origin(how, node, relation, born)
+        for update in (each for origins in parts for each in self._parts_before(origins)):
+            if update.name in _ADDITIONS and self._meets_whole(update, state=True):
+                # A state that went wrong before it is used.
+                made = next(iter(self._known[update.path]), None)
+                return self._origin("unreduced", update, made and made.early, born)
+        return self._origin("unknown" if relation is None else "lost", node, relation, born)
 
     def _parts(self, origins: Origins) -> Origins:
         """Where parts come from that are taken for the whole; also from the round before."""
@@ -129,7 +206,7 @@ class Search:
                 return each
         return frozenset()
 
-    def _unreduced(self, results: Origins) -> FaultOrigin | None:
+    def _unreduced(self, results: Origins) -> _Fault | None:
         """Parts that come out as they are: where they first met what is whole, or were made."""
         relation = self.relation(results)
         if relation is None or relation.kind not in ("parts", "rows"):
@@ -142,60 +219,32 @@ class Search:
 
     def _origin(
         self, how: _How, node: Node, relation: Relation | None, born: Sequence[Node]
-    ) -> FaultOrigin:
-        operands = tuple(
-            None if node.constant(number) is not None else self._operand(origins)
-            for number, origins in enumerate(node.sources)
-        )
+    ) -> _Fault:
+        operands: list[Relation | None] = []
+        for number, origins in enumerate(node.sources):
+            parts = self.relation(self._parts(origins))
+            own = self.relation(origins) if parts is None else parts.early
+            operands.append(own if node.constant(number) is None else None)
         other = self._pairs.get(node.path)
         paired = None if other is None else self._reference.graph.nodes[other]
-        return FaultOrigin(how, node, relation, operands, tuple(born), paired)
+        found = how, node, relation, tuple(operands), tuple(born), paired
+        return _Fault(*found, self._axis, self._devices)
 
-    def _operand(self, origins: Origins) -> Relation | None:
-        parts = self.relation(self._parts(origins))
-        return self.relation(origins) if parts is None else parts.early
-
-    def _relation_of_node(self, node: Node) -> Relation | None:
-        found = next(iter(self._known[node.path]), None)
-        return None if found is None else found.early
-
-    def _paths(self, origins: Origins) -> list[Path]:
-        return [path for path, _ in origins if path in self.graph.nodes]
-
-    def _is_good(self, path: Path) -> bool:
-        return all(each is not None and each.is_good for each in self._known[path])
-
-    def _when(self, path: Path) -> tuple[Path, int, Path]:
-        """The order in which equations are computed: in a loop, round by round."""
-        return self.graph.nodes[path].around.loop or path, self._round(path), path
-
-    def _round(self, path: Path) -> int:
+    def _round(self, node: Node) -> int:
         """The first round in which an equation goes wrong."""
-        bad = [np.argmin(each.good) for each in self._known[path] if each and not each.is_good]
-        return int(min(bad, default=0)) if self.graph.nodes[path].rounds else 0
+        bad = [np.argmin(each.good) for each in self._known[node.path] if each and not each.is_good]
+        return int(min(bad, default=0)) if node.rounds else 0
 
     def _parts_before(self, origins: Origins) -> list[Node]:
         """The equations whose results are parts, up to where these are made; in program order."""
-        waiting, seen = self._paths(origins), set()
-        while waiting:
-            path = waiting.pop()
-            if path in seen or not any(
-                each is not None and each.early.kind == "parts" for each in self._known[path]
-            ):
-                continue
-            seen.add(path)
-            waiting += [node.path for node in self.graph.before(self.graph.nodes[path])]
-        return [node for path, node in self.graph.nodes.items() if path in seen]
+        is_part = lambda each: each is not None and each.early.kind == "parts"
+        return self.graph.reached(origins, lambda node: any(map(is_part, self._known[node.path])))
 
     def _born(self, origins: Origins) -> list[Node]:
         """Those of them that take nothing that is a part."""
         parts = self._parts_before(origins)
         paths = {node.path for node in parts}
-        return [
-            node
-            for node in parts
-            if not any(before.path in paths for before in self.graph.before(node))
-        ]
+        return [n for n in parts if paths.isdisjoint(each.path for each in self.graph.before(n))]
 
     def _meets_whole(self, node: Node, *, state: bool = False) -> bool:
         """Whether parts are added to what all devices share; to a `state`, as it came in."""
@@ -211,64 +260,14 @@ class Search:
 
 def _relation(values: np.ndarray, expected: Expected, node: Node, *, extremes: bool) -> Relation:
     """Of one result, the rounds of all loops around it in one dimension."""
-    devices, rounds = len(values), node.rounds
+    rounds, whole = node.rounds, expected.value[0]
     count = int(np.prod(values.shape[1 : 1 + rounds]))
-    whole = expected.value[0]
-    flat = values.reshape(devices, count, *values.shape[1 + rounds :])
-    one = whole.reshape(count, *whole.shape[rounds:])
-    if len(flat) == 1 and not node.around.on_devices:  # one array for all devices
-        flat = np.broadcast_to(flat, flat.shape)
-    if node.is_draw or _is_key(node):
+    flat = values.reshape(len(values), count, *values.shape[1 + rounds :])
+    if node.name.startswith("random_") and not node.is_draw:  # a key
         alike = bool(are_alike(flat, 0.0).all())
-        if _is_key(node):
-            return Relation("own", np.ones(count, bool), alike=alike)
+        return Relation("own", np.ones(count, bool), alike=alike)
+    one = whole.reshape(count, *whole.shape[rounds:])
     return relation_of(flat, dataclasses.replace(expected, value=one), extremes=extremes)
-
-
-def _is_key(node: Node) -> bool:
-    return node.name.startswith("random_") and not node.is_draw
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why a result depends on the number of devices."""
-
-    code: str  # "JXD501" for what has a rule; "" else
-    what: str
-    why: str
-    do: str
-    where: str  # "train.py:12", or "" if unknown
-    equation: str  # the primitive: "psum"
-    results: tuple[str, ...] = ()  # that are wrong through it
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Case:
-    """What an explanation is made from."""
-
-    origin: FaultOrigin
-    axis: str  # "'i'"
-    devices: int
-
-    @property
-    def node(self) -> Node:
-        return self.origin.node
-
-    @property
-    def factor(self) -> float:
-        return 1.0 if self.origin.relation is None else self.origin.relation.factor
-
-    def part(self, *kinds: str) -> Relation | None:
-        """The first operand that is made of parts, of these kinds if any are given."""
-        for each in self.origin.operands:
-            if each is not None and each.kind == "parts" and (not kinds or each.part in kinds):
-                return each
-        return None
-
-    @property
-    def born(self) -> str:
-        lines = dict.fromkeys(node.line for node in self.origin.born if node.line)
-        return ", ".join(lines) or "a line that is unknown"
 
 
 _Words: TypeAlias = tuple[str, str, str]  # what, why, what to do
@@ -284,134 +283,126 @@ _WINDOWS = (
 )  # fmt: skip
 
 
-def explain(origin: FaultOrigin, axis: Any, devices: int) -> Explanation:
-    """The words for one origin.
-
-    Args:
-      origin: the equation, with the relations around it.
-      axis: the name of the mapped axis, or several.
-      devices: on how many devices it was found.
-    """
-    case = _Case(origin, _named(axis), devices)
-    for describe in _KINDS:
-        words = describe(case)
-        if words is not None:
-            code = _codes.REPEATED_NOISE if describe is _repeated else ""
-            return Explanation(code, *words, case.node.line, case.node.name)
-    raise AssertionError("the last kind takes all")
+def _explain(fault: _Fault) -> Explanation:
+    repeated = _repeated(fault)
+    kinds = (_unreduced, _sum_of_equals, _wrong_scale, _takes_part_for_whole, _of_primitive)
+    words = repeated or next(filter(None, (kind(fault) for kind in kinds)), None) or _other(fault)
+    code = _codes.REPEATED_NOISE if repeated else ""
+    return Explanation(code, *words, fault.node.line, fault.node.name)
 
 
-def drifting(draw: Node, axis: Any) -> Explanation:
+def _drifting(draw: Node, axis: str) -> Explanation:
     """Noise of each device's own in what all devices should share."""
     return Explanation(
         _codes.DRIFTING_COPIES,
         "noise of each device's own makes results differ that all devices should share",
-        f"the key differs along {_named(axis)}, and the draw has no dimension that is split",
+        f"the key differs along {axis}, and the draw has no dimension that is split",
         "draw with a key that all devices share, or reduce over the devices afterwards, as in "
-        f"lax.pmean(noise, {_named(axis)})",
+        f"lax.pmean(noise, {axis})",
         draw.line,
         draw.name,
     )
 
 
-def _repeated(case: _Case) -> _Words | None:
-    if not case.node.is_draw:
+def _repeated(fault: _Fault) -> _Words | None:
+    if not fault.node.is_draw:
         return None
-    if case.origin.relation is not None and not case.origin.relation.alike:
+    if fault.relation is not None and not fault.relation.alike:
         return None
     return (
         "all devices draw the same numbers, each for rows of its own",
-        f"the key is the same on all devices of {case.axis}, so the numbers repeat after each "
-        f"share of the rows: {case.devices} devices, one device's worth of noise",
-        f"give each device a key: random.fold_in(key, lax.axis_index({case.axis}))",
+        f"the key is the same on all devices of {fault.axis}, so the numbers repeat after each "
+        f"share of the rows: {fault.devices} devices, one device's worth of noise",
+        f"give each device a key: random.fold_in(key, lax.axis_index({fault.axis}))",
     )
 
 
-def _unreduced(case: _Case) -> _Words | None:
-    relation = case.origin.relation
-    if case.origin.how != "unreduced" or relation is None:
+def _unreduced(fault: _Fault) -> _Words | None:
+    relation = fault.relation
+    if fault.how != "unreduced" or relation is None:
         return None
     if relation.kind == "rows":
         return (
             f"a sum over the devices is missing: rows are {_times(relation.factor)}",
             "they are the gradient of a mean over the rows of one device only",
-            f"divide by lax.axis_size({case.axis}), or take the mean over all rows",
+            f"divide by lax.axis_size({fault.axis}), or take the mean over all rows",
         )
     collective = f"p{relation.part}"
     return (
         f"each device goes on with its own {_part(relation)}; the {relation.part} over "
-        f"{case.axis} is missing",
-        f"it is made of the rows of one device at {case.born}, and no collective follows",
-        f"put lax.{collective}(..., {case.axis}) between",
+        f"{fault.axis} is missing",
+        f"it is made of the rows of one device at {fault.born}, and no collective follows",
+        f"put lax.{collective}(..., {fault.axis}) between",
     )
 
 
-def _sum_of_equals(case: _Case) -> _Words | None:
-    if case.node.name not in _SUMS or case.factor != case.devices:
+def _sum_of_equals(fault: _Fault) -> _Words | None:
+    if fault.node.name not in _SUMS or fault.factor != fault.devices:
         return None
-    if case.part("mean") is not None:
+    if any(each and each.kind == "parts" and each.part == "mean" for each in fault.operands):
         return (
-            f"a sum over {case.axis} of means: {_times(case.factor)}",
-            f"each device has the mean over its rows, made at {case.born}, and the means are "
+            f"a sum over {fault.axis} of means: {_times(fault.factor)}",
+            f"each device has the mean over its rows, made at {fault.born}, and the means are "
             "added up",
-            f"use lax.pmean(..., {case.axis}), or take the sum over the rows instead of the mean",
+            f"use lax.pmean(..., {fault.axis}), or take the sum over the rows instead of the mean",
         )
     return (
-        f"a second sum over {case.axis}: {_times(case.factor)}",
+        f"a second sum over {fault.axis}: {_times(fault.factor)}",
         "all devices have the same value already, so the sum adds up equals",
         "leave this one out",
     )
 
 
-def _wrong_scale(case: _Case) -> _Words | None:
-    node, other = case.node, case.origin.other
-    if node.name not in ("div", "mul") or case.part() is not None:
+def _wrong_scale(fault: _Fault) -> _Words | None:
+    node, other = fault.node, fault.other
+    if node.name not in ("div", "mul") or fault.part is not None:
         return None
     for number in range(len(node.sources)):
-        value, one = node.constant(number), None if other is None else other.constant(number)
-        if value is None or one is None or not _is_number(value) or not _is_number(one):
+        pair: list[Any] = [each and each.constant(number) for each in (node, other)]
+        if not all(np.ndim(n) == 0 and isinstance(np.asarray(n).item(), int | float) for n in pair):
             continue
+        value, one = map(float, pair)
         verb = "divides" if node.name == "div" else "multiplies"
-        here, there = _shown(value), _shown(one)
+        here, there = f"{value:g}", f"{one:g}"
         if here == there:
             continue
-        if float(value) == case.devices * float(one):
+        if value == fault.devices * one:
             return (
                 f"it {verb} by {here}, the number of devices, what needs no such factor",
                 "the value is that of all devices already: a sum of sums, not of means",
-                f"leave the factor out; if it is in lax.pmean, use lax.psum(..., {case.axis})",
+                f"leave the factor out; if it is in lax.pmean, use lax.psum(..., {fault.axis})",
             )
         return (
             f"it {verb} by {here}, and on one device by {there}",
             "that is a size of what one device has, not of the whole",
-            f"use the size of the whole, as in x.shape[0] * lax.axis_size({case.axis})",
+            f"use the size of the whole, as in x.shape[0] * lax.axis_size({fault.axis})",
         )
-    if case.factor == 1:
+    if fault.factor == 1:
         return None
     return (
-        f"the factor at this {node.name} makes the value {_times(case.factor)}",
+        f"the factor at this {node.name} makes the value {_times(fault.factor)}",
         "it changes with the number of devices, and the value does not",
         "leave out a division or multiplication by the number of devices that is not needed",
     )
 
 
-def _takes_part_for_whole(case: _Case) -> _Words | None:
-    part = case.part()
+def _takes_part_for_whole(fault: _Fault) -> _Words | None:
+    part = fault.part
     if part is None:
         return None
     return (
         f"the {_part(part)} of one device is used as if it were that of all rows",
-        f"it is made of the rows of one device at {case.born}; each device has another",
-        f"put lax.p{part.part}(..., {case.axis}) between",
+        f"it is made of the rows of one device at {fault.born}; each device has another",
+        f"put lax.p{part.part}(..., {fault.axis}) between",
     )
 
 
-def _of_primitive(case: _Case) -> _Words | None:
+def _of_primitive(fault: _Fault) -> _Words | None:
     """What the name of the equation tells."""
-    name = case.node.name
+    name = fault.node.name
     if name in _GATHERS:
         return (
-            f"{name} over {case.axis} puts the parts together in another order than that of the "
+            f"{name} over {fault.axis} puts the parts together in another order than that of the "
             "rows",
             "what one device has as rows, one after the other, comes out along another dimension, "
             "or in another order",
@@ -423,67 +414,44 @@ def _of_primitive(case: _Case) -> _Words | None:
             f"{name} looks along a dimension of which each device has only its share",
             "the rows before and after lie on other devices, and the first and last row of a "
             "device are not those of the whole",
-            f"fetch the neighbours' rows with lax.ppermute(..., {case.axis}), or gather first",
+            f"fetch the neighbours' rows with lax.ppermute(..., {fault.axis}), or gather first",
         )
     if name == "iota":
         return (
             "the rows of each device are counted from 0",
             "as numbers of rows they are right on the first device only",
-            f"add lax.axis_index({case.axis}) times the number of rows of a device",
+            f"add lax.axis_index({fault.axis}) times the number of rows of a device",
         )
     if name.startswith(("reduce_", "dot_general", "arg")):
         return (
             f"{name} reduces over what one device has, and no collective makes it whole",
             "rows of other devices count as well",
-            f"follow it with the collective over {case.axis} that fits, or gather first",
+            f"follow it with the collective over {fault.axis} that fits, or gather first",
         )
     return None
 
 
-def _any(case: _Case) -> _Words:
-    if case.origin.how == "unknown":
+def _other(fault: _Fault) -> _Words:
+    if fault.how == "unknown":
         return (
-            f"the program for {case.devices} devices has a {case.node.name} here that the one for "
-            "one device has not",
+            f"the program for {fault.devices} devices has a {fault.node.name} here that the one "
+            "for one device has not",
             "the code does something else by the size of what a device has",
             "make the shapes that decide the same on any number of devices",
         )
     return (
-        f"from this {case.node.name} on, values differ from those of one device"
-        + (f": {_times(case.factor)}" if case.factor != 1 else ""),
+        f"from this {fault.node.name} on, values differ from those of one device"
+        + (f": {_times(fault.factor)}" if fault.factor != 1 else ""),
         "its operands are as they should be, or shares of it",
-        f"check whether it needs a collective over {case.axis}",
+        f"check whether it needs a collective over {fault.axis}",
     )
 
 
-_KINDS: tuple[Callable[[_Case], _Words | None], ...] = (
-    _repeated,
-    _unreduced,
-    _sum_of_equals,
-    _wrong_scale,
-    _takes_part_for_whole,
-    _of_primitive,
-    _any,
-)
-
-
 def _part(relation: Relation) -> str:
-    return {"sum": "sum", "mean": "mean", "max": "maximum", "min": "minimum"}[relation.part or ""]
+    return {"max": "maximum", "min": "minimum"}.get(relation.part or "", relation.part or "")
 
 
 def _times(factor: float) -> str:
     if factor < 1:
         return f"1/{round(1 / factor)} of what it should be"
     return f"{round(factor)} times too large"
-
-
-def _named(axis: Any) -> str:
-    return repr(axis) if not isinstance(axis, tuple) else ", ".join(map(repr, axis))
-
-
-def _is_number(value: Any) -> bool:
-    return np.ndim(value) == 0 and isinstance(np.asarray(value).item(), int | float)
-
-
-def _shown(value: Any) -> str:
-    return f"{float(value):g}"

@@ -57,7 +57,6 @@ def relation_of(values: np.ndarray, expected: Expected, *, extremes: bool = True
       expected: what one device has.
       extremes: whether parts may make the value by their maximum; a first row may by chance.
     """
-    whole, devices = expected.value, len(values)
     alike = are_alike(values, expected.tolerance)
     held = _held(values, expected, alike, extremes=extremes)
     held = [relation for relation in held if relation.good.any()]
@@ -66,12 +65,11 @@ def relation_of(values: np.ndarray, expected: Expected, *, extremes: bool = True
         return best
     good = np.any([relation.good for relation in held], axis=0) if held else np.zeros(1, bool)
     good = np.broadcast_to(good, (values.shape[1],)).copy()
-    factor = 1.0
-    if alike.all() and values.shape[1:] == whole.shape:
-        factor = _factor(values[0], expected, devices)
     start = int(np.argmin(good))  # the first round in which no relation holds
     before = next((each for each in held if start and each.good[:start].all()), None)
-    return Relation("lost", good, factor=factor, alike=bool(alike.all()), before=before)
+    all_alike = bool(alike.all())
+    factor = _factor(values, expected) if all_alike else 1.0
+    return Relation("lost", good, factor=factor, alike=all_alike, before=before)
 
 
 def rows_along(shape: tuple[int, ...], whole: tuple[int, ...], devices: int) -> int | None:
@@ -82,11 +80,6 @@ def rows_along(shape: tuple[int, ...], whole: tuple[int, ...], devices: int) -> 
     if len(cut) != 1 or shape[cut[0]] * devices != whole[cut[0]]:
         return None
     return cut[0]
-
-
-def _put_together(values: np.ndarray, along: int) -> np.ndarray:
-    """`[devices, *shape]` -> one array, the devices' shares one after the other."""
-    return np.concatenate(list(values), axis=along)
 
 
 def distance(values: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -111,39 +104,43 @@ def _held(
         yield Relation("same", good & alike, alike=all_alike)
     along = rows_along(values.shape[2:], whole.shape[1:], devices)
     if along is not None:
-        merged = _put_together(values, along + 1)
+        merged = np.concatenate(list(values), axis=along + 1)
         # The gradient of a mean over the rows of each has the number of devices as a factor.
         for factor in (1, devices) if expected.unit else (1,):
             scaled = whole * factor if factor != 1 else whole
             good = _rounds_equal(merged, scaled, expected.tolerance * factor)
             yield Relation("rows", good, factor=float(factor), alike=all_alike)
     if values.shape[1:] == whole.shape:
-        yield from _sums(values, expected, alike)
-        if extremes and not np.iscomplexobj(values):
-            merges: tuple[tuple[_Part, np.ndarray], ...]
-            merges = (("max", values.max(0)), ("min", values.min(0)))
-            for part, value in merges:
-                good = _rounds_equal(value, whole, expected.tolerance)
-                yield Relation("parts", good & ~alike, part, alike=False)
+        # Where the devices differ: equal values times a number are no parts of anything.
+        for part, merged, tolerance in _merges(values, expected, extremes=extremes):
+            good = _rounds_equal(merged, whole, tolerance)
+            yield Relation("parts", good & ~alike, part, alike=False)
 
 
-def _sums(values: np.ndarray, expected: Expected, alike: np.ndarray) -> Iterator[Relation]:
-    """Where the devices differ: equal values times a number are no parts of anything."""
-    if values.dtype == bool:
-        return
-    devices, whole = len(values), expected.value
-    with np.errstate(invalid="ignore"):  # inf - inf
-        added = values.astype(_wide(values)).sum(0)
-    sizes = np.abs(np.nan_to_num(values.astype(_wide(values)), posinf=0.0, neginf=0.0)).sum(0)
-    slack = expected.tolerance + 4 * expected.unit * float(sizes.max(initial=0.0))
-    factors: tuple[tuple[_Part, int], ...] = (("sum", 1), ("mean", devices))
-    for part, factor in factors if expected.unit else factors[:1]:
-        good = _rounds_equal(added / factor, whole, slack / factor + expected.tolerance)
-        yield Relation("parts", good & ~alike, part, alike=False)
+def _merges(
+    values: np.ndarray, expected: Expected, *, extremes: bool
+) -> Iterator[tuple[_Part, np.ndarray, float]]:
+    """What parts may make, and how far that may be off."""
+    if values.dtype != bool:
+        wide = values.astype(_wide(values))
+        with np.errstate(invalid="ignore"):  # inf - inf
+            added = wide.sum(0)
+        sizes = np.abs(np.nan_to_num(wide, posinf=0.0, neginf=0.0)).sum(0)
+        slack = expected.tolerance + 4 * expected.unit * float(sizes.max(initial=0.0))
+        yield "sum", added, slack + expected.tolerance
+        if expected.unit:
+            yield "mean", added / len(values), slack / len(values) + expected.tolerance
+    if extremes and not np.iscomplexobj(values):
+        yield "max", values.max(0), expected.tolerance
+        yield "min", values.min(0), expected.tolerance
 
 
-def _factor(value: np.ndarray, expected: Expected, devices: int) -> float:
-    if not np.issubdtype(value.dtype, np.number) or not np.abs(expected.value).max(initial=0) > 0:
+def _factor(values: np.ndarray, expected: Expected) -> float:
+    """How many times too large what all devices have is; 1 where that is not all."""
+    value, devices = values[0], len(values)
+    if value.shape != expected.value.shape or not np.issubdtype(value.dtype, np.number):
+        return 1.0
+    if not np.abs(expected.value).max(initial=0) > 0:
         return 1.0
     for factor in (devices, 1 / devices, devices**2, 1 / devices**2):
         scaled = expected.value.astype(_wide(value)) * factor
@@ -202,36 +199,39 @@ def verdict(
     """
     devices = len(values)
     relation = relation_of(values[:, None], expected)
-    whole = expected.value[0]
-    along = rows_along(values.shape[1:], whole.shape, devices)
+    one = whole = expected.value[0]
+    along = rows_along(values.shape[1:], one.shape, devices)
     if out_axis is not None and values[0].ndim:
         along = out_axis % values[0].ndim
     if along is None:
-        merged, whole = values, np.broadcast_to(whole, (devices, *whole.shape))
-        same = values.shape == whole.shape and relation.kind == "same"
+        merged, whole = values, np.broadcast_to(one, (devices, *one.shape))
     else:
-        merged = _put_together(values, along)
-        same = merged.shape == whole.shape
-    apart, average = _distances(merged, whole)
+        merged = np.concatenate(list(values), axis=along)
+    same = merged.shape == whole.shape and (along is not None or relation.kind == "same")
+    apart = average = float("inf")
+    if merged.shape == whole.shape:
+        distances = distance(merged, whole)
+        apart = float(distances.max(initial=0.0))
+        average = float(distances.mean()) if distances.size else 0.0
     same = same and apart <= expected.tolerance and average <= expected.average
-    if is_key and values[0].shape == expected.value[0].shape:
+    if is_key and values[0].shape == one.shape:
         same = True
-    words = "" if same else _words(values, expected.value[0], along, relation)
-    undecided = same and not is_key and bool(expected.unit) and _hides(expected)
+    words = "" if same else _words(values, merged, one, along, relation)
+    undecided = False
+    if same and not is_key and expected.unit:
+        size = float(np.abs(np.nan_to_num(expected.value)).mean()) if one.size else 0.0
+        undecided = expected.average > _UNDECIDED * size > 0
     return Verdict(name, devices, same, words, relation, apart, expected.tolerance, undecided)
 
 
-def _hides(expected: Expected) -> bool:
-    size = float(np.abs(np.nan_to_num(expected.value)).mean()) if expected.value.size else 0.0
-    return expected.average > _UNDECIDED * size > 0
-
-
-def _words(values: np.ndarray, whole: np.ndarray, along: int | None, relation: Relation) -> str:
+def _words(
+    values: np.ndarray, merged: np.ndarray, whole: np.ndarray, along: int | None, relation: Relation
+) -> str:
     devices, shape = len(values), values.shape[1:]
     if along is None and shape != whole.shape:
         return f"shape {list(shape)} on each device, {list(whole.shape)} on one"
-    if along is not None and (shares := _put_together(values, along).shape) != whole.shape:
-        return f"shape {list(shares)}, {list(whole.shape)} on one device"
+    if along is not None and merged.shape != whole.shape:
+        return f"shape {list(merged.shape)}, {list(whole.shape)} on one device"
     if along is None and relation.part is not None:
         return f"each device has its own; their {relation.part} is right"
     for power, shown in ((1, f"{devices}"), (2, f"{devices}\N{SUPERSCRIPT TWO}")):
@@ -242,11 +242,3 @@ def _words(values: np.ndarray, whole: np.ndarray, along: int | None, relation: R
     if along is None and not relation.alike:
         return "each device has its own"
     return "other values"
-
-
-def _distances(values: np.ndarray, whole: np.ndarray) -> tuple[float, float]:
-    """The largest and the mean one."""
-    if values.shape != whole.shape:
-        return float("inf"), float("inf")
-    apart = distance(values, whole)
-    return float(apart.max(initial=0.0)), float(apart.mean()) if apart.size else 0.0

@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -22,21 +22,17 @@ from jax_dist.consistency import evaluation
 from jax_dist.consistency.evaluation import (
     Draws,
     Graph,
-    Node,
     Path,
+    Records,
     evaluate,
     graph_of,
     manual_axes,
 )
 from jax_dist.consistency.relations import Expected, distance, rows_along
-from jax_dist.errors import ConsistencyError, message
+from jax_dist.errors import ConsistencyError, refusal
 from jax_dist.mapping import axes
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.passes import interpreter
-
-
-def refusal(*, what: str, which: Sequence[str], why: str, do: str) -> ConsistencyError:
-    return ConsistencyError(message(what=what, which=which, why=why, do=do))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,28 +57,31 @@ class PerDevice:
 
     def skipped(self, devices: int) -> str | None:
         """Why there is no program for so many devices."""
-        for path, leaf, axis in self._leaves():
-            if axis is not None and np.shape(leaf)[axis] % devices:
-                return f"{path} has {np.shape(leaf)[axis]} rows, which do not divide evenly"
+        for path, shape, axis in self._mapped():
+            if shape[axis] % devices:
+                return f"{path} has {shape[axis]} rows, which do not divide evenly"
         return None
 
     def check(self) -> None:
         """Raises what `pmap` would: axes that do not fit, nothing that is mapped."""
         axes.check_axes("in_axes", self.in_axes)
+        mapped = self._mapped()
         wrong = [
-            f"{path} has shape {np.shape(leaf)}, in_axes {axis}"
-            for path, leaf, axis in self._leaves()
-            if axis is not None and not -np.ndim(leaf) <= axis < np.ndim(leaf)
+            f"{path} has shape {shape}, in_axes {axis}"
+            for path, shape, axis in mapped
+            if not -len(shape) <= axis < len(shape)
         ]
         if wrong:
             raise refusal(
+                ConsistencyError,
                 what=f"in_axes of '{self.name}' names a dimension that is not there",
                 which=wrong,
                 why="a mapped argument is split along it, into equal shares of the devices",
                 do="Give None for an argument that all devices share, as in in_axes=(None, 0).",
             )
-        if all(axis is None for axis in self._axes()):
+        if not mapped:
             raise refusal(
+                ConsistencyError,
                 what=f"nothing is mapped in '{self.name}'",
                 which=[f"in_axes is {self.in_axes}"],
                 why="every device would do the same with the same values",
@@ -113,9 +112,11 @@ class PerDevice:
     def _axes(self) -> tuple[Axis, ...]:
         return axes.spread_in_axes(self.in_axes, self.args, {}, self.name)
 
-    def _leaves(self) -> Iterator[tuple[str, Any, Axis]]:
+    def _mapped(self) -> list[tuple[str, tuple[int, ...], int]]:
+        """Of each leaf that is split: its path, its shape, and the dimension."""
         paths = axes.argument_paths(self.fun, self.args, {}, range(len(self.args)))
-        yield from zip(paths, jax.tree.leaves(self.args), self._axes(), strict=True)
+        leaves = zip(paths, jax.tree.leaves(self.args), self._axes(), strict=True)
+        return [(path, np.shape(leaf), axis) for path, leaf, axis in leaves if axis is not None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -141,7 +142,11 @@ class Global:
         args = jax.tree.map(lambda leaf: _moved(leaf, mesh), self.args)
         leaves, structure = jax.tree.flatten(args)
         trees: list[Any] = []
-        options = {"mesh": mesh} if _takes_mesh(self.fun) else {}
+        try:
+            takes_mesh = "mesh" in inspect.signature(self.fun).parameters
+        except (TypeError, ValueError):  # builtins have no signature
+            takes_mesh = False
+        options = {"mesh": mesh} if takes_mesh else {}
 
         def flat(*leaves: Any) -> list[Any]:
             result = self.fun(*jax.tree.unflatten(structure, leaves), **options)
@@ -156,7 +161,13 @@ class Global:
             if "context mesh" not in str(error):
                 raise
             raise self._own_mesh(str(error).partition("\n")[0], devices) from error
-        self._check_meshes(jaxpr, devices)
+        # A function that brings a mesh of its own runs on that one, whatever is asked.
+        for eqn in interpreter.equations(jaxpr):
+            if eqn.primitive.name == "shard_map":
+                sizes = dict(eqn.params["mesh"].shape)
+                if math.prod(sizes.values()) != devices and manual_axes(eqn):
+                    line = interpreter.source_line(eqn) or "a shard_map"
+                    raise self._own_mesh(f"{line}: its mesh is {sizes}", devices)
         return CheckedProgram(devices, jaxpr, trees[-1], mapped=False)
 
     def _shape(self, devices: int) -> tuple[int, ...]:
@@ -167,17 +178,9 @@ class Global:
             left //= shape[-1]
         return tuple(shape)
 
-    def _check_meshes(self, jaxpr: Any, devices: int) -> None:
-        """A function that brings a mesh of its own runs on that one, whatever is asked."""
-        for eqn in interpreter.equations(jaxpr):
-            if eqn.primitive.name == "shard_map":
-                sizes = dict(eqn.params["mesh"].shape)
-                if math.prod(sizes.values()) != devices and manual_axes(eqn):
-                    line = interpreter.source_line(eqn) or "a shard_map"
-                    raise self._own_mesh(f"{line}: its mesh is {sizes}", devices)
-
     def _own_mesh(self, which: str, devices: int) -> ConsistencyError:
         return refusal(
+            ConsistencyError,
             what=f"'{self.name}' has a mesh of its own, which cannot be made smaller",
             which=[which, f"it is to be checked on {devices}"],
             why="the number of devices is that of the mesh, and it is fixed in the function",
@@ -185,22 +188,6 @@ class Global:
             "check(lambda x, mesh: jax.shard_map(f, mesh=mesh, ...)(x), x, mesh=mesh), or "
             "leave out mesh= in jax.shard_map, which then takes the one that is set.",
         )
-
-
-def _takes_mesh(fun: Callable) -> bool:
-    try:
-        return "mesh" in inspect.signature(fun).parameters
-    except (TypeError, ValueError):  # builtins have no signature
-        return False
-
-
-def mesh_of(args: Sequence[Any]) -> Mesh | None:
-    """The mesh that the arguments lie on."""
-    for leaf in jax.tree.leaves(args):
-        sharding = getattr(leaf, "sharding", None)
-        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
-            return sharding.mesh
-    return None
 
 
 def _moved(leaf: Any, mesh: Mesh) -> Any:
@@ -217,15 +204,6 @@ _SEEDS = (1, 2, 3)  # runs with every result moved by rounding
 _SAFETY = 8.0  # how much farther than in these runs a value may lie
 _ULPS = 4.0  # and besides, of its largest element
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-_MOST = 20_000_000  # numbers that are kept at once
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Values:
-    """What came of a run: `[devices, *shape]`, and of equations `[devices, *rounds, *shape]`."""
-
-    results: list[np.ndarray]
-    records: dict[Path, list[np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -278,10 +256,8 @@ class Several:
         """Prepares it; see `on_one`."""
         self.graph: Graph = graph_of(program.jaxpr)
         self.pairs: dict[Path, Path] = _pairs_of(self.graph, reference.graph)
-        self.draws: dict[Path, list[Any]] = _draws_for(
-            reference, self.graph, program.devices, self.pairs
-        )
         self._program, self._leaves = program, [jnp.asarray(leaf) for leaf in args]
+        self.draws = self._draws_of(reference)
         wanted = _wanted(self.graph, everything=everything)
 
         def run(leaves: Sequence[Any], draws: Draws, given: Any) -> Any:
@@ -289,8 +265,8 @@ class Several:
 
         self._run = _jit(run)
 
-    def values(self, *, given: bool = True) -> Values:
-        """What the devices compute.
+    def values(self, *, given: bool = True) -> tuple[list[np.ndarray], Records]:
+        """What the devices compute: the results, `[devices, *shape]`, and those of equations.
 
         Args:
           given: whether devices with a key of their own get what one device draws.
@@ -298,7 +274,26 @@ class Several:
         results, records = self._run(self._leaves, self.draws, jnp.bool_(given))
         if not self._program.mapped:
             results = [each[None] for each in results]
-        return Values(jax.tree.map(_host, results), jax.tree.map(_host, records))
+        return jax.tree.map(_host, results), jax.tree.map(_host, records)
+
+    def _draws_of(self, reference: Reference) -> dict[Path, list[Any]]:
+        """What each device draws if its key is its own: its rows of what one device draws."""
+        draws: dict[Path, list[Any]] = {}
+        for path, node in self.graph.nodes.items():
+            if not (node.is_draw and node.around.on_devices and path in self.pairs):
+                continue
+            drawn = zip(reference.records[self.pairs[path]], node.types, strict=True)
+            shares = [
+                _share(each.value, tuple(kind.shape), self._program.devices, node.rounds)
+                for each, kind in drawn
+            ]
+            if all(share is not None for share in shares):
+                draws[path] = [
+                    share.astype(np.uint32 if is_key(kind) else kind.dtype)
+                    for share, kind in zip(shares, node.types, strict=True)
+                    if share is not None
+                ]
+        return draws
 
 
 def _jit(run: Callable) -> Callable:
@@ -306,52 +301,12 @@ def _jit(run: Callable) -> Callable:
     return jax.jit(run, compiler_options=_QUICK if jax.default_backend() == "cpu" else None)
 
 
-def _draws_for(
-    reference: Reference, graph: Graph, devices: int, pairs: Mapping[Path, Path]
-) -> dict[Path, list[Any]]:
-    """What each device draws if its key is its own: its rows of what one device draws.
-
-    Args:
-      reference: with what one device draws.
-      graph: of the program of several devices.
-      devices: how many.
-      pairs: for its equations, those of one device.
-    """
-    draws: dict[Path, list[Any]] = {}
-    for path, node in graph.nodes.items():
-        if not (node.is_draw and node.around.on_devices and path in pairs):
-            continue
-        drawn = [each.value for each in reference.records[pairs[path]]]
-        shapes = [tuple(each.shape) for each in _types(node)]
-        shares = [
-            _share(value, shape, devices, node.rounds)
-            for value, shape in zip(drawn, shapes, strict=True)
-        ]
-        if all(share is not None for share in shares):
-            draws[path] = [
-                share.astype(np.uint32 if is_key(each) else each.dtype)
-                for share, each in zip(shares, _types(node), strict=True)
-                if share is not None
-            ]
-    return draws
-
-
-def is_too_large(graph: Graph) -> bool:
-    """Whether the results of all equations together are too many numbers to be kept."""
-    types = [each for node in graph.nodes.values() for each in _types(node)]
-    return sum(int(np.prod(each.shape)) for each in types if hasattr(each, "shape")) > _MOST
-
-
-def _types(node: Node) -> list[Any]:
-    return [var.aval for var in node.eqn.outvars]
-
-
 def _wanted(graph: Graph, *, everything: bool) -> Callable[[Path], bool]:
     """Whose values are kept: those of draws always, for other numbers of devices to use."""
     kept = {
         path
         for path, node in graph.nodes.items()
-        if (everything or node.is_draw) and all(hasattr(each, "shape") for each in _types(node))
+        if (everything or node.is_draw) and all(hasattr(each, "shape") for each in node.types)
     }
     return kept.__contains__
 
@@ -361,9 +316,8 @@ def _share(
 ) -> np.ndarray | None:
     """`[1, *rounds, *whole]` -> `[devices, *rounds, *shape]`."""
     whole = drawn.shape[1 + rounds :]
-    if drawn.ndim != 1 + rounds + len(shape):  # the data of a key
-        return np.broadcast_to(drawn, (devices, *drawn.shape[1:]))
-    if shape == whole:
+    # The data of a key has more dimensions.
+    if len(whole) != len(shape) or shape == whole:
         return np.broadcast_to(drawn, (devices, *drawn.shape[1:]))
     along = rows_along(shape, whole, devices)
     if along is None:
@@ -376,14 +330,13 @@ def _expected(exact: Any, *moved: Any) -> Expected:
     unit = evaluation.epsilon(exact.dtype)
     apart = [distance(_host(each), value) for each in moved]
     sizes = np.abs(np.nan_to_num(value, posinf=0.0, neginf=0.0)) if unit else np.zeros(())
-    farthest, average = (
-        _SAFETY * max(float(measure(each)) for each in apart) + _ULPS * unit * float(measure(sizes))
-        for measure in (
-            lambda each: each.max(initial=0.0),
-            lambda each: each.mean() if each.size else 0.0,
-        )
-    )
-    return Expected(value, farthest, average, unit)
+
+    def tolerance(measure: Callable[[np.ndarray], Any]) -> float:
+        farthest = max(float(measure(each)) for each in apart)
+        return _SAFETY * farthest + _ULPS * unit * float(measure(sizes))
+
+    average = tolerance(lambda each: each.mean() if each.size else 0.0)
+    return Expected(value, tolerance(lambda each: each.max(initial=0.0)), average, unit)
 
 
 def _host(array: Any) -> np.ndarray:
@@ -407,21 +360,14 @@ def _pairs_of(several: Graph, one: Graph) -> dict[Path, Path]:
     goes over the rows of a device they are not, and the longest common part counts.
     """
     left, right = list(several.nodes.values()), list(one.nodes.values())
-    marks, others = [_mark(node) for node in left], [_mark(node) for node in right]
+    marks, others = ([(each.name, each.line, each.rounds) for each in ns] for ns in (left, right))
     if marks == others:
         return {node.path: other.path for node, other in zip(left, right, strict=True)}
+    ranks = lambda node: [len(getattr(kind, "shape", ())) for kind in node.types]
     matcher = difflib.SequenceMatcher(None, marks, others, autojunk=False)
     return {
-        left[start + offset].path: right[other + offset].path
-        for start, other, size in matcher.get_matching_blocks()
-        for offset in range(size)
-        if _ranks(left[start + offset]) == _ranks(right[other + offset])
+        node.path: other.path
+        for start, at, size in matcher.get_matching_blocks()
+        for node, other in zip(left[start : start + size], right[at : at + size], strict=True)
+        if ranks(node) == ranks(other)
     }
-
-
-def _mark(node: Node) -> Hashable:
-    return node.name, node.line, node.rounds
-
-
-def _ranks(node: Node) -> list[int]:
-    return [len(getattr(var.aval, "shape", ())) for var in node.eqn.outvars]

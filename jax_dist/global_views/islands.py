@@ -12,16 +12,16 @@ its update of shared parameters with it.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jax_dist import _compat
-from jax_dist.global_views import refusals
+from jax_dist.errors import UnsupportedError, refusal
 from jax_dist.global_views.uniformity import (
-    Axis,
     Cuts,
+    SharedAxis,
     bodies_of_while,
     holds,
     wanted_cuts,
@@ -76,23 +76,17 @@ class BodyPlan:
     def is_shared(self, atom: Atom) -> bool:
         return isinstance(atom, Literal) or self.shared[atom]
 
-    def islands(self) -> Iterator[tuple["BodyPlan", Island]]:
-        """All of them, with the plans that they stand in; those of entered bodies first."""
+    def islands(self) -> Iterator[Island]:
+        """Those of entered bodies first."""
         for stage in self.stages:
-            for step in stage.outside:
-                for inner in step.inner:
-                    yield from inner.islands()
+            for inner in (inner for step in stage.outside for inner in step.inner):
+                yield from inner.islands()
             if stage.island is not None:
-                yield self, stage.island
-
-    def reads_in_islands(self) -> set[Var]:
-        """What islands read whole, those of entered bodies by the operands of their equations."""
-        islands = [stage.island for stage in self.stages if stage.island is not None]
-        return {var for island in islands for var in island.reads}
+                yield stage.island
 
 
 def plan(
-    axis: Axis,
+    axis: SharedAxis,
     jaxpr: Any,
     ins: Sequence[bool],
     wanted: Sequence[Any],
@@ -114,37 +108,51 @@ def plan(
     body, consts = _written_out(axis, jaxpr, ins)
     shared = axis.shared_in(body, [*[True] * len(consts), *ins])
     cuts = wanted_cuts(body, wanted, shared)
-    planner = _Planner(axis, body, shared, cuts, scatters=scatters, tied=tied)
-    return BodyPlan(body, tuple(consts), tuple(ins), shared, cuts, planner.stages())
+    stages = _Planner(axis, body, shared, cuts, scatters, tied).stages()
+    return BodyPlan(body, tuple(consts), tuple(ins), shared, cuts, stages)
 
 
-def _written_out(axis: Axis, jaxpr: Any, ins: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
+def _written_out(axis: SharedAxis, jaxpr: Any, ins: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
     """The body without those calls that would have to go to two places.
 
     And the values of its first inputs, the constants. An open jaxpr of jax 0.12 has none of its
     own, so that here they are inputs on all versions.
     """
-    facts: dict[Var, bool] = dict(axis.shared_in(jaxpr, ins))
+    facts, body = axis.shared_in(jaxpr, ins), interpreter.open_jaxpr(jaxpr)
+    constvars: list[Var] = [*body.constvars]
+    consts: Values = [*interpreter.constants(jaxpr)]
+    eqns: list[JaxprEqn] = []
 
     def is_inlined(eqn: JaxprEqn) -> bool:
         # Of a call in another that is written out, nothing is known yet; so it is, too.
         outs = {facts.get(var) for var in eqn.outvars}
-        return None in outs or len(outs) > 1 or axis.is_used_by(eqn)
+        is_split = None in outs or len(outs) > 1 or axis.is_used_by(eqn)
+        return eqn.primitive.name in INLINED and is_split
 
-    flat, known = _Flat(is_inlined), {}
-    body = interpreter.open_jaxpr(jaxpr)
-    flat.add(body.eqns, known)
-    made = Jaxpr(
-        (),
-        [*body.constvars, *flat.constvars, *body.invars],
-        [flat.renamed(atom, known) for atom in body.outvars],
-        flat.eqns,
-        body.effects,
-        interpreter.unnamed(),
-    )
-    return made, [*interpreter.constants(jaxpr), *flat.const_values]
+    def write(inner: Jaxpr, known: dict[Var, Atom]) -> list[Atom]:
+        """Each body gets variables of its own; gives those of its results."""
+        renamed = lambda atom: atom if isinstance(atom, Literal) else known.get(atom, atom)
+        for eqn in inner.eqns:
+            invars = [renamed(atom) for atom in eqn.invars]
+            if is_inlined(eqn):
+                (called,) = interpreter.bodies(eqn)
+                callee = interpreter.open_jaxpr(called)
+                own = [Var(var.aval) for var in callee.constvars]
+                constvars.extend(own)
+                consts.extend(interpreter.constants(called))
+                formal = [*callee.constvars, *callee.invars]
+                outvars = write(callee, dict(zip(formal, [*own, *invars], strict=True)))
+            else:
+                outvars = [Var(var.aval) for var in eqn.outvars]
+                eqns.append(eqn.replace(invars=invars, outvars=outvars))
+            known.update(zip(eqn.outvars, outvars, strict=True))
+        return [renamed(atom) for atom in inner.outvars]
+
+    outvars, inputs = write(body, {}), [*constvars, *body.invars]
+    return Jaxpr((), inputs, outvars, eqns, body.effects, interpreter.unnamed()), consts
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class _Planner:
     """Puts each equation of one body into a stage.
 
@@ -152,73 +160,63 @@ class _Planner:
     island makes can be read in it, and outside from the next stage on.
     """
 
-    def __init__(
-        self,
-        axis: Axis,
-        body: Jaxpr,
-        shared: Mapping[Var, bool],
-        cuts: Cuts,
-        *,
-        scatters: bool,
-        tied: bool,
-    ):
-        self._axis, self._body, self._shared, self._cuts = axis, body, shared, cuts
-        self._scatters, self._tied = scatters, tied
-        self._stage: dict[Var, int] = {}  # where a value is made
-        self._inside: set[Var] = set()  # what is made in islands
-        self._outside: list[list[Step]] = []
-        self._islands: list[list[JaxprEqn]] = []
-        self._cheap: dict[Var, JaxprEqn] = {}  # what an island can make itself
+    axis: SharedAxis
+    body: Jaxpr
+    shared: Mapping[Var, bool]
+    cuts: Cuts
+    scatters: bool
+    tied: bool
+    stage_of: dict[Var, int] = dataclasses.field(default_factory=dict)  # that makes a value
+    inside: set[Var] = dataclasses.field(default_factory=set)  # what is made in islands
+    cheap: dict[Var, JaxprEqn] = dataclasses.field(default_factory=dict)  # an island can make it
+    outside: list[list[Step]] = dataclasses.field(default_factory=list)  # by stage
+    islands: list[list[JaxprEqn]] = dataclasses.field(default_factory=list)
 
     def stages(self) -> tuple[_Stage, ...]:
         last_effect = (0, False)  # the stage of the last one, and whether it was outside
-        for eqn in self._body.eqns:
-            operands = [atom for atom in eqn.invars if isinstance(atom, Var)]
+        for eqn in self.body.eqns:
             entered = self._is_entered(eqn)
             inside = not entered and self._runs_inside(eqn)
-            stage = max((self._readable_from(var, inside=inside) for var in operands), default=0)
+            stage = 0
+            for var in _operands(eqn):
+                later = var in self.inside and not inside
+                stage = max(stage, self.stage_of.get(var, 0) + later)
             if _compat.has_side_effects(eqn):
                 before, was_outside = last_effect
                 stage = max(stage, before if inside or was_outside else before + 1)
                 last_effect = stage, not inside
-            self._put(eqn, stage, inside=inside, entered=entered)
-        return tuple(self._made_of(number) for number in range(len(self._outside)))
-
-    def _readable_from(self, var: Var, *, inside: bool) -> int:
-        made = self._stage.get(var, 0)
-        return made + 1 if var in self._inside and not inside else made
-
-    def _put(self, eqn: JaxprEqn, stage: int, *, inside: bool, entered: bool) -> None:
-        while len(self._outside) <= stage:
-            self._outside.append([])
-            self._islands.append([])
-        self._stage.update((var, stage) for var in eqn.outvars)
-        if inside:
-            self._inside.update(eqn.outvars)
-            self._islands[stage].append(eqn)
-            return
-        if _is_cheap(eqn, self._cheap):
-            self._cheap.update((var, eqn) for var in eqn.outvars)
-        inner = tuple(self._plans_of(eqn)) if entered else ()
-        self._outside[stage].append(Step(eqn, inner))
+            while len(self.outside) <= stage:
+                self.outside.append([])
+                self.islands.append([])
+            self.stage_of.update((var, stage) for var in eqn.outvars)
+            if inside:
+                self.inside.update(eqn.outvars)
+                self.islands[stage].append(eqn)
+                continue
+            is_literal_or_cheap = lambda atom: isinstance(atom, Literal) or atom in self.cheap
+            if eqn.primitive.name in _CHEAP and all(map(is_literal_or_cheap, eqn.invars)):
+                self.cheap.update((var, eqn) for var in eqn.outvars)
+            inner = tuple(self._plans_of(eqn)) if entered else ()
+            self.outside[stage].append(Step(eqn, inner))
+        return tuple(self._made_of(number) for number in range(len(self.outside)))
 
     # ---- where an equation runs
 
     def _is_shared(self, atom: Atom) -> bool:
-        return isinstance(atom, Literal) or self._shared[atom]
+        return isinstance(atom, Literal) or self.shared[atom]
 
     def _runs_inside(self, eqn: JaxprEqn) -> bool:
         """Whether an equation is one of each device's own."""
         return (
             not all(map(self._is_shared, [*eqn.invars, *eqn.outvars]))
             or _compat.has_side_effects(eqn)
-            or self._axis.is_used_by(eqn)
-            or (self._tied and holds(eqn, _is_bound_once))
+            or self.axis.is_used_by(eqn)
+            or (self.tied and holds(eqn, lambda each: each.primitive.name in _NOT_BOUND_AGAIN))
         )
 
     def _is_entered(self, eqn: JaxprEqn) -> bool:
         name = eqn.primitive.name
-        if name not in ("scan", "while", "cond") or not self._axis.is_made_alike_by(eqn):
+        if name not in ("scan", "while", "cond") or not self.axis.is_made_alike_by(eqn):
             return False
         if not any(map(self._is_shared, eqn.outvars)):
             return False
@@ -226,160 +224,102 @@ class _Planner:
             return self._is_shared(eqn.invars[0])
         if name == "while":
             condition = interpreter.open_jaxpr(eqn.params["cond_jaxpr"])
-            ins = self._axis.shared_in_bodies(eqn, self._ins_of(eqn))
-            of_condition = ins[bodies_of_while(eqn).index("cond_jaxpr")]
-            (again,) = self._axis.shared_out(condition, of_condition)
+            of_condition = self._ins_of_bodies(eqn)[bodies_of_while(eqn).index("cond_jaxpr")]
+            (again,) = self.axis.shared_out(condition, of_condition)
             # Under vmap a condition has many elements, and lax.while_loop takes one.
             kind: Any = condition.out_avals[0]
             return again and kind.shape == ()
         return True
 
-    def _ins_of(self, eqn: JaxprEqn) -> list[bool]:
-        return [self._is_shared(atom) for atom in eqn.invars]
+    def _ins_of_bodies(self, eqn: JaxprEqn) -> list[list[bool]]:
+        return self.axis.shared_in_bodies(eqn, [self._is_shared(atom) for atom in eqn.invars])
 
     def _plans_of(self, eqn: JaxprEqn) -> Iterator[BodyPlan]:
+        wanted = wanted_in_bodies(eqn, [self.cuts.get(var) for var in eqn.outvars])
         bodies = interpreter.bodies(eqn)
-        ins = self._axis.shared_in_bodies(eqn, self._ins_of(eqn))
-        wanted = wanted_in_bodies(eqn, [self._cuts.get(var) for var in eqn.outvars])
-        for body, of_body, results in zip(bodies, ins, wanted, strict=True):
-            limits: Any = {"scatters": self._scatters, "tied": self._tied}
-            yield plan(self._axis, body, of_body, results, **limits)
+        for body, ins, results in zip(bodies, self._ins_of_bodies(eqn), wanted, strict=True):
+            yield plan(self.axis, body, ins, results, scatters=self.scatters, tied=self.tied)
 
     # ---- what an island takes and gives
 
     def _made_of(self, number: int) -> _Stage:
-        outside, eqns = tuple(self._outside[number]), self._islands[number]
+        outside, eqns = tuple(self.outside[number]), self.islands[number]
         if not eqns:
             return _Stage(outside, None)
         # In program order: a set of variables has another order in each process.
         own = dict.fromkeys(var for eqn in eqns for var in eqn.outvars)
-        read = [atom for eqn in eqns for atom in eqn.invars if isinstance(atom, Var)]
-        helped = self._helped(var for var in read if var not in own)
-        eqns = [*helped, *eqns]
+        eqns = [*self._helping([var for var in _operands(*eqns) if var not in own]), *eqns]
         inner = {var for eqn in eqns for var in eqn.outvars}
-        reads = dict.fromkeys(
-            atom
-            for eqn in eqns
-            for atom in eqn.invars
-            if isinstance(atom, Var) and atom not in inner
-        )
-        elsewhere = self._read_elsewhere(number)
+        reads = tuple(dict.fromkeys(var for var in _operands(*eqns) if var not in inner))
+        others = [each for n, island in enumerate(self.islands) if n != number for each in island]
+        outer = [step.eqn for steps in self.outside for step in steps]
+        elsewhere = {*_operands(*outer, *others), *_variables(self.body.outvars)}
         makes = tuple(var for var in own if var in elsewhere)
-        for var in [*reads, *makes]:
-            if _is_reference(var):
-                raise refusals.reference_between_islands(interpreter.source_line(eqns[0]))
+        if any(type(var.aval).__name__ == "AbstractRef" for var in (*reads, *makes)):
+            line = interpreter.source_line(eqns[0]) or "an unknown line"
+            raise refusal(
+                UnsupportedError,
+                what="a reference (jax.new_ref) lives across a sum over devices",
+                which=[f"it is used by the equations from {line} on"],
+                why="what is before such a sum and what is after it run in two shard_maps, and a "
+                "reference cannot leave one",
+                do="Read the reference before the collective, and make a new one after it.",
+            )
         scatters = self._scattered(eqns, makes)
-        parts = self._parts(eqns, reads, scatters)
-        return _Stage(outside, Island(tuple(eqns), tuple(reads), makes, scatters, parts))
+        # A sum that is scattered takes its operands whole.
+        sums = [eqn for eqn in eqns if any(var in scatters for var in eqn.outvars)]
+        whole = {*_operands(*sums)}
+        cut = {var: self._cut_along(var) for var in reads if self.shared[var] and var not in whole}
+        parts = {var: dim for var, dim in cut.items() if dim is not None}
+        return _Stage(outside, Island(tuple(eqns), reads, makes, scatters, parts))
 
-    def _helped(self, reads: Iterator[Var]) -> list[JaxprEqn]:
+    def _helping(self, reads: list[Var]) -> list[JaxprEqn]:
         """The cheap equations that make some variables, in program order."""
         needed: dict[int, JaxprEqn] = {}
-        queue = [var for var in reads if var in self._cheap]
+        queue = [var for var in reads if var in self.cheap]
         while queue:
-            eqn = self._cheap[queue.pop()]
+            eqn = self.cheap[queue.pop()]
             needed[id(eqn)] = eqn
-            queue += [atom for atom in eqn.invars if isinstance(atom, Var)]
-        return [eqn for eqn in self._body.eqns if id(eqn) in needed]
-
-    def _read_elsewhere(self, number: int) -> set[Var]:
-        """What is read outside, in other islands, or given as a result."""
-        read = {atom for atom in self._body.outvars if isinstance(atom, Var)}
-        for steps in self._outside:
-            read.update(a for step in steps for a in step.eqn.invars if isinstance(a, Var))
-        for other, eqns in enumerate(self._islands):
-            if other != number:
-                read.update(a for eqn in eqns for a in eqn.invars if isinstance(a, Var))
-        return read
+            queue += _operands(eqn)
+        return [eqn for eqn in self.body.eqns if id(eqn) in needed]
 
     def _scattered(self, eqns: Sequence[JaxprEqn], makes: Sequence[Var]) -> dict[Var, int]:
         """The sums that nobody reads on the devices, and that are wanted cut outside."""
-        if not self._scatters:
+        if not self.scatters:
             return {}
-        read = {
-            a for steps in self._islands for eqn in steps for a in eqn.invars if isinstance(a, Var)
+        read = {var for island in self.islands for var in _operands(*island)}
+        sums = [
+            eqn
+            for eqn in eqns
+            if eqn.primitive.name == "psum"
+            and tuple(eqn.params["axes"]) == (self.axis.name,)
+            and eqn.params.get("axis_index_groups") is None
+        ]
+        found = {
+            var: self._cut_along(var)
+            for eqn in sums
+            for var in eqn.outvars
+            if var in makes and var not in read
         }
-        found: dict[Var, int] = {}
-        for eqn in eqns:
-            if eqn.primitive.name != "psum" or tuple(eqn.params["axes"]) != (self._axis.name,):
-                continue
-            if eqn.params.get("axis_index_groups") is not None:
-                continue
-            for var in eqn.outvars:
-                dim = self._cut_along(var)
-                if var in makes and var not in read and dim is not None:
-                    found[var] = dim
-        return found
-
-    def _parts(
-        self, eqns: Sequence[JaxprEqn], reads: Iterable[Var], scatters: Mapping[Var, int]
-    ) -> dict[Var, int]:
-        """What an island can take in parts; a sum that is scattered takes its operands whole."""
-        sums = [eqn for eqn in eqns if any(var in scatters for var in eqn.outvars)]
-        whole = {atom for eqn in sums for atom in eqn.invars if isinstance(atom, Var)}
-        found = {var: self._cut_along(var) for var in reads if self._shared[var]}
-        return {var: dim for var, dim in found.items() if dim is not None and var not in whole}
+        return {var: dim for var, dim in found.items() if dim is not None}
 
     def _cut_along(self, var: Var) -> int | None:
         """The dimension that is wanted cut over the mapped axis, and over no other."""
         aval: Any = var.aval
-        for dim, part in enumerate(self._cuts.get(var) or ()):
-            if part == self._axis.name and aval.shape[dim] % self._axis.size == 0:
+        for dim, part in enumerate(self.cuts.get(var) or ()):
+            if part == self.axis.name and aval.shape[dim] % self.axis.size == 0:
                 return dim
         return None
 
 
 _NOT_BOUND_AGAIN = ("custom_linear_solve", "pallas_call")
-
-
-def _is_bound_once(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name in _NOT_BOUND_AGAIN
-
-
-def _is_cheap(eqn: JaxprEqn, cheap: Mapping[Var, JaxprEqn]) -> bool:
-    """Whether it is easier made than sent: zeros, numbers in a row."""
-    return eqn.primitive.name in _CHEAP and all(
-        isinstance(atom, Literal) or atom in cheap for atom in eqn.invars
-    )
-
-
+# Easier made than sent: zeros, numbers in a row.
 _CHEAP = ("broadcast_in_dim", "convert_element_type", "iota", "reshape", "squeeze")
 
 
-def _is_reference(var: Var) -> bool:
-    return type(var.aval).__name__ == "AbstractRef"
+def _operands(*eqns: JaxprEqn) -> list[Var]:
+    return [var for eqn in eqns for var in _variables(eqn.invars)]
 
 
-class _Flat:
-    """The equations so far. Each body that is written out gets variables of its own."""
-
-    def __init__(self, is_inlined: Callable[[JaxprEqn], bool]):
-        self.eqns: list[JaxprEqn] = []
-        self.constvars: list[Var] = []
-        self.const_values: Values = []
-        self._is_inlined = is_inlined
-
-    def add(self, eqns: Sequence[JaxprEqn], known: dict[Var, Atom]) -> None:
-        for eqn in eqns:
-            invars = [self.renamed(atom, known) for atom in eqn.invars]
-            if eqn.primitive.name in INLINED and self._is_inlined(eqn):
-                outs = self._written_out(eqn, invars)
-                known.update(zip(eqn.outvars, outs, strict=True))
-            else:
-                outvars = [Var(var.aval) for var in eqn.outvars]
-                known.update(zip(eqn.outvars, outvars, strict=True))
-                self.eqns.append(eqn.replace(invars=invars, outvars=outvars))
-
-    def renamed(self, atom: Atom, known: Mapping[Var, Atom]) -> Atom:
-        return atom if isinstance(atom, Literal) else known.get(atom, atom)
-
-    def _written_out(self, eqn: JaxprEqn, invars: Sequence[Atom]) -> list[Atom]:
-        (jaxpr,) = interpreter.bodies(eqn)
-        body = interpreter.open_jaxpr(jaxpr)
-        known: dict[Var, Atom] = dict(zip(body.invars, invars, strict=True))
-        for var, value in zip(body.constvars, interpreter.constants(jaxpr), strict=True):
-            known[var] = new = Var(var.aval)
-            self.constvars.append(new)
-            self.const_values.append(value)
-        self.add(body.eqns, known)
-        return [self.renamed(atom, known) for atom in body.outvars]
+def _variables(atoms: Sequence[Atom]) -> list[Var]:
+    return [atom for atom in atoms if isinstance(atom, Var)]

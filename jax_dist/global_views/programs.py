@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,13 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.global_views import refusals, state_placement
+from jax_dist.errors import GlobalViewError, PlacementError, UnsupportedError, refusal
+from jax_dist.global_views import state_placement
 from jax_dist.global_views.emission import Emitter
 from jax_dist.global_views.islands import BodyPlan, plan
 from jax_dist.global_views.report import GlobalViewReport, Leaf
 from jax_dist.global_views.state_placement import Shardings
-from jax_dist.global_views.uniformity import Axis as SharedAxis
-from jax_dist.global_views.uniformity import VaryingOrigin, origin, settled_state
+from jax_dist.global_views.uniformity import SharedAxis, VaryingOrigin, origin
 from jax_dist.mapping import axes, body, placement
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Body, Call, Options, type_of
@@ -28,6 +28,8 @@ from jax_dist.mapping.meshes import DeviceChoice
 from jax_dist.passes import interpreter
 from jax_dist.passes import programs as compiled
 from jax_dist.passes.captures import Captures
+
+_StateLeaves: TypeAlias = dict[int, jax.ShapeDtypeStruct]  # by place, the types on one device
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,10 +98,9 @@ class StepProgram:
     plan: BodyPlan
     leaves: dict[int, Leaf]  # by the place of the argument leaf
     results: dict[int, int]  # the place of each result leaf that is of the state -> of its argument
-    in_axes: tuple[Any, ...]  # of each argument leaf; of the state, None where it is shared
-    in_shardings: tuple[NamedSharding, ...]
+    in_axes: list[Any]  # of each argument leaf; of the state, None where it is shared
+    in_shardings: list[NamedSharding]
     structure: Any  # of the arguments that are not static
-    donated: tuple[int, ...]  # positions among these
     meshes: set[AbstractMesh]  # that the types in the body name
 
     @functools.cached_property
@@ -113,7 +114,7 @@ class StepProgram:
 
     @property
     def report(self) -> GlobalViewReport:
-        islands = [island for _, island in self.plan.islands()]
+        islands = list(self.plan.islands())
         scattered = sum(len(island.scatters) for island in islands)
         return GlobalViewReport(
             self.setting.fun_name,
@@ -133,28 +134,15 @@ class StepProgram:
         mesh = self.setting.mesh.abstract_mesh
         # As a shard_map over all axes shows it.
         inside = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Manual))
-        cuts = any(leaf.is_cut for leaf in self.leaves.values())
         return Emitter(
             self.setting.mesh,
             self.setting.name,
-            cuts_state=cuts,
+            cuts_state=any(leaf.is_cut for leaf in self.leaves.values()),
             regathers=self.setting.regathers,
             reorders=self.setting.scatters,
             anew=bool(self.meshes),
             anew_inside=bool(self.meshes - {inside}),
         )
-
-    @functools.cached_property
-    def out_shardings(self) -> tuple[NamedSharding, ...]:
-        found = []
-        for place, axis in enumerate(self.body.out_axes):
-            if place in self.results:
-                found.append(self.leaves[self.results[place]].sharding)
-            else:
-                rank = self.body.jaxpr.out_avals[place].ndim + 1
-                spec = axes.spec_of_axis(axis, rank, self.setting.name)
-                found.append(NamedSharding(self.setting.mesh, spec))
-        return tuple(found)
 
     @functools.cached_property
     def jitted(self) -> Any:
@@ -169,27 +157,43 @@ class StepProgram:
         step.__name__ = step.__qualname__ = self.setting.fun_name
         whole = NamedSharding(self.setting.mesh, P())
         first = ((whole,) * self._hidden,) if self._hidden else ()
+        out_shardings = []
+        for place, axis in enumerate(self.body.out_axes):
+            if place in self.results:
+                out_shardings.append(self.leaves[self.results[place]].sharding)
+            else:
+                rank = self.body.jaxpr.out_avals[place].ndim + 1
+                spec = axes.spec_of_axis(axis, rank, self.setting.name)
+                out_shardings.append(NamedSharding(self.setting.mesh, spec))
+        static = self.setting.static
+        donated = (
+            number - sum(each < number for each in static)
+            for number in self.setting.donated
+            if number not in static
+        )
         return jax.jit(
             step,
-            in_shardings=(*first, *self.arguments(self.in_shardings)),
-            out_shardings=jax.tree.unflatten(self.body.out_tree, self.out_shardings),
-            donate_argnums=tuple(number + len(first) for number in self.donated),
+            in_shardings=(*first, *self._arguments(self.in_shardings)),
+            out_shardings=jax.tree.unflatten(self.body.out_tree, out_shardings),
+            donate_argnums=tuple(number + len(first) for number in donated),
         )
 
     def call(self, leaves: Sequence[Any]) -> Any:
         """Runs it for leaves that lie where it takes them."""
         first = (self.captured,) if self._hidden else ()
-        return self.jitted(*first, *self.arguments(leaves))
+        return self.jitted(*first, *self._arguments(leaves))
 
-    def lower(self, types: Sequence[Any]) -> jax.stages.Lowered:
+    def lower(self, leaves: Sequence[Any]) -> jax.stages.Lowered:
         """The program for such leaves, without what is captured among its arguments."""
-        args = self.arguments(types)
+        own = self.leaves
+        args = self._arguments(
+            [own[n].whole if n in own else type_of(leaf) for n, leaf in enumerate(leaves)]
+        )
         if not self._hidden:
             return self.jitted.lower(*args)
-        lowered = self.jitted.lower(self.captured, *args)
-        return compiled.lowered_without(lowered, self.captured)
+        return compiled.lowered_without(self.jitted.lower(self.captured, *args), self.captured)
 
-    def arguments(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+    def _arguments(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """Leaves as arguments of the step."""
         args, kwargs = jax.tree.unflatten(self.structure, leaves)
         return (*args, kwargs) if kwargs else args
@@ -199,12 +203,14 @@ class StepProgram:
         return len(self.body.lifted.captures)
 
     def _run(self, leaves: Sequence[jax.Array]) -> list[Any]:
-        run = self.emitter
+        run, given = self.emitter, []
         captured, leaves = leaves[: self._hidden], leaves[self._hidden :]
-        given = [
-            run.laid(leaf if axis is None else jnp.moveaxis(leaf, axis, 0), spec)
-            for leaf, axis, spec in zip(leaves, self.in_axes, self._specs_inside(), strict=True)
-        ]
+        for place, (leaf, axis) in enumerate(zip(leaves, self.in_axes, strict=True)):
+            if axis is None:
+                spec = self.leaves[place].sharding.spec if place in self.leaves else P()
+                given.append(run.laid(leaf, spec))
+            else:
+                given.append(run.laid(jnp.moveaxis(leaf, axis, 0), P(self.setting.name)))
         outs = run.run(self.plan, [*captured, *given])
         results = []
         for place, (out, is_shared) in enumerate(zip(outs, self.plan.outs, strict=True)):
@@ -212,250 +218,213 @@ class StepProgram:
             if place in self.results:
                 axis = None if self.leaves[self.results[place]].shared else 0
             if axis is not None:
-                out = jnp.moveaxis(run.as_varying(out, is_shared=is_shared), 0, axis)
+                out = jnp.moveaxis(run.for_each_device(out) if is_shared else out, 0, axis)
             results.append(out)
         return results
 
-    def _specs_inside(self) -> list[P]:
-        """How arguments lie when their mapped dimension is the first."""
-        found = []
-        for place, axis in enumerate(self.in_axes):
-            shared = self.leaves[place].sharding.spec if place in self.leaves else P()
-            found.append(shared if axis is None else P(self.setting.name))
-        return found
 
-
-def build(setting: Setting, call: Call, state: Sequence[int]) -> StepProgram:
+def build(setting: Setting, call: Call, state: _StateLeaves) -> StepProgram:
     """Traces and settles a step.
 
     Args:
       setting: what was said.
       call: of types; leaves of the state as under pmap, `[N, *s]` and mapped over the first.
-      state: the places of the leaves of the state.
+      state: by the places of its leaves, their types on one device.
     """
     found = body.traced(setting.options, call)
-    _check_body(call, found)
-    axis = SharedAxis(found.axis, setting.size)
-    results = _results_of_state(setting, call, found, state)
-    ins = [place in state or of_leaf is None for place, of_leaf in enumerate(call.axes)]
-    hidden = len(found.lifted.captures)
-    pairs = [(hidden + place, result) for result, place in results.items()]
-    # What is captured is one object for all devices.
-    ins = settled_state(axis, found.jaxpr, [*[True] * hidden, *ins], pairs)[hidden:]
-    leaves = _leaves(setting, call, found, axis, ins, state, results)
-    wanted: list[P | None] = [None] * len(found.out_axes)
-    for result, place in results.items():
-        if leaves[place].shared and leaves[place].is_cut:
-            wanted[result] = leaves[place].sharding.spec
-    named = _named_meshes(found.jaxpr)
-    given, tied = [*[True] * hidden, *ins], bool(named)
-    planned = plan(axis, found.jaxpr, given, wanted, scatters=setting.scatters, tied=tied)
-    _check_results(call, found, axis, planned, results)
-    in_axes = tuple(
-        (None if ins[place] else 0) if place in state else of_leaf
-        for place, of_leaf in enumerate(call.axes)
-    )
-    return StepProgram(
-        setting,
-        found,
-        planned,
-        leaves,
-        results,
-        in_axes,
-        tuple(
-            leaves[place].sharding
-            if place in leaves
-            else NamedSharding(setting.mesh, axes.spec_of_axis(of, len(leaf.shape), setting.name))
-            for place, (leaf, of) in enumerate(zip(call.leaves, in_axes, strict=True))
-        ),
-        call.structure,
-        _donated(setting.options),
-        named,
-    )
-
-
-def _donated(options: Options) -> tuple[int, ...]:
-    """Positions among the arguments that are not static."""
-    return tuple(
-        number - sum(static < number for static in options.static)
-        for number in options.donated
-        if number not in options.static
-    )
-
-
-def _slice_type(leaf: Any, axis: Any) -> jax.ShapeDtypeStruct:
-    """The type of what one device sees."""
-    kind = body.type_of(leaf)
-    shape = list(kind.shape)
-    if axis is not None:
-        del shape[axis]
-    return jax.ShapeDtypeStruct(shape, kind.dtype)
-
-
-# ---- the state among the results
-
-
-def _results_of_state(
-    setting: Setting, call: Call, found: Body, state: Sequence[int]
-) -> dict[int, int]:
-    """Which result leaf is the new value of which argument leaf."""
-    numbers = jax.tree.unflatten(found.out_tree, range(len(found.out_axes)))
-    parts = [numbers] if not isinstance(numbers, tuple | list) else [numbers, *numbers]
-    taken: set[int] = set()
-    pairs: dict[int, int] = {}
-    for argument in setting.state:
-        own = [place for place in state if call.owners[place] == argument]
-        args, _ = call.rebuild(list(range(len(call.leaves))))
-        structure = jax.tree.structure(args[argument])
-        for part in parts:
-            outs = jax.tree.leaves(part)
-            if taken & set(outs) or jax.tree.structure(part) != structure:
-                continue
-            if all(_same_type(call, found, *pair) for pair in zip(own, outs, strict=True)):
-                pairs.update(zip(outs, own, strict=True))
-                taken |= set(outs)
-                break
-        else:
-            name = axes.argument_name(call.fun, argument)
-            raise refusals.no_state_result(call.fun_name, name)
-    return pairs
-
-
-def _same_type(call: Call, found: Body, place: int, result: int) -> bool:
-    own, new = _slice_type(call.leaves[place], call.axes[place]), found.jaxpr.out_avals[result]
-    return own.shape == new.shape and own.dtype == new.dtype
-
-
-# ---- the leaves of the state
-
-
-def _leaves(
-    setting: Setting,
-    call: Call,
-    found: Body,
-    axis: SharedAxis,
-    ins: Sequence[bool],
-    state: Sequence[int],
-    results: dict[int, int],
-) -> dict[int, Leaf]:
-    paths, short = call.paths(), _short_paths(call)
-    types = [_slice_type(call.leaves[place], call.axes[place]) for place in state]
-    specs = state_placement.specs_of(
-        setting.shardings, setting.mesh, setting.name, [short[place] for place in state], types
-    )
-    result_of = {place: result for result, place in results.items()}
-    leaves: dict[int, Leaf] = {}
-    for place, type_, spec in zip(state, types, specs, strict=True):
-        why, through = None, ()
-        if not ins[place]:
-            why = _origin(found, axis, ins, place, result_of[place])
-            of_inputs = _paths_of_inputs(call, found)
-            through = tuple(of_inputs[n] for n in why.inputs if of_inputs[n] != paths[place])
-            if callable(setting.shardings) and state_placement.is_cut(spec):
-                raise refusals.varies_but_cut(paths[place], spec, str(why), through)
-            spec = P(setting.name)
-        leaves[place] = Leaf(
-            cast(int, call.owners[place]),
-            paths[place],
-            type_,
-            ins[place],
-            NamedSharding(setting.mesh, spec),
-            setting.size,
-            why,
-            through,
-        )
-    _check_something_cut(setting, call, specs, leaves)
-    return leaves
-
-
-def _origin(
-    found: Body, axis: SharedAxis, ins: Sequence[bool], place: int, result: int
-) -> VaryingOrigin:
-    """Where one leaf began to vary, if it came in shared, and all others as they have settled."""
-    hidden = [True] * len(found.lifted.captures)
-    supposed = [*hidden, *[n == place or shared for n, shared in enumerate(ins)]]
-    if axis.shared_out(found.jaxpr, supposed)[result]:
-        supposed = [*hidden, *ins]  # it varies by way of the others
-    jaxpr = interpreter.open_jaxpr(found.jaxpr)
-    shared = axis.shared_in(jaxpr, supposed)
-    return origin(jaxpr, shared, jaxpr.outvars[result], jaxpr.invars[len(hidden) + place])
-
-
-def _paths_of_inputs(call: Call, found: Body) -> list[str]:
-    return [*(capture.name for capture in found.lifted.captures), *call.paths()]
-
-
-def _check_something_cut(
-    setting: Setting, call: Call, specs: Sequence[P], leaves: dict[int, Leaf]
-) -> None:
-    wanted = [
-        leaf
-        for leaf, spec in zip(leaves.values(), specs, strict=True)
-        if state_placement.is_cut(spec)
-    ]
-    if setting.shardings == "fsdp" and wanted and not any(leaf.shared for leaf in wanted):
-        which = [f"{leaf.path} begins to vary at {leaf.origin}" for leaf in wanted[:8]]
-        raise refusals.nothing_to_cut(call.fun_name, which)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Place:
-    """Stands for a leaf; static arguments have leaves of their own."""
-
-    number: int
-
-
-def _short_paths(call: Call) -> list[str]:
-    """As in "params/dense/kernel", from the argument on."""
-    args, kwargs = call.rebuild([_Place(number) for number in range(len(call.leaves))])
-    found = [""] * len(call.leaves)
-    for tree in (*args, *kwargs.values()):
-        for path, leaf in jax.tree.leaves_with_path(tree):
-            if isinstance(leaf, _Place):
-                found[leaf.number] = jax.tree_util.keystr(path, simple=True, separator="/")
-    return found
-
-
-# ---- what cannot be
-
-
-def _check_body(call: Call, found: Body) -> None:
     if found.regions:
-        raise refusals.nested_map(call.fun_name, [str(each) for each in found.regions])
+        regions = sorted(repr(str(each)) for each in found.regions)
+        raise refusal(
+            UnsupportedError,
+            what=f"'{call.fun_name}' calls a mapped function inside",
+            which=[f"a pmap over {', '.join(regions)}"],
+            why="the global view cuts over one mapped axis",
+            do="Map once, over a mesh of all devices, or keep jax_dist.pmap for this function.",
+        )
     for eqn in interpreter.equations(found.jaxpr):
-        if eqn.primitive.name == "sharding_constraint":
-            sharding = eqn.params["sharding"]
-            if state_placement.is_cut(getattr(sharding, "spec", P())):
-                raise refusals.constrained_inside(interpreter.source_line(eqn), sharding)
+        if eqn.primitive.name != "sharding_constraint":
+            continue
+        sharding = eqn.params["sharding"]
+        if state_placement.is_cut(getattr(sharding, "spec", P())):
+            line = interpreter.source_line(eqn) or "an unknown line"
+            raise refusal(
+                UnsupportedError,
+                what="the mapped function cuts an array over the mapped axis itself",
+                which=[f"with_sharding_constraint at {line}: {sharding}"],
+                why="it is the program of one device, which has nothing to cut over that axis",
+                do="Remove the constraint; say how the state lies by shardings=.",
+            )
+    return _TracedStep(setting, call, state, found).program()
 
 
-def _check_results(
-    call: Call, found: Body, axis: SharedAxis, planned: BodyPlan, results: dict[int, int]
-) -> None:
-    for place, (of_result, is_shared) in enumerate(zip(found.out_axes, planned.outs, strict=True)):
-        if of_result is None and not is_shared and place not in results:
+class _TracedStep:
+    """Finds which leaves of the state of a traced step are shared, and plans the step."""
+
+    def __init__(self, setting: Setting, call: Call, state: _StateLeaves, found: Body):
+        self._setting, self._call, self._state, self._body = setting, call, state, found
+        self._axis = SharedAxis(found.axis, setting.size)
+        self._paths = call.paths()
+        self._captures = [capture.name for capture in found.lifted.captures]
+        self._results = self._results_of_state()
+        # What is captured is one object for all devices.
+        hidden = [True] * len(self._captures)
+        ins = [place in state or of_leaf is None for place, of_leaf in enumerate(call.axes)]
+        pairs = [(len(hidden) + place, result) for result, place in self._results.items()]
+        self._ins = self._axis.settled(found.jaxpr, [*hidden, *ins], pairs)
+
+    def program(self) -> StepProgram:
+        setting, call, found = self._setting, self._call, self._body
+        leaves = self._leaves()
+        wanted: list[P | None] = [None] * len(found.out_axes)
+        for result, place in self._results.items():
+            if leaves[place].shared and leaves[place].is_cut:
+                wanted[result] = leaves[place].sharding.spec
+        meshes = {  # types that name one hold for it alone
+            sharding.mesh
+            for eqn in interpreter.equations(found.jaxpr)
+            for atom in (*eqn.invars, *eqn.outvars)
+            if (sharding := getattr(atom.aval, "sharding", None)) is not None
+            and not sharding.mesh.empty
+        }
+        jaxpr, tied = found.jaxpr, bool(meshes)
+        planned = plan(self._axis, jaxpr, self._ins, wanted, scatters=setting.scatters, tied=tied)
+        self._check_results(planned)
+        in_axes, lie = [], []  # of each argument leaf
+        for place, (leaf, axis) in enumerate(zip(call.leaves, call.axes, strict=True)):
+            if place in leaves:
+                in_axes.append(None if leaves[place].shared else 0)
+                lie.append(leaves[place].sharding)
+            else:
+                in_axes.append(axis)
+                spec = axes.spec_of_axis(axis, len(leaf.shape), setting.name)
+                lie.append(NamedSharding(setting.mesh, spec))
+        results, structure = self._results, call.structure
+        return StepProgram(
+            setting, found, planned, leaves, results, in_axes, lie, structure, meshes
+        )
+
+    def _results_of_state(self) -> dict[int, int]:
+        """Which result leaf is the new value of which argument leaf."""
+        call, avals = self._call, self._body.jaxpr.out_avals
+        numbers = jax.tree.unflatten(self._body.out_tree, range(len(avals)))
+        parts = [numbers, *numbers] if isinstance(numbers, tuple | list) else [numbers]
+        args, _ = call.rebuild(list(range(len(call.leaves))))
+        pairs: dict[int, int] = {}
+        for argument in self._setting.state:
+            own = [place for place in self._state if call.owners[place] == argument]
+            kinds = [(self._state[place].shape, self._state[place].dtype) for place in own]
+            structure = jax.tree.structure(args[argument])
+            for part in parts:
+                outs = jax.tree.leaves(part)
+                if (
+                    pairs.keys().isdisjoint(outs)
+                    and jax.tree.structure(part) == structure
+                    and [(avals[n].shape, avals[n].dtype) for n in outs] == kinds
+                ):
+                    pairs.update(zip(outs, own, strict=True))
+                    break
+            else:
+                name = axes.argument_name(call.fun, argument)
+                raise refusal(
+                    GlobalViewError,
+                    what=f"'{call.fun_name}' gives no new state",
+                    which=[f"no result has the structure, shapes and dtypes of argument '{name}'"],
+                    why="a state that is carried comes out as it goes in",
+                    do="Give the position of the carried argument by state=; None if there is "
+                    "none.",
+                )
+        return pairs
+
+    def _leaves(self) -> dict[int, Leaf]:
+        setting, call, hidden = self._setting, self._call, len(self._captures)
+        args, kwargs = jax.tree.unflatten(call.structure, call.leaves)
+        short = [  # as in "params/dense/kernel", from the argument on
+            jax.tree_util.keystr(path, simple=True, separator="/")
+            for tree in (*args, *(kwargs[name] for name in sorted(kwargs)))
+            for path, _ in jax.tree.leaves_with_path(tree)
+        ]
+        paths, kinds = [short[place] for place in self._state], list(self._state.values())
+        specs = state_placement.specs_of(setting.shardings, setting.by_device, paths, kinds)
+        result_of = {place: result for result, place in self._results.items()}
+        leaves: dict[int, Leaf] = {}
+        for (place, kind), spec in zip(self._state.items(), specs, strict=True):
+            path, shared, why, through = self._paths[place], self._ins[hidden + place], None, ()
+            if not shared:
+                why = self._origin(hidden + place, result_of[place])
+                through = tuple(each for each in self._paths_of(why) if each != path)
+                if callable(setting.shardings) and state_placement.is_cut(spec):
+                    raise refusal(
+                        GlobalViewError,
+                        what="a leaf of the state cannot be cut, for each device has another one",
+                        which=[f"{path}, to be cut as {spec}: {_begins(why, through)}"],
+                        why="only what is the same on all devices can be kept in parts",
+                        do="Average it over devices (jax.lax.pmean) before that line, or let "
+                        "shardings give PartitionSpec() for it: it then stays as it was under "
+                        "pmap, one for each device.",
+                    )
+                spec = P(setting.name)
+            owner, lie = cast(int, call.owners[place]), NamedSharding(setting.mesh, spec)
+            leaves[place] = Leaf(owner, path, kind, shared, lie, setting.size, why, through)
+        if setting.shardings == "fsdp":
+            self._check_something_cut(leaves, specs)
+        return leaves
+
+    def _origin(self, place: int, result: int) -> VaryingOrigin:
+        """Where one leaf began to vary, if it came in shared, and all others as they have settled.
+
+        Args:
+          place: of the leaf among the inputs of the body.
+          result: its new value among the results.
+        """
+        supposed = [n == place or shared for n, shared in enumerate(self._ins)]
+        if self._axis.shared_out(self._body.jaxpr, supposed)[result]:
+            supposed = self._ins  # it varies by way of the others
+        jaxpr = interpreter.open_jaxpr(self._body.jaxpr)
+        shared = self._axis.shared_in(jaxpr, supposed)
+        return origin(jaxpr, shared, jaxpr.outvars[result], jaxpr.invars[place])
+
+    def _paths_of(self, why: VaryingOrigin) -> list[str]:
+        """The names of the inputs that vary and reach a value."""
+        paths = [*self._captures, *self._paths]
+        return [paths[n] for n in why.inputs]
+
+    def _check_something_cut(self, leaves: dict[int, Leaf], specs: Sequence[P]) -> None:
+        pairs = zip(leaves.values(), specs, strict=True)
+        wanted = [leaf for leaf, spec in pairs if state_placement.is_cut(spec)]
+        if wanted and not any(leaf.shared for leaf in wanted):
+            raise refusal(
+                GlobalViewError,
+                what=f"no leaf of the state of '{self._call.fun_name}' can be cut",
+                which=[f"{leaf.path} begins to vary at {leaf.origin}" for leaf in wanted[:8]],
+                why="only what is the same on all devices can be kept in parts",
+                do="Average the gradients over devices (jax.lax.pmean) in the step, or use "
+                "shardings='replicated'.",
+            )
+
+    def _check_results(self, planned: BodyPlan) -> None:
+        found = self._body
+        for place, (axis, shared) in enumerate(zip(found.out_axes, planned.outs, strict=True)):
+            if axis is not None or shared or place in self._results:
+                continue
             jaxpr = interpreter.open_jaxpr(found.jaxpr)
-            shared = axis.shared_in(jaxpr, planned.ins)
             result: Any = jaxpr.outvars[place]
-            why = origin(jaxpr, shared, result, Var(result.aval))
+            facts = self._axis.shared_in(jaxpr, planned.ins)
+            why = origin(jaxpr, facts, result, Var(result.aval))
             tree = jax.tree.unflatten(found.out_tree, range(len(found.out_axes)))
             named = {n: jax.tree_util.keystr(path) for path, n in jax.tree.leaves_with_path(tree)}
-            paths = _paths_of_inputs(call, found)
-            through = [paths[n] for n in why.inputs]
-            raise refusals.result_varies(
-                call.fun_name, f"the result{named[place]}", str(why), through
+            raise refusal(
+                GlobalViewError,
+                what=f"a result of '{self._call.fun_name}' is said to be shared (out_axes=None), "
+                "and varies",
+                which=[f"the result{named[place]}: {_begins(why, self._paths_of(why))}"],
+                why="of values that differ, one cannot stand for all",
+                do="Average it over devices (jax.lax.pmean), or give out_axes=0 for it.",
             )
 
 
-def _named_meshes(jaxpr: Any) -> set[AbstractMesh]:
-    """The meshes that the types in a body name; they then hold for these alone."""
-    found: set[AbstractMesh] = set()
-    for eqn in interpreter.equations(jaxpr):
-        for atom in (*eqn.invars, *eqn.outvars):
-            sharding = getattr(atom.aval, "sharding", None)
-            if sharding is not None and not sharding.mesh.empty:
-                found.add(sharding.mesh)
-    return found
+def _begins(why: VaryingOrigin, inputs: Sequence[str]) -> str:
+    through = f", through {', '.join(inputs)}" if inputs else ""
+    return f"it begins to vary at {why}{through}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -468,31 +437,47 @@ class Ready:
 
     def given(self, call: Call) -> list[Any]:
         """The leaves where the program wants them."""
-        placed = list(call.leaves)
+        placed, own = list(call.leaves), self.program.leaves
         for place in self.lifted:
-            leaf = self.program.leaves[place]
-            placed[place] = state_placement.for_each_device(placed[place], leaf.size, leaf.sharding)
+            placed[place] = state_placement.for_each_device(placed[place], own[place].sharding)
         for place in self.merged:
-            leaf = self.program.leaves[place]
-            if isinstance(placed[place], Tracer):
-                raise refusals.stacked_in_trace(leaf.path)
-            slices = state_placement.put_slices(placed[place], self.program.setting.by_device)
-            placed[place] = state_placement.one_of_equals(slices, leaf.sharding, leaf.path)
+            placed[place] = self._one_of(placed[place], own[place])
         for place, target in enumerate(self.program.in_shardings):
             leaf = placed[place]
             if isinstance(leaf, Tracer):
                 continue
             if not (target.is_fully_addressable or target.is_fully_replicated):
                 self._check_is_of_all(call, place)
-            if not isinstance(leaf, jax.Array):
+            if not isinstance(leaf, jax.Array) or leaf.sharding == target or not leaf.committed:
                 continue
-            if leaf.sharding == target or not leaf.committed:
-                continue
-            own = self.program.leaves.get(place)
-            if own is not None and not leaf.sharding.is_equivalent_to(target, leaf.ndim):
-                raise refusals.lies_elsewhere(own.path, leaf.sharding, target.spec)
+            if place in own and not leaf.sharding.is_equivalent_to(target, leaf.ndim):
+                raise refusal(
+                    PlacementError,
+                    what="a leaf of the state does not lie as the global view keeps it",
+                    which=[
+                        f"{own[place].path} lies as {leaf.sharding}, and is kept as {target.spec}"
+                    ],
+                    why="to move it in each call would cost more than the step",
+                    do="Place the state once, by state = view.place(state).",
+                )
             placed[place] = placement.put_as_jit_would(leaf, target)
         return placed
+
+    def _one_of(self, stacked: Any, leaf: Leaf) -> jax.Array:
+        """The one value of a leaf that comes with a slice for each device."""
+        if isinstance(stacked, Tracer):
+            raise refusal(
+                PlacementError,
+                what="a state with one slice for each device is given inside a traced function",
+                which=[
+                    f"{leaf.path} has a dimension for devices, and the step makes it the same on "
+                    "all"
+                ],
+                why="whether its slices are equal cannot be seen there",
+                do="Place the state before, by state = view.place(state).",
+            )
+        slices = state_placement.put_slices(stacked, self.program.setting.by_device)
+        return state_placement.one_of_equals(slices, leaf.sharding, leaf.path)
 
     def _check_is_of_all(self, call: Call, place: int) -> None:
         """Raises PlacementError for what is to be cut over processes, and is of this one alone."""
@@ -501,12 +486,15 @@ class Ready:
             isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
         ):
             return
-        path, kind = call.paths()[place], f"{type(leaf).__module__}.{type(leaf).__name__}"
+        kind = f"{type(leaf).__module__}.{type(leaf).__name__}"
         if isinstance(leaf, jax.Array):
             kind = "jax.Array on devices of this process"
-        raise refusals.host_array(path, jnp.shape(leaf), kind, jax.process_count())
-
-    def types(self, leaves: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-        """The types of the leaves as the program takes them."""
-        own = self.program.leaves
-        return [own[n].whole if n in own else type_of(leaf) for n, leaf in enumerate(leaves)]
+        raise refusal(
+            PlacementError,
+            what=f"an argument of a step of {jax.process_count()} processes is of this process "
+            "alone",
+            which=[f"{call.paths()[place]} of shape {tuple(jnp.shape(leaf))} is a {kind}"],
+            why="it is cut over devices of all processes, and each process has another part of it",
+            do="Place it first: view.place_batch(batch) takes the slices, or the rows, of each "
+            "process, and view.place(state) a state.",
+        )

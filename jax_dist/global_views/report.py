@@ -8,10 +8,11 @@ theme; each part also has its name and its bytes beside it, for who sees none.
 import dataclasses
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from jax_dist.global_views import state_placement
@@ -56,12 +57,12 @@ class Leaf:
     @property
     def bytes_per_device(self) -> int:
         shape = self.sharding.shard_shape(self.whole.shape)
-        return math.prod(shape) * state_placement.item_size(self.type.dtype)
+        return math.prod(shape) * _item_size(self.type.dtype)
 
     @property
     def bytes_under_pmap(self) -> int:
         """The whole of it."""
-        return self.type.size * state_placement.item_size(self.type.dtype)
+        return self.type.size * _item_size(self.type.dtype)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,37 +143,37 @@ class GlobalViewReport:
 
     def __str__(self) -> str:
         rows = [("leaf", "one device sees", "found", "lies as", "bytes per device"), *self.rows()]
-        head = (
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
             f"{self.function} on {self.devices} devices: {_counted(self.islands, 'shard_map')}, "
             f"{_counted(self.scattered, 'sum')} scattered"
-        )
-        total = (
+        ]
+        for *texts, number in rows:
+            cells = [text.ljust(width) for text, width in zip(texts, widths, strict=False)]
+            lines.append("  ".join([*cells, number.rjust(widths[-1])]))
+        lines.append(
             f"state: {self.bytes_per_device:,} bytes per device; under pmap "
             f"{self.bytes_under_pmap:,}"
         )
-        return "\n".join([head, *_table(rows), total])
+        return "\n".join(lines)
 
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}" + ("" if count == 1 else "s")
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """In columns; the last one to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for *texts, number in rows:
-        cells = [text.ljust(width) for text, width in zip(texts, widths, strict=False)]
-        lines.append("  ".join([*cells, number.rjust(widths[-1])]))
-    return lines
+def _item_size(dtype: Any) -> int:
+    """The bytes of one element; of a random key, those of its data."""
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
+        return math.prod(data.shape) * data.dtype.itemsize
+    return dtype.itemsize
 
 
 def _draw(title: str, bars: Mapping[str, Mapping[str, int]]) -> str:
     """The bars below each other, to one scale, as the text of an SVG file.
 
-    Args:
-      title: of the picture.
-      bars: by title, the bytes of each part by its name; parts at the same place have one colour.
+    Each bar has the bytes of its parts by their names; parts at the same place have one colour.
     """
     height = 56 + len(bars) * _ROW
     name = html.escape(title)
@@ -186,25 +187,19 @@ def _draw(title: str, bars: Mapping[str, Mapping[str, int]]) -> str:
     ]
     largest = max(sum(parts.values()) for parts in bars.values())
     for row, (bar, parts) in enumerate(bars.items()):
-        lines += _drawn(bar, parts, 44 + row * _ROW, largest)
+        top, left = 44 + row * _ROW, float(_LEFT)
+        for number, (part, size) in enumerate(parts.items()):
+            width = _SCALE * size / largest if largest else 0.0
+            if size:
+                lines.append(
+                    f'<rect class="part{number}" x="{left:.1f}" y="{top}" width="{width:.1f}" '
+                    f'height="24"><title>{html.escape(part)}: {size:,} bytes</title></rect>'
+                )
+            left += width
+        shown = ", ".join(f"{human_bytes(size)} {part}" for part, size in parts.items() if size)
+        said = html.escape(f"{bar}: {shown}")
+        lines += [
+            f'<text x="{left + 8:.1f}" y="{top + 17}">{human_bytes(sum(parts.values()))}</text>',
+            f'<text class="small" x="{_LEFT}" y="{top + 42}">{said}</text>',
+        ]
     return "\n".join([*lines, "</svg>", ""])
-
-
-def _drawn(title: str, bar: Mapping[str, int], top: int, largest: int) -> list[str]:
-    """One bar; `largest` bytes are as long as the scale."""
-    lines, left = [], float(_LEFT)
-    for number, (name, size) in enumerate(bar.items()):
-        width = _SCALE * size / largest if largest else 0.0
-        if size:
-            lines.append(
-                f'<rect class="part{number}" x="{left:.1f}" y="{top}" width="{width:.1f}" '
-                f'height="24"><title>{html.escape(name)}: {size:,} bytes</title></rect>'
-            )
-        left += width
-    parts = ", ".join(f"{human_bytes(size)} {name}" for name, size in bar.items() if size)
-    said = html.escape(f"{title}: {parts}")
-    lines += [
-        f'<text x="{left + 8:.1f}" y="{top + 17}">{human_bytes(sum(bar.values()))}</text>',
-        f'<text class="small" x="{_LEFT}" y="{top + 42}">{said}</text>',
-    ]
-    return lines

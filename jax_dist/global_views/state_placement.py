@@ -1,63 +1,60 @@
 """How each leaf of a state lies on the mesh, and putting a state and batches there.
 
 Shapes: `N` devices along the mapped axis, `L` of them of this process; `*s` is what one device
-sees; `B` are the rows of this process.
+sees; `B` are the rows of this process. `by_device` is the sharding of `[N, *s]`.
 """
 
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.global_views import refusals
+from jax_dist.errors import GlobalViewError, PlacementError, refusal
 from jax_dist.mapping.body import type_of
 from jax_dist.mapping.placement import is_key, with_data
 
-_Named: TypeAlias = Literal["replicated", "fsdp"]
 _Rule: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], P]
-Shardings: TypeAlias = _Named | _Rule
+Shardings: TypeAlias = Literal["replicated", "fsdp"] | _Rule
 
 _SMALL = 1024  # elements; below, a leaf stays whole under "fsdp"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Known:
+class StateType:
     """The structure of a state, and the types of its leaves on one device."""
 
     structure: Any
-    types: tuple[jax.ShapeDtypeStruct, ...]
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+
+    @property
+    def tree(self) -> Any:
+        return jax.tree.unflatten(self.structure, self.leaves)
 
     def fits(self, structure: Any, shapes: Sequence[tuple[int, ...]], size: int) -> bool:
         """Whether leaves of these shapes, each `[*s]` or `[N, *s]`, are such a state."""
         return structure == self.structure and all(
             shape in (kind.shape, (size, *kind.shape))
-            for shape, kind in zip(shapes, self.types, strict=True)
+            for shape, kind in zip(shapes, self.leaves, strict=True)
         )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Given:
+class GivenState:
     """A state as the user has it."""
 
-    known: Known
+    type: StateType
     leaves: tuple[Any, ...]
     paths: tuple[str, ...]
     short_paths: tuple[str, ...]
     stacked: bool
-    mesh: Mesh
-    name: Any
-
-    @property
-    def types(self) -> Any:
-        """The state of one device, as types."""
-        return jax.tree.unflatten(self.known.structure, self.known.types)
+    by_device: NamedSharding
 
     def put(self, place: int, sharding: NamedSharding, *, varies: bool | None) -> Any:
         """A leaf on the mesh.
@@ -69,69 +66,52 @@ class Given:
             `[N, *s]` where the slices differ.
         """
         leaf = self.leaves[place]
-        own = NamedSharding(self.mesh, P(self.name))
         if not self.stacked:
-            placed = put_whole(leaf, NamedSharding(self.mesh, P()) if varies else sharding)
-            return for_each_device(placed, self.mesh.shape[self.name], own) if varies else placed
-        stacked = put_slices(leaf, own)
-        if varies:
-            return stacked
-        if varies is None and not _all_equal(stacked):
+            whole = NamedSharding(self.by_device.mesh, P())
+            placed = put_whole(leaf, whole if varies else sharding)
+            return for_each_device(placed, self.by_device) if varies else placed
+        stacked = put_slices(leaf, self.by_device)
+        if varies or (varies is None and not _all_equal(stacked)):
             return stacked
         return one_of_equals(stacked, sharding, self.paths[place])
 
 
-def read_state(state: Any, name: str, mesh: Mesh, axis: Any, *, stacked: bool | None) -> Given:
+def read_state(
+    state: Any, name: str, by_device: NamedSharding, *, stacked: bool | None = None
+) -> GivenState:
     """A state, with whether it has a dimension for devices.
 
     Args:
       state: a tree of arrays.
       name: of the argument, for messages.
-      mesh: where it goes.
-      axis: the mapped one.
+      by_device: where a leaf goes that varies.
       stacked: as the user said; None if he said nothing.
     """
     with_paths, structure = jax.tree.flatten_with_path(state)
     paths = tuple(name + jax.tree_util.keystr(path) for path, _ in with_paths)
     short = tuple(jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in with_paths)
     leaves = tuple(leaf for _, leaf in with_paths)
-    size = mesh.shape[axis]
-    here = _local_count(mesh, axis)
+    here = _local_count(by_device)
+    sizes = {_size(by_device), here}
     if stacked is None:
-        stacked = _is_stacked(leaves, paths, {size, here})
+        stacked = _is_stacked(leaves, paths, sizes)
     types = []
     for path, leaf in zip(paths, leaves, strict=True):
         kind = type_of(leaf)
         shape = kind.shape
         if stacked:
-            if not shape or shape[0] not in (size, here):
-                raise refusals.not_stacked(path, shape, here)
+            if not shape or shape[0] not in sizes:
+                raise refusal(
+                    PlacementError,
+                    what="the state is said to be stacked, and a leaf is not",
+                    which=[f"{path} has shape {tuple(shape)}, which does not begin with {here}"],
+                    why=f"a stacked state has one slice for each of {here} devices",
+                    do="Give stacked=False, or stack this leaf, too.",
+                )
             shape = shape[1:]
         types.append(jax.ShapeDtypeStruct(shape, kind.dtype))
-    return Given(Known(structure, tuple(types)), leaves, paths, short, stacked, mesh, axis)
-
-
-def which_vary(
-    leaves: Sequence[Any], structure: Any, knowns: Sequence[Known], size: int
-) -> list[bool | None]:
-    """Whether leaves of a state, or of a part of it, have one value for each device.
-
-    None for a leaf of which that cannot be told: no leaf of the state has such a shape and type, or
-    two do, one of them for each device.
-    """
-    shapes = [jnp.shape(leaf) for leaf in leaves]
-    for known in knowns:
-        if known.fits(structure, shapes, size):
-            pairs = zip(shapes, known.types, strict=True)
-            return [shape != kind.shape for shape, kind in pairs]
-    kinds = {(kind.shape, kind.dtype) for known in knowns for kind in known.types}
-    found: list[bool | None] = []
-    for leaf, shape in zip(leaves, shapes, strict=True):
-        dtype = type_of(leaf).dtype
-        whole = (shape, dtype) in kinds
-        own = shape[:1] == (size,) and (shape[1:], dtype) in kinds
-        found.append(own if whole != own else None)
-    return found
+    kinds = StateType(structure, tuple(types))
+    return GivenState(kinds, leaves, paths, short, stacked, by_device)
 
 
 def _is_stacked(leaves: Sequence[Any], paths: Sequence[str], sizes: set[int]) -> bool:
@@ -139,9 +119,16 @@ def _is_stacked(leaves: Sequence[Any], paths: Sequence[str], sizes: set[int]) ->
     shapes = [jnp.shape(leaf) for leaf in leaves]
     if not shapes or not all(shape and shape[0] in sizes for shape in shapes):
         return False
-    if all(_lies_by_device(leaf) for leaf in leaves):
+    if all(map(_lies_by_device, leaves)):
         return True
-    raise refusals.stacked_or_not(min(sizes), paths[0], shapes[0])
+    size = min(sizes)
+    raise refusal(
+        PlacementError,
+        what="the state may be one for each device, or may not",
+        which=[f"all leaves have {size} as their first dimension, such as {paths[0]}: {shapes[0]}"],
+        why=f"there are {size} devices, and flax.jax_utils.replicate gives such arrays",
+        do="Say stacked=True, if the first dimension counts devices, or stacked=False.",
+    )
 
 
 def _lies_by_device(leaf: Any) -> bool:
@@ -154,65 +141,90 @@ def _lies_by_device(leaf: Any) -> bool:
     return leaf.sharding.shard_shape(leaf.shape)[0] == 1
 
 
-def _local_count(mesh: Mesh, axis: Any) -> int:
-    local: Any = mesh.local_mesh
-    return local.shape[axis]
+def which_vary(
+    leaves: Sequence[Any], structure: Any, known: Sequence[StateType], size: int
+) -> list[bool | None]:
+    """Whether leaves of a state, or of a part of it, have one value for each device.
+
+    None for a leaf of which that cannot be told: no leaf of the state has such a shape and type, or
+    two do, one of them for each device.
+    """
+    shapes = [jnp.shape(leaf) for leaf in leaves]
+    for state in known:
+        if state.fits(structure, shapes, size):
+            pairs = zip(shapes, state.leaves, strict=True)
+            return [shape != kind.shape for shape, kind in pairs]
+    kinds = {(kind.shape, kind.dtype) for state in known for kind in state.leaves}
+    found: list[bool | None] = []
+    for leaf, shape in zip(leaves, shapes, strict=True):
+        dtype = type_of(leaf).dtype
+        whole = (shape, dtype) in kinds
+        own = shape[:1] == (size,) and (shape[1:], dtype) in kinds
+        found.append(own if whole != own else None)
+    return found
 
 
 # ---- arrays
 
 
+def _size(by_device: NamedSharding) -> int:
+    return by_device.mesh.shape[by_device.spec[0]]
+
+
+def _local_count(by_device: NamedSharding) -> int:
+    mesh: Any = by_device.mesh
+    return mesh.local_mesh.shape[by_device.spec[0]]
+
+
 def put_whole(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """An array of which each process has the whole."""
+    """An array of which each process has the whole.
+
+    It is one of its own: the step may take over its memory, and the caller keeps theirs.
+    """
     if is_key(leaf):
         return with_data(leaf, lambda data: put_whole(data, sharding))
-    if isinstance(leaf, jax.Array) and leaf.is_fully_addressable and sharding.is_fully_addressable:
-        return _put_copy(leaf, sharding)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return _moved(sharding)(leaf)
-    host = np.asarray(leaf, dtype=type_of(leaf).dtype)
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
-
-
-def _put_copy(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """An array of its own: the step may take over its memory, and the caller keeps theirs."""
+    if not isinstance(leaf, jax.Array) or not sharding.is_fully_addressable:
+        host = np.asarray(leaf, dtype=type_of(leaf).dtype)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
     if sharding.shard_shape(leaf.shape) == leaf.shape:  # one device would share the memory
         return jax.device_put(jnp.copy(leaf), sharding)
     placed = jax.device_put(leaf, sharding)
     return jnp.copy(placed) if placed is leaf else placed
 
 
-def put_slices(leaf: Any, sharding: NamedSharding) -> jax.Array:
+def put_slices(leaf: Any, by_device: NamedSharding) -> jax.Array:
     """`[N, *s]`, or the `[L, *s]` of this process, with a slice on each device."""
     if is_key(leaf):
-        return with_data(leaf, lambda data: put_slices(data, sharding))
-    size = sharding.mesh.shape[sharding.spec[0]]
-    if isinstance(leaf, jax.Array) and (
-        sharding.is_fully_addressable or not leaf.is_fully_addressable
-    ):
-        return put_whole(leaf, sharding)
+        return with_data(leaf, lambda data: put_slices(data, by_device))
+    is_local = by_device.is_fully_addressable
+    if isinstance(leaf, jax.Array) and (is_local or not leaf.is_fully_addressable):
+        return put_whole(leaf, by_device)
     host = np.asarray(leaf)
-    if sharding.is_fully_addressable:
-        return jax.device_put(host, sharding)
-    return jax.make_array_from_process_local_data(sharding, host, (size, *host.shape[1:]))
+    if is_local:
+        return jax.device_put(host, by_device)
+    shape = (_size(by_device), *host.shape[1:])
+    return jax.make_array_from_process_local_data(by_device, host, shape)
 
 
-def for_each_device(value: Any, size: int, sharding: NamedSharding) -> Any:
+def for_each_device(value: Any, by_device: NamedSharding) -> Any:
     """`[*s] -> [N, *s]`: each device its own copy."""
-    return _stack(size, sharding)(value)
+    return _stack(by_device)(value)
 
 
-@functools.lru_cache(maxsize=256)
-def _stack(size: int, sharding: NamedSharding) -> Any:
-    def stack(value: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(value, (size, *value.shape))
-
-    return jax.jit(stack, out_shardings=sharding)
-
-
-@functools.lru_cache(maxsize=256)
-def _moved(sharding: NamedSharding) -> Any:
-    return jax.jit(lambda value: value, out_shardings=sharding)
+def one_of_equals(stacked: jax.Array, sharding: NamedSharding, path: str) -> jax.Array:
+    """`[N, *s] -> [*s]`, where all slices are equal. Raises PlacementError where they are not."""
+    if not _all_equal(stacked):
+        raise refusal(
+            PlacementError,
+            what="a leaf of the state is to be shared, and its slices are not equal",
+            which=[f"{path}: other devices have other bits than the first"],
+            why="the step makes it the same on all devices, so that one slice stands for all",
+            do="Find out why the copies drifted apart; to go on from one of them, give "
+            "jax_dist.unreplicate(state).",
+        )
+    return _taken(sharding)(stacked)
 
 
 def _all_equal(stacked: jax.Array) -> bool:
@@ -220,6 +232,27 @@ def _all_equal(stacked: jax.Array) -> bool:
     data = jax.random.key_data(stacked) if is_key(stacked) else stacked
     sharding: Any = data.sharding
     return bool(_compare(NamedSharding(sharding.mesh, P()))(data))
+
+
+# The programs for that, one for each layout.
+
+
+@functools.lru_cache(maxsize=256)
+def _moved(sharding: NamedSharding) -> Any:
+    return jax.jit(lambda value: value, out_shardings=sharding)
+
+
+@functools.lru_cache(maxsize=256)
+def _taken(sharding: NamedSharding) -> Any:
+    return jax.jit(lambda stacked: stacked[0], out_shardings=sharding)
+
+
+@functools.lru_cache(maxsize=256)
+def _stack(by_device: NamedSharding) -> Any:
+    def stack(value: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(value, (_size(by_device), *value.shape))
+
+    return jax.jit(stack, out_shardings=by_device)
 
 
 @functools.lru_cache(maxsize=64)
@@ -241,59 +274,45 @@ def _bits(array: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(array, jnp.dtype(f"uint{width}"))
 
 
-@functools.lru_cache(maxsize=256)
-def _taken(sharding: NamedSharding) -> Any:
-    return jax.jit(lambda stacked: stacked[0], out_shardings=sharding)
-
-
-def one_of_equals(stacked: jax.Array, sharding: NamedSharding, path: str) -> jax.Array:
-    """`[N, *s] -> [*s]`, where all slices are equal. Raises PlacementError where they are not."""
-    if not _all_equal(stacked):
-        raise refusals.slices_differ(path)
-    return _taken(sharding)(stacked)
-
-
-# ---- batches
-
-
-def place_batch(batch: Any, mesh: Mesh, axis: Any, *, rows: bool | None) -> Any:
+def place_batch(batch: Any, by_device: NamedSharding, *, rows: bool | None) -> Any:
     """`[L, b, ...]`, or `[B, ...]`, of each process as `[N, b, ...]` of all."""
-    sharding = NamedSharding(mesh, P(axis))
-    here = _local_count(mesh, axis)
+    here = _local_count(by_device)
 
     def place(path: Any, leaf: Any) -> Any:
         name = "batch" + jax.tree_util.keystr(path)
         shape = jnp.shape(leaf)
         if not shape:
-            raise refusals.no_rows(name, shape)
-        if rows or (rows is None and shape[0] != here):
-            if shape[0] % here:
-                raise refusals.rows_not_divisible(name, shape[0], here)
-            leaf = _in_slices(leaf, here)
-        elif shape[0] != here:
-            raise refusals.rows_not_divisible(name, shape[0], here)
-        return put_slices(leaf, sharding)
+            raise refusal(
+                PlacementError,
+                what="a leaf of a batch has no rows",
+                which=[f"{name} has shape {shape}"],
+                why="place_batch cuts the first dimension over devices",
+                do="Pass what all devices share to the function itself, with in_axes None for it.",
+            )
+        is_cut_here = rows or (rows is None and shape[0] != here)
+        fits = shape[0] % here == 0 if is_cut_here else shape[0] == here
+        if not fits:
+            raise refusal(
+                PlacementError,
+                what="the rows of a batch do not fit the devices",
+                which=[f"{name} has {shape[0]} rows here, for {here} devices"],
+                why="each device takes as many",
+                do=f"Give a multiple of {here} rows, or drop the last ones.",
+            )
+        if is_cut_here:
+            whole = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+            leaf = whole.reshape((here, shape[0] // here, *shape[1:]))
+        return put_slices(leaf, by_device)
 
     return jax.tree.map_with_path(place, batch)
 
 
-def _in_slices(leaf: Any, count: int) -> Any:
-    if not isinstance(leaf, jax.Array):
-        leaf = np.asarray(leaf)
-    return leaf.reshape((count, leaf.shape[0] // count, *leaf.shape[1:]))
-
-
-def check_shardings(shardings: Any) -> None:
-    """Raises ArgumentTypeError for what is neither a name nor a rule."""
-    if not callable(shardings) and shardings not in get_args(_Named):
-        choices = "'replicated', 'fsdp', or a function of a path and a shape that gives a spec"
-        raise refusals.unknown_choice("shardings", shardings, choices)
+# ---- layouts
 
 
 def specs_of(
     shardings: Shardings,
-    mesh: Mesh,
-    name: Any,
+    by_device: NamedSharding,
     paths: Sequence[str],
     leaves: Sequence[jax.ShapeDtypeStruct],
 ) -> list[P]:
@@ -301,8 +320,7 @@ def specs_of(
 
     Args:
       shardings: as it was given.
-      mesh: the mesh.
-      name: of the mapped axis.
+      by_device: as a leaf lies that varies.
       paths: of each leaf, as in "params/dense/kernel".
       leaves: their types, without a dimension for devices.
 
@@ -312,11 +330,21 @@ def specs_of(
     if shardings == "replicated":
         return [P()] * len(leaves)
     if shardings == "fsdp":
-        return [_fully_sharded(leaf.shape, mesh.shape[name], name) for leaf in leaves]
+        size, name = _size(by_device), by_device.spec[0]
+        return [_fully_sharded(leaf.shape, size, name) for leaf in leaves]
     specs = []
     for path, leaf in zip(paths, leaves, strict=True):
         spec = shardings(path, leaf)
-        _check_spec(path, leaf.shape, spec, mesh)
+        misfit = _misfit(leaf.shape, spec, by_device.mesh)
+        if misfit is not None:
+            raise refusal(
+                GlobalViewError,
+                what="shardings gives a layout that does not fit",
+                which=[f"{path} of shape {tuple(leaf.shape)}: {spec!r}"],
+                why=misfit,
+                do="Give a PartitionSpec over the axes of the mesh, whose sizes divide the "
+                "dimensions.",
+            )
         specs.append(spec)
     return specs
 
@@ -334,30 +362,23 @@ def _fully_sharded(shape: Sequence[int], size: int, name: Any) -> P:
     return P(*[None] * longest, name)
 
 
-def is_cut(spec: P) -> bool:
-    """Whether it cuts anything."""
-    return any(part is not None and part != () for part in spec)
-
-
-def item_size(dtype: Any) -> int:
-    """The bytes of one element; of a random key, those of its data."""
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
-        return math.prod(data.shape) * data.dtype.itemsize
-    return dtype.itemsize
-
-
-def _check_spec(path: str, shape: Sequence[int], spec: Any, mesh: Mesh) -> None:
-    refuse = functools.partial(refusals.bad_sharding, path, shape, spec)
+def _misfit(shape: Sequence[int], spec: Any, mesh: Mesh | AbstractMesh) -> str | None:
+    """Why such an array cannot lie so."""
     if not isinstance(spec, P):
-        raise refuse("it is no PartitionSpec")
+        return "it is no PartitionSpec"
     if len(spec) > len(shape):
-        raise refuse("it has more parts than dimensions")
+        return "it has more parts than dimensions"
     for length, part in zip(shape, spec, strict=False):
         names = part if isinstance(part, tuple) else (part,) if part is not None else ()
         unknown = [name for name in names if name not in mesh.shape]
         if unknown:
-            raise refuse(f"the mesh has the axes {mesh.axis_names}, and not {unknown}")
+            return f"the mesh has the axes {mesh.axis_names}, and not {unknown}"
         size = math.prod(mesh.shape[name] for name in names)
         if length % size:
-            raise refuse(f"{size} devices do not divide {length}")
+            return f"{size} devices do not divide {length}"
+    return None
+
+
+def is_cut(spec: P) -> bool:
+    """Whether it cuts anything."""
+    return any(part is not None and part != () for part in spec)

@@ -22,92 +22,81 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist.passes import interpreter
 from jax_dist.passes.interpreter import CALLS, ELEMENTWISE, Atom
-from jax_dist.passes.uniformity import (
-    NOWHERE,
-    AxisScope,
-    Invariance,
-    Same,
-)
+from jax_dist.passes.uniformity import NOWHERE, AxisScope, Invariance, Same, axes_of
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Axis:
+class SharedAxis:
     """The mapped axis, and what is known along it."""
 
-    name: Any
-    size: int
-    invariance: Invariance = dataclasses.field(default_factory=Invariance, compare=False)
-
-    @property
-    def scope(self) -> AxisScope:
+    def __init__(self, name: Any, size: int):
+        self.name, self.size = name, size
         # Types say nothing here: the body is traced without a mesh, or under check_vma=False.
-        return AxisScope(frozenset({self.name}), NOWHERE)
+        self._scope = AxisScope(frozenset({name}), NOWHERE)
+        self._invariance = Invariance()
 
     def _same(self, shared: Sequence[bool]) -> list[Same]:
         return [frozenset({self.name}) if each else NOWHERE for each in shared]
 
     def shared_in(self, body: Any, ins: Sequence[bool]) -> dict[Var, bool]:
         """Of every variable of a body, whether it is shared."""
-        facts = self.invariance.facts(body, self._same(ins), self.scope)
+        facts = self._invariance.facts(body, self._same(ins), self._scope)
         return {var: self.name in same for var, same in facts.items()}
 
     def shared_out(self, body: Any, ins: Sequence[bool]) -> list[bool]:
-        found = self.invariance.outputs(body, self._same(ins), self.scope)
+        found = self._invariance.outputs(body, self._same(ins), self._scope)
         return [self.name in same for same in found]
 
     def shared_in_bodies(self, eqn: JaxprEqn, ins: Sequence[bool]) -> list[list[bool]]:
         """Of the inputs of each body of an equation, when its loops have settled."""
-        found = self.invariance.of_body_inputs(eqn, self._same(ins), self.scope)
+        found = self._invariance.of_body_inputs(eqn, self._same(ins), self._scope)
         return [[self.name in same for same in body] for body in found]
+
+    def settled(
+        self, body: Any, ins: Sequence[bool], pairs: Sequence[tuple[int, int]]
+    ) -> list[bool]:
+        """Whether each input is shared when the step runs in a loop.
+
+        Args:
+          body: of the step.
+          ins: of each input, whether it is shared to begin with.
+          pairs: the inputs and results that are one leaf of the state.
+        """
+        ins = list(ins)
+        while True:
+            outs = self.shared_out(body, ins)
+            demoted = [place for place, result in pairs if ins[place] and not outs[result]]
+            if not demoted:
+                return ins
+            for place in demoted:
+                ins[place] = False
 
     def is_used_by(self, eqn: JaxprEqn) -> bool:
         """Whether an equation, or one in it, goes over the axis."""
-        return holds(eqn, self._names_it)
+        return holds(eqn, self._is_named_by)
 
     def is_made_alike_by(self, eqn: JaxprEqn) -> bool:
         """Whether an equation, or one in it, makes something shared of what varies."""
-        return holds(eqn, self._makes_alike)
-
-    def _names_it(self, eqn: JaxprEqn) -> bool:
-        names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
-        return self.name in (names if isinstance(names, tuple | list) else (names,))
-
-    def _makes_alike(self, eqn: JaxprEqn) -> bool:
-        return (
-            eqn.primitive.name in _ALIKE
-            and self._names_it(eqn)
-            and eqn.params.get("axis_index_groups") is None
+        return holds(
+            eqn,
+            lambda inner: (
+                inner.primitive.name in _ALIKE
+                and self._is_named_by(inner)
+                and inner.params.get("axis_index_groups") is None
+            ),
         )
+
+    def _is_named_by(self, eqn: JaxprEqn) -> bool:
+        return not eqn.params.keys().isdisjoint(_AXES) and self.name in axes_of(eqn)
+
+
+_ALIKE = ("psum", "pmax", "pmin", "all_gather", "psum_invariant", "all_gather_invariant")
+_AXES = ("axes", "axis_name")  # parameters
 
 
 def holds(eqn: JaxprEqn, is_one: Callable[[JaxprEqn], bool]) -> bool:
     """Whether an equation, or one in it, is one of these."""
     bodies = interpreter.bodies(eqn)
     return is_one(eqn) or any(interpreter.contains(body, is_one) for body in bodies)
-
-
-_ALIKE = ("psum", "pmax", "pmin", "all_gather", "psum_invariant", "all_gather_invariant")
-
-
-def settled_state(
-    axis: Axis, body: Any, ins: Sequence[bool], pairs: Sequence[tuple[int, int]]
-) -> list[bool]:
-    """Whether each input is shared when the step runs in a loop.
-
-    Args:
-      axis: the mapped one.
-      body: of the step.
-      ins: of each input, whether it is shared to begin with.
-      pairs: the inputs and results that are one leaf of the state.
-    """
-    ins = list(ins)
-    while True:
-        outs = axis.shared_out(body, ins)
-        demoted = [place for place, result in pairs if ins[place] and not outs[result]]
-        if not demoted:
-            return ins
-        for place in demoted:
-            ins[place] = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,40 +120,34 @@ def origin(body: Jaxpr, shared: Mapping[Var, bool], result: Atom, own: Var) -> V
       result: the leaf when it goes out.
       own: the leaf when it comes in.
     """
-    made_by = {var: eqn for eqn in body.eqns for var in eqn.outvars if not _compat.is_dropped(var)}
-    depends = _depending_on(body, own)
-    seen: dict[Var, None] = {}
-    queue = [result]
-    met: JaxprEqn | None = None
-    last: JaxprEqn | None = None
-    roots: dict[Var, None] = {}
-    while queue:
-        atom = queue.pop(0)
-        if isinstance(atom, Literal) or atom in seen or shared.get(atom, True):
-            continue
-        seen[atom] = None
-        eqn = made_by.get(atom)
-        if eqn is None:
-            roots[atom] = None
-            continue
-        last = eqn
-        meets = [v for v in eqn.invars if isinstance(v, Var) and shared.get(v, True)]
-        if met is None and any(var in depends for var in meets):
-            met = eqn
-        queue += eqn.invars
-    found = met or last
-    inputs = tuple(place for place, var in enumerate(body.invars) if var in roots)
-    if found is None:
-        return VaryingOrigin("", "it comes in so", inputs)
-    return VaryingOrigin(interpreter.source_line(found), found.primitive.name, inputs)
-
-
-def _depending_on(body: Jaxpr, var: Var) -> set[Var]:
-    depends = {var}
+    made_by = {var: eqn for eqn in body.eqns for var in eqn.outvars}
+    depends = {own}
     for eqn in body.eqns:
         if any(isinstance(atom, Var) and atom in depends for atom in eqn.invars):
             depends.update(eqn.outvars)
-    return depends
+    seen: set[Var] = set()
+    roots: set[Var] = set()
+    met: JaxprEqn | None = None
+    last: JaxprEqn | None = None
+    queue = [result]
+    for atom in queue:  # which grows
+        if isinstance(atom, Literal) or atom in seen or shared.get(atom, True):
+            continue
+        seen.add(atom)
+        eqn = made_by.get(atom)
+        if eqn is None:
+            roots.add(atom)
+            continue
+        last = eqn
+        meets = [v for v in eqn.invars if isinstance(v, Var) and shared.get(v, True)]
+        if met is None and not depends.isdisjoint(meets):
+            met = eqn
+        queue += eqn.invars
+    inputs = tuple(place for place, var in enumerate(body.invars) if var in roots)
+    found = met or last
+    if found is None:
+        return VaryingOrigin("", "it comes in so", inputs)
+    return VaryingOrigin(interpreter.source_line(found), found.primitive.name, inputs)
 
 
 # ---- how shared values are wanted to lie
@@ -186,7 +169,7 @@ def wanted_cuts(body: Jaxpr, results: Sequence[Any], shared: Mapping[Var, bool])
     for eqn in reversed(body.eqns):
         wanted = [cuts.get(var) for var in eqn.outvars]
         if any(spec is not None for spec in wanted):
-            _want(cuts, eqn.invars, _operands(eqn, wanted, shared), shared)
+            _want(cuts, eqn.invars, _operands(eqn, wanted), shared)
     for eqn in body.eqns:
         if eqn.primitive.name in _OF_PARTS:
             _want(cuts, eqn.outvars, [_result(eqn, cuts)], shared)
@@ -219,31 +202,55 @@ def _want(
             cuts.setdefault(atom, spec)
 
 
-def _operands(eqn: JaxprEqn, wanted: Sequence[Any], shared: Mapping[Var, bool]) -> list[Any]:
+def _operands(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
     """How the operands of an equation are wanted, if its results are wanted so."""
-    name = eqn.primitive.name
-    if name in ELEMENTWISE:
-        (spec,) = wanted
-        kinds: list[Any] = [var.aval for var in (*eqn.outvars, *eqn.invars)]
-        return [spec if kind.shape == kinds[0].shape else None for kind in kinds[1:]]
-    if name in _MOVED:
-        (spec,) = wanted
-        return [_MOVED[name](eqn, spec)] + [None] * (len(eqn.invars) - 1)
-    if name in CALLS:
-        body = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])
-        return _inputs_of(body, wanted)
-    if name == "cond":
-        return [None, *_inputs_of(interpreter.bodies(eqn)[0], wanted)]
-    if name == "while":
-        constants = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
-        return [*[None] * constants, *wanted]
-    if name == "scan":
-        layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
-        specs: list[Any] = [None] * len(eqn.invars)
-        for into, out in zip(layout.carries_in, layout.carries_out, strict=True):
-            specs[into] = wanted[out]
-        return specs
-    return [None] * len(eqn.invars)
+    params, unknown = eqn.params, [None] * len(eqn.invars)
+    match eqn.primitive.name:
+        case name if name in ELEMENTWISE:
+            shape = _shape(eqn.outvars[0])
+            return [wanted[0] if _shape(atom) == shape else None for atom in eqn.invars]
+        case "squeeze" | "transpose" | "broadcast_in_dim":
+            return [_before_move(eqn, wanted[0]), *unknown[1:]]
+        case name if name in CALLS:
+            return _inputs(interpreter.bodies(eqn)[0], wanted)
+        case "cond":
+            return [None, *_inputs(interpreter.bodies(eqn)[0], wanted)]
+        case "while":
+            return [*unknown[: params["cond_nconsts"] + params["body_nconsts"]], *wanted]
+        case "scan":
+            layout = _compat.scan_layout(params, len(eqn.invars), len(eqn.outvars))
+            of_carry = dict(zip(layout.carries_in, layout.carries_out, strict=True))
+            return [
+                wanted[of_carry[place]] if place in of_carry else None
+                for place in range(len(eqn.invars))
+            ]
+    return unknown
+
+
+def _inputs(jaxpr: Any, wanted: Sequence[Any]) -> list[Any]:
+    body = interpreter.open_jaxpr(jaxpr)
+    inside = wanted_cuts(body, wanted, {})
+    return [inside.get(var) for var in body.invars]
+
+
+def _before_move(eqn: JaxprEqn, spec: P) -> P | None:
+    """How the operand lies of an equation that gives dimensions other places.
+
+    It moves no element between the parts. None where a broadcast makes a dimension that is cut.
+    """
+    params, own, new = eqn.params, _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    named = dict(enumerate(spec))
+    if eqn.primitive.name == "squeeze":
+        kept = iter(spec)
+        dropped = params["dimensions"]
+        return P(*[None if dim in dropped else next(kept, None) for dim in range(len(own))])
+    if eqn.primitive.name == "transpose":
+        order = params["permutation"]
+        return P(*[named.get(order.index(dim)) for dim in range(len(order))])
+    places = params["broadcast_dimensions"]
+    cut = {dim for dim, name in named.items() if name is not None}
+    kept = {place for size, place in zip(own, places, strict=True) if new[place] == size}
+    return P(*[named.get(place) for place in places]) if cut <= kept else None
 
 
 def _result(eqn: JaxprEqn, cuts: Cuts) -> P | None:
@@ -269,42 +276,5 @@ def _result(eqn: JaxprEqn, cuts: Cuts) -> P | None:
 _OF_PARTS = (*ELEMENTWISE, "slice", "squeeze", "transpose")
 
 
-def _shape(var: Var) -> tuple[int, ...]:
-    aval: Any = var.aval
-    return aval.shape
-
-
-def _before_squeeze(eqn: JaxprEqn, spec: P) -> P:
-    dropped, kept = eqn.params["dimensions"], iter(spec)
-    rank = eqn.invars[0].aval.ndim  # pyright: ignore[reportAttributeAccessIssue]
-    return P(*[None if dim in dropped else next(kept, None) for dim in range(rank)])
-
-
-def _before_broadcast(eqn: JaxprEqn, spec: P) -> P | None:
-    """None where a dimension that is wanted cut is made by the broadcast."""
-    places, kinds = eqn.params["broadcast_dimensions"], [eqn.invars[0].aval, eqn.outvars[0].aval]
-    own, new = [kind.shape for kind in kinds]  # pyright: ignore[reportAttributeAccessIssue]
-    named = dict(enumerate(spec))
-    cut = {dim for dim, name in named.items() if name is not None}
-    kept = {place for size, place in zip(own, places, strict=True) if new[place] == size}
-    return P(*[named.get(place) for place in places]) if cut <= kept else None
-
-
-def _before_transpose(eqn: JaxprEqn, spec: P) -> P:
-    named = dict(enumerate(spec))
-    order = eqn.params["permutation"]
-    return P(*[named.get(order.index(dim)) for dim in range(len(order))])
-
-
-# Operations that move no element between the parts: the dimensions have other places.
-_MOVED = {
-    "squeeze": _before_squeeze,
-    "broadcast_in_dim": _before_broadcast,
-    "transpose": _before_transpose,
-}
-
-
-def _inputs_of(jaxpr: Any, wanted: Sequence[Any]) -> list[Any]:
-    body = interpreter.open_jaxpr(jaxpr)
-    inside = wanted_cuts(body, wanted, {})
-    return [inside.get(var) for var in body.invars]
+def _shape(atom: Atom) -> tuple[int, ...]:
+    return atom.aval.shape

@@ -13,17 +13,24 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jax_dist import _compat
-from jax_dist.global_views import programs, refusals, state_placement
+from jax_dist.errors import (
+    ArgumentTypeError,
+    DeviceCountError,
+    GlobalViewError,
+    MappedAxisError,
+    PlacementError,
+    UnsupportedError,
+    refusal,
+)
+from jax_dist.global_views import programs, state_placement
 from jax_dist.global_views.programs import Ready, Setting, StepProgram
 from jax_dist.global_views.report import GlobalViewReport, Leaf
-from jax_dist.global_views.state_placement import Shardings
+from jax_dist.global_views.state_placement import GivenState, Shardings, StateType
 from jax_dist.mapping import axes, body, meshes
 from jax_dist.mapping import refusals as mapping_refusals
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Call, type_of
 from jax_dist.passes.captures import Captures, Policy, Watch, is_lifted_outside
-
-Gradients = Literal["scatter", "reduce"]
 
 
 def global_view(
@@ -37,7 +44,7 @@ def global_view(
     shardings: Shardings = "replicated",
     static_broadcasted_argnums: int | Iterable[int] = (),
     donate_argnums: int | Iterable[int] = (),
-    gradients: Gradients = "scatter",
+    gradients: Literal["scatter", "reduce"] = "scatter",
     regather: bool = False,
     captures: Captures = "lift",
 ) -> "GlobalView":
@@ -97,20 +104,32 @@ def global_view(
     ((256, 8), (32, 8))
     """
     if not _compat.CAN_REWRITE:
-        raise refusals.needs_newer_jax(jax.__version__)
+        raise refusal(
+            UnsupportedError,
+            what="jax_dist.global_view needs jax 0.10 or newer",
+            which=[f"jax is {jax.__version__}"],
+            why="it reads traced programs, whose form was another one before",
+            do="Upgrade jax, or keep jax_dist.pmap, which works from jax 0.7.2 on.",
+        )
     if not callable(fun):
         raise mapping_refusals.not_callable(fun)
-    if gradients not in get_args(Gradients):
-        raise refusals.unknown_choice("gradients", gradients, "'scatter' or 'reduce'")
+    if gradients not in ("scatter", "reduce"):
+        raise _unknown_choice("gradients", gradients, "'scatter' or 'reduce'")
     if captures not in get_args(Captures):
-        raise refusals.unknown_choice(
-            "captures", captures, ", ".join(map(repr, get_args(Captures)))
-        )
-    state_placement.check_shardings(shardings)
+        raise _unknown_choice("captures", captures, ", ".join(map(repr, get_args(Captures))))
+    if not callable(shardings) and shardings not in ("replicated", "fsdp"):
+        choices = "'replicated', 'fsdp', or a function of a path and a shape that gives a spec"
+        raise _unknown_choice("shardings", shardings, choices)
     axes.check_axes("in_axes", in_axes)
     axes.check_axes("out_axes", out_axes)
     if mesh is not None and axis_name not in mesh.axis_names:
-        raise refusals.not_in_mesh(axis_name, mesh.axis_names)
+        raise refusal(
+            DeviceCountError,
+            what=f"the mesh has no axis {axis_name!r}",
+            which=[f"mesh.axis_names is {tuple(mesh.axis_names)}"],
+            why="the mapped axis of the function is one of the mesh's",
+            do=f"Name it so, as in Mesh(devices, ({axis_name!r},)), or leave mesh out.",
+        )
     setting = Setting(
         fun_name=_name_of(fun),
         name=axis_name,
@@ -135,7 +154,7 @@ class GlobalView:
         self._fun, self._setting = fun, setting
         self._ready: dict[Any, Ready] = {}
         self._programs: dict[Any, StepProgram] = {}
-        self._known: dict[int, state_placement.Known] = {}  # of each state argument
+        self._known: dict[int, StateType] = {}  # of each state argument
         self._last: StepProgram | None = None
         functools.update_wrapper(self, fun, updated=())
 
@@ -187,19 +206,19 @@ class GlobalView:
         several = len(numbers) > 1
         parts = tuple(state) if several else (state,)
         if len(parts) != len(numbers) or not {*numbers} <= {*self._setting.state}:
-            raise refusals.no_state_argument(
-                self._setting.fun_name, len(self._setting.state), len(parts)
-            )
+            raise self._no_state_argument(len(self._setting.state), len(parts))
         own = {
             number: self._read(part, axes.argument_name(self._fun, number), stacked=stacked)
             for number, part in zip(numbers, parts, strict=True)
         }
-        self._known.update({number: given.known for number, given in own.items()})
+        self._known.update({number: given.type for number, given in own.items()})
         program = None
         if rest:
             others = iter(rest)
-            count = len(parts) + len(rest)
-            args = [own[n].types if n in own else next(others) for n in range(count)]
+            args = [
+                own[n].type.tree if n in own else next(others)
+                for n in range(len(parts) + len(rest))
+            ]
             program = self._ready_for(self._bound(tuple(args), {})).program
         placed = tuple(self._placed(number, given, program) for number, given in own.items())
         return placed if several else placed[0]
@@ -233,11 +252,7 @@ class GlobalView:
         Raises:
           PlacementError: an array is no leaf of the state.
         """
-        copies = functools.partial(
-            state_placement.for_each_device,
-            size=self._setting.size,
-            sharding=self._setting.by_device,
-        )
+        copies = lambda leaf: state_placement.for_each_device(leaf, self._setting.by_device)
         return self._by_leaf(state, "stacked", shared=copies, varying=jnp.copy)
 
     def _by_leaf(self, state: Any, method: str, *, shared: Callable, varying: Callable) -> Any:
@@ -247,15 +262,23 @@ class GlobalView:
         if not self._known:  # nothing was placed, so that it is as the user made it
             varies: list[bool | None] = [self._read(state, "state").stacked] * len(leaves)
         else:
-            knowns = tuple(self._known.values())
-            told = state_placement.which_vary(leaves, structure, knowns, self._setting.size)
+            known = tuple(self._known.values())
+            told = state_placement.which_vary(leaves, structure, known, self._setting.size)
             varies = [
                 self._varies_where_it_lies(leaf) if own is None else own
                 for own, leaf in zip(told, leaves, strict=True)
             ]
         if None in varies:
-            path = jax.tree_util.keystr(with_paths[varies.index(None)][0])
-            raise refusals.no_leaf(method, path, jnp.shape(leaves[varies.index(None)]))
+            path, leaf = with_paths[varies.index(None)]
+            path = jax.tree_util.keystr(path) or "it"
+            raise refusal(
+                PlacementError,
+                what=f"'{method}' cannot tell what an array of the state is",
+                which=[f"{path} has shape {tuple(jnp.shape(leaf))}"],
+                why="no leaf of the state has that shape, or it may be one value, or one for each "
+                "device",
+                do=f"Give the whole state to {method}, as place or the last call gave it.",
+            )
         return jax.tree.unflatten(
             structure,
             [(varying if own else shared)(leaf) for own, leaf in zip(varies, leaves, strict=True)],
@@ -287,7 +310,7 @@ class GlobalView:
         Raises:
           PlacementError: an array has no rows, or the devices do not divide them.
         """
-        return state_placement.place_batch(batch, self._setting.mesh, self._setting.name, rows=rows)
+        return state_placement.place_batch(batch, self._setting.by_device, rows=rows)
 
     @property
     def shardings(self) -> Any:
@@ -304,13 +327,11 @@ class GlobalView:
         call = self._bound(args, kwargs)
         ready = self._ready_for(call)
         with self._context(traced=body.any_tracer(call.leaves)):
-            return ready.program.lower(ready.types(call.leaves))
+            return ready.program.lower(call.leaves)
 
     def report(self) -> GlobalViewReport:
         """What was found of each leaf of the state, and how the step runs."""
-        if self._last is None:
-            raise refusals.not_known_yet("report")
-        return self._last.report
+        return self._program_for("report").report
 
     # ---- behind the scenes
 
@@ -322,8 +343,17 @@ class GlobalView:
         call = body.bind(self._setting.options, self._fun, args, kwargs)
         for number in self._setting.state:
             if number >= len(args):
-                raise refusals.no_state_argument(self._setting.fun_name, number, len(args))
+                raise self._no_state_argument(number, len(args))
         return call
+
+    def _no_state_argument(self, number: int, count: int) -> GlobalViewError:
+        return refusal(
+            GlobalViewError,
+            what=f"'{self._setting.fun_name}' was called without its state",
+            which=[f"state={number}, and the call has {count} positional arguments"],
+            why="the state is the argument that is carried from call to call",
+            do="Give its position by state=, or state=None for a function that carries nothing.",
+        )
 
     def _context(self, *, traced: bool) -> Any:
         """Steps out of a mesh that the user has set."""
@@ -344,14 +374,25 @@ class GlobalView:
 
     def _settled(self, call: Call, types: list[Any]) -> Ready:
         """What a call needs whose types were not seen before."""
-        state = [n for n, owner in enumerate(call.owners) if owner in self._setting.state]
-        kinds = self._kinds_of_state(call, types, state)
-        size, leaf_axes = self._setting.size, list(call.axes)
-        for place, kind in kinds.items():
+        state, size = self._types_of_state(call, types), self._setting.size
+        leaf_axes = list(call.axes)
+        for place, kind in state.items():
             types[place] = jax.ShapeDtypeStruct((size, *kind.shape), kind.dtype)
             leaf_axes[place] = 0
         for place, (kind, axis) in enumerate(zip(types, leaf_axes, strict=True)):
-            self._check_size(call, place, kind.shape, axis)
+            rank = len(kind.shape)
+            if axis is not None and (not -rank <= axis < rank or kind.shape[axis] != size):
+                path = call.paths()[place]
+                raise refusal(
+                    MappedAxisError,
+                    what=f"'{self._setting.fun_name}' is mapped over {size} devices",
+                    which=[
+                        f"{path} has shape {tuple(kind.shape)}, which is to be {size} along "
+                        f"dimension {axis}"
+                    ],
+                    why="each device takes one slice",
+                    do="Give [N, b, ...] for N devices, as place_batch makes it of rows.",
+                )
         told = dataclasses.replace(call, leaves=types, axes=tuple(leaf_axes))
         key = (call.structure, call.static, *map(_key_of, types))
         program = self._programs.get(key)
@@ -360,81 +401,85 @@ class GlobalView:
                 program = programs.build(self._setting, told, state)
             if program.cacheable:
                 self._programs[key] = program
-        is_whole = {
-            place: jnp.shape(call.leaves[place]) == leaf.type.shape
-            for place, leaf in program.leaves.items()
-        }
-        lifted = [n for n, leaf in program.leaves.items() if is_whole[n] and not leaf.shared]
-        merged = [n for n, leaf in program.leaves.items() if leaf.shared and not is_whole[n]]
-        return Ready(program, tuple(lifted), tuple(merged))
+        leaves = program.leaves.items()
+        whole = {n for n, leaf in leaves if jnp.shape(call.leaves[n]) == leaf.type.shape}
+        lifted = tuple(n for n, leaf in leaves if n in whole and not leaf.shared)
+        merged = tuple(n for n, leaf in leaves if n not in whole and leaf.shared)
+        return Ready(program, lifted, merged)
 
-    def _kinds_of_state(
-        self, call: Call, types: Sequence[Any], state: Sequence[int]
-    ) -> dict[int, jax.ShapeDtypeStruct]:
-        """The type of each leaf of the state on one device, `[*s]`."""
+    def _types_of_state(self, call: Call, types: Sequence[Any]) -> dict[int, jax.ShapeDtypeStruct]:
+        """The type of each leaf of the state on one device, `[*s]`, by its place."""
         args, _ = call.rebuild(call.leaves)
-        kinds: dict[int, jax.ShapeDtypeStruct] = {}
+        found: dict[int, jax.ShapeDtypeStruct] = {}
         for number in self._setting.state:
-            places = [place for place in state if call.owners[place] == number]
+            places = [place for place, owner in enumerate(call.owners) if owner == number]
             known = self._known.get(number)
             structure = jax.tree.structure(args[number])
             shapes = [types[place].shape for place in places]
             if known is None or not known.fits(structure, shapes, self._setting.size):
-                known = self._known[number] = self._known_of(number, args[number])
-            kinds.update(zip(places, known.types, strict=True))
-        return kinds
+                known = self._known[number] = self._type_of_state(number, args[number])
+            found.update(zip(places, known.leaves, strict=True))
+        return found
 
-    def _read(self, state: Any, name: str, *, stacked: bool | None = None) -> state_placement.Given:
-        setting = self._setting
-        return state_placement.read_state(state, name, setting.mesh, setting.name, stacked=stacked)
-
-    def _known_of(self, number: int, given: Any) -> state_placement.Known:
-        """What a state is of which nothing was known: not traced, it may have the device axis."""
+    def _type_of_state(self, number: int, given: Any) -> StateType:
+        """Of one of which nothing was known: not traced, it may have the device axis."""
         leaves = jax.tree.leaves(given)
         is_array = all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
         if is_array and not body.any_tracer(leaves):
-            return self._read(given, axes.argument_name(self._fun, number)).known
+            return self._read(given, axes.argument_name(self._fun, number)).type
         types = [type_of(leaf) for leaf in leaves]
         own = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in types)
-        return state_placement.Known(jax.tree.structure(given), own)
+        return StateType(jax.tree.structure(given), own)
 
-    def _check_size(self, call: Call, place: int, shape: tuple[int, ...], axis: Any) -> None:
-        if axis is None:
-            return
-        if not -len(shape) <= axis < len(shape) or shape[axis] != self._setting.size:
-            path = call.paths()[place]
-            raise refusals.size_is_not_mesh(
-                self._setting.fun_name, path, shape, axis, self._setting.size
-            )
+    def _read(self, state: Any, name: str, *, stacked: bool | None = None) -> GivenState:
+        return state_placement.read_state(state, name, self._setting.by_device, stacked=stacked)
 
-    def _placed(
-        self, number: int, given: state_placement.Given, program: StepProgram | None
-    ) -> Any:
+    def _placed(self, number: int, given: GivenState, program: StepProgram | None) -> Any:
         """One argument of the state on the mesh."""
-        shardings, mesh, name = self._setting.shardings, self._setting.mesh, self._setting.name
-        specs = state_placement.specs_of(
-            shardings, mesh, name, given.short_paths, given.known.types
-        )
         if program is None:
-            lie = [(NamedSharding(mesh, spec), None) for spec in specs]
+            setting, paths = self._setting, given.short_paths
+            specs = state_placement.specs_of(
+                setting.shardings, setting.by_device, paths, given.type.leaves
+            )
+            lie = [(NamedSharding(setting.mesh, spec), None) for spec in specs]
         else:
             own = [leaf for leaf in program.leaves.values() if leaf.argument == number]
             lie = [(leaf.sharding, not leaf.shared) for leaf in own]
         values = [given.put(n, sharding, varies=varies) for n, (sharding, varies) in enumerate(lie)]
-        return jax.tree.unflatten(given.known.structure, values)
+        return jax.tree.unflatten(given.type.structure, values)
 
     def _tree_of_state(self, of_leaf: Callable[[Leaf], Any], what: str) -> Any:
-        if self._last is None:
-            raise refusals.not_known_yet(what)
-        trees = []
+        leaves, trees = self._program_for(what).leaves.values(), []
         for number in self._setting.state:
-            own = [leaf for leaf in self._last.leaves.values() if leaf.argument == number]
+            own = [leaf for leaf in leaves if leaf.argument == number]
             trees.append(jax.tree.unflatten(self._known[number].structure, map(of_leaf, own)))
         return trees[0] if len(trees) == 1 else tuple(trees)
+
+    def _program_for(self, what: str) -> StepProgram:
+        """The last one, of which something is asked."""
+        if self._last is None:
+            raise refusal(
+                GlobalViewError,
+                what=f"'{what}' of a global view is not known yet",
+                which=["it was neither called nor given a state with the other arguments"],
+                why="which leaves are shared is found in the traced step",
+                do="Call it first, or place(state, *the other arguments).",
+            )
+        return self._last
 
 
 def _key_of(kind: Any) -> tuple:
     return kind.shape, kind.dtype, kind.weak_type
+
+
+def _unknown_choice(argument: str, value: object, choices: str) -> ArgumentTypeError:
+    return refusal(
+        ArgumentTypeError,
+        what=f"'{argument}' of global_view is none of its choices",
+        which=[f"{argument}={value!r}"],
+        why="it decides where the state lies, and what is summed how",
+        do=f"Give {choices}.",
+    )
 
 
 def _positions(argument: str, value: int | Iterable[int]) -> tuple[int, ...]:

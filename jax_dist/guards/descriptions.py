@@ -1,10 +1,9 @@
 """What a guard says: where the user's code stands, which call it is, and of which types."""
 
 import contextlib
-import dataclasses
 import inspect
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -53,9 +52,10 @@ def name_of(value: object, frame: FrameType | None) -> str | None:
             if held is value:
                 return name
         for name, held in names.items():
-            path = _path_in(held, value)
-            if path is not None:
-                return name + path
+            if isinstance(held, dict | list | tuple):
+                for path, leaf in jax.tree.leaves_with_path(held):
+                    if leaf is value:
+                        return name + jax.tree_util.keystr(path)
     return None
 
 
@@ -72,32 +72,18 @@ def _is_user(frame: FrameType) -> bool:
     return not file.startswith((*_NOT_THE_USER, "<frozen")) and file not in _STANDARD
 
 
-def _path_in(held: object, value: object) -> str | None:
-    """Where `value` is in a container of the user."""
-    if not isinstance(held, dict | list | tuple):
-        return None
-    leaves: list[tuple[Any, Any]] = jax.tree_util.tree_leaves_with_path(held)
-    return next((jax.tree_util.keystr(path) for path, leaf in leaves if leaf is value), None)
-
-
 # --- A call in the user's words, where a wrapper of ours or of JAX stands around his function
 
 
 _OF_WRAPPERS = ("args[", "kwargs[", "flat_args[")
 
 
-def known_name(call: _compat.JitCall) -> str:
-    """`jax.pmap` keeps no name of what it maps."""
-    module = getattr(call.fun, "__module__", None)
-    return "jax.pmap" if module == _compat.PMAP_MODULE else call.name
-
-
 def shown_paths(call: _compat.JitCall) -> dict[str, str]:
     """How to call each argument: `args[1]['w']` of a wrapper is what the user calls that value."""
-    frame = user_frame()
-    return {
-        path: _shown(path, leaf, frame) for path, leaf in zip(call.paths, call.leaves, strict=False)
-    }
+    frame, shown = user_frame(), {}
+    for path, leaf in zip(call.paths, call.leaves, strict=False):
+        shown[path] = (path.startswith(_OF_WRAPPERS) and name_of(leaf, frame)) or path
+    return shown
 
 
 def is_of_jax(fun: Any) -> bool:
@@ -105,71 +91,16 @@ def is_of_jax(fun: Any) -> bool:
     return (getattr(fun, "__module__", None) or "").split(".")[0] == "jax"
 
 
-def _shown(path: str, leaf: Any, frame: Any) -> str:
-    if not path.startswith(_OF_WRAPPERS):
-        return path
-    return name_of(leaf, frame) or path
+# --- what a value is, and where it lies
 
 
-# --- what a compiled program depends on in its arguments, in words: type, placement, static value
-
-
-_STRENGTH = {True: "a weak type, as Python numbers do", False: "a strong type, as arrays do"}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ArgumentType:
-    """Of one leaf of the arguments; None where it is not known."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    weak: bool  # as Python numbers are: it takes the type of what it meets
-    placement: str | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Signature:
-    """Of one call."""
-
-    types: Mapping[str, ArgumentType]  # by the path of the argument
-    statics: Mapping[str, str]  # by the name of the argument: its repr
-
-    def renamed(self, shown: Mapping[str, str]) -> "Signature":
-        """With other words for the paths."""
-        types = {shown.get(path, path): type_ for path, type_ in self.types.items()}
-        return Signature(types, self.statics)
-
-    def changes_from(self, before: "Signature") -> list["Change"]:
-        """What differs, in the order of the arguments."""
-        return list(_changes(self, before))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Change:
-    kind: str  # a key of the remedies: "shape", "dtype", "weak", "placement", "static", "tree"
-    text: str  # as a bullet of a message
-
-
-def signature_of(call: _compat.JitCall) -> Signature:
-    """What the program of this call is looked up by."""
-    types = {path: _type_of(leaf) for path, leaf in zip(call.paths, call.leaves, strict=False)}
-    return Signature(types, {name: repr(value) for name, value in call.statics.items()})
-
-
-def _type_of(value: Any) -> ArgumentType:
-    aval = jax.typeof(value)
-    placement = _placement_of(value) if isinstance(value, jax.Array) else None
-    weak = bool(getattr(aval, "weak_type", False))
-    return ArgumentType(tuple(aval.shape), str(aval.dtype), weak, placement)
-
-
-def _placement_of(array: jax.Array) -> str:
+def placement_of(array: jax.Array) -> str:
     """Where an array lies, in words that are the same on every jax.
 
     >>> import jax.numpy as jnp
-    >>> _placement_of(jnp.zeros(3))
+    >>> placement_of(jnp.zeros(3))
     'device 0, uncommitted'
-    >>> _placement_of(jax.device_put(jnp.zeros(3), jax.devices()[1]))
+    >>> placement_of(jax.device_put(jnp.zeros(3), jax.devices()[1]))
     'device 1'
     """
     sharding = array.sharding
@@ -185,7 +116,7 @@ def _placement_of(array: jax.Array) -> str:
 
 def devices_of(array: jax.Array) -> str:
     """Where an array lies, whether it is committed to that or not."""
-    return _placement_of(array).removesuffix(", uncommitted")
+    return placement_of(array).removesuffix(", uncommitted")
 
 
 def text_of(value: Any) -> str:
@@ -197,29 +128,3 @@ def text_of(value: Any) -> str:
     """
     kind = jax.typeof(value)
     return f"{kind.dtype}[{','.join(map(str, kind.shape))}]"
-
-
-def _changes(now: Signature, before: Signature) -> Iterator[Change]:
-    for path, type_ in now.types.items():
-        if path in before.types:
-            yield from _changes_of_type(path, type_, before.types[path])
-        else:
-            yield Change("tree", f"{path} is new")
-    for path in before.types:
-        if path not in now.types:
-            yield Change("tree", f"{path} is gone")
-    for name, value in now.statics.items():
-        was = before.statics.get(name)
-        if was is not None and was != value:
-            yield Change("static", f"{name} is the static value {value}, before {was}")
-
-
-def _changes_of_type(path: str, now: ArgumentType, was: ArgumentType) -> Iterator[Change]:
-    if now.shape != was.shape:
-        yield Change("shape", f"{path} has the shape {now.shape}, before {was.shape}")
-    if now.dtype != was.dtype:
-        yield Change("dtype", f"{path} has the type {now.dtype}, before {was.dtype}")
-    if now.weak != was.weak:
-        yield Change("weak", f"{path} has {_STRENGTH[now.weak]}, before {_STRENGTH[was.weak]}")
-    if now.placement != was.placement and None not in (now.placement, was.placement):
-        yield Change("placement", f"{path} lies on {now.placement}, before on {was.placement}")

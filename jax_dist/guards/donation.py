@@ -10,9 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from jax_dist import _compat
-from jax_dist.errors import DonationError, message
-from jax_dist.guards import descriptions
-from jax_dist.guards.descriptions import devices_of, is_of_jax, shown_paths, text_of
+from jax_dist.errors import DonationError, refusal
+from jax_dist.guards.descriptions import (
+    devices_of,
+    is_of_jax,
+    line_of,
+    shown_paths,
+    text_of,
+    user_frame,
+)
 
 _WORTH = 1024  # bytes: a counter or a key that is not donated is not worth a word
 _SHOWN = 8  # leaves in one message
@@ -38,7 +44,10 @@ class DonationCheck:
     """What one thread remembers of its calls; all weak, so that it keeps no memory alive."""
 
     def __init__(self) -> None:
-        self._last: weakref.WeakKeyDictionary[Any, _Traces] = weakref.WeakKeyDictionary()
+        # By function: weak references to the leaves of its last call, and to the outputs.
+        self._last: weakref.WeakKeyDictionary[Any, tuple[list[Any], list[Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def called(self, call: _compat.JitCall, *, checked: bool) -> None:
         """Notes what is donated.
@@ -48,7 +57,14 @@ class DonationCheck:
         """
         forgotten = self._forgotten(call)
         if forgotten and checked:
-            raise _error_forgotten(call, forgotten)
+            where = line_of(user_frame())
+            raise refusal(
+                DonationError,
+                what=f"'{call.name}' is fed its own results and does not donate them, at {where}",
+                which=_bullets(call, forgotten),
+                why="the old value was dropped after the call, so both were in memory for nothing",
+                do="Say donate_argnums where you jit it, or strict(donation=False).",
+            )
         call.notes = [
             (place, _pointers(call.leaves[place]))
             for place, donated in enumerate(call.donated)
@@ -61,47 +77,53 @@ class DonationCheck:
         Raises:
           DonationError: a donated leaf is still there.
         """
-        self._remember(call, outputs)
+        self._last[weak_key(call.fun)] = (
+            [_weak(leaf) for leaf in call.leaves],
+            [_weak(output) for output in outputs],
+        )
         donated: list[tuple[int, _Pointers | None]] = call.notes or []
         if not donated or not checked or _all_taken(call, donated, outputs):
             return
-        leaves = [_leaf(call, place, pointers) for place, pointers in donated]
+        leaves = [
+            _described(call.paths[i], call.leaves[i], pointers, used=i not in call.unused)
+            for i, pointers in donated
+        ]
         results = [
             _described(f"result {i}", value, _pointers(value)) for i, value in enumerate(outputs)
         ]
         kept = kept_leaves(leaves, results)
         if kept:
-            raise _error_kept(call, kept)
+            where = line_of(user_frame())
+            count = f"{len(kept)} donated argument{'s' * (len(kept) > 1)}"
+            raise refusal(
+                DonationError,
+                what=f"'{call.name}' did not take the memory of {count}, at {where}",
+                which=_bullets(call, kept),
+                why="the memory of an argument can only become that of an output of the same type, "
+                "on the same devices, if nothing else holds it",
+                do="Mend that, or leave the argument out of donate_argnums.",
+            )
 
     def _forgotten(self, call: _compat.JitCall) -> list[tuple[str, str]]:
         """Leaves that came out of the call before, where that call's own are gone: not donated."""
-        traces = None if is_of_jax(call.fun) else self._last.get(weak_key(call.fun))
-        if traces is None or len(traces.inputs) != len(call.leaves):
+        last = None if is_of_jax(call.fun) else self._last.get(weak_key(call.fun))
+        if last is None or len(last[0]) != len(call.leaves):
             return []
+        inputs, outputs = last
         lines, size = [], 0
-        results = {id(result) for result in (output() for output in traces.outputs)}
+        results = {id(output()) for output in outputs}
         for place, leaf in enumerate(call.leaves):
             fed_back = isinstance(leaf, jax.Array) and id(leaf) in results
-            if not fed_back or call.donated[place] or traces.inputs[place]() is not None:
+            if not fed_back or call.donated[place] or inputs[place]() is not None:
                 continue
             lines.append((call.paths[place], f"is {text_of(leaf)}"))
             size += leaf.nbytes
         return lines if size >= _WORTH else []
 
-    def _remember(self, call: _compat.JitCall, outputs: Sequence[Any]) -> None:
-        traces = _Traces([_weak(leaf) for leaf in call.leaves], [_weak(out) for out in outputs])
-        self._last[weak_key(call.fun)] = traces
-
 
 def weak_key(fun: Any) -> Any:
     """What stands for a function that cannot be referred to weakly: its class."""
     return fun if isinstance(fun, types.FunctionType) else type(fun)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Traces:
-    inputs: list[Any]  # weak references
-    outputs: list[Any]
 
 
 def _all_taken(
@@ -128,7 +150,8 @@ def kept_leaves(
     `device_put` leaves it on the CPU.
     """
     kept = []
-    free = [result for result in results if not _came_from(result, donated)]
+    given = {pointer for leaf in donated for pointer in leaf.pointers or ()}
+    free = [result for result in results if given.isdisjoint(result.pointers or ())]
     for leaf in donated:
         reason = _reason(leaf, donated, results, free)
         if reason is not None:
@@ -150,7 +173,11 @@ def _reason(
         return f"is {leaf.type}, and the function does not use it"
     same_type = [result for result in results if result.type == leaf.type]
     if not same_type:
-        return _no_output(leaf, results)
+        other = next((result for result in results if result.shape == leaf.shape), None)
+        if other is not None:
+            return f"is {leaf.type}, and the output of that shape is {other.type}"
+        types = ", ".join(dict.fromkeys(result.type for result in results)) or "none"
+        return f"is {leaf.type}, and no output has this shape and type; the outputs: {types}"
     if not any(result.placement == leaf.placement for result in same_type):
         there = same_type[0].placement
         return f"is {leaf.type} on {leaf.placement}, and the output of that type on {there}"
@@ -175,32 +202,16 @@ def _hidden(
     return f"is {leaf.type}, marked as deleted, but no output took its memory"
 
 
-def _no_output(leaf: DonatedLeaf, results: Sequence[DonatedLeaf]) -> str:
-    other = next((result for result in results if result.shape == leaf.shape), None)
-    if other is not None:
-        return f"is {leaf.type}, and the output of that shape is {other.type}"
-    types = ", ".join(dict.fromkeys(result.type for result in results)) or "none"
-    return f"is {leaf.type}, and no output has this shape and type; the outputs: {types}"
-
-
-def _came_from(result: DonatedLeaf, donated: Sequence[DonatedLeaf]) -> bool:
-    pointers = set(result.pointers or ())
-    return any(pointers & set(leaf.pointers or ()) for leaf in donated)
-
-
-def _leaf(call: _compat.JitCall, place: int, pointers: _Pointers | None) -> DonatedLeaf:
-    value = call.leaves[place]
-    leaf = _described(call.paths[place], value, pointers)
-    deleted = leaf.on_device and value.is_deleted()
-    return dataclasses.replace(leaf, deleted=deleted, used=place not in call.unused)
-
-
-def _described(path: str, value: Any, pointers: _Pointers | None) -> DonatedLeaf:
+def _described(
+    path: str, value: Any, pointers: _Pointers | None, *, used: bool = True
+) -> DonatedLeaf:
     shape = tuple(jax.typeof(value).shape)
     on_device = isinstance(value, jax.Array)
     held = f"a {type(value).__name__}" if not shape else f"a NumPy array {text_of(value)}"
     placement = devices_of(value) if on_device else held
-    return DonatedLeaf(path, text_of(value), shape, on_device, placement, pointers)
+    deleted = on_device and value.is_deleted()
+    kind = text_of(value)
+    return DonatedLeaf(path, kind, shape, on_device, placement, pointers, deleted, used)
 
 
 def _pointers(array: Any) -> _Pointers | None:
@@ -219,32 +230,6 @@ def _pointers(array: Any) -> _Pointers | None:
 
 def _weak(value: Any) -> Any:
     return weakref.ref(value) if isinstance(value, jax.Array) else lambda: None
-
-
-def _error_kept(call: _compat.JitCall, kept: Sequence[tuple[str, str]]) -> DonationError:
-    where = descriptions.line_of(descriptions.user_frame())
-    count = f"{len(kept)} donated argument{'s' * (len(kept) > 1)}"
-    return DonationError(
-        message(
-            what=f"'{call.name}' did not take the memory of {count}, at {where}",
-            which=_bullets(call, kept),
-            why="the memory of an argument can only become that of an output of the same type, "
-            "on the same devices, if nothing else holds it",
-            do="Mend that, or leave the argument out of donate_argnums.",
-        )
-    )
-
-
-def _error_forgotten(call: _compat.JitCall, forgotten: Sequence[tuple[str, str]]) -> DonationError:
-    where = descriptions.line_of(descriptions.user_frame())
-    return DonationError(
-        message(
-            what=f"'{call.name}' is fed its own results and does not donate them, at {where}",
-            which=_bullets(call, forgotten),
-            why="the old value was dropped after the call, so both were in memory for nothing",
-            do="Say donate_argnums where you jit it, or strict(donation=False).",
-        )
-    )
 
 
 def _bullets(call: _compat.JitCall, said: Sequence[tuple[str, str]]) -> list[str]:

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 
 import jax
 
-from jax_dist.errors import MemoryGrowthError, message
-from jax_dist.guards import descriptions
-from jax_dist.guards.descriptions import text_of
+from jax_dist.errors import MemoryGrowthError, refusal
+from jax_dist.guards.descriptions import line_of, text_of, user_frame
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -57,13 +56,12 @@ class memory_guard:  # in small letters, for it is used as a function
     def __init__(self, *, slack: int = 0, warmup: int | None = None):
         for name, value in {"slack": slack, "warmup": warmup or 0}.items():
             if value < 0:
-                raise ValueError(
-                    message(
-                        what=f"memory_guard got a negative {name}",
-                        which=[f"{name}={value!r}"],
-                        why="it is a number of " + {"slack": "bytes", "warmup": "steps"}[name],
-                        do=f"Leave {name} out, or give a number from 0 on.",
-                    )
+                raise refusal(
+                    ValueError,
+                    what=f"memory_guard got a negative {name}",
+                    which=[f"{name}={value!r}"],
+                    why="it is a number of " + {"slack": "bytes", "warmup": "steps"}[name],
+                    do=f"Leave {name} out, or give a number from 0 on.",
                 )
         self._slack, self._warmup = slack, warmup
         self._step = itertools.count()
@@ -112,38 +110,27 @@ class memory_guard:  # in small letters, for it is used as a function
 
 def memory_now() -> Memory:
     """Waits for nothing: memory is taken when a program is started, not when it ends."""
-    counted, kinds = _counted([array for array in jax.live_arrays() if not array.is_deleted()])
+    used: dict[int, int] = {}
+    kinds: dict[str, int] = {}
+    seen: set[tuple[int, int]] = set()  # an array that is a slice of another one does not count
+    arrays = [array for array in jax.live_arrays() if not array.is_deleted()]
+    for array in sorted(arrays, key=lambda array: -len(array.sharding.device_set)):
+        if len(array.sharding.device_set) == 1:  # its shards would hold it in a ring
+            parts = [(device, array) for device in array.sharding.device_set]
+        else:
+            parts = [(shard.device, shard.data) for shard in array.addressable_shards]
+        places = {(device.id, part.unsafe_buffer_pointer()): part for device, part in parts}
+        new = places.keys() - seen
+        seen |= new
+        for place in new:
+            used[place[0]] = used.get(place[0], 0) + places[place].nbytes
+        if new:
+            kinds[text_of(array)] = kinds.get(text_of(array), 0) + 1
     statistics = {device.id: device.memory_stats() for device in jax.local_devices()}
     if all(statistics.values()):
         used = {id_: figures["bytes_in_use"] for id_, figures in statistics.items() if figures}
         return Memory(used, kinds)
-    return Memory(dict.fromkeys(statistics, 0) | counted, kinds)
-
-
-def _counted(arrays: list[jax.Array]) -> tuple[dict[int, int], dict[str, int]]:
-    """Bytes by device, arrays by kind. An array that is a slice of another one does not count."""
-    used: dict[int, int] = {}
-    kinds: dict[str, int] = {}
-    seen: set[tuple[int, int]] = set()
-    for array in sorted(arrays, key=lambda array: -len(array.sharding.device_set)):
-        new = [
-            (device, at, size) for device, at, size in _buffers(array) if (device, at) not in seen
-        ]
-        seen.update((device, at) for device, at, _ in new)
-        for device, _, size in new:
-            used[device] = used.get(device, 0) + size
-        if new:
-            kinds[text_of(array)] = kinds.get(text_of(array), 0) + 1
-    return used, kinds
-
-
-def _buffers(array: jax.Array) -> list[tuple[int, int, int]]:
-    """Device, address and bytes. The shards of an array on one device would hold it in a ring."""
-    if len(array.sharding.device_set) == 1:
-        (device,) = array.sharding.device_set
-        return [(device.id, array.unsafe_buffer_pointer(), array.nbytes)]
-    parts = [(shard.device.id, shard.data) for shard in array.addressable_shards]
-    return [(device, part.unsafe_buffer_pointer(), part.nbytes) for device, part in parts]
+    return Memory(dict.fromkeys(statistics, 0) | used, kinds)
 
 
 def _grown(before: Memory, after: Memory, slack: int) -> bool:
@@ -155,13 +142,11 @@ def _growth(before: Memory, after: Memory, slack: int) -> MemoryGrowthError:
     which = [f"device {id_} holds {size} bytes more" for id_, size in more.items() if size > slack]
     new = {kind: count - before.kinds.get(kind, 0) for kind, count in after.kinds.items()}
     kinds = [f"{count} more of {kind}" for kind, count in sorted(new.items()) if count > 0]
-    return MemoryGrowthError(
-        message(
-            what="A step left more in memory than it found, "
-            f"at {descriptions.line_of(descriptions.user_frame())}",
-            which=[*which, *kinds[:_SHOWN]],
-            why="what each step adds fills the device in the end",
-            do="Drop what the step no longer needs, donate its state, "
-            "or fetch what you keep with jax.device_get.",
-        )
+    return refusal(
+        MemoryGrowthError,
+        what=f"A step left more in memory than it found, at {line_of(user_frame())}",
+        which=[*which, *kinds[:_SHOWN]],
+        why="what each step adds fills the device in the end",
+        do="Drop what the step no longer needs, donate its state, "
+        "or fetch what you keep with jax.device_get.",
     )

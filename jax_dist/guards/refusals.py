@@ -9,24 +9,26 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
 from jax_dist import _compat
-from jax_dist.errors import RecompileError, TransferError, message, shown
-from jax_dist.guards import descriptions
+from jax_dist.errors import RecompileError, TransferError, refusal, shown
 from jax_dist.guards.descriptions import (
-    ArgumentType,
-    Change,
-    Signature,
     devices_of,
+    entered_by,
+    frame_of,
     is_of_jax,
+    line_of,
+    name_of,
+    placement_of,
     shown_paths,
-    signature_of,
     text_of,
+    user_frame,
 )
 
 _KEPT = 8  # signatures of each function: enough to find one near
@@ -43,17 +45,79 @@ _REMEDIES = {
     "weak": "Pass an array in each call, or a Python number in each call",
 }
 _ALLOW = "or use `with jax_dist.allow_recompiles():`"
+_STRENGTH = {True: "a weak type, as Python numbers do", False: "a strong type, as arrays do"}
 
 
-class _Seen:
-    """One call of a function, and which function object it was."""
-
-    def __init__(self, fun: Callable, signature: Signature):
-        self.fun = _weakly(fun)
-        self.signature = signature
+@dataclass(frozen=True, slots=True)
+class _Change:
+    kind: str  # a key of the remedies: "shape", "dtype", "weak", "placement", "static", "tree"
+    text: str  # as a bullet of a message
 
 
-_seen: dict[tuple[str, int, str], collections.deque[_Seen]] = {}  # by the code, not the object
+@dataclass(frozen=True, slots=True)
+class _ArgumentType:
+    """Of one leaf of the arguments; None where it is not known."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    weak: bool  # as Python numbers are: it takes the type of what it meets
+    placement: str | None
+
+    @classmethod
+    def of(cls, aval: Any, placement: str | None = None) -> "_ArgumentType":
+        weak = bool(getattr(aval, "weak_type", False))
+        return cls(tuple(aval.shape), str(aval.dtype), weak, placement)
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """Of one call."""
+
+    types: Mapping[str, _ArgumentType]  # by the path of the argument
+    statics: Mapping[str, str]  # by the name of the argument: its repr
+
+    def renamed(self, shown: Mapping[str, str]) -> "_Signature":
+        """With other words for the paths."""
+        types = {shown.get(path, path): type_ for path, type_ in self.types.items()}
+        return _Signature(types, self.statics)
+
+    def changes_from(self, before: "_Signature") -> Iterator[_Change]:
+        """What differs, in the order of the arguments."""
+        for path, now in self.types.items():
+            was = before.types.get(path)
+            if was is None:
+                yield _Change("tree", f"{path} is new")
+                continue
+            if now.shape != was.shape:
+                yield _Change("shape", f"{path} has the shape {now.shape}, before {was.shape}")
+            if now.dtype != was.dtype:
+                yield _Change("dtype", f"{path} has the type {now.dtype}, before {was.dtype}")
+            if now.weak != was.weak:
+                strength, before_that = _STRENGTH[now.weak], _STRENGTH[was.weak]
+                yield _Change("weak", f"{path} has {strength}, before {before_that}")
+            if now.placement != was.placement and None not in (now.placement, was.placement):
+                text = f"{path} lies on {now.placement}, before on {was.placement}"
+                yield _Change("placement", text)
+        for path in before.types:
+            if path not in self.types:
+                yield _Change("tree", f"{path} is gone")
+        for name, value in self.statics.items():
+            old = before.statics.get(name)
+            if old is not None and old != value:
+                yield _Change("static", f"{name} is the static value {value}, before {old}")
+
+
+def _signature_of(call: _compat.JitCall) -> _Signature:
+    """What the program of this call is looked up by."""
+    types = {}
+    for path, leaf in zip(call.paths, call.leaves, strict=False):
+        placement = placement_of(leaf) if isinstance(leaf, jax.Array) else None
+        types[path] = _ArgumentType.of(jax.typeof(leaf), placement)
+    return _Signature(types, {name: repr(value) for name, value in call.statics.items()})
+
+
+# The functions, weakly, and the signatures of their calls; by the code, not the object.
+_seen: dict[tuple[str, int, str], collections.deque[tuple[Callable, _Signature]]] = {}
 _seen_lock = threading.Lock()
 
 
@@ -61,18 +125,24 @@ def remember(call: _compat.JitCall) -> None:
     """Keeps the types of a call, to compare with when the next one is compiled."""
     with _seen_lock:
         earlier = _seen.setdefault(source_of(call.fun), collections.deque(maxlen=_KEPT))
-        earlier.append(_Seen(call.fun, signature_of(call)))
+        earlier.append((_weakly(call.fun), _signature_of(call)))
 
 
 def recompile_error(name: str) -> RecompileError:
     """The error for a compilation that is about to begin in this thread."""
     calls = _compat.calls_under_way()
-    where = descriptions.line_of(descriptions.user_frame())
-    if not calls:  # an explicit `.compile()`, and jax.pmap before 0.8
-        changes = [Change("first", "its arguments are not known here")]
-        return _error(name, where, changes)
-    call = calls[-1]
-    return _error(call.name, where, _changes(call))
+    where = line_of(user_frame())
+    if calls:
+        name, changes = calls[-1].name, _changes(calls[-1])
+    else:  # an explicit `.compile()`, and jax.pmap before 0.8
+        changes = [_Change("first", "its arguments are not known here")]
+    return refusal(
+        RecompileError,
+        what=f"'{name}' would be compiled after the warm-up, at {where}",
+        which=[change.text for change in changes],
+        why="each difference in these needs another program",
+        do=f"{_REMEDIES[changes[0].kind]}, {_ALLOW}.",
+    )
 
 
 def source_of(fun: Any) -> tuple[str, int, str]:
@@ -86,28 +156,28 @@ def source_of(fun: Any) -> tuple[str, int, str]:
     return (code.co_filename, code.co_firstlineno, code.co_qualname)
 
 
-def _changes(call: _compat.JitCall) -> list[Change]:
-    now = signature_of(call).renamed(shown_paths(call))
+def _changes(call: _compat.JitCall) -> list[_Change]:
+    now = _signature_of(call).renamed(shown_paths(call))
     earlier = list(_seen.get(source_of(call.fun), ()))
-    same = [seen.signature for seen in earlier if seen.fun() == call.fun]
+    same = [signature for fun, signature in earlier if fun() == call.fun]
     if same:
         named = [before.renamed(shown_paths(call)) for before in same]
-        changes = min((now.changes_from(before) for before in named), key=len)
+        changes = min((list(now.changes_from(before)) for before in named), key=len)
         return changes or [_settings(call)]
     traced = _since_traces(call, now)
     if traced:
         return traced
     if is_of_jax(call.fun):
         types = ", ".join(text_of(leaf) for leaf in call.leaves)
-        return [Change("eager", f"'{call.name}' is a part of JAX, and new for {types}")]
+        return [_Change("eager", f"'{call.name}' is a part of JAX, and new for {types}")]
     if earlier:
         file, line, _ = source_of(call.fun)
         made = f"'{call.name}' of {shown(file)}:{line} is another function object than before"
-        return [Change("another", made)]
-    return [Change("first", f"no call of '{call.name}' came before")]
+        return [_Change("another", made)]
+    return [_Change("first", f"no call of '{call.name}' came before")]
 
 
-def _since_traces(call: _compat.JitCall, now: Signature) -> list[Change]:
+def _since_traces(call: _compat.JitCall, now: _Signature) -> list[_Change]:
     """By what JAX remembers of calls before the block: types, neither placements nor statics."""
     mine = [jax.typeof(leaf) for leaf in call.leaves]
     avals = [list(known.values()) for known in _compat.traced_types(call.fun)]
@@ -118,39 +188,21 @@ def _since_traces(call: _compat.JitCall, now: Signature) -> list[Change]:
     others = [each for each in avals if each != mine] or ([] if call.traced else avals)
     if not others:
         return []
-    known = [dict(zip(now.types, map(_type_of_aval, each), strict=True)) for each in others]
-    changes = min((now.changes_from(Signature(types, {})) for types in known), key=len)
-    return changes or [_elsewhere(now)]
+    known = [dict(zip(now.types, map(_ArgumentType.of, each), strict=True)) for each in others]
+    changes = min((list(now.changes_from(_Signature(types, {}))) for types in known), key=len)
+    if changes:
+        return changes
+    lies = ", ".join(f"{path} on {type_.placement}" for path, type_ in now.types.items())
+    return [_Change("placement", f"the arguments lie elsewhere than before: {lies}")]
 
 
-def _settings(call: _compat.JitCall) -> Change:
+def _settings(call: _compat.JitCall) -> _Change:
     """The arguments are those of an earlier call: what else a program depends on."""
     if call.statics:
         values = ", ".join(f"{name}={value!r}" for name, value in call.statics.items())
-        return Change("static", f"no earlier call had the static values {values}")
+        return _Change("static", f"no earlier call had the static values {values}")
     text = "a setting of JAX differs, as by jax.config or jax.set_mesh, or its caches were cleared"
-    return Change("context", text)
-
-
-def _elsewhere(now: Signature) -> Change:
-    lies = [f"{path} on {type_.placement}" for path, type_ in now.types.items()]
-    return Change("placement", f"the arguments lie elsewhere than before: {', '.join(lies)}")
-
-
-def _type_of_aval(aval: Any) -> ArgumentType:
-    return ArgumentType(tuple(aval.shape), str(aval.dtype), bool(aval.weak_type), None)
-
-
-def _error(name: str, where: str, changes: list[Change]) -> RecompileError:
-    remedy = _REMEDIES[changes[0].kind]
-    return RecompileError(
-        message(
-            what=f"'{name}' would be compiled after the warm-up, at {where}",
-            which=[change.text for change in changes],
-            why="each difference in these needs another program",
-            do=f"{remedy}, {_ALLOW}.",
-        )
-    )
+    return _Change("context", text)
 
 
 def _weakly(fun: Callable) -> Callable[[], Callable | None]:
@@ -215,7 +267,18 @@ def refuse_reading(array: jax.Array) -> None:
     level = getattr(jax.config, "jax_transfer_guard_device_to_host")  # noqa: B009, made at run time
     if level in (None, "allow", "log") or _compat.calls_under_way() or _compat.is_tracing():
         return
-    raise _read(array)
+    frame = user_frame()
+    passed = [name for name in entered_by() if name in _READS]
+    by = _READS[passed[-1]] if passed else "NumPy"
+    name = name_of(array, frame) or "an array"
+    raise refusal(
+        TransferError,
+        what=f"An array would move from the devices to the host, at {line_of(frame)}",
+        which=[f"{name}, {text_of(array)} on {devices_of(array)}, is read by {by}"],
+        why="the program waits there until the devices have computed it",
+        do="Use jax.device_get where you mean it, and not in each step, "
+        "or `with jax_dist.allow_transfers():`.",
+    )
 
 
 def is_refusal(error: BaseException | None) -> bool:
@@ -226,15 +289,14 @@ def is_refusal(error: BaseException | None) -> bool:
 
 def refused_by_jax(error: BaseException) -> TransferError:
     """In our words, for what only JAX has seen."""
-    where = descriptions.line_of(descriptions.frame_of(error.__traceback__))
+    where = line_of(frame_of(error.__traceback__))
     text = str(error).split("Disallowed ", 1)[-1]
-    return TransferError(
-        message(
-            what=f"An array would move without being asked to, at {where}",
-            which=[text],
-            why="strict lets arrays move only where the program says so",
-            do="Use jax.device_put or jax.device_get, or `with jax_dist.allow_transfers():`.",
-        )
+    return refusal(
+        TransferError,
+        what=f"An array would move without being asked to, at {where}",
+        which=[text],
+        why="strict lets arrays move only where the program says so",
+        do="Use jax.device_put or jax.device_get, or `with jax_dist.allow_transfers():`.",
     )
 
 
@@ -253,32 +315,37 @@ def _moved(values: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
 
 
 def _misplaced(moved: Sequence[Any]) -> TransferError:
-    frame = descriptions.user_frame()
+    frame = user_frame()
     calls = _compat.calls_under_way()
     call = calls[-1] if calls else None
-    which = [f"{_path(value, call, frame)} is {_held(value)}" for value in moved]
+    which = [
+        f"{_path(value, call, frame)} is {text_of(value)} on {devices_of(value)}"
+        if isinstance(value, jax.Array)
+        else f"{_path(value, call, frame)} is a NumPy array {text_of(value)}, "
+        f"{np.asarray(value).nbytes} bytes"
+        for value in moved
+    ]
     onto = "between devices" if isinstance(moved[0], jax.Array) else "from the host to the devices"
     fun = f"'{call.name}'" if call is not None else "a jit object"
     placed = "jax.device_put(x, sharding)" if isinstance(moved[0], jax.Array) else "jax.device_put"
-    return TransferError(
-        message(
-            what=f"The call of {fun} would move arrays {onto}, at {descriptions.line_of(frame)}",
-            which=which,
-            why="it moves them again in each call, and strict wants explicit transfers",
-            do=f"Place them with {placed}, once if they stay the same, "
-            f"or use `with jax_dist.allow_transfers():`.",
-        )
+    return refusal(
+        TransferError,
+        what=f"The call of {fun} would move arrays {onto}, at {line_of(frame)}",
+        which=which,
+        why="it moves them again in each call, and strict wants explicit transfers",
+        do=f"Place them with {placed}, once if they stay the same, "
+        f"or use `with jax_dist.allow_transfers():`.",
     )
 
 
 def _path(value: Any, call: _compat.JitCall | None, frame: Any) -> str:
     """The path among the arguments of a function of the user; else his own name for the value."""
     if call is None:
-        return descriptions.name_of(value, frame) or "an argument"
+        return name_of(value, frame) or "an argument"
     pairs = zip(call.paths, call.leaves, strict=False)
     path, leaf = next((pair for pair in pairs if _same(pair[1], value)), ("an argument", value))
     if is_of_jax(call.fun):
-        return descriptions.name_of(leaf, frame) or path
+        return name_of(leaf, frame) or path
     return shown_paths(call).get(path, path)
 
 
@@ -288,26 +355,3 @@ def _same(leaf: Any, value: Any) -> bool:
         return True
     on_host = not isinstance(leaf, jax.Array) and not isinstance(value, jax.Array)
     return on_host and np.ndim(leaf) > 0 and np.shape(leaf) == np.shape(value)
-
-
-def _held(value: Any) -> str:
-    if isinstance(value, jax.Array):
-        return f"{text_of(value)} on {devices_of(value)}"
-    return f"a NumPy array {text_of(value)}, {np.asarray(value).nbytes} bytes"
-
-
-def _read(array: jax.Array) -> TransferError:
-    frame = descriptions.user_frame()
-    passed = [name for name in descriptions.entered_by() if name in _READS]
-    by = _READS[passed[-1]] if passed else "NumPy"
-    line = descriptions.line_of(frame)
-    name = descriptions.name_of(array, frame) or "an array"
-    return TransferError(
-        message(
-            what=f"An array would move from the devices to the host, at {line}",
-            which=[f"{name}, {text_of(array)} on {devices_of(array)}, is read by {by}"],
-            why="the program waits there until the devices have computed it",
-            do="Use jax.device_get where you mean it, and not in each step, "
-            "or `with jax_dist.allow_transfers():`.",
-        )
-    )

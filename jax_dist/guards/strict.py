@@ -7,6 +7,7 @@ import inspect
 import itertools
 import sys
 import threading
+import types
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
@@ -16,9 +17,9 @@ import jax
 from jax.core import Tracer
 
 from jax_dist import _compat
-from jax_dist.errors import DonationError, RecompileError, TransferError, message
+from jax_dist.errors import DonationError, RecompileError, TransferError, refusal
 from jax_dist.guards import refusals
-from jax_dist.guards.descriptions import is_of_jax, known_name
+from jax_dist.guards.descriptions import is_of_jax
 from jax_dist.guards.donation import DonationCheck, weak_key
 
 Donation: TypeAlias = Literal["first", "always", False]
@@ -75,22 +76,20 @@ class strict:  # in small letters, for it is used as a function
         warmup: int | None = None,
     ):
         if donation not in ("first", "always", False):
-            raise ValueError(
-                message(
-                    what="strict got an unknown donation",
-                    which=[f"donation={donation!r}"],
-                    why='it is "first", "always" or False',
-                    do="Leave it out to look at the first calls.",
-                )
+            raise refusal(
+                ValueError,
+                what="strict got an unknown donation",
+                which=[f"donation={donation!r}"],
+                why='it is "first", "always" or False',
+                do="Leave it out to look at the first calls.",
             )
         if warmup is not None and (not isinstance(warmup, int) or warmup < 0):
-            raise ValueError(
-                message(
-                    what="strict got an unknown warmup",
-                    which=[f"warmup={warmup!r}"],
-                    why="it is a number of steps",
-                    do="Leave it out for one step, or give a whole number from 0 on.",
-                )
+            raise refusal(
+                ValueError,
+                what="strict got an unknown warmup",
+                which=[f"warmup={warmup!r}"],
+                why="it is a number of steps",
+                do="Leave it out for one step, or give a whole number from 0 on.",
             )
         self._transfers, self._recompiles = transfers or None, recompiles or None
         self._donation: Donation = donation
@@ -121,7 +120,9 @@ class strict:  # in small letters, for it is used as a function
         self._entered.remove(entry)
         entry.leave()
         if isinstance(error, TransferError | RecompileError | DonationError):
-            _drop_hint(error)
+            # JAX adds to each error that its own frames are hidden; here they would tell nothing.
+            notes = getattr(error, "__notes__", [])
+            notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
         elif (swallowed := entry.swallowed()) is not None:
             raise swallowed
         if entry.transfers and error is not None and refusals.is_refusal(error):
@@ -135,14 +136,12 @@ class strict:  # in small letters, for it is used as a function
         """
         entry = self._innermost()
         if entry is None:
-            raise RuntimeError(
-                message(
-                    what="steps of a guard were asked for outside of its block",
-                    which=["steps(...)"],
-                    why="the guard is on in its block only",
-                    do="Write `with strict() as guard:` around, "
-                    "and loop over guard.steps(...) in it.",
-                )
+            raise refusal(
+                RuntimeError,
+                what="steps of a guard were asked for outside of its block",
+                which=["steps(...)"],
+                why="the guard is on in its block only",
+                do="Write `with strict() as guard:` around, and loop over guard.steps(...) in it.",
             )
         return self._steps(items, entry)
 
@@ -201,12 +200,6 @@ def allow_recompiles() -> Iterator[None]:
     yield from _allowed(_GuardEntry(recompiles=False))
 
 
-def _drop_hint(error: Exception) -> None:
-    """JAX adds to each error that its own frames are hidden; here they would tell nothing."""
-    notes = getattr(error, "__notes__", [])
-    notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
-
-
 def _is_looked_at(step: int) -> bool:
     return step < _FIRST_STEPS or step % _SAMPLE == 0
 
@@ -221,19 +214,18 @@ def _allowed(entry: "_GuardEntry") -> Iterator[None]:
 
 def _decorated(fun: Any, guard: strict) -> Any:
     if inspect.isasyncgenfunction(fun):
-        raise TypeError(
-            message(
-                what="strict cannot guard an asynchronous generator",
-                which=[f"{fun.__qualname__} is one"],
-                why="others run in the same thread between its parts",
-                do="Decorate the function that awaits, or use a block without await in it.",
-            )
+        raise refusal(
+            TypeError,
+            what="strict cannot guard an asynchronous generator",
+            which=[f"{fun.__qualname__} is one"],
+            why="others run in the same thread between its parts",
+            do="Decorate the function that awaits, or use a block without await in it.",
         )
     if inspect.iscoroutinefunction(fun):
 
         @functools.wraps(fun)
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
-            return await _Guarded(fun(*args, **kwargs).__await__(), guard)
+            return await _awaited(fun(*args, **kwargs).__await__(), guard)
 
         return coroutine
     if inspect.isgeneratorfunction(fun):
@@ -252,16 +244,6 @@ def _decorated(fun: Any, guard: strict) -> Any:
     return call
 
 
-class _Guarded:
-    """Awaited, it runs a coroutine under the guard, which is off while others run."""
-
-    def __init__(self, parts: Generator, guard: strict):
-        self._parts, self._guard = parts, guard
-
-    def __await__(self) -> Generator:
-        return (yield from _guarded(self._parts, self._guard))
-
-
 def _guarded(parts: Generator, guard: strict) -> Generator:
     """Each part, from one yield to the next, as one step of the guard."""
     send: Callable[[], Any] = lambda: next(parts)
@@ -277,6 +259,9 @@ def _guarded(parts: Generator, guard: strict) -> Generator:
             send = functools.partial(parts.throw, error)
         else:
             send = functools.partial(parts.send, got)
+
+
+_awaited = types.coroutine(_guarded)
 
 
 # --- what is guarded in each thread now: entered and left in any order, always put back as it was
@@ -362,7 +347,8 @@ class _Watcher(_compat.CallWatcher):
         self._looks = {}
 
     def called(self, call: _compat.JitCall) -> None:
-        call.name = known_name(call)
+        if getattr(call.fun, "__module__", None) == _compat.PMAP_MODULE:
+            call.name = "jax.pmap"  # which keeps no name of what it maps
         with self._remembering():
             if (swallowed := _thread.swallowed()) is not None:
                 raise swallowed
@@ -453,7 +439,12 @@ class _Thread(threading.local):
         """Makes JAX's guard and the watcher what the entries want."""
         self.applied = list(self.entries)
         wanted = _innermost(self.entries, "transfers")
-        self._set_level({True: "disallow", False: "allow", None: None}[wanted])
+        level = {True: "disallow", False: "allow", None: None}[wanted]
+        if level != self.level:
+            self.guard.close()
+            self.level = level
+            if level is not None:
+                self.guard.enter_context(jax.transfer_guard(level))
         watched = [entry for entry in self.entries if entry.donation is not None]
         if not watched:
             self.watcher.transfers = self.watcher.recompiles = self.watcher.donation = False
@@ -467,14 +458,6 @@ class _Thread(threading.local):
         if fresh and watched[-1] is self.entries[-1]:
             self.watcher.begin(look=watched[-1].look)
         _compat.watch_calls(self.watcher, self.watcher.look)
-
-    def _set_level(self, level: str | None) -> None:
-        if level == self.level:
-            return
-        self.guard.close()
-        self.level = level
-        if level is not None:
-            self.guard.enter_context(jax.transfer_guard(level))
 
 
 _thread = _Thread()

@@ -6,6 +6,7 @@ A job that fails is started again, for as long as it gets on.
 import collections
 import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
 import secrets
@@ -17,14 +18,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol
 
 from jax_dist.launch.outcome import (
     Ended,
     JobOutcome,
     Output,
+    Printer,
     Reason,
-    Stream,
     causes,
     ending,
 )
@@ -80,18 +80,10 @@ class JobSettings:
     grace: float = 5.0  # seconds that the others have to end by themselves
 
 
-class _Listener(Protocol):
-    """Is told what happens."""
-
-    def lines(self, rank: int, stream: Stream, lines: Sequence[str]) -> None: ...
-
-    def notice(self, text: str) -> None: ...
-
-
 def run(
     command: Sequence[str],
     settings: JobSettings,
-    listener: _Listener,
+    printer: Printer,
     environment: Mapping[str, str] | None = None,
 ) -> JobOutcome:
     """Runs a command several times in parallel, as the ranks of one job.
@@ -103,7 +95,7 @@ def run(
     Args:
       command: the command and its arguments.
       settings: how many, and how long.
-      listener: is told each line of output, and what is done to the ranks.
+      printer: is told each line of output, and what is done to the ranks.
       environment: what they inherit; by default the environment of this process.
 
     Returns:
@@ -129,7 +121,7 @@ def run(
                     gpus=settings.gpus,
                 )
                 ranks.append(Rank(number, command, variables, orphanage))
-            return _Job(ranks, settings, listener, signals).watch()
+            return _Job(ranks, settings, printer, signals).watch()
         finally:
             for rank in ranks:
                 rank.bury()
@@ -140,12 +132,12 @@ class _Job:
         self,
         ranks: Sequence[Rank],
         settings: JobSettings,
-        listener: _Listener,
+        printer: Printer,
         signals: list[int],
     ):
         self._ranks = ranks
         self._settings = settings
-        self._listener = listener
+        self._printer = printer
         self._signals = signals  # grows meanwhile
         self._start = time.monotonic()
         self._reason = Reason.FINISHED
@@ -168,7 +160,8 @@ class _Job:
                 self._see_who_raised()
                 self._pass_signals_on()
                 self._see_whether_time_is_up()
-                self._take_steps()
+                while self._steps and time.monotonic() >= self._steps[0][0]:
+                    self._send(self._steps.popleft()[1])
         first = None if self._first is None else self._to_blame(self._first)
         return JobOutcome(
             reason=self._reason,
@@ -193,7 +186,7 @@ class _Job:
     def _tell(self, rank: Rank, output: Output, lines: Sequence[str]) -> None:
         if lines:
             rank.heard(output.stream, lines, time.monotonic())
-            self._listener.lines(rank.number, output.stream, lines)
+            self._printer.lines(rank.number, output.stream, lines)
 
     def _see_who_ended(self) -> None:
         now = time.monotonic()
@@ -202,9 +195,15 @@ class _Job:
             rank.ended_at = now
         failed = [rank for rank in ended if rank.exit_code() != 0]
         if failed and self._first is None and not self._is_stopping():
-            self._fail(_culprit(failed))
+            # Seen to end together. JAX aborts a process when it loses another one.
+            others = [rank for rank in failed if rank.exit_code() != -signal.SIGABRT]
+            self._fail((others or failed)[0])
         for rank in self._ranks:
-            if rank.ended_at is not None and not rank.is_buried and self._is_silent(rank, now):
+            if rank.ended_at is None or rank.is_buried:
+                continue
+            # `tee` in its group may have the last lines still.
+            is_over = now >= rank.ended_at + _LAST_LINES_SECONDS
+            if is_over or not any(output.is_open for output in rank.outputs):
                 self._bury(rank)
 
     def _see_who_raised(self) -> None:
@@ -213,16 +212,10 @@ class _Job:
         for rank in self._running():
             if rank not in self._raised and rank.is_silent_after_raising(now):
                 self._raised.append(rank)
-                self._listener.notice(
+                self._printer.notice(
                     f"rank {rank.number} wrote a traceback and has not ended; at its exit, "
                     "jax.distributed may wait for the other ranks, for up to 300 s"
                 )
-
-    def _is_silent(self, rank: Rank, now: float) -> bool:
-        """Whether all its output is here. `tee` in its group may have the last lines still."""
-        assert rank.ended_at is not None
-        is_over = now >= rank.ended_at + _LAST_LINES_SECONDS
-        return is_over or not any(output.is_open for output in rank.outputs)
 
     def _bury(self, rank: Rank) -> None:
         rank.bury()
@@ -238,42 +231,32 @@ class _Job:
         grace = self._settings.grace
         how = ending(culprit.exit_code() or 0)
         if self._running():
-            self._listener.notice(
+            self._printer.notice(
                 f"rank {culprit.number} ended with {how}; the others have {grace:g} s to end"
             )
         steps = [(grace, signal.SIGTERM), (_AFTER_TERM_SECONDS, signal.SIGKILL)]
         self._stop(Reason.FAILED, steps)
 
     def _pass_signals_on(self) -> None:
+        grace = self._settings.grace
         while self._signals:
-            number = self._signals.pop(0)
-            if number == signal.SIGINT:
-                self._interrupt()
-            elif number == signal.SIGTERM:
-                self._terminate()
-            else:
-                self._send(number)
-
-    def _interrupt(self) -> None:
-        if self._is_stopping():  # a second Ctrl-C: immediately
-            self._steps = collections.deque([(0.0, signal.SIGKILL)])
-            return
-        steps = [
-            (0.0, signal.SIGINT),
-            (self._settings.grace, signal.SIGTERM),
-            (_AFTER_TERM_SECONDS, signal.SIGKILL),
-        ]
-        self._stop(Reason.INTERRUPTED, steps)
-
-    def _terminate(self) -> None:
-        """The first time, the ranks may save what they have, and take the time that they need.
-
-        Those with JAX's preemption service live on, perhaps for ever; hence the second time.
-        """
-        if self._was_terminated and not self._is_stopping():
-            self._stop(Reason.TERMINATED, [(self._settings.grace, signal.SIGKILL)])
-        self._was_terminated = True
-        self._send(signal.SIGTERM)
+            match self._signals.pop(0):
+                case signal.SIGINT if self._is_stopping():  # a second Ctrl-C: immediately
+                    self._steps = collections.deque([(0.0, signal.SIGKILL)])
+                case signal.SIGINT:
+                    steps = [(0.0, signal.SIGINT), (grace, signal.SIGTERM)]
+                    steps.append((_AFTER_TERM_SECONDS, signal.SIGKILL))
+                    self._stop(Reason.INTERRUPTED, steps)
+                case signal.SIGTERM:
+                    # The first time, the ranks may save what they have, and take the time that they
+                    # need. Those with JAX's preemption service live on, perhaps for ever; hence the
+                    # second time.
+                    if self._was_terminated and not self._is_stopping():
+                        self._stop(Reason.TERMINATED, [(grace, signal.SIGKILL)])
+                    self._was_terminated = True
+                    self._send(signal.SIGTERM)
+                case number:
+                    self._send(number)
 
     def _see_whether_time_is_up(self) -> None:
         timeout = self._settings.timeout
@@ -294,10 +277,6 @@ class _Job:
         for seconds, number in steps:
             at += seconds
             self._steps.append((at, number))
-
-    def _take_steps(self) -> None:
-        while self._steps and time.monotonic() >= self._steps[0][0]:
-            self._send(self._steps.popleft()[1])
 
     def _send(self, number: int) -> None:
         for rank in self._running():
@@ -331,12 +310,6 @@ class _Job:
         )
 
 
-def _culprit(failed: Sequence[Rank]) -> Rank:
-    """Of those that were seen to end together. JAX aborts a process when it loses another one."""
-    others = [rank for rank in failed if rank.exit_code() != -signal.SIGABRT]
-    return (others or failed)[0]
-
-
 # --- starts a job again when it fails, for as long as it gets on
 
 
@@ -345,7 +318,7 @@ _RESTART = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _JobFailure:
     """How far the job was when it failed."""
 
@@ -353,25 +326,27 @@ class _JobFailure:
     restored: int  # the step of the checkpoint that it began from; -1: it has not said
     reached: int  # the last step that this rank had done; -1: it has not said
 
+    def __str__(self) -> str:
+        step = "" if self.reached < 0 else f" in step {self.reached + 1}"
+        return f"rank {self.rank} failed{step}"
+
 
 def supervise(
     command: Sequence[str],
     settings: JobSettings,
-    listener: _Listener,
+    printer: Printer,
     *,
     restarts: int,
     min_interval: float,
-    environment: Mapping[str, str] | None = None,
 ) -> JobOutcome:
     """As `run`, again and again until it ends well, or gets on no more.
 
     Args:
       command: the command and its arguments.
       settings: how many, and how long: the time is that of all runs together.
-      listener: is told each line of output, and what is done to the ranks.
+      printer: is told each line of output, and what is done to the ranks.
       restarts: how often the job may start again without a newer checkpoint in between.
       min_interval: the seconds between two starts, at least.
-      environment: what the ranks inherit; by default the environment of this process.
 
     Returns:
       How the last run ended.
@@ -379,56 +354,40 @@ def supervise(
     Raises:
       StartError: the command cannot be started.
     """
-    inherited = os.environ if environment is None else environment
     until = None if settings.timeout is None else time.monotonic() + settings.timeout
     failures: list[_JobFailure] = []  # since the last checkpoint
     with tempfile.TemporaryDirectory(prefix="jax-dist-launch-") as name:
-        for count in range(1 << 62):
+        folder = pathlib.Path(name)
+        for count in itertools.count(1):
             start = time.monotonic()
             timeout = None if until is None else max(0.1, until - start)
-            variables = {**inherited, ranks.PROGRESS_FOLDER: name, _RESTART: str(count)}
+            variables = {**os.environ, ranks.PROGRESS_FOLDER: name, _RESTART: str(count - 1)}
             outcome = run(
-                command, dataclasses.replace(settings, timeout=timeout), listener, variables
+                command, dataclasses.replace(settings, timeout=timeout), printer, variables
             )
             if outcome.reason is not Reason.FAILED or outcome.was_terminated:
                 return outcome
-            failure = _failure(pathlib.Path(name), outcome)
+            assert outcome.first is not None  # it failed
+            said = [ranks.read_progress(folder, each.rank) for each in outcome.ended]
+            first, newest = outcome.first.rank, max(each.restored for each in said)
+            failure = _JobFailure(first, newest, said[first].reached)
             if failures and failure.restored > failures[-1].restored:
                 failures.clear()
             failures.append(failure)
             if len(failures) > restarts:
-                listener.notice(_given_up(failures))
+                printer.notice(_given_up(failures))
                 return outcome
             for text in causes(outcome):
-                listener.notice(text)
-            listener.notice(_starts_again(count + 1, failures, restarts))
+                printer.notice(text)
+            left = restarts - len(failures)
+            more = f"{left} more {'is' if left == 1 else 'are'} left"
+            printer.notice(
+                f"start {count + 1}, after {failure}; {more} before it saves a checkpoint"
+            )
             time.sleep(max(0.0, start + min_interval - time.monotonic()))
-            _forget(pathlib.Path(name))
+            for path in folder.iterdir():
+                path.unlink()
     raise AssertionError  # there is no last number
-
-
-def _failure(folder: pathlib.Path, outcome: JobOutcome) -> _JobFailure:
-    assert outcome.first is not None  # it failed
-    said = [ranks.read_progress(folder, each.rank) for each in outcome.ended]
-    restored = max(each.restored for each in said)
-    return _JobFailure(outcome.first.rank, restored, said[outcome.first.rank].reached)
-
-
-def _forget(folder: pathlib.Path) -> None:
-    for path in folder.iterdir():
-        path.unlink()
-
-
-def _starts_again(count: int, failures: Sequence[_JobFailure], restarts: int) -> str:
-    left = restarts - len(failures)
-    more = f"{left} more {'is' if left == 1 else 'are'} left"
-    return f"start {count + 1}, after {_where(failures[-1])}; {more} before it saves a checkpoint"
-
-
-def _where(failure: _JobFailure) -> str:
-    if failure.reached < 0:
-        return f"rank {failure.rank} failed"
-    return f"rank {failure.rank} failed in step {failure.reached + 1}"
 
 
 def _given_up(failures: Sequence[_JobFailure]) -> str:
@@ -437,11 +396,6 @@ def _given_up(failures: Sequence[_JobFailure]) -> str:
     last = failures[-1]
     since = f" since the checkpoint of step {last.restored}" if last.restored > 0 else ""
     if all(each == last for each in failures):
-        return f"{_where(last)}, {times}{since}: it is not started again"
-    told = ", ".join(dict.fromkeys(_short(failures)))
+        return f"{last}, {times}{since}: it is not started again"
+    told = ", ".join(dict.fromkeys(str(each).replace(" failed", "") for each in failures))
     return f"the job failed {times}{since} ({told}): it is not started again"
-
-
-def _short(failures: Sequence[_JobFailure]) -> Iterator[str]:
-    for each in failures:
-        yield _where(each).replace(" failed", "")

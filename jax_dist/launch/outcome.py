@@ -125,12 +125,26 @@ _SHOWN_LENGTH = 1000  # characters of a line
 
 def causes(outcome: JobOutcome) -> Iterator[str]:
     """Who failed first, or was still running, with the last lines of its output."""
+    first = outcome.first
     if outcome.reason is Reason.TIMED_OUT:
-        yield from _timed_out(outcome)
-    elif outcome.first is not None:
-        yield _failed(outcome, outcome.first)
-        if outcome.first.exit_code == -signal.SIGABRT:  # as JAX does when it loses another rank
-            yield from _raised_before(outcome)
+        running = do(outcome.unfinished, "was running", "were running")
+        yield f"the time is up (--timeout), and {running}"
+        for each in outcome.ended:
+            if each.rank in outcome.unfinished[:_SHOWN]:
+                tail = _indented(each.tail[-_SHOWN_LINES:])
+                yield f"the end of the output of rank {each.rank}:\n{tail}"
+    elif first is not None:
+        how = ending(first.exit_code) + (", which was passed on to it" if first.was_ended else "")
+        if outcome.waited_for:
+            how = f"{_way(first)}, and the others waited for it"
+        yield (
+            f"rank {first.rank} failed first: {how}, "
+            f"after {first.seconds:.1f} s; the end of its output:\n{_indented(first.tail)}"
+        )
+        if first.exit_code == -signal.SIGABRT:  # as JAX does when it loses another rank
+            for each in outcome.ended:
+                if each.rank != first.rank and each.exit_code and each.traceback:
+                    yield f"before that, rank {each.rank} raised:\n{_indented(each.traceback)}"
 
 
 def summary(outcome: JobOutcome) -> str:
@@ -147,33 +161,6 @@ def summary(outcome: JobOutcome) -> str:
         ways.setdefault(_way(each), []).append(each.rank)
     told = "; ".join(f"{name_ranks(ranks)}: {way}" for way, ranks in ways.items())
     return f"{total} ({told})"
-
-
-def _failed(outcome: JobOutcome, first: Ended) -> str:
-    if outcome.waited_for:
-        how = f"{_way(first)}, and the others waited for it"
-    else:
-        how = ending(first.exit_code) + (", which was passed on to it" if first.was_ended else "")
-    return (
-        f"rank {first.rank} failed first: {how}, "
-        f"after {first.seconds:.1f} s; the end of its output:\n{_indented(first.tail)}"
-    )
-
-
-def _raised_before(outcome: JobOutcome) -> Iterator[str]:
-    assert outcome.first is not None
-    for each in outcome.ended:
-        if each.rank != outcome.first.rank and each.exit_code and each.traceback:
-            yield f"before that, rank {each.rank} raised:\n{_indented(each.traceback)}"
-
-
-def _timed_out(outcome: JobOutcome) -> Iterator[str]:
-    running = do(outcome.unfinished, "was running", "were running")
-    yield f"the time is up (--timeout), and {running}"
-    for each in outcome.ended:
-        if each.rank in outcome.unfinished[:_SHOWN]:
-            tail = _indented(each.tail[-_SHOWN_LINES:])
-            yield f"the end of the output of rank {each.rank}:\n{tail}"
 
 
 def _indented(tail: Sequence[str]) -> str:
@@ -340,7 +327,9 @@ class Printer:
             except OSError as error:
                 self._tell(str(self._logs[rank].path.parent), error)
         if rank in self._shown:
-            prefix = self._prefix(rank, stream, now)
+            prefix = f"[{rank:{self._width}} {now}]"
+            if stream in self._coloured:
+                prefix = f"{_COLOURS[rank % len(_COLOURS)]}{prefix}{_PLAIN}"
             self._write(stream, [f"{prefix} {line}\n" for line in lines])
 
     def notice(self, text: str) -> None:
@@ -360,12 +349,6 @@ class Printer:
         if where not in self._told:
             self._told.add(where)
             self.notice(f"cannot write to {where}: {error.strerror}; the job goes on")
-
-    def _prefix(self, rank: int, stream: Stream, now: str) -> str:
-        prefix = f"[{rank:{self._width}} {now}]"
-        if stream not in self._coloured:
-            return prefix
-        return f"{_COLOURS[rank % len(_COLOURS)]}{prefix}{_PLAIN}"
 
 
 class LogFile:

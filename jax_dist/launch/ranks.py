@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from jax_dist.launch.outcome import Output, Stream
 from jax_dist.multihost import ranks
@@ -40,17 +39,14 @@ class _Traceback:
     def follow(self, lines: Sequence[str]) -> None:
         """Takes what the rank has written."""
         for line in lines:
-            self._follow(line)
-
-    def _follow(self, line: str) -> None:
-        if line.startswith(_FIRST):
-            self._unfinished = [line]
-        elif self._unfinished:
-            self._unfinished.append(line)
-        self.is_last_word = bool(self._unfinished) and not line.startswith((" ", _FIRST))
-        if self.is_last_word or len(self._unfinished) > _LONGEST:
-            self.lines = tuple(self._unfinished)
-            self._unfinished = []
+            if line.startswith(_FIRST):
+                self._unfinished = [line]
+            elif self._unfinished:
+                self._unfinished.append(line)
+            self.is_last_word = bool(self._unfinished) and not line.startswith((" ", _FIRST))
+            if self.is_last_word or len(self._unfinished) > _LONGEST:
+                self.lines = tuple(self._unfinished)
+                self._unfinished = []
 
 
 # --- what happens to the ranks when the launcher itself is killed
@@ -86,12 +82,7 @@ class Orphanage:
     def __enter__(self) -> "Orphanage":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None  # it was asked for
         self._process.stdin.close()
         self._process.wait()
@@ -150,7 +141,18 @@ class Rank:
         self._heard_at = 0.0
         self._exit_code: int | None = None
         self._orphanage = orphanage
-        self._process = _start(command, environment)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # a Ctrl-C is for the launcher, which passes it on
+                preexec_fn=_dying_with_parent(),
+            )
+        except OSError as error:
+            raise StartError(f"{command[0]} cannot be started: {error.strerror}") from error
         orphanage.add(self._process.pid)
         assert self._process.stdout is not None  # both were asked for
         assert self._process.stderr is not None
@@ -182,8 +184,17 @@ class Rank:
 
     def exit_code(self) -> int | None:
         """None while it runs; negative: the signal that ended it."""
-        if self._exit_code is None:
-            self._exit_code = _peek(self._process)
+        if self._exit_code is not None:
+            return self._exit_code
+        if not hasattr(os, "waitid"):  # macOS, before Python 3.13
+            self._exit_code = self._process.poll()
+            return self._exit_code
+        # It is not waited for: as long as it is not, its group keeps its number.
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        ended = os.waitid(os.P_PID, self._process.pid, how)
+        if ended is not None:
+            exited = ended.si_code == os.CLD_EXITED
+            self._exit_code = ended.si_status if exited else -ended.si_status
         return self._exit_code
 
     def is_stopped(self) -> bool:
@@ -208,31 +219,6 @@ class Rank:
         # Just ended; macOS knows no permission to signal what has ended.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
-
-
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C is for the launcher, which passes it on
-            preexec_fn=_dying_with_parent(),
-        )
-    except OSError as error:
-        raise StartError(f"{command[0]} cannot be started: {error.strerror}") from error
-
-
-def _peek(process: subprocess.Popen[bytes]) -> int | None:
-    """How it ended. It is not waited for: as long as it is not, its group keeps its number."""
-    if not hasattr(os, "waitid"):  # macOS, before Python 3.13
-        return process.poll()
-    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if ended is None:
-        return None
-    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 def _dying_with_parent() -> Callable[[], None] | None:
@@ -283,19 +269,15 @@ def run_to_end(
         except subprocess.TimeoutExpired:
             return None
         finally:
-            _end_all(process)
+            # Also what it has started, which may live on where itself has ended.
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_GRACE_SECONDS)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
             orphanage.remove(process.pid)
-
-
-def _end_all(process: subprocess.Popen) -> None:
-    """Ends what the program started, which may live on where itself has ended."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_SECONDS)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 # --- the coordinator's port
@@ -392,6 +374,11 @@ def rank_environment(
         for name, value in inherited.items()
         if name not in _NOT_INHERITED and not name.startswith(_NOT_INHERITED_FAMILIES)
     }
+    around_proxies = {}  # gRPC asks one even for the loopback interface
+    if any(kept.get(name) or kept.get(name.upper()) for name in _PROXIES):  # else JAX would warn
+        excepted = kept.get("no_proxy") or kept.get("NO_PROXY") or ""
+        excepted = ",".join([*filter(None, [excepted]), _LOOPBACK, "localhost"])
+        around_proxies = {"no_proxy": excepted, "NO_PROXY": excepted}
     # Counted among those that CUDA_VISIBLE_DEVICES leaves, if it is set.
     own_gpus = ",".join(map(str, range(rank * gpus, (rank + 1) * gpus)))
     return {
@@ -401,7 +388,7 @@ def rank_environment(
         "SLURM_JOB_ID": str(launcher),  # kept inside a real job: runs are named after it
         **kept,
         **_place(rank, ranks, port),
-        **_around_proxies(kept),
+        **around_proxies,
         **(
             {"JAX_LOCAL_DEVICE_IDS": own_gpus}
             if cpu_devices is None
@@ -453,12 +440,3 @@ def _place(rank: int, ranks: int, port: int) -> dict[str, str]:
         "MASTER_ADDR": _LOOPBACK,
         "MASTER_PORT": str(port),
     }
-
-
-def _around_proxies(inherited: Mapping[str, str]) -> dict[str, str]:
-    """gRPC asks a proxy even for the loopback interface. Only if there is one: JAX would warn."""
-    if not any(inherited.get(name) or inherited.get(name.upper()) for name in _PROXIES):
-        return {}
-    excepted = inherited.get("no_proxy") or inherited.get("NO_PROXY") or ""
-    excepted = ",".join([*filter(None, [excepted]), _LOOPBACK, "localhost"])
-    return {"no_proxy": excepted, "NO_PROXY": excepted}

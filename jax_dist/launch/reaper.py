@@ -1,15 +1,15 @@
-"""Run by `orphanage.py`, as a file of its own: ends what a launcher that died has left behind.
+"""Run by `ranks.py`, as a file of its own: ends what a launcher that died has left behind.
 
 On standard input, the launcher names the process groups that it has started, `+123`, and those that
 are gone, `-123`. When it dies, the input ends.
 """
 
+import contextlib
 import os
 import signal
 import sys
 
-
-def main() -> None:
+if __name__ == "__main__":
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends with the launcher, and not before
     groups: dict[int, None] = {}
@@ -19,11 +19,5 @@ def main() -> None:
         else:
             groups.pop(-int(line), None)
     for group in groups:
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # gone
             os.killpg(group, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # gone
-            continue
-
-
-if __name__ == "__main__":
-    main()

@@ -6,6 +6,7 @@ Shapes: `N` is the size of the mapped axis, spread one slice a device; `*s` is t
 import collections
 import inspect
 import re
+import reprlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
@@ -15,6 +16,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from jax_dist.errors import ArgumentTypeError, AxesError, AxesTypeError, MappedAxisError, refusal
 from jax_dist.mapping import refusals
 
 Axis: TypeAlias = int | None  # where the mapped axis sits in one array; None: not mapped
@@ -25,7 +27,13 @@ def check_axes(argument: str, prefix: AxisPrefix) -> None:
     """Raises AxesTypeError unless all leaves of `prefix` are integers or None."""
     for leaf in jax.tree.leaves(prefix):
         if type(leaf) is not int:
-            raise refusals.axes_of_wrong_type(argument, prefix, leaf)
+            raise refusal(
+                AxesTypeError,
+                what=f"pmap {argument} must be an int, None, or a container of these",
+                which=[f"{argument}={prefix!r} holds {leaf!r}, of type {type(leaf).__name__}"],
+                why="it says which dimension of each array is mapped",
+                do="Give the number of the dimension, or None for what is not mapped.",
+            )
 
 
 def spread_in_axes(
@@ -47,13 +55,19 @@ def spread_out_axes(out_axes: AxisPrefix, output: Any, fun_name: str) -> tuple[A
     axes = _spread(out_axes, output, "out_axes", fun_name, keywords=False)
     leaves, _ = jax.tree.flatten_with_path(output)
     for (path, leaf), axis in zip(leaves, axes, strict=True):
+        name = f"output{jax.tree_util.keystr(path)}"
         if not _is_array_like(leaf):
-            raise refusals.output_is_no_array(fun_name, jax.tree_util.keystr(path), leaf)
+            raise refusal(
+                AxesTypeError,
+                what=f"pmap of '{fun_name}' cannot return a value that is no array",
+                which=[f"{name} is a {type(leaf).__name__}: {leaf!r}"],
+                why="each device computes its own value, and they are put together along out_axes",
+                do="Return arrays, numbers, and containers of them.",
+            )
         rank = jnp.ndim(leaf) + 1
         if axis is not None and not -rank <= axis < rank:
-            name = f"output{jax.tree_util.keystr(path)}"
             which = [f"{name} has shape {jnp.shape(leaf)} on each device, out_axes {axis}"]
-            raise refusals.axis_out_of_range(fun_name, which, "out_axes")
+            raise _out_of_range(fun_name, which, "out_axes")
     return axes
 
 
@@ -96,28 +110,53 @@ def mapped_size(
         names = paths()
         _check_lists([(names[i], leaves[i]) for i in short], fun_name)
         which = [f"{names[i]} has shape {shapes[i]}, in_axes {axes[i]}" for i in short]
-        raise refusals.axis_out_of_range(fun_name, which, "in_axes")
+        raise _out_of_range(fun_name, which, "in_axes")
     sizes = {i: shape[axis] for i, (shape, axis) in enumerate(pairs) if axis is not None}
     distinct = set(sizes.values())
     if not distinct:
-        raise refusals.nothing_mapped(fun_name, paths())
-    if len(distinct) > 1 or distinct == {0}:
+        raise refusal(
+            MappedAxisError,
+            what=f"pmap of '{fun_name}' requires at least one argument with a mapped axis",
+            which=[f"{path} has in_axes=None" for path in paths()]
+            or ["there is no array argument"],
+            why="the size of the mapped axis is read from the arguments",
+            do="Map one argument, for example jax.numpy.arange(size) with in_axes=0.",
+        )
+    if len(distinct) > 1:
         names = paths()
-        named = {names[i]: size for i, size in sizes.items()}
-        if len(distinct) > 1:
-            raise refusals.mapped_sizes_differ(fun_name, named)
-        raise refusals.nothing_in_axis(fun_name, list(named))
+        raise refusals.mapped_sizes_differ(fun_name, {names[i]: n for i, n in sizes.items()})
+    if distinct == {0}:
+        names = paths()
+        raise refusal(
+            MappedAxisError,
+            what=f"pmap of '{fun_name}' got a mapped axis without any slice",
+            which=[f"{names[i]} has size 0 along its mapped axis" for i in sizes],
+            why="each device takes one slice",
+            do="Pass at least one slice, or do not call it for an empty batch.",
+        )
     return distinct.pop()
+
+
+def _out_of_range(fun_name: str, which: Sequence[str], argument: str) -> AxesError:
+    return refusal(
+        AxesError,
+        what=f"pmap of '{fun_name}' got an {argument} that is out of range",
+        which=which,
+        why="the mapped axis must be one of the dimensions of the array",
+        do=f"Change {argument}, or give None to what is not mapped.",
+    )
 
 
 def _check_arrays(leaves: Sequence[Any], paths: Callable[[], list[str]], fun_name: str) -> None:
     kinds = {i: kind for i, leaf in enumerate(leaves) if (kind := _no_array(leaf))}
     if kinds:
         names = paths()
-        raise refusals.arguments_are_no_arrays(
-            fun_name,
-            {names[i]: leaves[i] for i in kinds},
-            {names[i]: kind for i, kind in kinds.items()},
+        raise refusal(
+            ArgumentTypeError,
+            what=f"pmap of '{fun_name}' cannot take a value that is no array",
+            which=[f"{names[i]} is {kinds[i]}: {reprlib.repr(leaves[i])}" for i in kinds],
+            why="arguments are cut into slices, or copied to all devices",
+            do="Bind it by functools.partial, or name its position in static_broadcasted_argnums.",
         )
 
 
@@ -137,7 +176,13 @@ def _check_lists(short: Sequence[tuple[str, Any]], fun_name: str) -> None:
     lists = collections.Counter(found["list"] for found in elements if found)
     for name, length in lists.items():
         if length > 1:
-            raise refusals.list_of_numbers(fun_name, name, length)
+            raise refusal(
+                AxesError,
+                what=f"pmap of '{fun_name}' got a list of numbers where an array is mapped",
+                which=[f"{name} is a list of {length} numbers, each of shape ()"],
+                why="a list is a tree of arguments, each of which would have to be cut into slices",
+                do=f"Pass one array: jax.numpy.asarray({name}).",
+            )
 
 
 _ELEMENT = re.compile(r"(?P<list>.+)\[\d+\]")
@@ -184,7 +229,18 @@ def _spread(
     subtrees = _subtrees(prefix, tree)
     if subtrees is None:
         at, below, value = _first_mismatch(prefix, tree)
-        raise refusals.axes_not_a_prefix(fun_name, argument, at, below, value, keywords=keywords)
+        full = "positional arguments" if argument == "in_axes" else "output"
+        do = f"Make {argument} a tree prefix of the {full}: "
+        do += "an integer or None stands for all below it."
+        if keywords:
+            do += " Note that each argument passed by keyword is mapped over its leading axis."
+        raise refusal(
+            AxesError,
+            what=f"pmap of '{fun_name}' got an {argument} that does not fit its {full}",
+            which=[f"{argument}{at} is {below!r}, but there stands {value}"],
+            why=f"{argument} must have the structure of the {full}, down to its integers and None",
+            do=do,
+        )
     counts = [len(jax.tree.leaves(subtree)) for subtree in subtrees]
     return tuple(axis for axis, count in zip(axes, counts, strict=True) for _ in range(count))
 

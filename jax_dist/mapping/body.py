@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, Sharding
 
 from jax_dist import _compat
-from jax_dist.errors import UnboundAxisError
+from jax_dist.errors import AxesError, UnboundAxisError, refusal
 from jax_dist.mapping import axes, meshes, refusals
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.mapping.meshes import DeviceChoice, InnerAxis
@@ -208,9 +208,16 @@ def traced(options: Options, call: Call) -> Body:
         except NameError as error:
             if isinstance(error, UnboundAxisError) or not (found := _UNBOUND.search(str(error))):
                 raise
+            axis = found["axis"]
             known = [each for each in frame.names if not meshes.is_made_up(each)]
-            refusal = refusals.unbound_axis(options.choice.fun_name, found["axis"], known)
-            raise refusal.with_traceback(error.__traceback__) from None
+            raise refusal(
+                UnboundAxisError,
+                what=f"Found an unbound axis name: {axis}, in pmap of '{options.choice.fun_name}'",
+                which=[f"axis_name={each!r} is mapped" for each in known]
+                or ["this pmap was given no axis_name"],
+                why="a collective goes over an axis that a pmap or vmap around it has named",
+                do=f"Give axis_name={axis!r} to pmap, or use the name that it has.",
+            ).with_traceback(error.__traceback__) from None
     _check_groups(jaxpr, name, call)
     names_meshes = any(
         constants.lies_on_many(each.value) for each in constants.baked_arrays(jaxpr).values()
@@ -237,8 +244,16 @@ def _check_groups(jaxpr: ClosedJaxpr, name: Any, call: Call) -> None:
         if groups is None or over not in (name, (name,)):
             continue
         if sorted(index for group in groups for index in group) != list(range(call.size)):
-            where = interpreter.source_line(eqn)
-            raise refusals.groups_leave_some_out(call.fun_name, where, groups, call.size)
+            where = interpreter.source_line(eqn) or "an unknown line"
+            raise refusal(
+                AxesError,
+                what=f"pmap of '{call.fun_name}' has axis_index_groups that do not hold each index "
+                "once",
+                which=[f"{[list(group) for group in groups]} at {where}"],
+                why=f"the mapped axis has size {call.size}, and each of its devices takes part",
+                do=f"Put the indices 0 to {call.size - 1} into groups of one size, each of them "
+                "once.",
+            )
 
 
 _UNBOUND = re.compile(r"unbound axis name: (?P<axis>\S+?)\.?(?: |$)")

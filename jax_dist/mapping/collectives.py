@@ -24,7 +24,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from jax_dist import _compat
-from jax_dist.mapping import refusals
+from jax_dist.errors import AxesError, UnsupportedError, refusal
 from jax_dist.passes import interpreter
 from jax_dist.passes.gather_reductions import extreme, has_extremes
 from jax_dist.passes.interpreter import Handler, Values, equations
@@ -103,8 +103,14 @@ def handler_of(eqn: JaxprEqn, places: Mapping[Any, AxisPlace], fun_name: str) ->
     if any(not places[name].is_plain for name in named):
         rule = _RULES.get(eqn.primitive.name)
         if rule is None:
-            where = interpreter.source_line(eqn)
-            raise refusals.collective_on_slices(fun_name, eqn.primitive.name, where)
+            where = interpreter.source_line(eqn) or "an unknown line"
+            raise refusal(
+                UnsupportedError,
+                what=f"pmap of '{fun_name}' cannot run a collective on several slices a device",
+                which=[f"{eqn.primitive.name} at {where}"],
+                why="the slices of one device run as one vmap, for which it has no rule here",
+                do="Give it as many devices as slices, or use another collective.",
+            )
         return functools.partial(rule, places)
     batched = [place.local_name for place in places.values() if place.local > 1]
     if batched and _runs_alone(eqn):
@@ -246,7 +252,15 @@ def _ppermute(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, values: Values) ->
     sides = [set(side) for side in zip(*pairs, strict=True)]
     slices = range(len(over.own))
     if any(len(side) < len(pairs) or not side.issubset(slices) for side in sides):
-        raise refusals.no_permutation(len(slices), pairs, interpreter.source_line(eqn))
+        where = interpreter.source_line(eqn) or "an unknown line"
+        raise refusal(
+            AxesError,
+            what="ppermute sources and destinations must be unique, and slices of its axes",
+            which=[f"{[tuple(pair) for pair in pairs]} at {where}"],
+            why=f"its axes have {len(slices)} slices, numbered from 0, and each gets one value",
+            do=f"Give pairs of indices from 0 to {len(slices) - 1}, each of them at most once a "
+            "side.",
+        )
     sender = np.full(len(slices), -1, np.int32)
     for source, target in pairs:
         sender[target] = source

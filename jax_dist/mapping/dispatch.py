@@ -30,6 +30,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
+from jax_dist.errors import NestingError, PlacementError, StaticArgumentError, refusal
 from jax_dist.mapping import axes, emission, meshes, placement, refusals, region
 from jax_dist.mapping.body import Body, BodyTracer, Call, Options, any_tracer, bind, type_of
 from jax_dist.mapping.collectives import AxisPlace
@@ -142,7 +143,14 @@ class Dispatcher:
         if outside is not None:
             return self._stage_inside(call, outside), None, False
         if manual := meshes.manual_axes():
-            raise refusals.inside_foreign_shard_map(call.fun_name, manual)
+            raise refusal(
+                NestingError,
+                what=f"pmap of '{call.fun_name}' is called inside a shard_map or pmap that is not "
+                "ours",
+                which=[f"its manual axes are {manual!r}"],
+                why="its mesh has no axis left for this pmap",
+                do="Map the outer function with jax_dist.pmap too, or call jax.vmap inside.",
+            )
         self._choose()
         if any_tracer(call.leaves) or programs.is_staged():  # the latter: a call on constants
             return self._stage(call, args, kwargs), None, False
@@ -208,13 +216,27 @@ class Dispatcher:
         except ValueError as error:
             if self._processes is None or "incompatible devices" not in str(error):
                 raise
-            raise refusals.local_array_under_trace(call.fun_name) from None
+            raise refusal(
+                PlacementError,
+                what=f"pmap of '{call.fun_name}' got an array that only this process can see, "
+                "while traced",
+                which=["an argument is committed to devices of this process"],
+                why="under grad, vmap or jit the whole program runs on the devices of all "
+                "processes",
+                do="Pass NumPy arrays there, or make global arrays first with jax_dist.shard.",
+            ) from None
 
     def _stage_inside(self, call: Call, outside: meshes.Frame) -> Any:
         """A pmap in the body of another one: a region, for which a mesh is found later."""
         choice = self._options.choice
         if choice.devices is not None or choice.backend is not None:
-            raise refusals.inner_devices_given(choice.fun_name)
+            raise refusal(
+                NestingError,
+                what=f"pmap of '{choice.fun_name}' is called inside another mapped function",
+                which=["it was given devices= or backend="],
+                why="the outermost pmap chooses the devices of all of them",
+                do="Give devices= to the outermost pmap only.",
+            )
         if choice.axis_size not in (None, call.size):
             raise refusals.size_not_as_promised(choice.fun_name, choice.axis_size, call.size)
         body = self._bodies.body(call)
@@ -344,8 +366,15 @@ class Dispatcher:
             try:
                 hash(args[number])
             except TypeError:
-                path = axes.argument_name(self._fun(), number)
-                raise refusals.static_argument_unhashable(name, path, args[number]) from None
+                path, value = axes.argument_name(self._fun(), number), args[number]
+                raise refusal(
+                    StaticArgumentError,
+                    what=f"Non-hashable static arguments are not supported by pmap of '{name}'",
+                    which=[f"{path} is a {type(value).__name__}: {value!r}"],
+                    why="each new value of a static argument is compiled for, and found again by "
+                    "its hash",
+                    do="Pass a hashable value (a tuple for a list), or map it with in_axes=None.",
+                ) from None
 
     def _explaining(self, call: Callable) -> Callable:
         """A front compares static arguments before it asks Python about them."""

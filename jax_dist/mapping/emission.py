@@ -19,8 +19,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.errors import message
-from jax_dist.mapping import axes, meshes, refusals, region
+from jax_dist.errors import DeviceCountError, NestingError, message, refusal
+from jax_dist.mapping import axes, meshes, region
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.body import Body, Call, Options, type_of, whole_call
 from jax_dist.mapping.collectives import AxisPlace
@@ -102,7 +102,13 @@ def emitted(
     body, layout = found
     as_view = as_view and layout.processes > 1
     if as_view and layout.process_mesh is None:
-        raise refusals.scattered_devices(call.fun_name)
+        raise refusal(
+            DeviceCountError,
+            what=f"pmap of '{call.fun_name}' cannot be traced over these devices",
+            which=["devices= does not hold the devices of each process side by side"],
+            why="inside jit, scan or grad, a process sees its own slices as one array",
+            do="Order devices by process, with as many of each process.",
+        )
     values = captured or body.lifted.values
     target = _target(body, call, layout)
 
@@ -159,7 +165,16 @@ def _target(body: Body, call: Call, layout: Layout) -> _Target:
             dataclasses.replace(own, idle_axes=layout.mesh.axis_names[1:]), layout.mesh, ()
         )
     if layout.size % user.size:
-        raise refusals.under_another_mesh(call.fun_name, layout.size, user.size)
+        raise refusal(
+            NestingError,
+            what=f"pmap of '{call.fun_name}' is traced under a mesh that it does not fit",
+            which=[
+                f"its mapped axis has size {layout.size}",
+                f"the mesh set by jax.set_mesh has {user.size} devices",
+            ],
+            why="a program runs on one set of devices, and each takes as many slices",
+            do="Set a mesh whose size divides that of the axis, or call it outside of traces.",
+        )
     over_all = AxisPlace(body.axis, layout.size, meshes.all_axes(user), layout.size // user.size)
     return _Target(over_all, None, ())
 

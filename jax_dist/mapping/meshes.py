@@ -24,6 +24,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from jax_dist import _compat
 from jax_dist._compat.private import Device
+from jax_dist.errors import DeviceCountError, refusal
 from jax_dist.mapping import axes, refusals
 from jax_dist.mapping.axes import Axis
 
@@ -212,11 +213,25 @@ def check_all_used(choice: DeviceChoice, layout: Layout) -> None:
 
     Apart from `lay_out`, for only the traced body shows whether a pmap inside uses the others.
     """
-    given, used = len(choice.devices or ()), layout.mesh.size
-    if choice.devices is not None and used != given:
-        if choice.virtual:
-            raise refusals.no_virtual_size(choice.fun_name, layout.size, given)
-        raise refusals.devices_of_another_length(choice.fun_name, used, given)
+    name, given, used = choice.fun_name, len(choice.devices or ()), layout.mesh.size
+    if choice.devices is None or used == given:
+        return
+    if choice.virtual:
+        raise refusal(
+            DeviceCountError,
+            what=f"pmap of '{name}' cannot share {layout.size} slices evenly among the devices "
+            "given",
+            which=[f"the mapped axis has size {layout.size}", f"len(devices) is {given}"],
+            why="with virtual=True every device runs the same number of slices",
+            do="Give a number of devices that divides the size of the axis.",
+        )
+    raise refusal(
+        DeviceCountError,
+        what=f"pmap of '{name}' got {given} devices for an axis of size {used}",
+        which=[f"the mapped axis needs {used}", f"len(devices) is {given}"],
+        why="with devices= given, each of them runs one slice",
+        do=f"Give {used} devices, or slice the arguments into {given}.",
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -236,18 +251,34 @@ def _lay_out(
     available = min(len(group) for group in groups.values())
     local_size, rest = divmod(size, len(owners)) if whole else (size, 0)
     if rest:
-        counts = {owner: len(group) for owner, group in groups.items()}
-        raise refusals.uneven_processes(choice.fun_name, counts, size)
+        raise refusal(
+            DeviceCountError,
+            what=f"pmap of '{choice.fun_name}' cannot spread an axis of size {size} over the "
+            "processes",
+            which=[f"process {owner} has {len(groups[owner])} devices" for owner in owners],
+            why="every process runs the same number of slices, on devices of its own",
+            do="Give each process the same number of slices, at most one a device.",
+        )
     whole_size = local_size * len(owners)
     if choice.axis_size is not None and choice.axis_size != whole_size:
         raise refusals.size_not_as_promised(choice.fun_name, choice.axis_size, whole_size)
 
     width = math.prod(axis.size for axis in inner)
-    rows = _rows(local_size, available) if choice.virtual else local_size
+    rows = local_size
+    if choice.virtual:  # the most devices that can share the slices evenly
+        counts = range(1, min(local_size, available) + 1)
+        rows = max(count for count in counts if local_size % count == 0)
     if rows * width > available:
         sizes = {choice.axis_name: local_size} | dict(inner)
-        platform = candidates[0].platform
-        raise refusals.too_few_devices(choice.fun_name, rows * width, available, platform, sizes)
+        raise refusal(
+            DeviceCountError,
+            what=f"pmap of '{choice.fun_name}' needs {rows * width} devices, "
+            f"but there are {available}",
+            which=[f"axis {name!r} has size {size}" for name, size in sizes.items()]
+            + [f"{available} {candidates[0].platform} devices"],
+            why="each slice along the mapped axis runs on a device of its own",
+            do="Map fewer slices, or give virtual=True to run several of them on each device.",
+        )
     used = {device for group in groups.values() for device in group[: rows * width]}
     ordered = candidates if choice.devices else [d for owner in owners for d in groups[owner]]
     chosen = np.array([device for device in ordered if device in used])
@@ -255,11 +286,6 @@ def _lay_out(
     shape = (rows * len(owners), *[axis.size for axis in inner])
     mesh = _compat.auto_mesh(chosen.reshape(shape), names)
     return Layout(mesh=mesh, size=whole_size, processes=len(owners))
-
-
-def _rows(size: int, available: int) -> int:
-    """The most devices that can share `size` slices evenly."""
-    return max(count for count in range(1, min(size, available) + 1) if size % count == 0)
 
 
 def _process_of(row: object) -> int:

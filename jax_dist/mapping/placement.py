@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._compat.private import Device
-from jax_dist.mapping import refusals
+from jax_dist.errors import PlacementError, refusal
 
 _DEVICE_AXIS = "devices"  # of the meshes made here; pmap takes such arrays as they are
 
@@ -122,7 +122,7 @@ def device_put_replicated(tree: Any, devices: Sequence[Device]) -> Any:
     """
     devices = tuple(devices)
     if not devices:
-        raise refusals.shards_do_not_match("device_put_replicated", 1, 0)
+        raise _unlike_counts("device_put_replicated", 1, 0)
     return jax.tree.map(lambda x: _stack([x] * len(devices), devices), tree)
 
 
@@ -145,18 +145,38 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
     """
     shards, devices = list(shards), tuple(devices)
     if len(shards) != len(devices) or not shards:
-        raise refusals.shards_do_not_match("device_put_sharded", len(shards), len(devices))
+        raise _unlike_counts("device_put_sharded", len(shards), len(devices))
     structures = [jax.tree.structure(shard) for shard in shards]
     if len(set(structures)) > 1:
-        raise refusals.shards_differ("", [str(structure) for structure in structures])
+        raise _unlike_shards("", structures)
     paths = [path for path, _ in jax.tree.leaves_with_path(shards[0])]
     columns = zip(*[jax.tree.leaves(shard) for shard in shards], strict=True)
     for path, column in zip(paths, columns, strict=True):
         dtypes = [x.dtype if hasattr(x, "dtype") else jnp.result_type(x) for x in column]
         kinds = [f"{dtype}{list(jnp.shape(x))}" for dtype, x in zip(dtypes, column, strict=True)]
         if len(set(kinds)) > 1:
-            raise refusals.shards_differ(jax.tree_util.keystr(path), kinds)
+            raise _unlike_shards(jax.tree_util.keystr(path), kinds)
     return jax.tree.map(lambda *column: _stack(column, devices), *shards)
+
+
+def _unlike_counts(what: str, shards: int, devices: int) -> PlacementError:
+    return refusal(
+        PlacementError,
+        what=f"{what} got {shards} shards for {devices} devices",
+        which=[f"len(shards) is {shards}", f"len(devices) is {devices}"],
+        why="each device gets one shard",
+        do="Give as many shards as devices.",
+    )
+
+
+def _unlike_shards(path: str, kinds: Sequence[Any]) -> PlacementError:
+    return refusal(
+        PlacementError,
+        what="device_put_sharded got shards that do not make one array",
+        which=[f"shard {i}{path} is {kind}" for i, kind in enumerate(kinds)],
+        why="the shards become the slices of one array, along a new leading dimension",
+        do="Give shards of one structure, with the same shapes and dtypes.",
+    )
 
 
 def is_misplaced(leaf: Any, target: Sharding) -> bool:
@@ -282,16 +302,23 @@ def _is_weak(x: Any) -> bool:
 def _first_block(leaf: Any, path: str) -> Any:
     """`[N, *s] -> [1, *s]`, or `[n, *s]` where one device holds more than one slice."""
     shape = jnp.shape(leaf)
-    if not shape or shape[0] == 0:
-        raise refusals.not_replicated(path, f"has shape {shape}")
-    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
-        return leaf
-    block = leaf.addressable_data(0)  # in the order of the mesh: the first slices
-    if block.shape[1:] == leaf.shape[1:]:
-        return block
-    if not leaf.is_fully_addressable:
-        raise refusals.not_replicated(path, "is cut along another dimension, over processes")
-    return jax.device_put(leaf[:1], next(iter(block.devices())))
+    why_not = None if shape and shape[0] else f"has shape {shape}"
+    if why_not is None:
+        if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+            return leaf
+        block = leaf.addressable_data(0)  # in the order of the mesh: the first slices
+        if block.shape[1:] == leaf.shape[1:]:
+            return block
+        if leaf.is_fully_addressable:
+            return jax.device_put(leaf[:1], next(iter(block.devices())))
+        why_not = "is cut along another dimension, over processes"
+    raise refusal(
+        PlacementError,
+        what="unreplicate got a value that has no leading axis of devices",
+        which=[f"{path} {why_not}"],
+        why="it takes the first slice along the leading axis of each array",
+        do="Pass what pmap or device_put_replicated returned.",
+    )
 
 
 def _as_row(x: Any) -> Any:

@@ -7,6 +7,7 @@ object that holds plain values only, by its function and these. All are held wea
 dispatcher must not keep its own key alive.
 """
 
+import contextlib
 import functools
 import operator
 import sys
@@ -32,6 +33,7 @@ from typing import (
 import jax
 
 from jax_dist._compat.private import Device
+from jax_dist.errors import ArgumentTypeError, DeviceCountError, refusal
 from jax_dist.mapping import axes, refusals
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Options
@@ -46,6 +48,11 @@ _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
 _OURS = ("virtual", "captures", "gathers", "arrays")  # the options that jax.pmap has not
+_CHOICES = {  # what each may be, and what it is for
+    "captures": (Captures, "it says what becomes of arrays that the function takes from around it"),
+    "gathers": (Gathers, "it says what becomes of an all_gather that is only reduced"),
+    "arrays": (_Arrays, "it says whether results show the slices of one process or of all"),
+}
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 _known: dict[Hashable, "_Known"] = {}
 
@@ -159,12 +166,24 @@ def pmap(
         if not callable(fun):
             raise refusals.not_callable(fun)
         if devices is not None and not devices:
-            raise refusals.no_devices()
+            raise refusal(
+                DeviceCountError,
+                what="'devices' argument to pmap must be non-empty, or None.",
+                which=["len(devices) is 0"],
+                why="each slice runs on one of them",
+                do="Give at least one device, or leave devices out to use all.",
+            )
         axes.check_axes("in_axes", in_axes)
         axes.check_axes("out_axes", out_axes)
-        for name, kind in (("captures", Captures), ("gathers", Gathers), ("arrays", _Arrays)):
-            if asked[name] not in get_args(kind):
-                raise refusals.unknown_choice(name, asked[name], get_args(kind))
+        for name, (kind, why) in _CHOICES.items():
+            if asked[name] not in (choices := get_args(kind)):
+                raise refusal(
+                    ValueError,
+                    what=f"pmap {name} must be {' or '.join(map(repr, choices))}",
+                    which=[f"{name}={asked[name]!r}"],
+                    why=why,
+                    do=f"Leave it out for {choices[0]!r}.",
+                )
         options = Options(
             axis_name=axis_name,
             in_axes=in_axes,
@@ -192,12 +211,20 @@ def pmap(
 def _devices(devices: Any) -> tuple[Device, ...] | None:
     if devices is None:
         return None
-    if not isinstance(devices, Iterable):
-        raise refusals.not_devices(devices)
-    devices = tuple(devices)
-    if not all(isinstance(device, jax.Device) for device in devices):
-        raise refusals.not_devices(devices)
-    return devices
+    if isinstance(devices, Iterable):
+        devices = tuple(devices)
+        if all(isinstance(device, jax.Device) for device in devices):
+            return devices
+    do = "Give a list, as in devices=jax.devices(), or leave it out to use all."
+    if isinstance(devices, int):
+        do = f"For the first {devices}, give devices=jax.devices()[:{devices}]."
+    raise refusal(
+        ArgumentTypeError,
+        what="'devices' argument to pmap must be a sequence of devices, or None",
+        which=[f"devices={devices!r}, of type {type(devices).__name__}"],
+        why="slice k of the mapped axis runs on device k of it",
+        do=do,
+    )
 
 
 def _name_of(fun: Callable) -> str:
@@ -208,13 +235,11 @@ def _name_of(fun: Callable) -> str:
 
 
 def _numbers(argument: str, value: int | Iterable[int]) -> tuple[int, ...]:
-    try:
+    with contextlib.suppress(TypeError):
         numbers = {operator.index(n) for n in (value if isinstance(value, Iterable) else (value,))}
-    except TypeError:
-        raise refusals.bad_argument_numbers(argument, value) from None
-    if any(number < 0 for number in numbers):
-        raise refusals.bad_argument_numbers(argument, value)
-    return tuple(sorted(numbers))
+        if min(numbers, default=0) >= 0:
+            return tuple(sorted(numbers))
+    raise refusals.bad_argument_numbers(argument, value)
 
 
 def _stand_in() -> Callable | None:

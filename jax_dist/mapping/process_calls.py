@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
+from jax_dist.errors import PlacementError, refusal
 from jax_dist.mapping import refusals
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.body import Body, Call, Options, any_tracer, bind, type_of
@@ -373,8 +374,17 @@ def _what_does_not_fit(call: Call, view: _LocalView) -> ValueError:
         if size not in (layout.local_size, layout.size):
             return refusals.mapped_sizes_differ(call.fun_name, sizes)
         if size != layout.local_size:
-            return refusals.neither_local_nor_global(
-                call.fun_name, path, size, layout.local_size, layout.size
+            return refusal(
+                PlacementError,
+                what=f"pmap of '{call.fun_name}' cannot tell which slices this array holds",
+                which=[
+                    f"{path} has size {size} along the mapped axis",
+                    f"this process runs {layout.local_size} slices, all processes together "
+                    f"{layout.size}",
+                ],
+                why="an array of this process holds its own slices, a global one holds all",
+                do=f"Pass the {layout.local_size} slices of this process, or a global array of "
+                f"{layout.size}.",
             )
     raise AssertionError("every array fits")
 

@@ -14,30 +14,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what editors and type checkers see
-    from jax_dist.errors import CheckpointError as CheckpointError
-    from jax_dist.errors import CheckpointWarning as CheckpointWarning
-    from jax_dist.errors import DisagreementError as DisagreementError
-    from jax_dist.errors import JoinError as JoinError
-    from jax_dist.errors import MissingRanksError as MissingRanksError
-    from jax_dist.errors import OpenPortWarning as OpenPortWarning
-    from jax_dist.errors import UnequalError as UnequalError
-    from jax_dist.multihost.agreement import agree as agree
-    from jax_dist.multihost.checkpoints import Checkpoints as Checkpoints
-    from jax_dist.multihost.collectives import assert_equal as assert_equal
-    from jax_dist.multihost.collectives import broadcast_one_to_all as broadcast_one_to_all
-    from jax_dist.multihost.collectives import process_allgather as process_allgather
-    from jax_dist.multihost.collectives import sync_global_devices as sync_global_devices
-    from jax_dist.multihost.failures import watchdog as watchdog
-    from jax_dist.multihost.global_arrays import (
-        global_array_to_host_local_array as global_array_to_host_local_array,
+    from jax_dist.errors import (
+        CheckpointError,
+        CheckpointWarning,
+        DisagreementError,
+        JoinError,
+        MissingRanksError,
+        OpenPortWarning,
+        UnequalError,
     )
-    from jax_dist.multihost.global_arrays import (
-        host_local_array_to_global_array as host_local_array_to_global_array,
+    from jax_dist.multihost.agreement import agree
+    from jax_dist.multihost.checkpoints import Checkpoints
+    from jax_dist.multihost.collectives import (
+        assert_equal,
+        broadcast_one_to_all,
+        process_allgather,
+        sync_global_devices,
     )
-    from jax_dist.multihost.initialization import initialize as initialize
-    from jax_dist.multihost.main_thread import preempted as preempted
+    from jax_dist.multihost.failures import watchdog
+    from jax_dist.multihost.global_arrays import (
+        global_array_to_host_local_array,
+        host_local_array_to_global_array,
+    )
+    from jax_dist.multihost.initialization import initialize
     from jax_dist.multihost.main_thread import (
-        reached_preemption_sync_point as reached_preemption_sync_point,
+        preempted,
+        reached_preemption_sync_point,
     )
 
 _HOMES = {  # what Python sees: imported on first use, so that the launcher never loads jax

@@ -8,12 +8,13 @@ troubles. Meetings are counted: the third one of this process is with the third 
 whatever each of them calls it. That is how a difference in their order shows.
 """
 
+import dataclasses
 import hashlib
 import itertools
 import json
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_dist import _compat
-from jax_dist.errors import DisagreementError, MissingRanksError, UnsupportedError, message
+from jax_dist.errors import DisagreementError, MissingRanksError, UnsupportedError, refusal
 from jax_dist.multihost.ranks import do as ranks_do
 from jax_dist.multihost.ranks import name_ranks
 
@@ -35,67 +36,34 @@ _FEW = 4  # elements that are shown, not only hashed
 _LONG = 80  # characters of a repr
 
 
-class _ProcessPlace(NamedTuple):
-    """This process among those that meet."""
-
-    rank: int  # among all processes
-    ranks: tuple[int, ...]  # of those that meet, ascending
-
-
-class _Round:
+class _Round(NamedTuple):
     """The meetings of one group of processes."""
 
-    def __init__(self):
-        self.numbers = itertools.count(1)
-        self.to_delete: list[str] = []
+    numbers: Iterator[int]
+    to_delete: list[str]
 
 
 _rounds: dict[tuple[int, ...], _Round] = {}
 
 
-def _place(ranks: Sequence[int] | None = None) -> _ProcessPlace | None:
-    """Where this process stands; None where it would meet nobody.
-
-    Args:
-      ranks: of the processes that meet; all by default.
-
-    Raises:
-      UnsupportedError: there are several processes, and no service that joins them.
-    """
-    joined = _compat.joined_as()
-    if joined is None:
-        if _compat.backend_started() and jax.process_count() > 1:
-            raise UnsupportedError(
-                "Processes can meet only once jax_dist.multihost.initialize or "
-                "jax.distributed.initialize has joined them."
-            )
-        return None
-    whole = range(joined.processes) if ranks is None else sorted(ranks)
-    if len(whole) == 1 or joined.rank not in whole:
-        return None
-    return _ProcessPlace(joined.rank, tuple(whole))
-
-
+@dataclasses.dataclass
 class _Meeting:
     """One meeting: everybody puts something down, waits for the others, and reads.
 
     As a context manager; the threads of a process take turns.
     """
 
-    def __init__(self, here: _ProcessPlace, name: str, timeout: float):
-        """
-        Args:
-          here: who meets.
-          name: what this process calls the meeting, for messages.
-          timeout: the seconds to wait for the others.
-        """
-        self._here, self._name, self._timeout = here, name, timeout
-        self._client: Any = _compat.coordination_client()
+    rank: int  # of this process, among all
+    ranks: tuple[int, ...]  # of those that meet, ascending
+    are_all: bool  # whether no process stays away
+    name: str  # what this process calls the meeting, for messages
+    timeout: float  # seconds to wait for the others
+    client: Any = dataclasses.field(default_factory=_compat.coordination_client)
 
     def __enter__(self) -> "_Meeting":
         _one_at_a_time.acquire()
-        self._round = _rounds.setdefault(self._here.ranks, _Round())
-        group = "-".join(map(str, self._here.ranks)) if self._is_part() else "all"
+        self._round = _rounds.setdefault(self.ranks, _Round(itertools.count(1), []))
+        group = "all" if self.are_all else "-".join(map(str, self.ranks))
         self._key = f"{_FOLDER}/{group}/{next(self._round.numbers)}"
         return self
 
@@ -109,36 +77,32 @@ class _Meeting:
         Raises:
           MissingRanksError: some did not come in time. Those that come later raise the same.
         """
-        self._client.key_value_set_bytes(f"{self._key}/came/{self._here.rank}", own)
-        if not self._wait("came", self._timeout):
+        self.client.key_value_set_bytes(f"{self._key}/came/{self.rank}", own)
+        if not self._wait("came", self.timeout):
             raise self._missing()
         # A process that came here has read all earlier meetings.
-        if self._here.rank == self._here.ranks[0]:
+        if self.rank == self.ranks[0]:
             for key in self._round.to_delete:
-                self._client.key_value_delete(key)
+                self.client.key_value_delete(key)
         self._round.to_delete.clear()
         return self._read("came")
 
     def add(self, more: bytes | None) -> dict[int, bytes]:
         """A second round, after `gather`, in which some add something."""
         if more is not None:
-            self._client.key_value_set_bytes(f"{self._key}/more/{self._here.rank}", more)
-        self._wait("more", max(self._timeout, 60.0))  # all are here; if one dies, do without it
+            self.client.key_value_set_bytes(f"{self._key}/more/{self.rank}", more)
+        self._wait("more", max(self.timeout, 60.0))  # all are here; if one dies, do without it
         return self._read("more")
 
-    def _is_part(self) -> bool:
-        joined = _compat.joined_as()
-        return joined is not None and len(self._here.ranks) < joined.processes
-
     def _read(self, folder: str) -> dict[int, bytes]:
-        found = self._client.key_value_dir_get_bytes(f"{self._key}/{folder}/")
+        found = self.client.key_value_dir_get_bytes(f"{self._key}/{folder}/")
         return dict(sorted((int(key.rsplit("/", 1)[1]), value) for key, value in found))
 
     def _wait(self, folder: str, timeout: float) -> bool:
         """Whether all came in time."""
-        who = list(self._here.ranks) if self._is_part() else None
+        who = None if self.are_all else list(self.ranks)
         try:
-            self._client.wait_at_barrier(
+            self.client.wait_at_barrier(
                 f"{self._key}/{folder}", max(1, round(1000 * timeout)), process_ids=who
             )
         except jax.errors.JaxRuntimeError as error:
@@ -150,26 +114,25 @@ class _Meeting:
     def _missing(self) -> MissingRanksError:
         """The same for all: who finds out first writes it down, the others read it."""
         came = list(self._read("came"))
-        verdict = json.dumps([self._name, came, self._timeout])
+        verdict = json.dumps([self.name, came, self.timeout])
         try:
-            self._client.key_value_set(f"{self._key}/verdict", verdict)
+            self.client.key_value_set(f"{self._key}/verdict", verdict)
         except jax.errors.JaxRuntimeError as error:
             if _EXISTS not in str(error):
                 raise
-            verdict = self._client.key_value_try_get(f"{self._key}/verdict")
+            verdict = self.client.key_value_try_get(f"{self._key}/verdict")
         name, came, timeout = json.loads(verdict)
-        missing = [rank for rank in self._here.ranks if rank not in came]
-        return MissingRanksError(
-            message(
-                what=f"{name} waited {timeout:g} s in vain",
-                which=[
-                    f"{name_ranks(came)} came",
-                    f"{name_ranks(missing)} did not" if missing else "the last one came too late",
-                ],
-                why="every process has to make this call",
-                do="See the output of those that did not come: they failed, are slow, or took "
-                "another branch. A longer timeout helps only the slow ones.",
-            )
+        missing = [rank for rank in self.ranks if rank not in came]
+        return refusal(
+            MissingRanksError,
+            what=f"{name} waited {timeout:g} s in vain",
+            which=[
+                f"{name_ranks(came)} came",
+                f"{name_ranks(missing)} did not" if missing else "the last one came too late",
+            ],
+            why="every process has to make this call",
+            do="See the output of those that did not come: they failed, are slow, or took "
+            "another branch. A longer timeout helps only the slow ones.",
         )
 
 
@@ -261,24 +224,21 @@ def differences(groups: Sequence[tuple[Sequence[int], Fingerprint]]) -> list[str
     Args:
       groups: which ranks have which, as in `[([0], ...), ([1, 2, 3], ...)]`.
     """
-    paths = dict.fromkeys(path for _, each in groups for path in each.leaves)
     found = []
-    for path in paths:
-        held: dict[str, list[int]] = {}
-        for ranks, each in groups:
-            held.setdefault(each.leaves.get(path, "nothing"), []).extend(ranks)
-        if len(held) > 1:
-            found.append(f"{path or 'the value'}: {_sides(held)}")
-    if not found:
-        held = {}
-        for ranks, each in groups:
-            held.setdefault(each.containers, []).extend(ranks)
-        found.append(f"the containers: {_sides(held)}")
-    return found
+    for path in dict.fromkeys(path for _, each in groups for path in each.leaves):
+        sides = _sides([(ranks, each.leaves.get(path, "nothing")) for ranks, each in groups])
+        if len(sides) > 1:
+            found.append(f"{path or 'the value'}: {', '.join(sides)}")
+    sides = _sides([(ranks, each.containers) for ranks, each in groups])
+    return found or [f"the containers: {', '.join(sides)}"]
 
 
-def _sides(held: Mapping[str, Sequence[int]]) -> str:
-    return ", ".join(f"{ranks_do(ranks, 'has', 'have')} {text}" for text, ranks in held.items())
+def _sides(groups: Sequence[tuple[Sequence[int], str]]) -> list[str]:
+    """What is the same once, with all the ranks that have it."""
+    held: dict[str, list[int]] = {}
+    for ranks, text in groups:
+        held.setdefault(text, []).extend(ranks)
+    return [f"{ranks_do(ranks, 'has', 'have')} {text}" for text, ranks in held.items()]
 
 
 # --- `agree`: every process has the same, or every process hears who has what
@@ -345,21 +305,30 @@ def agree_on(
 
     Returns:
       What each rank gives.
+
+    Raises:
+      UnsupportedError: there are several processes, and no service that joins them.
     """
-    here = _place(ranks)
-    if here is None:
+    joined = _compat.joined_as()
+    if joined is None and _compat.backend_started() and jax.process_count() > 1:
+        raise UnsupportedError(
+            "Processes can meet only once jax_dist.multihost.initialize or "
+            "jax.distributed.initialize has joined them."
+        )
+    whole = tuple(range(joined.processes if joined else 1) if ranks is None else sorted(ranks))
+    if joined is None or len(whole) == 1 or joined.rank not in whole:
         return {} if give is None else {0: give}
-    with _Meeting(here, name, timeout) as meeting:
+    are_all = len(whole) == joined.processes
+    with _Meeting(joined.rank, whole, are_all, name, timeout) as meeting:
         header = json.dumps([name, own.digest()]).encode()
         headers = {rank: tuple(json.loads(each)) for rank, each in meeting.gather(header).items()}
         if len(set(headers.values())) > 1:
-            raise _disagreement(meeting, here, headers, own, do)
+            raise _disagreement(meeting, headers, own, do)
         return {} if give is None else meeting.add(give)
 
 
 def _disagreement(
     meeting: _Meeting,
-    here: _ProcessPlace,
     headers: Mapping[int, tuple[str, str]],
     own: Fingerprint,
     do: str,
@@ -371,17 +340,14 @@ def _disagreement(
     names = list(dict.fromkeys(name for name, _ in headers.values()))
     if len(names) > 1:
         whose = {name: [r for r, header in headers.items() if header[0] == name] for name in names}
-        return DisagreementError(
-            message(
-                what="The processes are at different places",
-                which=[
-                    f"{ranks_do(ranks, 'is', 'are')} at {name}" for name, ranks in whose.items()
-                ],
-                why="each of these needs all processes, in the same order",
-                do=do,
-            )
+        return refusal(
+            DisagreementError,
+            what="The processes are at different places",
+            which=[f"{ranks_do(ranks, 'is', 'are')} at {name}" for name, ranks in whose.items()],
+            why="each of these needs all processes, in the same order",
+            do=do,
         )
-    speaks = here.rank in [ranks[0] for ranks in groups.values()]
+    speaks = meeting.rank in [ranks[0] for ranks in groups.values()]
     written = meeting.add(own.dump() if speaks else None)
     known = [
         (ranks, Fingerprint.load(written[ranks[0]]))
@@ -390,11 +356,10 @@ def _disagreement(
     ]
     found = differences(known)
     more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-    return DisagreementError(
-        message(
-            what=f"The processes disagree at {names[0]}",
-            which=[*found[:_SHOWN], *more],
-            why="what goes over devices must be the same in all processes",
-            do=do,
-        )
+    return refusal(
+        DisagreementError,
+        what=f"The processes disagree at {names[0]}",
+        which=[*found[:_SHOWN], *more],
+        why="what goes over devices must be the same in all processes",
+        do=do,
     )

@@ -19,143 +19,25 @@ _CUT = 1 << 16  # characters of one text; the traceback of a large exception may
 
 
 @dataclasses.dataclass(frozen=True)
-class Hello:
-    """To rank 0, first of all."""
-
-    rank: int
-    processes: int  # how many it was told that there are
-    machine: str  # one text for each machine, or container
-    pid: int
-
-
-@dataclasses.dataclass(frozen=True)
-class JoinedReply:
-    """From rank 0: all are here."""
-
-    machine: str
-    pid: int
-
-
-@dataclasses.dataclass(frozen=True)
-class RefusedReply:
-    """From rank 0: they cannot be brought together."""
-
-    text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Failed:
-    """To rank 0: this process has failed."""
-
-    what: str  # as in "ValueError: its text"
-    traceback: str
-    code: int  # the exit code
-
-
-@dataclasses.dataclass(frozen=True)
-class Finished:
-    """To rank 0: this process is done, and waits for the others."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SomeFinished:
-    """From rank 0: say so if you wait in JAX for those that have finished."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Stuck:
-    """To rank 0: this process waits in JAX, and has not moved since others have finished."""
-
-    stack: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Leave:
-    """From rank 0: all are done."""
-
-
-@dataclasses.dataclass(frozen=True)
-class End:
-    """From rank 0: all shall end."""
-
-    culprit: int | None  # the rank to blame
-    text: str  # behind "stopping because"
-    code: int  # the exit code
-    stacks: bool  # whether to show what each thread is doing
-
-
-@dataclasses.dataclass(frozen=True)
-class Ping:
-    """From rank 0, now and then."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Pong:
-    """The answer: this process runs."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Stalled:
-    """To rank 0: a watchdog has waited in vain."""
-
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Where:
-    """From rank 0: where do you stand?"""
-
-
-@dataclasses.dataclass(frozen=True)
-class Status:
-    """The answer: where a process stands."""
-
-    step: int  # the number of the last one that began; 0 before the first
-    inside: bool  # whether it has not ended
-    seconds: float  # since then
-    in_jax: bool
-    stack: str
-    watched: bool = True
-
-    def __str__(self) -> str:
-        if not self.watched:
-            where = "without a watchdog"
-        elif self.step == 0:
-            where = f"before its first step for {self.seconds:.0f} s"
-        elif self.inside:
-            where = f"in step {self.step} for {self.seconds:.0f} s"
-        else:
-            where = f"after step {self.step} for {self.seconds:.0f} s"
-        return f"{where}, {'waiting in JAX' if self.in_jax else 'not waiting in JAX'}"
-
-
-Message = (
-    Hello
-    | JoinedReply
-    | RefusedReply
-    | Failed
-    | Finished
-    | SomeFinished
-    | Stuck
-    | Leave
-    | End
-    | Ping
-    | Pong
-    | Stalled
-    | Where
-    | Status
-)
-_KINDS = {kind.__name__: kind for kind in Message.__args__}
+class Message:
+    """What goes over a connection; those who send a kind of it define it, as a dataclass."""
 
 
 def _dump(message: Message) -> bytes:
     """As it goes over a connection. Texts that are too long are cut in the middle.
 
-    >>> _load(_dump(RefusedReply(text=100_000 * "x"))).text[32_768:32_800]
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class _Told(Message):
+    ...     text: str
+    >>> _load(_dump(_Told(text=100_000 * "x"))).text[32_768:32_800]
     ' ... [34464 characters left out]'
     """
-    fields = {name: _cut(value) for name, value in dataclasses.asdict(message).items()}
-    return json.dumps([type(message).__name__, fields]).encode("ascii")
+    fields = dataclasses.asdict(message)
+    for name, text in fields.items():
+        if isinstance(text, str) and len(text) > _CUT:
+            left_out = f"[{len(text) - _CUT} characters left out]"
+            fields[name] = f"{text[: _CUT // 2]} ... {left_out} ... {text[-_CUT // 2 :]}"
+    return json.dumps([_name(type(message)), fields]).encode("ascii")
 
 
 def _load(data: bytes) -> Message | None:
@@ -164,15 +46,12 @@ def _load(data: bytes) -> Message | None:
         name, fields = _notes.decode(data)
     except (ValueError, TypeError):
         return None
-    kind = _KINDS.get(name) if isinstance(name, str) else None
+    kind = next((kind for kind in Message.__subclasses__() if _name(kind) == name), None)
     return None if kind is None else _notes.read(fields, kind)
 
 
-def _cut(value: object) -> object:
-    if not isinstance(value, str) or len(value) <= _CUT:
-        return value
-    half = _CUT // 2
-    return f"{value[:half]} ... [{len(value) - _CUT} characters left out] ... {value[-half:]}"
+def _name(kind: type[Message]) -> str:
+    return kind.__name__.removeprefix("_")
 
 
 # --- A connection between two processes of a job, which carries small messages
@@ -222,7 +101,10 @@ class Channel:
           is_host: whether the other side has come here, and not this one there.
         """
         self.is_open: bool = False
-        self.origin: str = _origin(connection)
+        self.origin: str = "nowhere"
+        with contextlib.suppress(OSError):  # it has gone again
+            host, port = connection.getpeername()[:2]
+            self.origin = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._socket, self._token = connection, token
         self._own_role, self._other_role = (b"host", b"guest") if is_host else (b"guest", b"host")
         self._longest = _LONGEST_FIRST if is_host else _LONGEST
@@ -299,8 +181,11 @@ class Channel:
 
     def _read(self, timeout: float | None) -> None:
         """`timeout` None: there is something to read."""
-        if timeout is not None and not self._is_readable(timeout):
-            raise TimeoutError
+        if timeout is not None:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self, selectors.EVENT_READ)
+                if not selector.select(timeout):
+                    raise TimeoutError
         try:
             data = self._socket.recv(1 << 16)
         except ConnectionResetError:
@@ -314,11 +199,6 @@ class Channel:
         if not data:
             raise Closed
         self._unread += data
-
-    def _is_readable(self, timeout: float) -> bool:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self, selectors.EVENT_READ)
-            return bool(selector.select(timeout))
 
     def _next(self) -> Message | None:
         if not self._take_greeting() or len(self._unread) < _LENGTH.size:
@@ -367,11 +247,3 @@ class Channel:
 
     def _proof(self, role: bytes, own: bytes, other: bytes) -> bytes:
         return hmac.digest(self._token, role + own + other, "sha256")
-
-
-def _origin(connection: socket.socket) -> str:
-    try:
-        host, port = connection.getpeername()[:2]
-    except OSError:  # it has gone again
-        return "nowhere"
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -9,8 +9,7 @@ import json
 import pathlib
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -20,6 +19,7 @@ from jax_dist.errors import (
     CheckpointWarning,
     MissingPackageError,
     message,
+    refusal,
 )
 from jax_dist.multihost import main_thread, ranks, step_folders
 from jax_dist.multihost.agreement import Fingerprint, agree_on, fingerprint
@@ -32,7 +32,6 @@ from jax_dist.multihost.step_folders import (
     leaves_of,
     number_of_copies,
     one_of_each,
-    with_leaves,
 )
 
 _TIMEOUT = 600.0  # seconds, for rank 0 to read a checkpoint through
@@ -89,12 +88,7 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._checkpointer.close()
 
     def restore(
@@ -127,25 +121,35 @@ class Checkpoints:
           CheckpointWarning: a newer checkpoint is damaged.
         """
         choices = choices_of(differing)
-        found = self._newest_whole()
-        for damage in found.damages.values():
+        # Rank 0 looks, and tells the others: they must not restore different ones.
+        answer = json.dumps(self._look()) if jax.process_index() == 0 else ""
+        step, saved, damages = json.loads(broadcast_one_to_all(answer, timeout=_TIMEOUT))
+        for damage in damages.values():
             warnings.warn(CheckpointWarning(damage), stacklevel=2)
-        self._damaged, self._last = tuple(map(int, found.damages)), found.step
-        ranks.restored(found.step)
-        if found.step == 0:
+        self._damaged, self._last = tuple(map(int, damages)), step
+        ranks.progress.say(restored=step, reached=step)
+        if step == 0:
             return state, 0
         leaves = leaves_of(state)
-        folder = self._steps.path(found.step)
-        copies = _copies(folder, found.leaves, leaves) if from_pmap else {}
-        _check_fit(folder, found.leaves, leaves, copies)
-        stored = self._read(folder, leaves, copies)
+        folder = self._steps.path(step)
+        copies = _copies(folder, saved, leaves) if from_pmap else {}
+        _check_fit(folder, saved, leaves, copies)
+        like = {
+            leaf.path: copies[leaf.path] if leaf.path in copies else leaf.like()
+            for leaf in leaves
+            if leaf.is_stored
+        }
+        stored = {}
+        if like:
+            how = self._orbax.args.StandardRestore(like)
+            stored = dict(self._checkpointer.restore(folder / _ITEM, args=how))
         if copies:
             held = {path: np.asarray(stored[path]) for path in copies if path in stored}
             check_named(choices, held)
             option = 'differing=, as in differing={"batch_stats": "mean"}'
             stored |= one_of_each(held, choices, where=str(folder), option=option)
         restored = [leaf.restored(stored.get(leaf.path)) for leaf in leaves]
-        return with_leaves(state, restored), found.step
+        return jax.tree.unflatten(jax.tree.structure(state), restored), step
 
     def save(self, step: int, state: Any, *, force: bool = False) -> bool:
         """Saves where it is time to: each `every` steps, and when the job must leave.
@@ -172,7 +176,16 @@ class Checkpoints:
             return False
         leaves = leaves_of(state)
         _check_same(leaves)
-        self._check_newer(step)
+        newer = [each for each in self._steps.steps() if each > self._last]
+        unknown = [f"step {each}" for each in newer if each not in self._damaged]
+        if unknown:  # what is newer by number would be taken for the newest
+            raise refusal(
+                CheckpointError,
+                what=f"step {step} is not saved: {self._folder} holds newer checkpoints",
+                which=unknown,
+                why="only the newest are kept, so this one would be removed immediately",
+                do="Call `restore` first, or use another folder.",
+            )
         self._write(step, leaves)
         self._last = step
         return True
@@ -191,53 +204,23 @@ class Checkpoints:
         """
         return main_thread.preempted(step)
 
-    def _read(
-        self, folder: pathlib.Path, leaves: Sequence[TypedLeaf], copies: Mapping[str, np.ndarray]
-    ) -> dict[str, Any]:
-        like = {
-            leaf.path: copies[leaf.path] if leaf.path in copies else leaf.like()
-            for leaf in leaves
-            if leaf.is_stored
-        }
-        if not like:
-            return {}
-        how = self._orbax.args.StandardRestore(like)
-        return dict(self._checkpointer.restore(folder / _ITEM, args=how))
-
-    def _newest_whole(self) -> "_Found":
-        """Rank 0 looks, and tells the others: they must not restore different ones."""
-        answer = json.dumps(self._look()) if jax.process_index() == 0 else ""
-        return _Found(*json.loads(broadcast_one_to_all(answer, timeout=_TIMEOUT)))
-
-    def _look(self) -> "_Found":
+    def _look(self) -> tuple[int, dict[str, str], dict[int, str]]:
+        """The newest whole step, or 0, its leaves; and what is wrong with those after it."""
         damages: dict[int, str] = {}
         for step in reversed(self._steps.steps()):
             folder = self._steps.path(step)
-            manifest = step_folders.read(folder)
-            if manifest is None:
-                damages[step] = _damaged(
-                    folder, [f"it has no {step_folders.NAME} that can be read"]
-                )
-                continue
-            found = list(step_folders.damages(folder, manifest))
+            leaves, found = step_folders.examine(folder)
             if not found:
-                return _Found(step, manifest.leaves, damages)
-            damages[step] = _damaged(folder, found)
-        return _Found(0, {}, damages)
-
-    def _check_newer(self, step: int) -> None:
-        """What is newer by number would be taken for the newest."""
-        newer = [each for each in self._steps.steps() if each > self._last]
-        unknown = [each for each in newer if each not in self._damaged]
-        if unknown:
-            raise CheckpointError(
-                message(
-                    what=f"step {step} is not saved: {self._folder} holds newer checkpoints",
-                    which=[f"step {each}" for each in sorted(unknown)],
-                    why="only the newest are kept, so this one would be removed immediately",
-                    do="Call `restore` first, or use another folder.",
-                )
+                return step, leaves, damages
+            damages[step] = message(
+                what=f"the checkpoint {folder} is damaged",
+                which=found,
+                why="its files are not as they were written: the disk is failing, or somebody "
+                "changed them",
+                do="An older one is restored if there is one. The next save sets this one aside, "
+                f"as {folder.name}.damaged; delete it when it is of no use.",
             )
+        return 0, {}, damages
 
     def _write(self, step: int, leaves: Sequence[TypedLeaf]) -> None:
         unfinished = self._steps.unfinished(step)
@@ -272,14 +255,6 @@ class Checkpoints:
                 self._steps.set_aside(damaged)
         self._steps.commit(step)
         self._steps.keep(self._keep)
-
-
-class _Found(NamedTuple):
-    """What there is to restore."""
-
-    step: int  # 0: nothing
-    leaves: dict[str, str]  # path to type
-    damages: dict[Any, str]  # step, of newer ones, to message
 
 
 def _import_orbax() -> Any:
@@ -343,34 +318,22 @@ def _check_same(leaves: Sequence[TypedLeaf]) -> None:
     )
 
 
-def _damaged(folder: pathlib.Path, which: Sequence[str]) -> str:
-    return message(
-        what=f"the checkpoint {folder} is damaged",
-        which=which,
-        why="its files are not as they were written: the disk is failing, or somebody changed them",
-        do="An older one is restored if there is one. The next save sets this one aside, as "
-        f"{folder.name}.damaged; delete it when it is of no use.",
-    )
-
-
 def _does_not_fit(folder: pathlib.Path, which: Sequence[str]) -> CheckpointError:
-    return CheckpointError(
-        message(
-            what=f"the checkpoint {folder} does not fit the state",
-            which=which,
-            why="another program wrote it, or this one was changed since",
-            do="Give `restore` a state like the one that was saved, or use another folder.",
-        )
+    return refusal(
+        CheckpointError,
+        what=f"the checkpoint {folder} does not fit the state",
+        which=which,
+        why="another program wrote it, or this one was changed since",
+        do="Give `restore` a state like the one that was saved, or use another folder.",
     )
 
 
 def _not_saved(folder: pathlib.Path, step: int, trouble: str) -> CheckpointError:
-    return CheckpointError(
-        message(
-            what=f"step {step} is not saved",
-            which=[trouble.partition("\n")[0]],
-            why=f"it could not be written to {folder}",
-            do="Make room there, or let it be written to. The checkpoints that are there are as "
-            "they were.",
-        )
+    return refusal(
+        CheckpointError,
+        what=f"step {step} is not saved",
+        which=[trouble.partition("\n")[0]],
+        why=f"it could not be written to {folder}",
+        do="Make room there, or let it be written to. The checkpoints that are there are as "
+        "they were.",
     )

@@ -7,7 +7,7 @@ hang. Values come back exactly, whatever their dtype.
 import json
 import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jax_dist.errors import (
     MissingRanksError,
     UnequalError,
     UnsupportedError,
-    message,
+    refusal,
 )
 from jax_dist.multihost.agreement import agree_on, fingerprint
 from jax_dist.multihost.ranks import do, name_ranks
@@ -62,25 +62,10 @@ def broadcast_one_to_all(
     """
     leaves, structure = jax.tree.flatten(tree)
     mine = jax.process_index() == 0 if is_source is None else bool(is_source)
-    every = _exchange(_BROADCAST, tree, leaves, is_source=mine, timeout=timeout)
-    sources = [rank for rank, given in enumerate(every) if given.is_source]
-    if len(sources) != 1:
-        raise _not_one_source(sources)
-    found = zip(leaves, every[sources[0]].leaves(), strict=True)
+    (values,) = _exchange(_BROADCAST, tree, leaves, is_source=mine, timeout=timeout)
+    found = zip(leaves, values, strict=True)
     return jax.tree.unflatten(
         structure, [as_key_of(value, leaf) if is_key(leaf) else value for leaf, value in found]
-    )
-
-
-def _not_one_source(sources: list[int]) -> DisagreementError:
-    said = f"{do(sources, 'says', 'say')} so" if sources else "none says so"
-    return DisagreementError(
-        message(
-            what=f"{_BROADCAST}: not exactly one process is the source",
-            which=[said],
-            why="all get the values of that one",
-            do="Give `is_source=True` in one process, and `is_source=False` in all others.",
-        )
     )
 
 
@@ -123,8 +108,7 @@ def process_allgather(
     """
     leaves, structure = jax.tree.flatten(tree)
     own = [leaf for leaf in leaves if not is_whole(leaf)]
-    every = _exchange(_GATHER, tree, own, timeout=timeout)
-    of_own = zip(own, *[given.leaves() for given in every], strict=True)
+    of_own = zip(own, *_exchange(_GATHER, tree, own, timeout=timeout), strict=True)
     found = [
         _replicated(leaf) if is_whole(leaf) else _joined(*next(of_own), tiled=tiled)
         for leaf in leaves
@@ -143,7 +127,7 @@ def _joined(leaf: Any, *values: Any, tiled: bool) -> Any:
 
 
 def _replicated(leaf: jax.Array) -> Any:
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if is_key(leaf):
         return as_key_of(_replicated(jax.random.key_data(leaf)), leaf)
     return multihost_utils.process_allgather(leaf, tiled=True)
 
@@ -170,14 +154,10 @@ def sync_global_devices(name: str, timeout: float = TIMEOUT) -> None:
     """
     place, nothing = f"sync_global_devices({name!r})", fingerprint(None)
     agree_on(place, nothing, timeout=timeout)
-    _wait_for_own_devices()
-    agree_on(f"{place}, devices", nothing, timeout=timeout)
-
-
-def _wait_for_own_devices() -> None:
-    """A device does one thing after the other: what is computed now comes last."""
+    # A device does one thing after the other: what is computed now comes last.
     jax.block_until_ready([_last(jax.device_put(np.float32(0), d)) for d in jax.local_devices()])
     jax.effects_barrier()
+    agree_on(f"{place}, devices", nothing, timeout=timeout)
 
 
 @jax.jit
@@ -249,55 +229,6 @@ _SMALL = 1 << 18  # bytes: up to there, the service is about as fast as the devi
 _PLAIN = (bool, int, float, complex, str, bytes)
 
 
-class _Packed(NamedTuple):
-    """Leaves as they can be sent."""
-
-    leaves: Sequence[Any]
-    arrays: dict[int, np.ndarray]  # by number of the leaf; of keys, the data
-    others: dict[int, Any]
-
-    @classmethod
-    def of(cls, name: str, leaves: Sequence[Any]) -> "_Packed":
-        """Raises an UnsupportedError where a leaf cannot be sent."""
-        arrays, others = {}, {}
-        for number, leaf in enumerate(leaves):
-            if type(leaf) in _PLAIN:
-                others[number] = leaf
-            else:
-                arrays[number] = _numbers(name, leaf)
-        return cls(leaves, arrays, others)
-
-    def size(self) -> int:
-        """In bytes, of the arrays."""
-        return sum(array.nbytes for array in self.arrays.values())
-
-    def dump(self) -> bytes:
-        """The arrays, one after the other."""
-        return b"".join(array.tobytes() for array in self.arrays.values())
-
-    def load(self, dumped: Any, others: dict[int, Any]) -> list[Any]:
-        """The leaves of another process: arrays as NumPy arrays, keys as their data."""
-        found, start = dict(others), 0
-        for number, array in self.arrays.items():
-            flat = np.frombuffer(dumped, np.uint8, array.nbytes, start)
-            found[number] = flat.view(array.dtype).reshape(array.shape).copy()
-            start += array.nbytes
-        return [found[number] for number in range(len(self.leaves))]
-
-
-class _Contribution(NamedTuple):
-    """What one process has given."""
-
-    packed: _Packed  # of this process, which has the same types
-    dumped: Any  # bytes or uint8 array
-    others: dict[int, Any]
-    is_source: bool | None
-
-    def leaves(self) -> list[Any]:
-        """NumPy arrays, of keys the data; and what is no array."""
-        return self.packed.load(self.dumped, self.others)
-
-
 def _exchange(
     name: str,
     tree: Any,
@@ -305,61 +236,73 @@ def _exchange(
     *,
     is_source: bool | None = None,
     timeout: float = TIMEOUT,
-) -> list[_Contribution]:
-    """What each process has, in the order of the ranks.
+) -> list[list[Any]]:
+    """What each process has, in the order of the ranks: NumPy arrays, of keys the data; and others.
 
     Args:
       name: what the user called.
       tree: its tree; all must have the same one, up to values.
       leaves: those of it that are to be sent.
-      is_source: whether only what this process has is wanted; None: that of all.
+      is_source: whether only what this process has is wanted, and returned; None: that of all.
       timeout: the seconds to wait for the others.
 
     Raises:
+      DisagreementError: not exactly one process is the source.
       UnsupportedError: a leaf cannot be sent.
     """
     marks = fingerprint(jax.tree.map(lambda _: 0, tree))._replace(leaves=types(tree))
+    others = {n: leaf for n, leaf in enumerate(leaves) if type(leaf) in _PLAIN}
     try:
-        packed = _Packed.of(name, leaves)
+        arrays = {n: _numbers(name, leaf) for n, leaf in enumerate(leaves) if n not in others}
     except UnsupportedError:
         agree_on(name, marks, timeout=timeout)  # else the others, who have another tree, would wait
         raise
-    is_small = packed.size() <= _SMALL
-    header = [[[n, *_encoded(leaf)] for n, leaf in packed.others.items()], is_source]
-    told = json.dumps(header).encode() + b"\n" + (packed.dump() if is_small else b"")
+    own = b"".join(array.tobytes() for array in arrays.values())
+    is_small = len(own) <= _SMALL
+    header = [[[n, *_encoded(leaf)] for n, leaf in others.items()], is_source]
+    told = json.dumps(header).encode() + b"\n" + (own if is_small else b"")
     found = agree_on(name, marks, timeout=timeout, give=told)
-    every = [found[rank].split(b"\n", 1) for rank in _all_of(name, found)]
-    headers = [_decoded(header) for header, _ in every]
-    sources = [source for _, source in headers]
+    missing = [rank for rank in range(jax.process_count()) if rank not in found]
+    if missing:  # one has died in between
+        raise refusal(
+            MissingRanksError,
+            what=f"{name} has not heard from all processes",
+            which=[f"{name_ranks(missing)} came, and gave nothing"],
+            why="every process has to give its part",
+            do="See the output of those ranks.",
+        )
+    every = [found[rank].split(b"\n", 1) for rank in sorted(found)]
+    headers = [json.loads(header) for header, _ in every]
+    wanted = list(range(len(every)))
+    if is_source is not None:
+        wanted = [rank for rank in wanted if headers[rank][1]]
+        if len(wanted) != 1:
+            raise refusal(
+                DisagreementError,
+                what=f"{name}: not exactly one process is the source",
+                which=[f"{do(wanted, 'says', 'say')} so" if wanted else "none says so"],
+                why="all get the values of that one",
+                do="Give `is_source=True` in one process, and `is_source=False` in all others.",
+            )
     if is_small:
         dumps = [dumped for _, dumped in every]
     elif is_source is None:
-        dumps = multihost_utils.process_allgather(np.frombuffer(packed.dump(), np.uint8))
-    elif sources.count(True) == 1:
-        buffer = np.frombuffer(packed.dump(), np.uint8)
-        dumps = [multihost_utils.broadcast_one_to_all(buffer, is_source)] * len(every)
+        dumps = multihost_utils.process_allgather(np.frombuffer(own, np.uint8))
     else:
-        dumps = [b""] * len(every)  # the caller will see it
-    return [
-        _Contribution(packed, dumped, others, source)
-        for dumped, (others, source) in zip(dumps, headers, strict=True)
-    ]
+        buffer = np.frombuffer(own, np.uint8)
+        dumps = [multihost_utils.broadcast_one_to_all(buffer, is_source)] * len(every)
+    return [_loaded(headers[rank][0], arrays, dumps[rank]) for rank in wanted]
 
 
-def _all_of(name: str, found: dict[int, bytes]) -> range:
-    """The ranks, if all have given something; else one has died in between."""
-    every = range(jax.process_count())
-    missing = [rank for rank in every if rank not in found]
-    if missing:
-        raise MissingRanksError(
-            message(
-                what=f"{name} has not heard from all processes",
-                which=[f"{name_ranks(missing)} came, and gave nothing"],
-                why="every process has to give its part",
-                do="See the output of those ranks.",
-            )
-        )
-    return every
+def _loaded(header: list[Any], arrays: dict[int, np.ndarray], dumped: Any) -> list[Any]:
+    """The leaves of another process, whose arrays have the types of ours."""
+    found = {number: _VALUES[kind](text) for number, kind, text in header}
+    start = 0
+    for number, array in arrays.items():
+        flat = np.frombuffer(dumped, np.uint8, array.nbytes, start)
+        found[number] = flat.view(array.dtype).reshape(array.shape).copy()
+        start += array.nbytes
+    return [found[number] for number in range(len(found))]
 
 
 def _encoded(leaf: Any) -> tuple[str, str]:
@@ -370,11 +313,6 @@ def _encoded(leaf: Any) -> tuple[str, str]:
     if kind in (float, complex):
         return kind.__name__, struct.pack("<dd", leaf.real, leaf.imag).hex()
     return kind.__name__, leaf if kind is str else hex(leaf)
-
-
-def _decoded(header: bytes) -> tuple[dict[int, Any], bool | None]:
-    others, is_source = json.loads(header)
-    return {number: _VALUES[kind](text) for number, kind, text in others}, is_source
 
 
 _VALUES = {
@@ -424,24 +362,22 @@ def _numbers(name: str, leaf: Any) -> np.ndarray:
         leaf = jax.random.key_data(leaf)
     if is_whole(leaf):
         if not leaf.is_fully_replicated:
-            raise UnsupportedError(
-                message(
-                    what=f"{name} got an array that no process has as a whole",
-                    which=[f"it is {_type(leaf)}"],
-                    why="each process has to give what it has itself",
-                    do="Give `leaf.addressable_data(0)` of it, or gather it first with "
-                    "`jax_dist.multihost.process_allgather`.",
-                )
+            raise refusal(
+                UnsupportedError,
+                what=f"{name} got an array that no process has as a whole",
+                which=[f"it is {_type(leaf)}"],
+                why="each process has to give what it has itself",
+                do="Give `leaf.addressable_data(0)` of it, or gather it first with "
+                "`jax_dist.multihost.process_allgather`.",
             )
         leaf = leaf.addressable_data(0)
     array = np.asarray(leaf)
     if array.dtype.hasobject:
-        raise UnsupportedError(
-            message(
-                what=f"{name} got what it cannot send",
-                which=[f"it is of the type {type(leaf).__name__}"],
-                why="only arrays, random keys, numbers, strings and bytes are sent, bit for bit",
-                do="Send it as bytes: `pickle.dumps(it)`.",
-            )
+        raise refusal(
+            UnsupportedError,
+            what=f"{name} got what it cannot send",
+            which=[f"it is of the type {type(leaf).__name__}"],
+            why="only arrays, random keys, numbers, strings and bytes are sent, bit for bit",
+            do="Send it as bytes: `pickle.dumps(it)`.",
         )
     return np.ascontiguousarray(array).reshape(array.shape)

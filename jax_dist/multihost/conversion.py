@@ -5,25 +5,26 @@ The result gets its name, which must be free, when all of it is on the disk.
 
 import collections
 import contextlib
+import functools
 import importlib
 import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
-from jax_dist.errors import CheckpointError, MissingPackageError, message
+from jax_dist.errors import CheckpointError, MissingPackageError, message, refusal
 from jax_dist.multihost import step_folders
 from jax_dist.multihost.step_folders import check_named, one_of_each, sync, sync_tree
 
 _ORBAX_MARK = "_METADATA"  # the file that makes a folder a tree of Orbax's
 
 
-class Converted(NamedTuple):
+class _Converted(NamedTuple):
     """What became of a checkpoint, or of one tree in it."""
 
     devices: int
@@ -31,9 +32,12 @@ class Converted(NamedTuple):
     kept: tuple[str, ...]  # of those that had none
 
 
+_Drop: TypeAlias = Callable[[Any, pathlib.Path], tuple[Any, _Converted]]
+
+
 def convert(
     source: pathlib.Path, target: pathlib.Path, *, choices: Mapping[str, str], option: str
-) -> Converted:
+) -> _Converted:
     """Writes a checkpoint again, with one copy of each leaf.
 
     Args:
@@ -56,42 +60,46 @@ def convert(
         raise FileExistsError(f"{target} exists; nothing is overwritten. Give another name.")
     if not source.exists():
         raise FileNotFoundError(f"there is no checkpoint {source}.")
-    drop = _Drop(choices, option)
+    drop = functools.partial(_without_device_axis, choices=choices, option=option)
     with _written(target) as unfinished:
-        if source.is_file():
-            converted = _convert_file(source, unfinished, drop)
-        else:
-            converted = _convert_folder(source, unfinished, drop)
+        convert_it = _convert_file if source.is_file() else _convert_folder
+        converted = convert_it(source, unfinished, drop)
         check_named(choices, converted.dropped + converted.kept)
     return converted
 
 
-class _Drop(NamedTuple):
-    """How the device axis goes."""
+def _without_device_axis(
+    tree: Any, where: pathlib.Path, *, choices: Mapping[str, str], option: str
+) -> tuple[Any, _Converted]:
+    paths, structure = jax.tree.flatten_with_path(tree)
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in paths}
+    keep = [part for part, choice in choices.items() if choice == "keep"]
+    copies = {
+        path: leaf
+        for path, leaf in leaves.items()
+        if isinstance(leaf, np.ndarray) and leaf.ndim and not any(part in path for part in keep)
+    }
+    sizes = collections.Counter(map(len, copies.values()))
+    if len(sizes) != 1:
+        most = max(sizes, key=sizes.__getitem__, default=0)
+        others = [f"{path}{list(leaf.shape)}" for path, leaf in copies.items() if len(leaf) != most]
+        raise refusal(
+            CheckpointError,
+            what=f"the leaves of {where} have no common device axis",
+            which=others or ["it holds no array"],
+            why=f"most leaves have a first dimension of {most}, and these have not"
+            if others
+            else "there is nothing to drop",
+            do=f"Leave such leaves as they are by {option} with keep, or convert another file.",
+        )
+    given = {part: choice for part, choice in choices.items() if choice != "keep"}
+    one = one_of_each(copies, given, where=str(where), option=option)
+    kept = tuple(path for path in leaves if path not in one)
+    converted = _Converted(next(iter(sizes)), tuple(one), kept)
+    return structure.unflatten({**leaves, **one}.values()), converted
 
-    choices: Mapping[str, str]
-    option: str
 
-    def __call__(self, tree: Any, where: pathlib.Path) -> tuple[Any, Converted]:
-        paths, structure = jax.tree.flatten_with_path(tree)
-        leaves = {jax.tree_util.keystr(path): leaf for path, leaf in paths}
-        keep = [part for part, choice in self.choices.items() if choice == "keep"]
-        copies = {
-            path: leaf
-            for path, leaf in leaves.items()
-            if isinstance(leaf, np.ndarray) and leaf.ndim and not any(part in path for part in keep)
-        }
-        sizes = {len(leaf) for leaf in copies.values()}
-        if len(sizes) != 1:
-            raise _no_common_axis(where, copies, self.option)
-        given = {part: choice for part, choice in self.choices.items() if choice != "keep"}
-        one = one_of_each(copies, given, where=str(where), option=self.option)
-        kept = tuple(path for path in leaves if path not in one)
-        converted = Converted(sizes.pop(), tuple(one), kept)
-        return structure.unflatten({**leaves, **one}.values()), converted
-
-
-def _convert_file(source: pathlib.Path, target: pathlib.Path, drop: _Drop) -> Converted:
+def _convert_file(source: pathlib.Path, target: pathlib.Path, drop: _Drop) -> _Converted:
     serialization = _imported("flax.serialization", "flax", "Flax wrote the file")
     try:
         tree = serialization.msgpack_restore(source.read_bytes())
@@ -102,20 +110,17 @@ def _convert_file(source: pathlib.Path, target: pathlib.Path, drop: _Drop) -> Co
     return converted
 
 
-def _convert_folder(source: pathlib.Path, target: pathlib.Path, drop: _Drop) -> Converted:
+def _convert_folder(source: pathlib.Path, target: pathlib.Path, drop: _Drop) -> _Converted:
     trees = sorted(path.parent for path in source.rglob(_ORBAX_MARK) if path.is_file())
     if not trees:
         raise _unknown(source, f"no folder in it has Orbax's file {_ORBAX_MARK}")
     if any(source.rglob(step_folders.NAME)):
-        raise CheckpointError(
-            message(
-                what=f"{source} is not converted",
-                which=[
-                    f"it has the file {step_folders.NAME}: jax_dist.multihost.Checkpoints wrote it"
-                ],
-                why="Checkpoints reads such a state without conversion",
-                do="Call restore(state, from_pmap=True), with a state that has no device axis.",
-            )
+        raise refusal(
+            CheckpointError,
+            what=f"{source} is not converted",
+            which=[f"it has the file {step_folders.NAME}: jax_dist.multihost.Checkpoints wrote it"],
+            why="Checkpoints reads such a state without conversion",
+            do="Call restore(state, from_pmap=True), with a state that has no device axis.",
         )
     if source not in trees:
         shutil.copytree(
@@ -127,14 +132,14 @@ def _convert_folder(source: pathlib.Path, target: pathlib.Path, drop: _Drop) -> 
             ],
         )
     results = [_convert_tree(tree, target / tree.relative_to(source), drop) for tree in trees]
-    return Converted(
+    return _Converted(
         max(each.devices for each in results),
         tuple(path for each in results for path in each.dropped),
         tuple(path for each in results for path in each.kept),
     )
 
 
-def _convert_tree(source: pathlib.Path, target: pathlib.Path, drop: _Drop) -> Converted:
+def _convert_tree(source: pathlib.Path, target: pathlib.Path, drop: _Drop) -> _Converted:
     orbax = _imported("orbax.checkpoint", "orbax-checkpoint", "Orbax wrote the folder")
     handler = orbax.PyTreeCheckpointHandler()
     metadata = handler.metadata(source)
@@ -181,29 +186,10 @@ def _imported(module: str, package: str, why: str) -> Any:
 
 
 def _unknown(path: pathlib.Path, which: str) -> CheckpointError:
-    return CheckpointError(
-        message(
-            what=f"{path} cannot be converted",
-            which=[which],
-            why="only files of Flax's msgpack and folders of Orbax are known",
-            do="Give such a file or folder, or read it in your program and save it with Orbax.",
-        )
-    )
-
-
-def _no_common_axis(
-    where: pathlib.Path, leaves: Mapping[str, np.ndarray], option: str
-) -> CheckpointError:
-    sizes = collections.Counter(map(len, leaves.values()))
-    common = max(sizes, key=sizes.__getitem__, default=0)
-    others = [f"{path}{list(leaf.shape)}" for path, leaf in leaves.items() if len(leaf) != common]
-    return CheckpointError(
-        message(
-            what=f"the leaves of {where} have no common device axis",
-            which=others or ["it holds no array"],
-            why=f"most leaves have a first dimension of {common}, and these have not"
-            if others
-            else "there is nothing to drop",
-            do=f"Leave such leaves as they are by {option} with keep, or convert another file.",
-        )
+    return refusal(
+        CheckpointError,
+        what=f"{path} cannot be converted",
+        which=[which],
+        why="only files of Flax's msgpack and folders of Orbax are known",
+        do="Give such a file or folder, or read it in your program and save it with Orbax.",
     )

@@ -10,15 +10,11 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
+from dataclasses import dataclass
 from typing import TypeVar
 
 from jax_dist import _compat
-from jax_dist.multihost.channel import (
-    Stalled,
-    Status,
-    Where,
-)
+from jax_dist.multihost.channel import Message
 from jax_dist.multihost.job import Job
 from jax_dist.multihost.main_thread import (
     FAILED,
@@ -33,6 +29,41 @@ from jax_dist.multihost.ranks import do
 _Item = TypeVar("_Item")
 
 _END = 4.0  # seconds that rank 0 may take to judge
+
+
+@dataclass(frozen=True)
+class _Stalled(Message):
+    """To rank 0: a watchdog has waited in vain."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Where(Message):
+    """From rank 0: where do you stand?"""
+
+
+@dataclass(frozen=True)
+class Status(Message):
+    """The answer: where a process stands."""
+
+    step: int  # the number of the last one that began; 0 before the first
+    inside: bool  # whether it has not ended
+    seconds: float  # since then
+    in_jax: bool
+    stack: str
+    watched: bool = True
+
+    def __str__(self) -> str:
+        if not self.watched:
+            where = "without a watchdog"
+        elif self.step == 0:
+            where = f"before its first step for {self.seconds:.0f} s"
+        elif self.inside:
+            where = f"in step {self.step} for {self.seconds:.0f} s"
+        else:
+            where = f"after step {self.step} for {self.seconds:.0f} s"
+        return f"{where}, {'waiting in JAX' if self.in_jax else 'not waiting in JAX'}"
 
 
 class watchdog:  # in small letters, for it is used as a function
@@ -67,29 +98,21 @@ class watchdog:  # in small letters, for it is used as a function
 
     def __enter__(self) -> "watchdog":
         self._watch = _Watch(self._seconds)
-        self._watch.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
 
-    def step(self) -> "_Step":
+    def step(self) -> contextlib.AbstractContextManager[object]:
         """Says that a step begins, and with it that the one before has ended.
 
         Returns:
           A context, for those who want to say where the step ends: what comes between two steps,
           such as the loading of data, is told apart then.
         """
-        if self._watch is not None:
-            self._watch.begin()
-        return _Step(self._watch)
+        return contextlib.nullcontext() if self._watch is None else self._watch.begin()
 
     def steps(self, items: Iterable[_Item]) -> Iterator[_Item]:
         """The items; the work on each one is a step, and getting the next one comes between.
@@ -102,24 +125,13 @@ class watchdog:  # in small letters, for it is used as a function
                 yield item
 
 
-class _Step(contextlib.AbstractContextManager[None]):
-    def __init__(self, watch: "_Watch | None"):
-        self._watch = watch
-
-    def __exit__(self, *_: object) -> None:
-        if self._watch is not None:
-            self._watch.end()
-
-
-class _Watch:
-    """One watchdog at work."""
+class _Watch(contextlib.AbstractContextManager["_Watch"]):
+    """One watchdog at work; as a context, the step that it watches."""
 
     def __init__(self, seconds: float):
         self._seconds = seconds
         self._at = (0, False, time.monotonic())  # one object: the thread reads it whole
         self._stopped = threading.Event()
-
-    def start(self) -> None:
         if stalls is not None:
             stalls.status = self._status
         threading.Thread(target=self._run, name="jax_dist watchdog", daemon=True).start()
@@ -129,10 +141,11 @@ class _Watch:
         if stalls is not None:
             stalls.status = _status_without_watchdog
 
-    def begin(self) -> None:
+    def begin(self) -> "_Watch":
         self._at = (self._at[0] + 1, True, time.monotonic())
+        return self
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._at = (self._at[0], False, time.monotonic())
 
     def _status(self) -> Status:
@@ -143,23 +156,19 @@ class _Watch:
 
     def _run(self) -> None:
         while not self._stopped.wait(max(0.01, self._left())):
-            if self._left() <= 0:
-                self._bark()
-                return
+            if self._left() > 0:
+                continue
+            silence = ""
+            if stalls is not None:
+                stalls.report(self._seconds)
+                time.sleep(_ANSWER + _END)  # the end comes from rank 0
+                silence = f"\nRank 0 {_SILENT}."
+            status = self._status()
+            text = f"a step took more than {self._seconds:g} s: this process stands {status}, at:"
+            end_now(f"{text}\n{status.stack}{silence}", STALLED, stacks=True)
 
     def _left(self) -> float:
         return self._at[2] + self._seconds - time.monotonic()
-
-    def _bark(self) -> None:
-        silence = ""
-        if stalls is not None:
-            stalls.report(self._seconds)
-            time.sleep(_ANSWER + _END)  # the end comes from rank 0
-            silence = f"\nRank 0 {_SILENT}."
-        status = self._status()
-        text = f"a step took more than {self._seconds:g} s: this process stands {status}, at:"
-        text = f"{text}\n{status.stack}{silence}"
-        end_now(text, STALLED, stacks=True)
 
 
 # --- where the ranks of a job stand, when a watchdog of one of them asks
@@ -170,15 +179,8 @@ _SILENT = "does not answer: it is stopped, or native code in it holds Python's l
 
 
 def _status_without_watchdog() -> Status:
-    """Where this process stands."""
-    return Status(
-        step=0,
-        inside=False,
-        seconds=0.0,
-        in_jax=seen_waiting_in_jax(),
-        stack=stack_of_main(),
-        watched=False,
-    )
+    in_jax, stack = seen_waiting_in_jax(), stack_of_main()
+    return Status(step=0, inside=False, seconds=0.0, in_jax=in_jax, stack=stack, watched=False)
 
 
 class Stalls:
@@ -193,33 +195,26 @@ class Stalls:
         self._job = job
         self._answers: dict[int, Status] | None = None  # in rank 0, while it asks
         self._seconds = 0.0  # of the watchdog that has asked first
-        job.handle(Stalled, self._on_stalled)
-        job.handle(Where, self._on_where)
-        job.handle(Status, self._on_status)
+        job.hear_else = self._hear
 
     def report(self, seconds: float) -> None:
         """This process has not got on for so long: all shall say where they stand, and end."""
-        self._job.tell(0, Stalled(seconds))
+        self._job.tell(0, _Stalled(seconds))
 
-    def _on_stalled(self, rank: int, message: Stalled) -> None:
-        """In rank 0: asks all, and judges when they have answered or had the time to."""
-        del rank
-        if self._answers is None:
-            self._answers, self._seconds = {}, message.seconds
-            self._job.tell_all(Where())
-            judge = threading.Timer(_ANSWER, self._judge)
-            judge.daemon = True
-            judge.start()
-
-    def _on_where(self, rank: int, message: Where) -> None:
-        del rank, message
-        self._job.tell(0, self.status())
-
-    def _on_status(self, rank: int, message: Status) -> None:
-        if self._answers is not None:
-            self._answers[rank] = message
-            if len(self._answers) == self._job.processes:
-                self._judge()
+    def _hear(self, rank: int, message: Message) -> None:
+        match message:
+            case _Stalled() if self._answers is None:  # rank 0 asks all, and judges when they have
+                self._answers, self._seconds = {}, message.seconds  # answered or had the time to
+                self._job.tell_all(_Where())
+                judge = threading.Timer(_ANSWER, self._judge)
+                judge.daemon = True
+                judge.start()
+            case _Where():
+                self._job.tell(0, self.status())
+            case Status() if self._answers is not None:
+                self._answers[rank] = message
+                if len(self._answers) == self._job.processes:
+                    self._judge()
 
     def _judge(self) -> None:
         answers = dict(self._answers or {})

@@ -8,7 +8,7 @@ the same on all devices, each device computes with another one. Neither is ever 
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.errors import DisagreementError, message
+from jax_dist.errors import DisagreementError, refusal
 from jax_dist.multihost.agreement import Fingerprint, agree_on
 from jax_dist.multihost.collectives import (
     TIMEOUT,
@@ -77,9 +77,8 @@ def host_local_array_to_global_array(
     leaves = [leaf if hasattr(leaf, "dtype") else np.asarray(leaf) for leaf in leaves]
     traced = any(isinstance(leaf, Tracer) for leaf in leaves)
     if check and not traced and jax.process_count() > 1:
-        parts = [
-            _Part(*each) for each in zip(_paths(tree), leaves, _spread(specs, tree), strict=True)
-        ]
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
+        parts = [_Part(*each) for each in zip(paths, leaves, _spread(specs, tree), strict=True)]
         signature = (structure, mesh, *[(part.type, part.spec) for part in parts])
         if check == "always" or signature not in _agreed:
             _agree(mesh, parts, timeout)
@@ -150,45 +149,38 @@ class _Part(NamedTuple):
 
 
 def _agree(mesh: Mesh, parts: Sequence[_Part], timeout: float) -> None:
-    marks = {part.path: f"{part.type} cut by {_spec_text(part.spec)}" for part in parts}
+    marks = {}
+    for part in parts:  # the repr of a spec differs by version
+        spec = f"P{tuple(part.spec)}" if isinstance(part.spec, P) else part.spec
+        marks[part.path] = f"{part.type} cut by {spec}"
     marks["the mesh"] = f"{dict(mesh.shape)} of devices {[each.id for each in mesh.devices.flat]}"
     agree_on(_NAME, Fingerprint("", marks), timeout=timeout)
     shared = {part.path: part.shared(mesh) for part in parts}  # raises in all, or in none
     given = agree_on(
         f"{_NAME}, values", Fingerprint("", {}), timeout=timeout, give=json.dumps(shared).encode()
     )
-    which = _unlike({rank: json.loads(each) for rank, each in given.items()})
-    if which:
-        raise DisagreementError(
-            message(
-                what=f"{_NAME}: processes have different values of the same part",
-                which=which,
-                why="by these specs, each of these parts is on devices of several processes",
-                do="Compute it in the same way everywhere, broadcast it with "
-                "jax_dist.multihost.broadcast_one_to_all, "
-                "or cut that dimension over the processes.",
-            )
-        )
-
-
-def _unlike(every: Mapping[int, Mapping[str, Mapping[str, str]]]) -> list[str]:
-    """Which parts have several values; in the order of the ranks, so that all find the same."""
+    # In the order of the ranks, so that all say the same.
     holders: dict[tuple[str, str], dict[str, list[int]]] = {}
-    for rank, paths in every.items():
-        for path, parts in paths.items():
-            for bounds, value in parts.items():
-                values = holders.setdefault((path, bounds), {})
-                values.setdefault(value, []).append(rank)
-    return [
+    for rank, told in given.items():
+        for path, held in json.loads(told).items():
+            for bounds, value in held.items():
+                holders.setdefault((path, bounds), {}).setdefault(value, []).append(rank)
+    which = [
         f"{path or 'the array'}{bounds}: "
         + ", ".join(f"{do(ranks, 'has', 'have')} {value}" for value, ranks in values.items())
         for (path, bounds), values in holders.items()
         if len(values) > 1
     ]
-
-
-def _paths(tree: Any) -> list[str]:
-    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    if which:
+        raise refusal(
+            DisagreementError,
+            what=f"{_NAME}: processes have different values of the same part",
+            which=which,
+            why="by these specs, each of these parts is on devices of several processes",
+            do="Compute it in the same way everywhere, broadcast it with "
+            "jax_dist.multihost.broadcast_one_to_all, "
+            "or cut that dimension over the processes.",
+        )
 
 
 def _spread(specs: Any, tree: Any) -> list[Any]:
@@ -209,10 +201,6 @@ def _whole_shape(host: np.ndarray, mesh: Mesh, part: _Part) -> tuple[int, ...]:
             mesh.shape[name] // mesh.local_mesh.shape[name] for name in names
         )
     return tuple(shape)
-
-
-def _spec_text(spec: Any) -> str:
-    return f"P{tuple(spec)}" if isinstance(spec, P) else str(spec)  # the repr differs by version
 
 
 def _bounds(index: tuple[slice, ...]) -> str:

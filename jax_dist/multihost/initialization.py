@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from jax_dist import _compat
-from jax_dist.errors import CacheDirectoryError, JoinError, OpenPortWarning, message
+from jax_dist.errors import CacheDirectoryError, JoinError, OpenPortWarning, refusal
 from jax_dist.multihost import agreement, failures, rendezvous
 from jax_dist.multihost.job import Job
 from jax_dist.multihost.rendezvous import RendezvousPlan, split
@@ -78,13 +78,12 @@ def find(
     if address is None or processes is None or rank is None:
         raise _incomplete(address, processes, rank)
     if not 0 <= rank < processes:
-        raise JoinError(
-            message(
-                what=f"there is no rank {rank} among {processes} processes",
-                which=[f"process_id is {rank}", f"num_processes is {processes}"],
-                why="ranks are counted from 0",
-                do="Give each process a process_id of its own below num_processes.",
-            )
+        raise refusal(
+            JoinError,
+            what=f"there is no rank {rank} among {processes} processes",
+            which=[f"process_id is {rank}", f"num_processes is {processes}"],
+            why="ranks are counted from 0",
+            do="Give each process a process_id of its own below num_processes.",
         )
     split(address)  # raises, if it is none
     return Membership(address, processes, rank, None if devices is None else tuple(devices))
@@ -137,7 +136,13 @@ def _first(given: int | None, environment: Mapping[str, str], name: str) -> int 
     try:
         return int(environment[name])
     except ValueError:
-        raise _no_number(name, environment[name]) from None
+        raise refusal(
+            JoinError,
+            what=f"{name} must be a number",
+            which=[f"it is {environment[name]!r}"],
+            why="it says how many processes there are, or which one this is",
+            do="Set it again.",
+        ) from None
 
 
 def _torchrun_address(environment: Mapping[str, str]) -> str:
@@ -152,38 +157,19 @@ def _torchrun_address(environment: Mapping[str, str]) -> str:
 def _incomplete(address: str | None, processes: int | None, rank: int | None) -> JoinError:
     known = {"coordinator_address": address, "num_processes": processes, "process_id": rank}
     variables = "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID"
-    return JoinError(
-        message(
-            what="this process does not know its place among the others",
-            which=[
-                f"{name} is {'not known' if value is None else repr(value)}"
-                for name, value in known.items()
-            ],
-            why="no argument, no variable and no cluster says it",
-            do=f"Give it as an argument, or set {variables}, as `jax-dist launch` does.",
-        )
+    return refusal(
+        JoinError,
+        what="this process does not know its place among the others",
+        which=[
+            f"{name} is {'not known' if value is None else repr(value)}"
+            for name, value in known.items()
+        ],
+        why="no argument, no variable and no cluster says it",
+        do=f"Give it as an argument, or set {variables}, as `jax-dist launch` does.",
     )
 
 
-def _no_number(name: str, value: str) -> JoinError:
-    return JoinError(
-        message(
-            what=f"{name} must be a number",
-            which=[f"it is {value!r}"],
-            why="it says how many processes there are, or which one this is",
-            do="Set it again.",
-        )
-    )
-
-
-@dataclass
-class _Joined:
-    """What `initialize` has done in this process."""
-
-    job: Job | None = None
-
-
-_joined = _Joined()
+_job: Job | None = None  # that `initialize` has brought this process into
 
 
 def initialize(
@@ -244,10 +230,11 @@ def initialize(
 
     >>> initialize()  # in one process
     """
+    global _job
     agreement.program_timeout = program_timeout
     devices = [local_device_ids] if isinstance(local_device_ids, int) else local_device_ids
     asked = (coordinator_address, num_processes, process_id)
-    if _joined.job is not None:
+    if _job is not None:
         _check_same(*asked)
         return
     timeout, found = initialization_timeout or 300.0, None
@@ -264,8 +251,16 @@ def initialize(
     if plan is None:
         return
     if plan.rank == 0 and not plan.token and not _is_loopback(plan.bind):
-        warnings.warn(OpenPortWarning(_open_port(plan)), stacklevel=2)
-    job = _joined.job = Job(
+        warning = refusal(
+            OpenPortWarning,
+            what="rank 0 accepts anyone who can reach its port",
+            which=[f"it listens at {plan.bind}, without a token"],
+            why="a stranger who says that it is one of the ranks would take its place",
+            do="Set JAX_DIST_TOKEN to the same 32 random characters in all processes; "
+            "docs/launch.md shows how on each kind of cluster.",
+        )
+        warnings.warn(warning, stacklevel=2)
+    job = _job = Job(
         plan.rank,
         plan.processes,
         rendezvous.meet(plan),
@@ -280,15 +275,15 @@ def initialize(
         failures.install(job)
     if found is not None:
         _join(found, plan, heartbeat=heartbeat, shutdown=shutdown_timeout)
-    job.joined()
+    job.has_joined = True
     if os.environ.get(_RESTART) and not _compat.config_value("jax_compilation_cache_dir"):
         _keep_programs()
 
 
 def part() -> None:
     """Before `os._exit` in a process that is done: its end is no failure."""
-    if _joined.job is not None:
-        _joined.job.finish(wait=False)
+    if _job is not None:
+        _job.finish(wait=False)
 
 
 def _keep_programs() -> None:
@@ -315,23 +310,21 @@ def _join(found: Membership, plan: RendezvousPlan, *, heartbeat: float, shutdown
 
 def _plan(found: Membership, bind: str | None, timeout: float, token: str | None) -> RendezvousPlan:
     if _compat.backend_started():
-        raise RuntimeError(
-            message(
-                what="jax_dist.multihost.initialize comes too late",
-                which=["JAX has chosen its devices already"],
-                why="they are those of this process alone, and JAX chooses once",
-                do="Call it before anything computes, and before jax.devices() and the like.",
-            )
+        raise refusal(
+            RuntimeError,
+            what="jax_dist.multihost.initialize comes too late",
+            which=["JAX has chosen its devices already"],
+            why="they are those of this process alone, and JAX chooses once",
+            do="Call it before anything computes, and before jax.devices() and the like.",
         )
     token = token or os.environ.get("JAX_DIST_TOKEN", "")
     if 0 < len(token) < _SHORTEST_TOKEN:
-        raise ValueError(
-            message(
-                what="the token of the job can be guessed",
-                which=[f"it has fewer than {_SHORTEST_TOKEN} characters"],
-                why="anyone who connects once learns enough to try tokens offline",
-                do="Take 32 random characters, as `openssl rand -hex 16` prints them.",
-            )
+        raise refusal(
+            ValueError,
+            what="the token of the job can be guessed",
+            which=[f"it has fewer than {_SHORTEST_TOKEN} characters"],
+            why="anyone who connects once learns enough to try tokens offline",
+            do="Take 32 random characters, as `openssl rand -hex 16` prints them.",
         )
     bind = bind_address(found.address, bind)
     return RendezvousPlan(found.address, bind, found.processes, found.rank, timeout, token.encode())
@@ -349,7 +342,9 @@ def _plan_beside_jax(timeout: float) -> RendezvousPlan | None:
     client = _compat.coordination_client()
     if joined.rank == 0:
         host = joined.address.rpartition(":")[0]
-        address = f"{host}:{_free_port()}"  # that of the coordinator is JAX's
+        with socket.socket() as probe:  # the port of the coordinator is JAX's
+            probe.bind(("", 0))
+            address = f"{host}:{probe.getsockname()[1]}"
         token = secrets.token_hex(16)
         client.key_value_set(_ADDRESS_KEY, f"{address} {token}")
     else:
@@ -359,49 +354,29 @@ def _plan_beside_jax(timeout: float) -> RendezvousPlan | None:
     return RendezvousPlan(address, bind, joined.processes, joined.rank, timeout, token.encode())
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
-
-
 def _check_same(address: str | None, processes: int | None, rank: int | None) -> None:
     """A second call may repeat the first one, or leave out what it said."""
     joined = _compat.joined_as()
     if joined is None:  # jax.distributed.shutdown was called
-        raise _joined_before([("the processes", "have parted", "jax.distributed.shutdown")])
-    each = (
-        ("coordinator_address", address, joined.address),
-        ("num_processes", processes, joined.processes),
-        ("process_id", rank, joined.rank),
-    )
-    others = [(name, now, before) for name, now, before in each if now not in (None, before)]
+        others = [("the processes", "have parted", "jax.distributed.shutdown")]
+    else:
+        each = (
+            ("coordinator_address", address, joined.address),
+            ("num_processes", processes, joined.processes),
+            ("process_id", rank, joined.rank),
+        )
+        others = [(name, now, before) for name, now, before in each if now not in (None, before)]
     if others:
-        raise _joined_before(others)
+        raise refusal(
+            RuntimeError,
+            what="this process has joined other ones before",
+            which=[f"{name}: now {now!r}, before {before!r}" for name, now, before in others],
+            why="a process joins a job once",
+            do="Leave the second call out, or give it no arguments.",
+        )
 
 
 def _default_early_exit() -> float:
     if not _compat.backend_started():
         return _EARLY_EXIT_ELSEWHERE
     return _EARLY_EXIT.get(jax.default_backend(), _EARLY_EXIT_ELSEWHERE)
-
-
-def _open_port(plan: RendezvousPlan) -> str:
-    return message(
-        what="rank 0 accepts anyone who can reach its port",
-        which=[f"it listens at {plan.bind}, without a token"],
-        why="a stranger who says that it is one of the ranks would take its place",
-        do="Set JAX_DIST_TOKEN to the same 32 random characters in all processes; docs/launch.md "
-        "shows how on each kind of cluster.",
-    )
-
-
-def _joined_before(others: Sequence[tuple[str, object, object]]) -> RuntimeError:
-    return RuntimeError(
-        message(
-            what="this process has joined other ones before",
-            which=[f"{name}: now {now!r}, before {before!r}" for name, now, before in others],
-            why="a process joins a job once",
-            do="Leave the second call out, or give it no arguments.",
-        )
-    )

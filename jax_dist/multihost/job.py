@@ -9,24 +9,11 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from jax_dist.multihost import ranks
-from jax_dist.multihost.channel import (
-    Closed,
-    End,
-    Failed,
-    Finished,
-    Leave,
-    Lost,
-    Message,
-    Ping,
-    Pong,
-    SomeFinished,
-    Stranger,
-    Stuck,
-)
+from jax_dist.multihost.channel import Closed, Lost, Message, Stranger
 from jax_dist.multihost.main_thread import (
     FAILED,
     Stall,
@@ -37,8 +24,6 @@ from jax_dist.multihost.main_thread import (
 )
 from jax_dist.multihost.ranks import do
 from jax_dist.multihost.rendezvous import Peer
-
-_Kind = TypeVar("_Kind", bound=Any)  # of message
 
 _TICK = 0.1  # seconds between two looks at who stands still
 _WATCH = 1.0  # seconds between two looks at who is stopped
@@ -54,12 +39,66 @@ _OWN = 5.0  # seconds for the process that failed to end by itself, by its own a
 _STOPPED = 0.35
 
 
+@dataclass(frozen=True)
+class Failed(Message):
+    """To rank 0: this process has failed."""
+
+    what: str  # as in "ValueError: its text"
+    traceback: str
+    code: int  # the exit code
+
+
+@dataclass(frozen=True)
+class _Finished(Message):
+    """To rank 0: this process is done, and waits for the others."""
+
+
+@dataclass(frozen=True)
+class _SomeFinished(Message):
+    """From rank 0: say so if you wait in JAX for those that have finished."""
+
+
+@dataclass(frozen=True)
+class _Stuck(Message):
+    """To rank 0: this process waits in JAX, and has not moved since others have finished."""
+
+    stack: str
+
+
+@dataclass(frozen=True)
+class _Leave(Message):
+    """From rank 0: all are done."""
+
+
+@dataclass(frozen=True)
+class _End(Message):
+    """From rank 0: all shall end."""
+
+    culprit: int | None  # the rank to blame
+    text: str  # behind "stopping because"
+    code: int  # the exit code
+    stacks: bool  # whether to show what each thread is doing
+
+
+@dataclass(frozen=True)
+class _Ping(Message):
+    """From rank 0, now and then."""
+
+
+@dataclass(frozen=True)
+class _Pong(Message):
+    """The answer: this process runs."""
+
+
 class Job:
     """This process among the others.
 
     Attributes:
       rank: of this process.
       processes: how many there are.
+      has_joined: whether JAX has joined the processes, too; before, the end of one is that of all.
+      has_failed: whether the main thread has failed, and its traceback is on the screen.
+      hear_else: called in the listening thread with a rank and its message of another kind.
     """
 
     def __init__(
@@ -86,6 +125,9 @@ class Job:
         """
         self.rank: int = rank
         self.processes: int = processes
+        self.has_joined: bool = False
+        self.has_failed: bool = False
+        self.hear_else: Callable[[int, Message], None] = lambda rank, message: None
         self._peers = dict(peers)  # those that have not ended
         self._fail_fast = fail_fast
         self._early_exit_timeout, self._shutdown_timeout = early_exit_timeout, shutdown_timeout
@@ -94,16 +136,13 @@ class Job:
         self._sending = threading.Lock()
         self._inbox: list[Message] = []  # what rank 0 tells itself
         self._wake, self._woken = socket.socketpair()
-        self._handlers: dict[type, Callable[[int, Any], None]] = {}  # of those who watch for stalls
         self._finished: dict[int, float] = {}  # rank to when; in rank 0
         self._failure: tuple[float, int, Failed] | None = None  # the first one; in rank 0
         self._progress: Stall | None = None  # while others have finished
         self._heard = dict.fromkeys(peers, time.monotonic())  # rank to when
         self._stopped: dict[int, float] = {}  # rank to since when
         self._watched_at = time.monotonic()
-        self._has_joined = False  # JAX, too
         self._is_done = False  # this process is at its end, well or not
-        self._failed_itself = False  # and its traceback is on the screen
         self._waits_at_exit = False
         self._ends_itself = False  # by its own exit code, though the job ends badly
         self._may_leave = threading.Event()
@@ -114,14 +153,6 @@ class Job:
         """Listens from now on."""
         os.register_at_fork(after_in_child=self._forget)
         threading.Thread(target=self._listen, name="jax_dist job", daemon=True).start()
-
-    def joined(self) -> None:
-        """JAX has joined the processes, too; before that, the end of one is that of all."""
-        self._has_joined = True
-
-    def handle(self, kind: type[_Kind], handler: Callable[[int, _Kind], None]) -> None:
-        """Calls `handler(rank, message)` in the listening thread for messages of this kind."""
-        self._handlers[kind] = handler
 
     def is_here(self) -> bool:
         """Whether this is that process, and not a fork of it."""
@@ -152,7 +183,7 @@ class Job:
           code: the exit code.
           in_main: whether the main thread has failed, which then goes to its end by itself.
         """
-        self._is_done, self._failed_itself = True, in_main
+        self._is_done, self.has_failed = True, in_main
         self.tell(0, Failed(what, traceback, code))
 
     def finish(self, *, wait: bool = True) -> bool:
@@ -165,7 +196,7 @@ class Job:
           Whether the job ends well: no other process waits in JAX for this one.
         """
         self._is_done, self._waits_at_exit = True, wait
-        self.tell(0, Finished())
+        self.tell(0, _Finished())
         if wait:
             self._may_leave.wait()
         return self._ending is None
@@ -184,11 +215,6 @@ class Job:
         """Whether this process has been told to end, and why."""
         return self._ending is not None
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether `fail` was called."""
-        return self._failed_itself
-
     def end_all(self, culprit: int | None, text: str, code: int, *, stacks: bool = False) -> None:
         """In rank 0: ends the job, once.
 
@@ -200,11 +226,7 @@ class Job:
         """
         if self._ending is None:
             self._ending = code
-            self.tell_all(End(culprit, text, code, stacks))
-
-    def finished(self) -> list[int]:
-        """The ranks that are done, as far as rank 0 knows."""
-        return sorted(self._finished)
+            self.tell_all(_End(culprit, text, code, stacks))
 
     # ---- in the listening thread ----
 
@@ -214,7 +236,8 @@ class Job:
             for rank, peer in self._peers.items():
                 selector.register(peer.channel, selectors.EVENT_READ, data=rank)
             while True:
-                for key, _ in selector.select(_TICK if self._ticks() else _WATCH):
+                is_timed = self._progress or self._leave_at or self._failure or self._finished
+                for key, _ in selector.select(_TICK if is_timed else _WATCH):
                     if key.data is None:
                         self._woken.recv(1 << 10)
                     else:
@@ -222,10 +245,6 @@ class Job:
                 while self._inbox:
                     self._act(self.rank, self._inbox.pop(0))
                 self._look()
-
-    def _ticks(self) -> bool:
-        timed = (self._progress, self._leave_at, self._failure)
-        return any(each is not None for each in timed) or bool(self._finished)
 
     def _hear(self, selector: selectors.BaseSelector, rank: int) -> None:
         channel = self._peers[rank].channel
@@ -243,27 +262,26 @@ class Job:
 
     def _act(self, rank: int, message: Message) -> None:
         match message:
-            case Ping():
-                self.tell(rank, Pong())
+            case _Ping():
+                self.tell(rank, _Pong())
             case Failed():
                 if self._failure is None:
                     self._failure = (time.monotonic(), rank, message)
-            case Finished():
+            case _Finished():
                 self._finished[rank] = time.monotonic()
                 self._look_who_is_done()
-            case SomeFinished():
+            case _SomeFinished():
                 if not self._is_done and self._progress is None:
                     self._progress = Stall()
-            case Stuck():
-                self._on_stuck(rank, message)
-            case Leave():
+            case _Stuck():
+                if self._finished:
+                    self._on_stuck(rank, message.stack)
+            case _Leave():
                 self._may_leave.set()
-            case End():
+            case _End():
                 self._on_end(message)
             case _:
-                handler = self._handlers.get(type(message))
-                if handler is not None:
-                    handler(rank, message)
+                self.hear_else(rank, message)
 
     def _look(self) -> None:
         """At what time brings."""
@@ -275,11 +293,23 @@ class Job:
         if self._failure is not None and now > self._failure[0] + _doubt(self._failure[2]):
             self._blame(*self._failure[1:])
         if self._progress is not None and not self._is_done:
-            self._look_at_main(self._progress)
+            if is_leaving_jax():
+                self._is_done = True
+                self.tell(0, _Finished())
+            elif self._progress.blocked_for() > self._early_exit_timeout():  # it waits for them
+                self._progress = None
+                self.tell(0, _Stuck(stack_of_main()))
         if self._finished and self._ending is None and not self._may_leave.is_set():
             waited = now - min(self._finished.values())
             if waited > self._shutdown_timeout:
-                self.end_all(None, _too_long(self.finished(), self.processes, waited), FAILED)
+                finished = sorted(self._finished)
+                working = [rank for rank in range(self.processes) if rank not in finished]
+                text = (
+                    f"the end does not come: {do(finished, 'has', 'have')} waited {waited:.0f} s "
+                    f"for {do(working, 'which still works', 'which still work')}. A longer "
+                    "shutdown_timeout of jax_dist.multihost.initialize lets it."
+                )
+                self.end_all(None, text, FAILED)
         if now > self._watched_at + _WATCH:
             self._watched_at = now
             self._look_who_is_stopped(now)
@@ -288,7 +318,7 @@ class Job:
         """JAX would end all others, and the first to end would take the blame."""
         for rank, peer in list(self._peers.items()):
             if self.rank == 0:
-                self.tell(rank, Ping())
+                self.tell(rank, _Ping())
             if peer.machine != ranks.machine_name() or not ranks.is_stopped(peer.pid):
                 self._stopped.pop(rank, None)
                 continue
@@ -300,15 +330,6 @@ class Job:
                     "debugger. The others cannot go on without it.",
                 )
 
-    def _look_at_main(self, progress: Stall) -> None:
-        """Others have finished: does this process wait for them?"""
-        if is_leaving_jax():
-            self._is_done = True
-            self.tell(0, Finished())
-        elif progress.blocked_for() > self._early_exit_timeout():
-            self._progress = None
-            self.tell(0, Stuck(stack_of_main()))
-
     def _on_silence(self, rank: int, *, ended: bool) -> None:
         """A channel is closed, with the process at its end, or with the network."""
         if not self._needs(rank):
@@ -319,7 +340,10 @@ class Job:
         elif self._failure is not None and self._failure[1] == rank:
             self._blame(*self._failure[1:])  # it has said why
         else:
-            silent, seconds = self._most_silent()
+            silent, seconds = 0, 0.0
+            if self.rank == 0 and self._peers:  # which rank 0 pings
+                silent = min(self._peers, key=lambda rank: self._heard[rank])
+                seconds = time.monotonic() - self._heard[silent]
             if seconds > self._stopped_timeout:  # JAX has given it up, and ended this one
                 self._lose(
                     silent,
@@ -337,15 +361,8 @@ class Job:
     def _needs(self, rank: int) -> bool:
         """Whether the job cannot go on without that rank."""
         is_over = self._may_leave.is_set() or self._ending is not None
-        ends_fast = self._fail_fast or not self._has_joined
+        ends_fast = self._fail_fast or not self.has_joined
         return ends_fast and not is_over and rank not in self._finished
-
-    def _most_silent(self) -> tuple[int, float]:
-        """Of those that rank 0 pings: the rank, and the seconds since it said anything."""
-        if self.rank != 0 or not self._peers:
-            return 0, 0.0
-        silent = min(self._peers, key=lambda rank: self._heard[rank])
-        return silent, time.monotonic() - self._heard[silent]
 
     def _lose(self, rank: int, text: str) -> None:
         """Ends the job, because that rank is missing."""
@@ -363,28 +380,35 @@ class Job:
         if self.rank != 0:  # and rank 0 cannot be reached
             self._may_leave.set()
         elif len(self._finished) == self.processes:
-            self.tell_all(Leave())
+            self.tell_all(_Leave())
         else:
-            self.tell_all(SomeFinished())
+            self.tell_all(_SomeFinished())
 
-    def _on_stuck(self, rank: int, message: Stuck) -> None:
-        if self._finished:
-            first = min(self._finished, key=lambda each: self._finished[each])
-            text = _still_waits(first, self.finished(), rank, message.stack)
-            self.end_all(first, text, FAILED)
+    def _on_stuck(self, rank: int, stack: str) -> None:
+        """In rank 0: others have finished, without the calls that this rank waits in."""
+        first = min(self._finished, key=lambda each: self._finished[each])
+        others = [each for each in sorted(self._finished) if each != first]
+        too = f" (so {do(others, 'has', 'have')})" if others else ""
+        text = (
+            f"rank {first} has finished{too}, and rank {rank} still waits in JAX, where it has "
+            f"not moved since.\nRank {rank} stands at:\n{stack}\n"
+            "Every process has to make the same calls: look for batches that are shared out "
+            "unevenly, or for a way out that some processes take alone."
+        )
+        self.end_all(first, text, FAILED)
 
-    def _on_end(self, message: End) -> None:
+    def _on_end(self, message: _End) -> None:
         """The end, as rank 0 says it; which itself leaves last, for it holds JAX's service."""
         self._ending = message.code
         is_culprit = message.culprit == self.rank
         # Its traceback is on the screen, or it has an exit code of its own that nobody else knows.
-        self._ends_itself = is_culprit and (self._failed_itself or self._waits_at_exit)
+        self._ends_itself = is_culprit and (self.has_failed or self._waits_at_exit)
         if self._ends_itself:
             self._leave_at = time.monotonic() + _OWN
         elif self.rank == 0:  # and the culprit may be on its way to an exit code of its own
             patience = _LEAVE + (_OWN if message.culprit in self._finished else 0.0)
             self._leave_at = time.monotonic() + patience
-        if not (is_culprit and self._failed_itself):
+        if not (is_culprit and self.has_failed):
             text = f"rank {self.rank}: stopping because {message.text}"
             if self._leave_at is None:
                 end_now(text, message.code, stacks=message.stacks)
@@ -403,23 +427,3 @@ def _doubt(failure: Failed) -> float:
     """Seconds in which a failure may turn out to come from that of another process."""
     lost = any(words in failure.what for words in _LOST_PEER)
     return _LONG_DOUBT if lost else _DOUBT
-
-
-def _still_waits(first: int, finished: Sequence[int], rank: int, stack: str) -> str:
-    others = [each for each in finished if each != first]
-    too = f" (so {do(others, 'has', 'have')})" if others else ""
-    return (
-        f"rank {first} has finished{too}, and rank {rank} still waits in JAX, where it has "
-        f"not moved since.\nRank {rank} stands at:\n{stack}\n"
-        "Every process has to make the same calls: look for batches that are shared out unevenly, "
-        "or for a way out that some processes take alone."
-    )
-
-
-def _too_long(finished: Sequence[int], processes: int, waited: float) -> str:
-    working = [rank for rank in range(processes) if rank not in finished]
-    return (
-        f"the end does not come: {do(finished, 'has', 'have')} waited {waited:.0f} s for "
-        f"{do(working, 'which still works', 'which still work')}. A longer shutdown_timeout of "
-        "jax_dist.multihost.initialize lets it."
-    )

@@ -22,7 +22,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from jax_dist import _compat
-from jax_dist.errors import message
+from jax_dist.errors import refusal
 from jax_dist.multihost import ranks
 
 FAILED = 1
@@ -73,9 +73,17 @@ _SITE = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 _OURS = str(pathlib.Path(__file__).parents[1])
 
 
+def _main_frames() -> Iterator[types.FrameType]:
+    """Of the main thread, the innermost first."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def stack_of_main() -> str:
     """As a traceback shows it."""
-    frame = _main_frame()
+    frame = next(_main_frames(), None)
     return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
 
 
@@ -87,15 +95,22 @@ def _waits_in_jax() -> bool:
     waits, and not what for: a thread that sleeps, reads or writes waits otherwise (a futex is what
     native code waits on for other threads); Python's own locks are taken in its library.
     """
-    frame = _main_frame()
+    frame = next(_main_frames(), None)
     if frame is None:
         return False
     path = frame.f_code.co_filename
-    if _is_in(path, *_packages()):
+    loaded = [getattr(sys.modules.get(name), "__file__", None) for name in ("jax", "jaxlib")]
+    if path.startswith((_OURS, *[os.path.dirname(file) for file in loaded if file is not None])):
         return True
-    if _is_in(path, *_STDLIB) and not _is_in(path, *_SITE):
+    if path.startswith(_STDLIB) and not path.startswith(_SITE):
         return False
-    return _waits_for_threads()
+    task = pathlib.Path(f"/proc/self/task/{threading.main_thread().native_id}")
+    try:
+        if "futex" in (task / "wchan").read_text():
+            return True
+        return (task / "syscall").read_text().split()[0] in _FUTEX_CALLS
+    except OSError:  # not Linux, or not permitted
+        return False
 
 
 def seen_waiting_in_jax() -> bool:
@@ -110,7 +125,7 @@ def seen_waiting_in_jax() -> bool:
 def is_leaving_jax() -> bool:
     """Whether the main thread is in `jax.distributed.shutdown`, where JAX's processes part."""
     shutdown = jax.distributed.shutdown.__code__
-    return any(frame.f_code is shutdown for frame in _frames(_main_frame()))
+    return any(frame.f_code is shutdown for frame in _main_frames())
 
 
 class Stall:
@@ -137,40 +152,7 @@ class Stall:
 
 def _position() -> tuple:
     """Of the main thread: the code and the instruction in each of its frames."""
-    return tuple((id(frame.f_code), frame.f_lasti) for frame in _frames(_main_frame()))
-
-
-def _frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _main_frame() -> types.FrameType | None:
-    return sys._current_frames().get(threading.main_thread().ident or 0)
-
-
-def _packages() -> Iterator[str]:
-    yield _OURS
-    for name in ("jax", "jaxlib"):
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file is not None:
-            yield os.path.dirname(file)
-
-
-def _is_in(path: str, *folders: str) -> bool:
-    return any(path.startswith(folder) for folder in folders)
-
-
-def _waits_for_threads() -> bool:
-    """Linux tells; elsewhere no."""
-    task = pathlib.Path(f"/proc/self/task/{threading.main_thread().native_id}")
-    try:
-        if "futex" in (task / "wchan").read_text():
-            return True
-        return (task / "syscall").read_text().split()[0] in _FUTEX_CALLS
-    except OSError:  # not Linux, or not permitted
-        return False
+    return tuple((id(frame.f_code), frame.f_lasti) for frame in _main_frames())
 
 
 # --- whether this job is being told to leave: the same answer, at the same step, in every process
@@ -236,27 +218,26 @@ class _Notice:
     def at(self, step: int) -> bool:
         if self._since is None and step != self._asked:  # the service answers once for each step
             self._asked = step
-            ranks.reached(step)
+            ranks.progress.say(reached=step)
             if self._is_last(step):
                 self._since = step
         return self._since is not None
 
     def watch(self) -> None:
         """Handles the signal from now on, where JAX does not."""
-        if _compat.coordination_client() is None and not self._handles_signal:
-            if threading.current_thread() is not threading.main_thread():
-                raise RuntimeError(
-                    message(
-                        what="preempted: its first call is not made by the main thread",
-                        which=[f"it is made by the thread {threading.current_thread().name!r}"],
-                        why="Python lets only the main thread say what a signal does",
-                        do="Call `preempted(0)` once in the main thread, before this thread "
-                        "starts.",
-                    )
-                )
-            # None: a handler that was not set from Python. It cannot be set again.
-            self._before = signal.signal(signal.SIGTERM, self._handle) or signal.SIG_DFL
-            self._handles_signal = True
+        if _compat.coordination_client() is not None or self._handles_signal:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            raise refusal(
+                RuntimeError,
+                what="preempted: its first call is not made by the main thread",
+                which=[f"it is made by the thread {threading.current_thread().name!r}"],
+                why="Python lets only the main thread say what a signal does",
+                do="Call `preempted(0)` once in the main thread, before this thread starts.",
+            )
+        # None: a handler that was not set from Python. It cannot be set again.
+        self._before = signal.signal(signal.SIGTERM, self._handle) or signal.SIG_DFL
+        self._handles_signal = True
 
     def _is_last(self, step: int) -> bool:
         if _compat.coordination_client() is None:
@@ -267,14 +248,13 @@ class _Notice:
         except RuntimeError as error:
             if _NOT_STARTED not in str(error):
                 raise
-            raise RuntimeError(
-                message(
-                    what="preempted: JAX's preemption service does not run",
-                    which=["jax_enable_preemption_service is False"],
-                    why="only this service lets all processes leave at the same step",
-                    do="Set JAX_ENABLE_PREEMPTION_SERVICE=1, or leave it out, before "
-                    "jax.distributed.initialize is called.",
-                )
+            raise refusal(
+                RuntimeError,
+                what="preempted: JAX's preemption service does not run",
+                which=["jax_enable_preemption_service is False"],
+                why="only this service lets all processes leave at the same step",
+                do="Set JAX_ENABLE_PREEMPTION_SERVICE=1, or leave it out, before "
+                "jax.distributed.initialize is called.",
             ) from None
 
     def _handle(self, number: int, frame: types.FrameType | None) -> None:
@@ -288,8 +268,5 @@ class _Notice:
 
 
 _notice = _Notice()
-
-
-def watch() -> None:
-    """Notices SIGTERM from now on, before the first step is asked about."""
-    _notice.watch()
+watch = _notice.watch
+"""Notices SIGTERM from now on, before the first step is asked about."""

@@ -27,7 +27,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
             spans.append([rank])
     texts = [f"{span[0]}-{span[1]}" if len(span) > 1 else str(span[0]) for span in spans]
     word = "rank" if len(ranks) == 1 else "ranks"
-    return f"{word} {_joined(texts)}"
+    return f"{word} {' and '.join(filter(None, [', '.join(texts[:-1]), texts[-1]]))}"
 
 
 def do(ranks: Sequence[int], one: str, several: str) -> str:
@@ -37,10 +37,6 @@ def do(ranks: Sequence[int], one: str, several: str) -> str:
     'ranks 0-1 are'
     """
     return f"{name_ranks(ranks)} {one if len(ranks) == 1 else several}"
-
-
-def _joined(texts: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
 # --- which machine a process runs on, and whether another one on the same machine is stopped
@@ -88,21 +84,22 @@ PROGRESS_FOLDER = "JAX_DIST_PROGRESS"  # the variable
 _NUMBERS = struct.Struct("<qq")
 
 
-class Progress(NamedTuple):
+class _Progress(NamedTuple):
     """Of one rank; -1 where it has not said."""
 
     restored: int = -1  # the step of the checkpoint that it began from
     reached: int = -1  # the last step that it has done
 
 
-class _Note:
+class _ProgressNote:
     """The file of this process; it is opened when it is first written."""
 
     def __init__(self):
         self._file: int | None = None
-        self._said = Progress()
+        self._said = _Progress()
 
     def say(self, **changes: int) -> None:
+        """Writes what has changed of `_Progress`."""
         self._said = self._said._replace(**changes)
         folder, rank = os.environ.get(PROGRESS_FOLDER), os.environ.get("JAX_PROCESS_ID")
         if not folder or not rank:
@@ -115,22 +112,12 @@ class _Note:
             return
 
 
-_note = _Note()
+progress = _ProgressNote()
 
 
-def restored(step: int) -> None:
-    """This process goes on from the checkpoint of that step; 0: it begins."""
-    _note.say(restored=step, reached=step)
-
-
-def reached(step: int) -> None:
-    """This process has done that step."""
-    _note.say(reached=step)
-
-
-def read_progress(folder: pathlib.Path, rank: int) -> Progress:
+def read_progress(folder: pathlib.Path, rank: int) -> _Progress:
     """What a rank has said."""
     try:
-        return Progress(*_NUMBERS.unpack((folder / str(rank)).read_bytes()))
+        return _Progress(*_NUMBERS.unpack((folder / str(rank)).read_bytes()))
     except (OSError, struct.error):
-        return Progress()
+        return _Progress()

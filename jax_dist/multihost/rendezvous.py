@@ -16,18 +16,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from jax_dist.errors import JoinError, message
+from jax_dist.errors import JoinError, message, refusal
 from jax_dist.multihost import ranks
-from jax_dist.multihost.channel import (
-    Channel,
-    Closed,
-    Hello,
-    JoinedReply,
-    Lost,
-    Message,
-    RefusedReply,
-    Stranger,
-)
+from jax_dist.multihost.channel import Channel, Closed, Lost, Message, Stranger
 from jax_dist.multihost.ranks import do, name_ranks
 
 _log = logging.getLogger("jax_dist.multihost")
@@ -60,6 +51,31 @@ class Peer:
     channel: Channel
     machine: str
     pid: int
+
+
+@dataclass(frozen=True)
+class _Hello(Message):
+    """To rank 0, first of all."""
+
+    rank: int
+    processes: int  # how many it was told that there are
+    machine: str  # one text for each machine, or container
+    pid: int
+
+
+@dataclass(frozen=True)
+class _JoinedReply(Message):
+    """From rank 0: all are here."""
+
+    machine: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class _RefusedReply(Message):
+    """From rank 0: they cannot be brought together."""
+
+    text: str
 
 
 def meet(plan: RendezvousPlan) -> dict[int, Peer]:
@@ -115,9 +131,9 @@ class _Host:
             for guest in self._guests:
                 guest.close()
             if refusal is not None:
-                self._tell(RefusedReply(refusal))
+                self._tell(_RefusedReply(refusal))
                 raise JoinError(refusal)
-        self._tell(JoinedReply(ranks.machine_name(), os.getpid()))
+        self._tell(_JoinedReply(ranks.machine_name(), os.getpid()))
         return self._came
 
     def _collect(self, listener: socket.socket, deadline: float) -> None:
@@ -178,7 +194,7 @@ class _Host:
 
     def _welcome(self, guest: Channel, hello: Message) -> None:
         processes = self._plan.processes
-        if not isinstance(hello, Hello) or hello.processes < 2:
+        if not isinstance(hello, _Hello) or hello.processes < 2:
             self._cut_off(guest, "it does not say which rank it is")
         elif hello.processes == processes and not 0 <= hello.rank < processes:
             self._cut_off(guest, f"it says that it is rank {hello.rank} of {processes}")
@@ -207,23 +223,41 @@ class _Host:
         self._forget(guest)
 
     def _refusal(self, *, final: bool = True) -> str | None:
-        plan = self._plan
+        plan, twice = self._plan, sorted(set(self._twice.values()))
         if len(self._counts) > 1:
-            return _counts_differ(self._counts)
-        if self._twice:
-            return _came_twice(plan, sorted(set(self._twice.values())))
+            counts = sorted(self._counts.items())
+            return message(
+                what="the processes do not agree how many they are",
+                which=[f"rank {rank} was told {count}" for rank, count in counts],
+                why="a job starts when all of its processes are there",
+                do="Give the same num_processes to all.",
+            )
+        if twice:
+            return message(
+                what=f"two processes say that they are {name_ranks(twice)}",
+                which=[f"both came to {plan.address}"],
+                why=f"each of the {plan.processes} processes has a process_id of its own",
+                do="Give each process another process_id; if two jobs run, give each another port.",
+            )
         if self._gone:
             return _went_away(plan, sorted(self._gone))
         came = [0, *self._came]
         missing = [rank for rank in range(plan.processes) if rank not in came]
         if not final or not missing:
             return None
-        return _did_not_come(plan, came, missing, self._last_stranger)
+        waiting = f"{do(came, 'waits', 'wait')} at {plan.address}"
+        return message(
+            what=f"{do(missing, 'has', 'have')} not joined within {plan.timeout:g} s",
+            which=[waiting, *filter(None, [self._last_stranger])],
+            why=f"the job has {plan.processes} processes, and none can start without the others",
+            do=f"See the output of {name_ranks(missing)}. If they are only slow to start, give a "
+            "longer initialization_timeout.",
+        )
 
     def _tell(self, message: Message) -> None:
         for channel in [*(peer.channel for peer in self._came.values()), *self._twice]:
             channel.send(message)
-            if isinstance(message, RefusedReply):
+            if isinstance(message, _RefusedReply):
                 channel.close()
 
 
@@ -243,12 +277,25 @@ def _listening(plan: RendezvousPlan, deadline: float) -> Iterator[socket.socket]
                 listener.settimeout(0)  # who connects may have gone before it is accepted
                 break
             except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise JoinError(_cannot_listen(plan, error)) from None
-                heard = _ask_who_listens(plan)
-                if heard is not None or time.monotonic() > patience:
-                    raise JoinError(heard or _port_taken(plan)) from None
-            time.sleep(_RETRY)
+                is_taken = error.errno == errno.EADDRINUSE
+                if is_taken:
+                    heard = _ask_who_listens(plan)
+                    if heard is not None:
+                        raise JoinError(heard) from None
+                    if time.monotonic() <= patience:
+                        time.sleep(_RETRY)
+                        continue
+                raise refusal(
+                    JoinError,
+                    what=f"rank 0 cannot listen at {plan.bind}",
+                    which=["another program listens there already" if is_taken else str(error)],
+                    why="the processes of a job meet at this address",
+                    do="Choose another port, or end that program; it may be left over from an "
+                    "earlier run."
+                    if is_taken
+                    else "Give the address of the machine on which rank 0 runs, as the others see "
+                    "it.",
+                ) from None
         yield listener
 
 
@@ -259,12 +306,12 @@ def _ask_who_listens(plan: RendezvousPlan) -> str | None:
             heard = _say_hello(plan, connection).receive(_LINGER + 2.0)
     except (OSError, Closed, Lost, Stranger):
         return None
-    return heard.text if isinstance(heard, RefusedReply) else None
+    return heard.text if isinstance(heard, _RefusedReply) else None
 
 
 def _say_hello(plan: RendezvousPlan, connection: socket.socket) -> Channel:
     channel = Channel(connection, plan.token, is_host=False)
-    channel.send(Hello(plan.rank, plan.processes, ranks.machine_name(), os.getpid()))
+    channel.send(_Hello(plan.rank, plan.processes, ranks.machine_name(), os.getpid()))
     return channel
 
 
@@ -288,51 +335,35 @@ def _visit(plan: RendezvousPlan, deadline: float) -> Peer:
                 if isinstance(error, TimeoutError):
                     trouble = "it listens, and says nothing"
                 strange_since = strange_since or time.monotonic()
-        if isinstance(heard, JoinedReply):
+        if isinstance(heard, _JoinedReply):
             assert channel is not None
             return Peer(channel, heard.machine, heard.pid)
         if channel is not None:
             channel.close()
-        if isinstance(heard, RefusedReply):
+        if isinstance(heard, _RefusedReply):
             raise JoinError(heard.text)
         now = time.monotonic()
         if lost_since is not None and now > lost_since + _PATIENCE:
             raise JoinError(_went_away(plan, [0]))
         if strange_since is not None and now > strange_since + 2 * _PATIENCE:
-            raise JoinError(_stranger(plan, trouble))
+            raise refusal(
+                JoinError,
+                what=f"rank {plan.rank} meets a stranger at {plan.address}",
+                which=[trouble],
+                why="rank 0 of this job should listen there, called by "
+                "jax_dist.multihost.initialize too",
+                do="Choose another port, or end what listens there. See the output of rank 0.",
+            )
         if now > deadline:
-            raise JoinError(_no_coordinator(plan, trouble))
+            raise refusal(
+                JoinError,
+                what=f"rank {plan.rank} has not reached rank 0 within {plan.timeout:g} s",
+                which=[f"{plan.address}: {trouble}"],
+                why="the processes of a job meet there",
+                do="See the output of rank 0. If it runs, see that this machine can reach its "
+                "address. If it is only slow to start, give a longer initialization_timeout.",
+            )
         time.sleep(_RETRY)
-
-
-def _port_taken(plan: RendezvousPlan) -> str:
-    return message(
-        what=f"rank 0 cannot listen at {plan.bind}",
-        which=["another program listens there already"],
-        why="the processes of a job meet at this address",
-        do="Choose another port, or end that program; it may be left over from an earlier run.",
-    )
-
-
-def _cannot_listen(plan: RendezvousPlan, error: OSError) -> str:
-    return message(
-        what=f"rank 0 cannot listen at {plan.bind}",
-        which=[str(error)],
-        why="the processes of a job meet at this address",
-        do="Give the address of the machine on which rank 0 runs, as the others see it.",
-    )
-
-
-def _did_not_come(
-    plan: RendezvousPlan, came: Sequence[int], missing: Sequence[int], stranger: str
-) -> str:
-    return message(
-        what=f"{do(missing, 'has', 'have')} not joined within {plan.timeout:g} s",
-        which=[f"{do(came, 'waits', 'wait')} at {plan.address}", *filter(None, [stranger])],
-        why=f"the job has {plan.processes} processes, and none can start without the others",
-        do=f"See the output of {name_ranks(missing)}. If they are only slow to start, give a "
-        "longer initialization_timeout.",
-    )
 
 
 def _went_away(plan: RendezvousPlan, ranks: Sequence[int]) -> str:
@@ -341,41 +372,4 @@ def _went_away(plan: RendezvousPlan, ranks: Sequence[int]) -> str:
         which=[f"{do(ranks, 'was', 'were')} at {plan.address} already"],
         why=f"the job has {plan.processes} processes, and none can start without the others",
         do=f"See the output of {name_ranks(ranks)}.",
-    )
-
-
-def _came_twice(plan: RendezvousPlan, ranks: Sequence[int]) -> str:
-    return message(
-        what=f"two processes say that they are {name_ranks(ranks)}",
-        which=[f"both came to {plan.address}"],
-        why=f"each of the {plan.processes} processes has a process_id of its own",
-        do="Give each process another process_id; if two jobs run, give each another port.",
-    )
-
-
-def _counts_differ(counts: dict[int, int]) -> str:
-    return message(
-        what="the processes do not agree how many they are",
-        which=[f"rank {rank} was told {count}" for rank, count in sorted(counts.items())],
-        why="a job starts when all of its processes are there",
-        do="Give the same num_processes to all.",
-    )
-
-
-def _no_coordinator(plan: RendezvousPlan, trouble: str) -> str:
-    return message(
-        what=f"rank {plan.rank} has not reached rank 0 within {plan.timeout:g} s",
-        which=[f"{plan.address}: {trouble}"],
-        why="the processes of a job meet there",
-        do="See the output of rank 0. If it runs, see that this machine can reach its address. If "
-        "it is only slow to start, give a longer initialization_timeout.",
-    )
-
-
-def _stranger(plan: RendezvousPlan, trouble: str) -> str:
-    return message(
-        what=f"rank {plan.rank} meets a stranger at {plan.address}",
-        which=[trouble],
-        why="rank 0 of this job should listen there, called by jax_dist.multihost.initialize too",
-        do="Choose another port, or end what listens there. See the output of rank 0.",
     )

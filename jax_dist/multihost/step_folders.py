@@ -21,19 +21,18 @@ import pathlib
 import re
 import shutil
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jax_dist import _notes
-from jax_dist.errors import CheckpointError, message
+from jax_dist.errors import CheckpointError, refusal
 
 _NUMBERS = (bool, int, float, complex)
-_Choice: TypeAlias = Literal["mean", "first", "keep"]
-
+_CHOICES = ("mean", "first")
 _TYPE = re.compile(r"(.+)\[([\d,]+)\]")  # as in "float32[8,3]"
 _KINDS = {bool: "b", int: "iu", float: "f", complex: "c"}  # of numbers that pmap made into arrays
 
@@ -107,7 +106,13 @@ class TypedLeaf(NamedTuple):
         if isinstance(self.given, np.ndarray):
             return np.asarray(stored)
         if isinstance(stored, np.ndarray) or not self._is_placed_by_orbax:
-            stored = _placed_like(np.asarray(stored), self._data)
+            value, like = np.asarray(stored), self._data
+            if like.committed:
+                stored = jax.make_array_from_callback(
+                    value.shape, like.sharding, lambda place: value[place]
+                )
+            else:
+                stored = jnp.asarray(value)
         if self._is_key:
             return jax.random.wrap_key_data(stored, impl=jax.random.key_impl(self.given))
         return stored
@@ -140,31 +145,17 @@ def leaves_of(state: Any) -> list[TypedLeaf]:
     leaves = [TypedLeaf(jax.tree_util.keystr(path) or "the state", given) for path, given in paths]
     refused = [leaf for leaf in leaves if not leaf.is_storable]
     if refused:
-        raise CheckpointError(
-            message(
-                what="a checkpoint cannot hold all of the state",
-                which=[f"{leaf.path} is a {type(leaf.given).__name__}" for leaf in refused],
-                why="only arrays of JAX and NumPy, numbers of 64 bits, and random keys are written",
-                do="Leave these out of the state, and make them again when the program starts.",
-            )
+        raise refusal(
+            CheckpointError,
+            what="a checkpoint cannot hold all of the state",
+            which=[f"{leaf.path} is a {type(leaf.given).__name__}" for leaf in refused],
+            why="only arrays of JAX and NumPy, numbers of 64 bits, and random keys are written",
+            do="Leave these out of the state, and make them again when the program starts.",
         )
     return leaves
 
 
-def with_leaves(state: Any, leaves: Sequence[Any]) -> Any:
-    """The same tree with other leaves."""
-    return jax.tree.unflatten(jax.tree.structure(state), leaves)
-
-
-def _placed_like(value: np.ndarray, array: jax.Array) -> jax.Array:
-    if not array.committed:
-        return jnp.asarray(value)
-    return jax.make_array_from_callback(value.shape, array.sharding, lambda place: value[place])
-
-
-def choices_of(
-    given: str | Mapping[str, str] | None, allowed: Sequence[str] = ("mean", "first")
-) -> dict[str, str]:
+def choices_of(given: str | Mapping[str, str] | None) -> dict[str, str]:
     """What to take of leaves that differ, by a part of their path; the first that fits counts.
 
     >>> choices_of("mean")
@@ -175,8 +166,8 @@ def choices_of(
     """
     choices = {"": given} if isinstance(given, str) else dict(given or {})
     for choice in choices.values():
-        if choice not in allowed:
-            known = ", ".join(map(repr, allowed))
+        if choice not in _CHOICES:
+            known = ", ".join(map(repr, _CHOICES))
             raise ValueError(f"differing: there is no choice {choice!r}; there are {known}.")
     return choices
 
@@ -217,51 +208,32 @@ def one_of_each(
       CheckpointError: the copies of some leaves differ, and nothing was chosen for them, or their
         mean does not exist. All of them are named.
     """
-    differing = {path: _differing(array) for path, array in copies.items()}
-    chosen = {path: _choice(path, choices) for path, found in differing.items() if found}
-    refused = {
-        path: f"{path}: {differing[path]} of {len(copies[path])} copies are not like the first"
-        for path, choice in chosen.items()
-        if choice is None or (choice == "mean" and not _has_mean(copies[path]))
-    }
+    taken, refused = {}, []
+    for path, array in copies.items():
+        taken[path] = array[0]
+        # By their bits: a NaN is like the same NaN.
+        rows = np.ascontiguousarray(array).view(np.uint8).reshape(len(array), -1)
+        differing = sum(not np.array_equal(row, rows[0]) for row in rows[1:])
+        if not differing:
+            continue
+        choice = next((choice for part, choice in choices.items() if part in path), None)
+        has_mean = jnp.issubdtype(array.dtype, jnp.inexact)
+        if choice is None or (choice == "mean" and not has_mean):
+            refused.append(f"{path}: {differing} of {len(array)} copies are not like the first")
+        elif choice == "mean":
+            wide = np.complex128 if array.dtype.kind == "c" else np.float64
+            taken[path] = np.asarray(array.astype(wide).mean(axis=0).astype(array.dtype))
     if refused:
-        raise _differ(where, list(refused.values()), option)
-    return {
-        path: _mean(array) if chosen.get(path) == "mean" else array[0]
-        for path, array in copies.items()
-    }
-
-
-def _choice(path: str, choices: Mapping[str, str]) -> str | None:
-    return next((choice for part, choice in choices.items() if part in path), None)
-
-
-def _differing(array: np.ndarray) -> int:
-    """How many copies have other bits than the first; a NaN is like the same NaN."""
-    rows = np.ascontiguousarray(array).view(np.uint8).reshape(len(array), -1)
-    return sum(not np.array_equal(row, rows[0]) for row in rows[1:])
-
-
-def _has_mean(array: np.ndarray) -> bool:
-    return bool(jnp.issubdtype(array.dtype, jnp.inexact))
-
-
-def _mean(array: np.ndarray) -> np.ndarray:
-    wide = np.complex128 if array.dtype.kind == "c" else np.float64
-    return np.asarray(array.astype(wide).mean(axis=0).astype(array.dtype))
-
-
-def _differ(where: str, which: Sequence[str], option: str) -> CheckpointError:
-    return CheckpointError(
-        message(
+        raise refusal(
+            CheckpointError,
             what=f"the copies in {where} differ between devices",
-            which=which,
+            which=refused,
             why="the program kept one value for each device, such as batch statistics that were "
             "never averaged, or a random key; one of them alone is another state",
             do=f"Choose by {option}: mean is the average of the copies (not for integers and "
             "keys), first is the copy of the first device.",
         )
-    )
+    return taken
 
 
 # --- the folders, one a step
@@ -358,7 +330,7 @@ def sync(path: str | pathlib.Path) -> None:
         os.close(descriptor)
 
 
-class Manifest(NamedTuple):
+class _Manifest(NamedTuple):
     leaves: dict[str, str]  # path to type, as in {"['w']": "float32[3]"}
     files: dict[str, tuple[int, int]]  # path in the folder to bytes and CRC-32
     digest: str  # of the two
@@ -367,34 +339,33 @@ class Manifest(NamedTuple):
 def write(folder: pathlib.Path, leaves: Sequence[TypedLeaf]) -> None:
     """After all other files, and before the folder gets its name."""
     types = {leaf.path: leaf.type for leaf in leaves}
-    files = {str(path.relative_to(folder)): _checksum(path) for path in _files(folder)}
-    manifest = Manifest(types, files, _digest(types, files))
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
+    files = {str(path.relative_to(folder)): _checksum(path) for path in paths}
+    manifest = _Manifest(types, files, _digest(types, files))
     (folder / NAME).write_text(json.dumps(manifest._asdict(), indent=1))
 
 
-def read(folder: pathlib.Path) -> Manifest | None:
-    """None where there is none that was written whole."""
-    found = _notes.load(folder / NAME, Manifest, limit=_LONGEST)
-    return found if found and found.digest == _digest(found.leaves, found.files) else None
+def examine(folder: pathlib.Path) -> tuple[dict[str, str], list[str]]:
+    """The leaves, path to type; and what is not as it was written.
 
-
-def damages(folder: pathlib.Path, manifest: Manifest) -> Iterator[str]:
-    """What is not as it was written, as in "d/73068e7c has 100 bytes instead of 374"."""
+    As in "d/73068e7c has 100 bytes instead of 374".
+    """
+    manifest = _notes.load(folder / NAME, _Manifest, limit=_LONGEST)
+    if manifest is None or manifest.digest != _digest(manifest.leaves, manifest.files):
+        return {}, [f"it has no {NAME} that can be read"]
+    found = []
     for name, (size, checksum) in sorted(manifest.files.items()):
         path = folder / name
         try:
             if not path.is_file():
-                yield f"{name} is not there"
+                found.append(f"{name} is not there")
             elif path.stat().st_size != size:
-                yield f"{name} has {path.stat().st_size} bytes instead of {size}"
+                found.append(f"{name} has {path.stat().st_size} bytes instead of {size}")
             elif _checksum(path)[1] != checksum:
-                yield f"{name} has other bytes than were written"
+                found.append(f"{name} has other bytes than were written")
         except OSError as error:
-            yield f"{name} cannot be read: {error.strerror}"
-
-
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
+            found.append(f"{name} cannot be read: {error.strerror}")
+    return manifest.leaves, found
 
 
 def _digest(leaves: dict[str, str], files: dict[str, tuple[int, int]]) -> str:

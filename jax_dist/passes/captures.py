@@ -19,10 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from jax_dist import errors
 from jax_dist.errors import CapturedArrayError, CapturedArrayWarning, message
 from jax_dist.passes.constants import (
-    RULES,
     Baked,
     Identity,
     Substitution,
@@ -33,11 +31,7 @@ from jax_dist.passes.constants import (
 )
 from jax_dist.passes.interpreter import Values
 from jax_dist.passes.pipeline import human_bytes, warn_user
-from jax_dist.passes.variable_names import (
-    ArraySource,
-    Kind,
-    find_names,
-)
+from jax_dist.passes.variable_names import ArraySource, Kind, find_names
 
 _UNNAMED = ArraySource("<derived>", "", "", None, None)
 
@@ -64,10 +58,6 @@ class Capture:
         """The object that stands there now."""
         return self.origin if self.read is None else self.read()
 
-    def without_value(self) -> "Capture":
-        """What there is to say of it, without the array."""
-        return dataclasses.replace(self, value=None)
-
 
 def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
     """Every array that is baked into a program, at any depth, each once, in program order.
@@ -83,8 +73,6 @@ def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
 
 def _capture(baked: Baked, found: ArraySource) -> Capture:
     value = baked.value
-    stuck = [primitive for primitive in baked.within if primitive not in RULES]
-    refused = f"it sits in the body of '{stuck[0]}', which takes no more operands" if stuck else ""
     is_old_key = baked.first_use is not None and baked.first_use.primitive.name == "random_wrap"
     return Capture(
         name=found.name,
@@ -95,7 +83,7 @@ def _capture(baked: Baked, found: ArraySource) -> Capture:
         captured_at=found.captured_at,
         used_at=baked.used_at,
         is_key=is_old_key or jnp.issubdtype(value.dtype, jax.dtypes.prng_key),
-        refused=refused,
+        refused=baked.refused,
         key=_key(value),
         value=value,
         origin=value if found.origin is None else found.origin,
@@ -151,24 +139,23 @@ def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: st
         if kept_because
         else "They are arguments of the program now. To do without this, pass them yourself."
     )
+    which = []
+    for capture in captures:
+        shape = ",".join(map(str, capture.shape))
+        parts = [
+            f"{capture.name}: {capture.dtype}[{shape}], {human_bytes(capture.bytes)}",
+            f"{capture.kind} of {capture.captured_at}" if capture.captured_at else "",
+            f"used at {capture.used_at}" if capture.used_at else "",
+            f"not lifted: {capture.refused}" if capture.refused else "",
+        ]
+        which.append(", ".join(filter(None, parts)))
     return message(
         what=f"JXD401: '{fun_name}' captures {count}",
-        which=[_description(capture) for capture in captures],
+        which=which,
         why=f"what is captured becomes part of the program: {total} that are compiled slowly, and "
         "are part of the cache key, so that another value needs another compilation",
         do=remedy,
     )
-
-
-def _description(capture: Capture) -> str:
-    shape = ",".join(map(str, capture.shape))
-    parts = [
-        f"{capture.name}: {capture.dtype}[{shape}], {human_bytes(capture.bytes)}",
-        f"{capture.kind} of {capture.captured_at}" if capture.captured_at else "",
-        f"used at {capture.used_at}" if capture.used_at else "",
-        f"not lifted: {capture.refused}" if capture.refused else "",
-    ]
-    return ", ".join(part for part in parts if part)
 
 
 # --- which captured arrays to care about, and what to say of them
@@ -236,7 +223,14 @@ class Watch:
         both = zip(captures, placed, strict=True)
         stale = self._not_told([c for c, value in both if _has_changed(c, value)], "stale")
         if stale:
-            warn_user(_stale(stale, self._fun_name), CapturedArrayWarning)
+            text = message(
+                what=f"JXD401: '{self._fun_name}' still uses the arrays that it captured when it "
+                "was traced",
+                which=[f"{c.name} has changed since" for c in stale],
+                why="a captured array keeps the value of that moment, as it does under jax.jit",
+                do="Pass it as an argument; or say live_captures=True, and the object is followed.",
+            )
+            warn_user(text, CapturedArrayWarning)
 
     def current(self, captures: Sequence[Capture], placed: Sequence[Any]) -> tuple[Any, ...]:
         """The objects as they are now; what was placed, where nothing changed."""
@@ -277,15 +271,6 @@ def _has_changed(capture: Capture, placed: Any) -> bool:
     return not np.array_equal(now.astype(capture.dtype, copy=False), np.asarray(placed))
 
 
-def _stale(captures: Sequence[Capture], fun_name: str) -> str:
-    return errors.message(
-        what=f"JXD401: '{fun_name}' still uses the arrays that it captured when it was traced",
-        which=[f"{c.name} has changed since" for c in captures],
-        why="a captured array keeps the value of that moment, as it does under jax.jit",
-        do="Pass it as an argument; or say live_captures=True, and the object is followed.",
-    )
-
-
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Lifted:
     """A program whose first inputs are arrays that it captured."""
@@ -321,21 +306,16 @@ def lift(
     found = find_captures(jaxpr, fun)
     captures = _worth_lifting(found, name, policy)
     if captures:
-        jaxpr = _with_inputs(jaxpr, captures, axis_env)
+        given, count = jaxpr, len(captures)
+        evaluate = lambda *inputs: evaluate_lifted(given, captures, inputs[:count], inputs[count:])
+        types = [jax.typeof(capture.value) for capture in captures]
+        jaxpr = jax.make_jaxpr(evaluate, axis_env=axis_env)(*types, *jaxpr.in_avals)
     values = [own_copy(capture.value) for capture in captures]
-    found, captures = (tuple(c.without_value() for c in some) for some in (found, captures))
+    found, captures = (
+        tuple(dataclasses.replace(capture, value=None) for capture in some)
+        for some in (found, captures)
+    )
     return Lifted(frozen(jaxpr), found, captures, values)
-
-
-def _with_inputs(
-    jaxpr: ClosedJaxpr, captures: Sequence[Capture], axis_env: Sequence[tuple[Any, int]]
-) -> ClosedJaxpr:
-    def evaluate(*inputs: Any) -> list[Any]:
-        values, args = inputs[: len(captures)], inputs[len(captures) :]
-        return evaluate_lifted(jaxpr, captures, values, args)
-
-    types = [jax.typeof(capture.value) for capture in captures]
-    return jax.make_jaxpr(evaluate, axis_env=axis_env)(*types, *jaxpr.in_avals)
 
 
 class _Outside(threading.local):

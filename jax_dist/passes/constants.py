@@ -5,8 +5,7 @@ They are the constants of the program and of the bodies in it, and, where JAX si
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -43,6 +42,12 @@ class Baked:
     first_use: Any = None  # the first JaxprEqn that reads it; None: only returned
     used_at: str = ""  # "train.py:12", where the user's code first reads it
     within: tuple[str, ...] = ()  # the primitives whose bodies hold it, each once
+
+    @property
+    def refused(self) -> str:
+        """Why no operand can take its place; "" if one can."""
+        stuck = [primitive for primitive in self.within if primitive not in _RULES]
+        return f"it sits in the body of '{stuck[0]}', which takes no more operands" if stuck else ""
 
 
 def array_identity(value: Any) -> Identity | None:
@@ -99,31 +104,24 @@ class _Search:
             place: self._meet(atom.val, within) if isinstance(atom, Literal) else held.get(atom)
             for place, atom in enumerate(eqn.invars)
         }
-        outer = len(self.unlocated)
-        self._enter_bodies(eqn, read, (*within, eqn.primitive.name))
+        outer, inside = len(self.unlocated), (*within, eqn.primitive.name)
+        for body, operands in zip(bodies(eqn), _operands_of_bodies(eqn), strict=True):
+            given = {var: read[place] for place, var in operands.items() if read[place] is not None}
+            unlocated = any(not self.found[identity].used_at for identity in given.values())
+            key = (id(body), inside)
+            if unlocated or key not in self.seen:
+                self.seen.add(key)
+                self.enter(body, given, inside)
         for identity in read.values():
             if identity is not None and not self.found[identity].used_at:
                 baked = self.found[identity]
                 baked.first_use = baked.first_use or eqn
                 self.unlocated.append(baked)
-        if len(self.unlocated) > outer:
-            self._locate(self.unlocated[outer:], source_line(eqn))
-
-    def _locate(self, used: Sequence[Baked], line: str) -> None:
-        """What was used in an equation without a line is used at the line around it."""
-        if line:
-            for baked in used:
+        if len(self.unlocated) > outer and (line := source_line(eqn)):
+            # What was used in an equation without a line is used at the line around it.
+            for baked in self.unlocated[outer:]:
                 baked.used_at = baked.used_at or line
-            del self.unlocated[len(self.unlocated) - len(used) :]
-
-    def _enter_bodies(self, eqn: JaxprEqn, read: Mapping, within: tuple[str, ...]) -> None:
-        for body, operands in zip(bodies(eqn), _operands_of_bodies(eqn), strict=True):
-            held = {var: read[place] for place, var in operands.items() if read[place] is not None}
-            unlocated = any(not self.found[identity].used_at for identity in held.values())
-            key = (id(body), within)
-            if unlocated or key not in self.seen:
-                self.seen.add(key)
-                self.enter(body, held, within)
+            del self.unlocated[outer:]
 
 
 def own_copy(value: Any) -> Any:
@@ -149,22 +147,19 @@ def put_copy(value: Any, where: Sharding | None) -> Any:
     is_weak = is_jax and jax.typeof(value).weak_type
     if isinstance(where, NamedSharding) and not where.is_fully_addressable:
         if not is_jax or value.is_fully_addressable:
-            return _put_own(np.array(value), where, is_weak=is_weak)
+            # `device_put` would first compare the values of all processes, and wait for them.
+            host = np.array(value)
+            dtype = jax.dtypes.canonicalize_dtype(host.dtype)
+            indices = where.addressable_devices_indices_map(host.shape)
+            aval = ShapedArray(host.shape, dtype, weak_type=is_weak)
+            slices = [host[index].astype(dtype) for index in indices.values()]
+            return _compat.put_slices(aval, where, slices, list(indices))
     elif is_jax and not is_weak:
         return jax.device_put(np.array(jax.device_get(value)), where)
     elif not is_jax:
         return jax.device_put(value, where)
     now = value.sharding if value.committed else None
     return jax.device_put(jax.device_put(value, now, may_alias=False), where)
-
-
-def _put_own(host: np.ndarray, where: NamedSharding, *, is_weak: bool) -> jax.Array:
-    """`device_put` would first compare the values of all processes, and wait for them."""
-    dtype = jax.dtypes.canonicalize_dtype(host.dtype)
-    indices = where.addressable_devices_indices_map(host.shape)
-    aval = ShapedArray(host.shape, dtype, weak_type=is_weak)
-    slices = [host[index].astype(dtype) for index in indices.values()]
-    return _compat.put_slices(aval, where, slices, list(indices))
 
 
 def lies_on_many(value: Any) -> bool:
@@ -230,7 +225,7 @@ def _operands_of_bodies(eqn: JaxprEqn) -> list[dict[int, Var]]:
 
 _Given: TypeAlias = Mapping[Identity, Any]  # what to put in the place of which array
 _Rule: TypeAlias = Callable[["Substitution", JaxprEqn, Values, _Given], Values]
-RULES: dict[str, _Rule] = {}  # by primitive; the bodies of others are left as they are
+_RULES: dict[str, _Rule] = {}  # by primitive; the bodies of others are left as they are
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -243,60 +238,58 @@ class Substitution:
 
     def evaluate(self, jaxpr: Any, args: Sequence[Any], given: _Given) -> Values:
         """The results of a jaxpr on `args`, with what is given instead of its arrays."""
+
+        def handle(eqn: JaxprEqn, values: Values) -> Values:
+            values = instead(eqn.invars, values)
+            rule = _RULES.get(eqn.primitive.name)
+            needed = self.held_in(*bodies(eqn)) if rule else ()
+            if rule is None or not needed:
+                return replay(eqn, values)
+            return rule(self, eqn, values, {identity: given[identity] for identity in needed})
+
+        def instead(atoms: Sequence[Any], values: Sequence[Any]) -> Values:
+            return [
+                _instead(atom.val, given) if isinstance(atom, Literal) else value
+                for atom, value in zip(atoms, values, strict=True)
+            ]
+
         body = open_jaxpr(jaxpr)
-        handlers = {
-            place: functools.partial(self._handle, given)
-            for place, eqn in enumerate(body.eqns)
-            if self._held_by(eqn)
-        }
+        handlers = {place: handle for place, eqn in enumerate(body.eqns) if self._held_by(eqn)}
         consts = [_instead(value, given) for value in constants(jaxpr)]
-        outs = run(jaxpr, args, handlers, consts=consts)
-        return [
-            _instead(atom.val, given) if isinstance(atom, Literal) else out
-            for atom, out in zip(body.outvars, outs, strict=True)
-        ]
+        return instead(body.outvars, run(jaxpr, args, handlers, consts=consts))
 
     def held_in(self, *jaxprs: Any) -> tuple[Identity, ...]:
         """The wanted arrays in some bodies, at any depth, each once, in order."""
-        return tuple(dict.fromkeys(held for jaxpr in jaxprs for held in self._held_in(jaxpr)))
-
-    def _held_in(self, jaxpr: Any) -> tuple[Identity, ...]:
-        if id(jaxpr) not in self._held:  # the program is alive, so no other has this address
-            body = open_jaxpr(jaxpr)
-            values = [*constants(jaxpr), *_literals(body.outvars)]
-            held = [*self._wanted_of(values), *[h for eqn in body.eqns for h in self._held_by(eqn)]]
-            self._held[id(jaxpr)] = tuple(dict.fromkeys(held))
-        return self._held[id(jaxpr)]
+        for jaxpr in jaxprs:
+            if id(jaxpr) not in self._held:  # the program is alive, so no other has this address
+                body = open_jaxpr(jaxpr)
+                held = self._wanted_of([*constants(jaxpr), *_literals(body.outvars)])
+                held += [identity for eqn in body.eqns for identity in self._held_by(eqn)]
+                self._held[id(jaxpr)] = tuple(dict.fromkeys(held))
+        return tuple(dict.fromkeys(held for jaxpr in jaxprs for held in self._held[id(jaxpr)]))
 
     def _held_by(self, eqn: JaxprEqn) -> tuple[Identity, ...]:
-        inner = bodies(eqn) if eqn.primitive.name in RULES else ()
+        inner = bodies(eqn) if eqn.primitive.name in _RULES else ()
         return (*self._wanted_of(_literals(eqn.invars)), *self.held_in(*inner))
 
     def _wanted_of(self, values: Sequence[Any]) -> list[Identity]:
         return [identity for value in values if (identity := array_identity(value)) in self.wanted]
 
-    def _handle(self, given: _Given, eqn: JaxprEqn, values: Values) -> Values:
-        values = [
-            _instead(value, given) if isinstance(atom, Literal) else value
-            for atom, value in zip(eqn.invars, values, strict=True)
-        ]
-        rule = RULES.get(eqn.primitive.name)
-        if rule is None:
-            return replay(eqn, values)
-        needed = {identity: given[identity] for identity in self.held_in(*bodies(eqn))}
-        return rule(self, eqn, values, needed) if needed else replay(eqn, values)
-
-    def widened(self, jaxpr: Any, given: _Given, place: int = 0) -> Any:
-        """The body with the arrays as inputs, from `place` on."""
-        end = place + len(given)
+    def evaluator(self, jaxpr: Any, wanted: Iterable[Identity]) -> Callable[..., Values]:
+        """The results of a jaxpr, as a function of the wanted arrays and then its inputs."""
+        identities = tuple(wanted)
 
         def evaluate(*args: Any) -> Values:
-            taken = dict(zip(given, args[place:end], strict=True))
-            return self.evaluate(jaxpr, [*args[:place], *args[end:]], taken)
+            count = len(identities)
+            given = dict(zip(identities, args[:count], strict=True))
+            return self.evaluate(jaxpr, args[count:], given)
 
-        avals = list(open_jaxpr(jaxpr).in_avals)
-        avals[place:place] = [jax.typeof(value) for value in given.values()]
-        new = jax.make_jaxpr(evaluate)(*avals)
+        return evaluate
+
+    def widened(self, jaxpr: Any, given: _Given) -> Any:
+        """The body with the arrays as its first inputs."""
+        types = [jax.typeof(value) for value in given.values()]
+        new = jax.make_jaxpr(self.evaluator(jaxpr, given))(*types, *open_jaxpr(jaxpr).in_avals)
         if list(new.out_avals) != list(open_jaxpr(jaxpr).out_avals):
             raise AssertionError(f"a body with operands added has other results: {new.out_avals}")
         return in_form_of(jaxpr, new)
@@ -306,23 +299,16 @@ class Substitution:
 
         One object for all equations of one body: it is then traced once and lowered once.
         """
-        key = (id(eqn.params["jaxpr"]), *(id(eqn.params[name]) for name in _JIT_PARAMS), *given)
-        if key not in self._jitted:
-            self._jitted[key] = self._jit(eqn.params, tuple(given))
-        return self._jitted[key]
-
-    def _jit(self, params: Mapping[str, Any], identities: Sequence[Identity]) -> Callable:
-        count = len(identities)
-
-        def body(*args: Any) -> Values:
-            given = dict(zip(identities, args[:count], strict=True))
-            return self.evaluate(params["jaxpr"], args[count:], given)
-
+        params = eqn.params
+        key = (id(params["jaxpr"]), *(id(params[name]) for name in _JIT_PARAMS), *given)
+        if key in self._jitted:
+            return self._jitted[key]
+        count, body = len(given), self.evaluator(params["jaxpr"], given)
         body.__name__ = body.__qualname__ = params["name"]  # it is part of the cache key
         in_shardings = [None] * count + _told(params["in_shardings"])
         out_shardings = _told(params["out_shardings"])
-        donated = [count + place for place, given in enumerate(params["donated_invars"]) if given]
-        return jax.jit(
+        donated = [count + place for place, gone in enumerate(params["donated_invars"]) if gone]
+        self._jitted[key] = jax.jit(
             body,
             in_shardings=tuple(in_shardings) if any(in_shardings) else None,
             out_shardings=out_shardings if any(out_shardings) else None,
@@ -331,6 +317,7 @@ class Substitution:
             inline=params["inline"],
             compiler_options=dict(params["compiler_options_kvs"]) or None,
         )
+        return self._jitted[key]
 
 
 _JIT_PARAMS = ("name", "in_shardings", "out_shardings", "donated_invars", "compiler_options_kvs")
@@ -352,7 +339,7 @@ def _told(shardings: Sequence[Any]) -> list[Any]:
 
 def _rule(*primitives: str) -> Callable[[_Rule], _Rule]:
     def add(function: _Rule) -> _Rule:
-        RULES.update(dict.fromkeys(primitives, function))
+        _RULES.update(dict.fromkeys(primitives, function))
         return function
 
     return add
@@ -363,21 +350,13 @@ def _jit(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Give
     return substitution.jitted(eqn, given)(*given.values(), *values)
 
 
-@_rule("remat2")
-def _remat(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
+@_rule("remat2", "custom_jvp_call", "custom_vjp_call")
+def _call(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """Not called again through `jax.checkpoint`, which cannot say that it is differentiated."""
-    params = {**eqn.params, "jaxpr": substitution.widened(eqn.params["jaxpr"], given)}
-    return replay(eqn.replace(params=params), [*given.values(), *values])
-
-
-@_rule("custom_jvp_call", "custom_vjp_call")
-def _custom(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
-    """The first `num_consts` operands are hidden from the user's rules."""
-    params = {
-        **eqn.params,
-        "call_jaxpr": substitution.widened(eqn.params["call_jaxpr"], given),
-        "num_consts": eqn.params["num_consts"] + len(given),
-    }
+    name = "jaxpr" if eqn.primitive.name == "remat2" else "call_jaxpr"
+    params = {**eqn.params, name: substitution.widened(eqn.params[name], given)}
+    if "num_consts" in params:  # the first operands, which are hidden from the user's rules
+        params["num_consts"] += len(given)
     return replay(eqn.replace(params=params), [*given.values(), *values])
 
 
@@ -435,11 +414,7 @@ def _scan(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Giv
 @_rule("shard_map")
 def _shard_map(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """Each device gets the whole arrays."""
-
-    def body(*args: Any) -> Values:
-        taken = dict(zip(given, args[: len(given)], strict=True))
-        return substitution.evaluate(eqn.params["jaxpr"], args[len(given) :], taken)
-
+    body = substitution.evaluator(eqn.params["jaxpr"], given)
     in_specs = (*[P()] * len(given), *eqn.params["in_specs"])
     widened = eqn.replace(params={**eqn.params, "in_specs": in_specs})
     return call_shard_map(widened, body, [*given.values(), *values])

@@ -7,15 +7,13 @@ operands, and a way to compute the blocks; or it refuses.
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-import jax
 from jax.extend.core import JaxprEqn
 
 from jax_dist import _compat
-from jax_dist.passes.interpreter import Handler, bodies, open_jaxpr
+from jax_dist.passes.interpreter import Handler
 from jax_dist.passes.uniformity import AxisName, Same, axes_of
 
 # `n` devices take part, and `b` are the bytes of the result on one device.
@@ -51,7 +49,6 @@ def ring_bytes(kind: str, result_bytes: float, size: int) -> float:
 # --- what stands for a value that a gather would make, and what a rule says about one equation
 
 
-Shape: TypeAlias = tuple[int, ...]
 Site: TypeAlias = tuple[int, ...]  # the places that lead to a gather, from the outermost body in
 
 
@@ -79,7 +76,7 @@ class Gathered:
     def dimensions(self) -> tuple[int, ...]:
         return tuple(dimension for dimension, _ in self.spreads)
 
-    def block(self, shape: Shape) -> Shape:
+    def block(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Of the whole `shape`, what one device keeps."""
         sizes = list(shape)
         for dimension, spread in self.spreads:
@@ -88,9 +85,16 @@ class Gathered:
 
     def at(self, spreads: dict[int, Spread]) -> "Gathered":
         """From the same gathers, spread over other dimensions."""
-        return dataclasses.replace(
-            self, spreads=tuple(sorted(spreads.items(), key=lambda item: item[0]))
-        )
+        ordered = sorted(spreads.items(), key=lambda item: item[0])
+        return dataclasses.replace(self, spreads=tuple(ordered))
+
+    def inserted(self, dimension: int) -> "Gathered":
+        """With a new dimension, which is not spread."""
+        return self.at({d + (d >= dimension): spread for d, spread in self.spreads})
+
+    def without(self, gone: Sequence[int]) -> "Gathered":
+        """With other dimensions gone."""
+        return self.at({d - sum(other < d for other in gone): s for d, s in self.spreads})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,8 +109,9 @@ State: TypeAlias = Gathered | Whole
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EmittedCollective:
-    """One that a rewritten equation makes."""
+    """One that a rewritten equation makes, in the place of gathers."""
 
+    primitive: str  # of the user's equation: "reduce_sum"
     name: str  # "psum"
     kind: str  # as HLO spells it
     bytes: float  # of the result, on one device
@@ -126,41 +131,6 @@ class Refuse(Exception):
     """Some gather has to be made after all; the text says why, for a report."""
 
 
-_Rule: TypeAlias = Callable[[JaxprEqn, Sequence[State]], GatherStep]
-RULES: dict[str, _Rule] = {}  # by primitive; an equation without a rule needs the whole value
-
-
-def rule(*primitives: str) -> Callable[[_Rule], _Rule]:
-    def register(law: _Rule) -> _Rule:
-        RULES.update(dict.fromkeys(primitives, law))
-        return law
-
-    return register
-
-
-def no_rule(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    """The law of all other primitives."""
-    del states
-    raise Refuse(f"{eqn.primitive.name} needs the whole gathered value")
-
-
-def inserted(gathered: Gathered, dimension: int) -> dict[int, Spread]:
-    """The spreads after a new dimension."""
-    return {d + (d >= dimension): spread for d, spread in gathered.spreads}
-
-
-def without(gathered: Gathered, gone: Sequence[int]) -> dict[int, Spread]:
-    """The spreads after other dimensions are gone."""
-    return {d - sum(other < d for other in gone): s for d, s in gathered.spreads}
-
-
-def only(states: Sequence[State]) -> Gathered:
-    (state,) = states
-    if not isinstance(state, Gathered):  # a rule is asked only for what has a gathered operand
-        raise AssertionError("the one operand is not gathered")
-    return state
-
-
 def sites_of(states: Sequence[State]) -> tuple[Site, ...]:
     """The gathers that some values come from, in order of the program."""
     return tuple(
@@ -178,80 +148,8 @@ def aval_of(atom: Any) -> Any:
     return atom.aval
 
 
-def shape_of(atom: Any) -> Shape:
+def shape_of(atom: Any) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
-
-
-def no_collective(eqn: JaxprEqn) -> str:
-    return f"{eqn.primitive.name} of the gathered dimension has no matching collective"
-
-
-def demand_same(eqn: JaxprEqn, gathered: Gathered, other: Whole) -> None:
-    """A device may use its own copy of the other operand only if all copies are the same."""
-    differing = [name for name in gathered.names if name not in other.same]
-    if differing:
-        raise Refuse(
-            f"{eqn.primitive.name} mixes the gathered value with one that may differ between "
-            f"the devices of {spelled(differing)}"
-        )
-
-
-def demand_no_sharding(eqn: JaxprEqn) -> None:
-    """Inside a shard_map only the trivial sharding is seen, made by differentiation."""
-    for name in ("sharding", "out_sharding"):
-        sharding = eqn.params.get(name)
-        if sharding is not None and any(part is not None for part in sharding.spec):
-            raise Refuse(f"{eqn.primitive.name} asks for a sharding")
-
-
-def with_params(eqn: JaxprEqn, **params: Any) -> JaxprEqn:
-    return eqn.replace(params={**eqn.params, **params})
-
-
-# --- names and reasons for reports, in the words of the user
-
-
-def why_outside(eqn: JaxprEqn) -> str:
-    """Why an equation with bodies takes no gathered value."""
-    name = eqn.primitive.name
-    if name in ("scan", "while"):
-        return (
-            f"the gather is outside the {plain_name(eqn)} and its use inside: a reduction over "
-            "devices would run in every iteration"
-        )
-    if name == "cond":
-        return (
-            "the gather is outside the cond and its use inside: a reduction over devices would "
-            "stand in a branch that some of them may not take"
-        )
-    if name in ("custom_jvp_call", "custom_vjp_call"):
-        return (
-            f"{plain_name(eqn)} has its own rule of differentiation, which is for the whole "
-            "value: apply it to the block, before the gather"
-        )
-    return f"{plain_name(eqn)} takes the gathered value whole: gather inside it"
-
-
-def plain_name(eqn: JaxprEqn) -> str:
-    """In the user's words: "relu" of a custom_jvp_call."""
-    plain = {"remat2": "checkpoint", "while": "while loop"}.get(eqn.primitive.name)
-    if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
-        return _traced_function(bodies(eqn)[0])[0] or eqn.primitive.name
-    return plain or eqn.primitive.name
-
-
-def _traced_function(jaxpr: Any) -> tuple[str, str]:
-    """Name and file of the function that a jaxpr was traced from; "" where unknown."""
-    info = open_jaxpr(jaxpr).debug_info
-    return (info.func_name or "", info.func_filename or "") if info.func_src_info else ("", "")
-
-
-def is_of_jax(jaxpr: Any) -> bool:
-    """Whether it is a helper of jax itself, such as jnp.var.
-
-    JAX traces it once, so its equations bear the line of its first caller in the process.
-    """
-    return _traced_function(jaxpr)[1].startswith(os.path.dirname(jax.__file__) + os.sep)
 
 
 # --- the gathers of a program: what stands for them, which belong together, and what they cost
@@ -265,7 +163,6 @@ class Gather:
     """One all_gather; equal ones of the same operand are one."""
 
     eqn: JaxprEqn
-    spread: Spread
 
     @property
     def bytes(self) -> float:
@@ -273,58 +170,45 @@ class Gather:
         aval = aval_of(self.eqn.outvars[0])
         return math.prod(aval.shape) * aval.dtype.itemsize
 
+    @property
+    def spread(self) -> Spread:
+        params, groups = self.eqn.params, self.eqn.params["axis_index_groups"]
+        groups = None if groups is None else tuple(tuple(group) for group in groups)
+        return Spread(axes_of(self.eqn), groups, params["axis_size"])
 
-def spread_of(eqn: JaxprEqn) -> Spread:
-    groups = eqn.params["axis_index_groups"]
-    return Spread(
-        names=axes_of(eqn),
-        groups=None if groups is None else tuple(tuple(group) for group in groups),
-        size=eqn.params["axis_size"],
-    )
+    def why_never(self) -> str | None:
+        """Why it is none to look at; None: it is."""
+        if self.eqn.params["axis_size"] == 1:
+            return ""  # it sends nothing
+        aval = aval_of(self.eqn.invars[0])
+        if _compat.is_unreduced(aval):
+            return "the gathered value is of an unreduced type"
+        if not all(isinstance(size, int) for size in aval.shape):
+            return "the gathered value has a dimension of unknown size"
+        return None
 
-
-def why_never(eqn: JaxprEqn, spread: Spread) -> str | None:
-    """Why this gather is none to look at; None: it is."""
-    if spread.size == 1:
-        return ""  # it sends nothing
-    aval = aval_of(eqn.invars[0])
-    if _compat.is_unreduced(aval):
-        return "the gathered value is of an unreduced type"
-    if not all(isinstance(size, int) for size in aval.shape):
-        return "the gathered value has a dimension of unknown size"
-    return None
-
-
-def deferred(eqn: JaxprEqn, state: State, spread: Spread, site: Site) -> Gathered:
-    """The state of what a gather gives. Of a gathered operand, it adds another spread."""
-    dimension = int(eqn.params["all_gather_dimension"])
-    before = state if isinstance(state, Gathered) else Gathered((), ())
-    if set(before.names) & set(spread.names):
-        raise Refuse(f"all_gather over {spelled(spread.names)} of what was gathered over it")
-    sites = tuple(sorted({*before.sites, site}))
-    spreads = dict(before.spreads) if eqn.params["tiled"] else inserted(before, dimension)
-    if dimension in spreads:  # the blocks of both, the last outermost
-        inner = spreads[dimension]
-        if spread.groups is not None or inner.groups is not None:
-            raise Refuse("all_gather in groups along the gathered dimension")
-        spread = Spread(spread.names + inner.names, None, spread.size * inner.size)
-    return Gathered((), sites).at({**spreads, dimension: spread})
+    def deferred(self, state: State, site: Site) -> Gathered:
+        """The state of what it gives. Of a gathered operand, it adds another spread."""
+        params, spread = self.eqn.params, self.spread
+        dimension = int(params["all_gather_dimension"])
+        before = state if isinstance(state, Gathered) else Gathered((), ())
+        if set(before.names) & set(spread.names):
+            raise Refuse(f"all_gather over {spelled(spread.names)} of what was gathered over it")
+        sites = tuple(sorted({*before.sites, site}))
+        spreads = dict((before if params["tiled"] else before.inserted(dimension)).spreads)
+        if dimension in spreads:  # the blocks of both, the last outermost
+            inner = spreads[dimension]
+            if spread.groups is not None or inner.groups is not None:
+                raise Refuse("all_gather in groups along the gathered dimension")
+            spread = Spread(spread.names + inner.names, None, spread.size * inner.size)
+        return Gathered((), sites).at({**spreads, dimension: spread})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Made:
-    """A collective that takes the place of gathers."""
-
-    primitive: str  # of the user's equation: "reduce_sum"
-    collective: EmittedCollective
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Group:
+class _Group(NamedTuple):
     """Gathers that go together, and all that would come in their place."""
 
     sites: tuple[Site, ...]
-    made: tuple[Made, ...]
+    made: tuple[EmittedCollective, ...]
 
 
 class Groups:
@@ -332,23 +216,23 @@ class Groups:
 
     def __init__(self) -> None:
         self._first: dict[Site, Site] = {}
-        self._made: list[tuple[Site, Made]] = []
+        self._made: list[tuple[Site, EmittedCollective]] = []
 
-    def meet(self, sites: Sequence[Site], made: Iterable[Made]) -> None:
+    def meet(self, sites: Sequence[Site], made: Iterable[EmittedCollective]) -> None:
         first = min(self._root(site) for site in sites)
         for site in sites:
             self._first[self._root(site)] = first
         self._made.extend((first, each) for each in made)
 
-    def all(self) -> list[Group]:
+    def all(self) -> list[_Group]:
         """In order of the program."""
         sites: dict[Site, list[Site]] = {}
         for site in sorted(self._first):
             sites.setdefault(self._root(site), []).append(site)
-        made: dict[Site, list[Made]] = {}
+        made: dict[Site, list[EmittedCollective]] = {}
         for site, each in self._made:
             made.setdefault(self._root(site), []).append(each)
-        return [Group(tuple(sites[root]), tuple(made.get(root, ()))) for root in sites]
+        return [_Group(tuple(sites[root]), tuple(made.get(root, ()))) for root in sites]
 
     def _root(self, site: Site) -> Site:
         while self._first.setdefault(site, site) != site:
@@ -356,13 +240,10 @@ class Groups:
         return site
 
 
-def why_not_worth(gathers: Sequence[Gather], made: Sequence[Made]) -> str:
+def why_not_worth(gathers: Sequence[Gather], made: Sequence[EmittedCollective]) -> str:
     """Why the rewrite of a group would cost more than it saves; "" if it would not."""
     before = sum(ring_bytes("all-gather", each.bytes, each.spread.size) for each in gathers)
-    after = sum(
-        ring_bytes(each.collective.kind, each.collective.bytes, each.collective.size)
-        for each in made
-    )
+    after = sum(ring_bytes(each.kind, each.bytes, each.size) for each in made)
     if after < before or (after == before and len(made) <= len(gathers)):
         return ""
     return (

@@ -6,39 +6,33 @@ emitted once.
 """
 
 import dataclasses
+import functools
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jax_dist import _codes
-from jax_dist.passes import gather_moves, gather_reductions
+from jax_dist.passes.gather_reductions import Constancy, emit_sum
+from jax_dist.passes.gather_rules import step_of
 from jax_dist.passes.gather_states import (
-    RULES,
     Gather,
     Gathered,
-    Group,
     Groups,
-    Made,
     Refuse,
     Site,
     State,
     Whole,
     aval_of,
     counted,
-    deferred,
-    is_of_jax,
-    no_rule,
-    plain_name,
     sites_of,
     spelled,
-    spread_of,
-    why_never,
     why_not_worth,
-    why_outside,
 )
 from jax_dist.passes.interpreter import (
     EXACT,
@@ -46,16 +40,12 @@ from jax_dist.passes.interpreter import (
     INLINED,
     Atom,
     Handler,
-    Values,
     bodies,
-    call_shard_map,
     contains,
     open_jaxpr,
-    replay,
     run,
+    run_bodies,
     source_line,
-    trace_again,
-    with_bodies,
 )
 from jax_dist.passes.pipeline import PassFinding, PassPlan
 from jax_dist.passes.uniformity import (
@@ -71,8 +61,6 @@ from jax_dist.passes.uniformity import (
 
 _CODE = _codes.ALL_GATHER_THEN_REDUCE
 Gathers: TypeAlias = Literal["reduce", "exact", "keep"]
-
-_RULE_MODULES = (gather_moves, gather_reductions)  # they fill RULES
 
 _Handlers: TypeAlias = dict[int, Handler]
 _Origin: TypeAlias = tuple[Site, Var]  # a body may be called twice: its variables are told by place
@@ -114,13 +102,22 @@ def _outside(jaxpr: Any, findings: list[PassFinding], *, exact: bool) -> _Handle
         if eqn.primitive.name == "shard_map":
             inside, found = _decide(eqn, exact=exact)
             findings += found
-            if inside:
-                handlers[place] = _shard_map_handler(inside)
+            each = [inside]
         else:
             each = [_outside(body, findings, exact=exact) for body in bodies(eqn)]
-            if any(each):
-                handlers[place] = _traced_again(each)
+        if any(each):
+            handlers[place] = _inside(eqn, each)
     return handlers
+
+
+def _inside(eqn: JaxprEqn, each: Sequence[_Handlers]) -> Handler:
+    """Binds an equation with handlers in each of its bodies, in order; one without any stays."""
+    evaluates = {
+        number: lambda *args, body=body, handlers=handlers: run(body, args, handlers)
+        for number, (body, handlers) in enumerate(zip(bodies(eqn), each, strict=True))
+        if handlers
+    }
+    return functools.partial(run_bodies, evaluates)
 
 
 def _decide(eqn: JaxprEqn, *, exact: bool) -> tuple[_Handlers, tuple[PassFinding, ...]]:
@@ -131,55 +128,41 @@ def _decide(eqn: JaxprEqn, *, exact: bool) -> tuple[_Handlers, tuple[PassFinding
         walk = _GatherWalk(pins, invariance, exact=exact)
         handlers = walk.shard_map(eqn, [NOWHERE] * len(eqn.invars), OUTSIDE, ())
         if len(walk.pins) == len(pins):
-            walk.pins.update(_not_worth(walk))
+            for group in walk.groups.all():
+                gathers = [walk.gathers[site] for site in group.sites]
+                # Without anything made, the results are not used.
+                why = why_not_worth(gathers, group.made) if group.made else ""
+                if why or not group.made:
+                    for site, gather in zip(group.sites, gathers, strict=True):
+                        walk.pins[site] = _Pin(why, source_line(gather.eqn))
         if len(walk.pins) == len(pins):
             return handlers, _findings(walk)
         pins = walk.pins
-
-
-def _not_worth(walk: "_GatherWalk") -> dict[Site, _Pin]:
-    pins: dict[Site, _Pin] = {}
-    for group in walk.groups.all():
-        gathers = [walk.gathers[site] for site in group.sites]
-        if not group.made:  # the results are not used
-            pins |= dict.fromkeys(group.sites, _Pin("", ""))
-            continue
-        why = why_not_worth(gathers, group.made)
-        if why:
-            for site, gather in zip(group.sites, gathers, strict=True):
-                pins[site] = _Pin(why, source_line(gather.eqn))
-    return pins
 
 
 def _findings(walk: "_GatherWalk") -> tuple[PassFinding, ...]:
     found: dict[Site, PassFinding] = {}
     for site, pin in walk.pins.items():
         if pin.why and site in walk.gathers:
-            found[site] = _refused(walk.gathers[site], pin)
+            eqn = walk.gathers[site].eqn
+            line = source_line(eqn)
+            what = f"{_named(eqn)}{f' ({line})' if line else ''} is kept"
+            found[site] = PassFinding(_CODE, "refused", what, pin.why, pin.where)
     for group in walk.groups.all():
+        read = " and ".join(dict.fromkeys(made.primitive for made in group.made))
+        names = [made.name for made in group.made]
+        became = " and ".join(counted(names.count(name), name) for name in dict.fromkeys(names))
         for site in group.sites:
-            found[site] = _rewritten(walk.gathers[site], group)
-    gathers = [found[site] for site in sorted(found)]
-    return (*gathers, *map(_summed, walk.scatters))
-
-
-def _refused(gather: Gather, pin: _Pin) -> PassFinding:
-    line = source_line(gather.eqn)
-    where = f" ({line})" if line else ""
-    return PassFinding(_CODE, "refused", f"{_named(gather.eqn)}{where} is kept", pin.why, pin.where)
-
-
-def _rewritten(gather: Gather, group: Group) -> PassFinding:
-    read = " and ".join(dict.fromkeys(made.primitive for made in group.made))
-    names = [made.collective.name for made in group.made]
-    became = " and ".join(counted(names.count(name), name) for name in dict.fromkeys(names))
-    what = f"{_named(gather.eqn)}, {read}: {became}"
-    return PassFinding(_CODE, "rewritten", what, "", source_line(gather.eqn))
-
-
-def _summed(eqn: JaxprEqn) -> PassFinding:
-    what = f"{_named(eqn)} of equal parts: one psum"
-    return PassFinding(_CODE, "rewritten", what, "", source_line(eqn))
+            eqn = walk.gathers[site].eqn
+            what = f"{_named(eqn)}, {read}: {became}"
+            found[site] = PassFinding(_CODE, "rewritten", what, "", source_line(eqn))
+    summed = [
+        PassFinding(
+            _CODE, "rewritten", f"{_named(eqn)} of equal parts: one psum", "", source_line(eqn)
+        )
+        for eqn in walk.scatters
+    ]
+    return (*[found[site] for site in sorted(found)], *summed)
 
 
 def _named(eqn: JaxprEqn) -> str:
@@ -193,24 +176,12 @@ def _named(eqn: JaxprEqn) -> str:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _GatherBody:
-    """A body, and what is known of its inputs."""
-
-    jaxpr: Any  # open or closed
-    scope: AxisScope
-    same: Sequence[Same]
-    gathered: Sequence[Gathered | None]
-    constant: Sequence[gather_reductions.Dimensions]
-    called_at: str  # a line; "" if the body's own lines are better
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class _GatherFrame:
     """What a walk knows of the variables of one body."""
 
     scope: AxisScope
     facts: Facts
-    constant: gather_reductions.Constancy
+    constant: Constancy | None  # None: nothing is scattered
     gathered: dict[Var, Gathered]
     makers: dict[Var, JaxprEqn]  # of what is gathered here
     at: Site  # where the body begins
@@ -224,6 +195,9 @@ class _GatherFrame:
         if not isinstance(atom, core.Literal) and atom in self.gathered:
             return self.gathered[atom]
         return Whole(same_of(atom, self.facts, self.scope))
+
+    def same(self, eqn: JaxprEqn) -> list[Same]:
+        return [same_of(atom, self.facts, self.scope) for atom in eqn.invars]
 
     def has_gathered(self, eqn: JaxprEqn) -> bool:
         gathered = self.gathered
@@ -258,29 +232,40 @@ class _GatherWalk:
         self, eqn: JaxprEqn, jaxpr: Any, same: Sequence[Same], scope: AxisScope, at: Site
     ) -> _Handlers:
         """A body that stays a body: nothing gathered enters or leaves it."""
-        count = len(same)
-        body = _GatherBody(jaxpr, scope, same, [None] * count, [frozenset()] * count, called_at="")
-        handlers, frame = self._body(body, at, at)
+        whole, varied = [None] * len(same), [frozenset()] * len(same)
+        handlers, frame = self._body(jaxpr, scope, same, whole, varied, at=at, loop=at)
         for atom in open_jaxpr(jaxpr).outvars:
             state = frame.state(atom)
             if isinstance(state, Gathered) and isinstance(atom, Var):
-                why = f"the gathered value leaves the {plain_name(eqn)} whole"
+                why = f"the gathered value leaves the {_plain_name(eqn)} whole"
                 self._pin(state.sites, why, frame.line(frame.makers[atom]))
         return handlers
 
-    def _body(self, body: _GatherBody, at: Site, loop: Site) -> tuple[_Handlers, _GatherFrame]:
-        jaxpr = open_jaxpr(body.jaxpr)
+    def _body(
+        self,
+        body: Any,
+        scope: AxisScope,
+        same: Sequence[Same],
+        gathered: Sequence[Gathered | None],
+        constant: Sequence[frozenset[int]],
+        *,
+        at: Site,
+        loop: Site,
+        called_at: str = "",
+    ) -> tuple[_Handlers, _GatherFrame]:
+        """Of an open or closed jaxpr, by what is known of its inputs."""
+        jaxpr = open_jaxpr(body)
         frame = _GatherFrame(
-            scope=body.scope,
-            facts=self._invariance.facts(body.jaxpr, body.same, body.scope),
-            constant=gather_reductions.constancy(jaxpr, body.constant)
+            scope=scope,
+            facts=self._invariance.facts(body, same, scope),
+            constant=Constancy(jaxpr, constant)
             if contains(jaxpr, lambda eqn: eqn.primitive.name == "reduce_scatter")
-            else {},
-            gathered={v: g for v, g in zip(jaxpr.invars, body.gathered, strict=True) if g},
+            else None,
+            gathered={v: g for v, g in zip(jaxpr.invars, gathered, strict=True) if g},
             makers={},
             at=at,
             loop=loop,
-            called_at=body.called_at,
+            called_at=called_at,
         )
         handlers = {}
         for place, eqn in enumerate(jaxpr.eqns):
@@ -297,72 +282,65 @@ class _GatherWalk:
             return self._gather(eqn, at, frame)
         if name in INLINED:
             return self._inlined(eqn, at, frame)
-        inner = bodies(eqn)
-        if not inner:
-            return (
-                self._by_rule(eqn, frame) if frame.has_gathered(eqn) else self._scatter(eqn, frame)
-            )
+        if bodies(eqn):
+            if frame.has_gathered(eqn):
+                self._refuse(eqn, frame, _why_outside(eqn))
+            return self._with_bodies(eqn, at, frame)
         if frame.has_gathered(eqn):
-            self._refuse(eqn, frame, why_outside(eqn))
-        return self._with_bodies(eqn, inner, at, frame)
+            return self._by_rule(eqn, frame)
+        if name != "reduce_scatter" or (self._exact and _may_round(eqn)):
+            return None
+        if frame.constant is None or not frame.constant.has_equal_parts(eqn):
+            return None
+        self.scatters.append(eqn)
+        return emit_sum
 
     def _gather(self, eqn: JaxprEqn, at: Site, frame: _GatherFrame) -> Handler | None:
         """Deferred: the block is all that is needed of it."""
-        site = self._site(eqn, at, frame)
-        spread = spread_of(eqn)
+        (operand,), gather = eqn.invars, Gather(eqn)
+        tiled, dimension = eqn.params["tiled"], int(eqn.params["all_gather_dimension"])
+        site = at
+        if not isinstance(operand, core.Literal):
+            # Of equal gathers the first: so that none is kept while another is reduced.
+            key = (self._origin(operand, frame), frame.loop, gather.spread, tiled, dimension)
+            site = self._equal.setdefault(key, at)
+        self.gathers.setdefault(site, gather)
         if site not in self.pins:
-            why = why_never(eqn, spread)
+            why = gather.why_never()
             if why is not None:
                 self._pin([site], why, frame.line(eqn))
         if site in self.pins:
             return self._by_rule(eqn, frame) if frame.has_gathered(eqn) else None
         try:
-            state = deferred(eqn, frame.state(eqn.invars[0]), spread, site)
+            state = gather.deferred(frame.state(operand), site)
         except Refuse as refusal:
             self._refuse(eqn, frame, str(refusal))
             return None
         self.groups.meet(state.sites, ())
         self._set(eqn, [state], frame)
-        dimension = None if eqn.params["tiled"] else int(eqn.params["all_gather_dimension"])
-        return lambda eqn, values: [_block(values[0], dimension)]
-
-    def _site(self, eqn: JaxprEqn, at: Site, frame: _GatherFrame) -> Site:
-        """Of equal gathers the first: so that none is kept while another is reduced."""
-        (operand,) = eqn.invars
-        tiled, dimension = eqn.params["tiled"], int(eqn.params["all_gather_dimension"])
-        site = at
-        if not isinstance(operand, core.Literal):
-            origin = self._origin(operand, frame)
-            key = (origin, frame.loop, spread_of(eqn), tiled, dimension)
-            site = self._equal.setdefault(key, at)
-        self.gathers.setdefault(site, Gather(eqn, spread_of(eqn)))
-        return site
+        return lambda eqn, values: [_block(values[0], None if tiled else dimension)]
 
     def _by_rule(self, eqn: JaxprEqn, frame: _GatherFrame) -> Handler | None:
         states = [frame.state(atom) for atom in eqn.invars]
-        law = RULES.get(eqn.primitive.name, no_rule)
         if self._exact and _may_round(eqn):
             self._refuse(eqn, frame, "gathers='exact', and other sums may differ in the last bits")
             return None
         try:
-            step = law(eqn, states)
+            step = step_of(eqn, states)
         except Refuse as refusal:
             self._refuse(eqn, frame, str(refusal))
             return None
-        made = [Made(eqn.primitive.name, each) for each in step.collectives]
-        self.groups.meet(sites_of(states), made)
-        self._set(eqn, [state and self._narrowed(state) for state in step.results], frame)
+        self.groups.meet(sites_of(states), step.collectives)
+        results = []
+        for state in step.results:
+            if state is not None:
+                # Without the gathers of dimensions that are gone: a later use does not pin them.
+                axes, gathers = set(state.names), self.gathers
+                kept = [s for s in state.sites if not axes.isdisjoint(gathers[s].spread.names)]
+                state = dataclasses.replace(state, sites=tuple(kept))
+            results.append(state)
+        self._set(eqn, results, frame)
         return step.emit
-
-    def _scatter(self, eqn: JaxprEqn, frame: _GatherFrame) -> Handler | None:
-        if eqn.primitive.name != "reduce_scatter":
-            return None
-        if self._exact and _may_round(eqn):
-            return None
-        if not gather_reductions.scatters_equal_parts(eqn, frame.constant):
-            return None
-        self.scatters.append(eqn)
-        return gather_reductions.emit_sum
 
     # ---- equations with bodies
 
@@ -377,38 +355,36 @@ class _GatherWalk:
             self._origins.pop(inside, None)  # of another call of the same body
             if not isinstance(outside, core.Literal):
                 self._origins[inside] = self._origin(outside, frame)
-        body = _GatherBody(
-            jaxpr=jaxpr,
-            scope=frame.scope,
-            same=[same_of(atom, frame.facts, frame.scope) for atom in eqn.invars],
-            gathered=gathered,
-            constant=[
-                gather_reductions.constant_along(atom, frame.constant) for atom in eqn.invars
-            ],
-            called_at=frame.line(eqn) if frame.called_at or is_of_jax(jaxpr) else "",
+        handlers, inside = self._body(
+            jaxpr,
+            frame.scope,
+            frame.same(eqn),
+            gathered,
+            [frame.constant.along(v) if frame.constant else frozenset() for v in eqn.invars],
+            at=at,
+            loop=frame.loop,
+            called_at=frame.line(eqn) if frame.called_at or _is_of_jax(jaxpr) else "",
         )
-        handlers, inside = self._body(body, at, frame.loop)
         results = [inside.state(atom) for atom in open_jaxpr(jaxpr).outvars]
         self._set(eqn, [r if isinstance(r, Gathered) else None for r in results], frame)
         if any(gathered) or any(isinstance(result, Gathered) for result in results):
             return lambda eqn, values: run(jaxpr, values, handlers)
-        return _traced_again([handlers]) if handlers else None
+        return _inside(eqn, [handlers]) if handlers else None
 
-    def _with_bodies(
-        self, eqn: JaxprEqn, inner: Sequence[Any], at: Site, frame: _GatherFrame
-    ) -> Handler | None:
+    def _with_bodies(self, eqn: JaxprEqn, at: Site, frame: _GatherFrame) -> Handler | None:
+        inner = bodies(eqn)
         if not any(contains(body, _is_of_interest) for body in inner):
             return None
-        same = [same_of(atom, frame.facts, frame.scope) for atom in eqn.invars]
+        same = frame.same(eqn)
         if eqn.primitive.name == "shard_map":
-            handlers = self.shard_map(eqn, same, frame.scope, at)
-            return _shard_map_handler(handlers) if handlers else None
-        inputs = self._invariance.of_body_inputs(eqn, same, frame.scope)
-        found = [
-            self._apart(eqn, jaxpr, ins, frame.scope, (*at, place))
-            for place, (jaxpr, ins) in enumerate(zip(inner, inputs, strict=True))
-        ]
-        return _traced_again(found) if any(found) else None
+            found = [self.shard_map(eqn, same, frame.scope, at)]
+        else:
+            inputs = self._invariance.of_body_inputs(eqn, same, frame.scope)
+            found = [
+                self._apart(eqn, jaxpr, ins, frame.scope, (*at, place))
+                for place, (jaxpr, ins) in enumerate(zip(inner, inputs, strict=True))
+            ]
+        return _inside(eqn, found) if any(found) else None
 
     # ---- what a walk writes down
 
@@ -417,12 +393,6 @@ class _GatherWalk:
             if state is not None:
                 frame.gathered[var] = state
                 frame.makers[var] = eqn
-
-    def _narrowed(self, state: Gathered) -> Gathered:
-        """Without the gathers of dimensions that are gone: a later use does not pin them."""
-        axes = set(state.names)
-        sites = tuple(s for s in state.sites if not axes.isdisjoint(self.gathers[s].spread.names))
-        return dataclasses.replace(state, sites=sites)
 
     def _refuse(self, eqn: JaxprEqn, frame: _GatherFrame, why: str) -> None:
         sites = sites_of([frame.state(atom) for atom in eqn.invars])
@@ -454,31 +424,6 @@ def _block(value: Any, new_dimension: int | None) -> Any:
 _SINGLE = 4  # bytes
 
 
-def _shard_map_handler(handlers: _Handlers) -> Handler:
-    def handle(eqn: JaxprEqn, values: Values) -> Values:
-        jaxpr = eqn.params["jaxpr"]
-        return call_shard_map(eqn, lambda *blocks: run(jaxpr, blocks, handlers), values)
-
-    return handle
-
-
-def _traced_again(handlers: Sequence[_Handlers]) -> Handler:
-    """`handlers` of each body, in order; a body without any stays as it is."""
-
-    def handle(eqn: JaxprEqn, values: Values) -> Values:
-        each = iter(handlers)
-
-        def changed(jaxpr: Any) -> Any:
-            inside = next(each)
-            if not inside:
-                return jaxpr
-            return trace_again(jaxpr, lambda *args: run(jaxpr, args, inside))
-
-        return replay(with_bodies(eqn, changed), values)
-
-    return handle
-
-
 def _may_round(eqn: JaxprEqn) -> bool:
     """Whether the last bits of a result may depend on the order or grouping of operations."""
     if eqn.primitive.name in EXACT:
@@ -488,3 +433,49 @@ def _may_round(eqn: JaxprEqn) -> bool:
 
 def _is_of_interest(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in GATHERS
+
+
+# --- names and reasons for reports, in the words of the user
+
+
+def _why_outside(eqn: JaxprEqn) -> str:
+    """Why an equation with bodies takes no gathered value."""
+    name = eqn.primitive.name
+    if name in ("scan", "while"):
+        return (
+            f"the gather is outside the {_plain_name(eqn)} and its use inside: a reduction over "
+            "devices would run in every iteration"
+        )
+    if name == "cond":
+        return (
+            "the gather is outside the cond and its use inside: a reduction over devices would "
+            "stand in a branch that some of them may not take"
+        )
+    if name in ("custom_jvp_call", "custom_vjp_call"):
+        return (
+            f"{_plain_name(eqn)} has its own rule of differentiation, which is for the whole "
+            "value: apply it to the block, before the gather"
+        )
+    return f"{_plain_name(eqn)} takes the gathered value whole: gather inside it"
+
+
+def _plain_name(eqn: JaxprEqn) -> str:
+    """In the user's words: "relu" of a custom_jvp_call."""
+    plain = {"remat2": "checkpoint", "while": "while loop"}.get(eqn.primitive.name)
+    if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
+        return _traced_function(bodies(eqn)[0])[0] or eqn.primitive.name
+    return plain or eqn.primitive.name
+
+
+def _traced_function(jaxpr: Any) -> tuple[str, str]:
+    """Name and file of the function that a jaxpr was traced from; "" where unknown."""
+    info = open_jaxpr(jaxpr).debug_info
+    return (info.func_name or "", info.func_filename or "") if info.func_src_info else ("", "")
+
+
+def _is_of_jax(jaxpr: Any) -> bool:
+    """Whether it is a helper of jax itself, such as jnp.var.
+
+    JAX traces it once, so its equations bear the line of its first caller in the process.
+    """
+    return _traced_function(jaxpr)[1].startswith(os.path.dirname(jax.__file__) + os.sep)

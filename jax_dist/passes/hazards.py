@@ -9,7 +9,7 @@ to rows of its own. So a draw is followed for as long as it is only scaled and s
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from jax.extend.core import JaxprEqn, Literal, Var
 
@@ -19,7 +19,6 @@ from jax_dist.passes.interpreter import CALLS, DRAWS, ELEMENTWISE
 from jax_dist.passes.pipeline import PassFinding
 from jax_dist.passes.uniformity import OUTSIDE, AxisScope, Invariance, Same, cut_along, same_of
 
-_REPEATED, _DRIFTING = _codes.REPEATED_NOISE, _codes.DRIFTING_COPIES
 _SHAPED_ALIKE = {*ELEMENTWISE, "bitcast_convert_type", "pcast", "pvary"}
 
 
@@ -86,23 +85,23 @@ class _Walk:
     ) -> list[_Known]:
         name = eqn.primitive.name
         drawn = next((each.drawn for each in given if each.drawn), "")
+        every = frozenset(range(len(_shape(eqn.outvars[0])))) if eqn.outvars else frozenset()
         if name in DRAWS:
-            return [self._draw(eqn, same, scope, line, drawn)] * len(eqn.outvars)
+            alike = scope.axes.intersection(*same)
+            noise = _Noise(line, alike, every) if alike and every else None
+            own = line if alike != scope.axes else drawn
+            return [_Known(noise, drawn=own)] * len(eqn.outvars)
         if interpreter.bodies(eqn):
             return self._inside(eqn, same, given, scope, line)
         if name in _SHAPED_ALIKE:
-            given = _spread(eqn, given)
+            # A number beside an array counts for all of its elements.
+            given = [
+                each if _shape(atom) else dataclasses.replace(each, flat=every)
+                for atom, each in zip(eqn.invars, given, strict=True)
+            ]
             self._meet(eqn, same, given)
         noise, flat = _followed(eqn, same, given)
         return [_Known(noise, flat, drawn)] * len(eqn.outvars)
-
-    def _draw(
-        self, eqn: JaxprEqn, same: list[Same], scope: AxisScope, line: str, drawn: str
-    ) -> _Known:
-        alike = scope.axes.intersection(*same)
-        dims = frozenset(range(len(_shape(eqn.outvars[0]))))
-        own = line if alike != scope.axes else drawn
-        return _Known(_Noise(line, alike, dims) if alike and dims else None, drawn=own)
 
     def _inside(
         self, eqn: JaxprEqn, same: list[Same], given: list[_Known], scope: AxisScope, line: str
@@ -132,7 +131,17 @@ class _Walk:
                 own = {dim for dim, size in enumerate(_shape(atom)) if size > 1} - other.flat
                 # One mask for all rows of a device is one for all rows: that is meant.
                 if apart and own & noise.dims and not own & flat and other.noise is None:
-                    self.findings.append(_repeated(noise, apart))
+                    over = _named(apart)
+                    finding = PassFinding(
+                        _codes.REPEATED_NOISE,
+                        "noted",
+                        f"all devices along {over} draw the same numbers, and each meets data of "
+                        "its own",
+                        "the key is the same on all of them; random.fold_in(key, "
+                        f"lax.axis_index({over})) gives each its own, unless equal noise is meant",
+                        noise.line,
+                    )
+                    self.findings.append(finding)
 
     def _leave(
         self, eqn: JaxprEqn, body: Any, ins: Sequence[Same], outs: list[_Known], scope: AxisScope
@@ -143,22 +152,22 @@ class _Walk:
         for atom, spec, out in zip(body.outvars, eqn.params["out_specs"], outs, strict=True):
             apart = new - cut_along(spec) - same_of(atom, facts, scope)
             if apart and out.drawn:
-                self.findings.append(_drifting(out.drawn, apart))
+                finding = PassFinding(
+                    _codes.DRIFTING_COPIES,
+                    "noted",
+                    f"a result that is said to be the same along {_named(apart)} has noise of each "
+                    "device's own",
+                    "out_specs does not name the axis, so what one device has is taken for all; "
+                    "draw with a key that all devices share, or reduce over the axis",
+                    out.drawn,
+                )
+                self.findings.append(finding)
 
 
 def _of(atom: Any, values: dict[Var, _Known]) -> _Known:
     if isinstance(atom, Literal):
         return _Known(flat=frozenset(range(len(_shape(atom)))))
     return values.get(atom, _NOTHING)
-
-
-def _spread(eqn: JaxprEqn, given: list[_Known]) -> list[_Known]:
-    """A number beside an array counts for all of its elements."""
-    every = frozenset(range(len(_shape(eqn.outvars[0]))))
-    return [
-        each if _shape(atom) else dataclasses.replace(each, flat=every)
-        for atom, each in zip(eqn.invars, given, strict=True)
-    ]
 
 
 def _followed(
@@ -210,30 +219,6 @@ def _shape(atom: Any) -> tuple[int, ...]:
     return tuple(getattr(atom.aval, "shape", ()))
 
 
-def _repeated(noise: _Noise, axes: Same) -> PassFinding:
-    over = _named(axes)
-    return PassFinding(
-        _REPEATED,
-        "noted",
-        f"all devices along {over} draw the same numbers, and each meets data of its own",
-        f"the key is the same on all of them; random.fold_in(key, lax.axis_index({over})) gives "
-        "each its own, unless equal noise is meant",
-        noise.line,
-    )
-
-
-def _drifting(line: str, axes: Same) -> PassFinding:
-    over = _named(axes)
-    return PassFinding(
-        _DRIFTING,
-        "noted",
-        f"a result that is said to be the same along {over} has noise of each device's own",
-        "out_specs does not name the axis, so what one device has is taken for all; draw with a "
-        "key that all devices share, or reduce over the axis",
-        line,
-    )
-
-
 def _named(axes: Same) -> str:
     return ", ".join(sorted(map(repr, axes)))
 
@@ -245,7 +230,6 @@ def _named(axes: Same) -> str:
 # a pmean leaves the sum as it is: N times what the same body gives under pmap.
 
 
-_DOUBLED = _codes.GRAD_PSUM_WITH_VMA
 _SUMS = ("psum", "psum_invariant")
 _REMATS = ("checkpoint", "remat2")
 _TRANSPOSED_SUMS = ("pvary", "pcast")  # what a psum of the user's becomes in transposing
@@ -258,27 +242,21 @@ _PASSES_ON = {
 }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Summed:
-    """What is known of the values of one body."""
+class _Summed(NamedTuple):
+    """What is known of one value."""
 
-    summed: dict[Any, frozenset] = dataclasses.field(default_factory=dict)  # by JAX, over axes
-    # What comes from the cotangent of a sum of the user's own. Such a loss is that of all devices,
-    # and so is its gradient, which a pmean leaves right.
-    of_sums: set[Any] = dataclasses.field(default_factory=set)
+    axes: frozenset = frozenset()  # over which JAX has summed it
+    # Whether it comes from the cotangent of a sum of the user's own. Such a loss is that of all
+    # devices, and so is its gradient, which a pmean leaves right.
+    of_sum: bool = False
 
-    def axes_of(self, atoms: Sequence[Any]) -> frozenset:
-        each = [self.summed.get(atom, frozenset()) for atom in atoms if isinstance(atom, Var)]
-        return frozenset().union(*each)
 
-    def is_of_sum(self, atoms: Sequence[Any]) -> bool:
-        return any(isinstance(atom, Var) and atom in self.of_sums for atom in atoms)
+_Sums: TypeAlias = dict[Any, _Summed]  # of the variables of one body
 
-    def add(self, variables: Sequence[Any], axes: frozenset, *, of_sum: bool) -> None:
-        if axes:
-            self.summed.update(dict.fromkeys(variables, axes))
-        if of_sum:
-            self.of_sums.update(variables)
+
+def _joined(known: _Sums, atoms: Sequence[Any]) -> _Summed:
+    each = [known.get(atom, _Summed()) for atom in atoms if isinstance(atom, Var)]
+    return _Summed(frozenset().union(*[one.axes for one in each]), any(one.of_sum for one in each))
 
 
 def find_doubled_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
@@ -288,27 +266,36 @@ def find_doubled_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
         for eqn in interpreter.equations(jaxpr)
         if eqn.primitive.name == "shard_map" and eqn.params["check_vma"]
         for finding in _sums_in_body(
-            eqn.params["jaxpr"], _Summed(), interpreter.source_line(eqn), _by_name
+            eqn.params["jaxpr"], {}, interpreter.source_line(eqn), _by_name
         )
     ]
     return tuple(dict.fromkeys(found))
 
 
 def _sums_in_body(
-    body: Any, known: _Summed, around: str, is_transposed: _IsTransposed
+    body: Any, known: _Sums, around: str, is_transposed: _IsTransposed
 ) -> Iterator[PassFinding]:
     for eqn in interpreter.open_jaxpr(body).eqns:
         name, by_jax = eqn.primitive.name, is_transposed(eqn)
-        axes, of_sum = known.axes_of(eqn.invars), known.is_of_sum(eqn.invars)
+        axes, of_sum = _joined(known, eqn.invars)
         where = interpreter.source_line(eqn) or around
         if name in _SUMS and by_jax:
             summed = frozenset() if of_sum else frozenset(eqn.params["axes"])
-            known.add(eqn.outvars, summed, of_sum=of_sum)
+            known.update(dict.fromkeys(eqn.outvars, _Summed(summed, of_sum)))
         elif name in _SUMS and (twice := axes & set(eqn.params["axes"])):
-            yield _doubled(sorted(map(str, twice)), where)
+            over = ", ".join(f"'{axis}'" for axis in sorted(map(str, twice)))
+            yield PassFinding(
+                _codes.GRAD_PSUM_WITH_VMA,
+                "noted",
+                f"a gradient is summed over {over} a second time, and comes out too large",
+                "under check_vma=True, JAX sums the gradient by a value that all devices share; "
+                "say check_vma=False, or pcast the value to varying before the gradient",
+                where,
+            )
         else:
             of_sum |= by_jax and name in _TRANSPOSED_SUMS and isinstance(eqn.invars[0], Var)
-            known.add(eqn.outvars, axes if name in _PASSES_ON else frozenset(), of_sum=of_sum)
+            made = _Summed(axes if name in _PASSES_ON else frozenset(), of_sum)
+            known.update(dict.fromkeys(eqn.outvars, made))
         for inner in interpreter.bodies(eqn):
             inside = _in_transposed(eqn, inner) if by_jax else _by_name
             yield from _sums_through(eqn, inner, known, where, inside)
@@ -338,30 +325,18 @@ def _in_transposed(eqn: JaxprEqn, body: Any) -> _IsTransposed:
 
 
 def _sums_through(
-    eqn: JaxprEqn, inner: Any, known: _Summed, around: str, is_transposed: _IsTransposed
+    eqn: JaxprEqn, inner: Any, known: _Sums, around: str, is_transposed: _IsTransposed
 ) -> Iterator[PassFinding]:
     """The same in a body; what goes in and comes out of a jit, remat or scan is followed."""
     opened = interpreter.open_jaxpr(inner)
     outer = eqn.invars[1:] if eqn.primitive.name == "cond" else eqn.invars
-    inside = _Summed()
+    inside: _Sums = {}
     followed = len(opened.invars) == len(outer)
     if followed:
-        for var, atom in zip(opened.invars, outer, strict=True):
-            inside.add([var], known.axes_of([atom]), of_sum=known.is_of_sum([atom]))
+        pairs = zip(opened.invars, outer, strict=True)
+        inside = {var: _joined(known, [atom]) for var, atom in pairs}
     yield from _sums_in_body(inner, inside, around, is_transposed)
     if followed and len(opened.outvars) == len(eqn.outvars):
         for result, atom in zip(eqn.outvars, opened.outvars, strict=True):
-            axes = known.axes_of([result]) | inside.axes_of([atom])
-            known.add([result], axes, of_sum=inside.is_of_sum([atom]))
-
-
-def _doubled(axes: list[str], where: str) -> PassFinding:
-    over = ", ".join(f"'{axis}'" for axis in axes)
-    return PassFinding(
-        _DOUBLED,
-        "noted",
-        f"a gradient is summed over {over} a second time, and comes out too large",
-        "under check_vma=True, JAX sums the gradient by a value that all devices share; say "
-        "check_vma=False, or pcast the value to varying before the gradient",
-        where,
-    )
+            before, found = _joined(known, [result]), _joined(inside, [atom])
+            known[result] = _Summed(before.axes | found.axes, before.of_sum or found.of_sum)

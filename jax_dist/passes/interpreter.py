@@ -152,7 +152,15 @@ def run(
         return eval_jaxpr(body, consts, *args)
     known: dict[Var, Any] = dict(zip(body.constvars, consts, strict=True))
     known.update(zip(body.invars, args, strict=True))
-    start, last_read = 0, _last_reads(body)
+    # The place of the last equation that reads each variable; past all for the results.
+    last_read: dict[Any, int] = {
+        atom: place
+        for place, eqn in enumerate(body.eqns)
+        for atom in eqn.invars
+        if isinstance(atom, Var)
+    }
+    last_read |= {atom: len(body.eqns) for atom in body.outvars if isinstance(atom, Var)}
+    start = 0
     for place in [*sorted(handlers), len(body.eqns)]:
         _replay_stretch(body, start, place, known, last_read)
         if place < len(body.eqns):
@@ -166,15 +174,6 @@ def run(
 
 def read_all(atoms: Sequence[Atom], known: Mapping[Var, Any]) -> Values:
     return [atom.val if isinstance(atom, Literal) else known[atom] for atom in atoms]
-
-
-def _last_reads(body: Jaxpr) -> dict[Any, int]:
-    """The place of the last equation that reads each variable; past all for the results."""
-    places: dict[Any, int] = {}
-    for place, eqn in enumerate(body.eqns):
-        places.update((atom, place) for atom in eqn.invars if isinstance(atom, Var))
-    places.update((atom, len(body.eqns)) for atom in body.outvars if isinstance(atom, Var))
-    return places
 
 
 def _replay_stretch(
@@ -227,7 +226,7 @@ def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
     return eqn.replace(params={name: changed(value) for name, value in eqn.params.items()})
 
 
-def trace_again(jaxpr: Any, evaluate: Callable[..., Values]) -> Any:
+def _trace_again(jaxpr: Any, evaluate: Callable[..., Values]) -> Any:
     """A jaxpr of the same inputs and the same form (open or closed), traced from `evaluate`.
 
     Called where the body will stand, so inside the shard_map around it, whose axes it may use.
@@ -365,15 +364,6 @@ def places(jaxpr: Any, wanted: Callable[[JaxprEqn], bool]) -> Iterator[EquationP
                 yield dataclasses.replace(inner, path=path, around=around)
 
 
-def handlers_at(
-    jaxpr: Any, handler_of: Callable[[JaxprEqn], Handler | None]
-) -> dict[Path, Handler]:
-    """For `run_at`: the handler of each equation that has one, at whatever depth it stands."""
-    found = places(jaxpr, lambda eqn: handler_of(eqn) is not None)
-    given = ((place.path, handler_of(place.eqn)) for place in found)
-    return {path: handler for path, handler in given if handler is not None}
-
-
 def run_at(jaxpr: Any, args: Sequence[Any], handlers: Mapping[Path, Handler]) -> Values:
     """Evaluates a jaxpr as `run` does, with equations handled at any depth.
 
@@ -382,10 +372,26 @@ def run_at(jaxpr: Any, args: Sequence[Any], handlers: Mapping[Path, Handler]) ->
       args: one for each input variable.
       handlers: by the path of the equation; bodies without one stay as they are.
     """
+
+    def run_within(deeper: Mapping[Path, Handler], eqn: JaxprEqn, values: Values) -> Values:
+        inside = bodies(eqn)
+        evaluates = {
+            part: lambda *args, body=inside[part], inner=inner: run_at(body, args, inner)
+            for part, inner in _by_first(deeper).items()
+        }
+        return run_bodies(evaluates, eqn, values)
+
     here: dict[int, Handler] = {}
     for number, deeper in _by_first(handlers).items():
-        here[number] = deeper[()] if () in deeper else functools.partial(_run_within, deeper)
+        here[number] = deeper[()] if () in deeper else functools.partial(run_within, deeper)
     return run(jaxpr, args, here)
+
+
+def _by_first(handlers: Mapping[Path, Handler]) -> dict[int, dict[Path, Handler]]:
+    grouped: dict[int, dict[Path, Handler]] = {}
+    for path, handler in handlers.items():
+        grouped.setdefault(path[0], {})[path[1:]] = handler
+    return grouped
 
 
 def run_bodies(
@@ -404,22 +410,6 @@ def run_bodies(
 
     def changed(body: Any) -> Any:
         evaluate = evaluates.get(next(numbers))
-        return body if evaluate is None else trace_again(body, evaluate)
+        return body if evaluate is None else _trace_again(body, evaluate)
 
     return replay(with_bodies(eqn, changed), values)
-
-
-def _run_within(handlers: Mapping[Path, Handler], eqn: JaxprEqn, values: Values) -> Values:
-    inside = bodies(eqn)
-    evaluates = {
-        part: lambda *args, body=inside[part], inner=inner: run_at(body, args, inner)
-        for part, inner in _by_first(handlers).items()
-    }
-    return run_bodies(evaluates, eqn, values)
-
-
-def _by_first(handlers: Mapping[Path, Handler]) -> dict[int, dict[Path, Handler]]:
-    grouped: dict[int, dict[Path, Handler]] = {}
-    for path, handler in handlers.items():
-        grouped.setdefault(path[0], {})[path[1:]] = handler
-    return grouped

@@ -46,8 +46,13 @@ class _Route:
 
     def __call__(self, eqn: JaxprEqn, values: Values) -> Values:
         """Takes and returns whole arrays, as the call does."""
+
+        def body(*blocks: jax.Array) -> Values:
+            return jax.tree.leaves(self.lower(*self.in_tree.unflatten(blocks)))
+
+        body.__name__ = body.__qualname__ = self.op
         mapped = jax.shard_map(
-            self._body(),
+            body,
             mesh=self.mesh if jax.sharding.get_abstract_mesh().empty else None,
             in_specs=self.taken.operands,
             out_specs=list(self.taken.results),
@@ -65,13 +70,10 @@ class _Route:
 
     def __str__(self) -> str:
         operands, results = (
-            ", ".join(map(_written, specs)) for specs in (self.taken.operands, self.taken.results)
+            ", ".join(f"P({', '.join(map(repr, spec))})" for spec in specs)
+            for specs in (self.taken.operands, self.taken.results)
         )
         return f"shard_map, ({operands}) -> ({results})"
-
-    def is_whole_everywhere(self) -> bool:
-        """Whether every device computes all of it, and nothing asked for that."""
-        return not any(_axes_of(spec) for spec in (*self.chosen.operands, *self.chosen.results))
 
     def with_chosen(self, kind: str, number: int, spec: P) -> "_Route":
         """The same, where one of the "operands" or "results" lies by `spec` in the program."""
@@ -79,13 +81,6 @@ class _Route:
         specs[number] = spec
         chosen = dataclasses.replace(self.chosen, **{kind: tuple(specs)})
         return dataclasses.replace(self, chosen=chosen)
-
-    def _body(self) -> Callable[..., Values]:
-        def body(*blocks: jax.Array) -> Values:
-            return jax.tree.leaves(self.lower(*self.in_tree.unflatten(blocks)))
-
-        body.__name__ = body.__qualname__ = self.op
-        return body
 
     def _pinned(self, values: Values, chosen: Sequence[P], taken: Sequence[P]) -> Values:
         pairs = zip(values, chosen, taken, strict=True)
@@ -130,7 +125,9 @@ def plan_partitioning(
     meshes = propagation.meshes_of(jaxpr, in_shardings) if mesh is None else [mesh]
     if len(meshes) > 1:
         why = "the program uses several meshes: choose one by mesh="
-        return PassPlan(None, tuple(_refused(site, why) for site in sites))
+        return PassPlan(
+            None, tuple(_finding(site, "refused", "left as it is", why) for site in sites)
+        )
     if not meshes or meshes[0].size == 1:
         return PassPlan(None)  # there JAX puts the body of the op into the program itself
     layouts = _layouts(jaxpr, sites, meshes[0], in_shardings, specs or {})
@@ -142,10 +139,19 @@ def plan_partitioning(
         try:
             handlers[site.path] = _route(site, layouts[site.path], meshes[0])
         except _RouteRefused as reason:
-            findings.append(_refused(site, str(reason)))
+            findings.append(_finding(site, "refused", "left as it is", str(reason)))
         else:
-            guessed = not any(in_shardings) and _name_of(site) not in (specs or {})
-            findings += _told(site, handlers[site.path], guessed=guessed)
+            around = [eqn.primitive.name for eqn in site.around]
+            is_ruled = any(name.startswith(("custom_vjp", "custom_jvp")) for name in around)
+            why = "the function only: its derivative rules can be seen from around jax.grad"
+            route, name = handlers[site.path], _name_of(site)
+            findings.append(_finding(site, "rewritten", str(route), why if is_ruled else ""))
+            guessed = not any(in_shardings) and name not in (specs or {})
+            lie = (*route.chosen.operands, *route.chosen.results)
+            if guessed and not any(map(_axes_of, lie)):  # and nothing asked for that
+                how = f"give specs={{{name!r}: (in_specs, out_specs)}}"
+                why = f"nothing tells how its operands lie: {how}"
+                findings.append(_finding(site, "noted", "every device computes all of it", why))
     if not handlers:
         return PassPlan(None, tuple(findings))
     handlers = _joined([site for site in sites if site.path in handlers], handlers)
@@ -180,19 +186,15 @@ def _layouts(
         if not _free_axes(site, mesh):
             continue
         if _name_of(site) in specs:
-            given[site.path] = _given(site, specs[_name_of(site)], mesh)
+            in_specs, out_specs = specs[_name_of(site)]
+            results = (out_specs,) if isinstance(out_specs, P) else tuple(out_specs)
+            given[site.path] = CallLayout(
+                _fitting(site, "operands", tuple(in_specs), site.eqn.invars, mesh),
+                _fitting(site, "results", results, site.eqn.outvars, mesh),
+            )
         else:
             others.append(site)
     return given | (propagation.layouts_of(jaxpr, others, mesh, in_shardings) if others else {})
-
-
-def _given(site: EquationPlace, specs: tuple[Any, Any], mesh: Mesh) -> CallLayout:
-    in_specs, out_specs = specs
-    results = (out_specs,) if isinstance(out_specs, P) else tuple(out_specs)
-    return CallLayout(
-        _fitting(site, "operands", tuple(in_specs), site.eqn.invars, mesh),
-        _fitting(site, "results", results, site.eqn.outvars, mesh),
-    )
 
 
 def _fitting(
@@ -255,23 +257,6 @@ def _readers(
     return routed if len(routed) == len(reads) and not is_returned else []
 
 
-def _told(site: EquationPlace, route: _Route, *, guessed: bool) -> list[PassFinding]:
-    around = [eqn.primitive.name for eqn in site.around]
-    why = ""
-    if any(name.startswith(("custom_vjp", "custom_jvp")) for name in around):
-        why = "the function only: its derivative rules can be seen from around jax.grad"
-    told = [_finding(site, "rewritten", str(route), why)]
-    if guessed and route.is_whole_everywhere():
-        name = _name_of(site)
-        why = f"nothing tells how its operands lie: give specs={{{name!r}: (in_specs, out_specs)}}"
-        told.append(_finding(site, "noted", "every device computes all of it", why))
-    return told
-
-
-def _refused(site: EquationPlace, why: str) -> PassFinding:
-    return _finding(site, "refused", "left as it is", why)
-
-
 def _finding(site: EquationPlace, outcome: Outcome, what: str, why: str) -> PassFinding:
     what = f"custom_partitioning {_name_of(site)!r}: {what}"
     return PassFinding(_CODE, outcome, what, why, interpreter.source_line(site.eqn))
@@ -298,27 +283,37 @@ def _route(site: EquationPlace, layout: CallLayout | Unknown, mesh: Mesh) -> _Ro
         raise _RouteRefused(str(layout))
     params = site.eqn.params
     axes = _free_axes(site, mesh)
-    _check(site, mesh, axes)
+    if any(eqn.params["mesh"].shape != mesh.shape for eqn in _regions(site)):
+        raise _RouteRefused("it stands in a shard_map over another mesh")
+    if not params["decode_shardings"]:
+        raise _RouteRefused("its partition() asks for XLA's own shardings (decode_shardings=False)")
+    if len(set(mesh.axis_types)) > 1:
+        raise _RouteRefused("the mesh has both Auto and Explicit axes")
+    operands, results = _avals(site.eqn.invars), _avals(site.eqn.outvars)
+    if any(jnp.issubdtype(aval.dtype, jax.dtypes.extended) for aval in (*operands, *results)):
+        raise _RouteRefused("one of its values is a PRNG key")
+    if any(aval.weak_type for aval in results):
+        raise _RouteRefused("one of its results is weakly typed")
     if _is_explicit(mesh):  # what the types say is what the program must get back
-        typed = [_full(a.sharding.spec, len(a.shape)) for a in _avals(site.eqn.outvars)]
+        typed = [_full(aval.sharding.spec, len(aval.shape)) for aval in results]
         layout = dataclasses.replace(layout, results=tuple(typed))
     asked = (
         params["in_tree"].unflatten(_shapes(site.eqn.invars, layout.operands, mesh)),
         params["out_tree"].unflatten(_shapes(site.eqn.outvars, layout.results, mesh)),
     )
-    own_mesh, lower, results, operands = params["partition"](*params["static_args"], mesh, *asked)
+    own_mesh, lower, made, given = params["partition"](*params["static_args"], mesh, *asked)
     if own_mesh != mesh:
         raise _RouteRefused("its partition() returns another mesh than it was given")
     taken = CallLayout(
-        _specs(params["in_tree"].flatten_up_to(operands), site.eqn.invars, mesh, axes),
-        _specs(params["out_tree"].flatten_up_to(results), site.eqn.outvars, mesh, axes),
+        _specs(params["in_tree"].flatten_up_to(given), site.eqn.invars, mesh, axes),
+        _specs(params["out_tree"].flatten_up_to(made), site.eqn.outvars, mesh, axes),
     )
     _check_lowering(lower, site, taken, mesh)
     checks = any(eqn.params["check_vma"] for eqn in _regions(site))
-    made = _Route(_name_of(site), mesh, axes, lower, params["in_tree"], layout, taken, checks)
+    route = _Route(_name_of(site), mesh, axes, lower, params["in_tree"], layout, taken, checks)
     if checks:
-        _check_types(made, site.eqn)
-    return made
+        _check_types(route, site.eqn)
+    return route
 
 
 def _name_of(site: EquationPlace) -> str:
@@ -352,20 +347,6 @@ def _full(spec: P, rank: int) -> P:
 def _regions(site: EquationPlace) -> list[JaxprEqn]:
     """The shard_maps around the call."""
     return [eqn for eqn in site.around if eqn.primitive.name == "shard_map"]
-
-
-def _check(site: EquationPlace, mesh: Mesh, axes: Sequence[str]) -> None:
-    if any(eqn.params["mesh"].shape != mesh.shape for eqn in _regions(site)):
-        raise _RouteRefused("it stands in a shard_map over another mesh")
-    if not site.eqn.params["decode_shardings"]:
-        raise _RouteRefused("its partition() asks for XLA's own shardings (decode_shardings=False)")
-    if len(set(mesh.axis_types)) > 1:
-        raise _RouteRefused("the mesh has both Auto and Explicit axes")
-    operands, results = _avals(site.eqn.invars), _avals(site.eqn.outvars)
-    if any(jnp.issubdtype(aval.dtype, jax.dtypes.extended) for aval in (*operands, *results)):
-        raise _RouteRefused("one of its values is a PRNG key")
-    if any(aval.weak_type for aval in results):
-        raise _RouteRefused("one of its results is weakly typed")
 
 
 def _check_lowering(
@@ -463,7 +444,3 @@ def _entry_axes(entry: Any) -> tuple[str, ...]:
 
 def _is_explicit(mesh: Mesh) -> bool:
     return AxisType.Explicit in mesh.axis_types
-
-
-def _written(spec: P) -> str:
-    return "P(" + ", ".join(map(repr, spec)) + ")"

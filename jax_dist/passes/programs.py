@@ -49,19 +49,15 @@ def _hiding(stage: type) -> type:
             hidden = len(self._values)
             return tuple(number - hidden for number in self._inner.donate_argnums)
 
-    for name in dir(stage):
-        if not name.startswith("_") and name not in vars(Hiding):
-            setattr(Hiding, name, property(_answer(name)))
-    Hiding.__name__ = Hiding.__qualname__ = stage.__name__
-    return Hiding
-
-
-def _answer(name: str) -> Callable[[Any], Any]:
-    def answer(self: Any) -> Any:
+    def answer(self: Any, name: str) -> Any:
         told = getattr(self._inner, name)
         return _without_first(told) if name in _OF_ARGUMENTS else told
 
-    return answer
+    for name in dir(stage):
+        if not name.startswith("_") and name not in vars(Hiding):
+            setattr(Hiding, name, property(lambda self, name=name: answer(self, name)))
+    Hiding.__name__ = Hiding.__qualname__ = stage.__name__
+    return Hiding
 
 
 def _without_first(of_call: tuple[tuple, dict]) -> tuple[tuple, dict]:
@@ -247,9 +243,7 @@ class Programs:
           placed: the captured arrays; None for none.
           variant: what else tells programs of one signature apart.
         """
-        made = self._plain
-        if placed is not None:
-            made = self._taking.setdefault(placed, {})
+        made = self._plain if placed is None else self._taking.setdefault(placed, {})
         if variant not in made:
             made[variant] = Program(self, takes_captures=placed is not None)
         return made[variant]
@@ -305,8 +299,7 @@ def hide_own_frames(error: Exception) -> None:
     """
     if _compat.config_value("jax_traceback_filtering") == "off":
         return
-    frames = []
-    step = error.__traceback__
+    frames, step = [], error.__traceback__
     while step is not None:
         if not step.tb_frame.f_code.co_filename.startswith(_PACKAGE):
             frames.append(step)

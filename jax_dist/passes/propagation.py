@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -58,66 +58,79 @@ def layouts(
         # Without inlining, a function that is called twice would have to lie in one way.
         passes = passmanager.PassManager.parse("builtin.module(inline,sdy-propagation-pipeline)")
         passes.run(propagated)
-        reader = _Reader(dict(_meshes(propagated)), mesh)
+        operations = [each.operation for each in propagated.regions[0].blocks[0].operations]
+        meshes = {
+            ir.StringAttr(operation.attributes["sym_name"]).value: operation.attributes["mesh"]
+            for operation in operations
+            if operation.name == "sdy.mesh"
+        }
         for call in _custom_calls(propagated, call_target):
             match = scope.search(str(call.location))
             name = match[1] if match else ""
-            layout = reader.layout(call)
+            layout = _layout(call, mesh, meshes)
             before = found.setdefault(name, layout)
             if isinstance(before, CallLayout) and before != layout:
                 found[name] = Unknown("the compiler makes copies of it that lie differently")
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reader:
-    meshes: Mapping[str, Any]  # by their names in the program
-    mesh: jax.sharding.Mesh
+def _layout(
+    call: ir.Operation, mesh: jax.sharding.Mesh, meshes: Mapping[str, Any]
+) -> CallLayout | Unknown:
+    """How one call lies; `meshes` are those of the program, by name."""
+    try:
+        operands = tuple(_spec(value, mesh, meshes) for value in call.operands)
+        results = tuple(_spec(value, mesh, meshes) for value in call.results)
+    except Unknown as reason:
+        return reason
+    constants = [n for n, value in enumerate(call.operands) if _is_constant(value)]
+    return CallLayout(operands, results, tuple(constants))
 
-    def layout(self, call: ir.Operation) -> CallLayout | Unknown:
-        try:
-            operands = tuple(self._spec(value) for value in call.operands)
-            results = tuple(self._spec(value) for value in call.results)
-        except Unknown as reason:
-            return reason
-        constants = [n for n, value in enumerate(call.operands) if _is_constant(value)]
-        return CallLayout(operands, results, tuple(constants))
 
-    def _spec(self, value: ir.Value) -> P:
-        rank = ir.ShapedType(value.type).rank
-        sharding = _sharding(value)
-        if sharding is None:
-            return P(*[None] * rank)
-        if sharding.unreduced_axes:
-            raise Unknown("one of its values is a sum that is not yet added up")
-        manual = _manual_axes(value)
-        dimensions = [
-            tuple(axis for axis in self._axes(dimension) if axis not in manual)
-            for dimension in sharding.dimension_shardings
-        ]
-        if any(dimensions) and not self._on_mesh(sharding.mesh_or_ref):
-            raise Unknown("its values lie on another mesh")
-        return P(*[axes[0] if len(axes) == 1 else axes or None for axes in dimensions])
-
-    def _axes(self, dimension: Any) -> tuple[str, ...]:
+def _spec(value: ir.Value, mesh: jax.sharding.Mesh, meshes: Mapping[str, Any]) -> P:
+    sharding = _sharding(value)
+    if sharding is None:
+        return P(*[None] * ir.ShapedType(value.type).rank)
+    if sharding.unreduced_axes:
+        raise Unknown("one of its values is a sum that is not yet added up")
+    manual: Sequence[str] = ()  # what an argument of a manual computation is no longer cut along
+    if isinstance(value, ir.BlockArgument):
+        holder = _holder(value)
+        if holder.name == "sdy.manual_computation":
+            axes_within: Any = sdy.ManualAxesAttr(holder.attributes["manual_axes"])
+            manual = list(axes_within)
+    dimensions: list[tuple[str, ...]] = []
+    for dimension in sharding.dimension_shardings:
         axes = [sdy.AxisRefAttr(axis) for axis in sdy.DimensionShardingAttr(dimension).axes]
         for axis in axes:
             if axis.sub_axis_info is not None:
                 raise Unknown(f"one of its values is cut along a part of the axis {axis.name!r}")
-        return tuple(axis.name for axis in axes)
-
-    def _on_mesh(self, name: ir.Attribute) -> bool:
-        attribute = sdy.MeshAttr(self.meshes[ir.FlatSymbolRefAttr(name).value])
-        axes = [sdy.MeshAxisAttr(axis) for axis in attribute.axes]
-        sizes = {axis.name: axis.size for axis in axes}
+        dimensions.append(tuple(axis.name for axis in axes if axis.name not in manual))
+    if any(dimensions):
+        own = sdy.MeshAttr(meshes[ir.FlatSymbolRefAttr(sharding.mesh_or_ref).value])
+        sizes = [(axis.name, axis.size) for axis in map(sdy.MeshAxisAttr, own.axes)]
         # Device ids are only there if the order is not that of the program's devices.
-        return not attribute.device_ids and list(sizes.items()) == list(self.mesh.shape.items())
+        if own.device_ids or sizes != list(mesh.shape.items()):
+            raise Unknown("its values lie on another mesh")
+    return P(*[axes[0] if len(axes) == 1 else axes or None for axes in dimensions])
 
 
 def _sharding(value: ir.Value) -> Any:
     """The sharding of a value, which its maker carries; None: it lies whole on every device."""
     if isinstance(value, ir.BlockArgument):
-        return _of_argument(value.arg_number, _holder(value))
+        holder, place = _holder(value), value.arg_number
+        attributes: Any = holder.attributes
+        match holder.name:
+            case "func.func":
+                own = attributes["arg_attrs"][place] if "arg_attrs" in attributes else {}
+                told = "sdy.sharding" in own
+                return sdy.TensorShardingAttr(own["sdy.sharding"]) if told else None
+            case "stablehlo.while":
+                told = "sdy.sharding" in attributes
+                return _numbered(attributes["sdy.sharding"], place) if told else None
+            case "sdy.manual_computation":
+                return _numbered(attributes["in_shardings"], place)
+        raise Unknown(f"it reads an argument of {holder.name}")
     maker = cast(Any, value.owner).operation
     attributes, place = maker.attributes, ir.OpResult(value).result_number
     if "sdy.sharding" in attributes:
@@ -132,30 +145,6 @@ def _sharding(value: ir.Value) -> Any:
     if maker.name.startswith("sdy.") and maker.name != "sdy.constant":
         raise Unknown(f"it reads a result of {maker.name}")
     return None
-
-
-def _of_argument(place: int, holder: ir.Operation) -> Any:
-    attributes: Any = holder.attributes
-    match holder.name:
-        case "func.func":
-            own = attributes["arg_attrs"][place] if "arg_attrs" in attributes else {}
-            return sdy.TensorShardingAttr(own["sdy.sharding"]) if "sdy.sharding" in own else None
-        case "stablehlo.while":
-            carried = "sdy.sharding" in attributes
-            return _numbered(attributes["sdy.sharding"], place) if carried else None
-        case "sdy.manual_computation":
-            return _numbered(attributes["in_shardings"], place)
-    raise Unknown(f"it reads an argument of {holder.name}")
-
-
-def _manual_axes(value: ir.Value) -> Sequence[str]:
-    """Those that an argument of a manual computation is no longer cut along, within it."""
-    if isinstance(value, ir.BlockArgument):
-        holder = _holder(value)
-        if holder.name == "sdy.manual_computation":
-            axes: Any = sdy.ManualAxesAttr(holder.attributes["manual_axes"])
-            return list(axes)
-    return ()
 
 
 def _holder(argument: ir.BlockArgument) -> ir.Operation:
@@ -173,13 +162,6 @@ def _is_constant(value: ir.Value) -> bool:
     maker = cast(Any, value.owner).operation
     # A region could read anything from around it.
     return not maker.regions and all(map(_is_constant, maker.operands))
-
-
-def _meshes(module: ir.Operation) -> Iterator[tuple[str, Any]]:
-    for operation in module.regions[0].blocks[0].operations:
-        attributes = operation.operation.attributes
-        if operation.operation.name == "sdy.mesh":
-            yield ir.StringAttr(attributes["sym_name"]).value, attributes["mesh"]
 
 
 def _custom_calls(module: ir.Operation, target: str) -> list[ir.Operation]:
@@ -222,35 +204,30 @@ def meshes_of(jaxpr: ClosedJaxpr, in_shardings: Sequence[NamedSharding | None]) 
     Those of the arguments; if they have none, those of constraints and of the jits within; then
     those of its shard_maps; then the one of `jax.set_mesh`.
     """
-    eqns = list(interpreter.equations(jaxpr))
-    asked = [sharding for eqn in eqns for sharding in _shardings_in(eqn)]
-    regions = [eqn.params["mesh"] for eqn in eqns if eqn.primitive.name == "shard_map"]
-    for mentioned in (_meshes_in(in_shardings), _meshes_in(asked), regions, [_context_mesh()]):
+    asked: list[Any] = []
+    regions: list[Any] = []
+    for eqn in interpreter.equations(jaxpr):
+        params = eqn.params
+        match eqn.primitive.name:
+            case "jit":
+                asked += (*params["in_shardings"], *params["out_shardings"])
+            case "sharding_constraint":
+                asked.append(params["sharding"])
+            case "shard_map":
+                regions.append(params["mesh"])
+    try:
+        context = jax.sharding.get_mesh()
+    except ValueError:  # within a trace, which is told the form of the mesh, and no devices
+        context = None
+    told, within = (
+        [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
+        for shardings in (in_shardings, asked)
+    )
+    for mentioned in (told, within, regions, [context]):
         found = dict.fromkeys(mesh for mesh in mentioned if isinstance(mesh, Mesh))
         if found:
             return [mesh for mesh in found if not mesh.empty]
     return []
-
-
-def _shardings_in(eqn: JaxprEqn) -> Sequence[Any]:
-    params = eqn.params
-    match eqn.primitive.name:
-        case "jit":
-            return (*params["in_shardings"], *params["out_shardings"])
-        case "sharding_constraint":
-            return (params["sharding"],)
-    return ()
-
-
-def _meshes_in(shardings: Sequence[Any]) -> list[Any]:
-    return [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
-
-
-def _context_mesh() -> Mesh | None:
-    try:
-        return jax.sharding.get_mesh()
-    except ValueError:  # within a trace, which is told the form of the mesh, and no devices
-        return None
 
 
 def layouts_of(
@@ -264,25 +241,20 @@ def layouts_of(
     Sites that the lowered program does not hold have no entry: nobody reads them, or JAX puts the
     body of the op there, as it does where all axes are manual.
     """
-    problem = _problem(mesh, in_shardings)
-    if problem is not None:
+    config: Any = jax.config  # its attributes are made at run time
+    devices = set(NamedSharding(mesh, P()).device_set)
+    problem = ""
+    if not config.jax_use_shardy_partitioner:
+        problem = "jax_use_shardy_partitioner is off, so nothing tells its specs: give specs="
+    elif any(sharding.device_set != devices for sharding in in_shardings if sharding is not None):
+        problem = "an argument lies on other devices than the mesh has"
+    if problem:
         return {site.path: Unknown(problem) for site in sites}
     lowered = _lowered(jaxpr, frozenset(site.path for site in sites), mesh, in_shardings)
     found = layouts(lowered, call_target="CustomSPMDPartitioning", scope=_SITE, mesh=mesh)
     lost = Unknown("it was not found again in the lowered program") if "" in found else None
     answers = {site.path: found.get(_name(site.path), lost) for site in sites}
     return {path: answer for path, answer in answers.items() if answer is not None}
-
-
-def _problem(mesh: Mesh, in_shardings: Sequence[NamedSharding | None]) -> str | None:
-    """Why Shardy cannot be asked."""
-    config: Any = jax.config  # its attributes are made at run time
-    if not config.jax_use_shardy_partitioner:
-        return "jax_use_shardy_partitioner is off, so nothing tells its specs: give specs="
-    devices = set(NamedSharding(mesh, P()).device_set)
-    if any(sharding.device_set != devices for sharding in in_shardings if sharding is not None):
-        return "an argument lies on other devices than the mesh has"
-    return None
 
 
 def _lowered(
@@ -301,8 +273,16 @@ def _lowered(
     opened = core.Jaxpr((), inputs, body.outvars, body.eqns, body.effects, interpreter.unnamed())
     # The anchor makes JAX lower for the whole mesh, even if nothing else is known to lie on it.
     anchor = jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))
-    pairs = zip(body.invars, in_shardings, strict=True)
-    shapes = [_shape(var.aval, sharding, mesh) for var, sharding in pairs]
+    shapes = []
+    for var, sharding in zip(body.invars, in_shardings, strict=True):
+        aval: Any = var.aval
+        if sharding is None and not aval.sharding.mesh.empty:
+            sharding = NamedSharding(mesh, aval.sharding.spec)  # of Explicit axes: part of the type
+        shapes.append(
+            jax.ShapeDtypeStruct(
+                aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type
+            )
+        )
     return jax.jit(with_scopes, keep_unused=True).lower(anchor, *shapes)
 
 
@@ -351,9 +331,3 @@ def _name(path: Path) -> str:
 def _is_plain_jit(eqn: JaxprEqn) -> bool:
     said = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
     return eqn.primitive.name == "jit" and not any(isinstance(x, Sharding) for x in said)
-
-
-def _shape(aval: Any, sharding: NamedSharding | None, mesh: Mesh) -> jax.ShapeDtypeStruct:
-    if sharding is None and not aval.sharding.mesh.empty:
-        sharding = NamedSharding(mesh, aval.sharding.spec)  # of Explicit axes: part of the type
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)

@@ -17,19 +17,14 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from jax.sharding import NamedSharding
 
 from jax_dist.passes import interpreter
-from jax_dist.passes.interpreter import (
-    INLINED,
-    Atom,
-    Handler,
-    Values,
-)
+from jax_dist.passes.interpreter import INLINED, Atom, Handler, Values
 
 _Evaluate = Callable[[Any, Sequence[Any]], Values]  # a jaxpr on values, under the new mesh
 _AxisEnv = Sequence[tuple[Any, int]]  # as the call was traced with
 
 
 def _custom_jvp_anew(
-    eqn: JaxprEqn, values: Values, evaluate: _Evaluate, axis_env: _AxisEnv = ()
+    eqn: JaxprEqn, values: Values, evaluate: _Evaluate, axis_env: _AxisEnv
 ) -> Values:
     """The call of a function with a jvp rule."""
     smooth = [place for place, var in enumerate(eqn.invars) if _is_inexact(var.aval)]
@@ -53,7 +48,7 @@ def _custom_jvp_anew(
 
 
 def _custom_vjp_anew(
-    eqn: JaxprEqn, values: Values, evaluate: _Evaluate, axis_env: _AxisEnv = ()
+    eqn: JaxprEqn, values: Values, evaluate: _Evaluate, axis_env: _AxisEnv
 ) -> Values:
     """The call of a function with a vjp rule."""
     smooth = [place for place, var in enumerate(eqn.invars) if _is_inexact(var.aval)]
@@ -134,12 +129,7 @@ def _is_inexact(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
-# --- evaluates a jaxpr by binding each equation again, in the context of now
-#
-# What a traced body says of its mesh (in types, literals, contexts and some parameters) is left
-# out, and each inner body is traced again: JAX then types all of it for the mesh and the axes of
-# the context. On the way, chosen equations can be handled otherwise, at any depth, also in the
-# rules of custom_jvp and custom_vjp.
+# --- the evaluation, of which those calls are a part
 
 
 _HandlerOf: TypeAlias = Callable[[JaxprEqn], Handler | None]
@@ -149,15 +139,10 @@ class CannotRebind(Exception):
     """An equation is tied to the mesh that it was traced under; the text says which."""
 
 
-def _no_handler(eqn: JaxprEqn) -> None:
-    """Every equation is bound again as it is."""
-    del eqn
-
-
 def evaluate(
     jaxpr: Any,
     args: Sequence[Any],
-    handler_of: _HandlerOf = _no_handler,
+    handler_of: _HandlerOf = lambda _: None,
     axis_env: _AxisEnv = (),
 ) -> Values:
     """The values of a jaxpr, with each equation bound again.
@@ -193,7 +178,7 @@ def check_rebindable(jaxpr: Any) -> None:
 def bind_again(eqn: JaxprEqn, values: Values) -> Values:
     """One equation, bound again."""
     values = untied_literals(eqn.invars, values)
-    return _bind(eqn, values, _no_handler, (), _context_here())
+    return _bind(eqn, values, lambda _: None, (), _context_here())
 
 
 def without_mesh(eqn: JaxprEqn, params: Mapping[str, Any] | None = None) -> JaxprEqn:
@@ -220,7 +205,9 @@ def _bind(
     name, params = eqn.primitive.name, eqn.params
     if name in INLINED:
         inner = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
-        return _named_jit(lambda *args: again(inner, args), params.get("name", name))(*values)
+        call = lambda *args: again(inner, args)
+        call.__name__ = call.__qualname__ = params.get("name", name)
+        return jax.jit(call)(*values)
     if name == "shard_map":
         body = params["jaxpr"]
         return interpreter.call_shard_map(eqn, lambda *blocks: again(body, blocks), values)
@@ -233,34 +220,24 @@ def _bind(
 
 
 def _untied(eqn: JaxprEqn) -> JaxprEqn:
-    params = {
-        key: None if isinstance(value, NamedSharding) else value
-        for key, value in eqn.params.items()
-    }
-    return eqn.replace(params=params)
-
-
-def _named_jit(fun: Callable[..., Values], name: str) -> Callable[..., Values]:
-    fun.__name__ = fun.__qualname__ = name
-    return jax.jit(fun)
+    params = eqn.params.items()
+    return eqn.replace(params={k: None if isinstance(v, NamedSharding) else v for k, v in params})
 
 
 def untied_literals(atoms: Sequence[Atom], values: Values) -> Values:
     """The values, with those of literals as plain scalars: a literal has a type, and so a mesh."""
-    return [
-        _plain(atom) if isinstance(atom, Literal) else value
-        for atom, value in zip(atoms, values, strict=True)
-    ]
 
+    def plain(literal: Literal) -> Any:
+        aval: Any = literal.aval
+        array = np.asarray(literal.val)
+        if aval.weak_type and array.ndim == 0:
+            scalar = array.item()
+            if jax.typeof(scalar).dtype == aval.dtype:
+                return scalar
+        return array.astype(aval.dtype, copy=False)
 
-def _plain(literal: Literal) -> Any:
-    aval: Any = literal.aval
-    array = np.asarray(literal.val)
-    if aval.weak_type and array.ndim == 0:
-        scalar = array.item()
-        if jax.typeof(scalar).dtype == aval.dtype:
-            return scalar
-    return array.astype(aval.dtype, copy=False)
+    pairs = zip(atoms, values, strict=True)
+    return [plain(atom) if isinstance(atom, Literal) else value for atom, value in pairs]
 
 
 def _context_here() -> Any:

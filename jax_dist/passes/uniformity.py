@@ -12,13 +12,7 @@ from typing import Any, TypeAlias
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jax_dist import _compat
-from jax_dist.passes.interpreter import (
-    CALLS,
-    DETERMINISTIC,
-    Atom,
-    bodies,
-    open_jaxpr,
-)
+from jax_dist.passes.interpreter import CALLS, DETERMINISTIC, Atom, bodies, open_jaxpr
 
 AxisName: TypeAlias = Any  # hashable; nearly always a string
 Same: TypeAlias = frozenset[AxisName]  # the axes along which all devices hold the same
@@ -61,9 +55,17 @@ class Invariance:
         """
         body = open_jaxpr(jaxpr)
         key = (body, tuple(ins), scope)
-        if key not in self._known:
-            self._known[key] = self._walk(body, ins, scope)
-        return self._known[key]
+        if key in self._known:
+            return self._known[key]
+        facts: dict[Var, Same] = dict.fromkeys(body.constvars, scope.axes)
+        for var, same in zip(body.invars, ins, strict=True):
+            facts[var] = _and_typed(same, var, scope)
+        for eqn in body.eqns:
+            operands = [same_of(atom, facts, scope) for atom in eqn.invars]
+            for var, same in zip(eqn.outvars, self._results(eqn, operands, scope), strict=True):
+                facts[var] = _and_typed(same, var, scope)
+        self._known[key] = facts
+        return facts
 
     def of_body_inputs(
         self, eqn: JaxprEqn, ins: Sequence[Same], scope: AxisScope
@@ -93,16 +95,6 @@ class Invariance:
         facts = self.facts(jaxpr, ins, scope)
         return [same_of(atom, facts, scope) for atom in open_jaxpr(jaxpr).outvars]
 
-    def _walk(self, body: Jaxpr, ins: Sequence[Same], scope: AxisScope) -> dict[Var, Same]:
-        facts: dict[Var, Same] = dict.fromkeys(body.constvars, scope.axes)
-        for var, same in zip(body.invars, ins, strict=True):
-            facts[var] = _and_typed(same, var, scope)
-        for eqn in body.eqns:
-            operands = [same_of(atom, facts, scope) for atom in eqn.invars]
-            for var, same in zip(eqn.outvars, self._results(eqn, operands, scope), strict=True):
-                facts[var] = _and_typed(same, var, scope)
-        return facts
-
     def _results(self, eqn: JaxprEqn, operands: list[Same], scope: AxisScope) -> Sequence[Same]:
         match eqn.primitive.name:
             case "cond":  # devices that take other branches get other results
@@ -124,9 +116,13 @@ class Invariance:
                 return [same & scope.axes for same in outs]
             case name if name in CALLS:
                 return self.outputs(bodies(eqn)[0], operands, scope)
-            case name if name in _MADE_ALIKE or name in _MADE_DIFFERENT or name in DETERMINISTIC:
-                same = scope.axes.intersection(*operands)
-                return [_after_collective(eqn, same)] * len(eqn.outvars)
+            case name if name in DETERMINISTIC:
+                return [scope.axes.intersection(*operands)] * len(eqn.outvars)
+            # Of a collective; within groups, devices of other groups get other results.
+            case name if name in _MADE_ALIKE or name in _MADE_DIFFERENT:
+                same, over = scope.axes.intersection(*operands), frozenset(axes_of(eqn))
+                alike = name in _MADE_ALIKE and eqn.params.get("axis_index_groups") is None
+                return [same | over if alike else same - over] * len(eqn.outvars)
         return [NOWHERE] * len(eqn.outvars)
 
     def _scan_inputs(self, eqn: JaxprEqn, ins: list[Same], scope: AxisScope) -> list[Same]:
@@ -156,21 +152,10 @@ class Invariance:
             carries = carried
 
 
-# A sum, a maximum, a gather; within groups, devices of other groups get other results.
+# A sum, a maximum, a gather.
 _MADE_ALIKE = ("psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant")
 # Even of equal inputs: a scatter gives other parts, a permutation zeros to some.
 _MADE_DIFFERENT = ("axis_index", "ppermute", "all_to_all", "reduce_scatter")
-
-
-def _after_collective(eqn: JaxprEqn, same: Same) -> Same:
-    """What is the same in the results, if `same` is so in all operands; equal for no collective."""
-    name = eqn.primitive.name
-    if name in _MADE_DIFFERENT:
-        return same - frozenset(axes_of(eqn))
-    if name in _MADE_ALIKE:
-        alike = frozenset(axes_of(eqn))
-        return same - alike if eqn.params.get("axis_index_groups") is not None else same | alike
-    return same
 
 
 def same_of(atom: Atom, facts: Facts, scope: AxisScope) -> Same:

@@ -8,7 +8,7 @@ import itertools
 import operator
 import os
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -47,7 +47,7 @@ def _code(fun: Any) -> types.CodeType | None:
 
 
 def _is_library_code(code: types.CodeType) -> bool:
-    """Whether the code is JAX's or ours, whose names mean nothing to the user."""
+    """Whether its names mean nothing to the user: JAX's code, or ours."""
     return code.co_filename.startswith(_LIBRARIES)
 
 
@@ -71,7 +71,6 @@ _ITEMS = 1_000  # of one container
 _DEPTH = 24  # of steps from the function
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), np.generic, np.dtype, range, slice)
 _JAX_PACKAGES = ("jax", "jaxlib")
-_RULES_OF_CUSTOM = ("fwd", "bwd", "jvp")  # of custom_vjp and custom_jvp
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -192,21 +191,33 @@ def _converts_to(wide: np.ndarray, array: Any) -> bool:
 def _children(node: _Node) -> Iterator[_Node]:
     """What one step leads to from an object."""
     value = node.value
-    if isinstance(value, types.FunctionType):
-        return _of_function(node, value)
-    if isinstance(value, types.MethodType):
-        return _of_method(node, value)
-    if isinstance(value, functools.partial):
-        return _of_partial(node, value)
-    if isinstance(value, (types.ModuleType, type)):
-        return _of_namespace(node, value)
-    if isinstance(value, Mapping):
-        return _of_mapping(node, value)
-    if isinstance(value, (list, tuple, collections.deque)):
-        return _of_sequence(node, value)
-    if type(value).__module__.split(".")[0] in _JAX_PACKAGES:
-        return _of_jax_object(node, value)
-    return _of_object(node, value)
+    match value:
+        case types.FunctionType():
+            yield from _of_function(node, value)
+        case types.MethodType():
+            function: Any = value.__func__
+            if isinstance(function, types.FunctionType):
+                yield from _of_self(node, value.__self__, function)
+            yield node.same_name(function)
+        case functools.partial():
+            yield from _of_partial(node, value)
+        case types.ModuleType() | type():
+            yield from _of_namespace(node, value)
+        case Mapping():
+            for key, item in itertools.islice(value.items(), _ITEMS):
+                yield node.inside(f"[{key!r}]", item, operator.itemgetter(key))
+        case list() | tuple() | collections.deque():
+            fields = getattr(type(value), "_fields", None)  # of a namedtuple
+            for place, item in enumerate(itertools.islice(value, _ITEMS)):
+                suffix = f"[{place}]" if fields is None else f".{fields[place]}"
+                yield node.inside(suffix, item, operator.itemgetter(place))
+        case _ if type(value).__module__.split(".")[0] in _JAX_PACKAGES:
+            parts = getattr(value, "__dict__", {})
+            for name in ("__wrapped__", "fwd", "bwd", "jvp"):  # of jit, custom_vjp, custom_jvp
+                if callable(parts.get(name)):
+                    yield node.same_name(parts[name])
+        case _:
+            yield from _of_object(node, value)
 
 
 def _of_function(node: _Node, function: types.FunctionType) -> Iterator[_Node]:
@@ -239,14 +250,6 @@ def _of_function(node: _Node, function: types.FunctionType) -> Iterator[_Node]:
         yield here(namespace[name], name, "global", read=read)
 
 
-def _of_method(node: _Node, method: types.MethodType) -> Iterator[_Node]:
-    function: Any = method.__func__
-    owner = method.__self__
-    if isinstance(function, types.FunctionType):
-        yield from _of_self(node, owner, function)
-    yield node.same_name(function)
-
-
 def _of_self(node: _Node, owner: Any, function: types.FunctionType) -> Iterator[_Node]:
     """The object of a method, and the other methods that this one uses."""
     code = function.__code__
@@ -267,11 +270,8 @@ def _of_self(node: _Node, owner: Any, function: types.FunctionType) -> Iterator[
 
 
 def _class_function(owner: type, name: str) -> types.FunctionType | None:
-    for base in owner.__mro__:
-        if name in vars(base):
-            value = vars(base)[name]
-            return value if isinstance(value, types.FunctionType) else None
-    return None
+    value = next((vars(base)[name] for base in owner.__mro__ if name in vars(base)), None)
+    return value if isinstance(value, types.FunctionType) else None
 
 
 def _of_partial(node: _Node, partial: functools.partial) -> Iterator[_Node]:
@@ -293,7 +293,7 @@ def _of_namespace(node: _Node, owner: types.ModuleType | type) -> Iterator[_Node
     if owner.__name__.split(".")[0] in (*_JAX_PACKAGES, "numpy"):
         return
     for name in sorted(node.used & vars(owner).keys()):
-        get = functools.partial(_attribute, name)
+        get = lambda owner, name=name: getattr(owner, name)
         yield node.inside(f".{name}", vars(owner)[name], get)
     if isinstance(owner, type):
         for value in vars(owner).values():
@@ -301,32 +301,13 @@ def _of_namespace(node: _Node, owner: types.ModuleType | type) -> Iterator[_Node
                 yield node.same_name(value)
 
 
-def _of_mapping(node: _Node, mapping: Mapping) -> Iterator[_Node]:
-    for key, value in itertools.islice(mapping.items(), _ITEMS):
-        yield node.inside(f"[{key!r}]", value, operator.itemgetter(key))
-
-
-def _of_sequence(node: _Node, items: Sequence) -> Iterator[_Node]:
-    fields = getattr(type(items), "_fields", None)  # of a namedtuple
-    for place, value in enumerate(itertools.islice(items, _ITEMS)):
-        suffix = f"[{place}]" if fields is None else f".{fields[place]}"
-        yield node.inside(suffix, value, operator.itemgetter(place))
-
-
-def _of_jax_object(node: _Node, value: Any) -> Iterator[_Node]:
-    """The functions in a jit, a custom_vjp or a custom_jvp."""
-    parts = getattr(value, "__dict__", {})
-    for name in ("__wrapped__", *_RULES_OF_CUSTOM):
-        if callable(parts.get(name)):
-            yield node.same_name(parts[name])
-
-
 def _of_object(node: _Node, value: Any) -> Iterator[_Node]:
     attributes = _attributes(value)
     for name in sorted(attributes, key=lambda name: name.startswith("_")):  # stable: public first
         # nnx.Variable keeps its array here, and users write `kernel[...]`.
         suffix = "[...]" if name == "_raw_value" else f".{name}"
-        yield node.inside(suffix, attributes[name], functools.partial(_attribute, name))
+        get = lambda owner, name=name: getattr(owner, name)
+        yield node.inside(suffix, attributes[name], get)
     call = _class_function(type(value), "__call__")
     if call is not None and not _is_library_code(call.__code__):
         yield from itertools.islice(_of_self(node, value, call), 1, None)
@@ -346,7 +327,3 @@ def _attributes(value: Any) -> dict[str, Any]:
                 except AttributeError:  # not set
                     continue
     return found
-
-
-def _attribute(name: str, owner: Any) -> Any:
-    return getattr(owner, name)

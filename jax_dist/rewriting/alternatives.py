@@ -5,7 +5,7 @@ The ways are compared by what each moves and what each device holds.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Sharded:
+class _Sharded:
     """A step whose state is cut over the devices, as `jax_dist.global_view` runs it."""
 
     state: "GlobalViewReport"  # what was found of each leaf
@@ -42,7 +42,7 @@ class Comparison:
     # Each way with its program, or with the reason why there is none. Of equal ones, the last is
     # the simplest.
     rows: tuple[tuple[str, ProgramCost | str], ...]
-    sharded: Sharded | None = None  # the row "global view": it takes and gives other arrays
+    sharded: _Sharded | None = None  # the row "global view": it takes and gives other arrays
 
     @property
     def best(self) -> str | None:
@@ -65,22 +65,29 @@ class Comparison:
         against = f", against {' and '.join(worse)}" if worse else ""
         simpler = f" It moves as much as {' and '.join(equal)}, and is simpler." if equal else ""
         take = f"Take {self.best}: {human_bytes(least)} moved per step{against}.{simpler}"
-        return f"{take} {self._memory_advice()}" if self.sharded else take
-
-    def _memory_advice(self) -> str:
-        assert self.sharded is not None
+        if self.sharded is None:
+            return take
         state, moved = self.sharded.state, self.sharded.program.moved_bytes
         return (
-            "If memory is short, shard the state with jax_dist.global_view(..., shardings='fsdp'): "
-            f"a device then keeps {human_bytes(state.bytes_per_device)} of it instead of "
-            f"{human_bytes(state.bytes_under_pmap)}, and {human_bytes(moved)} are moved per step."
+            f"{take} If memory is short, shard the state with jax_dist.global_view(..., "
+            f"shardings='fsdp'): a device then keeps {human_bytes(state.bytes_per_device)} of it "
+            f"instead of {human_bytes(state.bytes_under_pmap)}, and {human_bytes(moved)} are moved "
+            "per step."
         )
 
     def to_dict(self) -> dict[str, object]:
         """For machines: only dicts, lists, strings, numbers and None."""
         return {
             "name": self.name,
-            "rows": [_row(way, outcome) for way, outcome in self.rows],
+            "rows": [
+                {
+                    "way": way,
+                    "moved_bytes": None if isinstance(each, str) else each.moved_bytes,
+                    "program": None if isinstance(each, str) else rendering.plain(each),
+                    "failed": each if isinstance(each, str) else None,
+                }
+                for way, each in self.rows
+            ],
             "best": self.best,
             "advice": self.advice,
             "state": self.sharded.state.as_json() if self.sharded else None,
@@ -88,39 +95,42 @@ class Comparison:
 
     def sections(self) -> tuple[rendering.Section, ...]:
         """What both printed forms show below the advice."""
-        programs = [
-            (way, program) for way, program in self.rows if isinstance(program, ProgramCost)
-        ]
+        programs = [(way, each) for way, each in self.rows if isinstance(each, ProgramCost)]
         failed = [
             rendering.ReportEntry(way, each) for way, each in self.rows if isinstance(each, str)
         ]
-        bars = [(way, each.moved_bytes, human_bytes(each.moved_bytes)) for way, each in programs]
         sections = []
         if programs:
             header = ("", "collectives", "moved", "arguments", "temporary")
-            table = rendering.Table(header, tuple(_cells(*pair) for pair in programs), numbers=4)
+            cells = []
+            for way, each in programs:
+                count = sum(collective.count for collective in each.collectives)
+                memory = [
+                    "unknown" if size is None else human_bytes(size)
+                    for size in (each.argument_bytes, each.temp_bytes)
+                ]
+                cells.append((way, str(count), human_bytes(each.moved_bytes), *memory))
+            table = rendering.Table(header, tuple(cells), numbers=4)
             sections.append(rendering.Section("Each way, per step on one device", (table,)))
-        if any(amount for _, amount, _ in bars):
-            moved = rendering.Bars(tuple(bars))
-            sections.append(rendering.Section("Moved, per step from one device", (moved,)))
+        if any(each.moved_bytes for _, each in programs):
+            bars = _bars((way, each.moved_bytes) for way, each in programs)
+            sections.append(rendering.Section("Moved, per step from one device", (bars,)))
         if self.sharded:
-            sections += self._sharded_sections(programs, self.sharded.state)
+            peaks = [  # arguments and temporary memory: what lives while the step runs
+                (way, each.argument_bytes + each.temp_bytes)
+                for way, each in programs
+                if each.argument_bytes is not None and each.temp_bytes is not None
+            ]
+            if peaks:
+                title = "Memory at the peak, on one device"
+                sections.append(rendering.Section(title, (_bars(peaks),)))
+            header = ("leaf", "found", "kept as", "bytes on each")
+            rows = tuple((path, *others) for path, _, *others in self.sharded.state.rows())
+            table = rendering.Table(header, rows, numbers=1)
+            sections.append(rendering.Section("State in the global view", (table,)))
         if failed:
             sections.append(rendering.Section("Does not compile", rendering.aligned(failed)))
         return tuple(sections)
-
-    def _sharded_sections(
-        self, programs: list[tuple[str, ProgramCost]], state: "GlobalViewReport"
-    ) -> list[rendering.Section]:
-        peaks = [(way, _peak(program)) for way, program in programs]
-        bars = [(way, peak, human_bytes(peak)) for way, peak in peaks if peak is not None]
-        header = ("leaf", "found", "kept as", "bytes on each")
-        cells = tuple((path, *others) for path, _, *others in state.rows())
-        rows = rendering.Table(header, cells, numbers=1)
-        return [
-            rendering.Section("Memory at the peak, on one device", (rendering.Bars(tuple(bars)),)),
-            rendering.Section("State in the global view", (rows,)),
-        ][not bars :]
 
     def __repr__(self) -> str:  # at a prompt, the table
         return str(self)
@@ -136,37 +146,13 @@ class Comparison:
 
     def _moved(self) -> dict[str, int]:
         """In whole bytes, so that ways which differ by rounding are equal."""
+        other = self.sharded and self.sharded.program
         programs = [(way, each) for way, each in self.rows if isinstance(each, ProgramCost)]
-        if self.sharded:
-            programs = [(way, each) for way, each in programs if each is not self.sharded.program]
-        return {way: round(program.moved_bytes) for way, program in programs}
+        return {way: round(each.moved_bytes) for way, each in programs if each is not other}
 
 
-def _row(way: str, outcome: ProgramCost | str) -> dict[str, object]:
-    if isinstance(outcome, str):
-        return {"way": way, "moved_bytes": None, "program": None, "failed": outcome}
-    return {
-        "way": way,
-        "moved_bytes": outcome.moved_bytes,
-        "program": rendering.plain(outcome),
-        "failed": None,
-    }
-
-
-def _cells(way: str, program: ProgramCost) -> tuple[str, ...]:
-    count = sum(each.count for each in program.collectives)
-    memory = [
-        "unknown" if size is None else human_bytes(size)
-        for size in (program.argument_bytes, program.temp_bytes)
-    ]
-    return way, str(count), human_bytes(program.moved_bytes), *memory
-
-
-def _peak(program: ProgramCost) -> int | None:
-    """Arguments and temporary memory: what lives while the step runs."""
-    if program.argument_bytes is None or program.temp_bytes is None:
-        return None
-    return program.argument_bytes + program.temp_bytes
+def _bars(amounts: Iterable[tuple[str, float]]) -> rendering.Bars:
+    return rendering.Bars(tuple((way, amount, human_bytes(amount)) for way, amount in amounts))
 
 
 def compare(
@@ -189,16 +175,13 @@ def compare(
         return None
     before, after = programs
     rows: list[tuple[str, ProgramCost | str]] = [("pmap", before), ("shard_map", after)]
-    sharded = None
     step = _mapped_step(traced)
-    if step is not None:
-        found = _in_global_view(step, fun, arguments, traced.out_info)
-        if isinstance(found, Sharded):
-            sharded = found
-            rows.append(("global view", found.program))
-        elif found is not None:
-            rows.append(("global view", found))
-    return Comparison(name, tuple(rows), sharded)
+    found = None if step is None else _in_global_view(step, fun, arguments, traced.out_info)
+    if isinstance(found, _Sharded):
+        return Comparison(name, (*rows, ("global view", found.program)), found)
+    if found is not None:
+        rows.append(("global view", found))
+    return Comparison(name, tuple(rows))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -275,7 +258,7 @@ def _mapped_step(traced: jax.stages.Traced) -> _Step | None:
 
 def _in_global_view(
     step: _Step, fun: Callable, arguments: tuple[tuple[Any, ...], dict[str, Any]], results: Any
-) -> Sharded | str | None:
+) -> _Sharded | str | None:
     """The step with its state cut over the devices; a text: why not; None: nothing is cut."""
     args, kwargs = arguments
     leaves, structure = jax.tree.flatten((args, kwargs))
@@ -287,7 +270,8 @@ def _in_global_view(
         return None
     dims, _ = jax.tree.unflatten(structure, step.in_dims)
     slices = [
-        _slice(kind, dim) for kind, dim in zip(jax.tree.leaves(types), step.in_dims, strict=True)
+        jax.ShapeDtypeStruct([s for n, s in enumerate(kind.shape) if n != dim], kind.dtype)
+        for kind, dim in zip(jax.tree.leaves(types), step.in_dims, strict=True)
     ]
     one_device, _ = jax.tree.unflatten(structure, slices)
     given = [one_device[n] if n in state else types[0][n] for n in range(len(args))]
@@ -300,7 +284,7 @@ def _in_global_view(
         return str(error).splitlines()[0] if str(error) else type(error).__name__
     if report.bytes_per_device == report.bytes_under_pmap:
         return None
-    return Sharded(report, program_of(lowered))
+    return _Sharded(report, program_of(lowered))
 
 
 def _view(step: _Step, fun: Callable, dims: tuple, results: Any, state: list[int]) -> "GlobalView":
@@ -349,8 +333,3 @@ def _state_among(step: _Step, args: tuple, results: Any) -> list[int]:
 def _kinds(tree: Any) -> tuple:
     leaves, structure = jax.tree.flatten(tree)
     return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
-
-
-def _slice(kind: jax.ShapeDtypeStruct, dim: int | None) -> jax.ShapeDtypeStruct:
-    shape = [size for n, size in enumerate(kind.shape) if n != dim]
-    return jax.ShapeDtypeStruct(shape, kind.dtype)

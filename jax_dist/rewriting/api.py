@@ -3,45 +3,75 @@
 For a report both programs, as it was and rewritten, are compiled and measured, and nothing is run.
 """
 
-import dataclasses
 import functools
 import types
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, get_args
 
 import jax
 from jax.sharding import Mesh
 
 from jax_dist import _codes, _compat, errors
 from jax_dist.errors import CapturedArrayWarning, RewriteError, UnsupportedError
-from jax_dist.passes.captures import Capture, Captures, Policy, find_captures
+from jax_dist.passes.captures import Captures, Policy, find_captures
 from jax_dist.passes.gathers import Gathers
 from jax_dist.passes.hazards import find_doubled_sums, find_noise
 from jax_dist.passes.pipeline import PassFinding
 from jax_dist.rewriting import alternatives
-from jax_dist.rewriting.alternatives import Comparison
 from jax_dist.rewriting.cost import ProgramCost, program_of
 from jax_dist.rewriting.program import Partitioning, RewrittenProgram, Specs, Wishes
 from jax_dist.rewriting.report import CacheVerdict, CapturedArray, Report, verdict_of
 
 
-class Rewritten(Protocol):
+class Rewritten:
     """A rewritten function: called like the one it was made from, which is its `__wrapped__`."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    # The call stands in a slot, as that of `mapping.pmap.Mapped` does.
+    __slots__: tuple[str, ...] = (
+        "__call__",
+        "__dict__",
+        "__name__",
+        "__qualname__",
+        "__weakref__",
+        "__wrapped__",
+        "_program",
+    )
+    if TYPE_CHECKING:
 
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def __init__(self, fun: Callable[..., Any], wishes: Wishes):
+        own = getattr(fun, "__dict__", {})  # jit(pmap(f)) has methods of the pmap in it
+        self.__dict__.update({key: own[key] for key in own if not hasattr(Rewritten, key)})
+        for name in ("__module__", "__doc__", "__annotations__"):
+            self.__dict__[name] = getattr(fun, name, None)
+        self.__name__: str = getattr(fun, "__name__", type(fun).__name__)
+        self.__qualname__: str = getattr(fun, "__qualname__", self.__name__)
+        self.__wrapped__: Callable[..., Any] = fun
+        inner: Any = fun
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        # Without an address in it, for it is part of the program and of its cache key.
+        name: str = getattr(inner, "__name__", type(inner).__name__)
+        self._program = RewrittenProgram(fun, name, wishes)
+        self._program.serve(self)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Methods can be rewritten, too."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """The program for these arguments."""
-        ...
+        return self._program.lower(args, kwargs)
 
-    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+    def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The rewritten jaxpr for these arguments."""
-        ...
+        return self._program.trace(args, kwargs)
 
-    def report(self, *args: Any, **kwargs: Any) -> Report:
+    def report(self, /, *args: Any, **kwargs: Any) -> Report:
         """What the rewriting does for these arguments; compiles, and runs nothing."""
-        ...
+        return _report_of(self._program.again(), args, kwargs)
 
 
 def rewrite(
@@ -103,77 +133,45 @@ def rewrite(
 
     See jax-ml/jax#2926 on pmap in jit, and JEP 14273 on shard_map.
     """
-    wishes = _checked(
-        fun,
-        mesh=mesh,
-        captures=captures,
-        gathers=gathers,
-        partitioning=partitioning,
-        specs=specs,
-        live_captures=live_captures,
-        warn_bytes=warn_bytes,
-        lift_bytes=lift_bytes,
-    )
+    policy = Policy(captures, warn_bytes, lift_bytes, live_captures)
+    wishes = Wishes(mesh, policy, gathers, partitioning, specs)
+    _check(fun, wishes)
     if not _compat.CAN_REWRITE:
         raise UnsupportedError(f"jax_dist.rewrite needs jax 0.10 or later, not {jax.__version__}")
-    return _Function(fun, RewrittenProgram(fun, _name_of(fun), wishes))
+    return Rewritten(fun, wishes)
 
 
-def _checked(
-    fun: object,
-    *,
-    mesh: Mesh | None,
-    captures: Captures,
-    gathers: Gathers,
-    partitioning: Partitioning,
-    specs: Specs | None,
-    live_captures: bool,
-    warn_bytes: int,
-    lift_bytes: int,
-) -> Wishes:
-    """The wishes; raises RewriteError for what is none."""
+def _check(fun: object, wishes: Wishes) -> None:
+    """Raises RewriteError for what is no wish."""
+    mesh, specs, policy = wishes.mesh, wishes.specs, wishes.policy
     if not callable(fun):
         raise _wrong("fun", fun, "it is called to be traced", "Give a function.")
     if mesh is not None and not isinstance(mesh, Mesh):
         raise _wrong("mesh", mesh, "pmaps are moved onto its devices", "Give a jax.sharding.Mesh.")
     for name, value, kind in (
-        ("captures", captures, Captures),
-        ("gathers", gathers, Gathers),
-        ("partitioning", partitioning, Partitioning),
+        ("captures", policy.captures, Captures),
+        ("gathers", wishes.gathers, Gathers),
+        ("partitioning", wishes.partitioning, Partitioning),
     ):
         if value not in get_args(kind):
             spelled = ", ".join(map(repr, get_args(kind)))
             raise _wrong(name, value, "it is none of the choices", f"Choose one of {spelled}.")
-    for name, count in (("warn_bytes", warn_bytes), ("lift_bytes", lift_bytes)):
+    for name in ("warn_bytes", "lift_bytes"):
+        count = getattr(policy, name)
         if not isinstance(count, int) or count < 0:
             raise _wrong(name, count, "it is a size in bytes", "Give an integer, 0 or more.")
     if specs is not None and not isinstance(specs, Mapping):
-        raise _wrong(
-            "specs",
-            specs,
-            "it says how to cut which operation",
-            "Give {'name of the op': (in_specs, out_specs)}.",
-        )
-    if live_captures and captures != "lift":
-        raise _wrong(
-            "live_captures",
-            live_captures,
-            f"captures={captures!r} leaves arrays in the program",
-            "Say captures='lift' too, or leave live_captures out.",
-        )
-    policy = Policy(captures, warn_bytes, lift_bytes, live_captures)
-    return Wishes(mesh, policy, gathers, partitioning, specs)
+        do = "Give {'name of the op': (in_specs, out_specs)}."
+        raise _wrong("specs", specs, "it says how to cut which operation", do)
+    if policy.live and policy.captures != "lift":
+        why = f"captures={policy.captures!r} leaves arrays in the program"
+        do = "Say captures='lift' too, or leave live_captures out."
+        raise _wrong("live_captures", policy.live, why, do)
 
 
 def _wrong(name: str, value: object, why: str, do: str) -> RewriteError:
-    return RewriteError(
-        errors.message(
-            what=f"rewrite got a wrong `{name}`",
-            which=[f"{name} is {value!r}"],
-            why=why,
-            do=do,
-        )
-    )
+    what = f"rewrite got a wrong `{name}`"
+    return RewriteError(errors.message(what=what, which=[f"{name} is {value!r}"], why=why, do=do))
 
 
 def explain(
@@ -215,61 +213,9 @@ def explain(
     'table'
     """
     rewritten = rewrite(
-        fun,
-        mesh=mesh,
-        captures=captures,
-        gathers=gathers,
-        partitioning=partitioning,
-        specs=specs,
+        fun, mesh=mesh, captures=captures, gathers=gathers, partitioning=partitioning, specs=specs
     )
     return rewritten.report(*args, **kwargs)
-
-
-class _Function:
-    """What the user calls. The call stands in a slot, as that of `mapping.pmap.Mapped` does."""
-
-    __slots__ = (
-        "__call__",
-        "__dict__",
-        "__name__",
-        "__qualname__",
-        "__weakref__",
-        "__wrapped__",
-        "_program",
-    )
-    if TYPE_CHECKING:
-
-        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    def __init__(self, fun: Callable, program: RewrittenProgram):
-        own = getattr(fun, "__dict__", {})  # jit(pmap(f)) has methods of the pmap in it
-        self.__dict__.update({key: own[key] for key in own if not hasattr(_Function, key)})
-        for name in ("__module__", "__doc__", "__annotations__"):
-            self.__dict__[name] = getattr(fun, name, None)
-        self.__name__ = getattr(fun, "__name__", type(fun).__name__)
-        self.__qualname__ = getattr(fun, "__qualname__", self.__name__)
-        self.__wrapped__, self._program = fun, program
-        program.serve(self)
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Methods can be rewritten, too."""
-        return self if instance is None else types.MethodType(self, instance)
-
-    def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        return self._program.lower(args, kwargs)
-
-    def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        return self._program.trace(args, kwargs)
-
-    def report(self, /, *args: Any, **kwargs: Any) -> Report:
-        return _report_of(self._program.again(), args, kwargs)
-
-
-def _name_of(fun: Any) -> str:
-    """A name without an address in it, for it is part of the program and of its cache key."""
-    while isinstance(fun, functools.partial):
-        fun = fun.func
-    return getattr(fun, "__name__", type(fun).__name__)
 
 
 def _report_of(
@@ -278,86 +224,55 @@ def _report_of(
     """What a rewriting, which has traced nothing yet, does on these arguments."""
     fun, name, wishes = rewriting.fun, rewriting.name, rewriting.wishes
     traced = _compat.jit_like(fun).trace(*args, **kwargs)
-    before = _as_given(traced)
+    before, program_before, failure = None, ProgramCost(), ()
+    try:
+        lowered = traced.lower()
+        before, program_before = lowered, program_of(lowered)
+    except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
+        # Some programs only compile when they are rewritten.
+        what = "the program as it is does not compile: before, all is unknown"
+        reason = str(error).strip().splitlines()[0]
+        failure = (PassFinding(_codes.JIT_OF_PMAP, "noted", what, reason, ""),)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CapturedArrayWarning)  # the report says it
         after = rewriting.lower(args, kwargs)
     # Of one trace: what each derives again, as in `table * 2`, is another array then.
     captured = rewriting.found or find_captures(traced.jaxpr, fun)
     lifted = {capture.key for capture in rewriting.lifted}
-    kept = [capture for capture in captured if capture.key not in lifted]
-    program_after = program_of(after)
+    least = wishes.policy.warn_bytes
+    large = [capture for capture in captured if capture.bytes >= least or capture.is_key]
+    cache_before = CacheVerdict(stable=False, causes=("It does not compile.",))
+    if before is not None:
+        cache_before = verdict_of(before, [capture.name for capture in large])
+    kept = [capture.name for capture in large if capture.key not in lifted]
+    program_after, compare = program_of(after), None
+    # With several processes, too, the program as it is may compute something else.
+    if before is not None and jax.process_count() == 1:
+        programs = (program_before, program_after)
+        compare = alternatives.compare(traced, fun, name, (args, kwargs), programs)
     return Report(
         name=name,
-        before=before.program,
+        before=program_before,
         after=program_after,
-        cache_before=_verdict_before(before, _large(captured, wishes)),
-        cache_after=verdict_of(after, _large(kept, wishes)),
+        cache_before=cache_before,
+        cache_after=verdict_of(after, kept),
         findings=(
             *rewriting.findings,
             *find_doubled_sums(traced.jaxpr),  # left to the user
             *find_noise(traced.jaxpr),
-            *before.failure,
+            *failure,
         ),
-        captured=tuple(_row(capture, lifted) for capture in captured),
-        compare=_comparison(rewriting, traced, (args, kwargs), before, program_after),
-    )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _AsGiven:
-    """The program as it is."""
-
-    lowered: jax.stages.Lowered | None  # None: it does not compile
-    program: ProgramCost
-    failure: tuple[PassFinding, ...]
-
-
-def _as_given(traced: jax.stages.Traced) -> _AsGiven:
-    """Also of a program that only compiles when it is rewritten."""
-    try:
-        lowered = traced.lower()
-        return _AsGiven(lowered, program_of(lowered), ())
-    except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        what = "the program as it is does not compile: before, all is unknown"
-        return _AsGiven(
-            None, ProgramCost(), (PassFinding(_codes.JIT_OF_PMAP, "noted", what, reason, ""),)
-        )
-
-
-def _verdict_before(before: _AsGiven, captured: Sequence[str]) -> CacheVerdict:
-    if before.lowered is None:
-        return CacheVerdict(stable=False, causes=("It does not compile.",))
-    return verdict_of(before.lowered, captured)
-
-
-def _comparison(
-    rewriting: RewrittenProgram,
-    traced: jax.stages.Traced,
-    arguments: tuple[tuple, dict],
-    before: _AsGiven,
-    after: ProgramCost,
-) -> Comparison | None:
-    """None also with several processes, where the program as it is may compute something else."""
-    if before.lowered is None or jax.process_count() > 1:
-        return None
-    programs = (before.program, after)
-    return alternatives.compare(traced, rewriting.fun, rewriting.name, arguments, programs)
-
-
-def _large(captured: Sequence[Capture], wishes: Wishes) -> list[str]:
-    least = wishes.policy.warn_bytes
-    return [capture.name for capture in captured if capture.bytes >= least or capture.is_key]
-
-
-def _row(capture: Capture, lifted: set) -> CapturedArray:
-    return CapturedArray(
-        name=capture.name,
-        shape=capture.shape,
-        dtype=capture.dtype,
-        bytes=capture.bytes,
-        captured_at=capture.captured_at,
-        used_at=capture.used_at,
-        action="lifted" if capture.key in lifted else "kept",
+        captured=tuple(
+            CapturedArray(
+                name=each.name,
+                shape=each.shape,
+                dtype=each.dtype,
+                bytes=each.bytes,
+                captured_at=each.captured_at,
+                used_at=each.used_at,
+                action="lifted" if each.key in lifted else "kept",
+            )
+            for each in captured
+        ),
+        compare=compare,
     )

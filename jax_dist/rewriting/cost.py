@@ -74,11 +74,6 @@ class _Instruction:
         """The attributes without the user's names, which may look like anything."""
         return _QUOTED.sub('""', self.attributes)
 
-    def trip_count(self) -> int | None:
-        """How often a while runs its body, where the compiler found out."""
-        found = _TRIP_COUNT.search(self.attributes)
-        return int(found[1]) if found else None
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _HloModule:
@@ -99,10 +94,15 @@ def program_of(lowered: jax.stages.Lowered, mesh: Mesh | AbstractMesh | None = N
     stablehlo = lowered.as_text()
     compiled = lowered.compile()
     module = _parse(compiled.as_text() or "")
+    # The meshes that the program names. Without those that number devices otherwise.
+    named = [
+        {name: int(size) for name, size in re.findall(r'"([^"]*)"=(\d+)', axes)}
+        for axes in re.findall(r"sdy\.mesh @\S+ = <\[([^\]]*)\]>", stablehlo)
+    ]
     instructions = itertools.chain(*module.computations.values())
     memory = compiled.memory_analysis()
     return ProgramCost(
-        collectives=_collectives(module, [mesh.shape] if mesh else _meshes_in(stablehlo)),
+        collectives=_collectives(module, [mesh.shape] if mesh else named),
         stablehlo_bytes=len(stablehlo.encode()),
         constants_bytes=sum(_shape_bytes(i.shape) for i in instructions if i.opcode == "constant"),
         argument_bytes=getattr(memory, "argument_size_in_bytes", None),
@@ -143,20 +143,17 @@ def _executed(
     """The instructions of a computation and of what it calls, and how often each is run."""
     for instruction in module.computations.get(name, ()):
         yield instruction, times, runs
+        trips = _TRIP_COUNT.search(instruction.attributes)  # where the compiler found out
         for callee, role in instruction.calls():
-            often, inner = _repeats(role, instruction.trip_count(), runs)
+            often, inner = 1, runs
+            if role == "branch":
+                inner = "in a branch" if runs == "always" else runs
+            elif role != "call" and trips is None:
+                inner = "in a loop of unknown length"
+            elif role != "call" and trips is not None:
+                # The condition is asked once more, to end the loop.
+                often = int(trips[1]) + (role == "condition")
             yield from _executed(module, callee, times * often, inner)
-
-
-def _repeats(role: _Role, trips: int | None, runs: Runs) -> tuple[int, Runs]:
-    """How often one run of an instruction runs what it calls."""
-    if role == "call":
-        return 1, runs
-    if role == "branch":
-        return 1, "in a branch" if runs == "always" else runs
-    if trips is None:
-        return 1, "in a loop of unknown length"
-    return trips + (role == "condition"), runs  # the condition is asked once more, to end the loop
 
 
 def _collective(
@@ -166,39 +163,20 @@ def _collective(
     kind = instruction.opcode.removesuffix("-start")
     if kind not in _KINDS:
         return None
-    groups = groups_of(instruction.unquoted(), devices)
-    result_bytes = _shape_bytes(_result(instruction, kind))
-    in_pairs = kind == "collective-permute"
-    axes, size = _joined(groups, meshes, in_pairs=in_pairs)
+    shape = instruction.shape
+    # The first half of a split one also has its operands, and more; of an all-reduce only results.
+    if kind not in (instruction.opcode, "all-reduce") and shape.startswith("("):
+        shape = _split(shape[1 : _closing(shape)])[:2][-1]
+    result_bytes = _shape_bytes(shape)
+    groups, in_pairs = groups_of(instruction.unquoted(), devices), kind == "collective-permute"
+    # The axes of the first mesh that has such groups.
+    axes, size = (), len({*itertools.chain(*groups)}) if in_pairs else max(map(len, groups))
+    for sizes in meshes:
+        if axes := (axes_crossed if in_pairs else axes_joined)(groups, sizes):
+            size = math.prod(sizes[axis] for axis in axes) if in_pairs else len(groups[0])
+            break
     moved = ring_bytes(_KINDS[kind], result_bytes, size)
     return Collective(kind, axes, size, 1, result_bytes, moved, runs)
-
-
-def _joined(
-    groups: _Groups, meshes: Sequence[_Sizes], *, in_pairs: bool
-) -> tuple[tuple[str, ...], int]:
-    """The axes of the first mesh that has such groups, or (); and the devices in one group."""
-    for sizes in meshes:
-        if in_pairs and (axes := axes_crossed(groups, sizes)):
-            return axes, math.prod(sizes[axis] for axis in axes)
-        if not in_pairs and (axes := axes_joined(groups, sizes)):
-            return axes, len(groups[0])
-    return (), len(set(itertools.chain(*groups))) if in_pairs else max(map(len, groups))
-
-
-def _result(instruction: _Instruction, kind: str) -> str:
-    """The shape of the result. The first half of a split one also has its operands, and more."""
-    if instruction.opcode == kind or kind == "all-reduce":  # whose first half has only results
-        return instruction.shape
-    return _elements(instruction.shape)[:2][-1]
-
-
-def _meshes_in(stablehlo: str) -> list[_Sizes]:
-    """The meshes that a lowered program names. Without those that number devices otherwise."""
-    return [
-        {name: int(size) for name, size in re.findall(r'"([^"]*)"=(\d+)', axes)}
-        for axes in re.findall(r"sdy\.mesh @\S+ = <\[([^\]]*)\]>", stablehlo)
-    ]
 
 
 _KINDS = {  # HLO's kinds, and whose bytes on the ring they have
@@ -231,35 +209,28 @@ def _parse(text: str) -> _HloModule:
         if header:
             current = computations.setdefault(header["name"], [])
             entry = header["name"] if header["entry"] else entry
-        elif instruction := _instruction(line):
-            current.append(instruction)
+        elif found := _ASSIGNED.match(line):
+            rest = line[found.end() :]
+            # A shape of several results holds spaces; a single one does not.
+            end = _closing(rest) + 1 if rest.startswith("(") else rest.find(" ")
+            opcode, _, behind = rest[end:].strip().partition("(")
+            current.append(_Instruction(rest[:end], opcode, behind))
     if not entry:
         raise ValueError("this is not the text of a compiled program: it has no ENTRY computation")
     devices = math.prod(int(number) for number in _DEVICES.findall(text.partition("\n")[0]))
     return _HloModule(entry, {name: tuple(body) for name, body in computations.items()}, devices)
 
 
-def _elements(shape: str) -> tuple[str, ...]:
-    """The shapes of a tuple shape; of any other, itself."""
-    if not shape.startswith("("):
-        return (shape,)
-    return tuple(part.strip() for part in _split(shape[1 : _closing(shape)]))
-
-
 def _shape_bytes(shape: str) -> int:
     """What the results of this shape take on one device, at any depth of tuples."""
-    return sum(_array_bytes(dtype, sizes) for dtype, sizes in _ARRAY.findall(shape))
-
-
-def _instruction(line: str) -> _Instruction | None:
-    found = _ASSIGNED.match(line)
-    if found is None:
-        return None
-    rest = line[found.end() :]
-    # A shape of several results holds spaces; a single one does not.
-    end = _closing(rest) + 1 if rest.startswith("(") else rest.find(" ")
-    opcode, _, behind = rest[end:].strip().partition("(")
-    return _Instruction(rest[:end], opcode, behind)
+    total = 0
+    for dtype, sizes in _ARRAY.findall(shape):
+        count = math.prod(int(size.removeprefix("<=")) for size in sizes.split(",") if size)
+        # Of one element: 32 bits for "f32", 8 for "f8e4m3fn"; none for "token" and "opaque".
+        width = re.match(r"[a-z]+(\d+)", dtype)
+        bits = 8 if dtype == "pred" else int(width[1]) if width else 0
+        total += math.ceil(count * bits / 8)
+    return total
 
 
 def _closing(text: str) -> int:
@@ -272,7 +243,7 @@ def _closing(text: str) -> int:
     return len(text)
 
 
-def _split(text: str) -> Sequence[str]:
+def _split(text: str) -> list[str]:
     """At the commas that stand in no bracket."""
     parts = [""]
     depth = 0
@@ -282,20 +253,7 @@ def _split(text: str) -> Sequence[str]:
             parts.append("")
         else:
             parts[-1] += character
-    return parts
-
-
-def _array_bytes(dtype: str, sizes: str) -> int:
-    count = math.prod(int(size.removeprefix("<=")) for size in sizes.split(",") if size)
-    return math.ceil(count * _bits(dtype) / 8)
-
-
-def _bits(dtype: str) -> int:
-    """Of one element: 32 for "f32", 8 for "f8e4m3fn"; 0 for what holds no data."""
-    if dtype == "pred":
-        return 8
-    width = re.match(r"[a-z]+(\d+)", dtype)
-    return int(width[1]) if width else 0  # "token", "opaque"
+    return [part.strip() for part in parts]
 
 
 _HEADER = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[^\s(={]+) (\(.*)?\{\s*$")
@@ -415,39 +373,26 @@ def _counted(found: re.Match[str]) -> np.ndarray:
 
 def _along_axes(found: re.Match[str]) -> _Groups:
     """ "mesh['i'=4,'j'=2] {'j'}", also along a part of an axis: "{'i':(2)2}"."""
-    sizes = dict(_MESH_AXIS.findall(found["axes"]))
-    numbers = _assigned(found["devices"], [int(size) for size in sizes.values()])
+    sizes = {name: int(size) for name, size in _MESH_AXIS.findall(found["axes"])}
+    joined = _JOINED_AXIS.findall(found["joined"])
+    # Where parts of an axis begin and end, as products of the sizes before, without its ends.
+    cuts: dict[str, set[int]] = {name: set() for name in sizes}
+    for name, before, size in joined:
+        if before and name in cuts:
+            cuts[name] |= {int(before), int(before) * int(size)} - {1}
+    edges = {name: [1, *sorted(cuts[name]), size] for name, size in sizes.items()}
     shape: list[int] = []
     starts: dict[str, int] = {}  # of each axis, among the dimensions of `shape`
-    cuts: dict[str, list[int]] = {name: _cuts(name, found["joined"]) for name in sizes}
-    for name, size in sizes.items():
+    for name in sizes:
         starts[name] = len(shape)
-        edges = [1, *cuts[name], int(size)]
-        shape += [after // before for before, after in itertools.pairwise(edges)]
-    joined = [
-        starts[name] + [1, *cuts[name]].index(int(before or 1))
-        for name, before, _ in _JOINED_AXIS.findall(found["joined"])
-    ]
-    return _rows(_last(numbers.reshape(shape), joined))
-
-
-def _cuts(name: str, joined: str) -> list[int]:
-    """Where parts of an axis begin and end, as products of the sizes before, without its ends."""
-    edges = {
-        edge
-        for axis, before, size in _JOINED_AXIS.findall(joined)
-        if axis == name and before
-        for edge in (int(before), int(before) * int(size))
-    }
-    return sorted(edges - {1})
-
-
-def _assigned(text: str | None, shape: Sequence[int]) -> np.ndarray:
-    if not text:
-        return np.arange(math.prod(shape)).reshape(shape)
-    counted = re.fullmatch(_COUNTED, text) or re.fullmatch(_TRANSPOSED, text)
-    numbers = _counted(counted) if counted else np.array(_numbers(re.sub(r"[\[\]]", "", text)))
-    return numbers.reshape(shape)
+        shape += [after // before for before, after in itertools.pairwise(edges[name])]
+    dimensions = [starts[name] + edges[name].index(int(before or 1)) for name, before, _ in joined]
+    text, numbers = found["devices"], np.arange(math.prod(sizes.values()))
+    if text:
+        counted = re.fullmatch(_COUNTED, text) or re.fullmatch(_TRANSPOSED, text)
+        listed = re.sub(r"[\[\]]", "", text)
+        numbers = _counted(counted) if counted else np.array(_numbers(listed))
+    return _rows(_last(numbers.reshape(shape), dimensions))
 
 
 _COUNTED = r"\[(?P<shape>[\d,]+)\]<=\[(?P<reshape>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?"

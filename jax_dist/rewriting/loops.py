@@ -62,19 +62,6 @@ class _LoopStep:
     taken: _States  # of the operands, as `emit` wants them
 
 
-_LOOPS: dict[str, Callable[["_LoopWalk", JaxprEqn, _States], _LoopStep]] = {}  # by primitive
-
-
-def _loop(primitive: str) -> Callable[[Callable], Callable]:
-    """Registers the rule for a loop inside the one that is moved."""
-
-    def register(rule: Callable) -> Callable:
-        _LOOPS[primitive] = rule
-        return rule
-
-    return register
-
-
 class _LoopWalk:
     """Goes through the body of a loop, equation by equation."""
 
@@ -113,26 +100,50 @@ class _LoopWalk:
         each = zip(values, given, wanted, strict=True)
         return [self.region.cut(value, state, want) for value, state, want in each]
 
+    def local_body(self, body: Any, states: Sequence[_State], leaving: Sequence[_State]) -> Any:
+        """The body on what one device has of its inputs."""
+        results, types = self.states(body, states), []
+        for var, state in zip(_inputs_of(body), states, strict=True):
+            aval: Any = var.aval
+            sizes = {} if state is None else {state: aval.shape[state] // self.region.size}
+            types.append(rebind.type_of(aval, sizes))
+
+        def evaluate(*args: Any) -> Values:
+            return self.cut_all(self.evaluate(body, args, states), results, leaving)
+
+        return interpreter.in_form_of(body, jax.make_jaxpr(evaluate)(*types))
+
     def step(self, eqn: JaxprEqn, states: _States) -> _LoopStep:
-        """Decides on one equation; raises Refused."""
+        """Decides on one equation; raises LoopRefused."""
         site = pmap_site(eqn)
         if site is not None:
             return self._pmap(eqn, states, site)
         name = eqn.primitive.name
         if name in INLINED:
             return self._call(eqn, states)
-        if name in _LOOPS:
-            return _LOOPS[name](self, eqn, states)
+        if name in ("scan", "while", "cond"):
+            rule = {"scan": _scan, "while": _while, "cond": _cond}[name]
+            return rule(self, eqn, states)
         if eqn.effects:
             raise LoopRefused(f"'{name}' has an effect, which every device would have")
+        again: _Emit = lambda values: rebind.bind_again(eqn, values)
         if all(state is None for state in states):
-            return _LoopStep(
-                (_WHOLE,) * len(eqn.outvars), lambda values: rebind.bind_again(eqn, values), states
-            )
+            return _LoopStep((_WHOLE,) * len(eqn.outvars), again, states)
         if name in ELEMENTWISE:
-            return self._elementwise(eqn, states)
+            dim = _one(states)
+            avals: list[Any] = [atom.aval for atom in eqn.invars]
+            taken = tuple(  # a whole operand is cut too, unless a size of 1 is stretched
+                dim if state is None and len(aval.shape) > dim and aval.shape[dim] > 1 else state
+                for aval, state in zip(avals, states, strict=True)
+            )
+            return _LoopStep((dim,), again, taken)
         if name == "reduce_sum":
-            return self._sum(eqn, states)
+            dim, axes = _one(states), tuple(int(axis) for axis in eqn.params["axes"])
+            if dim not in axes:
+                return _LoopStep((dim - sum(axis < dim for axis in axes),), again, states)
+            # Over the cut dimension, a sum of the block, and then one over the devices.
+            emit = lambda values: [lax.psum(value, self.region.axis) for value in again(values)]
+            return _LoopStep((_WHOLE,), emit, states)
         raise LoopRefused(f"'{name}' is applied to a value that is cut over the devices")
 
     def _pmap(self, eqn: JaxprEqn, states: _States, site: Any) -> _LoopStep:
@@ -164,27 +175,6 @@ class _LoopWalk:
         self.want_as(inner, body, eqn.invars)
         return _LoopStep(results, lambda values: inner.evaluate(body, values, states), states)
 
-    def _elementwise(self, eqn: JaxprEqn, states: _States) -> _LoopStep:
-        dim = _one(states)
-        taken = tuple(
-            dim if state is None and _spans(atom, dim) else state
-            for atom, state in zip(eqn.invars, states, strict=True)
-        )
-        return _LoopStep((dim,), lambda values: rebind.bind_again(eqn, values), taken)
-
-    def _sum(self, eqn: JaxprEqn, states: _States) -> _LoopStep:
-        """Over the cut dimension, a sum of the block, and then one over the devices."""
-        dim = _one(states)
-        axes = tuple(int(axis) for axis in eqn.params["axes"])
-        if dim not in axes:
-            left = dim - sum(axis < dim for axis in axes)
-            return _LoopStep((left,), lambda values: rebind.bind_again(eqn, values), states)
-
-        def emit(values: Values) -> Values:
-            return [lax.psum(value, self.region.axis) for value in rebind.bind_again(eqn, values)]
-
-        return _LoopStep((_WHOLE,), emit, states)
-
 
 def _of(atoms: Sequence[Any], known: dict[Any, _State]) -> _States:
     return tuple(_WHOLE if isinstance(atom, Literal) else known[atom] for atom in atoms)
@@ -196,12 +186,6 @@ def _one(states: Sequence[_State]) -> int:
     if len(dims) > 1:
         raise LoopRefused("values are combined that are cut along different dimensions")
     return dims.pop()
-
-
-def _spans(atom: Any, dim: int) -> bool:
-    """Whether it has a dimension that is cut in the other operands; a size of 1 is stretched."""
-    shape = atom.aval.shape
-    return len(shape) > dim and shape[dim] > 1
 
 
 def _inputs_of(body: Any) -> Sequence[Var]:
@@ -232,7 +216,6 @@ def _settled(
             return states, results
 
 
-@_loop("scan")
 def _scan(walk: _LoopWalk, eqn: JaxprEqn, states: _States) -> _LoopStep:
     (body,) = interpreter.bodies(eqn)
     layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
@@ -253,7 +236,7 @@ def _scan(walk: _LoopWalk, eqn: JaxprEqn, states: _States) -> _LoopStep:
         walk.want(atom, _outside(inner.wanted.get(var, _WHOLE), is_fixed=place in fixed))
 
     def emit(values: Values) -> Values:
-        new = _local_body(walk.region, inner, body, inside, leaving)
+        new = inner.local_body(body, inside, leaving)
         return interpreter.replay(rebind.without_mesh(eqn, {"jaxpr": new}), values)
 
     made = tuple(_outside(state, is_fixed=place in carried) for place, state in enumerate(leaving))
@@ -264,7 +247,6 @@ def _outside(state: _State, *, is_fixed: bool) -> _State:
     return state if is_fixed or state is None else state + 1
 
 
-@_loop("while")
 def _while(walk: _LoopWalk, eqn: JaxprEqn, states: _States) -> _LoopStep:
     params = eqn.params
     conds, consts = params["cond_nconsts"], params["body_nconsts"]
@@ -281,8 +263,8 @@ def _while(walk: _LoopWalk, eqn: JaxprEqn, states: _States) -> _LoopStep:
 
     def emit(values: Values) -> Values:
         bodies = {
-            "body_jaxpr": _local_body(walk.region, inner, params["body_jaxpr"], inside, carried),
-            "cond_jaxpr": _local_body(walk.region, inner, params["cond_jaxpr"], of_cond, (_WHOLE,)),
+            "body_jaxpr": inner.local_body(params["body_jaxpr"], inside, carried),
+            "cond_jaxpr": inner.local_body(params["cond_jaxpr"], of_cond, (_WHOLE,)),
         }
         return interpreter.replay(rebind.without_mesh(eqn, bodies), values)
 
@@ -290,45 +272,24 @@ def _while(walk: _LoopWalk, eqn: JaxprEqn, states: _States) -> _LoopStep:
     return _LoopStep(carried, emit, (*states[:conds], *inside))
 
 
-@_loop("cond")
 def _cond(walk: _LoopWalk, eqn: JaxprEqn, states: _States) -> _LoopStep:
     if states[0] is not None:
         raise LoopRefused("a branch is chosen by a value that is cut over the devices")
     inner = _LoopWalk(walk.region)
     branches = eqn.params["branches"]
     results = [inner.states(branch, states[1:]) for branch in branches]
-    leaving = tuple(_joined(each) for each in zip(*results, strict=True))
+    leaving = tuple(
+        _WHOLE if all(state is None for state in each) else _one(each)
+        for each in zip(*results, strict=True)
+    )
 
     def emit(values: Values) -> Values:
-        new = tuple(
-            _local_body(walk.region, inner, branch, states[1:], leaving) for branch in branches
-        )
+        new = tuple(inner.local_body(branch, states[1:], leaving) for branch in branches)
         return interpreter.replay(rebind.without_mesh(eqn, {"branches": new}), values)
 
     for branch in branches:
         walk.want_as(inner, branch, eqn.invars[1:])
     return _LoopStep(leaving, emit, states)
-
-
-def _joined(states: Sequence[_State]) -> _State:
-    return _WHOLE if all(state is None for state in states) else _one(states)
-
-
-def _local_body(
-    region: _Region, walk: _LoopWalk, body: Any, states: Sequence[_State], leaving: Sequence[_State]
-) -> Any:
-    """The body on what one device has of its inputs."""
-    results = walk.states(body, states)
-
-    def evaluate(*args: Any) -> Values:
-        return walk.cut_all(walk.evaluate(body, args, states), results, leaving)
-
-    types = []
-    for var, state in zip(_inputs_of(body), states, strict=True):
-        aval: Any = var.aval
-        sizes = {} if state is None else {state: aval.shape[state] // region.size}
-        types.append(rebind.type_of(aval, sizes))
-    return interpreter.in_form_of(body, jax.make_jaxpr(evaluate)(*types))
 
 
 # --- loops around pmaps, run inside the mapped region: one region, entered and left once
@@ -338,28 +299,19 @@ def _local_body(
 class LoopInside:
     """A loop that runs in the mapped region of its pmaps."""
 
-    eqn: JaxprEqn
-    region: _Region
     mesh: Mesh  # names the axis as the pmaps do
-    step: _LoopStep
-
-    def specs_in(self) -> tuple[P, ...]:
-        return tuple(self._spec(state) for state in self.step.taken)
-
-    def specs_out(self) -> list[P]:
-        return [self._spec(state) for state in self.step.states]
-
-    def _spec(self, state: _State) -> P:
-        return P() if state is None else P(*[None] * state, self.region.axis)
+    in_specs: tuple[P, ...]
+    out_specs: tuple[P, ...]
+    emit: _Emit
 
     def evaluate(self, values: Values) -> Values:
         """On values of the whole program."""
         with meshes.context_of(self.mesh):
             return jax.shard_map(
-                lambda *blocks: self.step.emit(list(blocks)),
+                lambda *blocks: self.emit(list(blocks)),
                 mesh=self.mesh,
-                in_specs=self.specs_in(),
-                out_specs=self.specs_out(),
+                in_specs=self.in_specs,
+                out_specs=list(self.out_specs),
                 check_vma=False,
             )(*values)
 
@@ -384,4 +336,8 @@ def loop_inside(eqn: JaxprEqn, mesh: Mesh, axis: str) -> LoopInside:
             first.wanted.get(atom) if isinstance(atom, Var) else _WHOLE for atom in eqn.invars
         )
         step = _LoopWalk(region).step(eqn, states)
-    return LoopInside(eqn, region, mesh, step)
+    in_specs, out_specs = (
+        tuple(P() if state is None else P(*[None] * state, axis) for state in states)
+        for states in (step.taken, step.states)
+    )
+    return LoopInside(mesh, in_specs, out_specs, step.emit)

@@ -37,6 +37,11 @@ class PmapSite:
         return self.mesh.shape[self.axis]
 
     @property
+    def devices(self) -> Sequence[Device] | None:
+        """In the order of the mesh; None if that names none."""
+        return list(self.mesh.devices.flat) if isinstance(self.mesh, Mesh) else None
+
+    @property
     def body(self) -> Any:
         return self.eqn.params["jaxpr"]
 
@@ -77,11 +82,6 @@ def mapped_dimension(spec: P) -> int | None:
     return next((dim for dim, name in enumerate(spec) if name is not None), None)
 
 
-def devices_of(mesh: Any) -> Sequence[Device] | None:
-    """The devices of a mesh in order; None if it names none."""
-    return list(mesh.devices.flat) if isinstance(mesh, Mesh) else None
-
-
 # "_fun at .../jax/_src/pmap.py:410", and "alone at .../jax_dist/mapping/region.py:47".
 _FILE_OF_JAX = os.path.join(os.path.dirname(jax.__file__), "_src", "pmap.py")
 _OUR_FILE = os.path.abspath(region.__file__)
@@ -91,9 +91,6 @@ _OUR_FILE = os.path.abspath(region.__file__)
 #
 # Traced, `jax.pmap` sees the devices of its own process, and its collectives reduce over these,
 # with no error. While a rewriting traces, each is run as ours, which is right there.
-
-
-_CODE = _codes.JIT_OF_PMAP
 
 
 @contextlib.contextmanager
@@ -111,9 +108,9 @@ def pmaps_over_all_processes(mesh: Mesh | None, found: list[PassFinding]) -> Ite
         trace = functools.partial(body.traced, options)
         pmap = emission.find(options, call, trace, whole=False)
         output = emission.emitted(options, call, pmap, (), as_view=True)
-        size = f" of size {pmap.layout.size}"
-        what = f"jax.pmap over '{taken.axis_name}'{size}: a shard_map over all processes"
-        found.append(PassFinding(_CODE, "rewritten", what, "", user_line()))
+        name = f"jax.pmap over '{taken.axis_name}' of size {pmap.layout.size}"
+        what = f"{name}: a shard_map over all processes"
+        found.append(PassFinding(_codes.JIT_OF_PMAP, "rewritten", what, "", user_line()))
         return output
 
     with _compat.pmaps_taken_over(run):
@@ -171,8 +168,8 @@ def check_none_local(jaxpr: ClosedJaxpr) -> None:
     if jax.process_count() == 1:
         return
     for site in pmap_sites(jaxpr):
-        devices = devices_of(site.mesh) or ()
-        if site.of_jax and all(device.process_index == jax.process_index() for device in devices):
+        here = jax.process_index()
+        if site.of_jax and all(each.process_index == here for each in site.devices or ()):
             raise RewriteError(
                 errors.message(
                     what="a jax.pmap sees the devices of this process only",

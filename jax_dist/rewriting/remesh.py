@@ -19,22 +19,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _codes, _compat
-from jax_dist._compat.private import Device
 from jax_dist.mapping import meshes
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import Handler, Values
-from jax_dist.passes.pipeline import (
-    Outcome,
-    PassFinding,
-    PassPlan,
-)
+from jax_dist.passes.pipeline import Outcome, PassFinding, PassPlan
 from jax_dist.rewriting import loops
-from jax_dist.rewriting.pmap_sites import (
-    PmapSite,
-    devices_of,
-    pmap_site,
-    pmap_sites,
-)
+from jax_dist.rewriting.pmap_sites import PmapSite, pmap_site, pmap_sites
 
 _CODE = _codes.JIT_OF_PMAP
 
@@ -69,24 +59,21 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
         except _RemeshRefused as refused:
             findings.append(_finding(site.where, "refused", f"{_said(site)} stays", str(refused)))
         else:
-            findings.append(_moved(moves[id(site.eqn)], to_other=mesh is not None))
+            findings.append(_moved(moves[id(site.eqn)], mesh))
     inside = _loops_inside(jaxpr, moves, findings)
     if not inside and (mesh is None or not moves):
         return PassPlan(None, tuple(findings))
-
-    def handler_of(eqn: JaxprEqn) -> Handler | None:
-        if id(eqn) in inside:
-            return functools.partial(_emit_loop, *inside[id(eqn)])
-        if mesh is not None and id(eqn) in moves:
-            return functools.partial(_emit, moves[id(eqn)])
-        return None
-
-    handlers = interpreter.handlers_at(jaxpr, handler_of)
+    emits: dict[int, Handler] = {}
+    if mesh is not None:
+        emits = {key: functools.partial(_emit, move) for key, move in moves.items()}
+    emits |= {key: functools.partial(_emit_loop, *found) for key, found in inside.items()}
+    found = interpreter.places(jaxpr, lambda eqn: id(eqn) in emits)
+    handlers = {place.path: emits[id(place.eqn)] for place in found}
     return PassPlan(lambda *args: interpreter.run_at(jaxpr, args, handlers), tuple(findings))
 
 
 def _move(site: PmapSite, mesh: Mesh | None) -> _Move:
-    own = devices_of(site.mesh)
+    own = site.devices
     if mesh is None:
         if own is None:
             raise _RemeshRefused("its mesh names no devices, and no other was given")
@@ -95,31 +82,36 @@ def _move(site: PmapSite, mesh: Mesh | None) -> _Move:
         raise _RemeshRefused("it has devices that are not in the mesh")
     if any(kind != AxisType.Auto for kind in mesh.axis_types):
         raise _RemeshRefused("the mesh has axes that are not Auto, on which shardings are types")
-    chosen = _chosen_axes(site, mesh)
-    axis = chosen[site.axis]
+    # An axis of the mesh for each axis of the pmap and of those inside it, of the same size.
+    chosen, free = {}, dict(mesh.shape)
+    for name, size in site.mesh.shape.items():
+        chosen[name] = _take_axis(free, name, size)
+        if chosen[name] is None:
+            sizes = ", ".join(f"'{other}': {count}" for other, count in mesh.shape.items())
+            raise _RemeshRefused(f"no axis of the mesh ({sizes}) has the size {size} of '{name}'")
     own_names = {target: name for name, target in chosen.items()}
     names = [own_names.get(name, f"other_{name}") for name in mesh.axis_names]
-    move = _Move(site, mesh, axis, _compat.auto_mesh(mesh.devices, names))
+    move = _Move(site, mesh, chosen[site.axis], _compat.auto_mesh(mesh.devices, names))
     if not _same_types(move):
-        try:
-            rebind.check_rebindable(site.body)
-        except rebind.CannotRebind as cannot:
-            raise _RemeshRefused(str(cannot)) from None
+        _check_rebindable(site)
     return move
 
 
-def _chosen_axes(site: PmapSite, mesh: Mesh) -> dict[str, str]:
-    """An axis of the mesh for each axis of the pmap and of those inside it, of the same size."""
-    free = dict(mesh.shape)
-    chosen = {}
-    for name, size in site.mesh.shape.items():
-        fitting = [other for other in free if free[other] == size]
-        if not fitting:
-            sizes = ", ".join(f"'{other}': {count}" for other, count in mesh.shape.items())
-            raise _RemeshRefused(f"no axis of the mesh ({sizes}) has the size {size} of '{name}'")
-        chosen[name] = name if name in fitting else fitting[0]
-        del free[chosen[name]]
+def _take_axis(free: dict[str, int], name: str, size: int) -> str | None:
+    """Takes an axis of this size out of `free`, if there is one; one of this name rather."""
+    fitting = [other for other in free if free[other] == size]
+    if not fitting:
+        return None
+    chosen = name if name in fitting else fitting[0]
+    del free[chosen]
     return chosen
+
+
+def _check_rebindable(site: PmapSite) -> None:
+    try:
+        rebind.check_rebindable(site.body)
+    except rebind.CannotRebind as cannot:
+        raise _RemeshRefused(str(cannot)) from None
 
 
 def _same_types(move: _Move) -> bool:
@@ -197,17 +189,14 @@ def _loop_inside(
     if any(moves[id(site.eqn)].inside != first.inside for site in sites):
         raise _RemeshRefused("its pmaps go over several axes, or have different devices")
     for site in sites:
-        try:
-            rebind.check_rebindable(site.body)
-        except rebind.CannotRebind as cannot:
-            raise _RemeshRefused(str(cannot)) from None
+        _check_rebindable(site)
     return first, loops.loop_inside(eqn, first.inside, first.site.axis)
 
 
 def _emit_loop(move: _Move, loop: loops.LoopInside, eqn: JaxprEqn, values: Values) -> Values:
     del eqn
-    laid = _lay_all(move, values, loop.specs_in())
-    return _lay_all(move, loop.evaluate(laid), loop.specs_out())
+    laid = _lay_all(move, values, loop.in_specs)
+    return _lay_all(move, loop.evaluate(laid), loop.out_specs)
 
 
 # ---- what is told
@@ -221,22 +210,18 @@ def _said(site: PmapSite) -> str:
     return f"the pmap over '{site.axis}' of size {site.size}"
 
 
-def _moved(move: _Move, *, to_other: bool) -> PassFinding:
-    where = move.site.where
-    if not to_other:
-        return _finding(where, "noted", f"{_said(move.site)} is a shard_map on a mesh of its own")
-    text = f"{_said(move.site)}: a shard_map over '{move.axis}' of the mesh"
-    own = devices_of(move.site.mesh)
-    if own is not None and not _same_order(own, move):
-        text += ", whose devices come in another order"
-    return _finding(where, "rewritten", text)
-
-
-def _same_order(own: Sequence[Device], move: _Move) -> bool:
-    along = move.mesh.axis_names.index(move.axis)
-    rows = np.moveaxis(move.mesh.devices, along, 0).reshape(move.site.size, -1)
-    slices = np.array(own, dtype=object).reshape(move.site.size, -1)
-    return all(set(mine) <= set(row) for mine, row in zip(slices, rows, strict=True))
+def _moved(move: _Move, mesh: Mesh | None) -> PassFinding:
+    site, said = move.site, _said(move.site)
+    if mesh is None:
+        return _finding(site.where, "noted", f"{said} is a shard_map on a mesh of its own")
+    text = f"{said}: a shard_map over '{move.axis}' of the mesh"
+    if site.devices is not None:
+        along = mesh.axis_names.index(move.axis)
+        rows = np.moveaxis(mesh.devices, along, 0).reshape(site.size, -1)
+        slices = np.array(site.devices, dtype=object).reshape(site.size, -1)
+        if not all(set(mine) <= set(row) for mine, row in zip(slices, rows, strict=True)):
+            text += ", whose devices come in another order"
+    return _finding(site.where, "rewritten", text)
 
 
 # --- arguments that lie on some devices only, put on all of the mesh
@@ -254,17 +239,13 @@ def put_on(
       None if nothing lies elsewhere, so that the refusal is about something else.
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
-    places = [place for place, leaf in enumerate(leaves) if _lies_elsewhere(leaf, mesh)]
-    for place in places:
-        leaf = leaves[place]
-        leaves[place] = jax.device_put(leaf, NamedSharding(mesh, _spec_on(mesh, leaf)))
-    return jax.tree.unflatten(tree, leaves) if places else None
-
-
-def _lies_elsewhere(leaf: Any, mesh: Mesh) -> bool:
-    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
-        return False
-    return leaf.committed and leaf.sharding.device_set != set(mesh.devices.flat)
+    devices, moved = set(mesh.devices.flat), False
+    for place, leaf in enumerate(leaves):
+        is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+        if is_array and leaf.committed and leaf.sharding.device_set != devices:
+            moved = True
+            leaves[place] = jax.device_put(leaf, NamedSharding(mesh, _spec_on(mesh, leaf)))
+    return jax.tree.unflatten(tree, leaves) if moved else None
 
 
 def _spec_on(mesh: Mesh, leaf: jax.Array) -> P:
@@ -273,19 +254,12 @@ def _spec_on(mesh: Mesh, leaf: jax.Array) -> P:
     if not isinstance(sharding, NamedSharding):
         return P()
     free = dict(mesh.shape)
-    return P(*[_axis_like(free, sharding.mesh, part) for part in sharding.spec])
-
-
-def _axis_like(free: dict[str, int], own: Any, part: Any) -> str | None:
-    names: Sequence[str] = part if isinstance(part, tuple) else (part,)
-    if part is None or len(names) != 1:
-        return None
-    fitting = [name for name, size in free.items() if size == own.shape[names[0]]]
-    if not fitting:
-        return None
-    chosen = names[0] if names[0] in fitting else fitting[0]
-    del free[chosen]
-    return chosen
+    parts: list[str | None] = []
+    for part in sharding.spec:
+        names: Sequence[str] = part if isinstance(part, tuple) else (part,)
+        is_one = part is not None and len(names) == 1
+        parts.append(_take_axis(free, names[0], sharding.mesh.shape[names[0]]) if is_one else None)
+    return P(*parts)
 
 
 # --- where arguments belong that nobody has put anywhere: where the pmaps that read them want them
@@ -311,13 +285,6 @@ def first_places(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> dict[int, NamedShardi
     return {number: next(iter(wanted)) for number, wanted in found.items() if len(wanted) == 1}
 
 
-def is_anywhere(leaf: Any) -> bool:
-    """Whether nobody has said on which devices it should lie."""
-    if isinstance(leaf, jax.Array):
-        return not leaf.committed
-    return isinstance(leaf, np.ndarray)
-
-
 def _collect(
     jaxpr: Jaxpr,
     numbers: Mapping[Var, int],
@@ -325,36 +292,30 @@ def _collect(
     found: dict[int, set[NamedSharding]],
 ) -> None:
     for eqn in jaxpr.eqns:
-        read = _read(eqn, numbers)
+        read = {  # by place among its operands, the inputs of the program
+            place: numbers[atom]
+            for place, atom in enumerate(eqn.invars)
+            if isinstance(atom, Var) and atom in numbers
+        }
         if not read:
             continue
         site = pmap_site(eqn)
         if site is not None:
-            wanted = _operand_shardings(site, mesh)
+            move = _move_or_stay(site, mesh)
             for place, number in read.items():
-                if wanted:
-                    found.setdefault(number, set()).add(wanted[place])
+                if move is not None:
+                    spec = _named(move, eqn.params["in_specs"][place])
+                    found.setdefault(number, set()).add(NamedSharding(move.mesh, spec))
         elif eqn.primitive.name == "jit":
             body = interpreter.open_jaxpr(eqn.params["jaxpr"])
             inner = {body.invars[place]: number for place, number in read.items()}
             _collect(body, inner, mesh, found)
 
 
-def _operand_shardings(site: PmapSite, mesh: Mesh | None) -> list[NamedSharding] | None:
-    """How the operands of a pmap lie when it has been moved; None if it names no devices."""
+def _move_or_stay(site: PmapSite, mesh: Mesh | None) -> _Move | None:
+    """Where a pmap is in the rewritten program; None if it names no devices."""
     try:
-        move = _move(site, mesh)
+        return _move(site, mesh)
     except _RemeshRefused:
-        if not isinstance(site.mesh, Mesh):
-            return None
-        move = _Move(site, site.mesh, site.axis, site.mesh)
-    return [NamedSharding(move.mesh, _named(move, spec)) for spec in site.eqn.params["in_specs"]]
-
-
-def _read(eqn: JaxprEqn, numbers: Mapping[Var, int]) -> dict[int, int]:
-    """By place among its operands, the inputs of the program."""
-    return {
-        place: numbers[atom]
-        for place, atom in enumerate(eqn.invars)
-        if isinstance(atom, Var) and atom in numbers
-    }
+        is_placed = isinstance(site.mesh, Mesh)
+        return _Move(site, site.mesh, site.axis, site.mesh) if is_placed else None

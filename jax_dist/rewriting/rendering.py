@@ -8,7 +8,7 @@ import dataclasses
 import html
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 _WIDTH = 80
@@ -63,28 +63,23 @@ class Table:
     notes: tuple[str, ...] = ()  # one a row, or none at all
 
     def lines(self) -> Iterator[str]:
-        widths = self._widths()
-        for place, row in enumerate((self.header, *self.rows)):
-            cells = [self._cell(column, cell, widths) for column, cell in enumerate(row)]
-            yield _INDENT.join(cells).rstrip()
-            if self.notes and place:
-                note = _INDENT + self.notes[place - 1]
-                yield from _wrapped(note, _INSIDE, hanging=len(_INDENT))
-
-    def _cell(self, column: int, cell: str, widths: Sequence[int]) -> str:
-        short = _elided(cell, widths[column])
-        flush_right = column >= len(self.header) - self.numbers
-        return short.rjust(widths[column]) if flush_right else short.ljust(widths[column])
-
-    def _widths(self) -> list[int]:
-        """Of the columns; those of words give way until the line fits."""
         columns = zip(self.header, *self.rows, strict=True)
         widths = [max(map(len, column)) for column in columns]
         words = len(widths) - self.numbers
         room = _INSIDE - len(_INDENT) * (len(widths) - 1)
+        # Columns of words give way until the line fits.
         while sum(widths) > room and max(widths[:words]) > 1:
             widths[widths.index(max(widths[:words]))] -= 1
-        return widths
+        for place, row in enumerate((self.header, *self.rows)):
+            short = [_elided(cell, width) for cell, width in zip(row, widths, strict=True)]
+            cells = [
+                cell.ljust(width) if column < words else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(short, widths, strict=True))
+            ]
+            yield _INDENT.join(cells).rstrip()
+            if self.notes and place:
+                note = _INDENT + self.notes[place - 1]
+                yield from _wrapped(note, _INSIDE, hanging=len(_INDENT))
 
     def html(self) -> str:
         header = "".join(self._html_cell("th", *pair) for pair in enumerate(self.header))
@@ -111,7 +106,10 @@ class Bars:
         labels = min(max(len(label) for label, _, _ in self.rows), _LABEL)
         words = max(len(text) for _, _, text in self.rows)
         for label, amount, text in self.rows:
-            bar = _bar(self._share(amount))
+            # Of full blocks and one of an eighth to seven; what is not nothing is seen.
+            share = self._share(amount)
+            eighths = max(round(share * _BAR * 8), 1 if share else 0)
+            bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
             yield f"{_elided(label, labels):<{labels}}  {bar:<{_BAR}}  {text:>{words}}"
 
     def _share(self, amount: float) -> float:
@@ -187,12 +185,6 @@ def _wrapped(text: str, width: int, *, hanging: int) -> list[str]:
     joined = _AMOUNT.sub("\\1\N{NO-BREAK SPACE}\\2", text)
     lines = textwrap.wrap(joined, width, subsequent_indent=" " * hanging, break_on_hyphens=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
-
-
-def _bar(share: float) -> str:
-    """Of full blocks and one of an eighth to seven; what is not nothing is seen."""
-    eighths = max(round(share * _BAR * 8), 1 if share else 0)
-    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 _AMOUNT = re.compile(r"(\d) ([kMGT]?B)\b")

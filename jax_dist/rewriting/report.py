@@ -59,8 +59,18 @@ class Report:
     @property
     def summary(self) -> str:
         """What was done, and the bytes moved between devices before and after."""
-        done = ", ".join([*_outcomes(self), *_actions(self)]) or "nothing to rewrite"
-        return f"{done}; {_change(self.before.moved_bytes, self.after.moved_bytes)}"
+        outcomes = [finding.outcome for finding in self.findings]
+        actions = [array.action for array in self.captured]
+        done = [f"{outcomes.count(each)} {each}" for each in get_args(Outcome) if each in outcomes]
+        done += [
+            f"{counted(actions.count(each), 'array')} {each}" for each in dict.fromkeys(actions)
+        ]
+        before, after = self.before.moved_bytes, self.after.moved_bytes
+        change = f"{human_bytes(before)} -> {human_bytes(after)} moved per step"
+        if round(before) == round(after):
+            moved = f"{human_bytes(after)} moved per step"
+            change = moved if round(after) else "nothing moved between devices"
+        return f"{', '.join(done) or 'nothing to rewrite'}; {change}"
 
     def to_dict(self) -> dict[str, object]:
         """For machines: only dicts, lists, strings, numbers and None."""
@@ -87,38 +97,32 @@ class Report:
         return rendering.as_html(f"{self.name}: {self.summary}", _sections(self))
 
 
-def _outcomes(report: Report) -> Iterator[str]:
-    for outcome in get_args(Outcome):
-        count = sum(finding.outcome == outcome for finding in report.findings)
-        if count:
-            yield f"{count} {outcome}"
-
-
-def _actions(report: Report) -> Iterator[str]:
-    for action in dict.fromkeys(array.action for array in report.captured):
-        count = sum(array.action == action for array in report.captured)
-        yield f"{counted(count, 'array')} {action}"
-
-
-def _change(before: float, after: float) -> str:
-    if round(before) == round(after) == 0:
-        return "nothing moved between devices"
-    if round(before) == round(after):
-        return f"{human_bytes(after)} moved per step"
-    return f"{human_bytes(before)} -> {human_bytes(after)} moved per step"
-
-
 def _sections(report: Report) -> Iterator[rendering.Section]:
     """Where nothing was found, only what the user should still know."""
     found = bool(report.findings or report.captured)
     for outcome in get_args(Outcome):
-        yield from _found(report, outcome)
+        entries = tuple(
+            rendering.ReportEntry(
+                finding.code,
+                finding.what,
+                (
+                    *([f"because {finding.why}"] if finding.why else []),
+                    finding.where or "line unknown",
+                ),
+            )
+            for finding in report.findings
+            if finding.outcome == outcome
+        )
+        if entries:
+            yield rendering.Section(outcome.capitalize(), entries)
     if report.captured:
         yield rendering.Section("Captured arrays", (_captured_table(report.captured),))
     if report.before.collectives or report.after.collectives:
         yield rendering.Section("Collectives, per step on one device", _collectives(report))
     if round(report.before.moved_bytes) != round(report.after.moved_bytes):
-        yield rendering.Section("Moved, per step from one device", (_bars(report),))
+        amounts = (("before", report.before.moved_bytes), ("after", report.after.moved_bytes))
+        bars = rendering.Bars(tuple((label, each, human_bytes(each)) for label, each in amounts))
+        yield rendering.Section("Moved, per step from one device", (bars,))
     if found:
         yield rendering.Section("Program, on one device", (_program_table(report),))
     if found or not report.cache_after.stable:
@@ -127,20 +131,6 @@ def _sections(report: Report) -> Iterator[rendering.Section]:
         advice = rendering.ReportEntry("", report.compare.advice)
         yield rendering.Section("Ways to write it", (advice,))
         yield from report.compare.sections()
-
-
-def _found(report: Report, outcome: Outcome) -> Iterator[rendering.Section]:
-    entries = tuple(
-        rendering.ReportEntry(
-            finding.code,
-            finding.what,
-            (*([f"because {finding.why}"] if finding.why else []), finding.where or "line unknown"),
-        )
-        for finding in report.findings
-        if finding.outcome == outcome
-    )
-    if entries:
-        yield rendering.Section(outcome.capitalize(), entries)
 
 
 def _captured_table(arrays: tuple[CapturedArray, ...]) -> rendering.Table:
@@ -200,11 +190,6 @@ _NOTES: dict[Runs, str] = {
 }
 
 
-def _bars(report: Report) -> rendering.Bars:
-    amounts = (("before", report.before.moved_bytes), ("after", report.after.moved_bytes))
-    return rendering.Bars(tuple((label, each, human_bytes(each)) for label, each in amounts))
-
-
 def _program_table(report: Report) -> rendering.Table:
     sizes = (
         ("StableHLO text", "stablehlo_bytes"),
@@ -216,15 +201,12 @@ def _program_table(report: Report) -> rendering.Table:
     return rendering.Table(
         header=("", "before", "after"),
         rows=tuple(
-            (what, *(_known(getattr(program, field)) for program in (report.before, report.after)))
+            (what, *("unknown" if size is None else human_bytes(size) for size in known))
             for what, field in sizes
+            for known in ((getattr(report.before, field), getattr(report.after, field)),)
         ),
         numbers=2,
     )
-
-
-def _known(amount: int | None) -> str:
-    return "unknown" if amount is None else human_bytes(amount)
 
 
 def _cache(report: Report) -> tuple[rendering.ReportEntry, ...]:
@@ -251,44 +233,34 @@ def verdict_of(lowered: jax.stages.Lowered, captured: Sequence[str] = ()) -> Cac
       captured: the names of the arrays that are part of the program, to be told in the cause.
     """
     text = lowered.as_text()
-    causes = (*_operations(text), *_names(text), *_values(captured))
-    return CacheVerdict(stable=not causes, causes=causes)
-
-
-def _operations(text: str) -> Iterator[str]:
+    causes: list[str] = []
     if "@CustomSPMDPartitioning(" in text:
-        yield (
+        causes.append(
             "A custom_partitioning operation holds the address of a Python object, another one in "
             "each process. Let rewrite route it through shard_map (partitioning='route')."
         )
     if not _compat.CACHES_HOST_CALLBACKS and _CALLBACK.search(text):
-        yield (
+        causes.append(
             "It calls back into Python (debug.print, pure_callback, io_callback), and this jax, "
             f"{jax.__version__}, never writes such a program. Take the callback out, or use jax "
             "0.12 or later."
         )
-
-
-def _names(text: str) -> Iterator[str]:
     for what, pattern in _NAMED.items():
         # The quoted names of a list, such as `"i"=4, "j"=2`; or the one name that was found.
         found = [re.findall(r'"([^"]*)"', each) or [each] for each in pattern.findall(text)]
-        for name in dict.fromkeys(itertools.chain(*found)):
-            if _MADE_UP.search(name):
-                yield (
-                    f"The name of {what}, {name!r}, looks made from an address, an id or a time, "
-                    "which differ in each process. Give it a fixed name."
-                )
-
-
-def _values(captured: Sequence[str]) -> Iterator[str]:
+        causes += [
+            f"The name of {what}, {name!r}, looks made from an address, an id or a time, "
+            "which differ in each process. Give it a fixed name."
+            for name in dict.fromkeys(itertools.chain(*found))
+            if _MADE_UP.search(name)
+        ]
     if captured:
-        verb = "is" if len(captured) == 1 else "are"
-        yield (
-            f"{', '.join(captured)} {verb} part of the program, so the key depends on the values: "
-            "random ones differ in each process. Pass arrays as arguments, or let rewrite lift "
-            "them (captures='lift')."
+        causes.append(
+            f"{', '.join(captured)} {'is' if len(captured) == 1 else 'are'} part of the program, "
+            "so the key depends on the values: random ones differ in each process. Pass arrays as "
+            "arguments, or let rewrite lift them (captures='lift')."
         )
+    return CacheVerdict(stable=not causes, causes=tuple(causes))
 
 
 _CALLBACK = re.compile(r"stablehlo\.custom_call @\w*python\w*callback\(")

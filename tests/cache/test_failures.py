@@ -14,7 +14,7 @@ import jax
 import pytest
 
 from jax_dist import _compat, cache
-from jax_dist.cache import failures, keys
+from jax_dist.cache import failures, recorder
 from jax_dist.errors import FailedBeforeError
 
 # XLA knows no such handler, and says so when it compiles.
@@ -116,7 +116,7 @@ def _note(folder, **changes):
     lowered = jax.jit(lambda x: x * number).lower(1.0)
     key = cache.key(lowered).name
     request = _compat.compile_request(lowered)
-    under = keys.circumstances(_compat.CompiledProgram(request.backend, request.module))
+    under = recorder.circumstances(_compat.CompiledProgram(request.backend, request.module))
     note = {
         "function": "jit__lambda_",
         "key": key,

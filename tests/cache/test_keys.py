@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from jax_dist import _compat
-from jax_dist.cache.keys import key
+from jax_dist.cache import key
 from jax_dist.cache.records import COMPONENTS
 
 _ROOT = pathlib.Path(__file__).parents[2]

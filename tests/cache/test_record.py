@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from jax_dist import _compat
-from jax_dist.cache.keys import operations_of
-from jax_dist.cache.recorder import record
+from jax_dist.cache.recorder import operations_of, record
 from jax_dist.cache.records import load
 from jax_dist.errors import RecordError
 

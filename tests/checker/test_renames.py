@@ -9,14 +9,14 @@ import pytest
 
 from jax_dist import _codes
 from jax_dist.checker.engine import linter
-from jax_dist.checker.rules import pjit_to_jit, removed_names
+from jax_dist.checker.rules import moved_functions, removed_names
 from jax_dist.checker.rules._renames import Rename
 
 _TABLES = (
     removed_names.NAMES,
     removed_names.SHARDINGS,
     removed_names.PLACEMENTS,
-    pjit_to_jit.NAMES,
+    moved_functions.OF_PJIT,
 )
 _ENTRIES = [entry for table in _TABLES for entry in table]
 
@@ -93,7 +93,7 @@ def _forms(old: str) -> Iterator[str]:
 _CODES = {
     _codes.REMOVED_NAME: removed_names.NAMES,
     _codes.REMOVED_SHARDING_CLASS: removed_names.SHARDINGS,
-    _codes.PJIT_TO_JIT: pjit_to_jit.NAMES,
+    _codes.PJIT_TO_JIT: moved_functions.OF_PJIT,
 }
 
 

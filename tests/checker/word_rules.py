@@ -11,7 +11,7 @@ import pytest
 from jax_dist.checker.engine import linter
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.findings import Edit, Finding, Fix, Safety
-from jax_dist.checker.rules import Page, suppression_comments, syntax_error
+from jax_dist.checker.rules import Page, linter_findings
 from jax_dist.commands import lint_run
 
 _WORDS = {
@@ -35,7 +35,7 @@ def _page(code: str, name: str) -> Page:
 PAGES = {code: _page(code, name) for code, name, _, _ in _WORDS.values()}
 PAGES |= {
     page.code: page
-    for page in (suppression_comments.UNUSED, syntax_error.PAGE, suppression_comments.UNKNOWN)
+    for page in (linter_findings.UNUSED, linter_findings.SYNTAX_ERROR, linter_findings.UNKNOWN)
 }
 CODES = frozenset(code for code, page in PAGES.items() if page.default)
 

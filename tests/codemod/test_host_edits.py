@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_dist.codemod.results import FileMigration, PlaceResult
 from jax_dist.codemod.vendored.mapped import replicated
-from jax_dist.codemod.verify import program_text, slices
+from jax_dist.codemod.verify import edits, program_text, slices
 from jax_dist.codemod.verify.equivalence import NotProvedError
 from jax_dist.codemod.verify.ledger import Rung
 from jax_dist.codemod.verify.recording import programs
@@ -39,7 +39,7 @@ def stacked(x: jax.Array, devices: Any = None) -> jax.Array:
 def proof(before: Any, after: Any, arguments: Any, results: Any) -> tuple[str, ...]:
     signature = {"before": before, "after": after, "sizes": {}}
     signature |= {"arguments": arguments, "results": results}
-    return slices.proof(json.loads(json.dumps(signature))).rules
+    return slices.proof(json.loads(json.dumps(signature)))
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,11 @@ def test_programs_that_map_are_no_host_edits():
         out_specs=PartitionSpec("d"),
     )
 
-    assert slices.maps_nothing(text(jax.jit(lambda x: x[0]), (8, 3)))
-    assert not slices.maps_nothing(text(jax.jit(mapped), (8, 3)))
+    copies = text(jax.jit(lambda x: x[0]), (8, 3)), text(lambda x: x, (3,))
+    assert proof(*copies, [[0, COPIES]], [AS_IS]) == ("R5", "R8")
+    twice = text(jax.jit(lambda x: mapped(mapped(x))), (8, 3))
+    with pytest.raises(NotProvedError, match="it has several shard_maps"):
+        proof(twice, text(lambda x: x, (3,)), [[0, COPIES]], [COPIES])
 
 
 # --- where they are
@@ -214,19 +217,17 @@ def test_programs_that_map_are_no_host_edits():
 )
 def test_what_stays_inside_is_the_value(before: str, after: str, expected: list):
     before = f"import jax\nimport u\n{before}\n"
-    found = program_text.host_edits(
-        ast.parse(before), ast.parse(f"import jax\nimport u\n{after}\n")
-    )
+    found = edits.host_edits(ast.parse(before), ast.parse(f"import jax\nimport u\n{after}\n"))
 
-    assert [(each.before.around("v"), each.after.around("v")) for each in found] == expected
+    assert [(one.around("v"), other.around("v")) for one, other in found] == expected
 
 
 def test_the_lines_of_a_program_stay_where_they_are():
     text = "x = 3\ny = abs(  # of\n    x\n)\nz = y\n"
     tree = ast.parse(text)
-    [edit] = program_text.host_edits(tree, ast.parse("x = 3\ny = x\nz = y\n"))
+    [(old, _)] = edits.host_edits(tree, ast.parse("x = 3\ny = x\nz = y\n"))
 
-    marked = program_text.marked("a.py", text, (), 0, {5: edit.before})
+    marked = program_text.Marked("a.py", text, (), 0, {5: old})
     assert [marked.line_before(n) for n in range(2, 7)] == [1, 2, 3, 4, 5]
     names: dict[str, Any] = {"__jd__": _Host}
     exec(marked.text.partition("\n")[2], names)
@@ -277,7 +278,10 @@ def _judged(after: str, folder: pathlib.Path) -> list[tuple[Rung, tuple[str, ...
 
 def test_host_edits_are_proved_by_their_own_values(tmp_path: pathlib.Path):
     pytest.importorskip("flax")
-    assert _judged(_AFTER, tmp_path) == [(Rung.BY_RULES, ("R9",)), (Rung.BY_RULES, ("R5", "R8"))]
+    assert _judged(_AFTER, tmp_path) == [
+        (Rung.EQUAL_BY_RULES, ("R9",)),
+        (Rung.EQUAL_BY_RULES, ("R5", "R8")),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -139,8 +139,6 @@ def test_a_function_that_was_only_traced_is_not_proven():
         is_mapped=True,
         inside=True,
         hidden=True,
-        calls=(),
-        count=0,
     )
     run = Run(0, "", RunRecord((hidden,)))
     found = judged(["train"], run, run, files=[pathlib.Path("/a.py")])

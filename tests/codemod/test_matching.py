@@ -22,8 +22,6 @@ def _site(
         function=function,
         is_mapped=is_mapped,
         inside=inside,
-        hidden=False,
-        calls=(),
         count=count,
     )
 

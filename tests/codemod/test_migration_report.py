@@ -179,13 +179,13 @@ def test_nothing_at_all():
 
 
 _ENTRIES = (
-    LedgerEntry("a.py", 12, "a | jax.pmap", Rung.BY_RULES, 2, 2, rules=("R1",)),
+    LedgerEntry("a.py", 12, "a | jax.pmap", Rung.EQUAL_BY_RULES, 2, 2, rules=("R1",)),
     LedgerEntry("d.py", 3, "f(\n  x)", Rung.REPLAYED, 7, 7),
     LedgerEntry("d.py", 4, "g", Rung.NEVER_RAN, put_back=True),
     LedgerEntry("d.py", 5, "h", Rung.DIFFERENT, 3, 2, problems=("call 3: 1.0 before, 2.0 after",)),
     LedgerEntry("d.py", 6, "i", Rung.RAN, notes=("checked as part of line 9",)),
     LedgerEntry("d.py", 7, "j", Rung.SAME_PROGRAM, 1, 1),
-    LedgerEntry("d.py", 8, "k", Rung.SAME_RUNS, 1, 1),
+    LedgerEntry("d.py", 8, "k", Rung.SAME_IN_TWO_RUNS, 1, 1),
 )
 
 
@@ -273,7 +273,7 @@ def test_only_what_was_compared_is_called_the_same(rung: Rung):
     (run,) = json.loads(report.as_sarif(made))["runs"]
     result = run["results"][0]
 
-    assert (result["kind"] == "pass") is (rung >= Rung.SAME_RUNS)
+    assert (result["kind"] == "pass") is (rung >= Rung.SAME_IN_TWO_RUNS)
     for text in (made.proof, result["message"]["text"], json.dumps(made.verification)):
         said = any(word in text for word in ("same", "by rules", "replayed"))
-        assert said is (rung >= Rung.SAME_RUNS), text
+        assert said is (rung >= Rung.SAME_IN_TWO_RUNS), text

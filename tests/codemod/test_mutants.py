@@ -26,7 +26,7 @@ from mutants import Mutant, mutant, sites
 from jax_dist._compat import CAN_REWRITE
 from jax_dist.codemod import migration
 from jax_dist.codemod.migration import MigrationOptions
-from jax_dist.codemod.verify import evidence, merged_program
+from jax_dist.codemod.verify import edits, evidence
 from jax_dist.codemod.verify.ledger import Rung
 
 _GOLDEN = pathlib.Path(__file__).with_name("golden")
@@ -78,7 +78,7 @@ def _bits(leaf: Any) -> tuple[Any, ...]:
 
 def _told(before: str, after: str, folder: pathlib.Path) -> Rung | None:
     """The least sure place of the two texts in one run; None where they cannot be merged."""
-    merged = merged_program.merged(str(folder / "program.py"), before, after, 0)
+    merged = edits.Merged(str(folder / "program.py"), before, after, 0)
     if merged.unmerged:
         return None
     recording = importlib.import_module("jax_dist.codemod.verify.recording")
@@ -94,7 +94,7 @@ def _told(before: str, after: str, folder: pathlib.Path) -> Rung | None:
         patch.setattr(parts["start"], "_folder", records)
         if isinstance(_result(merged.text, folder), str):
             return None
-        found = evidence.read_spots(pathlib.Path(records))
+        found = evidence.read(0, "", pathlib.Path(records)).ran
     spots = {spot.number: spot for spot in merged.spots}
     told = (evidence.judged(each, found, spots) for each in spots.values())
     return min((each.rung for each in told), default=None)

@@ -19,7 +19,7 @@ from verified_programs import IDIOMATIC, TRAINING, changed
 from jax_dist._compat import CAN_REWRITE
 from jax_dist._usage import MisuseError
 from jax_dist.codemod.results import FileMigration
-from jax_dist.codemod.verify import merged_program, sandbox
+from jax_dist.codemod.verify import edits, sandbox
 from jax_dist.codemod.verify.ledger import (
     REQUIREMENTS,
     Ending,
@@ -41,7 +41,7 @@ def way(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch) -> 
         monkeypatch.setenv("JAX_DIST_VERIFY_BY_COPY", "1")
     else:
         (tmp_path / "trial").mkdir()
-        if sandbox.way(tmp_path / "trial", [tmp_path]) != "overlay":
+        if sandbox.Workspace([], tmp_path / "trial", [tmp_path], 8, None).way != "overlay":
             pytest.skip("no overlays for users here")
     return request.param
 
@@ -453,11 +453,11 @@ def test_a_folder_that_is_being_made_is_nobodys_leftover(tmp_path: pathlib.Path,
     ids=["body of a class", "super", "import", "decorator"],
 )
 def test_old_and_new_stand_side_by_side(before: str, after: str, expected: str):
-    merged = merged_program.merged("a.py", before, after, 0)
+    merged = edits.Merged("a.py", before, after, 0)
     compile(merged.text, "a.py", "exec")
 
     assert expected in merged.text
-    assert merged.unmerged == ()
+    assert merged.unmerged == []
 
 
 @pytest.mark.parametrize(
@@ -470,18 +470,18 @@ def test_old_and_new_stand_side_by_side(before: str, after: str, expected: str):
     ids=["walrus", "await", "a statement less"],
 )
 def test_what_would_happen_twice_or_not_at_all_stays_apart(before: str, after: str):
-    merged = merged_program.merged("a.py", before, after, 0)
+    merged = edits.Merged("a.py", before, after, 0)
     compile(merged.text, "a.py", "exec")
 
     assert merged.unmerged
-    assert merged.spots == ()
+    assert merged.spots == []
 
 
 # --- the ledger
 
 
 def test_two_equal_runs_are_not_called_replayed():
-    entries = (LedgerEntry("train.py", 3, "jax.pmap", Rung.SAME_RUNS),)
+    entries = (LedgerEntry("train.py", 3, "jax.pmap", Rung.SAME_IN_TWO_RUNS),)
     end = Ending(exit_code=0, functions=1, calls=44, devices=8, output="")
     runs = MigrationVerification(("python", "train.py"), MigrationVerdict.SAME, end, end, ())
     found = Ledger(runs.command, entries, "copy", merged=False, runs=runs)

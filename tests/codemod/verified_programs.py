@@ -138,6 +138,5 @@ def recorded(source: str, folder: pathlib.Path, *, timeout: float | None = 120.0
         patch.chdir(folder)
         work = folder.with_name(f"{folder.name}-records-{len(list(folder.parent.iterdir()))}")
         work.mkdir()
-        roots = sandbox.roots([file])
-        way = sandbox.way(work, roots)
-        return sandbox.Workspace(command, work, roots, way, 8, timeout).recorded({}, [file])
+        stage = sandbox.Workspace(command, work, [folder.resolve()], 8, timeout)
+        return stage.recorded({}, [file])

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from jax_dist.checker.engine import linter
-from jax_dist.checker.rules import suppression_comments
+from jax_dist.checker.rules import linter_findings
 from jax_dist.commands import lint_run, terminal
 from jax_dist.commands.cli import main
 
@@ -31,7 +31,7 @@ def folder(tmp_path: pathlib.Path, monkeypatch) -> pathlib.Path:
     monkeypatch.chdir(tmp_path)
     for name in ("NO_COLOR", "FORCE_COLOR", "JAX_DIST_OUTPUT_FORMAT"):
         monkeypatch.delenv(name, raising=False)
-    for page in (suppression_comments.UNUSED, suppression_comments.UNKNOWN):
+    for page in (linter_findings.UNUSED, linter_findings.UNKNOWN):
         monkeypatch.setitem(linter.PAGES, page.code, page)
     return tmp_path
 

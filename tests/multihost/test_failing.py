@@ -13,7 +13,7 @@ import pytest
 from jobs import run_job
 
 from jax_dist.multihost import job, ranks
-from jax_dist.multihost.channel import Failed
+from jax_dist.multihost.job import Failed
 from jax_dist.multihost.rendezvous import Peer
 
 _SECONDS = 15.0  # on a loaded machine; a fraction of one by itself, and 3 more after an early exit
@@ -197,7 +197,7 @@ def _job(
         heartbeat_timeout=10.0,
         shutdown_timeout=300.0,
     )
-    found.joined()
+    found.has_joined = True
     monkeypatch.setattr(job, "end_now", lambda text, code: ends.append(text))
     monkeypatch.setattr(
         found, "end_all", lambda culprit, text, code: ends.append(f"{culprit}: {text}")

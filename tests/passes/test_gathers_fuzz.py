@@ -11,7 +11,7 @@ import pytest
 from fuzzing import program_of
 from gather_checks import planned, rewritten_leaves
 
-from jax_dist.passes import gather_moves, gather_reductions, gathers
+from jax_dist.passes import gather_rules, gathers
 
 pytestmark = pytest.mark.rewriting
 
@@ -47,8 +47,7 @@ def test_a_good_part_of_the_programs_is_rewritten():
 
 
 def test_without_the_test_for_sameness_the_numbers_are_wrong(monkeypatch: pytest.MonkeyPatch):
-    for module in (gather_moves, gather_reductions):
-        monkeypatch.setattr(module, "demand_same", lambda *_: None)
+    monkeypatch.setattr(gather_rules, "demand_same", lambda *_: None)
     assert any(wrong(range(first, first + BATCH)) for first in IN_EVERY_RUN[::BATCH])
 
 
@@ -59,7 +58,7 @@ def test_without_the_test_for_major_dimensions_the_numbers_are_wrong(
         del old, dimension
         return next((place for place, length in enumerate(new) if length % size == 0), None)
 
-    monkeypatch.setattr(gather_moves, "major_place", first_that_fits)
+    monkeypatch.setattr(gather_rules, "major_place", first_that_fits)
     assert any(wrong(range(first, first + BATCH)) for first in IN_EVERY_RUN[::BATCH])
 
 

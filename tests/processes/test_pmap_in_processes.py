@@ -319,7 +319,7 @@ def mistakes() -> list[str]:
         try:
             call()
         except ValueError as error:
-            texts.append(f"{type(error).__name__}: {error}".splitlines()[0])
+            texts.append(f"{type(error).__name__}: {error}")
         else:
             texts.append("no error")
     assert _slices(mapped(x)) == [28.0] * 4  # and all processes can go on
@@ -330,7 +330,13 @@ def test_mistakes_are_the_same_error_in_every_process():
     first, second = _of_each_process(mistakes)
 
     assert first == second
-    assert [text.partition(": pmap of ")[::2] for text in first] == [
+    for text in first:
+        _, *which, why, do = text.splitlines()
+        assert which
+        assert all(line.startswith("  * ") for line in which)
+        assert why.startswith("Because ")
+        assert (why[-1], do[-1]) == (".", ".")
+    assert [text.splitlines()[0].partition(": pmap of ")[::2] for text in first] == [
         ("MappedAxisError", "'<lambda>' got arguments of different sizes along the mapped axis:"),
         ("PlacementError", "'<lambda>' cannot tell which slices this array holds:"),
         ("MappedAxisError", "'<lambda>' got arguments of different sizes along the mapped axis:"),

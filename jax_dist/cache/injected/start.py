@@ -40,16 +40,13 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             run_module(module)
-            self._record()
+            if importlib.util.find_spec("jax_dist") is None:
+                _lend(self._root)
+            recorder = importlib.import_module("jax_dist.cache.recorder")
+            recorder.record_verified(folder=self._folder, cache=self._cache)
 
         spec.loader.exec_module = exec_module
         return spec
-
-    def _record(self) -> None:
-        if importlib.util.find_spec("jax_dist") is None:
-            _lend(self._root)
-        recorder = importlib.import_module("jax_dist.cache.recorder")
-        recorder.record_verified(folder=self._folder, cache=self._cache)
 
 
 def _lend(root: str) -> None:

@@ -57,7 +57,7 @@ class Config:
         return tuple(
             (
                 Patterns((glob,), self.folder),
-                frozenset().union(*(known(code, pages) for code in codes)),
+                frozenset().union(*(_known(code, pages) for code in codes)),
             )
             for glob, codes in self.per_file_ignores
         )
@@ -70,7 +70,7 @@ class Config:
         for key, selectors in asked.items():
             for selector in selectors:
                 try:
-                    known(selector, pages)
+                    _known(selector, pages)
                 except MisuseError as error:
                     raise ConfigError(f"{self.file}: {key}: {error}") from error
 
@@ -81,6 +81,8 @@ class ConfigError(MisuseError):
 
 _MISSPELT = ("jax_dist", "jaxdist", "jax-dist")  # the last without `tool`
 _OURS = re.compile(rb"jax[-_]?dist")
+_FILES = ("jax-dist.toml", "pyproject.toml")
+_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git", "requirements.txt")
 
 
 def load(paths: Sequence[str], file: str | None = None) -> Config:
@@ -91,39 +93,32 @@ def load(paths: Sequence[str], file: str | None = None) -> Config:
     Raises:
       ConfigError: the file cannot be read, or a setting cannot be.
     """
-    if file is not None:
-        return _with_target(_read(file, required=True))
-    folder = _common_folder(paths)
-    for place in sources.folders_above(folder):
-        for name in ("jax-dist.toml", "pyproject.toml"):
-            path = os.path.join(place, name)
-            if os.path.isfile(path):
-                config = _read(path, required=False)
-                if config.file is not None:
-                    return _with_target(config)
-    return _with_target(Config(_root(folder)))
+    config = _near(paths) if file is None else _read(file, required=True)
+    if config.target_jax is not None:
+        return config
+    return dataclasses.replace(config, target_jax=lower_bound(config.folder))
 
 
-def _common_folder(paths: Sequence[str]) -> str:
+def _near(paths: Sequence[str]) -> Config:
     folders = [
         path if os.path.isdir(path) else os.path.dirname(path)
         for path in map(os.path.abspath, paths)
     ]
     try:
-        return os.path.commonpath(folders) if folders else os.getcwd()
+        folder = os.path.commonpath(folders) if folders else os.getcwd()
     except ValueError:  # Windows: several drives
-        return os.getcwd()
-
-
-def _root(folder: str) -> str:
-    """The nearest folder that looks like the top of a project; else the folder itself."""
-    marks = ("pyproject.toml", "setup.py", "setup.cfg", ".git", "requirements.txt")
-    places = (
-        place
-        for place in sources.folders_above(folder)
-        if any(os.path.exists(os.path.join(place, mark)) for mark in marks)
+        folder = os.getcwd()
+    above = list(sources.folders_above(folder))
+    for path in (os.path.join(place, name) for place in above for name in _FILES):
+        if os.path.isfile(path):
+            config = _read(path, required=False)
+            if config.file is not None:
+                return config
+    # Nothing is set: the nearest folder that looks like the top of a project.
+    tops = (
+        place for place in above if any(os.path.exists(f"{place}{os.sep}{mark}") for mark in _MARKS)
     )
-    return next(places, folder)
+    return Config(next(tops, folder))
 
 
 def _read(path: str, *, required: bool) -> Config:
@@ -144,7 +139,16 @@ def _read(path: str, *, required: bool) -> Config:
         return Config(folder)
     if not isinstance(ours, dict):
         raise ConfigError(f"{path}: tool.jax-dist must be a table, not {_said(ours)}")
-    return _parsed(ours, path, folder)
+    values: dict[str, Any] = {}
+    for key, value in ours.items():
+        if key not in _KEYS:
+            remedy = hint(key, _KEYS, f"The settings are: {', '.join(sorted(_KEYS))}.")
+            raise ConfigError(f"{path}: there is no setting {key!r}. {remedy}")
+        try:
+            values[key.replace("-", "_")] = _KEYS[key](value, folder)
+        except MisuseError as error:
+            raise ConfigError(f"{path}: {key}: {error}") from error
+    return Config(folder, path, **values)
 
 
 def _table(path: str, *, required: bool) -> dict[str, Any]:
@@ -161,19 +165,6 @@ def _table(path: str, *, required: bool) -> dict[str, Any]:
         return tomllib.loads(data.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
-
-
-def _parsed(table: Mapping[str, Any], path: str, folder: str) -> Config:
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in _KEYS:
-            remedy = hint(key, _KEYS, f"The settings are: {', '.join(sorted(_KEYS))}.")
-            raise ConfigError(f"{path}: there is no setting {key!r}. {remedy}")
-        try:
-            values[key.replace("-", "_")] = _KEYS[key](value, folder)
-        except MisuseError as error:
-            raise ConfigError(f"{path}: {key}: {error}") from error
-    return Config(folder, path, **values)
 
 
 def _words(value: Any, _folder: str) -> tuple[str, ...]:
@@ -226,12 +217,6 @@ def _said(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _with_target(config: Config) -> Config:
-    if config.target_jax is not None:
-        return config
-    return dataclasses.replace(config, target_jax=lower_bound(config.folder))
-
-
 def lower_bound(folder: str) -> Version | None:
     """The oldest jax with which the project in `folder` says to work; None where it is silent.
 
@@ -266,12 +251,12 @@ def _of_pyproject(folder: str) -> Iterator[str]:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         return  # the settings are read from this file too, and complain there
-    yield from _strings(_at(table, "project", "dependencies"))
-    poetry = _at(table, "tool", "poetry", "dependencies", "jax")
-    if isinstance(poetry, dict):
-        poetry = poetry.get("version")
-    if isinstance(poetry, str):
-        yield f"jax {poetry}"
+    match table:
+        case {"project": {"dependencies": list(texts)}}:
+            yield from (text for text in texts if isinstance(text, str))
+    match table:
+        case {"tool": {"poetry": {"dependencies": {"jax": str(bound) | {"version": str(bound)}}}}}:
+            yield f"jax {bound}"
 
 
 def _of_requirements(folder: str) -> Iterable[str]:
@@ -316,18 +301,6 @@ def _text(path: str) -> str:
         return ""
 
 
-def _at(table: Any, *keys: str) -> Any:
-    for key in keys:
-        if not isinstance(table, dict):
-            return None
-        table = table.get(key)
-    return table
-
-
-def _strings(values: Any) -> list[str]:
-    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
-
-
 def version(text: str) -> Version:
     """`"0.7.2"` as `(0, 7, 2)`; also `"0.7.2.dev1"` and `"0.7.2rc0"`.
 
@@ -352,17 +325,15 @@ def selected(choices: Sequence[Choice], pages: Mapping[Code, Page]) -> frozenset
     for choice in choices:
         if choice.select is not None:
             on = {_ALWAYS} & set(pages)
-        for selector, turns_on in _by_precision(choice):
-            codes = known(selector, pages)
+        asked = [(selector, True) for selector in (*(choice.select or ()), *choice.extend_select)]
+        asked += [(selector, False) for selector in choice.ignore]
+        # The precise ones, and then the ignoring ones, come last.
+        for selector, turns_on in sorted(
+            asked, key=lambda each: (_precision(each[0]), not each[1])
+        ):
+            codes = _known(selector, pages)
             on = on | codes if turns_on else on - codes
     return frozenset(on)
-
-
-def _by_precision(choice: Choice) -> list[tuple[str, bool]]:
-    """Selectors with whether they turn on; the precise ones, and then ignoring ones, come last."""
-    asked = [(selector, True) for selector in (*(choice.select or ()), *choice.extend_select)]
-    asked += [(selector, False) for selector in choice.ignore]
-    return sorted(asked, key=lambda pair: (_precision(pair[0]), not pair[1]))
 
 
 def _precision(selector: str) -> int:
@@ -372,7 +343,7 @@ def _precision(selector: str) -> int:
     return len(upper) if upper.startswith("JXD") else len(_ALWAYS)
 
 
-def known(selector: str, pages: Mapping[Code, Page]) -> frozenset[Code]:
+def _known(selector: str, pages: Mapping[Code, Page]) -> frozenset[Code]:
     """As `resolve`, for a selector that must name something.
 
     Raises:

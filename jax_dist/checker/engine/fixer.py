@@ -25,7 +25,7 @@ from jax_dist.checker.model.findings import (
 )
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
-from jax_dist.checker.rules import suppression_comments, syntax_error
+from jax_dist.checker.rules import linter_findings
 
 _TEXT_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _NO_END = "\\ No newline at end of file\n"
@@ -45,7 +45,10 @@ def diff(
       encoding: of both.
       new: it is not there yet.
     """
-    shown = _shown(path)
+    # As seen from the current folder, where the patch is applied.
+    inside = os.path.relpath(path) if os.path.isabs(path) else path
+    shown = path if inside.startswith(os.pardir) else inside
+    shown = shown.replace(os.sep, "/").lstrip("/")
     lines = difflib.unified_diff(
         _lines(before, encoding),
         _lines(after, encoding),
@@ -54,13 +57,6 @@ def diff(
         lineterm="\n",
     )
     return "".join(line if line.endswith("\n") else f"{line}\n{_NO_END}" for line in lines)
-
-
-def _shown(path: str) -> str:
-    """As seen from the current folder, where the patch is applied."""
-    inside = os.path.relpath(path) if os.path.isabs(path) else path
-    shown = path if inside.startswith(os.pardir) else inside
-    return shown.replace(os.sep, "/").lstrip("/")
 
 
 def coloured(text: str) -> str:
@@ -92,8 +88,9 @@ def repair(finding: Finding, findings: Sequence[Finding], module: Module) -> lis
     fix = finding.fix
     if fix is None:
         return []
-    fixes = [other.fix for other in findings if other.fix] if fix.group else [fix]
-    fixes = [other for other in fixes if other.group == fix.group]
+    fixes = [fix]
+    if fix.group:
+        fixes = [each.fix for each in findings if each.fix and each.fix.group == fix.group]
     if any(other.safety is Safety.DISPLAY for other in fixes):
         return []
     return changes(fixes, module)
@@ -167,7 +164,7 @@ def _before(offset: int, made: Sequence[Edit], code: bytes) -> int:
 _MOST_ROUNDS = 10
 
 # A comment that a fix has made needless is no harm: the next round removes it.
-_HARMLESS = frozenset({suppression_comments.UNUSED.code})
+_HARMLESS = frozenset({linter_findings.UNUSED.code})
 
 
 class _HarmError(ValueError):
@@ -219,7 +216,10 @@ def _round(
     """All fixes together; if that does harm, those that do none by themselves."""
     source = load(path, data)
     harm = ""
-    for together in (able, *_groups(able)):
+    groups: dict[object, list[Finding]] = {}
+    for number, finding in enumerate(able):
+        groups.setdefault((finding.fix and finding.fix.group) or number, []).append(finding)
+    for together in (able, *groups.values()):
         try:
             return dataclasses.replace(_made(source, findings, together, examiner), refused=harm)
         except _HarmError as error:
@@ -227,18 +227,10 @@ def _round(
     return _Mended(data, tuple(findings), (), harm)
 
 
-def _groups(findings: Sequence[Finding]) -> list[list[Finding]]:
-    groups: dict[object, list[Finding]] = {}
-    for number, finding in enumerate(findings):
-        name = finding.fix.group if finding.fix else ""
-        groups.setdefault(name or number, []).append(finding)
-    return list(groups.values())
-
-
 def _made(
     source: Source, findings: Sequence[Finding], able: Sequence[Finding], examiner: Examiner
 ) -> _Mended:
-    """Raises HarmError."""
+    """Raises HarmError, also where there would be more findings of a code than before."""
     fixes = [finding.fix for finding in able if finding.fix]
     applied = choose_fixes(fixes)
     try:
@@ -253,7 +245,14 @@ def _made(
         after = examiner.of_source(load(source.path, data))
     except UnreadableError as error:
         raise _HarmError(f"the file could not be read any more: {error}") from error
-    _check(findings, after)
+    counts = Counter(finding.code for finding in after)
+    counts.subtract(finding.code for finding in findings)
+    for finding in after:
+        if counts[finding.code] > 0 and finding.code not in _HARMLESS:
+            said = f"line {finding.start.line}: {finding.message}"
+            if finding.code == linter_findings.SYNTAX_ERROR.code:
+                raise _HarmError(f"Python could not parse the file any more: {said}")
+            raise _HarmError(f"there would be a new {finding.code} in {said}")
     taken = Counter(applied)
     made: list[Finding] = []
     for finding in able:
@@ -261,15 +260,3 @@ def _made(
             taken[finding.fix] -= 1
             made.append(finding)
     return _Mended(data, tuple(after), tuple(made))
-
-
-def _check(before: Sequence[Finding], after: Sequence[Finding]) -> None:
-    """Raises HarmError where `after` has more of anything than `before`."""
-    counts = Counter(finding.code for finding in after)
-    counts.subtract(finding.code for finding in before)
-    for finding in after:
-        if counts[finding.code] > 0 and finding.code not in _HARMLESS:
-            said = f"line {finding.start.line}: {finding.message}"
-            if finding.code == syntax_error.PAGE.code:
-                raise _HarmError(f"Python could not parse the file any more: {said}")
-            raise _HarmError(f"there would be a new {finding.code} in {said}")

@@ -11,11 +11,13 @@ import ast
 import dataclasses
 import functools
 import importlib
+import itertools
 import pkgutil
+import platform
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from jax_dist.checker import rules
@@ -24,7 +26,8 @@ from jax_dist.checker.model.findings import Code, Finding, Fix, Safety
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Patterns, Source, UnreadableError
-from jax_dist.checker.rules import Found, Page, Rule, Version, syntax_error
+from jax_dist.checker.rules import Page, Rule, Version
+from jax_dist.checker.rules.linter_findings import SYNTAX_ERROR
 
 
 def _rules_found() -> dict[Code, tuple[types.ModuleType, Rule]]:
@@ -106,9 +109,14 @@ class Examiner:
         """As `examined`, of a file that is read already."""
         codes = self.codes_for(source.path)
         found = check(source, self.project, codes, self.target, likely)
-        found += _of_cells(source, codes)
-        if not (found or _speaks_to_us(source.code)) or not _may_suppress(source.code):
+        if SYNTAX_ERROR.code in codes:  # cells of a notebook; the others were checked
+            for cell in getattr(source, "unparsed", ()):
+                found.append(unparsed(source, cell))
+        if not found and not _speaks_to_us(source.code):
             return found
+        code = source.code.lower()
+        if b"jax-dist:" not in code and not (b"noqa" in code and _NOQA.search(code)):
+            return found  # no comment switches a finding off
         from jax_dist.checker.engine import suppressions  # only here: it is slow to load
 
         return suppressions.applied(source, found, codes, PAGES)
@@ -132,23 +140,8 @@ def _speaks_to_us(data: bytes) -> bool:
     return b"JXD" in data or b"jax-dist:" in data
 
 
-def _may_suppress(code: bytes) -> bool:
-    """Whether a comment can switch a finding off."""
-    code = code.lower()
-    return b"jax-dist:" in code or (b"noqa" in code and _NOQA.search(code) is not None)
-
-
 # Without codes, or with one of ours: other codes are for other linters.
 _NOQA = re.compile(rb"#\s*noqa\b(?:(?!\s*:\s*[a-z]+[0-9])|[^\n#]*jxd)")
-
-
-def _of_cells(source: Source, codes: frozenset[Code]) -> list[Finding]:
-    """Cells of a notebook that Python cannot parse; the others were checked."""
-    if syntax_error.PAGE.code not in codes:
-        return []
-    cells = getattr(source, "unparsed", ())
-    errors = (sources.ParseError(cell.message, cell.line, cell.column) for cell in cells)
-    return [unparsed(source, error) for error in errors]
 
 
 def check(
@@ -174,7 +167,7 @@ def check(
     try:
         module = project.module(source)
     except ParseError as error:
-        return [unparsed(source, error)] if syntax_error.PAGE.code in codes else []
+        return [unparsed(source, error)] if SYNTAX_ERROR.code in codes else []
     try:
         return _found(module, of, target)
     finally:
@@ -190,10 +183,20 @@ def check_module(
 
 def _found(module: Module, codes: frozenset[Code], target: Version | None) -> list[Finding]:
     findings: list[Finding] = []
+    may_have_strings = b"{" in module.source.code
     for rule in (RULES[code] for code in sorted(codes)):
         if target is not None and target < rule.since:
             continue
-        findings += (_finding(module, rule, found, target) for found in rule.check(module))
+        for found in rule.check(module):
+            node, fix, needs = found.node, found.fix, max(rule.needs, found.needs)
+            if fix is not None and target is not None and target < needs:  # it would not run there
+                title = f"{fix.title} (needs jax {'.'.join(map(str, needs))})"
+                fix = dataclasses.replace(fix, title=title, safety=Safety.DISPLAY)
+            for around in module.ancestors(node) if may_have_strings else ():
+                if isinstance(around, ast.JoinedStr):  # Python 3.11 does not know where in them
+                    node, fix = around, None
+            place = module.span(node)
+            findings.append(finding_at(module.source, rule.page, found.message, place, fix))
     return sorted(findings, key=lambda finding: finding.sort_key)
 
 
@@ -210,38 +213,15 @@ def unparsed(source: Source, error: ParseError) -> Finding:
     """The finding for a file that Python cannot parse."""
     line = min(max(error.line, 1), len(source.line_starts))
     offset = source.line_starts[line - 1]
-    message = syntax_error.message(error.message)
-    found = finding_at(source, syntax_error.PAGE, message, (offset, offset))
+    message = f"Python {platform.python_version()} cannot parse this file: {error.message}"
+    found = finding_at(source, SYNTAX_ERROR, message, (offset, offset))
     start = dataclasses.replace(found.start, column=max(error.column, 1))
     return dataclasses.replace(found, start=start, end=start)
 
 
 def unreadable(path: str, reason: str) -> Finding:
     """The finding for a file that is no text."""
-    return finding_at(Source(path, b"", b""), syntax_error.PAGE, reason, (0, 0))
-
-
-def _finding(module: Module, rule: Rule, found: Found, target: Version | None) -> Finding:
-    strings = _strings_around(module, found.node)
-    span = module.span(strings[-1] if strings else found.node)
-    fix = None if strings else found.fix  # Python 3.11 does not know where in them
-    fix = _allowed(fix, max(rule.needs, found.needs), target)
-    return finding_at(module.source, rule.page, found.message, span, fix)
-
-
-def _strings_around(module: Module, node: ast.AST) -> list[ast.AST]:
-    """The f-strings that a node is a part of, the innermost first."""
-    if b"{" not in module.source.code:
-        return []
-    return [each for each in module.ancestors(node) if isinstance(each, ast.JoinedStr)]
-
-
-def _allowed(fix: Fix | None, needs: Version, target: Version | None) -> Fix | None:
-    """A fix whose code would not run on the target is only shown."""
-    if fix is None or target is None or target >= needs:
-        return fix
-    title = f"{fix.title} (needs jax {'.'.join(map(str, needs))})"
-    return dataclasses.replace(fix, title=title, safety=Safety.DISPLAY)
+    return finding_at(Source(path, b"", b""), SYNTAX_ERROR, reason, (0, 0))
 
 
 def wanted(data: bytes, codes: frozenset[Code]) -> bool:
@@ -261,22 +241,21 @@ def likely(data: bytes, codes: frozenset[Code]) -> frozenset[Code]:
         return frozenset()
     rules, phrases = _rules_and_phrases(codes)
     held = phrases.held_by(data)
-    return frozenset(rule.page.code for rule in rules if _is_likely(rule, data, held))
+    return frozenset(
+        rule.page.code
+        for rule in rules
+        if held.issuperset(rule.also)
+        and any(
+            each not in rule.narrow or rule.narrow[each].search(data)
+            for each in held.intersection(rule.triggers)
+        )
+    )
 
 
 @functools.cache
 def _rules_and_phrases(codes: frozenset[Code]) -> tuple[list[Rule], "Phrases"]:
     rules = [RULES[code] for code in codes if code in RULES]
     return rules, Phrases(each for rule in rules for each in rule.triggers + rule.also)
-
-
-def _is_likely(rule: Rule, data: bytes, held: frozenset[bytes]) -> bool:
-    if held.isdisjoint(rule.triggers) or not held.issuperset(rule.also):
-        return False
-    return not rule.narrow or any(
-        each not in rule.narrow or rule.narrow[each].search(data)
-        for each in held.intersection(rule.triggers)
-    )
 
 
 def is_internal(data: bytes) -> bool:
@@ -322,25 +301,30 @@ class Phrases:
     def __init__(self, phrases: Iterable[bytes]):
         self._by_word: dict[bytes, list[_Phrase]] = {}  # by one of their words
         self._of_parts: list[_Phrase] = []
-        for phrase in map(_taken_apart, dict.fromkeys(phrases)):
-            word = max(phrase.words, key=len, default=None)  # the longest is the rarest
+        for text in dict.fromkeys(phrases):
+            all_words = text.translate(_BLANKS_AND_STARS).split()
+            words = frozenset(word for word in all_words if b"*" not in word)
+            parts = (b" %s " % word for word in all_words if b"*" in word)
+            parts = tuple(part.replace(b" *", b"").replace(b"* ", b"") for part in parts)
+            rest = b"" if all_words == [text] else text.replace(b"*", b"")
+            word = max(words, key=len, default=None)  # the longest is the rarest
             same = self._of_parts if word is None else self._by_word.setdefault(word, [])
-            same.append(phrase)
+            same.append(_Phrase(text, words, parts, rest))
 
     def held_by(self, data: bytes) -> frozenset[bytes]:
         """Those that a file holds."""
-        return frozenset(self._held_by(data))
-
-    def _held_by(self, data: bytes) -> Iterator[bytes]:
         text = data
         if data[:9].lstrip(_BEFORE_JSON).startswith(b"{"):  # a notebook, where lines end with "\\n"
             text = data.replace(b"\\n", b" ")
         words = set(text.translate(_BLANKS).split())
         has = functools.cache(b" ".join([b"", *words, b""]).__contains__)
         found = words.intersection(self._by_word)
-        for phrase in (*self._of_parts, *(each for word in found for each in self._by_word[word])):
-            if phrase.words <= words and all(map(has, phrase.parts)) and phrase.rest in data:
-                yield phrase.text
+        near = itertools.chain(self._of_parts, *(self._by_word[word] for word in found))
+        return frozenset(
+            phrase.text
+            for phrase in near
+            if phrase.words <= words and all(map(has, phrase.parts)) and phrase.rest in data
+        )
 
 
 class _Phrase(NamedTuple):
@@ -348,15 +332,6 @@ class _Phrase(NamedTuple):
     words: frozenset[bytes]
     parts: tuple[bytes, ...]  # of words, with a blank for the end of one
     rest: bytes  # what else must be found; empty where that is all
-
-
-def _taken_apart(text: bytes) -> _Phrase:
-    all_words = text.translate(_BLANKS_AND_STARS).split()
-    words = frozenset(word for word in all_words if b"*" not in word)
-    parts = tuple(b" %s " % word for word in all_words if b"*" in word)
-    parts = tuple(part.replace(b" *", b"").replace(b"* ", b"") for part in parts)
-    rest = b"" if all_words == [text] else text.replace(b"*", b"")
-    return _Phrase(text, words, parts, rest)
 
 
 _BEFORE_JSON = b"\xef\xbb\xbf \t\r\n"

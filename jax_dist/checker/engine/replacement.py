@@ -34,11 +34,19 @@ def write(path: str, data: bytes, *, expected: bytes | None = None, new: bool = 
     """
     real = os.path.realpath(path)
     temporary = f"{real}.{os.getpid()}.tmp"
-    before = _status(real)
+    try:
+        before = os.stat(real)
+    except FileNotFoundError:
+        before = None
     if before is not None:
         if new:
             raise ChangedError("it was made by somebody else meanwhile")
-        _check_unchanged(real, before)
+        if not before.st_mode & 0o222 or not os.access(real, os.W_OK):
+            raise KeptError("it may only be read: chmod u+w lets it be changed")
+        if before.st_nlink > 1:
+            raise KeptError(
+                f"it has {before.st_nlink} names (hard links), which a new file would part"
+            )
     nameless = _nameless(os.path.dirname(real))
     try:
         with nameless or open(temporary, "xb") as file:
@@ -60,8 +68,10 @@ def write(path: str, data: bytes, *, expected: bytes | None = None, new: bool = 
 def _put(real: str, temporary: str, expected: bytes | None, nameless: int | None = None) -> None:
     if nameless is not None:  # as a folder too, though unused, for else the link is not followed
         os.link(f"/proc/self/fd/{nameless}", temporary, src_dir_fd=nameless)
-    if expected is not None and _bytes(real) != expected:
-        raise ChangedError("it was changed by somebody else meanwhile")
+    if expected is not None:
+        with open(real, "rb") as file:
+            if file.read() != expected:
+                raise ChangedError("it was changed by somebody else meanwhile")
     os.replace(temporary, real)
 
 
@@ -101,20 +111,6 @@ def _apart(act: Callable[[], None]) -> None:
 _CHANGED = 255  # no error number
 
 
-def _status(path: str) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except FileNotFoundError:
-        return None
-
-
-def _check_unchanged(path: str, status: os.stat_result) -> None:
-    if not status.st_mode & 0o222 or not os.access(path, os.W_OK):
-        raise KeptError("it may only be read: chmod u+w lets it be changed")
-    if status.st_nlink > 1:
-        raise KeptError(f"it has {status.st_nlink} names (hard links), which a new file would part")
-
-
 def _keep_attributes(old: str, new: int, status: os.stat_result) -> None:
     made = os.stat(new)
     if (made.st_uid, made.st_gid) != (status.st_uid, status.st_gid):
@@ -129,8 +125,3 @@ def _keep_attributes(old: str, new: int, status: os.stat_result) -> None:
             os.setxattr(new, name, value)
         except OSError as error:
             raise KeptError(f"its extended attribute {name} cannot be kept") from error
-
-
-def _bytes(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()

@@ -93,7 +93,11 @@ class FindingStore:
         }
         text = json.dumps(kept, separators=(",", ":"))
         with contextlib.suppress(OSError):  # a memory that is not kept costs time, nothing else
-            _make_folder(self._folder)
+            if not os.path.isdir(self._folder):
+                os.makedirs(self._folder, exist_ok=True)
+                for name, said in ((".gitignore", "*\n"), ("CACHEDIR.TAG", _TAG)):
+                    with open(os.path.join(self._folder, name), "w", encoding="utf-8") as file:
+                        file.write(said)
             write(self._path, text.encode())
 
 
@@ -104,14 +108,10 @@ def _hash(*texts: str) -> str:
 def _of_checker() -> str:
     """Changes with every change of the rules, also between releases."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    entries: list[str] = []
-    for room in (folder, *(os.path.join(folder, each) for each in _ROOMS)):
-        with os.scandir(room) as files:
-            for file in files:
-                if file.name.endswith(".py"):
-                    status = file.stat()
-                    entries.append(f"{file.name} {status.st_size} {status.st_mtime_ns}")
-    return "\n".join(sorted(entries))
+    rooms = (folder, *(os.path.join(folder, each) for each in _ROOMS))
+    files = (file for room in rooms for file in os.scandir(room) if file.name.endswith(".py"))
+    found = ((file.name, file.stat()) for file in files)
+    return "\n".join(sorted(f"{name} {of.st_size} {of.st_mtime_ns}" for name, of in found))
 
 
 def _load(path: str, context: str) -> tuple[dict[str, str], dict[str, list[Any]]]:
@@ -134,15 +134,6 @@ def _of_file(path: str) -> str:
             return sha1(file.read(), usedforsecurity=False).hexdigest()
     except OSError:
         return ""
-
-
-def _make_folder(folder: str) -> None:
-    if os.path.isdir(folder):
-        return
-    os.makedirs(folder, exist_ok=True)
-    for name, text in ((".gitignore", "*\n"), ("CACHEDIR.TAG", _TAG)):
-        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
-            file.write(text)
 
 
 def _finding(path: str, fields: Sequence[Any]) -> Finding:
@@ -182,17 +173,46 @@ def run(
       memory: findings of earlier runs; takes those of this one.
       progress: is told how many files are done, and how many there are.
     """
-    sifted = _Sifted(files, examiner, memory)
-    done = len(files) - len(sifted.pending)
-    with _collecting_seldom():
-        jobs = _jobs_for(len(sifted.pending), _ENOUGH, jobs)
-        for found, read in _checked(sifted.pending, examiner, jobs):
-            sifted.take(found, read)
-            done += len(found)
+    found: dict[str, list[Finding]] = {}
+    pending: list[_Pending] = []
+    digests: dict[str, str] = {}
+    for path in files:
+        data = _data_of(path)
+        if isinstance(data, Finding):
+            found[path] = [data]
+            continue
+        found[path] = []
+        if examiner.passes_over(data):
+            continue
+        if memory is not None:
+            digests[path] = memory.digest(data, examiner.codes_for(path))
+            known = memory.get(path, digests[path])
+            if known is not None:
+                found[path] = known
+                continue
+        likely = examiner.likely(path, data)
+        if likely is not None:
+            pending.append((path, likely))
+        elif memory is not None:
+            memory.put(path, digests[path], [])
+    done = len(files) - len(pending)
+    looked_into: set[str] = set()
+    before = gc.get_threshold()
+    gc.set_threshold(_SELDOM, *before[1:])
+    try:
+        for some, read in _checked(pending, examiner, _jobs_for(len(pending), _ENOUGH, jobs)):
+            looked_into.update(read)
+            for path, findings in some:
+                found[path] = findings
+                if memory is not None:
+                    memory.put(path, digests[path], findings)
+            done += len(some)
             progress(done, len(files))
+    finally:
+        gc.set_threshold(*before)
     if memory is not None:
-        memory.save(sifted.read)
-    return [finding for path in files for finding in sifted.found[path]]
+        memory.save(looked_into)
+    return [finding for path in files for finding in found[path]]
 
 
 def examined(
@@ -218,59 +238,6 @@ def _data_of(path: str) -> bytes | Finding:
             return file.read()
     except OSError as error:
         return unreadable(path, f"the file cannot be read: {error.strerror or error}")
-
-
-class _Sifted:
-    """Files whose findings are known, and files that must be checked."""
-
-    def __init__(
-        self, files: Sequence[str], examiner: Examiner, memory: FindingStore | None
-    ) -> None:
-        self.found: dict[str, list[Finding]] = {}
-        self.pending: list[_Pending] = []
-        self.read: set[str] = set()  # what was looked into while others were checked
-        self._digests: dict[str, str] = {}
-        self._memory = memory
-        for path in files:
-            known = self._known(path, examiner)
-            if isinstance(known, frozenset):
-                self.pending.append((path, known))
-            else:
-                self.found[path] = known
-
-    def take(self, found: Sequence[tuple[str, list[Finding]]], read: Sequence[str]) -> None:
-        self.found |= found
-        self.read.update(read)
-        if self._memory is not None:
-            for path, findings in found:
-                self._memory.put(path, self._digests[path], findings)
-
-    def _known(self, path: str, examiner: Examiner) -> list[Finding] | frozenset[Code]:
-        """The findings, or what must be looked for."""
-        data = _data_of(path)
-        if isinstance(data, Finding):
-            return [data]
-        if examiner.passes_over(data):
-            return []
-        if self._memory is not None:
-            self._digests[path] = self._memory.digest(data, examiner.codes_for(path))
-            known = self._memory.get(path, self._digests[path])
-            if known is not None:
-                return known
-        likely = examiner.likely(path, data)
-        if likely is None and self._memory is not None:
-            self._memory.put(path, self._digests[path], [])
-        return [] if likely is None else likely
-
-
-@contextlib.contextmanager
-def _collecting_seldom() -> Iterator[None]:
-    before = gc.get_threshold()
-    gc.set_threshold(_SELDOM, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def _jobs_for(count: int, enough: int, asked: int | None) -> int:

@@ -12,6 +12,7 @@ several that are alike, as many are hidden as there were.
 import bisect
 import dataclasses
 import io
+import itertools
 import json
 import os
 import re
@@ -25,7 +26,8 @@ from jax_dist.checker.engine import config
 from jax_dist.checker.engine.linter import finding_at
 from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Safety, apply_edits
 from jax_dist.checker.model.sources import Source
-from jax_dist.checker.rules import Page, suppression_comments, syntax_error
+from jax_dist.checker.rules import Page
+from jax_dist.checker.rules.linter_findings import SYNTAX_ERROR, UNKNOWN, UNUSED
 
 _CODE = r"(?:[A-Za-z]+[0-9]+|JXD)\b"
 _NOQA = re.compile(rf"#\s*noqa\b(?:\s*:\s*(?P<codes>{_CODE}(?:\s*[,\s]\s*{_CODE})*)?)?", re.I)
@@ -74,8 +76,6 @@ class _Comments:
         return line if line is not None and row <= line.rows[1] else None
 
 
-_UNUSED = suppression_comments.UNUSED
-_UNKNOWN = suppression_comments.UNKNOWN
 _OWN: Code = "JXD9"  # the rules about suppressions themselves are not looked for in them
 
 
@@ -95,8 +95,8 @@ def applied(
     """
     sieve = _Sieve(source, pages)
     kept = [finding for finding in findings if not sieve.catches(finding)]
-    if any(finding.code == syntax_error.PAGE.code for finding in findings):
-        enabled -= {_UNUSED.code}  # what a comment would catch is not known
+    if any(finding.code == SYNTAX_ERROR.code for finding in findings):
+        enabled -= {UNUSED.code}  # what a comment would catch is not known
     about = [
         finding
         for suppression in sieve.suppressions
@@ -155,28 +155,16 @@ class _Sieve:
         if suppression.kind == "unknown":
             remedy = hint(suppression.word, ["ignore", "ignore-file"], "Say ignore[CODE].")
             message = f"'jax-dist: {suppression.word}' switches nothing off. {remedy}"
-            return [finding_at(source, _UNKNOWN, message, suppression.directive)]
+            return [finding_at(source, UNKNOWN, message, suppression.directive)]
         found = [
             finding_at(
-                source, _UNKNOWN, f"no rule is called {code}. {remedy}", suppression.directive
+                source, UNKNOWN, f"no rule is called {code}. {remedy}", suppression.directive
             )
             for code in suppression.codes
             if _is_ours(suppression, code) and not self._resolve(suppression, code)
             for remedy in [config.likeness(code, self._pages)]
         ]
-        unused = self._unused(suppression, enabled)
-        if unused:
-            names = ", ".join(unused) if suppression.codes else "every rule"
-            edit = _removal(source, suppression, unused)
-            fix = Fix("remove what is not used", Safety.SAFE, (edit,))
-            message = f"nothing to switch off here: {names}"
-            found.append(finding_at(source, _UNUSED, message, suppression.directive, fix))
-        return found
-
-    def _unused(self, suppression: _Suppression, enabled: frozenset[Code]) -> list[str]:
-        if suppression.kind == "noqa" and not suppression.codes:
-            return []  # meant for some other tool, as likely as not
-        unused = []
+        unused: list[str] = []
         for selector in _selectors(suppression):
             codes = self._resolve(suppression, selector) if selector else frozenset(self._pages)
             codes = frozenset(code for code in codes if not code.startswith(_OWN))
@@ -185,7 +173,14 @@ class _Sieve:
             is_used = (suppression, selector) in self._used
             if codes and looked_for <= enabled and not is_used:
                 unused.append(selector)
-        return unused
+        # A noqa without codes is meant for some other tool, as likely as not.
+        if unused and (suppression.kind != "noqa" or suppression.codes):
+            names = ", ".join(unused) if suppression.codes else "every rule"
+            edit = _removal(source, suppression, unused)
+            fix = Fix("remove what is not used", Safety.SAFE, (edit,))
+            message = f"nothing to switch off here: {names}"
+            found.append(finding_at(source, UNUSED, message, suppression.directive, fix))
+        return found
 
 
 def _selectors(suppression: _Suppression) -> tuple[str, ...]:
@@ -222,29 +217,25 @@ def with_noqa(source: Source, findings: Iterable[Finding]) -> bytes:
     read = _read_comments(source)
     wanted: dict[int, list[Code]] = {}
     for finding in findings:
-        row = _commentable(read, _row_of(source, finding.span[0]))
+        row = _row_of(source, finding.span[0])
+        line = read.line_of(row)
+        if line is not None and row not in line.open_rows:
+            row = line.rows[1]  # the last of its statement, where the row ends in a string, say
         codes = wanted.setdefault(row, [])
         if finding.code not in codes:
             codes.append(finding.code)
-    made = [_addition(source, read, row, sorted(codes)) for row, codes in wanted.items()]
+    made: list[Edit] = []
+    for row, codes in wanted.items():
+        for there in read.suppressions:
+            takes_more = there.kind in ("noqa", "ignore") and there.codes
+            if takes_more and _row_of(source, there.directive[0]) == row:
+                merged = dict.fromkeys([*there.codes, *sorted(codes)])
+                made.append(Edit(*there.listed, ", ".join(merged)))
+                break
+        else:
+            end = source.line_starts[row] + len(source.line_text(source.line_starts[row]).encode())
+            made.append(Edit(end, end, f"  # noqa: {', '.join(sorted(codes))}"))
     return apply_edits(source.code, made)
-
-
-def _commentable(read: _Comments, row: int) -> int:
-    """The row itself, or the last of its statement where it ends in a string or a backslash."""
-    line = read.line_of(row)
-    return row if line is None or row in line.open_rows else line.rows[1]
-
-
-def _addition(source: Source, read: _Comments, row: int, codes: Sequence[Code]) -> Edit:
-    for suppression in read.suppressions:
-        at = suppression.directive[0]
-        takes_more = suppression.kind in ("noqa", "ignore") and suppression.codes
-        if takes_more and _row_of(source, at) == row:
-            merged = dict.fromkeys([*suppression.codes, *codes])
-            return Edit(*suppression.listed, ", ".join(merged))
-    end = source.line_starts[row] + len(source.line_text(source.line_starts[row]).encode())
-    return Edit(end, end, f"  # noqa: {', '.join(codes)}")
 
 
 def _read_comments(source: Source) -> _Comments:
@@ -264,7 +255,8 @@ def _read_comments(source: Source) -> _Comments:
         if token.type == tokenize.NEWLINE and first is not None:
             rows = (first, row)
             lines.append(_Line(rows, frozenset({*open_rows, row})))
-            placed += [(row, span, _spoken_for(row, rows)) for row, span in waiting]
+            # On the first or last row of a statement a comment is meant for all of it.
+            placed += [(row, span, rows if row in rows else (row, row)) for row, span in waiting]
             placed += [(row, span, rows) for row, span in above]
             first, waiting, above = None, [], []
             open_rows.clear()
@@ -275,28 +267,19 @@ def _read_comments(source: Source) -> _Comments:
     return _Comments(tuple(found), tuple(lines))
 
 
-def _spoken_for(row: int, line: _Rows) -> _Rows:
-    """On the first or last row of a statement a comment is meant for all of it."""
-    return line if row in line else (row, row)
-
-
 def _tokens(source: Source) -> Iterator[tokenize.TokenInfo]:
-    try:
-        yield from tokenize.generate_tokens(_reader(source))
-    except (tokenize.TokenError, SyntaxError, SystemError):  # the last: a NUL, on Python 3.13
-        return
-
-
-def _reader(source: Source):
-    """Lines as `Source` counts them; tokenize by itself does not end one at a lone "\\r"."""
+    # Lines as `Source` counts them; tokenize by itself does not end one at a lone "\r".
     code = source.python
     starts = [*source.line_starts, len(code)]
     texts = (
-        code[start:end].decode("utf-8", "replace")
-        for start, end in zip(starts, starts[1:], strict=False)
+        code[start:end].decode("utf-8", "replace") for start, end in itertools.pairwise(starts)
     )
     lines = (text.rstrip("\r\n") + "\n" if text.endswith(("\r", "\n")) else text for text in texts)
-    return io.StringIO("".join(lines), newline="\n").readline
+    reader = io.StringIO("".join(lines), newline="\n").readline
+    try:
+        yield from tokenize.generate_tokens(reader)
+    except (tokenize.TokenError, SyntaxError, SystemError):  # the last: a NUL, on Python 3.13
+        return
 
 
 def _span(source: Source, token: tokenize.TokenInfo) -> _Span:
@@ -308,25 +291,24 @@ def _span(source: Source, token: tokenize.TokenInfo) -> _Span:
 def _suppressions(source: Source, row: int, comment: _Span, rows: _Rows) -> Iterator[_Suppression]:
     text = source.code[slice(*comment)].decode()
     alone = not source.code[source.line_starts[row] : comment[0]].strip()
-    for match in _NOQA.finditer(text):
-        # A noqa speaks for its own line only, as everywhere.
-        meant = (row, row) if alone else rows
-        yield _suppression("noqa", "noqa", match, text, comment, meant)
-    for match in _OURS.finditer(text):
-        word = match["word"].lower()
-        kind = word if word in ("ignore", "ignore-file") else "unknown"
-        meant = _EVERY_ROW if kind == "ignore-file" else rows
-        yield _suppression(kind, match["word"], match, text, comment, meant)
 
-
-def _suppression(kind, word: str, match: re.Match[str], text: str, comment: _Span, rows: _Rows):
     def span(start: int, end: int) -> _Span:
         before = comment[0] + len(text[:start].encode())
         return before, before + len(text[start:end].encode())
 
-    listed = match.span("codes") if match["codes"] is not None else (match.end(), match.end())
-    codes = tuple(_WORD.findall(match["codes"] or ""))
-    return _Suppression(kind, word, codes, span(*listed), span(*match.span()), comment, rows)
+    for match in (*_NOQA.finditer(text), *_OURS.finditer(text)):
+        is_ours = match.re is _OURS
+        word = match["word"] if is_ours else "noqa"
+        kind: Any = word.lower()
+        if is_ours and kind not in ("ignore", "ignore-file"):
+            kind = "unknown"
+        # A noqa speaks for its own line only, as everywhere.
+        meant = (row, row) if kind == "noqa" and alone else rows
+        meant = _EVERY_ROW if kind == "ignore-file" else meant
+        listed = match.span("codes") if match["codes"] is not None else (match.end(), match.end())
+        codes = tuple(_WORD.findall(match["codes"] or ""))
+        directive = span(*match.span())
+        yield _Suppression(kind, word, codes, span(*listed), directive, comment, meant)
 
 
 def _row_of(source: Source, offset: int) -> int:
@@ -425,20 +407,16 @@ def _read(file: str) -> Counter[_Known]:
     except (ValueError, RecursionError) as error:
         raise MisuseError(f"the baseline {file} is not JSON: {error}") from error
     try:
-        return _entries(table)
+        if table["version"] != _VERSION:
+            raise ValueError(table["version"])
+        return Counter(
+            {
+                (str(path), str(entry["code"]), str(entry["line"])): int(entry["count"])
+                for path, entries in table["findings"].items()
+                for entry in entries
+            }
+        )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise MisuseError(
             f"{file} is not a baseline of this version; --write-baseline writes a new one"
         ) from error
-
-
-def _entries(table: Any) -> Counter[_Known]:
-    if table["version"] != _VERSION:
-        raise ValueError(table["version"])
-    return Counter(
-        {
-            (str(path), str(entry["code"]), str(entry["line"])): int(entry["count"])
-            for path, entries in table["findings"].items()
-            for entry in entries
-        }
-    )

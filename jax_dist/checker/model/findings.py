@@ -88,20 +88,19 @@ def choose_fixes(fixes: Iterable[Fix]) -> list[Fix]:
     for group in groups.values():
         wanted = sorted({edit for fix in group for edit in fix.edits})
         clash_within = any(map(_clash, wanted, wanted[1:]))
-        if not clash_within and all(_has_room(taken, edit) for edit in wanted):
+        places = [(bisect.bisect_left(taken, edit), edit) for edit in wanted]
+        near = [(edit, taken[max(place - 1, 0) : place + 1]) for place, edit in places]
+        has_room = all(
+            edit in around or not any(_clash(edit, other) for other in around)
+            for edit, around in near
+        )
+        if has_room and not clash_within:
             for edit in wanted:  # not sorted anew: a file may have thousands of groups
                 place = bisect.bisect_left(taken, edit)
                 if taken[place : place + 1] != [edit]:
                     taken.insert(place, edit)
             applied += group
     return applied
-
-
-def _has_room(taken: list[Edit], edit: Edit) -> bool:
-    """Whether an edit is one of those, or clashes with none."""
-    place = bisect.bisect_left(taken, edit)
-    around = taken[max(place - 1, 0) : place + 1]
-    return edit in around or not any(_clash(edit, other) for other in around)
 
 
 def _clash(one: Edit, two: Edit) -> bool:

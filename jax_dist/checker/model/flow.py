@@ -14,7 +14,6 @@ from typing import Any
 from jax_dist.checker.model import functions, pmaps, scopes, stacking
 from jax_dist.checker.model.functions import Path
 from jax_dist.checker.model.pmaps import Site
-from jax_dist.checker.model.scopes import Binding
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
 
@@ -42,13 +41,13 @@ class Origin:
 
 def is_whole(module: Module, origin: Origin) -> bool:
     """Whether no other file can have a part in it: functions on its way have no other callers."""
-    return all(_is_private(module, function) for function in origin.through)
-
-
-def _is_private(module: Module, function: scopes.Function) -> bool:
-    if isinstance(function, ast.Lambda):
-        return module.function(function) is not None
-    return function.name.startswith("_") or isinstance(module.scope(function).node, scopes.Function)
+    return all(
+        module.function(function) is not None
+        if isinstance(function, ast.Lambda)
+        else function.name.startswith("_")
+        or isinstance(module.scope(function).node, scopes.Function)
+        for function in origin.through
+    )
 
 
 def is_tree(module: Module, origin: Origin) -> bool | None:
@@ -76,10 +75,11 @@ class Flow:
 
     def __init__(self, module: Module):
         self._module = module
-        self._sites = [site for site in pmaps.sites(module) if site.is_application]
         # The calls of mapped functions that this file shows, with what mapped them.
         self.mapped_calls = {
-            call: site for site in self._sites for call in pmaps.mapped_calls(module, site)
+            call: site
+            for site in pmaps.applications(module)
+            for call in pmaps.mapped_calls(module, site)
         }
         self._known: dict[ast.expr, tuple[Origin, ...]] = {}
         self._open: set[tuple[ast.AST, Path]] = set()
@@ -88,7 +88,13 @@ class Flow:
 
     def _handed_on(self) -> dict[ast.Call, Site]:
         """Calls of mapped functions that reach their caller as an argument or a result."""
-        made = {site.node: site for site in self._sites if self._is_handed_on(site)}
+        made = {
+            site.node: site
+            for site in pmaps.applications(self._module)
+            for read in pmaps.held_by(self._module, site)
+            if self._module.call_of(read) is None
+            and not isinstance(self._module.parent(read), ast.Assign | ast.AnnAssign)
+        }
         found: dict[ast.Call, Site] = {}
         if not made:
             return found
@@ -100,13 +106,6 @@ class Flow:
                     found[call] = made[node]
         self._known.clear()  # they were asked before these calls were known
         return found
-
-    def _is_handed_on(self, site: Site) -> bool:
-        return any(
-            not (isinstance(around := self._module.parent(read), ast.Call) and around.func is read)
-            and not isinstance(around, ast.Assign | ast.AnnAssign)
-            for read in pmaps.held_by(self._module, site)
-        )
 
     def origins(self, node: ast.expr) -> tuple[Origin, ...]:
         """All ways in which the value of an expression may have come about; at least one."""
@@ -169,23 +168,20 @@ class Flow:
         bindings = self._module.reaching(node)
         if bindings is None:
             yield Origin(Kind.UNKNOWN, node, path)
-            return
-        for binding in bindings:
-            yield from self._of_binding(node, binding, path)
-
-    def _of_binding(self, node: ast.Name, binding: Binding, path: Path) -> Iterable[Origin]:
-        if binding.kind == "assign" and binding.value is not None:
-            return self._of(binding.value, path)
-        if binding.kind == "parameter" and isinstance(binding.node, ast.arg):
-            arguments, function = self._arguments(binding.node)
-            found = [origin for each in arguments or () for origin in self._of(each, path)]
-            if arguments:
-                return [replace(each, through=(*each.through, function)) for each in found]
-        if binding.kind == "other" and isinstance(binding.node, ast.Name):
-            if isinstance(binding.node.ctx, ast.Del):
-                return []
-            return self._of_target(binding.node, path)
-        return [Origin(Kind.UNKNOWN, node, path)]
+        for binding in bindings or ():
+            match binding.node:
+                case _ if binding.kind == "assign" and binding.value is not None:
+                    yield from self._of(binding.value, path)
+                case ast.arg() as parameter if arguments := self._arguments(parameter):
+                    through = self._module.parent(self._module.parent(parameter))
+                    for origin in (each for given in arguments for each in self._of(given, path)):
+                        yield replace(origin, through=(*origin.through, through))
+                case ast.Name(ctx=ast.Del()) if binding.kind == "other":
+                    pass
+                case ast.Name() as target if binding.kind == "other":
+                    yield from self._of_target(target, path)
+                case _:
+                    yield Origin(Kind.UNKNOWN, node, path)
 
     def _of_target(self, target: ast.Name, path: Path) -> Iterable[Origin]:
         """What a name gets that stands in a tuple on the left, or behind `for`."""
@@ -199,50 +195,47 @@ class Flow:
         return [Origin(Kind.UNKNOWN, target, path)]
 
     def _of_attribute(self, node: ast.Attribute, path: Path) -> Iterable[Origin]:
-        stores = self._stores(node)
+        module = self._module
+        stores: list[ast.Attribute] = []  # where the class sets `self.x`, in tuples too
+        if module.attribute_values(node) or functions.is_self(node):
+            owner = module.class_of(node)
+            if owner is not None:
+                stores = functions.self_attributes(module, owner, node.attr, ast.Store)
+        found: list[Origin] = []
+        for store in stores:
+            place, around = _unpacked(module, store)
+            value = around.value if isinstance(around, ast.Assign | ast.AnnAssign) else None
+            if place is not None and value is not None:
+                found += self._of(value, (*place, *path))
+            else:
+                found.append(Origin(Kind.UNKNOWN, store, path))
         if stores:
-            return [origin for store in stores for origin in self._of_store(store, path)]
-        if node.attr in _NOT_ARRAYS or self._module.qualified_name(node) is not None:
+            return found
+        if node.attr in _NOT_ARRAYS or module.qualified_name(node) is not None:
             return [Origin(Kind.UNKNOWN, node, path)]
         return self._of(node.value, (f".{node.attr}", *path))
-
-    def _of_store(self, store: ast.Attribute, path: Path) -> Iterable[Origin]:
-        place, around = _unpacked(self._module, store)
-        if place is not None and isinstance(around, ast.Assign | ast.AnnAssign) and around.value:
-            return self._of(around.value, (*place, *path))
-        return [Origin(Kind.UNKNOWN, store, path)]
-
-    def _stores(self, node: ast.Attribute) -> list[ast.Attribute]:
-        """Where the class sets `self.x`, in tuples on the left too."""
-        if not self._module.attribute_values(node) and not functions.is_self(node):
-            return []
-        owner = self._module.class_of(node)
-        if owner is None:
-            return []
-        return self._module.once(functions.self_stores)[owner].get(node.attr, [])
 
     def _of_subscript(self, node: ast.Subscript, path: Path) -> Iterator[Origin]:
         match node.slice:
             case ast.Constant(value=str() as key):
                 yield from self._of(node.value, (key, *path))
+                return
             case ast.Constant(value=int() as position):
-                for origin in self._of(node.value, ()):
-                    yield from self._indexed(node, origin, position, path)
+                wholes = self._of(node.value, ())
             case _:
                 yield Origin(Kind.UNKNOWN, node, path)
-
-    def _indexed(
-        self, node: ast.Subscript, origin: Origin, position: int, path: Path
-    ) -> Iterable[Origin]:
-        part = functions.part_of(origin.node, (position,)) if not origin.is_stacked else None
-        if part is not None and not origin.path:
-            return self._of(part, path)
-        tree = is_tree(self._module, origin) if origin.is_stacked else None
-        if tree:
-            return [replace(origin, path=(*origin.path, position, *path))]
-        if tree is False and position == 0:
-            return [Origin(Kind.ONE, node, path, of=node.value, on_host=origin.on_host)]
-        return [Origin(Kind.UNKNOWN, node, path)]
+                return
+        for origin in wholes:
+            tree = is_tree(self._module, origin) if origin.is_stacked else None
+            part = functions.part_of(origin.node, (position,)) if not origin.is_stacked else None
+            if part is not None and not origin.path:
+                yield from self._of(part, path)
+            elif tree:
+                yield replace(origin, path=(*origin.path, position, *path))
+            elif tree is False and position == 0:
+                yield Origin(Kind.ONE, node, path, of=node.value, on_host=origin.on_host)
+            else:
+                yield Origin(Kind.UNKNOWN, node, path)
 
     # --- calls
 
@@ -256,8 +249,12 @@ class Flow:
                 return [Origin(Kind.UNKNOWN, call, path)]
             return [Origin(done.kind, call, path, of=done.of, count=done.count)]
         tree = stacking.first_of_leaves(self._module, call)
-        if tree is not None:
-            return self._first_of(call, tree, path)
+        if tree is not None:  # the part of one device only where the tree is stacked
+            found = self._of(tree, ())
+            if not found or not all(origin.is_stacked for origin in found):
+                return [Origin(Kind.UNKNOWN, call, path)]
+            on_host = all(origin.on_host for origin in found)
+            return [Origin(Kind.ONE, call, path, of=tree, on_host=on_host)]
         name = self._module.qualified_name(call.func) or _builtin(self._module, call.func)
         if name in _SAME and call.args:
             return self._of(call.args[0], path)
@@ -272,7 +269,11 @@ class Flow:
             return self._replaced(call.args[0], call, path)
         if isinstance(call.func, ast.Attribute) and call.func.attr in ("replace", "_replace"):
             return self._replaced(call.func.value, call, path)
-        return self._of_local(call, path)
+        function = pmaps.definition(self._module, call.func)  # one of this file
+        results = None if function is None else functions.results_of(function)
+        if not results:
+            return [Origin(Kind.UNKNOWN, call, path)]
+        return [origin for result in results for origin in self._of(result, path)]
 
     def _replaced(self, old: ast.expr, call: ast.Call, path: Path) -> list[Origin]:
         """`state.replace(step=x)`: the old value, and what is put into it."""
@@ -286,31 +287,13 @@ class Flow:
             found += [origin for value in new.values() for origin in self._of(value, ())]
         return found
 
-    def _first_of(self, call: ast.Call, tree: ast.expr, path: Path) -> list[Origin]:
-        """`tree_map(lambda x: x[0], tree)`: the part of one device only where `tree` is stacked."""
-        found = self._of(tree, ())
-        if not found or not all(origin.is_stacked for origin in found):
-            return [Origin(Kind.UNKNOWN, call, path)]
-        on_host = all(origin.on_host for origin in found)
-        return [Origin(Kind.ONE, call, path, of=tree, on_host=on_host)]
-
-    def _of_local(self, call: ast.Call, path: Path) -> list[Origin]:
-        """What a function of this file returns."""
-        function = pmaps.definition(self._module, call.func)
-        results = None if function is None else functions.results_of(function)
-        if function is None or not results:
-            return [Origin(Kind.UNKNOWN, call, path)]
-        return [origin for result in results for origin in self._of(result, path)]
-
-    def _arguments(self, parameter: ast.arg) -> tuple[list[ast.expr] | None, Any]:
-        """What this file's calls give a parameter; None where not all calls can be read."""
+    def _arguments(self, parameter: ast.arg) -> list[ast.expr]:
+        """What this file's calls give a parameter; none where not all calls can be read."""
         function: Any = self._module.parent(self._module.parent(parameter))
-        calls = functions.callers(self._module, function)
-        if not calls:
-            return None, function
+        calls = functions.callers(self._module, function) or []
         given = [functions.argument_of(self._module, call, function, parameter) for call in calls]
         known = [each for each in given if each is not None]
-        return (known if len(known) == len(given) else None), function
+        return known if len(known) == len(given) else []
 
     # --- iteration
 

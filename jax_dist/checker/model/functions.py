@@ -4,7 +4,8 @@ Whether a result is a tree or an array is asked here too: what `x[0]` means depe
 """
 
 import ast
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.checker.model import pmaps, scopes
@@ -14,41 +15,32 @@ from jax_dist.checker.model.semantic_model import PARTIAL, Module
 
 def callers(module: Module, function: scopes.Function) -> list[ast.Call] | None:
     """Every call of a function in this file; None where it is handed on, or has no name."""
+    owner = module.parent(function)
     if isinstance(function, ast.Lambda):
-        around = module.parent(function)
-        if not (isinstance(around, ast.Assign) and isinstance(around.targets[0], ast.Name)):
+        if not (isinstance(owner, ast.Assign) and isinstance(owner.targets[0], ast.Name)):
             return None
-        scope, name = module.scope(around), around.targets[0].id
+        scope, name = module.scope(owner), owner.targets[0].id
     elif function.decorator_list:
         return None
     else:
-        owner = module.parent(function)
-        if isinstance(owner, ast.ClassDef):
-            reads: Iterable[ast.expr] = module.once(self_reads)[owner].get(function.name, [])
-            return _calls(module, reads)
         scope, name = module.scope(function), function.name
-    if len(scope.bindings.get(name, ())) != 1:
+    if isinstance(owner, ast.ClassDef):
+        reads: Sequence[ast.expr] = self_attributes(module, owner, name, ast.Load)
+    elif len(scope.bindings.get(name, ())) == 1:
+        reads = module.reads(scope, name)
+    else:
         return None
-    return _calls(module, module.reads(scope, name))
-
-
-def _calls(module: Module, reads: Iterable[ast.expr]) -> list[ast.Call] | None:
-    calls: list[ast.Call] = []
-    for read in reads:
-        call = module.parent(read)
-        if not (isinstance(call, ast.Call) and call.func is read):
-            return None
-        calls.append(call)
-    return calls
+    calls = list(filter(None, map(module.call_of, reads)))
+    return calls if len(calls) == len(reads) else None
 
 
 def argument_of(
     module: Module, call: ast.Call, function: scopes.Function, parameter: ast.arg
 ) -> ast.expr | None:
     """What a call gives a parameter; None where that cannot be read."""
-    positional = [*function.args.posonlyargs, *function.args.args]
-    if isinstance(module.parent(function), ast.ClassDef):
-        positional = positional[1:]
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args]
+    positional = named[1:] if isinstance(module.parent(function), ast.ClassDef) else named
     for keyword in call.keywords:
         if keyword.arg == parameter.arg:
             return keyword.value
@@ -59,12 +51,7 @@ def argument_of(
             return argument
     if any(keyword.arg is None for keyword in call.keywords):
         return None
-    return _default_of(function.args, parameter)
-
-
-def _default_of(arguments: ast.arguments, parameter: ast.arg) -> ast.expr | None:
-    positional = [*arguments.posonlyargs, *arguments.args]
-    with_default = positional[len(positional) - len(arguments.defaults) :] + arguments.kwonlyargs
+    with_default = named[len(named) - len(arguments.defaults) :] + arguments.kwonlyargs
     defaults = zip(with_default, [*arguments.defaults, *arguments.kw_defaults], strict=True)
     return next((default for each, default in defaults if each is parameter), None)
 
@@ -108,27 +95,18 @@ def is_self(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Name) and node.value.id == "self"
 
 
-def self_stores(module: Module) -> dict[ast.ClassDef, dict[str, list[ast.Attribute]]]:
-    return _self_attributes(module, ast.Store)
-
-
-def self_reads(module: Module) -> dict[ast.ClassDef, dict[str, list[ast.Attribute]]]:
-    return _self_attributes(module, ast.Load)
-
-
-def _self_attributes(
-    module: Module, context: type[ast.expr_context]
-) -> dict[ast.ClassDef, dict[str, list[ast.Attribute]]]:
-    """Where each class says `self.x`, by `x`."""
-    found: dict[ast.ClassDef, dict[str, list[ast.Attribute]]] = {}
-    for node in module.scopes.of:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        of_class = found.setdefault(node, {})
-        for each in ast.walk(node):
-            if isinstance(each, ast.Attribute) and isinstance(each.ctx, context) and is_self(each):
-                of_class.setdefault(each.attr, []).append(each)
-    return found
+def self_attributes(
+    module: Module, owner: ast.ClassDef, name: str, context: type[ast.Load] | type[ast.Store]
+) -> list[ast.Attribute]:
+    """Where a class reads or sets `self.name`."""
+    of_classes = module.memo(self_attributes)
+    if owner not in of_classes:
+        found: dict[tuple[str, type], list[ast.Attribute]] = {}
+        for each in ast.walk(owner):
+            if isinstance(each, ast.Attribute) and is_self(each):
+                found.setdefault((each.attr, each.ctx.__class__), []).append(each)
+        of_classes[owner] = found
+    return of_classes[owner].get((name, context), [])
 
 
 def all_nodes(function: scopes.Function) -> Iterator[ast.AST]:
@@ -144,14 +122,9 @@ def body_of(function: scopes.Function) -> list[ast.AST]:
 
 def calls_of_names(module: Module) -> list[ast.Call]:
     """Every call of a plain name, in order of place."""
-    found: list[ast.Call] = []
-    for scope in module.scopes.all:
-        for loads in scope.loads.values():
-            for load in loads:
-                call = module.parent(load)
-                if isinstance(call, ast.Call) and call.func is load:
-                    found.append(call)
-    return sorted(found, key=scopes.place)
+    named = (loads for scope in module.scopes.all for loads in scope.loads.values())
+    calls = map(module.call_of, itertools.chain.from_iterable(named))
+    return sorted(filter(None, calls), key=scopes.place)
 
 
 # Down into a tree: a place in a tuple, a key of a dict, ".name" of an attribute.
@@ -177,10 +150,8 @@ def mapped_function(module: Module, site: Site) -> scopes.Function | None:
 def innermost(module: Module, fun: Any) -> scopes.Function | None:
     """The def or lambda behind `vmap(partial(f, ...))`, names for it on the way included."""
     for _ in range(8):
-        if isinstance(fun, ast.Name):
-            values = module.values(fun)
-            if values and len(values) == 1 and isinstance(values[0], ast.Call):
-                fun = values[0]
+        if isinstance(fun, ast.Name) and isinstance(value := module.value(fun), ast.Call):
+            fun = value
         if not (isinstance(fun, ast.Call) and fun.args):
             break
         if module.qualified_name(fun.func) not in _TRANSPARENT:
@@ -191,18 +162,15 @@ def innermost(module: Module, fun: Any) -> scopes.Function | None:
 
 def is_plain(module: Module, function: scopes.Function) -> bool:
     """Whether no decorator changes what a function returns."""
-    if isinstance(function, ast.Lambda):
-        return True
-    return all(_keeps_results(module, each) for each in function.decorator_list)
-
-
-def _keeps_results(module: Module, decorator: ast.expr) -> bool:
-    name = module.qualified_name(decorator)
-    if name is None and isinstance(decorator, ast.Call):
-        name = module.qualified_name(decorator.func)
-        if name in PARTIAL and decorator.args:
-            name = module.qualified_name(decorator.args[0])
-    return name in _TRANSPARENT or name in pmaps.PMAP or name in _KEEP_RESULTS
+    for decorator in () if isinstance(function, ast.Lambda) else function.decorator_list:
+        name = module.qualified_name(decorator)
+        if name is None and isinstance(decorator, ast.Call):
+            name = module.qualified_name(decorator.func)
+            if name in PARTIAL and decorator.args:
+                name = module.qualified_name(decorator.args[0])
+        if not (name in _TRANSPARENT or name in pmaps.PMAP or name in _KEEP_RESULTS):
+            return False
+    return True
 
 
 _TRANSPARENT = frozenset(("functools.partial", "jax.vmap", "jax.jit", "jax.checkpoint"))
@@ -212,9 +180,7 @@ _KEEP_RESULTS += ("staticmethod", "chex.assert_max_traces")
 _ARRAYS = ("jax.numpy.", "jax.lax.", "jax.nn.", "numpy.")
 _KEEP_TREES = ("jax.lax.pmean", "jax.lax.psum", "jax.lax.pmax", "jax.lax.pmin")
 _KEEP_TREES += ("jax.lax.all_gather", "jax.lax.stop_gradient")
-_GIVE_TREES = ("jax.lax.scan", "jax.lax.while_loop", "jax.lax.fori_loop", "jax.lax.cond")
-_GIVE_TREES += ("jax.lax.switch", "jax.lax.map", "jax.lax.top_k", "jax.numpy.meshgrid")
-# Some of the others give tuples too, or the tree that they are given.
+# But for these, which give tuples too, or the tree that they are given.
 _OTHER_TREES = """
 array_split atleast_1d atleast_2d atleast_3d average broadcast_arrays divmod dsplit eig eigh frexp
 gradient histogram histogram2d histogramdd hsplit indices ix_ lstsq modf nonzero polydiv polyfit
@@ -224,6 +190,8 @@ optimization_barrier pcast ppermute pshuffle psum_scatter pswapaxes pvary reduce
 sort_key_val load copy
 """
 _MAY_GIVE_TREES = frozenset(_OTHER_TREES.split())
+_GIVE_TREES = ("jax.lax.scan", "jax.lax.while_loop", "jax.lax.fori_loop", "jax.lax.cond")
+_GIVE_TREES += ("jax.lax.switch", "jax.lax.map", "jax.lax.top_k", "jax.numpy.meshgrid")
 
 
 def _is_tree(module: Module, node: ast.expr, path: Path, depth: int) -> bool | None:
@@ -233,18 +201,18 @@ def _is_tree(module: Module, node: ast.expr, path: Path, depth: int) -> bool | N
         part = part_of(node, path)
         return None if part is None else _is_tree(module, part, path[1:], depth)
     if isinstance(node, ast.Name) and depth < 8:
-        values = module.values(node)
-        if values and len(values) == 1:
-            return _is_tree(module, values[0], path, depth + 1)
+        value = module.value(node)
+        if value is not None:
+            return _is_tree(module, value, path, depth + 1)
     if path:
         return None
-    if isinstance(node, ast.BinOp) and any(
-        isinstance(side, ast.Tuple | ast.List) for side in (node.left, node.right)
-    ):
-        return True  # `[x] * 2`
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):  # of tuples too
-        sides = {_is_tree(module, side, path, depth + 1) for side in (node.left, node.right)}
-        return True if True in sides else (False if False in sides else None)
+    if isinstance(node, ast.BinOp):
+        sides = (node.left, node.right)
+        if any(isinstance(side, ast.Tuple | ast.List) for side in sides):
+            return True  # `[x] * 2`
+        if isinstance(node.op, ast.Add):  # of tuples too
+            told = {_is_tree(module, side, path, depth + 1) for side in sides}
+            return True if True in told else (False if False in told else None)
     if isinstance(node, ast.BinOp | ast.Compare | ast.UnaryOp | ast.Constant):
         return False
     if isinstance(node, ast.Call):

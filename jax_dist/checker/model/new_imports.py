@@ -34,22 +34,18 @@ def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
     lines = dict.fromkeys(line for fix in fixes for line in fix.imports)
     # One by one, for each may stand beside the one before; those of the project last.
     for line in sorted(lines, key=lambda line: line.split()[1].partition(".")[0] not in KNOWN):
-        source = _with_import(source, line)
+        tree = sources.parse(source.python)
+        wanted = ast.parse(line).body[0]
+        if isinstance(wanted, ast.ImportFrom):
+            froms = (node for node in tree.body if isinstance(node, ast.ImportFrom))
+            joined = (_joined(source, node, wanted) for node in froms)
+            edit = next(filter(None, joined), None)
+        elif any(isinstance(node, _IMPORTS) and ast.unparse(node) == line for node in tree.body):
+            continue  # it has it
+        else:
+            edit = None
+        source = _edited(source, edit or _import_edit(source.path, source.code, tree, wanted, line))
     return source.code
-
-
-def _with_import(source: Source, line: str) -> Source:
-    """A file with one import more; the same file where it has it."""
-    tree = sources.parse(source.python)
-    wanted = ast.parse(line).body[0]
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and isinstance(wanted, ast.ImportFrom):
-            edit = _joined(source, node, wanted)
-            if edit is not None:
-                return _edited(source, edit)
-        elif isinstance(node, _IMPORTS) and ast.unparse(node) == line:
-            return source
-    return _edited(source, _import_edit(source.path, source.code, tree, line))
 
 
 def _joined(source: Source, node: ast.ImportFrom, wanted: ast.ImportFrom) -> Edit | None:
@@ -117,7 +113,11 @@ def anchor(tree: ast.Module) -> ast.stmt | None:
     stars: list[ast.stmt] = []
     for statement in tree.body:
         for node in _imports_in(statement):
-            if any(name.partition(".")[0] in _HOSTS for name in _imported(node)):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                names = [] if node.level else [node.module or ""]
+            if any(name.partition(".")[0] in _HOSTS for name in names):
                 (maybe if isinstance(statement, ast.If) else sure).append(statement)
             elif any(alias.name == "*" for alias in node.names):
                 stars.append(statement)
@@ -135,12 +135,6 @@ def _imports_in(statement: ast.stmt) -> Iterable[ast.Import | ast.ImportFrom]:
             yield node
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.expr):
             waiting += ast.iter_child_nodes(node)
-
-
-def _imported(statement: ast.Import | ast.ImportFrom) -> list[str]:
-    if isinstance(statement, ast.ImportFrom):
-        return [] if statement.level else [statement.module or ""]
-    return [alias.name for alias in statement.names]
 
 
 def _run(tree: ast.Module) -> list[ast.stmt]:
@@ -165,20 +159,28 @@ def _imports_on(statements: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
 # --- imports
 
 
-def _import_edit(path: str, code: bytes, tree: ast.Module, line: str) -> Edit:
-    wanted = ast.parse(line).body[0]
+def _import_edit(path: str, code: bytes, tree: ast.Module, wanted: ast.stmt, line: str) -> Edit:
     kind = _Kind(wanted, os.path.dirname(path))
     late = _below_path_edits(code, tree, wanted, kind)
     run = [late] if late is not None else _run(tree)
-    if not run:
-        return _at_the_top(code, tree, line)
+    if not run:  # a file that imports neither jax nor flax
+        preamble = _preamble(tree)
+        if not preamble:
+            at = _first_line(code, tree)
+            return Edit(at, at, f"{line}\n\n" if tree.body else f"{line}\n")
+        at, lead = _after(code, preamble[-1])
+        gap = "" if isinstance(preamble[-1], _IMPORTS) else "\n"
+        return Edit(at, at, f"{lead}{gap}{line}\n")
     group = [each for each in run if isinstance(each, _IMPORTS) and kind.of(each) == kind.wanted]
     if group:
         key = _key_of(code, run, kind)
         behind = run[1:]  # nothing is put above the anchor
         before = next((each for each in group if each in behind and key(each) > key(wanted)), None)
-        if before is not None and _stands_alone(code, before):
-            at = _line_start(code, before.lineno)
+        at = _line_start(code, before.lineno) if before is not None else 0
+        above = code[:at].splitlines()
+        # Nor where a comment above would change its owner.
+        is_alone = not above or not above[-1].lstrip().startswith(b"#")
+        if before is not None and before.col_offset == 0 and is_alone:
             return Edit(at, at, f"{line}\n")
         at, lead = _after(code, group[-1])
         return Edit(at, at, f"{lead}{line}\n")
@@ -259,17 +261,6 @@ def _key_of(code: bytes, run: Sequence[ast.stmt], kind: _Kind) -> Callable[[ast.
     return by_name if is_google else by_form
 
 
-def _at_the_top(code: bytes, tree: ast.Module, line: str) -> Edit:
-    """In a file that imports neither jax nor flax: below all imports that it begins with."""
-    preamble = _preamble(tree)
-    if preamble:
-        at, lead = _after(code, preamble[-1])
-        gap = "" if isinstance(preamble[-1], _IMPORTS) else "\n"
-        return Edit(at, at, f"{lead}{gap}{line}\n")
-    at = _first_line(code, tree)
-    return Edit(at, at, f"{line}\n\n" if tree.body else f"{line}\n")
-
-
 def _first_line(code: bytes, tree: ast.Module) -> int:
     """Above the first statement, and above its decorators and the comments that belong to it."""
     if not tree.body:
@@ -277,17 +268,11 @@ def _first_line(code: bytes, tree: ast.Module) -> int:
     first = tree.body[0]
     decorators = getattr(first, "decorator_list", [])
     line = min([first.lineno, *(each.lineno for each in decorators)])
-    lines = code.splitlines()
-    while (
-        line > 2 and lines[line - 2].lstrip().startswith(b"#") and not _is_banner(lines, line - 2)
-    ):
+    is_comment = [each.lstrip().startswith(b"#") for each in code.splitlines()]
+    # Those of the block at the very top stay there: a licence, `#!`, the encoding.
+    while line > 2 and is_comment[line - 2] and not all(is_comment[: line - 1]):
         line -= 1
     return _line_start(code, line)
-
-
-def _is_banner(lines: Sequence[bytes], number: int) -> bool:
-    """Whether a comment belongs to the block at the very top: a licence, `#!`, the encoding."""
-    return all(each.lstrip().startswith(b"#") for each in lines[: number + 1])
 
 
 # --- lines
@@ -302,11 +287,3 @@ def _after(code: bytes, statement: ast.stmt) -> tuple[int, str]:
     assert statement.end_lineno is not None
     at = _line_start(code, statement.end_lineno + 1)
     return at, "" if code[:at].endswith((b"\n", b"\r")) else "\n"
-
-
-def _stands_alone(code: bytes, statement: ast.stmt) -> bool:
-    """Whether nothing else is on its first line, nor a comment above that would change owner."""
-    start = _line_start(code, statement.lineno)
-    lines = code[:start].splitlines()
-    commented = bool(lines) and lines[-1].lstrip().startswith(b"#")
-    return statement.col_offset == 0 and not commented

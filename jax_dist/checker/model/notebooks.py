@@ -11,6 +11,7 @@ import codecs
 import dataclasses
 import difflib
 import functools
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -115,7 +116,7 @@ class Notebook(Source):
             cells += ((part.cell, each) for each in new)
             if part.hidden + text != part.cell.text:
                 changes.append((part.cell, part.hidden + text))
-        written = _spliced(self.raw, changes, cells).encode("utf-8", "surrogatepass")
+        written = _bytes(_spliced(self.raw, changes, cells))
         return codecs.BOM_UTF8 + written if self.bom else written
 
     def edited(self, code: bytes) -> "Notebook":
@@ -167,7 +168,9 @@ def read_notebook(path: str, data: bytes) -> Notebook:
 
 def joined(path: str, cells: Sequence[Cell], *, raw: str = "", bom: bool = False) -> Notebook:
     """The notebook that has these cells; without `raw` it can be checked, but not written."""
-    marker = _marker(cells)
+    marker = "# cell"  # which no cell holds
+    while any(marker + " " in cell.text for cell in cells):
+        marker += "'"
     code, python = b"", b""
     parts: list[_Part] = []
     unparsed: list[ParseError] = []
@@ -177,49 +180,24 @@ def joined(path: str, cells: Sequence[Cell], *, raw: str = "", bom: bool = False
             continue
         mark = _mark(marker, cell, first=not parts).encode()
         parts.append(_Part(cell, cell.text[:start], len(code + mark)))
-        body = cell.text[start:]
-        shown, error = _shown(body)
-        if error:
+        body, shown, error = cell.text[start:], b"", None
+        try:
+            shown = hidden(body).encode()
+        except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+            error = ParseError("it holds half of a character")
+        except ParseError as said:
+            error = said
+        if error:  # it is blank, so that the others still are parsed
+            shown = re.sub(rb"[^\r\n]", b" ", _bytes(body))
             above = (code + mark).count(b"\n")
             unparsed.append(ParseError(error.message, above + error.line, error.column))
         code += mark + _bytes(body)
         python += mark + shown
-    return Notebook(
-        path=path,
-        code=code,
-        python=python,
-        bom=bom,
-        raw=raw,
-        marker=marker,
-        parts=tuple(parts),
-        unparsed=tuple(unparsed),
-    )
-
-
-def _shown(body: str) -> tuple[bytes, ParseError | None]:
-    """What is parsed of a cell; a cell that cannot be is blank, so that the others still are."""
-    try:
-        return hidden(body).encode(), None
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
-        return _blank(_bytes(body)), ParseError("it holds half of a character")
-    except ParseError as error:
-        return _blank(_bytes(body)), error
+    return Notebook(path, code, python, "utf-8", bom, raw, marker, tuple(parts), tuple(unparsed))
 
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
-
-
-def _blank(code: bytes) -> bytes:
-    return re.sub(rb"[^\r\n]", b" ", code)
-
-
-def _marker(cells: Sequence[Cell]) -> str:
-    """A comment that no cell holds."""
-    marker = "# cell"
-    while any(marker + " " in cell.text for cell in cells):
-        marker += "'"
-    return marker
 
 
 def _mark(marker: str, cell: Cell, *, first: bool) -> str:
@@ -260,26 +238,22 @@ def hidden(text: str) -> str:
     """
     if _parses(text):  # then it has no magics
         return text
-    text = "".join(_lines_hidden(re.findall(r"[^\n]*\n|[^\n]+", text)))
-    sources.parse(text.encode())
-    return text
-
-
-def _lines_hidden(lines: list[str]) -> list[str]:
-    """Only a line that begins a statement can be a magic: `% x` may stand in open brackets."""
     shown: list[str] = []
     state = _State()
     continues_magic = False
-    for line in lines:
+    for line in _lines(text):
         if continues_magic:
             shown.append(_blank_line(line))
             continues_magic = _continues(line)
             continue
+        # Only such a line can be a magic: `% x` may stand in open brackets.
         new = _hide(line) if state.begins_statement else line
         continues_magic = new != line and _continues(line)
         shown.append(new)
         state.read(new)
-    return shown
+    text = "".join(shown)
+    sources.parse(text.encode())
+    return text
 
 
 def _hide(line: str) -> str:
@@ -301,12 +275,12 @@ def _hide(line: str) -> str:
 
 def _name(text: str) -> str:
     """`_`, whose value nobody knows, and blanks."""
-    return "_" + " " * (len(text.encode("utf-8", "surrogatepass")) - 1)
+    return "_" + " " * (len(_bytes(text)) - 1)
 
 
 def _blank_line(line: str) -> str:
     body, end = _split_end(line)
-    return " " * len(body.encode("utf-8", "surrogatepass")) + end
+    return " " * len(_bytes(body)) + end
 
 
 def _split_end(line: str) -> tuple[str, str]:
@@ -341,27 +315,20 @@ class _State:
     def read(self, line: str) -> None:
         at = 0
         while at < len(line):
-            at = self._read_string(line, at) if self._quotes else self._read_token(line, at)
+            if self._quotes:
+                end = re.compile(rf"(?:\\.|[^\\])*?{self._quotes}", re.DOTALL).match(line, at)
+                self._quotes = self._quotes if end is None else ""
+            else:
+                end = _TOKEN.search(line, at)
+                token = "" if end is None else end[0]
+                if token in ('"""', "'''"):
+                    self._quotes = token
+                elif token and token in "([{":
+                    self._open += 1
+                elif token and token in ")]}":
+                    self._open = max(0, self._open - 1)
+            at = len(line) if end is None else end.end()
         self._continued = not self._quotes and _continues(line)
-
-    def _read_string(self, line: str, at: int) -> int:
-        end = re.compile(rf"(?:\\.|[^\\])*?{self._quotes}", re.DOTALL).match(line, at)
-        if end is None:
-            return len(line)
-        self._quotes = ""
-        return end.end()
-
-    def _read_token(self, line: str, at: int) -> int:
-        token = _TOKEN.search(line, at)
-        if token is None:
-            return len(line)
-        if token[0] in ('"""', "'''"):
-            self._quotes = token[0]
-        elif token[0] in "([{":
-            self._open += 1
-        elif token[0] in ")]}":
-            self._open = max(0, self._open - 1)
-        return token.end()
 
 
 _BLANK = re.compile(r"[ \t\r\n]*")
@@ -378,19 +345,24 @@ def _cells_of(raw: str) -> list[Cell]:
       ValueError: this is no notebook.
     """
     top = dict(_members(raw, _skip(raw, 0)))
-    cells: list[tuple[int, tuple[int, dict[str, int]]]] = []
     if "cells" in top:
-        cells += enumerate(_objects(raw, top["cells"]), start=1)
+        objects = _objects(raw, top["cells"])
     elif "worksheets" in top:  # format 3
         sheets = _objects(raw, top["worksheets"])
-        cells += enumerate(
-            (cell for _, sheet in sheets for cell in _objects(raw, sheet.get("cells"))), start=1
-        )
+        objects = [cell for _, sheet in sheets for cell in _objects(raw, sheet.get("cells"))]
     else:
         raise ValueError("it has neither cells nor worksheets")
-    if not _is_python(_value(raw, top.get("metadata"))):
+    match _value(raw, top.get("metadata")):
+        case {"language_info": {"name": str(language)}} if language:
+            pass
+        case {"kernelspec": {"language": str(language)}} if language:
+            pass
+        case _:  # one that says neither is taken for Python
+            language = "python"
+    if language.lower() not in ("python", "ipython"):
         return []
-    return [cell for number, at in cells if (cell := _cell(raw, number, *at)) is not None]
+    cells = (_cell(raw, number, *at) for number, at in enumerate(objects, start=1))
+    return [cell for cell in cells if cell is not None]
 
 
 def _spliced(
@@ -403,10 +375,7 @@ def _spliced(
       changes: each cell and its new code.
       cells: the code of each new cell, and the one that it stands below.
     """
-    ascii_only = raw.isascii()
-    edits = [
-        edit for cell, text in changes for edit in _edits(raw, cell, text, ascii_only=ascii_only)
-    ]
+    edits = [edit for cell, text in changes for edit in _edits(raw, cell, text)]
     edits += (_new_cell(raw, above, text) for above, text in cells)
     edits.sort()
     pieces: list[str] = []
@@ -440,56 +409,39 @@ def _new_cell(raw: str, above: Cell, text: str) -> tuple[int, int, str]:
     return end, end, f",\n{indent}{spelled}"
 
 
-def _edits(raw: str, cell: Cell, text: str, *, ascii_only: bool) -> Iterator[tuple[int, int, str]]:
-    lines = _lines(text)
-    if not cell.pieces:  # the whole value, as Jupyter would write it
-        yield cell.start, cell.end, _whole(raw, cell, lines, ascii_only=ascii_only)
+def _edits(raw: str, cell: Cell, text: str) -> Iterator[tuple[int, int, str]]:
+    lines, pieces = _lines(text), cell.pieces
+    spelled = [json.dumps(line, ensure_ascii=raw.isascii()) for line in lines]
+    if not pieces:  # the whole value, as Jupyter would write it
+        whole = json.dumps("".join(lines), ensure_ascii=raw.isascii())
+        if cell.is_list:
+            line = raw.rfind("\n", 0, cell.start) + 1
+            outer = f"\n{_blank_at(raw, line)}" if line else ""
+            inner = f"{outer} "
+            whole = f"[{inner}{f',{inner}'.join(spelled)}{outer}]"
+        yield cell.start, cell.end, whole
         return
-    spelled = [json.dumps(line, ensure_ascii=ascii_only) for line in lines]
-    spelled = spelled if cell.is_list else [line[1:-1] for line in spelled]
-    between = _between(raw, cell)
-    old = [piece.text for piece in cell.pieces]
+    between = ""  # what stands between two strings of the list
+    if cell.is_list:
+        first, *others = pieces
+        before = "," + raw[cell.start + 1 : first.start]
+        between = raw[first.end : others[0].start] if others else before
+    else:
+        spelled = [line[1:-1] for line in spelled]
+    old = [piece.text for piece in pieces]
     matcher = difflib.SequenceMatcher(None, old, lines, autojunk=False)
     for kind, first, last, new_first, new_last in matcher.get_opcodes():
-        if kind != "equal":
-            yield _edit(cell.pieces, first, last, spelled[new_first:new_last], between)
-
-
-def _edit(
-    pieces: Sequence[_Piece], first: int, last: int, new: Sequence[str], between: str
-) -> tuple[int, int, str]:
-    """Puts the strings `new` in the place of `pieces[first:last]`."""
-    text = between.join(new)
-    if first == last == len(pieces):
-        return pieces[-1].end, pieces[-1].end, between + text
-    if first == last:
-        return pieces[first].start, pieces[first].start, text + between
-    if new or last - first == len(pieces):
-        return pieces[first].start, pieces[last - 1].end, text
-    if last < len(pieces):
-        return pieces[first].start, pieces[last].start, ""
-    return pieces[first - 1].end, pieces[-1].end, ""
-
-
-def _between(raw: str, cell: Cell) -> str:
-    """What stands between two strings of the list."""
-    if not cell.is_list:
-        return ""
-    first, *others = cell.pieces
-    if others:
-        return raw[first.end : others[0].start]
-    return "," + raw[cell.start + 1 : first.start]
-
-
-def _whole(raw: str, cell: Cell, lines: Sequence[str], *, ascii_only: bool) -> str:
-    if not cell.is_list:
-        return json.dumps("".join(lines), ensure_ascii=ascii_only)
-    line = raw.rfind("\n", 0, cell.start) + 1
-    indent = raw[line : line + len(_blank_at(raw, line))]
-    inner = f"\n{indent} " if line else " "
-    body = f",{inner}".join(json.dumps(line, ensure_ascii=ascii_only) for line in lines)
-    outer = f"\n{indent}" if line else ""
-    return f"[{inner}{body}{outer}]"
+        new = between.join(spelled[new_first:new_last])
+        if kind == "insert" and first == len(pieces):
+            yield pieces[-1].end, pieces[-1].end, between + new
+        elif kind == "insert":
+            yield pieces[first].start, pieces[first].start, new + between
+        elif kind == "replace" or (kind == "delete" and last - first == len(pieces)):
+            yield pieces[first].start, pieces[last - 1].end, new
+        elif kind == "delete" and last < len(pieces):
+            yield pieces[first].start, pieces[last].start, ""
+        elif kind == "delete":
+            yield pieces[first - 1].end, pieces[-1].end, ""
 
 
 def _cell(raw: str, number: int, begin: int, at: dict[str, int]) -> Cell | None:
@@ -498,32 +450,20 @@ def _cell(raw: str, number: int, begin: int, at: dict[str, int]) -> Cell | None:
         return None
     if _value(raw, at.get("language")) not in (None, "python"):  # format 3
         return None
-    metadata = _value(raw, at.get("metadata"))
-    editor = metadata.get("vscode") if isinstance(metadata, dict) else None
-    if isinstance(editor, dict) and editor.get("languageId", "python") != "python":
-        return None
+    match _value(raw, at.get("metadata")):
+        case {"vscode": {"languageId": language}} if language != "python":
+            return None
     value, end = _decode(raw, start)
     if isinstance(value, str):
         pieces = tuple(_lines_of_string(raw, start + 1, end - 1))
         return Cell(number, value, start, end, pieces, is_list=False, begin=begin)
     if not isinstance(value, list) or not all(isinstance(line, str) for line in value):
         raise ValueError(f"the source of cell {number} is no text")
-    text = "".join(value)
-    pieces = tuple(_strings_of_list(raw, start)) if value == _lines(text) else ()
+    pieces, text = (), "".join(value)
+    if value == _lines(text):
+        decoded = ((at, _decode(raw, at)) for at in _elements(raw, start))
+        pieces = tuple(_Piece(line, at, end) for at, (line, end) in decoded)
     return Cell(number, text, start, end, pieces, is_list=True, begin=begin)
-
-
-def _is_python(metadata: Any) -> bool:
-    """Said by the kernel or by the language; a notebook that says neither is taken for Python."""
-    if not isinstance(metadata, dict):
-        return True
-    kernel, language = metadata.get("kernelspec"), metadata.get("language_info")
-    named = [
-        language.get("name") if isinstance(language, dict) else None,
-        kernel.get("language") if isinstance(kernel, dict) else None,
-    ]
-    said = [name.lower() for name in named if isinstance(name, str) and name]
-    return not said or said[0] in ("python", "ipython")
 
 
 def _lines(text: str) -> list[str]:
@@ -531,23 +471,10 @@ def _lines(text: str) -> list[str]:
 
 
 def _lines_of_string(raw: str, start: int, end: int) -> Iterator[_Piece]:
-    first = start
-    for unit in _UNIT.finditer(raw, start, end):
-        if unit[0] in _NEWLINES:
-            yield _piece(raw, first, unit.end())
-            first = unit.end()
-    if first < end:
-        yield _piece(raw, first, end)
-
-
-def _piece(raw: str, start: int, end: int) -> _Piece:
-    return _Piece(json.loads(f'"{raw[start:end]}"'), start, end)
-
-
-def _strings_of_list(raw: str, start: int) -> Iterator[_Piece]:
-    for at in _elements(raw, start):
-        value, end = _decode(raw, at)
-        yield _Piece(value, at, end)
+    units = _UNIT.finditer(raw, start, end)
+    ends = [unit.end() for unit in units if unit[0] in _NEWLINES]
+    for first, last in itertools.pairwise(dict.fromkeys((start, *ends, end))):
+        yield _Piece(json.loads(f'"{raw[first:last]}"'), first, last)
 
 
 def _value(raw: str, at: int | None) -> Any:

@@ -7,7 +7,6 @@ from typing import Any, Literal, TypeAlias
 
 from jax_dist.checker.model import scopes
 from jax_dist.checker.model.findings import Edit
-from jax_dist.checker.model.scopes import Binding
 from jax_dist.checker.model.semantic_model import PARTIAL, Meaning, Module
 
 PMAP = ("jax.pmap", "jax.api.pmap", "jax._src.api.pmap", "jax.interpreters.pxla.pmap")
@@ -49,6 +48,11 @@ def sites(module: Module) -> list[Site]:
     return list(module.once(_sites))
 
 
+def applications(module: Module) -> list[Site]:
+    """Those of `sites` that map a function."""
+    return [site for site in module.once(_sites) if site.is_application]
+
+
 def _sites(module: Module) -> list[Site]:
     return [_site(module, node) for node in module.uses(*PMAP)]
 
@@ -56,19 +60,16 @@ def _sites(module: Module) -> list[Site]:
 def _site(module: Module, reference: ast.expr) -> Site:
     meaning = module.meaning(reference) or Meaning(PMAP[0])
     node, partials = reference, list(meaning.partials)
-    while True:
-        around = module.parent(node)
-        if not (isinstance(around, ast.Call) and around.args[:1] == [node]):
-            break
+    while isinstance(around := module.parent(node), ast.Call) and around.args[:1] == [node]:
         if module.meaning(around) is None:  # not a partial
             break
         node = around
         partials.append(around)
     arguments, unknown = _bound(partials)
-    around = module.parent(node)
     common = {"arguments": arguments, "unknown": unknown, "partials": tuple(partials)}
-    if isinstance(around, ast.Call) and around.func is node:
-        return _call(module, reference, around, common)
+    call = module.call_of(node)
+    if call is not None:
+        return _call(module, reference, call, common)
     if decorates(around, node):
         form: _Form = "decorator" if node is reference else "partial decorator"
         return Site(form, reference, node, around, **common)
@@ -121,33 +122,30 @@ def _bound(partials: list[ast.Call]) -> tuple[dict[str, ast.expr], str]:
 
 def decorates(around: ast.AST, node: ast.AST) -> bool:
     """Whether an expression is a decorator of a def."""
-    if not isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef):
-        return False
-    return any(each is node for each in around.decorator_list)
+    return isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef) and any(
+        each is node for each in around.decorator_list
+    )
 
 
 def mapped_calls(module: Module, site: Site) -> list[ast.Call]:
     """The calls of the mapped function that this file shows: `pmap(f)(x)`, `x = pmap(f); x(y)`."""
-    around = ((name, module.parent(name)) for name in held_by(module, site))
-    return [call for name, call in around if isinstance(call, ast.Call) and call.func is name]
+    return list(filter(None, map(module.call_of, held_by(module, site))))
 
 
 def held_by(module: Module, site: Site) -> list[ast.expr]:
     """Every expression of this file that is the mapped function: the site itself, and names."""
     known = module.memo(held_by)  # several rules ask
     if site not in known:
-        known[site] = list(_held_by(module, site))
+        known[site] = []
+        if site.form == "call":
+            known[site] = [site.node, *reads_of(module, site.node)]
+        elif site.fun is not None:
+            known[site] = [
+                read
+                for read in module.reads(module.scope(site.fun), site.fun.name)
+                if any(binding.node is site.fun for binding in module.reaching(read) or ())
+            ]
     return known[site]
-
-
-def _held_by(module: Module, site: Site) -> Iterator[ast.expr]:
-    if site.form == "call":
-        yield site.node
-        yield from reads_of(module, site.node)
-    elif site.fun is not None:
-        for read in module.reads(module.scope(site.fun), site.fun.name):
-            if any(binding.node is site.fun for binding in module.reaching(read) or ()):
-                yield read
 
 
 def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:
@@ -160,28 +158,17 @@ def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:
         if isinstance(target, ast.Name):
             for read in module.reads(module.scope(target), target.id):
                 bindings = module.reaching(read)
-                if bindings is None or any(_may_be(each, value) for each in bindings):
+                if bindings is None or any(
+                    each.value is value or each.kind == "other" for each in bindings
+                ):
                     yield read
-        elif isinstance(target, ast.Attribute):
-            yield from _attribute_reads(module, target)
-
-
-def _may_be(binding: Binding, value: ast.expr) -> bool:
-    """Whether a name has the value by this binding; a function or an import is another one."""
-    if binding.kind in ("assign", "def", "class", "import", "parameter"):
-        return binding.value is value
-    return True
-
-
-def _attribute_reads(module: Module, target: ast.Attribute) -> Iterator[ast.expr]:
-    owner = module.class_of(target)
-    if owner is None or not isinstance(target.value, ast.Name):
-        return
-    said = (target.value.id, target.attr)
-    for node in ast.walk(owner):
-        match node:
-            case ast.Attribute(ast.Name(name), attr, ast.Load()) if (name, attr) == said:
-                yield node
+        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+            owner = module.class_of(target)
+            said = (target.value.id, target.attr)
+            for node in ast.walk(owner) if owner is not None else ():
+                match node:
+                    case ast.Attribute(ast.Name(name), attr, ast.Load()) if (name, attr) == said:
+                        yield node
 
 
 _ALIASES = 8  # names for one function, one of the other
@@ -192,27 +179,19 @@ def definition(module: Module, fun: Any) -> scopes.Function | None:
     for _ in range(_ALIASES):
         if isinstance(fun, scopes.Function):
             return fun
-        if isinstance(fun, ast.Attribute):
-            return _method(module, fun)
+        if isinstance(fun, ast.Attribute):  # `self.method`
+            owner = module.class_of(fun)
+            is_self = isinstance(fun.value, ast.Name) and fun.value.id == "self"
+            if owner is None or not is_self or module.attribute_values(fun):
+                return None
+            found: list[Any] = module.scopes.of[owner].bindings.get(fun.attr, [])
+            return found[0].node if [each.kind for each in found] == ["def"] else None
         bindings = module.reaching(fun) if isinstance(fun, ast.Name) else None
         if bindings is None or len(bindings) != 1:
             return None
         is_def = bindings[0].kind == "def"
         fun = bindings[0].node if is_def else bindings[0].value
     return None
-
-
-def _method(module: Module, fun: ast.Attribute) -> scopes.Function | None:
-    """`self.method`."""
-    owner = module.class_of(fun)
-    if owner is None or not isinstance(fun.value, ast.Name) or fun.value.id != "self":
-        return None
-    if module.attribute_values(fun):
-        return None
-    found = module.scopes.of[owner].bindings.get(fun.attr, [])
-    if len(found) != 1 or found[0].kind != "def":
-        return None
-    return found[0].node  # type: ignore[return-value]
 
 
 _JIT = "jax.jit"
@@ -230,10 +209,9 @@ def without(module: Module, site: Site) -> tuple[Edit, ...]:
       would go with it.
     """
     around = module.parent(site.node)
-    if site.form == "call":
-        is_jit = isinstance(around, ast.Call) and around.args == [site.node]
-        return unwrapped(module, around, site.node) if is_jit else ()  # type: ignore[arg-type]
-    if site.is_application and isinstance(around, ast.FunctionDef):
+    if site.form == "call" and isinstance(around, ast.Call) and around.args == [site.node]:
+        return unwrapped(module, around, site.node)
+    if site.form != "call" and site.is_application and isinstance(around, ast.FunctionDef):
         place = around.decorator_list.index(site.node)
         return undecorated(module, around.decorator_list[place - 1]) if place else ()
     return ()
@@ -263,7 +241,7 @@ def undecorated(module: Module, decorator: ast.expr) -> tuple[Edit, ...]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TransformUse:
+class _TransformUse:
     """`t(f, a, k=b)`, `@t`, `@partial(t, k=b)` or `partial(t, k=b)(f)`."""
 
     node: ast.expr  # all of it
@@ -272,31 +250,24 @@ class TransformUse:
     fun: ast.AST | None  # the function, or the decorated def; None: by keyword, or not given
 
 
-def application(module: Module, transform: ast.expr) -> TransformUse | None:
+def application(module: Module, transform: ast.expr) -> _TransformUse | None:
     """How the transform is applied where it stands; None where it is only passed on."""
     around = module.parent(transform)
     if decorates(around, transform):
-        return TransformUse(transform, (), (), around)
+        return _TransformUse(transform, (), (), around)
     if not isinstance(around, ast.Call):
         return None
+    outside = module.parent(around)
     if around.func is transform:
-        outside = module.parent(around)
         if not around.args and decorates(outside, around):
-            return TransformUse(around, (), around.keywords, outside)
+            return _TransformUse(around, (), around.keywords, outside)
         fun = around.args[0] if around.args else None
-        return TransformUse(around, around.args[1:], around.keywords, fun)
-    if around.args[:1] != [transform] or len(around.args) != 1:
+        return _TransformUse(around, around.args[1:], around.keywords, fun)
+    if around.args != [transform] or module.qualified_name(around.func) not in PARTIAL:
         return None
-    if module.qualified_name(around.func) not in PARTIAL:
+    if decorates(outside, around):
+        return _TransformUse(around, (), around.keywords, outside)
+    call = module.call_of(around)
+    if call is None or not call.args:
         return None
-    return _of_partial(module, around)
-
-
-def _of_partial(module: Module, partial: ast.Call) -> TransformUse | None:
-    outside = module.parent(partial)
-    if decorates(outside, partial):
-        return TransformUse(partial, (), partial.keywords, outside)
-    if isinstance(outside, ast.Call) and outside.func is partial and outside.args:
-        keywords = (*partial.keywords, *outside.keywords)
-        return TransformUse(outside, outside.args[1:], keywords, outside.args[0])
-    return None
+    return _TransformUse(call, call.args[1:], (*around.keywords, *call.keywords), call.args[0])

@@ -115,20 +115,17 @@ class Project:
             return None
         for length in range(len(parts) - 1, 0, -1):
             path = self.any_file(".".join(parts[:length]), folder)
-            if path is not None:
-                return self._meaning_in(path, parts[length:])
+            if path is None:
+                continue
+            module = self.opened(path)
+            if module is None:
+                return None
+            first, *rest = parts[length:]
+            found = module.meaning_of_name(module.scopes.module, first)
+            if found is None or not rest:
+                return found
+            return None if found.is_partial else module.canonical(".".join((found.name, *rest)))
         return None
-
-    def _meaning_in(self, path: str, attributes: list[str]) -> Meaning | None:
-        module = self.opened(path)
-        if module is None:
-            return None
-        found = module.meaning_of_name(module.scopes.module, attributes[0])
-        if found is None or len(attributes) == 1:
-            return found
-        if found.is_partial:
-            return None
-        return module.canonical(".".join((found.name, *attributes[1:])))
 
     def file(self, name: str, folder: str) -> str | None:
         """The file of a module, as a file in `folder` would import it."""
@@ -445,20 +442,14 @@ def _imports(code: bytes) -> Iterator[_Import]:
     """Without parsing: a project has many more files than matter."""
     for found in _IMPORT.finditer(code):
         home, names, modules = found.groups()
-        listed = _names(names or modules or b"")
+        text = _COMMENT.sub(b"", names or modules or b"").strip(b"()").replace(b"\\", b" ")
+        parts = filter(None, map(bytes.split, text.split(b",")))
+        listed = [words[0].decode("utf-8", "replace") for words in parts]
         if home is not None:
             name = home.decode().lstrip(".")
             yield len(home) - len(name.encode()), name, tuple(listed)
         else:
             yield from ((0, each, ()) for each in listed)
-
-
-def _names(text: bytes) -> Iterator[str]:
-    text = _COMMENT.sub(b"", text).strip(b"()").replace(b"\\", b" ")
-    for part in text.split(b","):
-        words = part.split()
-        if words:
-            yield words[0].decode("utf-8", "replace")
 
 
 def _read(code: bytes) -> _Facts | None:

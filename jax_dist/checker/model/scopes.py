@@ -329,27 +329,26 @@ def reaching(module: "Module", node: ast.AST, bindings: list[Binding]) -> list[B
     """
     if len(bindings) == 1:
         return bindings
-    around = {id(each) for each in module.ancestors(node)}
+    around = {id(node), *map(id, module.ancestors(node))}
     loops = [each for each in module.ancestors(node) if isinstance(each, ast.For | ast.While)]
     bindings = sorted(bindings, key=lambda each: place(each.node))
     bindings, loops, fresh = _since_target(node, bindings, loops)
+    assigns = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+    # Not one whose value is computed from the read: `x = f(x)`.
+    computing = {id(each) for each in module.ancestors(node) if isinstance(each, assigns)}
     before = [each for each in bindings if place(each.node) < place(node)]
-    before = [each for each in before if not _assigns_from(module, each, around)]
+    before = [each for each in before if id(module.statement(each.node)) not in computing]
     after = [each for each in bindings if each not in before]
     back = [each for each in after if any(_holds(loop, each.node) for loop in loops)]
     for number in range(len(before) - 1, -1, -1):
         statement = module.statement(before[number].node)
-        if id(module.parent(statement)) in around and _same_block(module, statement, node):
+        if id(module.parent(statement)) not in around:
+            continue
+        # Where the read stands later in the very list of statements that holds it.
+        if any(id(each) in around for each in block_of(module, statement) or ()):
             hidden_in_loop = not back or any(_holds(loop, statement) for loop in loops)
             return [*before[number:], *([] if hidden_in_loop else back)]
     return [*fresh, *before, *back] or bindings
-
-
-def _assigns_from(module: "Module", binding: Binding, around: set[int]) -> bool:
-    """Whether the binding's value is computed from the read: `x = f(x)`."""
-    statement = module.statement(binding.node)
-    assigns = isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign)
-    return assigns and id(statement) in around
 
 
 def _since_target(
@@ -384,12 +383,3 @@ def block_of(module: "Module", statement: ast.stmt) -> list[ast.stmt] | None:
         if isinstance(block, list) and any(each is statement for each in block):
             return block
     return None
-
-
-def _same_block(module: "Module", statement: ast.stmt, node: ast.AST) -> bool:
-    """Whether `node` stands later in the very list of statements that holds `statement`."""
-    block = block_of(module, statement)
-    if block is None:
-        return False
-    around = {id(node), *map(id, module.ancestors(node))}
-    return any(id(each) in around for each in block)

@@ -124,6 +124,11 @@ class Module:
         """Whether a node is of this file; meanings may bring in those of others."""
         return node is self.tree or node in self.scopes.parents
 
+    def call_of(self, node: ast.AST) -> ast.Call | None:
+        """The call `node(...)`, where what is called is the node itself."""
+        call = self.parent(node)
+        return call if isinstance(call, ast.Call) and call.func is node else None
+
     def statement(self, node: ast.AST) -> ast.stmt:
         """The innermost statement that holds the node."""
         while not isinstance(node, ast.stmt):
@@ -149,10 +154,7 @@ class Module:
 
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
         """The innermost class around the node."""
-        for around in self.ancestors(node):
-            if isinstance(around, ast.ClassDef):
-                return around
-        return None
+        return next((each for each in self.ancestors(node) if isinstance(each, ast.ClassDef)), None)
 
     # --- meaning
 
@@ -199,21 +201,20 @@ class Module:
     def _agreed(self, scope: NameScope, bindings: list[Binding]) -> Meaning | None:
         meanings: list[Meaning] = []
         for binding in bindings:
-            if _is_none(binding):  # `except ImportError: jax = None`
-                continue
+            meaning = None
+            match binding.value:
+                case ast.Constant(value=None):  # `except ImportError: jax = None`
+                    continue
+                case ast.Name() | ast.Attribute() | ast.Call() if binding.kind == "assign":
+                    meaning = self.meaning(binding.value)
             if binding.kind == "import":
                 meaning = self.canonical(self.absolute(binding.target))
-            elif binding.kind == "assign" and isinstance(binding.value, _ALIASES):
-                meaning = self.meaning(binding.value)
             elif binding.kind in ("def", "class") and scope.node is self.tree and self.name:
                 meaning = Meaning(f"{self.name}.{binding.node.name}")  # type: ignore[attr-defined]
-            else:
-                return None
-            if meaning is None:
+            if meaning is None or (meanings and meaning != meanings[0]):
                 return None
             meanings.append(meaning)
-        agree = all(each == meanings[0] for each in meanings)
-        return meanings[0] if meanings and agree else None
+        return meanings[0] if meanings else None
 
     def absolute(self, target: str) -> str:
         """`"..utils.f"` as seen from this file, with the package in the place of the dots."""
@@ -249,22 +250,15 @@ class Module:
         return self._meanings[key]
 
     def _meaning_of_partial(self, node: ast.Call) -> Meaning | None:
-        if not node.args or isinstance(node.args[0], ast.Starred):
+        if not isinstance(node.func, ast.Name | ast.Attribute) or not node.args:
             return None
-        if not isinstance(node.func, ast.Name | ast.Attribute):
-            return None
-        if self.qualified_name(node.func) not in PARTIAL:
+        if isinstance(node.args[0], ast.Starred) or self.qualified_name(node.func) not in PARTIAL:
             return None
         inner = self.meaning(node.args[0])
         if inner is None:
             return None
-        return Meaning(
-            inner.name,
-            (*inner.args, *node.args[1:]),
-            (*inner.keywords, *node.keywords),
-            (*inner.partials, node),
-            inner.home or self,
-        )
+        args, keywords = (*inner.args, *node.args[1:]), (*inner.keywords, *node.keywords)
+        return Meaning(inner.name, args, keywords, (*inner.partials, node), inner.home or self)
 
     def name_for(self, name: str, at: ast.AST) -> tuple[str, tuple[str, ...]]:
         """How to write `name` at a place of this file, and the imports that this needs.
@@ -303,12 +297,8 @@ class Module:
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Every call of what means one of `names`, in order; not through partials."""
-        found: list[ast.Call] = []
-        for node in self.uses(*names):
-            call = self.parent(node)
-            if isinstance(call, ast.Call) and call.func is node and self.qualified_name(node):
-                found.append(call)
-        return found
+        calls = map(self.call_of, self.uses(*names))
+        return [call for call in calls if call is not None and self.qualified_name(call.func)]
 
     def imports(self) -> Iterator[tuple[NameScope, str, Binding]]:
         """`(scope, name, binding)` of every import; `binding.target` is what it means."""
@@ -378,6 +368,11 @@ class Module:
             return None
         return [binding.value for binding in bindings if binding.value is not None]
 
+    def value(self, node: ast.expr) -> ast.expr | None:
+        """The only one of `values`; None where there are several, or not all are known."""
+        values = self.values(node)
+        return values[0] if values and len(values) == 1 else None
+
     def reaching(self, node: ast.Name) -> list[Binding] | None:
         """The bindings that may hold where this name is read; None: this file has none."""
         scope = self.scope(node)
@@ -387,18 +382,14 @@ class Module:
         home, bindings = found
         if home is scope or home.node is self.scope_function(scope):
             return scopes.reaching(self, node, bindings)
-        return scopes.reaching_inside(self, self._inner(node, home), bindings)
-
-    def _inner(self, node: ast.AST, home: NameScope) -> ast.AST:
-        """The function, lambda or class of `home`'s own level that holds the node."""
-        inner = node
+        inner: ast.AST = node  # the function, lambda or class of `home`'s own level around it
         for around in self.ancestors(node):
             scope = self.scopes.of.get(around)
             if scope is home:
                 break
             if scope is not None:
                 inner = around
-        return inner
+        return scopes.reaching_inside(self, inner, bindings)
 
     def scope_function(self, scope: NameScope) -> ast.AST:
         """The function or module around a comprehension."""
@@ -408,10 +399,6 @@ class Module:
 
 
 _ALIASES = (ast.Name, ast.Attribute, ast.Call)
-
-
-def _is_none(binding: Binding) -> bool:
-    return isinstance(binding.value, ast.Constant) and binding.value.value is None
 
 
 def _is_inside(below: ast.AST, child: ast.AST, around: Any) -> bool:
@@ -450,9 +437,8 @@ def of_kind(
     """
     if pattern.search(module.source.python) is None:
         return []
-    if isinstance(kinds, tuple):
-        return [node for node in module.scopes.nodes if node.__class__ in kinds]
-    return [node for node in module.scopes.nodes if node.__class__ is kinds]
+    classes = kinds if isinstance(kinds, tuple) else (kinds,)
+    return [node for node in module.scopes.nodes if node.__class__ in classes]
 
 
 class _Uses:

@@ -163,7 +163,8 @@ class Patterns:
         """Whether a pattern with a slash matches the path or a folder above it."""
         if self._of_places is None:
             return False
-        return any(self._of_places.match(place) for place in _and_above(self._seen(path)))
+        places = itertools.accumulate(self._seen(path).split("/"), "{}/{}".format)
+        return any(map(self._of_places.match, places))
 
     def match(self, path: str) -> bool:
         """Whether any pattern matches the path, a name in it, or a folder above it."""
@@ -197,12 +198,6 @@ def _any_of(globs: Sequence[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(fnmatch.translate, globs))) if globs else None
 
 
-def _and_above(place: str) -> list[str]:
-    """`a/b/c.py` gives itself, `a/b` and `a`."""
-    parts = place.split("/")
-    return ["/".join(parts[:count]) for count in range(len(parts), 0, -1)]
-
-
 _NOT_OURS = """
 .eggs .git .hg .ipynb_checkpoints .jax_dist_cache .mypy_cache .nox .pytest_cache .ruff_cache .svn
 .tox .venv __pycache__ __pypackages__ build dist node_modules site-packages venv
@@ -227,7 +222,13 @@ def find_files(paths: Sequence[str], exclude: Patterns) -> FoundFiles:
     """
     missing = [path for path in paths if not os.path.exists(path)]
     if missing:
-        raise MisuseError(_missing(missing))
+        here = os.getcwd()
+        raise MisuseError(
+            "\n".join(
+                f"there is no file or folder {path}, seen from {here}. {_near(path)}"
+                for path in missing
+            )
+        )
     named = [path for path in paths if not os.path.isdir(path)]
     walk = _Walk(exclude)
     for path in paths:
@@ -286,13 +287,6 @@ def _plain(path: str) -> str:
     start = os.sep if rest.startswith(("/", os.sep)) else ""
     parts = [part for part in rest.replace(os.sep, "/").split("/") if part not in ("", ".")]
     return drive + start + os.sep.join(parts) or "."
-
-
-def _missing(paths: Sequence[str]) -> str:
-    here = os.getcwd()
-    return "\n".join(
-        f"there is no file or folder {path}, seen from {here}. {_near(path)}" for path in paths
-    )
 
 
 def _near(path: str) -> str:

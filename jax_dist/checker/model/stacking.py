@@ -36,7 +36,7 @@ class Kind(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Stacking:
+class _Stacking:
     """One expression that changes that dimension."""
 
     kind: Kind
@@ -44,7 +44,7 @@ class Stacking:
     count: ast.expr | None = None  # the number of devices, where it is written
 
 
-def stacking(module: Module, node: ast.expr) -> Stacking | None:
+def stacking(module: Module, node: ast.expr) -> _Stacking | None:
     """What an expression does to the dimension over devices; None: nothing that is known.
 
     Taking the first element is not told here: without its origin, `x[0]` may mean anything.
@@ -58,7 +58,7 @@ def stacking(module: Module, node: ast.expr) -> Stacking | None:
         return None
     root, _, last = name.rpartition(".")
     if name in _DIRECT:
-        return Stacking(_DIRECT[name], node.args[0])
+        return _Stacking(_DIRECT[name], node.args[0])
     if name == "jax.device_put_sharded":
         return _from_shards(module, node)
     if name in TREE_MAPS:
@@ -91,14 +91,12 @@ def returned(function: scopes.Function) -> ast.expr | None:
     """What a function returns, where that is its one statement."""
     if isinstance(function, ast.Lambda):
         return function.body
-    body = [each for each in function.body if not _is_docstring(each)]
-    if len(body) == 1 and isinstance(body[0], ast.Return):
-        return body[0].value
+    body = [each for each in function.body if not isinstance(each, ast.Expr)]
+    constants = [each.value for each in function.body if isinstance(each, ast.Expr)]
+    match body:
+        case [ast.Return(value=value)] if all(isinstance(each, ast.Constant) for each in constants):
+            return value
     return None
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _takes_first(node: ast.expr | None, name: str) -> bool:
@@ -117,12 +115,12 @@ def _takes_first(node: ast.expr | None, name: str) -> bool:
 
 def first_of_leaves(module: Module, node: ast.expr) -> ast.expr | None:
     """`tree` of `tree_map(lambda x: x[0], tree)`; None for anything else."""
-    if not (isinstance(node, ast.Call) and len(node.args) == 2 and not node.keywords):
-        return None
-    if module.qualified_name(node.func) not in TREE_MAPS:
-        return None
-    parameter, made = _of_leaf(module, node.args[0])
-    return node.args[1] if parameter and _takes_first(made, parameter) else None
+    match node:
+        case ast.Call(func=mapping, args=[function, tree], keywords=[]):
+            if module.qualified_name(mapping) in TREE_MAPS:
+                parameter, made = _of_leaf(module, function)
+                return tree if parameter and _takes_first(made, parameter) else None
+    return None
 
 
 def _of_leaf(module: Module, fun: ast.expr) -> tuple[str | None, ast.expr | None]:
@@ -151,40 +149,40 @@ def firsts_in_leaves(module: Module, call: ast.AST, tree: ast.expr) -> list[ast.
     return found
 
 
-def _tree_map(module: Module, call: ast.Call) -> Stacking | None:
+def _tree_map(module: Module, call: ast.Call) -> _Stacking | None:
     """What is done to each leaf is done to the tree."""
     if len(call.args) != 2:
         return None
     function, tree = call.args
-    if isinstance(function, ast.Name | ast.Attribute):
-        direct = _DIRECT.get(module.qualified_name(function) or "")
-        if direct is not None:
-            return Stacking(direct, tree)
+    named = isinstance(function, ast.Name | ast.Attribute)
+    direct = _DIRECT.get(module.qualified_name(function) or "") if named else None
+    if direct is not None:
+        return _Stacking(direct, tree)
     parameter, made = _of_leaf(module, function)
     done = stacking(module, made) if parameter and made else None
     if done is None or not (isinstance(done.of, ast.Name) and done.of.id == parameter):
         return None
-    return Stacking(done.kind, tree, done.count)
+    return _Stacking(done.kind, tree, done.count)
 
 
-def _split(module: Module, call: ast.Call) -> Stacking | None:
+def _split(module: Module, call: ast.Call) -> _Stacking | None:
     """`split(key, n)`; `num=` may be a keyword, and a tuple of one number."""
-    numbers = [*call.args[1:2], *(each.value for each in call.keywords if each.arg == "num")]
-    if len(numbers) != 1:
-        return None
-    count = _only(numbers[0])
-    return Stacking(Kind.KEYS, call.args[0], count) if counts_devices(module, count) else None
+    match [*call.args[1:2], *(each.value for each in call.keywords if each.arg == "num")]:
+        case [ast.Tuple(elts=[count]) | ast.List(elts=[count])] | [count]:
+            return _counted(module, Kind.KEYS, call.args[0], count)
+    return None
 
 
-def _only(node: ast.expr) -> ast.expr:
-    is_single = isinstance(node, ast.Tuple | ast.List) and len(node.elts) == 1
-    return node.elts[0] if is_single else node  # type: ignore[attr-defined]
+def _counted(module: Module, kind: Kind, of: ast.expr, count: ast.expr | None) -> _Stacking | None:
+    """The stacking, where the count is the number of devices."""
+    is_of_devices = count is not None and counts_devices(module, count)
+    return _Stacking(kind, of, count) if is_of_devices else None
 
 
-def _stack(module: Module, call: ast.Call) -> Stacking | None:
+def _stack(module: Module, call: ast.Call) -> _Stacking | None:
     """`stack([x] * n)`, `stack([x for _ in range(n)])`."""
     copied = _copies(module, call.args[0])
-    return None if copied is None else Stacking(Kind.REPLICATED, *copied)
+    return None if copied is None else _Stacking(Kind.REPLICATED, *copied)
 
 
 def _copies(module: Module, node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
@@ -210,35 +208,32 @@ def _copies(module: Module, node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
     return (one, count) if counts_devices(module, count) else None
 
 
-def _from_shards(module: Module, call: ast.Call) -> Stacking | None:
+def _from_shards(module: Module, call: ast.Call) -> _Stacking | None:
     shards: Any = call.args[0]
     copied = _copies(module, shards)
     if copied is not None:
-        return Stacking(Kind.REPLICATED, *copied)
+        return _Stacking(Kind.REPLICATED, *copied)
     if isinstance(shards, ast.Call) and len(shards.args) == 1:  # list(split(key, n))
         shards = shards.args[0]
     inner = stacking(module, shards)
     if inner is not None and inner.kind is Kind.KEYS:
         return inner
-    return Stacking(Kind.SPLIT, call.args[0])
+    return _Stacking(Kind.SPLIT, call.args[0])
 
 
-def _broadcast_to(module: Module, call: ast.Call) -> Stacking | None:
+def _broadcast_to(module: Module, call: ast.Call) -> _Stacking | None:
     """`broadcast_to(x, (n, *x.shape))`, `broadcast_to(x, (n,) + x.shape)`."""
     shape = [*call.args[1:2], *(each.value for each in call.keywords if each.arg == "shape")]
     count = _first(shape[0]) if shape else None
-    if count is None or not counts_devices(module, count):
-        return None
-    return Stacking(Kind.REPLICATED, _without_new_axis(call.args[0]), count)
+    return _counted(module, Kind.REPLICATED, _without_new_axis(call.args[0]), count)
 
 
-def _repeat(module: Module, call: ast.Call) -> Stacking | None:
+def _repeat(module: Module, call: ast.Call) -> _Stacking | None:
     """`repeat(x[None], n, axis=0)`, `tile(x[None], (n, 1))`."""
     inner = _without_new_axis(call.args[0])
     if inner is call.args[0] or len(call.args) < 2:
         return None
-    count = _first(call.args[1]) or call.args[1]
-    return Stacking(Kind.REPLICATED, inner, count) if counts_devices(module, count) else None
+    return _counted(module, Kind.REPLICATED, inner, _first(call.args[1]) or call.args[1])
 
 
 def _without_new_axis(node: ast.expr) -> ast.expr:
@@ -260,12 +255,12 @@ def _without_new_axis(node: ast.expr) -> ast.expr:
     return node
 
 
-def _reshape(module: Module, call: ast.Call) -> Stacking | None:
+def _reshape(module: Module, call: ast.Call) -> _Stacking | None:
     """`jnp.reshape(x, (n, -1))`."""
     return _as_batch(module, call.args[0], _first(call.args[1])) if len(call.args) == 2 else None
 
 
-def _reshape_method(module: Module, call: ast.Call) -> Stacking | None:
+def _reshape_method(module: Module, call: ast.Call) -> _Stacking | None:
     """`x.reshape((n, -1))`, `x.reshape(n, -1)`."""
     match call:
         case ast.Call(func=ast.Attribute(value=array, attr="reshape"), args=[shape]):
@@ -275,18 +270,14 @@ def _reshape_method(module: Module, call: ast.Call) -> Stacking | None:
     return None
 
 
-def _as_batch(module: Module, array: ast.expr, count: ast.expr | None) -> Stacking | None:
-    if count is None or not counts_devices(module, count) or _of_devices(module, array):
-        return None
-    return Stacking(Kind.SPLIT, array, count)
-
-
-def _of_devices(module: Module, array: ast.expr) -> bool:
-    """Whether it is devices that are put into a shape, for a mesh."""
+def _as_batch(module: Module, array: ast.expr, count: ast.expr | None) -> _Stacking | None:
+    done = _counted(module, Kind.SPLIT, array, count)
     names = [each for each in ast.walk(array) if isinstance(each, ast.Name | ast.Attribute)]
-    return any(module.qualified_name(each) in _LISTS for each in names) or any(
-        lists_devices(module, each) for each in names
+    # Devices are put into a shape for a mesh.
+    is_mesh = done is not None and any(
+        module.qualified_name(each) in _LISTS or lists_devices(module, each) for each in names
     )
+    return None if is_mesh else done
 
 
 def _first(shape: ast.expr) -> ast.expr | None:

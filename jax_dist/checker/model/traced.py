@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 from jax_dist.checker.model import functions, pmaps, scopes
@@ -11,13 +11,16 @@ from jax_dist.checker.model.semantic_model import PARTIAL, Module
 
 _By: TypeAlias = Literal["pmap", "shard_map", "jit", "jax_dist.pmap"]
 
-_SHARD_MAP = (
-    "jax.shard_map",
-    "jax.smap",
-    "jax.experimental.shard_map.shard_map",
-    "jax.sharding.shard_map",
-)
-_JIT = ("jax.jit", "jax.experimental.pjit.pjit", "jax.pjit")
+_NAMES: dict[_By, tuple[str, ...]] = {
+    "shard_map": (
+        "jax.shard_map",
+        "jax.smap",
+        "jax.experimental.shard_map.shard_map",
+        "jax.sharding.shard_map",
+    ),
+    "jit": ("jax.jit", "jax.experimental.pjit.pjit", "jax.pjit"),
+    "jax_dist.pmap": ("jax_dist.pmap",),
+}
 
 # Rules on traced functions look at files that say one of these: half of all files say `jit`.
 TRIGGERS = (b"*pmap*", b"*shard_map*")
@@ -53,56 +56,53 @@ def traced(module: Module) -> list[_Traced]:
 
 def _traced(module: Module) -> list[_Traced]:
     found: list[_Traced] = []
-    for site in pmaps.sites(module):
-        function = functions.mapped_function(module, site) if site.is_application else None
+    for site in pmaps.applications(module):
+        function = functions.mapped_function(module, site)
         if function is not None:
             found.append(_Traced("pmap", site.node, function))
-    ours = _applied(module, "jax_dist.pmap", ("jax_dist.pmap",))
-    for each in (*applications(module, "shard_map"), *applications(module, "jit"), *ours):
-        function = functions.innermost(module, each.fun)
-        if function is not None:
-            found.append(_Traced(each.by, each.node, function))
+    for by in _NAMES:
+        found += (_Traced(by, each.node, function) for each, function in bodies(module, by))
     return sorted(found, key=lambda each: scopes.place(each.node))
 
 
-def applications(module: Module, by: Literal["shard_map", "jit"]) -> Iterator[Application]:
-    """Calls and decorators, through `partial` too, of shard_map or jit."""
-    return _applied(module, by, _SHARD_MAP if by == "shard_map" else _JIT)
+def bodies(module: Module, by: _By) -> Iterator[tuple[Application, scopes.Function]]:
+    """The `applications` whose function the file shows, with that."""
+    for each in applications(module, by):
+        function = functions.innermost(module, each.fun)
+        if function is not None:
+            yield each, function
 
 
-def applied(module: Module, names: Iterable[str]) -> Iterator[Application]:
-    """Calls and decorators, through `partial` too, of any function that takes one first."""
-    return _applied(module, "jit", names)
+def applications(module: Module, by: _By, names: Iterable[str] = ()) -> Iterator[Application]:
+    """Calls and decorators, through `partial` too, of a function that takes one first.
 
-
-def _applied(module: Module, by: _By, names: Iterable[str]) -> Iterator[Application]:
-    for node in module.uses(*names):
-        around: Any = module.parent(node)
+    Args:
+      module: the file.
+      by: what the function is.
+      names: of others that are applied like it, in its place.
+    """
+    for node in module.uses(*(names or _NAMES[by])):
+        around = module.parent(node)
         if pmaps.decorates(around, node):
             yield Application(by, node, around, {})
-        elif isinstance(around, ast.Call) and around.func is node:
-            yield from _of_call(module, by, around, around.args)
-        elif _is_partial(module, around) and around.args[:1] == [node]:
-            yield from _of_call(module, by, around, around.args[1:])
-
-
-def _of_call(
-    module: Module, by: _By, call: ast.Call, arguments: list[ast.expr]
-) -> Iterator[Application]:
-    keywords = {each.arg: each.value for each in call.keywords if each.arg is not None}
-    is_known = len(keywords) == len(call.keywords)
-    around = module.parent(call)
-    fun = arguments[0] if arguments else keywords.get("f") or keywords.get("fun")
-    if fun is not None:
-        yield Application(by, call, fun, keywords, is_known)
-    elif pmaps.decorates(around, call):
-        yield Application(by, call, around, keywords, is_known)
-    elif isinstance(around, ast.Call) and around.func is call and around.args:
-        yield Application(by, call, around.args[0], keywords, is_known)
-
-
-def _is_partial(module: Module, node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and module.qualified_name(node.func) in PARTIAL
+        if not isinstance(around, ast.Call):
+            continue
+        arguments = around.args
+        if around.func is not node:
+            if around.args[:1] != [node] or module.qualified_name(around.func) not in PARTIAL:
+                continue
+            arguments = around.args[1:]
+        keywords = {each.arg: each.value for each in around.keywords if each.arg is not None}
+        is_known = len(keywords) == len(around.keywords)
+        fun: Any = arguments[0] if arguments else keywords.get("f") or keywords.get("fun")
+        if fun is None:
+            outside, call = module.parent(around), module.call_of(around)
+            if pmaps.decorates(outside, around):
+                fun = outside
+            elif call is not None and call.args:
+                fun = call.args[0]
+        if fun is not None:
+            yield Application(by, around, fun, keywords, is_known)
 
 
 def is_inside(module: Module, node: ast.AST, function: scopes.Function) -> bool:
@@ -119,10 +119,7 @@ def calls_of_builtins(module: Module, names: Iterable[str]) -> Iterator[ast.Call
         if name in scope.loads and scope.lookup(name) is None
         for load in scope.loads[name]
     ]
-    for load in sorted(loads, key=scopes.place):
-        call = module.parent(load)
-        if isinstance(call, ast.Call) and call.func is load:
-            yield call
+    return filter(None, map(module.call_of, sorted(loads, key=scopes.place)))
 
 
 # By name: which positional arguments are traced.
@@ -165,11 +162,14 @@ def decorators(module: Module, function: ast.AST) -> Iterator[tuple[str, ast.exp
 
 def around(module: Module, node: ast.AST) -> str | None:
     """What traces the code at a place; None where this file does not show it."""
+    below = {node}
     for each in module.ancestors(node):
-        if isinstance(each, scopes.Function):
+        # Not in its decorators, defaults and annotations, which run outside.
+        if isinstance(each, scopes.Function) and not below.isdisjoint(functions.body_of(each)):
             found = _tracing(module, each)
-            if found is not None and not _is_outside(module, node, each):
+            if found is not None:
                 return found
+        below.add(each)
     return None
 
 
@@ -182,21 +182,14 @@ def _tracing(module: Module, function: scopes.Function) -> str | None:
     return found[function]
 
 
-def _reads(module: Module, function: scopes.Function) -> list[ast.expr]:
+def _reads(module: Module, function: scopes.Function) -> Sequence[ast.expr]:
     if isinstance(function, ast.Lambda):
         return [function]
     owner = module.parent(function)
     if isinstance(owner, ast.ClassDef):
         if f"self.{function.name}".encode() not in module.source.python:
             return []  # most methods; looking for attributes walks over all classes
-        return list(module.once(functions.self_reads)[owner].get(function.name, []))
+        return functions.self_attributes(module, owner, function.name, ast.Load)
     scope = module.scope(function)
-    if len(scope.bindings.get(function.name, ())) != 1:
-        return []
-    return list(module.reads(scope, function.name))
-
-
-def _is_outside(module: Module, node: ast.AST, function: scopes.Function) -> bool:
-    """Whether the node is a decorator, default or annotation of the function: not in its body."""
-    chain = {id(node), *map(id, module.ancestors(node))}
-    return not any(id(each) in chain for each in functions.body_of(function))
+    is_one = len(scope.bindings.get(function.name, ())) == 1
+    return module.reads(scope, function.name) if is_one else []

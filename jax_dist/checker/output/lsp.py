@@ -5,7 +5,7 @@ Needs pygls, the extra `jax-dist[lsp]`; nothing else imports this module.
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from lsprotocol import types
@@ -58,18 +58,24 @@ class _Translator:
     def diagnostic(self, finding: Finding) -> types.Diagnostic:
         """A finding."""
         link = _CONTEXT.link(finding.code)
-        start, end = finding.span
-        place = (
-            types.Range(self._place(start), self._place(end)) if start < end else _point(finding)
-        )
+        start, end = map(self._place, finding.span)
+        if finding.span[0] == finding.span[1]:  # where a parser stopped: its line from there on
+            line = finding.start.line - 1
+            start = types.Position(line, finding.start.column - 1)
+            end = types.Position(line, max(len(finding.line_text), start.character))
+        tags: list[types.DiagnosticTag] = []
+        if finding.code == _codes.UNUSED_SUPPRESSION:
+            tags = [types.DiagnosticTag.Unnecessary]
+        elif finding.code == _PMAP or finding.code.startswith("JXD1"):  # what jax has removed
+            tags = [types.DiagnosticTag.Deprecated]
         return types.Diagnostic(
-            range=place,
+            range=types.Range(start, end),
             message=finding.message,
             severity=_SEVERITIES[_CONTEXT.severity(finding.code)],
             code=finding.code,
             code_description=types.CodeDescription(href=link) if link else None,
             source="jax-dist",
-            tags=_tags(finding.code) or None,
+            tags=tags or None,
         )
 
     def hover(self, place: types.Position, uri: str, findings: Sequence[Finding]) -> str:
@@ -102,35 +108,30 @@ class _Translator:
             here = [finding for finding in findings if self.document(finding.start) == uri]
             met = [finding for finding in here if _meet(self.diagnostic(finding), params.range)]
             for finding in met:
-                actions += self._fixes(finding, findings, module)
-                if migrated and finding.code == _PMAP:
-                    actions += self._migration(finding, migrated)
-            actions += [self._ignoring(finding) for finding in met]
+                edits = fixer.repair(finding, findings, module)
+                if edits and finding.fix:
+                    safe = finding.fix.safety is Safety.SAFE
+                    title = f"{finding.fix.title}{'' if safe else ' (unsafe)'}"
+                    actions.append(self._quick_fix(finding, title, edits, is_preferred=safe))
+                # The cells of a notebook are migrated together, by the command.
+                if migrated and finding.code == _PMAP and not isinstance(self.source, Notebook):
+                    code = migrated(self.source, finding.start.line)
+                    if code is not None:
+                        edits = fixer.between(self.source.code, code)
+                        title = "migrate this pmap to jax_dist"
+                        actions.append(self._quick_fix(finding, title, edits))
+            for finding in met:
+                code = suppressions.with_noqa(self.source, [finding])
+                edits = fixer.between(self.source.code, code)
+                actions.append(self._quick_fix(finding, "switch it off on this line", edits))
         if _asked(params, _FIX_ALL):
-            actions += self._fix_all(findings, module)
+            fixes = [finding.fix for finding in findings if finding.fix]
+            edits = fixer.changes([fix for fix in fixes if fix.safety is Safety.SAFE], module)
+            if edits:
+                title = "jax-dist: make all safe fixes"
+                change = self._change(edits)
+                actions.append(types.CodeAction(title=title, kind=_FIX_ALL, edit=change))
         return actions
-
-    def _fixes(
-        self, finding: Finding, findings: Sequence[Finding], module: semantic_model.Module
-    ) -> Iterator[types.CodeAction]:
-        edits = fixer.repair(finding, findings, module)
-        if edits and finding.fix:
-            safe = finding.fix.safety is Safety.SAFE
-            title = f"{finding.fix.title}{'' if safe else ' (unsafe)'}"
-            yield self._quick_fix(finding, title, edits, is_preferred=safe)
-
-    def _migration(self, finding: Finding, migrated: _Migrated) -> Iterator[types.CodeAction]:
-        if isinstance(self.source, Notebook):
-            return  # its cells are migrated together, by the command
-        code = migrated(self.source, finding.start.line)
-        if code is not None:
-            edits = fixer.between(self.source.code, code)
-            yield self._quick_fix(finding, "migrate this pmap to jax_dist", edits)
-
-    def _ignoring(self, finding: Finding) -> types.CodeAction:
-        code = suppressions.with_noqa(self.source, [finding])
-        edits = fixer.between(self.source.code, code)
-        return self._quick_fix(finding, "switch it off on this line", edits)
 
     def _quick_fix(
         self,
@@ -148,16 +149,6 @@ class _Translator:
             edit=self._change(edits),
         )
 
-    def _fix_all(
-        self, findings: Sequence[Finding], module: semantic_model.Module
-    ) -> Iterator[types.CodeAction]:
-        fixes = [finding.fix for finding in findings if finding.fix]
-        edits = fixer.changes([fix for fix in fixes if fix.safety is Safety.SAFE], module)
-        if edits:
-            yield types.CodeAction(
-                title="jax-dist: make all safe fixes", kind=_FIX_ALL, edit=self._change(edits)
-            )
-
     def _change(self, edits: Iterable[Edit]) -> types.WorkspaceEdit:
         changes: dict[str, list[types.TextEdit]] = {}
         for edit in edits:
@@ -172,30 +163,14 @@ class _Translator:
     def _place(self, offset: int) -> types.Position:
         position = self.source.position(offset)
         before = self.source.line_text(offset)[: position.column - 1]
-        return types.Position(position.line - 1, self._units(before))
-
-    def _units(self, text: str) -> int:
         match self.encoding:
             case "utf-8":
-                return len(text.encode("utf-8", "surrogatepass"))
+                units = len(before.encode("utf-8", "surrogatepass"))
             case "utf-32":
-                return len(text)
+                units = len(before)
             case _:
-                return len(text.encode("utf-16-le", "surrogatepass")) // 2
-
-
-def _point(finding: Finding) -> types.Range:
-    """Of a finding without bytes, such as where a parser stopped: its line from there on."""
-    line = finding.start.line - 1
-    start = types.Position(line, finding.start.column - 1)
-    return types.Range(start, types.Position(line, max(len(finding.line_text), start.character)))
-
-
-def _tags(code: str) -> list[types.DiagnosticTag]:
-    if code == _codes.UNUSED_SUPPRESSION:
-        return [types.DiagnosticTag.Unnecessary]
-    gone = code == _codes.PMAP_CALL or code.startswith("JXD1")  # pmap, and what jax has removed
-    return [types.DiagnosticTag.Deprecated] if gone else []
+                units = len(before.encode("utf-16-le", "surrogatepass")) // 2
+        return types.Position(position.line - 1, units)
 
 
 def _asked(params: types.CodeActionParams, kind: str) -> bool:
@@ -263,7 +238,12 @@ class _Server(LanguageServer):
         """As `check`, for a notebook."""
         notebook = self.workspace.notebook_documents[uri]
         self._examiners.clear()
-        self._check(uri, self._notebook(notebook))
+        cells = [
+            Cell(number, self.workspace.get_text_document(cell.document).source)
+            for number, cell in enumerate(notebook.cells, start=1)
+            if cell.kind == types.NotebookCellKind.Code
+        ]
+        self._check(uri, joined(_path(notebook.uri), cells))
 
     def forget(self, uri: str) -> None:
         """A closed document has no findings."""
@@ -296,14 +276,6 @@ class _Server(LanguageServer):
         for cell, diagnostics in found.items():
             self._publish(cell, diagnostics)
 
-    def _notebook(self, notebook: types.NotebookDocument) -> Notebook:
-        cells = [
-            Cell(number, self.workspace.get_text_document(cell.document).source)
-            for number, cell in enumerate(notebook.cells, start=1)
-            if cell.kind == types.NotebookCellKind.Code
-        ]
-        return joined(_path(notebook.uri), cells)
-
     def _examiner(self, path: str) -> Examiner:
         folder = os.path.dirname(path)
         if folder not in self._examiners:
@@ -315,13 +287,10 @@ class _Server(LanguageServer):
                 ignores = settings.ignores(linter.PAGES)
                 self._examiners[folder] = Examiner(on, project, settings.target_jax, ignores)
             except _usage.MisuseError as error:
-                self._say(str(error))
+                kind, text = types.MessageType.Error, f"jax-dist: {error}"
+                self.window_show_message(types.ShowMessageParams(type=kind, message=text))
                 self._examiners[folder] = Examiner(linter.DEFAULT, Project([path]))
         return self._examiners[folder]
-
-    def _say(self, text: str) -> None:
-        kind = types.MessageType.Error
-        self.window_show_message(types.ShowMessageParams(type=kind, message=f"jax-dist: {text}"))
 
     def _publish(self, uri: str, diagnostics: list[types.Diagnostic]) -> None:
         params = types.PublishDiagnosticsParams(uri=uri, diagnostics=diagnostics)
@@ -376,24 +345,21 @@ def create(migrated: _Migrated) -> _Server:
     def leave(params: None) -> None:
         server.exit_code = 0 if server.was_shut_down else 1
 
-    _listen_to_notebooks(server)
-    return server
-
-
-def _listen_to_notebooks(server: _Server) -> None:
     @server.feature(types.NOTEBOOK_DOCUMENT_DID_OPEN)
-    def opened(params: types.DidOpenNotebookDocumentParams) -> None:
+    def notebook_opened(params: types.DidOpenNotebookDocumentParams) -> None:
         server.check_notebook(params.notebook_document.uri)
 
     @server.feature(types.NOTEBOOK_DOCUMENT_DID_CHANGE)
-    def changed(params: types.DidChangeNotebookDocumentParams) -> None:
+    def notebook_changed(params: types.DidChangeNotebookDocumentParams) -> None:
         server.check_notebook(params.notebook_document.uri)
 
     @server.feature(types.NOTEBOOK_DOCUMENT_DID_CLOSE)
-    def closed(params: types.DidCloseNotebookDocumentParams) -> None:
+    def notebook_closed(params: types.DidCloseNotebookDocumentParams) -> None:
         server.checked.pop(params.notebook_document.uri, None)
         for cell in params.cell_text_documents:
             server.forget(cell.uri)
+
+    return server
 
 
 def _path(uri: str) -> str:

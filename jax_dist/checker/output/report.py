@@ -56,7 +56,7 @@ class RenderContext:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PlacedEdit:
+class _PlacedEdit:
     """An edit, at places that people and editors understand."""
 
     start: Position
@@ -64,12 +64,12 @@ class PlacedEdit:
     text: str
 
 
-def placed(edits: Iterable[Edit], source: Source | None) -> list[PlacedEdit]:
+def placed(edits: Iterable[Edit], source: Source | None) -> list[_PlacedEdit]:
     """The places of edits; none where the file is not known."""
     if source is None:
         return []
     return [
-        PlacedEdit(source.position(edit.start), source.position(edit.end), edit.text)
+        _PlacedEdit(source.position(edit.start), source.position(edit.end), edit.text)
         for edit in edits
     ]
 
@@ -119,10 +119,8 @@ def summary(findings: Sequence[Finding]) -> str:
     files = len({finding.path for finding in findings})
     safe = sum(_safety(finding) is Safety.SAFE for finding in findings)
     unsafe = sum(_safety(finding) is Safety.UNSAFE for finding in findings)
-    more = "more " if safe else ""
     ways = [f"{safe} fixable with --fix"] if safe else []
-    ways += [f"{unsafe} {more}fixable with --unsafe-fixes"] if unsafe and not safe else []
-    ways += [f"{unsafe} more with --unsafe-fixes"] if unsafe and safe else []
+    ways += [f"{unsafe} {'more' if safe else 'fixable'} with --unsafe-fixes"] if unsafe else []
     end = f" ({', '.join(ways)})." if ways else "."
     return f"Found {_counted(len(findings), 'finding')} in {_counted(files, 'file')}{end}"
 
@@ -173,8 +171,9 @@ def _block(finding: Finding, context: RenderContext) -> str:
     if finding.fix:
         help_ = paint("help:", _CYAN)
         lines.append(f"{blank} {help_} {_printable(finding.fix.title)}{_HOW[finding.fix.safety]}")
-        if finding.fix.safety is Safety.DISPLAY and finding.fix.edits:
-            sketch = _sketch(finding.fix, context.source(finding.path))
+        source = context.source(finding.path) if finding.fix.safety is Safety.DISPLAY else None
+        if source is not None and finding.fix.edits:
+            sketch = _sketch(finding.fix, source)
             lines += [f"{blank}   {paint(line, _SIGNS[line[0]])}" for line in sketch]
     return "\n".join(lines) + "\n"
 
@@ -182,13 +181,9 @@ def _block(finding: Finding, context: RenderContext) -> str:
 _HOW = {Safety.SAFE: "", Safety.UNSAFE: " (--unsafe-fixes)", Safety.DISPLAY: " (by hand)"}
 
 
-def _sketch(fix: Fix, source: Source | None) -> list[str]:
+def _sketch(fix: Fix, source: Source) -> list[str]:
     """What nobody but the reader will write, line by line."""
-    if source is None:
-        return []
     from jax_dist.checker.engine import fixer  # only here: sketches are few
-
-    pass
 
     lines = [f"+ {line}" for line in fix.imports]
     for edit in fixer.between(source.code, apply_edits(source.code, fix.edits)):
@@ -210,20 +205,17 @@ def _cut(finding: Finding) -> tuple[str, int, int]:
     before, width = sum(columns[:first]), max(1, sum(columns[first:last]))
     if sum(columns) <= _WIDEST:
         return "".join(cells), before, width
-    return _window(cells, columns, first, min(width, _WIDEST - _BEFORE))
-
-
-def _window(cells: list[str], columns: list[int], first: int, width: int) -> tuple[str, int, int]:
-    start, before = first, 0
+    start, before, taken = first, 0, 0
     while start and before + columns[start - 1] <= _BEFORE:
         start -= 1
         before += columns[start]
-    end, taken = start, 0
+    end = start
     while end < len(cells) and taken + columns[end] <= _WIDEST:
         taken += columns[end]
         end += 1
     left, right = "…" if start else "", "…" if end < len(cells) else ""
-    return left + "".join(cells[start:end]) + right, before + len(left), width
+    shown = left + "".join(cells[start:end]) + right
+    return shown, before + len(left), min(width, _WIDEST - _BEFORE)
 
 
 def _shown(character: str) -> str:
@@ -247,23 +239,23 @@ def _printable(text: str) -> str:
 
 def _json(findings: Sequence[Finding], context: RenderContext) -> str:
     """For programs: one array; lines, columns and cells count from 1, bytes from 0."""
-    return json.dumps([_entry(finding, context) for finding in findings], indent=2) + "\n"
-
-
-def _entry(finding: Finding, context: RenderContext) -> dict[str, Any]:
-    return {
-        "path": finding.path,
-        "code": finding.code,
-        "name": finding.name,
-        "message": finding.message,
-        "severity": context.severity(finding.code),
-        "start": _position(finding.start),
-        "end": _position(finding.end),
-        "bytes": list(finding.span),
-        "line": finding.line_text,
-        "url": context.link(finding.code),
-        "fix": _fix(finding.fix, finding.path, context) if finding.fix else None,
-    }
+    entries = [
+        {
+            "path": finding.path,
+            "code": finding.code,
+            "name": finding.name,
+            "message": finding.message,
+            "severity": context.severity(finding.code),
+            "start": _position(finding.start),
+            "end": _position(finding.end),
+            "bytes": list(finding.span),
+            "line": finding.line_text,
+            "url": context.link(finding.code),
+            "fix": _fix(finding.fix, finding.path, context) if finding.fix else None,
+        }
+        for finding in findings
+    ]
+    return json.dumps(entries, indent=2) + "\n"
 
 
 def _position(position: Position) -> dict[str, int]:
@@ -295,30 +287,29 @@ _LEVELS: dict[Severity, str] = {"error": "error", "warning": "warning", "note": 
 
 def _github(findings: Sequence[Finding], context: RenderContext) -> str:
     """Workflow commands, which become annotations of the changed lines: one `::warning` each."""
-    return "".join(f"{_command(finding, context)}\n" for finding in findings)
-
-
-def _command(finding: Finding, context: RenderContext) -> str:
-    start, end = in_file(finding, context)
-    properties = {
-        "title": f"jax-dist ({finding.code})",
-        "file": slashed(finding.path),
-        "line": str(start.line),
-        "endLine": str(end.line),
-    }
-    if start.line == end.line:  # GitHub takes columns only within one line
-        properties |= {"col": str(start.column), "endColumn": str(end.column)}
-    said = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
-    level = _LEVELS[context.severity(finding.code)]
-    return f"::{level} {said}::{_data(f'{finding.code} {sentence(finding)}')}"
+    lines: list[str] = []
+    for finding in findings:
+        start, end = in_file(finding, context)
+        properties = {
+            "title": f"jax-dist ({finding.code})",
+            "file": slashed(finding.path),
+            "line": str(start.line),
+            "endLine": str(end.line),
+        }
+        if start.line == end.line:  # GitHub takes columns only within one line
+            properties |= {"col": str(start.column), "endColumn": str(end.column)}
+        quoted = (
+            f"{name}={_data(value).replace(':', '%3A').replace(',', '%2C')}"
+            for name, value in properties.items()
+        )
+        level = _LEVELS[context.severity(finding.code)]
+        said = _data(f"{finding.code} {sentence(finding)}")
+        lines.append(f"::{level} {','.join(quoted)}::{said}\n")
+    return "".join(lines)
 
 
 def _data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def _sarif(findings: Sequence[Finding], context: RenderContext) -> str:

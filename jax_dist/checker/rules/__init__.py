@@ -1,7 +1,7 @@
 """What a rule is: its page, when it is asked, and what it looks for.
 
-Every other file here is one rule, or a few that are one concept, but for those with an underscore:
-the linter lists the folder, and takes each `Rule` that it finds.
+Every other file here holds the rules of one concept, but for those with an underscore: the linter
+lists the folder, and takes each `Rule` that it finds.
 A rule is given one file (`Module`) and yields what it finds there (`Found`). It changes nothing,
 reads no other file but through the names of its `Module`, and never imports jax.
 """
@@ -75,7 +75,7 @@ class Found:
     needs: Version = (0,)  # like the rule's, of this fix alone
 
 
-Check: TypeAlias = Callable[[Module], Iterator[Found]]
+_Check: TypeAlias = Callable[[Module], Iterator[Found]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +83,7 @@ class Rule:
     """A page and the check that finds what it speaks of."""
 
     page: Page
-    check: Check
+    check: _Check
     triggers: tuple[bytes, ...]  # phrases; a file that holds none of them cannot have a finding
     since: Version  # the first jax that has what the rule advises
     needs: Version  # the first jax on which the fixed code runs
@@ -99,7 +99,7 @@ def rule(
     needs: Version = (0,),
     also: tuple[bytes, ...] = (),
     narrow: Mapping[bytes, re.Pattern[bytes]] = types.MappingProxyType({}),
-) -> Callable[[Check], Rule]:
+) -> Callable[[_Check], Rule]:
     """Makes a rule of a check, `check(module) -> Iterator[Found]`.
 
     Args:

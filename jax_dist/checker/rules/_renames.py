@@ -39,14 +39,14 @@ class Rename:
 
 
 # How far the new name may be trusted in the places where the old one is read; None: not at all.
-Judge: TypeAlias = Callable[[Module, Rename, Sequence[ast.expr]], Safety | None]
+_Judge: TypeAlias = Callable[[Module, Rename, Sequence[ast.expr]], Safety | None]
 
 _ORDER = (Safety.SAFE, Safety.UNSAFE, Safety.DISPLAY)
 # `import jax` does not load these.
 _LOADED_APART = ("jax.extend", "jax.example_libraries", "jax.experimental")
 
 
-def by_place(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety:
+def _by_place(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety:
     """What the table says of the places at which the nodes stand."""
     match entry.safe:
         case "everywhere":
@@ -54,94 +54,12 @@ def by_place(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety
         case "annotation":
             safe = all(_in_annotation(module, node) for node in nodes)
         case "with":
-            safe = all(_in_with(module, node) for node in nodes)
+            calls = (module.parent(node) for node in nodes)
+            safe = all(
+                isinstance(call, ast.Call) and isinstance(module.parent(call), ast.withitem)
+                for call in calls
+            )
     return Safety.SAFE if safe else Safety.UNSAFE
-
-
-def renamed(module: Module, table: Sequence[Rename], judge: Judge = by_place) -> Iterator[Found]:
-    """A finding for each import of a name of the table, and for each `a.b.name` that means it.
-
-    A use of an imported name is not reported again. Nor is what is ready for the name to be
-    missing, nor a name that the file itself puts there: `jax.tree_map = jax.tree.map`.
-
-    Args:
-      module: the file.
-      table: the names.
-      judge: says how safe each fix is.
-    """
-    entries = {entry.old: entry for entry in table if not _is_put_there(module, entry.old)}
-    yield from _imports(module, entries, judge)
-    for name in module.used_names("jax"):
-        entry = entry_for(name, entries)
-        if entry is None:
-            continue
-        for use in module.uses(name):
-            node = _exact(use, name.count(".") - entry.old.count("."))
-            if spells(module, node, entry.old) and not is_guarded(module, node):
-                fix = _attribute_fix(module, node, entry, judge)
-                yield Found(node, entry.message, fix, entry.needs)
-
-
-def _is_put_there(module: Module, name: str) -> bool:
-    """Whether the file assigns a name of jax, so that the name is there on any version."""
-    home, _, last = name.rpartition(".")
-    return last in module.once(_assigned).get(home, ())
-
-
-def _assigned(module: Module) -> dict[str, set[str]]:
-    """By what is changed, such as "jax": the attributes that the file sets."""
-    found: dict[str, set[str]] = {}
-    for node in module.scopes.nodes:
-        match node:
-            case ast.Attribute(value=owner, attr=name, ctx=ast.Store()):
-                pass
-            case ast.Call(
-                func=ast.Name(id="setattr"), args=[owner, ast.Constant(value=str() as name), _]
-            ):
-                pass
-            case _:
-                continue
-        home = module.qualified_name(owner)
-        if home is not None:
-            found.setdefault(home, set()).add(name)
-    return found
-
-
-def entry_for(name: str, entries: dict[str, Rename]) -> Rename | None:
-    """The entry of the name itself, or of the nearest module around it."""
-    while name not in entries:
-        name, dot, _ = name.rpartition(".")
-        if not dot:
-            return None
-    return entries[name]
-
-
-def _exact(node: ast.expr, longer: int) -> ast.expr:
-    """The part of `jax.old.name.more` that is the old name itself."""
-    for _ in range(longer):
-        if not isinstance(node, ast.Attribute):
-            break
-        node = node.value
-    return node
-
-
-def spells(module: Module, node: ast.expr, old: str) -> bool:
-    """Whether the node says the old name as an attribute; other files' aliases do not."""
-    return (
-        isinstance(node, ast.Attribute)
-        and module.qualified_name(node.value) == old.rpartition(".")[0]
-    )
-
-
-def _attribute_fix(module: Module, node: ast.expr, entry: Rename, judge: Judge) -> Fix | None:
-    if not entry.new:
-        return None
-    text, imports = module.name_for(entry.new, node)
-    safety = judge(module, entry, [node])
-    if text.startswith("_") or safety is None:  # the file means something else by the plain name
-        return None
-    edit = Edit(*module.span(node), text)
-    return Fix(f"use {entry.new}", safety, (edit,), (*imports, *_loads(module, entry)))
 
 
 def _in_annotation(module: Module, node: ast.AST) -> bool:
@@ -157,22 +75,178 @@ def _in_annotation(module: Module, node: ast.AST) -> bool:
     return False
 
 
-def _in_with(module: Module, node: ast.AST) -> bool:
-    call = module.parent(node)
-    return isinstance(call, ast.Call) and isinstance(module.parent(call), ast.withitem)
+def renamed(module: Module, table: Sequence[Rename], judge: _Judge = _by_place) -> Iterator[Found]:
+    """A finding for each import of a name of the table, and for each `a.b.name` that means it.
+
+    A use of an imported name is not reported again. Nor is what is ready for the name to be
+    missing, nor a name that the file itself puts there: `jax.tree_map = jax.tree.map`.
+
+    Args:
+      module: the file.
+      table: the names.
+      judge: says how safe each fix is.
+    """
+    renames = _Renames(module, table, judge)
+    yield from renames.in_imports()
+    yield from renames.in_attributes()
 
 
-def _loads(module: Module, entry: Rename) -> tuple[str, ...]:
-    """The import that the new name needs besides that of its first part."""
-    if not entry.new.startswith(_LOADED_APART):
-        return ()
-    home = entry.new if entry.is_module else entry.new.rpartition(".")[0]
-    for node in module.tree.body:
-        if isinstance(node, ast.Import) and any(alias.name == home for alias in node.names):
-            return ()
-        if isinstance(node, ast.ImportFrom) and node.module == home:
-            return ()
-    return (f"import {home}",)
+def _assigned(module: Module) -> set[str]:
+    """The names of jax that the file sets, so that they are there on any version."""
+    found: set[str] = set()
+    for node in module.scopes.nodes:
+        match node:
+            case ast.Attribute(value=owner, attr=name, ctx=ast.Store()):
+                pass
+            case ast.Call(
+                func=ast.Name(id="setattr"), args=[owner, ast.Constant(value=str() as name), _]
+            ):
+                pass
+            case _:
+                continue
+        found.add(f"{module.qualified_name(owner)}.{name}")
+    return found
+
+
+class _Renames:
+    """The names of a table in one file."""
+
+    def __init__(self, module: Module, table: Sequence[Rename], judge: _Judge):
+        self._module = module
+        self._judge = judge
+        assigned = module.once(_assigned)
+        self._entries = {entry.old: entry for entry in table if entry.old not in assigned}
+
+    def in_attributes(self) -> Iterator[Found]:
+        module = self._module
+        for name in module.used_names("jax"):
+            entry = self._entry_for(name)
+            if entry is None:
+                continue
+            for use in module.uses(name):
+                node = use  # and then the part of `jax.old.name.more` that is the old name itself
+                for _ in range(name.count(".") - entry.old.count(".")):
+                    node = node.value if isinstance(node, ast.Attribute) else node
+                if _spells(module, node, entry.old) and not is_guarded(module, node):
+                    yield Found(node, entry.message, self._attribute_fix(node, entry), entry.needs)
+
+    def in_imports(self) -> Iterator[Found]:
+        seen: set[int] = set()
+        for scope, name, binding in self._module.imports():
+            alias = binding.node
+            statement = self._module.parent(alias)
+            if not isinstance(alias, ast.alias) or id(alias) in seen:
+                continue
+            seen.add(id(alias))
+            target = alias.name if isinstance(statement, ast.Import) else binding.target
+            entry = self._entry_for(target)
+            if entry is None or is_guarded(self._module, statement):
+                continue
+            fix, needs = self._import_fix(statement, alias)
+            if not entry.new:
+                fix = self._without_import(alias, target, self._module.reads(scope, name))
+            yield Found(alias, entry.message, fix, needs)
+
+    def _entry_for(self, name: str) -> Rename | None:
+        """The entry of the name itself, or of the nearest module around it."""
+        while name and name not in self._entries:
+            name = name.rpartition(".")[0]
+        return self._entries.get(name)
+
+    def _moved(self, target: str) -> str:
+        """Where what is imported from `target` is now; "" where that is not one name."""
+        entry = self._entry_for(target)
+        if entry is None or not entry.new:
+            return ""
+        if entry.old == target:
+            return entry.imported or entry.new
+        return entry.new + target[len(entry.old) :]
+
+    def _attribute_fix(self, node: ast.expr, entry: Rename) -> Fix | None:
+        module, new = self._module, entry.new
+        if not new:
+            return None
+        text, imports = module.name_for(new, node)
+        safety = self._judge(module, entry, [node])
+        if text.startswith("_") or safety is None:
+            return None  # by the plain name the file means something else
+        if new.startswith(_LOADED_APART):  # an import besides that of its first part
+            home = new if entry.is_module else new.rpartition(".")[0]
+            if not any(
+                (isinstance(each, ast.Import) and any(alias.name == home for alias in each.names))
+                or (isinstance(each, ast.ImportFrom) and each.module == home)
+                for each in module.tree.body
+            ):
+                imports = (*imports, f"import {home}")
+        return Fix(f"use {new}", safety, (Edit(*module.span(node), text),), imports)
+
+    def _without_import(self, alias: ast.alias, target: str, reads: list[ast.Name]) -> Fix | None:
+        """Renames all that is read of a module that is gone, and imports it no more."""
+        fixes: list[Fix] = []
+        for read in reads:
+            use = self._module.parent(read)
+            fix = None
+            if isinstance(use, ast.Attribute) and f"{target}.{use.attr}" in self._entries:
+                fix = self._attribute_fix(use, self._entries[f"{target}.{use.attr}"])
+            if fix is None or fix.safety is not Safety.SAFE:
+                return None
+            fixes.append(fix)
+        statement = self._module.parent(alias)
+        if not fixes or not isinstance(statement, ast.Import | ast.ImportFrom):
+            return None
+        if len(statement.names) == 1:
+            gone = [removal(self._module, statement)]
+        else:
+            number = statement.names.index(alias)
+            kept = [each for each in range(len(statement.names)) if each != number]
+            gone = _removals(self._module, statement, kept, {number: ""})
+        edits = (*gone, *(edit for fix in fixes for edit in fix.edits))
+        imports = tuple(dict.fromkeys(line for fix in fixes for line in fix.imports))
+        return Fix("use what took its place", Safety.SAFE, edits, imports)
+
+    def _import_fix(self, statement: ast.AST, alias: ast.alias) -> tuple[Fix | None, Version]:
+        """One fix for the names of a statement that move as surely as `alias`, or more so.
+
+        None for a name that stays where others move.
+        """
+        match statement:
+            case ast.ImportFrom(level=0):
+                return self._from_fix(statement, alias)
+            case ast.Import(names=[_]):
+                new = self._moved(alias.name)
+                if new and alias.asname and alias.name in self._entries:
+                    edit = Edit(*self._module.span(alias), f"{new} as {alias.asname}")
+                    needs = self._entries[alias.name].needs
+                    return Fix(f"import {new}", Safety.SAFE, (edit,)), needs
+        return None, (0,)
+
+    def _from_fix(self, statement: ast.ImportFrom, of: ast.alias) -> tuple[Fix | None, Version]:
+        found: dict[int, tuple[str, Version, int]] = {}  # by number: the new name, needs, safety
+        scope = self._module.scope(statement)
+        for number, alias in enumerate(statement.names):
+            target = f"{statement.module}.{alias.name}"
+            new, entry = self._moved(target), self._entry_for(target)
+            if not new or entry is None:
+                continue
+            reads = self._module.reads(scope, alias.asname or alias.name)
+            judged = self._judge(self._module, entry, reads)
+            if judged is not None:
+                found[number] = new, entry.needs, _ORDER.index(judged)
+        _, _, least = found.get(statement.names.index(of), ("", (0,), -1))
+        # What is less sure than `of` stays for now: it shall not keep the others from moving.
+        found = {number: each for number, each in found.items() if each[2] <= least}
+        moved = {number: new for number, (new, _, _) in found.items()}
+        edits = edits_of_from(self._module, statement, moved) if moved else None
+        if edits is None:
+            return None, (0,)
+        title = f"import {', '.join(dict.fromkeys(moved.values()))}"
+        return Fix(title, _ORDER[least], edits), max(needs for _, needs, _ in found.values())
+
+
+def _spells(module: Module, node: ast.expr, old: str) -> bool:
+    """Whether the node says the old name as an attribute; other files' aliases do not."""
+    home = old.rpartition(".")[0]
+    return isinstance(node, ast.Attribute) and module.qualified_name(node.value) == home
 
 
 def imports_of(module: Module, name: str) -> Iterator[tuple[ast.AST, list[ast.Name]]]:
@@ -185,122 +259,8 @@ def imports_of(module: Module, name: str) -> Iterator[tuple[ast.AST, list[ast.Na
 def spelled(module: Module, name: str) -> Iterator[ast.expr]:
     """Each `a.b.name`; a use of an imported name is part of the finding at its import."""
     for use in module.uses(name):
-        if spells(module, use, name) and not is_guarded(module, use):
+        if _spells(module, use, name) and not is_guarded(module, use):
             yield use
-
-
-# --- imports
-
-
-def _imports(module: Module, entries: dict[str, Rename], judge: Judge) -> Iterator[Found]:
-    seen: set[int] = set()
-    for scope, name, binding in module.imports():
-        alias = binding.node
-        statement = module.parent(alias)
-        if not isinstance(alias, ast.alias) or id(alias) in seen:
-            continue
-        seen.add(id(alias))
-        target = alias.name if isinstance(statement, ast.Import) else binding.target
-        entry = entry_for(target, entries)
-        if entry is None or is_guarded(module, statement):
-            continue
-        fix, needs = _import_fix(module, statement, alias, entries, judge)
-        if not entry.new:
-            reads = module.reads(scope, name)
-            fix = _without_import(module, alias, target, reads, entries, judge)
-        yield Found(alias, entry.message, fix, needs)
-
-
-def _without_import(
-    module: Module,
-    alias: ast.alias,
-    target: str,
-    reads: list[ast.Name],
-    entries: dict[str, Rename],
-    judge: Judge,
-) -> Fix | None:
-    """Renames all that is read of a module that is gone, and imports it no more."""
-    fixes: list[Fix] = []
-    for read in reads:
-        use = module.parent(read)
-        entry = entries.get(f"{target}.{use.attr}") if isinstance(use, ast.Attribute) else None
-        fix = _attribute_fix(module, use, entry, judge) if entry is not None else None  # type: ignore[arg-type]
-        if fix is None or fix.safety is not Safety.SAFE:
-            return None
-        fixes.append(fix)
-    statement = module.parent(alias)
-    if not fixes or not isinstance(statement, ast.Import | ast.ImportFrom):
-        return None
-    if len(statement.names) == 1:
-        gone = [removal(module, statement)]
-    else:
-        number = statement.names.index(alias)
-        kept = [each for each in range(len(statement.names)) if each != number]
-        gone = _removals(module, statement, kept, {number: ""})
-    edits = (*gone, *(edit for fix in fixes for edit in fix.edits))
-    imports = tuple(dict.fromkeys(line for fix in fixes for line in fix.imports))
-    return Fix("use what took its place", Safety.SAFE, edits, imports)
-
-
-def _import_fix(
-    module: Module,
-    statement: ast.AST,
-    alias: ast.alias,
-    entries: dict[str, Rename],
-    judge: Judge,
-) -> tuple[Fix | None, Version]:
-    """One fix for the names of a statement that move as surely as `alias`, or more so.
-
-    None for a name that stays where others move.
-    """
-    if isinstance(statement, ast.ImportFrom) and statement.level == 0:
-        return _from_fix(module, statement, alias, entries, judge)
-    if isinstance(statement, ast.Import) and len(statement.names) == 1:
-        new = _moved(alias.name, entries)
-        if new and alias.asname and alias.name in entries:
-            edit = Edit(*module.span(alias), f"{new} as {alias.asname}")
-            return Fix(f"import {new}", Safety.SAFE, (edit,)), entries[alias.name].needs
-    return None, (0,)
-
-
-def _moved(target: str, entries: dict[str, Rename]) -> str:
-    """Where what is imported from `target` is now; "" where that is not one name."""
-    entry = entry_for(target, entries)
-    if entry is None or not entry.new:
-        return ""
-    if entry.old == target:
-        return entry.imported or entry.new
-    return entry.new + target[len(entry.old) :]
-
-
-def _from_fix(
-    module: Module,
-    statement: ast.ImportFrom,
-    of: ast.alias,
-    entries: dict[str, Rename],
-    judge: Judge,
-) -> tuple[Fix | None, Version]:
-    found: dict[int, tuple[str, Version, int]] = {}  # by number: the new name, needs, safety
-    scope = module.scope(statement)
-    for number, alias in enumerate(statement.names):
-        target = f"{statement.module}.{alias.name}"
-        new = _moved(target, entries)
-        entry = entry_for(target, entries)
-        if not new or entry is None:
-            continue
-        judged = judge(module, entry, module.reads(scope, alias.asname or alias.name))
-        if judged is not None:
-            found[number] = new, entry.needs, _ORDER.index(judged)
-    _, _, least = found.get(statement.names.index(of), ("", (0,), -1))
-    # What is less sure than `of` stays for now, so that it does not keep the others from moving.
-    found = {number: each for number, each in found.items() if each[2] <= least}
-    moved = {number: new for number, (new, _, _) in found.items()}
-    edits = edits_of_from(module, statement, moved) if moved else None
-    if edits is None:
-        return None, (0,)
-    title = f"import {', '.join(dict.fromkeys(moved.values()))}"
-    needs = max(needs for _, needs, _ in found.values())
-    return Fix(title, _ORDER[least], edits), needs
 
 
 def edits_of_from(
@@ -318,12 +278,28 @@ def edits_of_from(
     """
     start, end = module.span(statement)
     code = module.source.code
-    new = [each for each in _statements(statement, moved) if not _has(module, statement, each)]
-    kept = [number for number in range(len(statement.names)) if number not in moved]
     line = code.rfind(b"\n", 0, start) + 1
     indent = code[line:start].decode()
     if indent.strip():
         return None  # after a semicolon or a colon
+    by_home: dict[str, list[str]] = {}
+    for number, name in moved.items():
+        home, _, last = name.rpartition(".")
+        alias = statement.names[number]
+        bound = alias.asname or alias.name
+        by_home.setdefault(home, []).append(last if last == bound else f"{last} as {bound}")
+    made = (
+        f"{f'from {home} ' if home else ''}import {', '.join(names)}"
+        for home, names in by_home.items()
+    )
+    # Not what another import beside it says, above it or right below.
+    block = scopes.block_of(module, statement) or []
+    imports = (ast.Import, ast.ImportFrom)
+    place = next((n for n, each in enumerate(block) if each is statement), 0)
+    below = itertools.takewhile(lambda each: isinstance(each, imports), block[place + 1 :])
+    near = {ast.unparse(each) for each in (*block[:place], *below) if isinstance(each, imports)}
+    new = [each for each in made if each not in near]
+    kept = [number for number in range(len(statement.names)) if number not in moved]
     if not kept:
         if b"#" in code[start:end]:
             return None  # a comment would be lost
@@ -334,29 +310,6 @@ def edits_of_from(
     if any(b"#" in code[edit.start : edit.end] for edit in removed):
         return None
     return (Edit(start, start, "".join(f"{each}\n{indent}" for each in new)), *removed)
-
-
-def _has(module: Module, statement: ast.stmt, line: str) -> bool:
-    """Whether another import beside a statement is that line: above it, or right below."""
-    block = scopes.block_of(module, statement) or []
-    imports = (ast.Import, ast.ImportFrom)
-    place = next((n for n, each in enumerate(block) if each is statement), 0)
-    below = itertools.takewhile(lambda each: isinstance(each, imports), block[place + 1 :])
-    near = [each for each in (*block[:place], *below) if isinstance(each, imports)]
-    return line in map(ast.unparse, near)
-
-
-def _statements(statement: ast.ImportFrom, moved: dict[int, str]) -> list[str]:
-    by_home: dict[str, list[str]] = {}
-    for number, new in moved.items():
-        alias = statement.names[number]
-        home, _, last = new.rpartition(".")
-        bound = alias.asname or alias.name
-        by_home.setdefault(home, []).append(last if last == bound else f"{last} as {bound}")
-    return [
-        f"from {home} import {', '.join(names)}" if home else f"import {', '.join(names)}"
-        for home, names in by_home.items()
-    ]
 
 
 def _removals(
@@ -382,11 +335,13 @@ def is_guarded(module: Module, node: ast.AST) -> bool:
     """
     below = node
     for around in module.ancestors(node):
-        if isinstance(around, ast.Try) and any(_catches(each) for each in around.handlers):
-            if below not in around.finalbody:
-                return True
-        elif isinstance(around, ast.If | ast.IfExp) and _asks(module, around.test):
-            return True
+        match around:
+            case ast.Try(handlers=handlers, finalbody=always):
+                if below not in always and any(map(_catches, handlers)):
+                    return True
+            case ast.If(test=test) | ast.IfExp(test=test):
+                if any(word in module.text(test) for word in _ASKED):
+                    return True
         below = around
     return False
 
@@ -396,8 +351,3 @@ def _catches(handler: ast.ExceptHandler) -> bool:
         return True
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     return any(isinstance(kind, ast.Name) and kind.id in _CAUGHT for kind in kinds)
-
-
-def _asks(module: Module, test: ast.expr) -> bool:
-    text = module.text(test)
-    return any(word in text for word in _ASKED)

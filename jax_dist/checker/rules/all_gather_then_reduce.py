@@ -72,47 +72,39 @@ def _only_read(module: Module, gather: ast.Call) -> ast.expr:
 
 def _reduction(module: Module, value: ast.expr) -> tuple[ast.Call, str, str] | None:
     """`(call, "mean", over what)` where a value is reduced and no more is asked."""
-    around = module.parent(value)
-    if isinstance(around, ast.Attribute) and around.value is value and around.attr in _REDUCTIONS:
-        call = module.parent(around)
-        if isinstance(call, ast.Call) and call.func is around:
-            over = _over(call.args, call)
-            return (call, around.attr, over) if over else None
+    match module.parent(value):
+        case ast.Attribute(attr=name) as around:
+            call = module.call_of(around)
+            axes = call.args if call else []
+        case ast.Call(args=[first, *axes]) as call if first is value:
+            root, _, name = (module.qualified_name(call.func) or "").rpartition(".")
+            name = name if root == "jax.numpy" else ""
+        case _:
+            return None
+    if call is None or name not in _REDUCTIONS:
         return None
-    if isinstance(around, ast.Call) and around.args[:1] == [value]:
-        root, _, name = (module.qualified_name(around.func) or "").rpartition(".")
-        if root == "jax.numpy" and name in _REDUCTIONS:
-            over = _over(around.args[1:], around)
-            return (around, name, over) if over else None
-    return None
-
-
-def _over(arguments: list[ast.expr], call: ast.Call) -> str:
-    """What it reduces over; "" where that is anything else."""
     keywords = [keyword.value for keyword in call.keywords if keyword.arg == "axis"]
-    axes = [*arguments, *keywords]
+    axes = [*axes, *keywords]
     if len(keywords) != len(call.keywords) or len(axes) > 1:
-        return ""
-    if not axes:
-        return _ALL
-    return _FIRST if ast.unparse(axes[0]) == "0" else ""
+        return None
+    if axes and ast.unparse(axes[0]) != "0":
+        return None
+    return call, name, _FIRST if axes else _ALL
 
 
 def _fix(module: Module, gather: ast.Call, call: ast.Call, name: str, over: str) -> Fix | None:
     """Renames the gather, and takes away what stands around it; a reduction over all stays."""
     if len(gather.args) + len(gather.keywords) != 2:
         return None
-    if over is _ALL:
-        reduced, imports = module.name_for(f"jax.lax.{_REDUCTIONS[name]}", call)
-        edit = Edit(*module.span(gather.func), reduced)
-        return Fix(f"use jax.lax.{_REDUCTIONS[name]}", Safety.UNSAFE, (edit,), imports)
-    start, end = module.span(call)
-    inner_start, inner_end = module.span(gather)
-    before = module.source.code[start:inner_start]
-    if isinstance(call.func, ast.Attribute) and call.func.value is gather and before:
-        return None  # a parenthesis around the gather
-    reduced, imports = module.name_for(f"jax.lax.{_REDUCTIONS[name]}", call)
-    edits = [Edit(*module.span(gather.func), reduced), Edit(inner_end, end, "")]
-    if inner_start > start:
-        edits.append(Edit(start, inner_start, ""))
-    return Fix(f"use jax.lax.{_REDUCTIONS[name]}", Safety.UNSAFE, tuple(sorted(edits)), imports)
+    reduction = f"jax.lax.{_REDUCTIONS[name]}"
+    reduced, imports = module.name_for(reduction, call)
+    edits = [Edit(*module.span(gather.func), reduced)]
+    if over is not _ALL:
+        (start, end), (inner_start, inner_end) = module.span(call), module.span(gather)
+        is_method = isinstance(call.func, ast.Attribute) and call.func.value is gather
+        if is_method and inner_start > start:
+            return None  # a parenthesis around the gather
+        edits.append(Edit(inner_end, end, ""))
+        if inner_start > start:
+            edits.append(Edit(start, inner_start, ""))
+    return Fix(f"use {reduction}", Safety.UNSAFE, tuple(sorted(edits)), imports)

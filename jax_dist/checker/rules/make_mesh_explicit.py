@@ -81,12 +81,9 @@ def _types_fix(module: Module, call: ast.Call, first: ast.keyword | None) -> Fix
 
 def _count(module: Module, names: ast.expr, shape: ast.expr) -> str:
     for literal in (names, shape):
-        if isinstance(literal, ast.Tuple | ast.List) and not _has_star(literal):
-            return str(len(literal.elts))
+        elements = literal.elts if isinstance(literal, ast.Tuple | ast.List) else None
+        if elements is not None and not any(isinstance(each, ast.Starred) for each in elements):
+            return str(len(elements))
     if isinstance(names, ast.Constant) and isinstance(names.value, str):
         return str(len(names.value))  # 'xy' is two axes
     return f"len({module.text(names)})"
-
-
-def _has_star(literal: ast.Tuple | ast.List) -> bool:
-    return any(isinstance(each, ast.Starred) for each in literal.elts)

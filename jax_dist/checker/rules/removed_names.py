@@ -225,7 +225,7 @@ _REPLICATED = Page(
 
 
 @rule(_REPLICATED, triggers=(b"device_put_replicated",))
-def removed_device_put_replicated(module: Module) -> Iterator[Found]:
+def _removed_device_put_replicated(module: Module) -> Iterator[Found]:
     yield from _renames.renamed(module, PLACEMENTS[:1])
 
 
@@ -246,7 +246,7 @@ _SHARDED = Page(
 
 
 @rule(_SHARDED, triggers=(b"device_put_sharded",))
-def removed_device_put_sharded(module: Module) -> Iterator[Found]:
+def _removed_device_put_sharded(module: Module) -> Iterator[Found]:
     yield from _renames.renamed(module, PLACEMENTS[1:])
 
 
@@ -279,7 +279,7 @@ _SHARDING_CLASS = Page(
         b"OpShardingSharding",
     ),
 )
-def removed_sharding_class(module: Module) -> Iterator[Found]:
+def _removed_sharding_class(module: Module) -> Iterator[Found]:
     yield from _renames.renamed(module, SHARDINGS)
 
 
@@ -417,7 +417,7 @@ _TRIGGERS = (*_WORDS.strip().split(b"\n"), b"\n    tree_map", *_OF_CORE)
 
 
 @rule(_NAME, triggers=_TRIGGERS, narrow=_NARROW)
-def removed_name(module: Module) -> Iterator[Found]:
+def _removed_name(module: Module) -> Iterator[Found]:
     for found in _renames.renamed(module, NAMES):
         yield _sketched(module, found)
     yield from _buffers(module)
@@ -434,36 +434,29 @@ _BUFFERS = {
     "device_buffer": "{}.addressable_data(0)",
     "device_buffers": "[shard.data for shard in {}.addressable_shards]",
 }
-_BUFFER = re.compile(rb"\.device_buffer")
 _SIMPLE = ast.Name | ast.Attribute | ast.Call | ast.Subscript
 
 
 def _sketched(module: Module, found: Found) -> Found:
     """The finding of `jax.ops.index_update` and its like with `x.at[index].set(y)` as its fix."""
-    call = module.parent(found.node)
-    if found.fix is not None or not isinstance(call, ast.Call) or call.func is not found.node:
+    call = module.call_of(found.node)
+    if found.fix is not None or call is None or len(call.args) != 3 or call.keywords:
         return found
     method = _UPDATES.get(module.qualified_name(found.node) or "")
-    if method is None or len(call.args) != 3 or call.keywords:
+    if method is None:
         return found
     array, index, value = call.args
+    if isinstance(index, ast.Subscript) and module.qualified_name(index.value) == "jax.ops.index":
+        index = index.slice  # `jax.ops.index[a, b]` was a way to write `a, b` with slices
     text = module.text(array) if isinstance(array, _SIMPLE) else f"({module.text(array)})"
-    text += f".at[{_index(module, index)}].{method}({module.text(value)})"
+    text += f".at[{module.text(index)}].{method}({module.text(value)})"
     fix = Fix(f"use .at[...].{method}", Safety.DISPLAY, (Edit(*module.span(call), text),))
     return dataclasses.replace(found, fix=fix)
 
 
-def _index(module: Module, index: ast.expr) -> str:
-    """`jax.ops.index[a, b]` was a way to write `a, b` with slices."""
-    is_index = isinstance(index, ast.Subscript)
-    if is_index and module.qualified_name(index.value) == "jax.ops.index":
-        return module.text(index.slice)
-    return module.text(index)
-
-
 def _buffers(module: Module) -> Iterator[Found]:
     """`.device_buffer` and `.device_buffers`, which no other library's arrays have."""
-    for node in semantic_model.of_kind(module, ast.Attribute, _BUFFER):
+    for node in semantic_model.of_kind(module, ast.Attribute, re.compile(rb"\.device_buffer")):
         if node.attr in _BUFFERS:
             text = _BUFFERS[node.attr].format(module.text(node.value))
             fix = Fix(f"use {text}", Safety.DISPLAY, (Edit(*module.span(node), text),))

@@ -58,15 +58,11 @@ def _flag(module: Module, node: ast.AST) -> str | None:
         return None
     around = module.parent(node)
     if node.value in _GONE and isinstance(around, ast.Call):
-        return node.value if _is_of_config(module, around) else None
+        name = module.qualified_name(around.func) or ""
+        return node.value if name.startswith("jax.config.") else None
     if node.value.isupper() and node.value.lower() in _GONE:
         return node.value.lower() if isinstance(around, ast.Call | ast.Subscript) else None
     return None
-
-
-def _is_of_config(module: Module, call: ast.Call) -> bool:
-    name = module.qualified_name(call.func) or ""
-    return name.startswith("jax.config.") or name in ("hasattr", "getattr")
 
 
 def _fix(module: Module, node: ast.AST) -> Fix | None:

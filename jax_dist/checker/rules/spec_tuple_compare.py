@@ -24,7 +24,6 @@ PAGE = Page(
 )
 
 _SPEC = ("jax.sharding.PartitionSpec", "jax.P", "jax.experimental.PartitionSpec")
-_SHARDING = "jax.sharding.NamedSharding"
 _LISTED = re.compile(rb"(?<!\w)(?<!for )\w*specs? in [\[(]")  # not `for spec in [`
 _LINE = re.compile(rb"(?:spec|P\().*(?:==|!=|\bin\b)|(?:==|!=).*(?:[sS]pec|P\()")
 
@@ -62,30 +61,29 @@ def _tuples(module: Module, op: ast.cmpop, left: ast.expr, right: ast.expr) -> l
 
 
 def _is_spec(module: Module, node: ast.expr) -> bool:
-    if isinstance(node, ast.Call):
-        return module.qualified_name(node.func) in _SPEC
-    if isinstance(node, ast.Attribute):
-        return node.attr == "spec" and _is_sharding(module, node.value)
-    if isinstance(node, ast.Name):
-        values = module.values(node)
-        return bool(values) and all(
-            not isinstance(value, ast.Name) and _is_spec(module, value) for value in values
-        )
-    return False
+    return all(
+        module.qualified_name(each.func) in _SPEC
+        if isinstance(each, ast.Call)
+        else isinstance(each, ast.Attribute)
+        and each.attr == "spec"
+        and _is_sharding(module, each.value)
+        for each in _followed(module, node)
+    )
 
 
 def _is_sharding(module: Module, node: ast.expr) -> bool:
     """`x.sharding`, `NamedSharding(...)`, or a name of such a value."""
-    if isinstance(node, ast.Attribute):
-        return node.attr == "sharding"
-    if isinstance(node, ast.Call):
-        return module.qualified_name(node.func) == _SHARDING
-    if isinstance(node, ast.Name):
-        values = module.values(node)
-        return bool(values) and all(
-            not isinstance(value, ast.Name) and _is_sharding(module, value) for value in values
-        )
-    return False
+    return all(
+        module.qualified_name(each.func) == "jax.sharding.NamedSharding"
+        if isinstance(each, ast.Call)
+        else isinstance(each, ast.Attribute) and each.attr == "sharding"
+        for each in _followed(module, node)
+    )
+
+
+def _followed(module: Module, node: ast.expr) -> list[ast.expr]:
+    """The values of a name, or the expression itself."""
+    return (module.values(node) if isinstance(node, ast.Name) else None) or [node]
 
 
 def _fix(module: Module, tuples: list[ast.Tuple]) -> Fix | None:

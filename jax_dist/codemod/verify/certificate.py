@@ -43,24 +43,19 @@ def made(
       folder: where the certificate will lie, to which its paths are relative.
     """
     found = [dict(each) for each in places]
-    environments = [each.get("environment") for place in found for each in place["signatures"]] or [
-        None
-    ]
+    signatures = [each for place in found for each in place["signatures"]]
+    environment = signatures[0].get("environment") if signatures else None
     for place in found:
         place["signatures"] = [
             {key: each[key] for key in _SIGNATURE if key in each} for each in place["signatures"]
         ]
     content: dict[str, Any] = {
         "format": _FORMAT,
-        "environment": environments[0],
+        "environment": environment,
         "command": list(command),
         "files": [
-            {
-                "path": os.path.relpath(path, folder),
-                "before": _digest(before),
-                "after": _digest(after),
-            }
-            for path, before, after in files
+            {"path": os.path.relpath(path, folder), "before": _digest(old), "after": _digest(new)}
+            for path, old, new in files
         ],
         "places": found,
         "counts": _counts(found),
@@ -86,7 +81,15 @@ def problems(certificate: Any, folder: Path) -> Iterator[str]:
     if certificate["seal"] != _seal({key: certificate[key] for key in _KEYS}):
         yield "it was altered: its content does not have the digest that it was written with"
     for file in certificate["files"]:
-        yield from _problems_of_file(file, folder)
+        try:
+            data = (folder / file["path"]).read_bytes()
+        except OSError as error:
+            yield f"{file['path']} cannot be read: {error.strerror}"
+            continue
+        digest = _digest(data)
+        if digest != file["after"]:
+            now = "what it held before the migration" if digest == file["before"] else "other"
+            yield f"{file['path']} does not hold what was certified: it holds {now} text"
     for place in certificate["places"]:
         where = f"{place['path']}:{place['line']}"
         yield from (f"{where}: {problem}" for problem in _problems_of_place(place))
@@ -104,17 +107,6 @@ def headline(certificate: Mapping[str, Any]) -> str:
     return ", ".join([f"{proved} of {sum(counts.values())} places proved", *rest])
 
 
-def _problems_of_file(file: Mapping[str, str], folder: Path) -> Iterator[str]:
-    try:
-        data = (folder / file["path"]).read_bytes()
-    except OSError as error:
-        yield f"{file['path']} cannot be read: {error.strerror}"
-        return
-    if _digest(data) != file["after"]:
-        now = "what it held before the migration" if _digest(data) == file["before"] else "other"
-        yield f"{file['path']} does not hold what was certified: it holds {now} text"
-
-
 def _problems_of_place(place: Mapping[str, Any]) -> Iterator[str]:
     rung = place["rung"]
     if rung in (*_PROVED, "replayed") and not (place["calls"] == place["equal"] > 0):
@@ -129,7 +121,7 @@ def _problems_of_place(place: Mapping[str, Any]) -> Iterator[str]:
     rules: set[str] = set()
     for signature in place["signatures"]:
         try:
-            rules |= set(slices.proof(signature).rules)
+            rules |= set(slices.proof(signature))
         except equivalence.NotProvedError as reason:
             yield f"its programs are not equal: {reason}"
             return

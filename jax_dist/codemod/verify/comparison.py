@@ -30,7 +30,6 @@ from jax_dist.codemod.verify.ledger import (
     MigrationVerdict,
     MigrationVerification,
     SiteComparison,
-    tail,
 )
 
 # Where equinox.filter_pmap and flax.nnx.pmap map. What takes their place maps inside jax_dist, and
@@ -71,7 +70,14 @@ def judged(
     partners = [(one, other) for one, other in partners if one not in replaced]
     compared = (compare(one, other, tolerance) for one, other in partners)
     sites = tuple(dataclasses.replace(site, file=_relative(site.file)) for site in compared)
-    problems = tuple(_differing_ends(first, second))
+    problems = ()
+    # A command that failed before owes nothing; any other must end as it did.
+    if first.exit_code == 0 and second.exit_code != 0:
+        problems = (f"the command ended well before the migration; after it: {_ending(second)}",)
+    elif first.exit_code is not None and second.exit_code is None:
+        problems = (
+            f"the command ended before the migration ({_ending(first)}), and not in time after it",
+        )
     unproven = (
         *_not_compared(files, first, second),
         *(f"{_place(site)} was called only before the migration" for site in replaced),
@@ -92,18 +98,12 @@ def judged(
     )
 
 
-def _differing_ends(first: Run, second: Run) -> Iterator[str]:
-    """A command that failed before owes nothing; any other must end as it did."""
-    if first.exit_code == 0 and second.exit_code != 0:
-        yield f"the command ended well before the migration; after it: {_ending(second)}"
-    elif first.exit_code is not None and second.exit_code is None:
-        yield f"the command ended before the migration ({_ending(first)}), and not in time after it"
-
-
 def _not_compared(files: Iterable[Path], first: Run, second: Run) -> Iterator[str]:
     if first.exit_code != 0:
+        errors = [line for line in first.output.splitlines() if _ERROR.match(line)]
+        reason = f": {errors[-1]}" if errors else ""  # JAX may write more below it
         now = "it runs now" if second.exit_code == 0 else f"after it: {_ending(second)}"
-        yield f"the command failed before the migration ({_ending(first)}{_reason(first)}); {now}"
+        yield f"the command failed before the migration ({_ending(first)}{reason}); {now}"
     if not first.record.called:
         yield "no mapped function was called before the migration: nothing to compare with"
     migrated = {os.path.realpath(file) for file in files}
@@ -117,12 +117,6 @@ def _not_compared(files: Iterable[Path], first: Run, second: Run) -> Iterator[st
     for run_, when in ((first, "before"), (second, "after")):
         for problem in run_.record.problems:
             yield f"a call could not be recorded {when} the migration: {problem}"
-
-
-def _reason(run_: Run) -> str:
-    """The error in its output; JAX may write more below it."""
-    errors = [line for line in run_.output.splitlines() if _ERROR.match(line)]
-    return f": {errors[-1]}" if errors else ""
 
 
 def _notes(first: Run, second: Run, new: Sequence[SiteRecord]) -> Iterator[str]:
@@ -150,7 +144,7 @@ def _ending(run_: Run) -> Ending:
         functions=len(run_.record.called),
         calls=sum(site.count for site in run_.record.called),
         devices=min(devices, default=0),
-        output=tail(run_.output),
+        output=run_.tail,
     )
 
 
@@ -202,26 +196,14 @@ def pairs(
             # Not what is only a part of what another site made.
             tops = [site for site in others if site.count or not site.inside]
             others_left = [site for site in tops if id(site) not in taken]
-            _pair(ones_left, others_left, key, partners)
+            groups = _groups(others_left, key)
+            for shared, group in _groups(ones_left, key).items():
+                alike = groups.get(shared, [])
+                if len(alike) == len(group):  # of others, who is who would be a guess
+                    partners |= {id(site): other for site, other in zip(group, alike, strict=True)}
     taken = {id(site) for site in partners.values()}
     new = [site for site in after.called if id(site) not in taken]
     return [(site, partners.get(id(site))) for site in before.called], new
-
-
-def _pair(
-    ones: Iterable[SiteRecord],
-    others: Iterable[SiteRecord],
-    key: _Key,
-    partners: dict[int, SiteRecord],
-) -> None:
-    """Pairs groups of one size; of others, who is who would be a guess."""
-    groups = _groups(others, key)
-    for shared, group in _groups(ones, key).items():
-        partner_group = groups.get(shared, [])
-        if len(partner_group) == len(group):
-            partners.update(
-                (id(site), partner) for site, partner in zip(group, partner_group, strict=True)
-            )
 
 
 def _groups(sites: Iterable[SiteRecord], key: _Key) -> dict[Hashable, list[SiteRecord]]:
@@ -234,7 +216,7 @@ def _groups(sites: Iterable[SiteRecord], key: _Key) -> dict[Hashable, list[SiteR
 # --- their calls, array by array
 
 
-def compare(before: SiteRecord, after: SiteRecord | None, tolerance: float) -> SiteComparison:
+def compare(before: SiteRecord, after: SiteRecord | None, tolerance: float = 0.0) -> SiteComparison:
     """Compares the first calls.
 
     Args:
@@ -291,7 +273,13 @@ class _Found:
 
     def _call(self, call: int, before: CallRecord, after: CallRecord) -> None:
         if before.raised or after.raised:
-            self._errors(call, before.raised, after.raised)
+            raised = (
+                f"raised {before.raised or 'nothing'} before, {after.raised or 'nothing'} after"
+            )
+            if before.raised is None or after.raised is None:
+                self._different(call, "error", raised)
+            elif before.raised != after.raised:
+                self.notes.append(f"call {call} {raised}")
             return
         self.compared += 1
         arguments: list[tuple[Array, Array, _Correspondence]] = []
@@ -310,17 +298,10 @@ class _Found:
             self._different(call, "result", counts)
         try:
             signature = _signature(before, after, arguments, results)
-        except Unlike as reason:
+        except _UnlikeError as reason:
             self.unproved = self.unproved or str(reason)
         else:
             self.signatures.setdefault(json.dumps(signature, sort_keys=True), signature)
-
-    def _errors(self, call: int, before: str | None, after: str | None) -> None:
-        if before is None or after is None:
-            raised = f"raised {before or 'nothing'} before, {after or 'nothing'} after"
-            self._different(call, "error", raised)
-        elif before != after:
-            self.notes.append(f"call {call} raised {before} before, {after} after")
 
     def _result(self, call: int, what: str, before: Array, after: Array) -> _Correspondence:
         if after.devices < before.devices:
@@ -342,8 +323,8 @@ class _Found:
 
     def _array(self, call: int, what: str, before: Array, after: Array) -> _Correspondence:
         try:
-            how, absolute, relative = difference(before, after)
-        except Unlike as reason:
+            how, absolute, relative = _difference(before, after)
+        except _UnlikeError as reason:
             self._different(call, what, str(reason))
             return None
         if not relative <= self.tolerance:
@@ -364,15 +345,15 @@ def _signature(
     """The two programs of a call, and how the arrays of one came from those of the other.
 
     Raises:
-      Unlike: there are none, or an array is another one.
+      _UnlikeError: there are none, or an array is another one.
     """
     one, other = before.text or {}, after.text or {}
     if "text" not in one or "text" not in other:
-        raise Unlike(one.get("why") or other.get("why") or "its program was not written down")
+        raise _UnlikeError(one.get("why") or other.get("why") or "its program was not written down")
     if any(found is None or found[1] for _, _, found in (*arguments, *results)):
-        raise Unlike("its arrays are not equal to the bit")
+        raise _UnlikeError("its arrays are not equal to the bit")
     if [new for _, new, _ in results] != list(after.returned):
-        raise Unlike("its results come in another order")
+        raise _UnlikeError("its results come in another order")
     numbers = {path: number for number, path in enumerate(one["paths"])}
     sources = {
         new.path: [numbers.get(old.path), found[0]]
@@ -381,7 +362,7 @@ def _signature(
     }
     relation = [sources.get(path, [None, ""]) for path in other["paths"]]
     if len(one["paths"]) != len(relation) or any(old is None for old, _ in relation):
-        raise Unlike("its programs take other arguments")
+        raise _UnlikeError("its programs take other arguments")
     return {
         "before": one["text"],
         "after": other["text"],
@@ -392,23 +373,32 @@ def _signature(
     }
 
 
-class Unlike(Exception):  # noqa: N818 - not an error: two arrays that cannot be subtracted
+class _UnlikeError(Exception):
     """Two arrays differ in more than their values; says how."""
 
 
-def difference(before: Array, after: Array) -> tuple[How, float, float]:
+def _difference(before: Array, after: Array) -> tuple[How, float, float]:
     """How two arrays correspond, and their largest difference, absolute and relative.
 
     Raises:
-      Unlike: they do not correspond; or they do not equal each other, and are too large to say
-        how far they differ.
+      _UnlikeError: they do not correspond; or they do not equal each other, and are too large to
+        say how far they differ.
     """
-    if before.archive is None or after.archive is None:
-        return _difference_of_digests(before, after)
-    one, other = before.values(), after.values()
-    for how, view in _views(one, other.shape):
-        return how, *_distance(view, other)
-    raise Unlike(f"{[*one.shape]} before, {[*other.shape]} after")
+    if before.archive is not None and after.archive is not None:
+        one, other = before.values(), after.values()
+        for how, view in _views(one, other.shape):
+            return how, *_distance(view, other)
+    else:  # of a large one there are digests; a row-major reshape changes no byte, so no digest
+        merged = (math.prod(before.shape[:2]), *before.shape[2:])
+        if after.shape in (before.shape, merged) and _digest(before) == _digest(after):
+            return ("as is" if after.shape == before.shape else "device axis merged"), 0.0, 0.0
+        if after.shape == before.shape[1:] and set(before.rows) == {_digest(after)}:
+            return "one of equal copies", 0.0, 0.0
+        if before.shape == after.shape:
+            raise _UnlikeError(
+                f"a large array differs: mean {before.mean} before, {after.mean} after"
+            )
+    raise _UnlikeError(f"{[*before.shape]} before, {[*after.shape]} after")
 
 
 def _views(values: np.ndarray, shape: tuple[int, ...]) -> Iterator[tuple[How, np.ndarray]]:
@@ -439,18 +429,6 @@ def _distance(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     largest = float(np.max(np.abs(one.astype(wide)), where=np.isfinite(one), initial=0.0))
     exact = one.dtype.kind in "biu"  # rounding is no excuse
     return absolute, math.inf if exact or not largest else absolute / largest
-
-
-def _difference_of_digests(before: Array, after: Array) -> tuple[How, float, float]:
-    """Of large arrays: equal or not. A row-major reshape changes no byte, so no digest."""
-    merged = (math.prod(before.shape[:2]), *before.shape[2:])
-    if after.shape in (before.shape, merged) and _digest(before) == _digest(after):
-        return ("as is" if after.shape == before.shape else "device axis merged"), 0.0, 0.0
-    if after.shape == before.shape[1:] and set(before.rows) == {_digest(after)}:
-        return "one of equal copies", 0.0, 0.0
-    if before.shape == after.shape:
-        raise Unlike(f"a large array differs: mean {before.mean} before, {after.mean} after")
-    raise Unlike(f"{[*before.shape]} before, {[*after.shape]} after")
 
 
 def _digest(array: Array) -> str:

@@ -5,9 +5,10 @@ equations are gone, variables and mesh axes have numbers, and a reshape that mov
 equation: each operand is its source with the shape that it is used in. Imports no jax.
 """
 
+import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +23,15 @@ RULES = {
     "R8": "one of equal rows is the array that they are copies of",
     "R9": "copies of an array, one on each device, are that array on all devices",
 }
-CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
 _AXIS_PARAMETERS = ("axes", "axis_name", "spmd_axis_name", "newly_manual_axes", "manual_axes")
 _REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod")
 _MOVING = ("slice", "transpose", "concatenate", "stack", "broadcast_in_dim", "rev", "copy")
+_ONES = (
+    "literal(float32[] 0000803f)",
+    "literal(float64[] 000000000000f03f)",
+    "literal(bfloat16[] 803f)",
+)
 _VARIABLE = re.compile(r"§\d+")  # json.dumps writes no § otherwise
 
 
@@ -33,67 +39,47 @@ class NotProvedError(Exception):
     """Why two texts say nothing of their programs, or differ."""
 
 
-@dataclass(frozen=True)
-class Equality:
-    """Two programs are equal."""
-
-    rules: tuple[str, ...]  # that were needed; none: they are the same program
-
-
-def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> Equality:
-    """How two programs are equal.
+def proof(signature: Mapping[str, Any]) -> tuple[str, ...]:
+    """The rules by which the programs of one signature are equal; none: they are the same.
 
     Args:
-      before: the text of one.
-      after: of the other, for the same arguments.
+      signature: the texts `before` and `after`, for the same arguments; and in `sizes`, by the
+        number of devices, both again; only those of the forms that take that number. Where one
+        form alone takes it, there is nothing to compare, and the ledger says so.
 
     Raises:
       NotProvedError: they are not, as far as texts and rules show.
     """
-    refuse_opaque(before, after)
-    if _normal_form(before)[0] == _normal_form(after)[0]:
-        return Equality(())
-    (one, used), (other, others_used) = (_normal_form(each, rules=True) for each in (before, after))
-    if one == other:
-        return Equality(tuple(sorted(used | others_used)))
-    raise NotProvedError(first_difference(one, other))
-
-
-def proof(signature: Mapping[str, Any]) -> Equality:
-    """How the programs of one signature are equal, on each number of devices that takes it.
-
-    Args:
-      signature: the texts `before` and `after`, and in `sizes`, by the number of devices, both
-        again; only those of the forms that take that number. Where one form alone takes it, there
-        is nothing to compare, and the ledger says so.
-
-    Raises:
-      NotProvedError: they are not, as far as texts and rules show.
-    """
-    rules = set(compared(signature["before"], signature["after"]).rules)
-    for texts in signature["sizes"].values():
-        if len(texts) == 2:
-            rules |= set(compared(texts["before"], texts["after"]).rules)
-    return Equality(tuple(sorted(rules)))
+    found: set[str] = set()
+    sizes = [texts for texts in signature["sizes"].values() if len(texts) == 2]
+    for texts in (signature, *sizes):
+        both = texts["before"], texts["after"]
+        refuse_opaque(*both)
+        one, other = (_normal_form(each)[0] for each in both)
+        if one != other:
+            (one, used), (other, more) = (_normal_form(each, rules=True) for each in both)
+            require_same(one, other)
+            found |= used | more
+    return tuple(sorted(found))
 
 
 def _normal_form(text: Mapping[str, Any], *, rules: bool = False) -> tuple[str, set[str]]:
     """The normal form, a line for each equation, and the rules that were used."""
-    scope = Scope(rules=rules)
-    inputs = [scope.new() for _ in text["in"]]
-    results = scope.run(text, inputs, top=True)
-    types = [
+    equations = Equations(rules=rules)
+    inputs = [equations.new() for _ in text["in"]]
+    results = equations.run(text, inputs, top=True)
+    typed = [
         f"{each}:{kind}{'~' if weak else ''}"
-        for each, kind, weak in zip(results, result_types(text), text["weak"], strict=True)
+        for each, kind, weak in zip(results, types(text), text["weak"], strict=True)
     ]
     lines = [
         f"in {' '.join(f'{n}:{kind}' for n, (_, kind) in zip(inputs, text['in'], strict=True))}",
-        f"donated {[number for number, each in enumerate(inputs) if each in scope.donated]}",
-        f"options {sorted(scope.options)}",
-        *scope.alive(results, grouped=True),
-        f"out {' '.join(types)}",
+        f"donated {[number for number, each in enumerate(inputs) if each in equations.donated]}",
+        f"options {sorted(equations.options)}",
+        *equations.alive(results, grouped=True),
+        f"out {' '.join(typed)}",
     ]
-    return _numbered("\n".join(lines)), scope.used
+    return _numbered("\n".join(lines)), equations.used
 
 
 @dataclass
@@ -106,12 +92,12 @@ class _Line:
 
 
 @dataclass
-class Scope:
+class Equations:
     """The equations of one program, with the calls in it written out."""
 
     rules: bool
     axes: dict[str, str] = field(default_factory=dict)
-    counter: list[int] = field(default_factory=lambda: [0])
+    counter: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     used: set[str] = field(default_factory=set)
     lines: list[_Line] = field(default_factory=list)
     donated: set[str] = field(default_factory=set)
@@ -122,8 +108,7 @@ class Scope:
     group: int = 0
 
     def new(self) -> str:
-        self.counter[0] += 1
-        return f"§{self.counter[0]}"
+        return f"§{next(self.counter)}"
 
     def run(self, text: Mapping[str, Any], inputs: Sequence[str], *, top: bool = False) -> list:
         """Adds the equations of a program; its results."""
@@ -148,24 +133,24 @@ class Scope:
     def _equation(
         self, primitive: str, parameters: Mapping, given: list, kinds: list[str], *, top: bool
     ) -> list[str]:
-        if primitive in CALLS:
-            return self._call(parameters, given, top=top)
+        if (body := called(primitive, parameters)) is not None:
+            return self._call(body, parameters, given, top=top)
         if _moves_nothing(primitive, parameters, given, kinds):
             return [given[0][0]]
         if self.rules and (found := self._by_rule(primitive, parameters, given, kinds)):
             return [found]
         if primitive == "shard_map":
             return self._shard_map(parameters, given, kinds)
-        if primitive == "scan":
-            return self._scan(parameters, given, kinds)
         results = [self.new() for _ in kinds]
+        if primitive == "scan":
+            self._with_body(primitive, parameters, given, results, kinds, "linear")
+            return results
         if primitive == "all_gather":
             self.gathers[results[0]] = (*given[0], kinds[0], parameters)
         self._add(results, given, kinds, f"{primitive}{self._parameters(parameters)}")
         return results
 
-    def _call(self, parameters: Mapping, given: list, *, top: bool) -> list[str]:
-        body = called(parameters)
+    def _call(self, body: Mapping, parameters: Mapping, given: list, *, top: bool) -> list[str]:
         names = [name for name, _ in given]
         if top:
             flags = zip(names, parameters.get("donated_invars", ()), strict=False)
@@ -173,30 +158,23 @@ class Scope:
         for key in ("compiler_options_kvs", "in_layouts", "out_layouts"):
             if any(each is not None for each in parameters.get(key) or ()):
                 self.options.add(f"{key} {self._value(parameters[key])}")
-        inner = [
-            self._put(name, kind, sharding)
-            for (name, kind), sharding in zip(
-                given, parameters.get("in_shardings") or [""] * len(given), strict=True
-            )
-        ]
-        results = self.run(body, inner)
-        shardings = parameters.get("out_shardings") or [""] * len(results)
-        return [
-            self._put(name, kind, sharding)
-            for name, kind, sharding in zip(results, result_types(body), shardings, strict=True)
-        ]
+        results = self.run(body, self._put(given, parameters.get("in_shardings")))
+        values = list(zip(results, types(body), strict=True))
+        return self._put(values, parameters.get("out_shardings"))
 
-    def _put(self, name: str, kind: str, sharding: Any) -> str:
-        """A value where a jit wants it; nothing, where a shard_map has it there already."""
-        if not isinstance(sharding, dict):
-            return name  # not specified
-        wanted = self._value(sharding)
-        if self.mapped.get(name) == wanted:
-            return name
-        result = self.new()
-        self.placed[result] = name, wanted
-        self._add([result], [(name, kind)], [kind], f"placed[{wanted}]")
-        return result
+    def _put(self, values: list, shardings: list | None) -> list[str]:
+        """Values where a jit wants them, if a shard_map does not have them there already."""
+        found = []
+        for (name, kind), sharding in zip(values, shardings or [""] * len(values), strict=True):
+            wanted = self._value(sharding) if isinstance(sharding, dict) else None
+            if wanted is None or self.mapped.get(name) == wanted:  # or it is not specified
+                found.append(name)
+                continue
+            result = self.new()
+            self.placed[result] = name, wanted
+            self._add([result], [(name, kind)], [kind], f"placed[{wanted}]")
+            found.append(result)
+        return found
 
     def _shard_map(self, parameters: Mapping, given: list, kinds: list[str]) -> list[str]:
         mesh = self._value(parameters["mesh"])  # numbers its axes
@@ -208,25 +186,31 @@ class Scope:
         results = [self.new() for _ in kinds]
         for result, spec in zip(results, parameters["out_specs"], strict=True):
             self.mapped[result] = f"{mesh} {self._value(spec)}"
-        body, order = self._nested(parameters["jaxpr"]["jaxpr"], free=len(given))
-        rest = {name: value for name, value in parameters.items() if name != "jaxpr"}
-        rest["in_specs"] = [parameters["in_specs"][i] for i in order]
-        ordered = [sources[i] for i in order]
-        self._add(results, ordered, kinds, f"shard_map{self._parameters(rest)} {body}")
+        self._with_body("shard_map", parameters, sources, results, kinds, "in_specs")
         return results
 
-    def _scan(self, parameters: Mapping, given: list, kinds: list[str]) -> list[str]:
-        """With its constants in the order in which the body uses them."""
-        count = parameters["num_consts"]
-        body, order = self._nested(parameters["jaxpr"]["jaxpr"], free=count)
-        order += range(count, len(given))
+    def _with_body(
+        self,
+        primitive: str,
+        parameters: Mapping,
+        given: list,
+        results: list[str],
+        kinds: list[str],
+        by_operand: str,
+    ) -> None:
+        """With what it only reads in the order in which the body uses it.
+
+        Args:
+          by_operand: the parameter that says something of each operand.
+        """
+        free = parameters["num_consts"] if primitive == "scan" else len(given)
+        body, order = self._nested(parameters["jaxpr"]["jaxpr"], free=free)
+        order += range(free, len(given))
         rest = {name: value for name, value in parameters.items() if name != "jaxpr"}
-        if isinstance(linear := rest.get("linear"), list):
-            rest["linear"] = [linear[i] for i in order]
-        results = [self.new() for _ in kinds]
-        given = [given[i] for i in order]
-        self._add(results, given, kinds, f"scan{self._parameters(rest)} {body}")
-        return results
+        if isinstance(values := rest.get(by_operand), list):
+            rest[by_operand] = [values[i] for i in order]
+        head = f"{primitive}{self._parameters(rest)} {body}"
+        self._add(results, [given[i] for i in order], kinds, head)
 
     def _add(self, results: list[str], given: list, kinds: list[str], head: str) -> None:
         left = " ".join(f"{each}:{kind}" for each, kind in zip(results, kinds, strict=True))
@@ -262,17 +246,12 @@ class Scope:
         for name, value in sorted(parameters.items()):
             if name in _AXIS_PARAMETERS:
                 names = value if isinstance(value, list) else [value]
-                shown.append(f"{name}={self._axis_names(names)}")
+                if len(names) == 1 and isinstance(names[0], dict) and "set" in names[0]:
+                    names = names[0]["set"]
+                shown.append(f"{name}={json.dumps([self._axis(each) for each in names])}")
             else:
                 shown.append(f"{name}={self._value(value)}")
         return f"[{', '.join(shown)}]"
-
-    def _axis_names(self, names: Sequence[Any] | Mapping) -> str:
-        if isinstance(names, dict):
-            names = names.get("set", [names])
-        if len(names) == 1 and isinstance(names[0], dict) and "set" in names[0]:
-            names = names[0]["set"]
-        return json.dumps([self._axis(name) for name in names])
 
     def _axis(self, name: Any) -> Any:
         return self.axes.get(name, name) if isinstance(name, str) else name
@@ -308,13 +287,11 @@ class Scope:
         Returns:
           Its normal form, and the order that it gives to these inputs.
         """
-        inner = Scope(self.rules, self.axes, self.counter, self.used)
+        inner = Equations(self.rules, self.axes, self.counter, self.used)
         inputs = [inner.new() for _ in text["in"]]
         results = inner.run(text, inputs)
         lines = " ; ".join(inner.alive(results))
-        right = " ".join(
-            f"{name}:{kind}" for name, kind in zip(results, result_types(text), strict=True)
-        )
+        right = " ".join(f"{name}:{kind}" for name, kind in zip(results, types(text), strict=True))
         uses: dict[str, int] = {}
         if free > 1:
             for found in _VARIABLE.finditer(f"{lines} {right}"):
@@ -330,7 +307,7 @@ class Scope:
         self, primitive: str, parameters: Mapping, given: list, kinds: list[str]
     ) -> str | None:
         """The value that takes the place of an equation."""
-        if primitive == "div" and _is_one(given[1][0]) and given[0][1] == kinds[0]:
+        if primitive == "div" and given[1][0] in _ONES and given[0][1] == kinds[0]:
             return self._used("R3", given[0][0])
         if primitive not in _REDUCTIONS:
             return None
@@ -383,13 +360,6 @@ def _says_nothing(sharding: Any) -> bool:
     return not any(spec["spec"]) and set(mesh["kinds"]) <= {"AxisType.Manual"}
 
 
-def _is_one(name: str) -> bool:
-    """Whether a literal is the number one."""
-    kind, _, data = name.removeprefix("literal(").removesuffix(")").partition(" ")
-    ones = {"float32[]": "0000803f", "float64[]": "000000000000f03f", "bfloat16[]": "803f"}
-    return name.startswith("literal(") and ones.get(kind) == data
-
-
 def _literal(text: str) -> tuple[str, str]:
     return f"literal({text})", text.partition(" ")[0]
 
@@ -399,18 +369,13 @@ def shape(kind: str) -> list[int]:
     return [int(each) for each in inner.split(",") if each]
 
 
-def types(text: Mapping[str, Any]) -> dict[int, str]:
-    """The type of each variable, such as "float32[8,3]"."""
-    found = {number: kind for number, kind, *_ in (*text["in"], *text["consts"])}
+def types(text: Mapping[str, Any], operands: Iterable[int | str] | None = None) -> list[str]:
+    """The types, such as "float32[8,3]", of some variables and literals; else of the results."""
+    known = {number: kind for number, kind, *_ in (*text["in"], *text["consts"])}
     for _, _, _, results in text["eqns"]:
-        found.update({number: kind for number, kind in results})
-    return found
-
-
-def result_types(text: Mapping[str, Any]) -> list[str]:
-    """The types of the results."""
-    known = types(text)
-    return [known[each] if isinstance(each, int) else _literal(each)[1] for each in text["out"]]
+        known.update({number: kind for number, kind in results})
+    wanted = text["out"] if operands is None else operands
+    return [known[each] if isinstance(each, int) else _literal(each)[1] for each in wanted]
 
 
 def _numbered(text: str) -> str:
@@ -419,8 +384,10 @@ def _numbered(text: str) -> str:
     return _VARIABLE.sub(lambda found: numbers.setdefault(found[0], f"§{len(numbers)}"), text)
 
 
-def called(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The program that one of the calls has inside."""
+def called(primitive: str, parameters: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The program that a call has inside; None where the equation is no call."""
+    if primitive not in _CALLS:
+        return None
     keys = ("jaxpr", "call_jaxpr", "fun_jaxpr")
     return next(parameters[key]["jaxpr"] for key in keys if key in parameters)
 
@@ -447,11 +414,14 @@ def _opaque(value: Any) -> str | None:
     return None
 
 
-def first_difference(one: str, other: str) -> str:
-    """In short: where the two normal forms part."""
+def require_same(one: str, other: str) -> None:
+    """Raises a NotProvedError that says where two normal forms part."""
+    if one == other:
+        return
     for line, against in zip(one.split("\n"), other.split("\n"), strict=False):
         if line != against:
             at = next((i for i, (a, b) in enumerate(zip(line, against, strict=False)) if a != b), 0)
             start = max(0, at - 30)
-            return f"{line[start : at + 40]!r} before, {against[start : at + 40]!r} after"
-    return "one has more equations than the other"
+            before, after = line[start : at + 40], against[start : at + 40]
+            raise NotProvedError(f"{before!r} before, {after!r} after")
+    raise NotProvedError("one has more equations than the other")

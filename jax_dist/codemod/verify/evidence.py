@@ -20,6 +20,8 @@ from jax_dist.codemod.verify.ledger import LedgerEntry, Rung
 from jax_dist.codemod.verify.program_text import Spot
 
 _SHOWN = 3  # problems of one place
+_TAIL_LINES = 12  # of a program's output
+_MAPS_NOTHING = ("jit", "host")  # kinds of sites, but for a jit that has something mapped inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class CallRecord:
     text: Mapping[str, Any] | None = None  # of its program: `text` and `paths`, or `why` none
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SiteRecord:
     """A place where functions are mapped or jitted, and the calls of what was made there."""
 
@@ -64,10 +66,10 @@ class SiteRecord:
     within: tuple[str, ...]  # the functions that were running when it was made, innermost first
     function: str
     is_mapped: bool  # or a jit in whose trace something is mapped
-    inside: bool  # was traced as a part of something else
-    hidden: bool  # of something that is not recorded
-    calls: tuple[CallRecord, ...]  # the first ones
-    count: int  # of all calls
+    inside: bool = False  # was traced as a part of something else
+    hidden: bool = False  # of something that is not recorded
+    calls: list[CallRecord] = field(default_factory=list)  # the first ones
+    count: int = 0  # of all calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class RunRecord:
     @property
     def hidden(self) -> tuple[SiteRecord, ...]:
         """Where mapped functions were made that were only traced."""
-        return tuple(site for site in self.sites if site.hidden and not site.count)
+        return tuple(s for s in self.sites if s.is_mapped and s.hidden and not s.count)
 
 
 @dataclass
@@ -102,7 +104,6 @@ class Evidence:
 
     ran: bool = False
     calls: int = 0  # or values
-    equal: int = 0
     problems: list[tuple[str, str]] = field(default_factory=list)  # kind, and what is said
     sides: Counter[str] = field(default_factory=Counter)  # "old", "new", "": inside of a trace
     outer: set[int] = field(default_factory=set)  # the spots whose programs it is part of
@@ -116,96 +117,66 @@ class Run:
     exit_code: int | None  # negative: the signal that ended it; None: it was stopped, being late
     output: str  # standard output and error
     record: RunRecord
-    ran: Mapping[int, Evidence] = field(default_factory=dict)  # what it told of marked statements
+    ran: Mapping[int, Evidence] = field(default_factory=dict)  # by the numbers of spots
+
+    @property
+    def tail(self) -> str:
+        """The last lines of its output."""
+        return "\n".join(self.output.splitlines()[-_TAIL_LINES:])
 
 
-def read_calls(folder: Path) -> RunRecord:
-    """What all processes of one run wrote about their mapped functions.
+def read(exit_code: int | None, output: str, folder: Path) -> Run:
+    """A run, with what all of its processes wrote.
 
     Args:
+      exit_code, output: as `Run` has them.
       folder: that was given to the recording.
     """
+    return Run(exit_code, output, _read_calls(folder), _read_spots(folder))
+
+
+def _read_calls(folder: Path) -> RunRecord:
+    sites: list[SiteRecord] = []
+    problems: list[str] = []
+    hosts: list[SiteRecord] = []
     folders = sorted(folder.glob("process-*"), key=lambda path: int(path.name.partition("-")[2]))
-    parts = [_Part(process, path) for process, path in enumerate(folders)]
-    return RunRecord(
-        sites=tuple(site for part in parts for site in part.sites()),
-        problems=tuple(problem for part in parts for problem in part.problems),
-        hosts=tuple(host for part in parts for host in part.sites(hosts=True)),
-    )
-
-
-@dataclass
-class _Found:
-    """What the events so far say of one site."""
-
-    event: Mapping[str, Any]
-    calls: list[CallRecord] = field(default_factory=list)
-    count: int = 0
-    inside: bool = False
-    hidden: bool = False
-    holds_mapped: bool = False
-    texts: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by number
-
-
-class _Part:
-    """What one process wrote."""
-
-    def __init__(self, process: int, folder: Path):
-        self.problems: list[str] = []
-        self._process = process
-        self._folder = folder
-        self._found: dict[int, _Found] = {}  # by number, and so in the order of making
-        for event in _events(folder / "calls.jsonl"):
-            self._take(event)
-
-    def sites(self, *, hosts: bool = False) -> Iterator[SiteRecord]:
-        """Those of mapped and jitted functions, or of host edits."""
-        for found in self._found.values():
-            if (found.event["kind"] == "host") != hosts:
+    for process, path in enumerate(folders):
+        known: dict[int, SiteRecord] = {}  # by number, and so in the order of making
+        kinds: dict[int, str] = {}
+        texts: dict[int | None, Mapping[str, Any]] = {}  # by number
+        for event in _events(path / "calls.jsonl"):
+            number = event["site"]
+            if event["event"] == "site":
+                kind = kinds[number] = event["kind"]
+                within, is_mapped = tuple(event["within"]), kind not in _MAPS_NOTHING
+                known[number] = SiteRecord(
+                    process, event["file"], event["line"], within, event["function"], is_mapped
+                )
+                (hosts if kind == "host" else sites).append(known[number])
                 continue
-            is_mapped = found.holds_mapped or found.event["kind"] not in ("jit", "host")
-            yield SiteRecord(
-                process=self._process,
-                file=found.event["file"],
-                line=found.event["line"],
-                within=tuple(found.event["within"]),
-                function=found.event["function"],
-                is_mapped=is_mapped,
-                inside=found.inside,
-                hidden=found.hidden and is_mapped,
-                calls=tuple(found.calls),
-                count=found.count,
-            )
-
-    def _take(self, event: Mapping[str, Any]) -> None:
-        if event["event"] == "site":
-            self._found[event["site"]] = _Found(event)
-            return
-        found = self._found[event["site"]]
-        match event["event"]:
-            case "text":
-                found.texts[event["number"]] = event
-            case "call":
-                found.calls.append(self._call(event, found.texts))
-                found.count = max(found.count, event["call"] + 1)
-            case "total":
-                found.count = max(found.count, event["calls"])
-            case "inside":
-                found.inside = True
-                found.hidden |= event["cover"] is None
-                if event["cover"] is not None and found.event["kind"] not in ("jit", "host"):
-                    self._found[event["cover"]].holds_mapped = True
-            case "problem":
-                self.problems.append(f"{found.event['function']}: {event['problem']}")
-
-    def _call(self, event: Mapping[str, Any], texts: Mapping[int, Mapping[str, Any]]) -> CallRecord:
-        archive = self._folder / event["arrays"]
-        return CallRecord(
-            given=tuple(_array(each, archive) for each in event["given"]),
-            returned=tuple(_array(each, archive) for each in event["returned"]),
-            raised=event["raised"],
-            text=texts.get(event["text"]),
-        )
+            site = known[number]
+            match event["event"]:
+                case "text":
+                    texts[event["number"]] = event
+                case "call":
+                    given, returned = (
+                        tuple(_array(each, path / event["arrays"]) for each in event[side])
+                        for side in ("given", "returned")
+                    )
+                    text = texts.get(event["text"])
+                    site.calls.append(CallRecord(given, returned, event["raised"], text))
+                    site.count = max(site.count, event["call"] + 1)
+                case "total":
+                    site.count = max(site.count, event["calls"])
+                case "inside":
+                    site.inside = True
+                    if event["cover"] is None:
+                        site.hidden = True
+                    elif kinds[number] not in _MAPS_NOTHING:
+                        known[event["cover"]].is_mapped = True
+                case "problem":
+                    problems.append(f"{site.function}: {event['problem']}")
+    return RunRecord(tuple(sites), tuple(problems), tuple(hosts))
 
 
 def _array(event: Mapping[str, Any], archive: Path) -> Array:
@@ -228,30 +199,25 @@ def _events(path: Path) -> Iterator[Mapping[str, Any]]:
 # --- spots
 
 
-def read_spots(folder: Path) -> dict[int, Evidence]:
-    """What all processes of one run wrote about spots, by the numbers of these."""
+def _read_spots(folder: Path) -> dict[int, Evidence]:
     found: dict[int, Evidence] = {}
     for path in sorted(folder.glob("places-*.jsonl")):
         for event in _events(path):
-            _take(found.setdefault(event["place"], Evidence()), event)
+            evidence = found.setdefault(event["place"], Evidence())
+            match event["event"]:
+                case "ran":
+                    evidence.ran = True
+                case "call" | "value":
+                    evidence.calls += 1
+                    number = f"{event['event']} {evidence.calls}"
+                    evidence.problems += [(k, f"{number}: {said}") for k, said in event["problems"]]
+                case "inside":
+                    evidence.sides[event["side"]] += 1
+                    if event["of"] is not None:
+                        evidence.outer.add(event["of"])
+                case "text":
+                    evidence.texts.append(event)
     return found
-
-
-def _take(evidence: Evidence, event: Mapping[str, Any]) -> None:
-    match event["event"]:
-        case "ran":
-            evidence.ran = True
-        case "call" | "value":
-            evidence.calls += 1
-            evidence.equal += not event["problems"]
-            number = f"{event['event']} {evidence.calls}"
-            evidence.problems += [(k, f"{number}: {said}") for k, said in event["problems"]]
-        case "inside":
-            evidence.sides[event["side"]] += 1
-            if event["of"] is not None:
-                evidence.outer.add(event["of"])
-        case "text":
-            evidence.texts.append(event)
 
 
 @dataclass(frozen=True)
@@ -265,6 +231,33 @@ class Judgement:
     notes: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()  # by which its programs are equal
     signatures: tuple[Mapping[str, Any], ...] = ()  # the texts of these, where they prove it
+
+    def proved(self, signatures: Iterable[Mapping[str, Any]]) -> "Judgement":
+        """More than that all calls were equal, where the texts of the programs show it.
+
+        Args:
+          signatures: the texts, as `slices.proof` takes them.
+        """
+        signatures = tuple(signatures)
+        rules: set[str] = set()
+        try:
+            for each in signatures:
+                rules |= set(slices.proof(each))
+        except NotProvedError as reason:
+            return replace(self, notes=(*self.notes, f"its programs differ: {reason}"))
+        notes = list(self.notes)
+        for name, form in (("before", "old"), ("after", "new")):
+            sizes = [size for each in signatures for size in each["sizes"].items()]
+            alone = sorted({size for size, texts in sizes if [*texts] == [name]})
+            if alone:
+                notes.append(f"on {', '.join(alone)} of the devices only the {form} form runs")
+        return replace(
+            self,
+            rung=Rung.EQUAL_BY_RULES if rules else Rung.SAME_PROGRAM,
+            rules=tuple(sorted(rules)),
+            signatures=signatures,
+            notes=tuple(notes),
+        )
 
 
 def judged(
@@ -307,36 +300,7 @@ def _by_text(replayed: Judgement, evidence: Evidence) -> Judgement:
     if not evidence.texts or any("why" in text for text in evidence.texts):
         return replayed
     different = {json.dumps(text, sort_keys=True): text for text in evidence.texts}
-    return proved(replayed, different.values())
-
-
-def proved(equal: Judgement, signatures: Iterable[Mapping[str, Any]]) -> Judgement:
-    """More than that all calls were equal, where the texts of the programs show it.
-
-    Args:
-      equal: what is known without the texts.
-      signatures: the texts, as `slices.proof` takes them.
-    """
-    signatures = tuple(signatures)
-    rules: set[str] = set()
-    try:
-        for each in signatures:
-            rules |= set(slices.proof(each).rules)
-    except NotProvedError as reason:
-        return replace(equal, notes=(*equal.notes, f"its programs differ: {reason}"))
-    notes = list(equal.notes)
-    for name, form in (("before", "old"), ("after", "new")):
-        sizes = [size for each in signatures for size in each["sizes"].items()]
-        alone = {size for size, texts in sizes if [*texts] == [name]}
-        if alone:
-            notes.append(f"on {', '.join(sorted(alone))} of the devices only the {form} form runs")
-    return replace(
-        equal,
-        rung=Rung.BY_RULES if rules else Rung.SAME_PROGRAM,
-        rules=tuple(sorted(rules)),
-        signatures=signatures,
-        notes=tuple(notes),
-    )
+    return replayed.proved(different.values())
 
 
 def _inside(
@@ -356,25 +320,22 @@ def _inside(
         return Judgement(Rung.RAN, notes=(said,))
     outer = [judged(spots[n], found, spots) for n in sorted(evidence.outer)]
     lines = ", ".join(str(line) for line in sorted({spots[n].line for n in evidence.outer}))
-    least = min(outer, key=lambda each: each.rung)
-    if least.rung < Rung.REPLAYED:
-        return Judgement(Rung.RAN, notes=(f"checked as part of line {lines}",))
-    return replace(
-        least,
-        calls=sum(each.calls for each in outer),
-        equal=sum(each.equal for each in outer),
-        notes=(f"checked as part of line {lines}",),
-        rules=tuple(sorted({rule for each in outer for rule in each.rules})),
-        signatures=tuple(text for each in outer for text in each.signatures),
+    notes = (f"checked as part of line {lines}",)
+    least = _together(outer)
+    return (
+        Judgement(Rung.RAN, notes=notes)
+        if least.rung < Rung.REPLAYED
+        else replace(least, notes=notes)
     )
 
 
 def entry(place: PlaceResult, judgements: Sequence[Judgement]) -> LedgerEntry:
     """A place is as sure as the least sure of its spots."""
-    return LedgerEntry(
-        path=place.path,
-        line=place.line,
-        what=place.what,
+    return LedgerEntry(place.path, place.line, place.what, **vars(_together(judgements)))
+
+
+def _together(judgements: Sequence[Judgement]) -> Judgement:
+    return Judgement(
         rung=min(each.rung for each in judgements),
         calls=sum(each.calls for each in judgements),
         equal=sum(each.equal for each in judgements),

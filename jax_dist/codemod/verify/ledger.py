@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-_TAIL_LINES = 12  # of a program's output
 _WIDTH = 32
 _APART = {"overlay": "an overlay of the project", "copy": "a copy of the project"}
 
@@ -56,21 +55,9 @@ class SiteComparison:
     unproved: str = ""  # why its calls have no such signature
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "file": self.file,
-            "line": self.line,
-            "function": self.function,
-            "calls_before": self.calls_before,
-            "calls_after": self.calls_after,
-            "compared": self.compared,
-            "devices_before": self.devices_before,
-            "devices_after": self.devices_after,
-            "largest_absolute_difference": _finite(self.absolute),
-            "largest_relative_difference": _finite(self.relative),
-            "how": list(self.how),
-            "problems": list(self.problems),
-            "notes": list(self.notes),
-        }
+        largest = {name: f"largest_{name}_difference" for name in ("absolute", "relative")}
+        shown = _fields(self, "signatures", "unproved")
+        return {largest.get(name, name): value for name, value in shown.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,47 +101,29 @@ class MigrationVerification:
 
     def to_dict(self) -> dict[str, Any]:
         """For machines, in JSON's types; an infinite difference is None."""
-        return {
-            "command": list(self.command),
-            "verdict": str(self.verdict),
-            "before": self.before.to_dict(),
-            "after": self.after.to_dict(),
-            "sites": [site.to_dict() for site in self.sites],
-            "problems": list(self.problems),
-            "unproven": list(self.unproven),
-            "notes": list(self.notes),
-        }
+        return _fields(self)
 
 
 # --- place by place
 
 
 class Rung(enum.IntEnum):
-    """How sure a place is, the surest last."""
+    """How sure a place is, the surest last; people read the names."""
 
     DIFFERENT = 0
     NEVER_RAN = 1
     RAN = 2
-    SAME_RUNS = 3
+    SAME_IN_TWO_RUNS = 3
     REPLAYED = 4
-    BY_RULES = 5
+    EQUAL_BY_RULES = 5
     SAME_PROGRAM = 6
 
     def __str__(self) -> str:
-        return _WORDS[self]
+        return self.name.lower().replace("_", " ")
 
 
-_WORDS = {
-    Rung.DIFFERENT: "different",
-    Rung.NEVER_RAN: "never ran",
-    Rung.RAN: "ran",
-    Rung.SAME_RUNS: "same in two runs",
-    Rung.REPLAYED: "replayed",
-    Rung.BY_RULES: "equal by rules",
-    Rung.SAME_PROGRAM: "same program",
-}
 # "replayed" takes two equal runs too: what cannot be merged has nothing better.
-REQUIREMENTS = {"proved": Rung.BY_RULES, "replayed": Rung.SAME_RUNS, "ran": Rung.RAN}
+REQUIREMENTS = {"proved": Rung.EQUAL_BY_RULES, "replayed": Rung.SAME_IN_TWO_RUNS, "ran": Rung.RAN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +143,7 @@ class LedgerEntry:
     signatures: tuple[Mapping[str, Any], ...] = ()  # their texts, where these prove it
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "path": os.path.relpath(self.path),
-            "line": self.line,
-            "what": self.what,
-            "rung": str(self.rung),
-            "calls": self.calls,
-            "equal": self.equal,
-            "problems": list(self.problems),
-            "notes": list(self.notes),
-            "put_back": self.put_back,
-            "rules": list(self.rules),
-        }
+        return _fields(self, "signatures") | {"path": os.path.relpath(self.path)}
 
     @property
     def where(self) -> str:
@@ -197,7 +155,7 @@ class LedgerEntry:
         """Its rung, with the calls that were compared."""
         if self.rung is Rung.REPLAYED:
             return f"replayed {self.equal} of {self.calls}"
-        if self.rung is Rung.BY_RULES:
+        if self.rung is Rung.EQUAL_BY_RULES:
             return f"{self.rung} {', '.join(self.rules)}"
         return str(self.rung)
 
@@ -266,12 +224,12 @@ def _counts(entries: Sequence[LedgerEntry], calls_of_runs: int) -> Iterator[str]
     groups: dict[Rung, list[LedgerEntry]] = {rung: [] for rung in Rung}
     for entry in entries:
         groups[entry.rung].append(entry)
-    proved = len(groups[Rung.SAME_PROGRAM]) + len(groups[Rung.BY_RULES])
-    yield f"{proved} of {len(entries)} {_places(len(entries))} proved"
+    proved = len(groups[Rung.SAME_PROGRAM]) + len(groups[Rung.EQUAL_BY_RULES])
+    yield f"{proved} of {len(entries)} {'place' if len(entries) == 1 else 'places'} proved"
     if replayed := groups[Rung.REPLAYED]:
         equal, calls = sum(e.equal for e in replayed), sum(e.calls for e in replayed)
         yield f"{len(replayed)} replayed {equal} of {calls} calls"
-    if same := groups[Rung.SAME_RUNS]:
+    if same := groups[Rung.SAME_IN_TWO_RUNS]:
         yield f"{len(same)} the same in two runs of {calls_of_runs} calls"
     for rung, verb in ((Rung.RAN, "ran"), (Rung.NEVER_RAN, "never ran")):
         if groups[rung]:
@@ -285,10 +243,6 @@ def _where(entries: Sequence[LedgerEntry]) -> str:
     first = [entry.where for entry in entries[:3]]
     more = [f"and {len(entries) - 3} more"] if len(entries) > 3 else []
     return ", ".join([*first, *more])
-
-
-def _places(number: int) -> str:
-    return "place" if number == 1 else "places"
 
 
 def _lines(ledger: Ledger) -> Iterator[str]:
@@ -325,10 +279,20 @@ def _table(entries: Sequence[LedgerEntry]) -> Iterator[str]:
             yield from (f"      {note}" for note in entry.notes)
 
 
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
+def _fields(record: Any, *left_out: str) -> dict[str, Any]:
+    """Those of a dataclass, in JSON's types; an infinite number is None."""
+    names = (each.name for each in dataclasses.fields(record) if each.name not in left_out)
+    return {name: _plain(getattr(record, name)) for name in names}
 
 
-def tail(output: str) -> str:
-    """The last lines of a program's output."""
-    return "\n".join(output.splitlines()[-_TAIL_LINES:])
+def _plain(value: Any) -> Any:
+    match value:
+        case tuple():
+            return [_plain(each) for each in value]
+        case enum.Enum():
+            return str(value)
+        case float() if not math.isfinite(value):
+            return None
+        case Ending() | SiteComparison():
+            return value.to_dict()
+    return value

@@ -50,7 +50,7 @@ def _overlay(below: str, above: str, work: str) -> None:
         _call("mount", *arguments, os.fsencode(options))
 
 
-def main() -> None:
+def _main() -> None:
     wanted = json.loads(sys.argv[1])
     try:
         if wanted["overlays"]:
@@ -69,4 +69,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

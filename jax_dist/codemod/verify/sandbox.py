@@ -18,7 +18,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -60,19 +59,17 @@ def stage(
     """
     if shutil.which(command[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
-    folders = roots(files)
+    folders = _roots(files)
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
     # Signals raise, as Ctrl-C does by itself, so that what runs is ended.
     others = [name for name in _ENDING if name != "SIGINT"]
-    with _signals(others, leave), working_folder(_base(folders)) as folder:
-        how = way(folder, folders)
-        yield Workspace(tuple(command), folder, folders, how, devices, timeout)
+    with _signals(others, leave), working_folder(_outside(folders)) as folder:
+        yield Workspace(tuple(command), folder, folders, devices, timeout)
 
 
-@dataclass
 class Workspace:
     """Where runs of one command take place, one after another.
 
@@ -80,18 +77,23 @@ class Workspace:
       command: the program and its arguments.
       folder: an empty one outside of the project.
       roots: the folders of the project.
-      way: how it is kept apart.
       devices: how many CPU devices to simulate.
       timeout: the seconds after which a run is stopped; None for never.
     """
 
-    command: Sequence[str]
-    folder: Path
-    roots: Sequence[Path]
-    way: _Way
-    devices: int
-    timeout: float | None
-    _runs: int = field(default=0, init=False)
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        roots: Sequence[Path],
+        devices: int,
+        timeout: float | None,
+    ):
+        self.command = command
+        self.way: _Way = _way(folder, roots)
+        self._folder, self._roots = folder, roots
+        self._devices, self._timeout = devices, timeout
+        self._runs = 0
 
     def recorded(self, changes: Mapping[Path, bytes], files: Iterable[Path]) -> Run:
         """Runs the command to its end, with its mapped functions recorded.
@@ -107,8 +109,9 @@ class Workspace:
         box = self._sandbox(hooked)
         inside = [box.inside(str(Path(file).resolve())) for file in files]
         ended = self._run(box, {"files": inside})
-        sites = [replace(site, file=box.outside(site.file)) for site in ended.record.sites]
-        return replace(ended, record=replace(ended.record, sites=tuple(sites)))
+        for site in ended.record.sites:
+            site.file = box.outside(site.file)
+        return ended
 
     def merged(self, changes: Mapping[Path, bytes]) -> Run:
         """Runs a merged program to its end; it writes down itself what happens at its places.
@@ -123,40 +126,36 @@ class Workspace:
 
     def _sandbox(self, changes: Mapping[Path, bytes]) -> "_Sandbox":
         self._runs += 1
-        folder = self.folder / f"sandbox-{self._runs}"
+        folder = self._folder / f"sandbox-{self._runs}"
         folder.mkdir()
-        box = _Sandbox(folder, self.roots, self.way)
+        box = _Sandbox(folder, self._roots, self.way)
         for path, data in changes.items():
             box.put(path, data)
         return box
 
     def _run(self, box: "_Sandbox", wanted: Mapping[str, Any]) -> Run:
-        folder = self.folder / f"run-{self._runs}"
+        folder = self._folder / f"run-{self._runs}"
         first, records, output = folder / "path", folder / "records", folder / "output"
         for each in (folder, first, records):
             each.mkdir()
         shutil.copy(_RECORDING / "bootstrap.py", first / "sitecustomize.py")
         path = [str(first), *box.search_path(os.environ.get("PYTHONPATH", ""))]
-        environment = _environment(self.devices) | {
+        environment = _environment(self._devices) | {
             "PYTHONPATH": os.pathsep.join(path),
             "JAX_DIST_RECORD": json.dumps(
                 {"package": str(_RECORDING), "folder": str(records), **wanted}
             ),
         }
-        code = run_to_end(box.command(self.command), environment, output, self.timeout)
-        text = output.read_text(errors="replace")
-        return Run(code, text, evidence.read_calls(records), evidence.read_spots(records))
+        code = run_to_end(box.command(self.command), environment, output, self._timeout)
+        return evidence.read(code, output.read_text(errors="replace"), records)
 
 
 def _environment(devices: int) -> dict[str, Any]:
     """This process's, with simulated devices, and with one order of sets for all runs."""
     inherited = {key: value for key, value in os.environ.items() if key != "JAX_NUM_CPU_DEVICES"}
-    flags = [
-        flag
-        for flag in inherited.pop("XLA_FLAGS", "").split()
-        if not flag.startswith("--xla_force_host_platform_device_count")
-    ]
-    flags.append(f"--xla_force_host_platform_device_count={devices}")
+    number = "--xla_force_host_platform_device_count"
+    flags = inherited.pop("XLA_FLAGS", "").split()
+    flags = [*(flag for flag in flags if not flag.startswith(number)), f"{number}={devices}"]
     return {
         "PYTHONHASHSEED": "0",
         # The threads of XLA's CPU client. By default as many as cores, where simulated devices that
@@ -227,8 +226,11 @@ class _Sandbox:
             "folder": self.inside(os.path.realpath(os.curdir)),
             "overlays": overlays if self.way == "overlay" else [],
         }
-        python = [sys.executable, "-I", "-S", str(Path(overlay.__file__))]
-        return [*python, json.dumps(wanted), *(self._argument(each) for each in command)]
+        words = []
+        for each in command:  # a path, or one behind a `=`
+            name, equals, path = each.partition("=")
+            words.append(f"{name}={self.inside(path)}" if equals else self.inside(each))
+        return [sys.executable, "-I", "-S", overlay.__file__, json.dumps(wanted), *words]
 
     def search_path(self, inherited: str) -> list[str]:
         """PYTHONPATH: a copy comes before all that may lead to the project itself."""
@@ -240,13 +242,8 @@ class _Sandbox:
         own = [view / part for part in ("src", "") for view in self._views.values()]
         return [*(str(each) for each in own if each.is_dir()), *entries]
 
-    def _argument(self, text: str) -> str:
-        """A path, or one behind a `=`."""
-        name, equals, path = text.partition("=")
-        return f"{name}={self.inside(path)}" if equals else self.inside(text)
 
-
-def roots(files: Iterable[Path]) -> list[Path]:
+def _roots(files: Iterable[Path]) -> list[Path]:
     """The folders that files and the current folder belong to, up to what marks a project.
 
     Raises:
@@ -272,12 +269,8 @@ def _project(folder: Path) -> Path:
     return folder
 
 
-def _base(folders: Sequence[Path]) -> str:
-    """A folder for temporary files outside of these.
-
-    Raises:
-      MisuseError: there is none.
-    """
+def _outside(folders: Sequence[Path]) -> str:
+    """A folder for temporary files outside of these."""
     for name in (tempfile.gettempdir(), *_PLACES):
         path = Path(name).resolve()
         if os.access(path, os.W_OK) and not any(path.is_relative_to(each) for each in folders):
@@ -287,29 +280,21 @@ def _base(folders: Sequence[Path]) -> str:
     )
 
 
-def way(folder: Path, folders: Sequence[Path]) -> _Way:
-    """How a project can be kept apart here.
-
-    Args:
-      folder: an empty one, for the trial.
-      folders: the project's.
-    """
+def _way(folder: Path, folders: Sequence[Path]) -> _Way:
+    """How the folders of a project can be kept apart here, as an empty folder outside shows."""
     if sys.platform != "linux" or os.environ.get("JAX_DIST_VERIFY_BY_COPY"):
         return "copy"
-    if any(_SPECIAL & set(f"{each}{folder}") for each in folders) or _has_mounts(folders):
+    if any(_SPECIAL & set(f"{each}{folder}") for each in folders):
         return "copy"
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        points = [Path(line.split()[4].replace("\\040", " ")) for line in file]
+    if any(each in point.parents for each in folders for point in points):
+        return "copy"  # an overlay would show an empty folder where something is mounted
     (folder / "trial").mkdir()
     trial = _Sandbox(folder / "trial", folders, "overlay")
     ran = subprocess.run(trial.command(["true"]), capture_output=True, check=False)
     _discard(folder / "trial")
     return "copy" if ran.returncode else "overlay"
-
-
-def _has_mounts(folders: Sequence[Path]) -> bool:
-    """Whether another file system is mounted below; an overlay would show an empty folder there."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        points = [Path(line.split()[4].replace("\\040", " ")) for line in file]
-    return any(folder in point.parents for folder in folders for point in points)
 
 
 @contextlib.contextmanager
@@ -320,7 +305,9 @@ def working_folder(place: str) -> Iterator[Path]:
       place: the folder that it is made in.
     """
     for left in Path(place).glob(f"{_PREFIX}*"):
-        if _is_abandoned(left):
+        # Its process has ended where its lock is free; one without a lock may just have been made.
+        with contextlib.suppress(OSError), open(left / _LOCK) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _discard(left)
     made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     with open(made / f"{_LOCK}.new", "w") as lock:
@@ -351,16 +338,6 @@ def _signals(names: Iterable[str], handler: Any) -> Iterator[None]:
             signal.signal(number, old)
 
 
-def _is_abandoned(made: Path) -> bool:
-    """Whether its process has ended; one without a lock may just have been made."""
-    try:
-        with open(made / _LOCK) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
 def _discard(folder: Path) -> None:
     """Removes what runs have left, also where they took their rights away."""
     for path, names, _ in os.walk(folder):
@@ -374,7 +351,12 @@ def _discard(folder: Path) -> None:
 
 def _copy(root: Path, views: Mapping[Path, Path]) -> None:
     """Copies a folder of the project; links into the project lead into the copies."""
-    to, parts = views[root], list(_parts(root))
+    to = views[root]
+    parts: list[Path] = []  # what is below the folder, but not below environments
+    for path, names, files in os.walk(root):
+        names[:] = [name for name in names if name not in _LEFT_OUT]
+        parts += [Path(path, name) for name in (*names, *files) if name not in _LEFT_OUT]
+        names[:] = [name for name in names if not _is_environment(Path(path, name))]
     size = sum(each.lstat().st_size for each in parts if each.is_file())
     free = shutil.disk_usage(to.parent).free
     if size > free // 2:
@@ -396,14 +378,6 @@ def _copy(root: Path, views: Mapping[Path, Path]) -> None:
                 if Path(target).is_relative_to(other):
                     copy.unlink()
                     copy.symlink_to(view / Path(target).relative_to(other))
-
-
-def _parts(folder: Path) -> Iterator[Path]:
-    """What is below a folder, but not below environments, and nothing that is left out."""
-    for path, names, files in os.walk(folder):
-        names[:] = [name for name in names if name not in _LEFT_OUT]
-        yield from (Path(path, name) for name in (*names, *files) if name not in _LEFT_OUT)
-        names[:] = [name for name in names if not _is_environment(Path(path, name))]
 
 
 def _is_environment(path: Path) -> bool:

@@ -16,17 +16,22 @@ copies, one on each device; the new form puts `x` on each of them.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jax_dist.codemod.verify import equivalence
-from jax_dist.codemod.verify.equivalence import Equality, NotProvedError, Scope
+from jax_dist.codemod.verify.equivalence import Equations, NotProvedError
 
 # By the relation of an argument, and of a result; what stays as it is needs none.
 _OF_ARGUMENTS = {"as is": "", "one of equal copies": "R5", "device axis merged": "R7"}
 _OF_RESULTS = {"as is": "", "one of equal copies": "R6", "device axis merged": "R7"}
 _OF_HOST_RESULTS = {"as is": "", "one of equal copies": "R9", "device axis merged": "R7"}
+_OPTIONS = (  # of a jit
+    *("compiler_options_kvs", "in_layouts", "out_layouts"),
+    *("in_shardings", "out_shardings"),
+)
 _MADE_EQUAL = {  # on all devices; by the parameter that names the axes
     **dict.fromkeys(("psum", "psum2", "psum_invariant", "pmax", "pmin"), "axes"),
     **dict.fromkeys(("all_gather", "all_gather_invariant"), "axis_name"),
@@ -42,21 +47,8 @@ class _Array:
     cut: int | None  # None: each device has all of it
 
 
-@dataclass
-class _Program:
-    """A program that is one shard_map and nothing else."""
-
-    axis: str = ""
-    devices: Sequence[int] = ()  # their numbers, in the order of the mesh
-    kinds: Sequence[str] = ()  # of its axis
-    body: Mapping[str, Any] = field(default_factory=dict)
-    given: dict[Any, _Array] = field(default_factory=dict)  # by source, in the order of the body
-    returned: list[tuple[int, _Array]] = field(default_factory=list)  # by result of the body
-    donated: set[int] = field(default_factory=set)
-
-
-def proof(signature: Mapping[str, Any]) -> Equality:
-    """How the programs of one signature are equal, also where their arrays have another form.
+def proof(signature: Mapping[str, Any]) -> tuple[str, ...]:
+    """The rules by which the programs of one signature are equal; none: they are the same.
 
     Args:
       signature: as `equivalence.proof` takes it; of two runs with the relation too: `arguments`,
@@ -73,16 +65,16 @@ def proof(signature: Mapping[str, Any]) -> Equality:
         with contextlib.suppress(NotProvedError):
             return equivalence.proof(signature)
     texts = signature["before"], signature["after"]
-    by_form = _by_copies if all(map(maps_nothing, texts)) else _by_slices
+    by_form = _by_copies if all(map(_maps_nothing, texts)) else _by_slices
     equivalence.refuse_opaque(*texts)
-    return by_form(signature)
+    return tuple(sorted(by_form(signature)))
 
 
-def maps_nothing(text: Mapping[str, Any]) -> bool:
+def _maps_nothing(text: Mapping[str, Any]) -> bool:
     """Whether a program has no shard_map."""
     return all(
         primitive != "shard_map"
-        and ("jaxpr" not in parameters or maps_nothing(parameters["jaxpr"]["jaxpr"]))
+        and ("jaxpr" not in parameters or _maps_nothing(parameters["jaxpr"]["jaxpr"]))
         for primitive, parameters, _, _ in text["eqns"]
     )
 
@@ -107,9 +99,9 @@ def _has_relation(old: str, new: str, how: str) -> bool:
 # --- mapped programs
 
 
-def _by_slices(signature: Mapping[str, Any]) -> Equality:
+def _by_slices(signature: Mapping[str, Any]) -> set[str]:
     texts = signature["before"], signature["after"]
-    before, after = map(_program, texts)
+    before, after = map(_Program, texts)
     if not before.devices or before.devices != after.devices:
         raise NotProvedError(f"devices {before.devices} before, {after.devices} after")
     if before.kinds != after.kinds:
@@ -122,93 +114,96 @@ def _by_slices(signature: Mapping[str, Any]) -> Equality:
     rules = {
         *_of_arguments(before, after, signature["arguments"]),
         *_of_results(before, after, signature["results"]),
-        *_of_bodies(before, after, sources),
     }
-    return Equality(tuple(sorted(rules)))
+    # The bodies, as functions of slices.
+    names = {source: f"§{number}" for number, source in enumerate(before.given, 1)}
+    one, used = before.written(names)
+    renamed = {source: names[_renamed(source, sources)] for source in after.given}
+    other, others_used = after.written(renamed)
+    equivalence.require_same(one, other)
+    return rules | used | others_used
 
 
-# --- the program around the body
+class _Program:
+    """A program that is one shard_map and nothing else."""
 
-
-def _program(text: Mapping[str, Any]) -> _Program:
-    found = _Program()
-    results = _walk(text, list(range(len(text["in"]))), found)
-    if not found.body:
-        raise NotProvedError("it has no shard_map")
-    arrays = found.returned
-    for each in results:
-        if not isinstance(each, tuple) or each[0] != "result":
+    def __init__(self, text: Mapping[str, Any]):
+        self.axis = ""
+        self.devices: Sequence[int] = ()  # their numbers, in the order of the mesh
+        self.kinds: Sequence[str] = ()  # of its axis
+        self.body: Mapping[str, Any] = {}
+        self.given: dict[Any, _Array] = {}  # by source, in the order of the body
+        self.donated: set[int] = set()
+        self._computed: list[_Array] = []
+        results = self._walk(text, list(range(len(text["in"]))))
+        if not self.body:
+            raise NotProvedError("it has no shard_map")
+        if not all(isinstance(each, tuple) and each[0] == "result" for each in results):
             raise NotProvedError("it returns what its shard_map has not computed")
-    found.returned = [arrays[each[1]] for each in results]
-    return found
+        # By result of the body.
+        self.returned = [(number, self._computed[number]) for _, number in results]
 
+    def written(self, names: Mapping[Any, str]) -> tuple[str, set[str]]:
+        """The body, with these names of its arguments, and the rules that were used."""
+        counter = itertools.count(len(self.given) + 1)
+        equations = Equations(rules=True, axes={self.axis: "axis-0"}, counter=counter)
+        computed = equations.run(self.body, [names[source] for source in self.given])
+        results = [computed[place] for place, _ in self.returned]
+        return equations.text(sorted(names.values()), results), equations.used
 
-def _walk(text: Mapping[str, Any], inputs: Sequence[Any], found: _Program) -> list[Any]:
-    """The sources of the results; those of arguments are their numbers."""
-    known: dict[int, Any] = {
-        number: source for (number, _), source in zip(text["in"], inputs, strict=True)
-    }
-    known |= {number: ("const", kind, digest) for number, kind, digest, *_ in text["consts"]}
-    for primitive, parameters, operands, results in text["eqns"]:
-        given = [known[each] if isinstance(each, int) else ("literal", each) for each in operands]
-        if primitive in ("jit", "pjit"):
-            flags = zip(given, parameters["donated_invars"], strict=True)
-            found.donated |= {source for source, flag in flags if flag and isinstance(source, int)}
-            _refuse_options(parameters)
-            sources = _walk(parameters["jaxpr"]["jaxpr"], given, found)
-        elif primitive == "shard_map":
-            sources = _shard_map(parameters, given, operands, text, found)
-        else:
-            raise NotProvedError(f"it computes outside of its shard_map: {primitive}")
-        known |= {number: source for (number, _), source in zip(results, sources, strict=True)}
-    return [known.get(each) if isinstance(each, int) else None for each in text["out"]]
+    def _walk(self, text: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
+        """The sources of the results; those of arguments are their numbers."""
+        known: dict[int, Any] = {
+            number: source for (number, _), source in zip(text["in"], inputs, strict=True)
+        }
+        known |= {number: ("const", kind, digest) for number, kind, digest, *_ in text["consts"]}
+        for primitive, parameters, operands, results in text["eqns"]:
+            given = [known[e] if isinstance(e, int) else ("literal", e) for e in operands]
+            if primitive in ("jit", "pjit"):
+                flags = zip(given, parameters["donated_invars"], strict=True)
+                self.donated |= {each for each, flag in flags if flag and isinstance(each, int)}
+                for name in _OPTIONS:
+                    values = parameters.get(name) or ()
+                    is_set = dict if "shardings" in name else object  # else it is not specified
+                    if any(e is not None and isinstance(e, is_set) for e in values):
+                        raise NotProvedError(f"its jit has {name}")
+                sources = self._walk(parameters["jaxpr"]["jaxpr"], given)
+            elif primitive == "shard_map":
+                kinds = equivalence.types(text, operands)
+                sources = self._shard_map(parameters, given, kinds)
+            else:
+                raise NotProvedError(f"it computes outside of its shard_map: {primitive}")
+            known |= {number: source for (number, _), source in zip(results, sources, strict=True)}
+        return [known.get(each) if isinstance(each, int) else None for each in text["out"]]
 
-
-def _refuse_options(parameters: Mapping[str, Any]) -> None:
-    for name in ("compiler_options_kvs", "in_layouts", "out_layouts"):
-        if any(each is not None for each in parameters.get(name) or ()):
-            raise NotProvedError(f"its jit has {name}")
-    for name in ("in_shardings", "out_shardings"):
-        if any(isinstance(each, dict) for each in parameters.get(name) or ()):
-            raise NotProvedError(f"its jit has {name}")
-
-
-def _shard_map(
-    parameters: Mapping[str, Any],
-    given: Sequence[Any],
-    operands: Sequence[Any],
-    text: Mapping[str, Any],
-    found: _Program,
-) -> list[Any]:
-    if found.body:
-        raise NotProvedError("it has several shard_maps")
-    if len(parameters["mesh"]["mesh"]) != 1:
-        raise NotProvedError("its mesh has several axes")
-    [[found.axis, _]] = parameters["mesh"]["mesh"]
-    found.devices, found.kinds = (parameters["mesh"].get(key, ()) for key in ("devices", "kinds"))
-    found.body = parameters["jaxpr"]["jaxpr"]
-    kinds = equivalence.types(text)
-    for source, operand, spec in zip(given, operands, parameters["in_specs"], strict=True):
-        if source in found.given:
-            raise NotProvedError("its shard_map takes one array twice")
-        kind = kinds[operand] if isinstance(operand, int) else operand.partition(" ")[0]
-        found.given[source] = _Array(kind, _cut(spec))
-    size = parameters["mesh"]["mesh"][0][1]
-    local = equivalence.result_types(found.body)
-    for number, (kind, spec) in enumerate(zip(local, parameters["out_specs"], strict=True)):
-        cut = _cut(spec)
-        dtype, shape = kind.partition("[")[0], equivalence.shape(kind)
-        if cut is not None:
-            shape[cut] *= size
-        whole = f"{dtype}[{','.join(map(str, shape))}]"
-        found.returned.append((number, _Array(whole, cut)))
-    return [("result", number) for number in range(len(local))]
+    def _shard_map(
+        self, parameters: Mapping[str, Any], given: Sequence[Any], kinds: Sequence[str]
+    ) -> list[Any]:
+        if self.body:
+            raise NotProvedError("it has several shard_maps")
+        mesh = parameters["mesh"]
+        if len(mesh["mesh"]) != 1:
+            raise NotProvedError("its mesh has several axes")
+        [[self.axis, size]] = mesh["mesh"]
+        self.devices, self.kinds = mesh.get("devices", ()), mesh.get("kinds", ())
+        self.body = parameters["jaxpr"]["jaxpr"]
+        for source, kind, spec in zip(given, kinds, parameters["in_specs"], strict=True):
+            if source in self.given:
+                raise NotProvedError("its shard_map takes one array twice")
+            self.given[source] = _Array(kind, _cut(spec))
+        local = equivalence.types(self.body)
+        for kind, spec in zip(local, parameters["out_specs"], strict=True):
+            cut, shape = _cut(spec), equivalence.shape(kind)
+            if cut is not None:
+                shape[cut] *= size
+            whole = f"{kind.partition('[')[0]}[{','.join(map(str, shape))}]"
+            self._computed.append(_Array(whole, cut))
+        return [("result", number) for number in range(len(local))]
 
 
 def _cut(spec: Mapping[str, Any]) -> int | None:
     """The dimension that lies along the axis; the mesh has only one."""
-    cut = [number for number, names in enumerate(spec["spec"]) if names]
-    return cut[0] if cut else None
+    return next((number for number, names in enumerate(spec["spec"]) if names), None)
 
 
 # --- the relations
@@ -261,29 +256,6 @@ def _renamed(source: Any, sources: Mapping[int, int]) -> Any:
     return sources[source] if isinstance(source, int) else source
 
 
-# --- the bodies
-
-
-def _of_bodies(before: _Program, after: _Program, sources: Mapping[int, int]) -> set[str]:
-    """The rules by which they are equal, as functions of slices."""
-    names = {source: f"§{number}" for number, source in enumerate(before.given, 1)}
-    one, used = _body(before, names)
-    renamed = {source: names[_renamed(source, sources)] for source in after.given}
-    other, others_used = _body(after, renamed)
-    if one != other:
-        raise NotProvedError(equivalence.first_difference(one, other))
-    return used | others_used
-
-
-def _body(program: _Program, names: Mapping[Any, str]) -> tuple[str, set[str]]:
-    scope = equivalence.Scope(
-        rules=True, axes={program.axis: "axis-0"}, counter=[len(program.given)]
-    )
-    computed = scope.run(program.body, [names[source] for source in program.given])
-    results = [computed[place] for place, _ in program.returned]
-    return scope.text(sorted(names.values()), results), scope.used
-
-
 # --- which results are equal on all devices
 
 
@@ -308,12 +280,27 @@ def _equal_of(
         return [True] * results if whole else [False] * results
     if primitive in _MADE_DIFFERENT:
         return [False] * results
-    if primitive in equivalence.CALLS:
-        return _equal(equivalence.called(parameters), given, axis)
-    if primitive == "scan":
-        return _equal_of_scan(parameters, given, axis)
-    if primitive == "while":
-        return _equal_of_while(parameters, given, axis)
+    if (body := equivalence.called(primitive, parameters)) is not None:
+        return _equal(body, given, axis)
+    if primitive == "scan":  # carries are equal while each step leaves them so
+        body, consts, carries = (parameters[key] for key in ("jaxpr", "num_consts", "num_carry"))
+        return _settled(
+            given[consts : consts + carries],
+            lambda carry: _equal(
+                body["jaxpr"], [*given[:consts], *carry, *given[consts + carries :]], axis
+            ),
+        )
+    if primitive == "while":  # as many steps on all devices only where the condition is equal
+        test, body = (parameters[key]["jaxpr"] for key in ("cond_jaxpr", "body_jaxpr"))
+        first = parameters["cond_nconsts"]
+        last = first + parameters["body_nconsts"]
+
+        def step(carry: list[bool]) -> list[bool]:
+            found = _equal(body, [*given[first:last], *carry], axis)
+            [same] = _equal(test, [*given[:first], *carry], axis)
+            return [same and each for each in found]
+
+        return _settled(given[last:], step)
     if primitive == "cond":
         branches = [_equal(each["jaxpr"], given[1:], axis) for each in parameters["branches"]]
         return [given[0] and all(each) for each in zip(*branches, strict=True)]
@@ -322,29 +309,13 @@ def _equal_of(
     return [all(given)] * results
 
 
-def _equal_of_scan(parameters: Mapping[str, Any], given: list[bool], axis: str) -> list[bool]:
-    """Carries are equal while each step leaves them so."""
-    body, consts, carries = (parameters[key] for key in ("jaxpr", "num_consts", "num_carry"))
-    carry = given[consts : consts + carries]
+def _settled(carry: list[bool], step: Callable[[list[bool]], list[bool]]) -> list[bool]:
+    """Which carries, and which results of the last step beside them, stay equal."""
     while True:
-        inputs = [*given[:consts], *carry, *given[consts + carries :]]
-        found = _equal(body["jaxpr"], inputs, axis)
-        settled = [a and b for a, b in zip(carry, found[:carries], strict=True)]
+        found = step(carry)
+        settled = [a and b for a, b in zip(carry, found, strict=False)]
         if settled == carry:
-            return [*carry, *found[carries:]]
-        carry = settled
-
-
-def _equal_of_while(parameters: Mapping[str, Any], given: list[bool], axis: str) -> list[bool]:
-    """All devices take as many steps only where the condition is equal on them."""
-    first, second = parameters["cond_nconsts"], parameters["body_nconsts"]
-    tests, consts, carry = given[:first], given[first : first + second], given[first + second :]
-    while True:
-        found = _equal(parameters["body_jaxpr"]["jaxpr"], [*consts, *carry], axis)
-        [same] = _equal(parameters["cond_jaxpr"]["jaxpr"], [*tests, *carry], axis)
-        settled = [same and a and b for a, b in zip(carry, found, strict=True)]
-        if settled == carry:
-            return carry
+            return [*carry, *found[len(carry) :]]
         carry = settled
 
 
@@ -357,7 +328,7 @@ def _holds_a_program(value: Any) -> bool:
 # --- programs of the host
 
 
-def _by_copies(signature: Mapping[str, Any]) -> Equality:
+def _by_copies(signature: Mapping[str, Any]) -> set[str]:
     """By the relation of arguments and results, where all else is the same."""
     before, after = signature["before"], signature["after"]
     if before["weak"] != after["weak"]:
@@ -369,16 +340,28 @@ def _by_copies(signature: Mapping[str, Any]) -> Equality:
     ones, others = old.run(before, given, top=True), new.run(after, names, top=True)
     if old.donated or new.donated:
         raise NotProvedError("it donates what it takes")
-    _host_results(old, ones, before, new, others, after, signature["results"])
-    one = old.text(names, [old.bare(each) for each in ones])
-    other = new.text(names, [new.bare(each) for each in others])
-    if one != other:
-        raise NotProvedError(equivalence.first_difference(one, other))
-    return Equality(tuple(sorted(old.used | new.used)))
+    if not len(ones) == len(others) == len(signature["results"]):
+        raise NotProvedError("it has another number of results")
+    kinds = zip(*map(equivalence.types, (before, after)), strict=True)
+    related = zip(ones, others, kinds, signature["results"], strict=True)
+    for number, (one, other, (was, now), how) in enumerate(related):
+        _check(f"result {number}", was, now, how, holds=_has_relation(was, now, how))
+        copied = old.source(one) in old.copied, new.source(other) in new.copied
+        if copied != (how == "one of equal copies", False):
+            raise NotProvedError(f"result {number} is not {how!r}")
+        places = old.put.get(one, ("", None))[1], new.put.get(other, ("", None))[1]
+        if not _same_place(*places, how, was):
+            raise NotProvedError(f"result {number} lies elsewhere")
+        old.used |= {_OF_HOST_RESULTS[how]} - {""}
+    equivalence.require_same(
+        old.text(names, [old.bare(each) for each in ones]),
+        new.text(names, [new.bare(each) for each in others]),
+    )
+    return old.used | new.used
 
 
 @dataclass
-class _Host(Scope):
+class _Host(Equations):
     """Equations in which copies of an array, and where it is put, are no equations."""
 
     copied: dict[str, str] = field(default_factory=dict)  # rows that are all one array: this array
@@ -469,30 +452,6 @@ def _host_arguments(
         old.used |= {_OF_ARGUMENTS[how]} - {""}
         found.append(name)
     return found
-
-
-def _host_results(
-    old: _Host,
-    ones: Sequence[str],
-    before: Mapping[str, Any],
-    new: _Host,
-    others: Sequence[str],
-    after: Mapping[str, Any],
-    relation: Sequence[str],
-) -> None:
-    if not len(ones) == len(others) == len(relation):
-        raise NotProvedError("it has another number of results")
-    kinds = equivalence.result_types(before), equivalence.result_types(after)
-    for number, (one, other, how) in enumerate(zip(ones, others, relation, strict=True)):
-        was, now = kinds[0][number], kinds[1][number]
-        _check(f"result {number}", was, now, how, holds=_has_relation(was, now, how))
-        copied = old.source(one) in old.copied, new.source(other) in new.copied
-        if copied != (how == "one of equal copies", False):
-            raise NotProvedError(f"result {number} is not {how!r}")
-        places = old.put.get(one, ("", None))[1], new.put.get(other, ("", None))[1]
-        if not _same_place(*places, how, was):
-            raise NotProvedError(f"result {number} lies elsewhere")
-        old.used |= {_OF_HOST_RESULTS[how]} - {""}
 
 
 def _same_place(old: Any, new: Any, how: str, kind: str) -> bool:

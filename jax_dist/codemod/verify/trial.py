@@ -7,12 +7,11 @@ what that prints.
 """
 
 import ast
-import dataclasses
 import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,8 +19,9 @@ from jax_dist._usage import MisuseError
 from jax_dist.checker.model import sources
 from jax_dist.codemod import pmap_renames
 from jax_dist.codemod.results import FileMigration, PlaceResult
-from jax_dist.codemod.verify import comparison, evidence, merged_program, program_text, sandbox
+from jax_dist.codemod.verify import comparison, edits, evidence, sandbox
 from jax_dist.codemod.verify.comparison import judged
+from jax_dist.codemod.verify.edits import Merged
 from jax_dist.codemod.verify.evidence import Evidence, Judgement, Run, entry
 from jax_dist.codemod.verify.ledger import (
     Ledger,
@@ -29,10 +29,8 @@ from jax_dist.codemod.verify.ledger import (
     MigrationVerification,
     Rung,
     SiteComparison,
-    tail,
 )
-from jax_dist.codemod.verify.merged_program import Merged
-from jax_dist.codemod.verify.program_text import HostForm, Marked, ProgramText, Spot
+from jax_dist.codemod.verify.program_text import Marked, ProgramText, Spot
 from jax_dist.codemod.verify.sandbox import Workspace
 
 _LENIENT = frozenset(pmap_renames.REMOVED.values())
@@ -49,7 +47,6 @@ def verified(
     files: Sequence[FileMigration],
     *,
     devices: int = 8,
-    tolerance: float = 0.0,
     merge: bool = True,
     timeout: float | None = None,
     progress: Callable[[str], None] = lambda line: None,
@@ -60,7 +57,6 @@ def verified(
       command: the program to run and its arguments; any that imports jax in a Python of its own.
       files: before and after.
       devices: how many CPU devices to simulate.
-      tolerance: how far a float of two runs may differ, relative to the largest of its array.
       merge: tries one run of both texts; not where values take another form, as without the axis
         over devices.
       timeout: the seconds that each run may take.
@@ -75,7 +71,7 @@ def verified(
         if path.read_bytes() != data:
             raise MisuseError(f"{path} has changed since it was read; start again")
     with sandbox.stage(command, plan.after, devices=devices, timeout=timeout) as stage:
-        return _Trial(stage, plan, tolerance, progress).ledger()
+        return _Trial(stage, plan, progress).ledger()
 
 
 def compared(
@@ -84,7 +80,6 @@ def compared(
     after: Mapping[Path, bytes],
     *,
     devices: int = 8,
-    tolerance: float = 0.0,
     timeout: float | None = None,
 ) -> MigrationVerification:
     """Runs a command before and after a change of files, and compares what is mapped.
@@ -94,7 +89,7 @@ def compared(
     files = {*before, *after}
     with sandbox.stage(command, files, devices=devices, timeout=timeout) as stage:
         one, other = (stage.recorded(each, files) for each in (before, after))
-        return judged(command, one, other, files=files, tolerance=tolerance)
+        return judged(command, one, other, files=files)
 
 
 class _Plan:
@@ -111,7 +106,7 @@ class _Plan:
         self.spots: dict[int, Spot] = {}
         for file in self.programs if merge else ():
             texts = _text(file, file.before), _text(file, file.after)
-            merged = merged_program.merged(file.path, *texts, len(self.spots))
+            merged = Merged(file.path, *texts, len(self.spots))
             self.merged[file.path] = merged
             self.spots |= {spot.number: spot for spot in merged.spots}
 
@@ -139,11 +134,8 @@ def _text(file: FileMigration, data: bytes) -> str:
 
 
 class _Trial:
-    def __init__(
-        self, stage: Workspace, plan: _Plan, tolerance: float, progress: Callable[[str], None]
-    ):
-        self._stage, self._plan = stage, plan
-        self._tolerance, self._progress = tolerance, progress
+    def __init__(self, stage: Workspace, plan: _Plan, progress: Callable[[str], None]):
+        self._stage, self._plan, self._progress = stage, plan, progress
         self._notes: list[str] = []
 
     def ledger(self) -> Ledger:
@@ -166,7 +158,10 @@ class _Trial:
                 more, runs = self._two_runs([*open_, *plan.left()])
                 entries += more
             if code != 0:
-                entries = [_capped(each) for each in entries]
+                entries = [
+                    replace(each, rung=min(each.rung, Rung.RAN), rules=(), signatures=())
+                    for each in entries
+                ]
                 self._notes.append(
                     "the command fails without the migration too, and a command that fails is no "
                     "proof"
@@ -198,7 +193,7 @@ class _Trial:
         self._progress("it failed: running the command without the migration")
         plain = self._stage.recorded({}, ())
         if plain.exit_code == ran.exit_code:
-            return ran.ran, (ran.exit_code, tail(ran.output))
+            return ran.ran, (ran.exit_code, ran.tail)
         return {}, None
 
     def _by_spots(
@@ -234,19 +229,21 @@ class _Trial:
         stage, plan = self._stage, self._plan
         files = list(_marked_files(plan.programs, places))
         paths = {*plan.after}
-        judge = functools.partial(judged, stage.command, files=paths, tolerance=self._tolerance)
+        judge = functools.partial(judged, stage.command, files=paths)
         self._progress("running the command before the migration")
-        marked = {each.path: each.texts[0] for each in files}
-        first = _on_lines_before(stage.recorded(marked, paths), files)
+        first = stage.recorded({each.path: each.texts[0] for each in files}, paths)
+        unmarked = {os.path.realpath(each.path): each.before for each in files}
+        for site in first.record.sites:
+            if site.file in unmarked:
+                site.line = unmarked[site.file].line_before(site.line)
         self._progress("running the command after it")
-        marked = {each.path: each.texts[1] for each in files}
-        second = stage.recorded(plan.after | marked, paths)
+        second = stage.recorded(plan.after | {each.path: each.texts[1] for each in files}, paths)
         found = judge(first, second)
         if found.differs:
             self._progress("running the command before the migration again, for something differs")
             third = stage.recorded(plan.before, paths)
             self._notes.append(_UNSTEADY if judge(first, third).differs else _STEADY)
-        hosts = _hosts(files, first, second, self._tolerance)
+        hosts = _hosts(files, first, second)
         ran = {
             (spot.path, spot.line)
             for each in files
@@ -255,7 +252,13 @@ class _Trial:
         }
         entries = []
         for place in places:
-            sites = [each for each in found.sites if _is_at(each, place)]
+            lines = range(place.line, place.line + place.what.count("\n") + 1)
+            path = os.path.realpath(place.path)
+            sites = [
+                each
+                for each in found.sites
+                if os.path.realpath(each.file) == path and each.line in lines
+            ]
             own = sites or hosts.get((place.path, place.line, place.what), ())
             judgement = _judgement(found, own, ran=(place.path, place.line) in ran)
             entries.append(entry(place, [judgement]))
@@ -269,11 +272,6 @@ def _belongs(spot: Spot, outcome: PlaceResult) -> bool:
         return re.search(rf"(?<![\w.]){re.escape(spot.name)}\b", outcome.what) is not None
     last = outcome.line + outcome.what.count("\n")
     return spot.line <= last and outcome.line <= spot.end_line
-
-
-def _capped(entry: LedgerEntry) -> LedgerEntry:
-    rung = min(entry.rung, Rung.RAN)
-    return dataclasses.replace(entry, rung=rung, rules=(), signatures=())
 
 
 # --- the texts of two runs
@@ -297,49 +295,28 @@ def _marked_files(
         if not own:
             continue
         one, other = _text(file, file.before), _text(file, file.after)
-        forms = dict(enumerate(_host_edits(one, other, own), hosts))
+        known = {(place.line, place.what): place for place in own if place.cell is None}
+        text, olds, news, at = ProgramText(one), {}, {}, {}
+        for old, new in edits.host_edits(text.tree, ast.parse(other)):
+            what = text.between(*text.span(old.node))
+            if (place := known.get((old.node.lineno, what))) is not None:
+                olds[hosts], news[hosts] = old, new
+                at[hosts] = place.path, place.line, place.what
+                hosts += 1
         lines = sorted({place.line for place in own})
-        olds, news = ({n: pair[side] for n, (_, pair) in forms.items()} for side in (0, 1))
-        before = program_text.marked(file.path, one, lines, spots, olds)
-        after = program_text.marked(file.path, other, (), spots, news)
-        hosts += len(forms)
+        before = Marked(file.path, one, lines, spots, olds)
+        after = Marked(file.path, other, (), spots, news)
         spots += len(before.spots)
         sides = (file.before, before), (file.after, after)
         old, new = (sources.read(file.path, d).written(m.text.encode()) for d, m in sides)
-        yield _MarkedFile(
-            Path(file.path), before, (old, new), {n: p for n, (p, _) in forms.items()}
-        )
-
-
-def _host_edits(
-    one: str, other: str, places: Iterable[PlaceResult]
-) -> Iterator[tuple[_Place, tuple[HostForm, HostForm]]]:
-    """Those that are places."""
-    known = {(place.line, place.what): place for place in places if place.cell is None}
-    before = ProgramText(one)
-    for edit in program_text.host_edits(before.tree, ast.parse(other)):
-        what = before.between(*before.span(edit.before.node))
-        if (place := known.get((edit.line, what))) is not None:
-            yield (place.path, place.line, place.what), (edit.before, edit.after)
+        yield _MarkedFile(Path(file.path), before, (old, new), at)
 
 
 # --- what two runs say
 
 
-def _on_lines_before(run: Run, files: Iterable[_MarkedFile]) -> Run:
-    """The same, with the lines that the files have without marks."""
-    marked = {os.path.realpath(each.path): each.before for each in files}
-    sites = tuple(
-        dataclasses.replace(site, line=marked[site.file].line_before(site.line))
-        if site.file in marked
-        else site
-        for site in run.record.sites
-    )
-    return dataclasses.replace(run, record=dataclasses.replace(run.record, sites=sites))
-
-
 def _hosts(
-    files: Iterable[_MarkedFile], first: Run, second: Run, tolerance: float
+    files: Iterable[_MarkedFile], first: Run, second: Run
 ) -> dict[_Place, list[SiteComparison]]:
     """The values of each host edit, in each process of the program."""
     partners = {(each.process, each.function): each for each in second.record.hosts}
@@ -348,16 +325,9 @@ def _hosts(
     for host in first.record.hosts:
         if host.count:
             partner = partners.get((host.process, host.function))
-            compared = comparison.compare(host, partner, tolerance)
+            compared = comparison.compare(host, partner)
             found.setdefault(places[host.function], []).append(compared)
     return found
-
-
-def _is_at(site: SiteComparison, place: PlaceResult) -> bool:
-    last = place.line + place.what.count("\n")
-    return os.path.realpath(site.file) == os.path.realpath(place.path) and (
-        place.line <= site.line <= last
-    )
 
 
 def _judgement(
@@ -376,10 +346,10 @@ def _judgement(
     if not calls == equal > 0:
         return Judgement(Rung.RAN)
     if own:
-        same = Judgement(Rung.SAME_RUNS, calls, equal)
+        same = Judgement(Rung.SAME_IN_TWO_RUNS, calls, equal)
         if unproved := next((site.unproved for site in own if site.unproved), ""):
-            return dataclasses.replace(same, notes=(unproved,))
-        return evidence.proved(same, (each for site in own for each in site.signatures))
+            return replace(same, notes=(unproved,))
+        return same.proved(each for site in own for each in site.signatures)
     if any(note.startswith("the output differs") for note in found.notes):
         return Judgement(Rung.RAN, notes=("what the program prints differs",))
-    return Judgement(Rung.SAME_RUNS, notes=("by the mapped calls around it",))
+    return Judgement(Rung.SAME_IN_TWO_RUNS, notes=("by the mapped calls around it",))

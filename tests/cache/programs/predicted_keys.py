@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.cache.keys import key
+from jax_dist.cache import key
 
 _FOLDER = pathlib.Path(sys.argv[1])
 _MESH = Mesh(np.array(jax.devices()), "i")

@@ -16,7 +16,7 @@ import sys
 _PACKAGE = "_jax_dist_recording"
 
 
-def run_hidden_sitecustomize(ours: str) -> None:
+def _run_hidden_sitecustomize(ours: str) -> None:
     """Runs the one that Python would have imported without us.
 
     Args:
@@ -30,7 +30,7 @@ def run_hidden_sitecustomize(ours: str) -> None:
         spec.loader.exec_module(module)
 
 
-def start_recording() -> None:
+def _start_recording() -> None:
     """Loads the package of this file under a name of its own, and installs its hooks."""
     wanted = json.loads(os.environ["JAX_DIST_RECORD"])
     folder = wanted.pop("package")
@@ -43,5 +43,5 @@ def start_recording() -> None:
 
 
 if __name__ == "sitecustomize":
-    run_hidden_sitecustomize(os.path.dirname(os.path.abspath(__file__)))
-    start_recording()
+    _run_hidden_sitecustomize(os.path.dirname(os.path.abspath(__file__)))
+    _start_recording()

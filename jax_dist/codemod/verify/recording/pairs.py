@@ -17,34 +17,35 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from . import programs, start
+from .programs import is_traced
 
 _SHOWN = 60  # characters of a value
 _TEXTS = 32  # signatures of one place whose programs are written down
 
 _Difference: TypeAlias = tuple[str, str]  # "structure", "type", "value" and so on; what differs
 
+
+class _World(threading.local):
+    """What one thread traces."""
+
+    side = ""  # "old" or "new": a form of a pair
+    place: int | None = None  # that of the pair
+
+
+_world = _World()
 _lock = threading.RLock()  # two pairs must not be in flight together either
-_world = threading.local()
 # Else JAX would take the trace of a function, such as the body of a scan, from the other form.
 _new_traces = jax.make_user_context("")
 _signatures: dict[int, dict[Any, Any]] = {}  # by place: those whose texts were written
 
 
 def both(place: int, old: Callable[[], Any], new: Callable[[], Any]) -> Any:
-    """The value of the old form, compared with that of the new one.
-
-    Args:
-      place: its number.
-      old: evaluates the old form.
-      new: evaluates the new one.
-    """
-    side = getattr(_world, "side", "")
-    if side and _is_tracing():  # inside of a pair's program: it holds one of the two
-        start.note(place, "inside", side=side, of=_world.place)
-        return (new if side == "new" else old)()
+    """As `start.both`."""
+    if _world.side and _is_tracing():  # inside of a pair's program: it holds one of the two
+        start.note(place, "inside", side=_world.side, of=_world.place)
+        return (new if _world.side == "new" else old)()
     value = old()
     try:
         other = new()
@@ -56,15 +57,10 @@ def both(place: int, old: Callable[[], Any], new: Callable[[], Any]) -> Any:
 
 def _joined(place: int, old: Any, new: Any) -> Any:
     """The old value; functions and iterators in it go on being compared."""
-    if _is_function(old) and _is_function(new):
-        return _Pair(place, old, new)
-    if isinstance(old, Iterator) and isinstance(new, Iterator):
-        return _each(place, old, new)
+    if (joined := _without_value(place, old, new)) is not None:
+        return joined
     leaves, tree = jax.tree.flatten(old)
     others, other_tree = jax.tree.flatten(new)
-    if _traced((leaves, others)):
-        _note_traced(place)
-        return old
     start.note(place, "value", problems=[*_differences(old, new)])
     if tree != other_tree or not any(map(_is_function, leaves)):
         return old
@@ -83,10 +79,17 @@ def _each(place: int, old: Iterator, new: Iterator) -> Iterator:
             yield one if other is end else _joined(place, one, other)
 
 
-def _note_traced(place: int) -> None:
-    """A value of a larger program, of which no text is known."""
-    start.note(place, "inside", side="", of=None)
-    start.note(place, "text", why="its value is one of a larger program")
+def _without_value(place: int, old: Any, new: Any) -> Any:
+    """What goes on in place of the old form that has no value yet; None where both have one."""
+    if _is_function(old) and _is_function(new):
+        return _Pair(place, old, new)
+    if isinstance(old, Iterator) and isinstance(new, Iterator):
+        return _each(place, old, new)
+    if is_traced((old, new)):  # of a larger program, of which no text is known
+        start.note(place, "inside", side="", of=None)
+        start.note(place, "text", why="its value is one of a larger program")
+        return old
+    return None
 
 
 class _Pair:
@@ -100,9 +103,8 @@ class _Pair:
         self.__wrapped__: Any = getattr(old, "__wrapped__", old)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        side = getattr(_world, "side", "")
-        if _traced((args, kwargs)) or (side and _is_tracing()):
-            return self._inside(side, args, kwargs)
+        if is_traced((args, kwargs)) or (_world.side and _is_tracing()):
+            return self._inside(args, kwargs)
         with _lock:
             return self._compared(args, kwargs)
 
@@ -110,8 +112,7 @@ class _Pair:
         place = self._pair_place
         args, others = _two(args)
         kwargs, other_words = _two(kwargs)
-        given, tree = jax.tree.flatten((args, kwargs))
-        types = [programs.abstract(leaf) for leaf in given]  # before arrays are donated
+        arguments = programs.Arguments(args, kwargs)  # before arrays are donated
         new: Any = None
         problem: Exception | None = None
         try:
@@ -128,67 +129,53 @@ class _Pair:
         if problem is not None:
             start.note(place, "call", problems=[_raised(problem)])
             return old
-        if _is_function(old) and _is_function(new):
-            return _Pair(place, old, new)
-        if isinstance(old, Iterator) and isinstance(new, Iterator):
-            return _each(place, old, new)
-        if _traced((old, new)):
-            _note_traced(place)
-            return old
+        if (joined := _without_value(place, old, new)) is not None:
+            return joined
         donated = _donated((args, kwargs), (others, other_words))
         start.note(place, "call", problems=[*_differences(old, new), *donated])
-        self._write_texts(types, tree)
+        self._write_texts(arguments)
         return old
 
-    def _inside(self, side: str, args: Any, kwargs: Any) -> Any:
+    def _inside(self, args: Any, kwargs: Any) -> Any:
         """Part of a larger program: nothing runs, but texts can be compared."""
-        outer = _world.place if side else None
-        start.note(self._pair_place, "inside", side=side, of=outer)
-        if side == "new":
+        start.note(self._pair_place, "inside", side=_world.side, of=_world.place)
+        if _world.side == "new":
             return self._pair_new(*args, **kwargs)
-        if not side:  # no pair compares what becomes of the larger program
-            given, tree = jax.tree.flatten((args, kwargs))
+        if not _world.side:  # no pair compares what becomes of the larger program
             with _lock:
-                self._write_texts([programs.abstract(leaf) for leaf in given], tree)
+                self._write_texts(programs.Arguments(args, kwargs))
         return self._pair_old(*args, **kwargs)
 
-    def _write_texts(self, leaves: list[Any], tree: Any) -> None:
+    def _write_texts(self, arguments: programs.Arguments) -> None:
         """The programs of both forms, once for each signature, and for other sizes of the mesh."""
         known = _signatures.setdefault(self._pair_place, {})
-        by_type, by_value = (
-            (id(self._pair_old), tree, *(programs.signature(leaf, whole=whole) for leaf in leaves))
-            for whole in (False, True)
-        )
+        by_type, by_value = arguments.signatures(id(self._pair_old))
         if by_type in known or by_value in known or len(known) > _TEXTS:
             return
         if len(known) == _TEXTS:
             found, whole = {"why": f"it has more than {_TEXTS} signatures"}, True
         else:
-            found, whole = self._texts(leaves, tree)
-        known[by_value if whole else by_type] = self, leaves  # so that what has an id lives on
+            make = functools.partial(self._texts, arguments)
+            found, whole = arguments.described(make)
+        known[by_value if whole else by_type] = self, arguments  # so that what has an id lives on
         start.note(self._pair_place, "text", **found)
 
-    def _texts(self, leaves: list[Any], tree: Any) -> tuple[dict[str, Any], bool]:
-        """Both texts, and those of other sizes; or why there are none."""
-
-        def make(given: list[int]) -> dict[str, Any]:
-            def text(values: list[Any], side: str) -> dict[str, Any]:
-                call = functools.partial(self._as, side)
-                return programs.text(programs.of_leaves(call, leaves, tree, given), values)
-
-            values = [leaves[i] for i in given]
-            before, after = text(values, "old"), text(values, "new")
-            sizes = {
-                str(size): _of_other_size(text, resized)
-                for size, resized in programs.other_sizes(before, values)
-            }
-            return {"before": before, "after": after, "sizes": sizes}
-
-        return programs.described(leaves, make)
+    def _texts(self, arguments: programs.Arguments, given: list[int]) -> dict[str, Any]:
+        """Both texts, and those of other sizes."""
+        old, new = (functools.partial(self._as, side) for side in ("old", "new"))
+        values = [arguments.leaves[i] for i in given]
+        before, after = (arguments.text(form, given, values) for form in (old, new))
+        sizes: dict[str, Any] = {}
+        for size, resized in programs.other_sizes(before, values):
+            texts = sizes[str(size)] = {}
+            for name, form in (("before", old), ("after", new)):
+                with contextlib.suppress(Exception):  # a form that refuses that number has none
+                    texts[name] = arguments.text(form, given, resized)
+        return {"before": before, "after": after, "sizes": sizes}
 
     def _as(self, side: str, args: Any, kwargs: Any) -> Any:
         """Calls one form; what it traces is of this form too."""
-        before = getattr(_world, "side", ""), getattr(_world, "place", None)
+        before = _world.side, _world.place
         _world.side, _world.place = side, self._pair_place
         try:
             if side == "old":
@@ -228,15 +215,6 @@ def _two(tree: Any) -> tuple[Any, Any]:
     return structure.unflatten(ones), structure.unflatten(others)
 
 
-def _of_other_size(text: Callable, values: list[Any]) -> dict[str, Any]:
-    """The texts for another number of devices; a form that refuses it has none."""
-    found: dict[str, Any] = {}
-    for name, side in (("before", "old"), ("after", "new")):
-        with contextlib.suppress(Exception):
-            found[name] = text(values, side)
-    return found
-
-
 def _donated(old: Any, new: Any) -> list[_Difference]:
     """Whether both calls have used up the same arguments."""
     pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
@@ -258,18 +236,14 @@ def _raised(error: Exception) -> _Difference:
 def _ready(tree: Any) -> Any:
     """The same, computed: nothing of it is in flight any more."""
     for leaf in jax.tree.leaves(tree):
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
+        if isinstance(leaf, jax.Array) and not is_traced(leaf):
             leaf.block_until_ready()
     return tree
 
 
-def _traced(tree: Any) -> bool:
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
-
-
 def _is_tracing() -> bool:
     """Whether a program is being traced, so that nothing here has a value."""
-    return isinstance(jnp.add(0, 0), Tracer)
+    return is_traced(jnp.add(0, 0))
 
 
 # --- whether two values are the same: bits, types, placement
@@ -313,29 +287,22 @@ def _of_arrays(old: jax.Array, new: jax.Array) -> Iterator[_Difference]:
         yield "type", "a weak type on one side only"
     if jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
         old, new = jax.random.key_data(old), jax.random.key_data(new)
-    ones, others = _shards(old), _shards(new)
-    where = [{key: str(index) for key, (index, _) in each.items()} for each in (ones, others)]
+    ones, others = (  # what each device holds, by its number
+        {shard.device.id: (str(shard.index), np.asarray(shard.data)) for shard in shards}
+        for shards in (old.addressable_shards, new.addressable_shards)
+    )
+    where = [{key: index for key, (index, _) in each.items()} for each in (ones, others)]
     if where[0] != where[1]:
-        yield "placement", _placed(old, new)
+        count, new_count = (len(each.sharding.device_set) for each in (old, new))
+        if count != new_count:
+            yield "placement", f"on {count} devices before, on {new_count} after"
+        else:
+            yield "placement", "other slices on the devices, or another order of them"
         same = _same_bits(np.asarray(old), np.asarray(new))
     else:
         same = all(_same_bits(data, others[key][1]) for key, (_, data) in ones.items())
     if not same:
         yield "value", _how_far(np.asarray(old), np.asarray(new))
-
-
-def _shards(array: jax.Array) -> dict[int, tuple[Any, np.ndarray]]:
-    """What each device holds, by its number."""
-    return {
-        shard.device.id: (shard.index, np.asarray(shard.data)) for shard in array.addressable_shards
-    }
-
-
-def _placed(old: jax.Array, new: jax.Array) -> str:
-    counts = [len(each.sharding.device_set) for each in (old, new)]
-    if counts[0] != counts[1]:
-        return f"on {counts[0]} devices before, on {counts[1]} after"
-    return "other slices on the devices, or another order of them"
 
 
 def _same_bits(old: np.ndarray, new: np.ndarray) -> bool:

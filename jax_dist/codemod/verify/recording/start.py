@@ -112,7 +112,7 @@ def _hook(names: dict[str, Any], name: str, real: Callable, module: str) -> None
     if _recorder is None:
         assert _wanted is not None
         _recorder = recorder.CallRecorder(**_wanted)
-    names[name] = recorder.hooked(module, name, real, _recorder)
+    names[name] = _recorder.hooked(module, name, real)
 
 
 def record_helper(names: dict[str, Any]) -> None:

@@ -1,9 +1,16 @@
-"""JXD900, JXD902: comments that switch a rule off, without an effect."""
+"""JXD900, JXD901, JXD902: what the linter itself says of a file; no check of a module finds it."""
 
 from collections.abc import Iterator
 
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, rule
+
+
+def _nothing(module: Module) -> Iterator[Found]:
+    """`suppressions.applied` and `linter.check` make the findings."""
+    del module
+    yield from ()
+
 
 UNUSED = Page(
     code="JXD900",
@@ -18,14 +25,21 @@ UNUSED = Page(
     since="Any jax.",
     source="The comments of the file, compared with its findings. Only rules that are on count.",
 )
+_unused_suppression = rule(UNUSED, triggers=())(_nothing)
 
-
-@rule(UNUSED, triggers=())
-def unused_suppression(module: Module) -> Iterator[Found]:
-    """Nothing: `suppress.applied` makes the findings, once all others are there."""
-    del module
-    yield from ()
-
+SYNTAX_ERROR = Page(
+    code="JXD901",
+    name="syntax-error",
+    what="Reports a file that the running Python cannot parse, or whose bytes are not text.",
+    why="Nothing in the file was checked. One cause is syntax that is newer than the running "
+    "Python.",
+    example="def f(:\n    pass\n",
+    instead="Correct the file, or run the checker with the Python that the file is written for.",
+    fix="None: the linter cannot know what was meant.",
+    since="Any jax.",
+    source="The parser of the running Python.",
+)
+_syntax_error = rule(SYNTAX_ERROR, triggers=())(_nothing)
 
 UNKNOWN = Page(
     code="JXD902",
@@ -39,10 +53,4 @@ UNKNOWN = Page(
     since="Any jax.",
     source="The list of rules, `jax-dist rule --all`.",
 )
-
-
-@rule(UNKNOWN, triggers=())
-def bad_suppression_code(module: Module) -> Iterator[Found]:
-    """Nothing: `suppress.applied` makes the findings."""
-    del module
-    yield from ()
+_bad_suppression_code = rule(UNKNOWN, triggers=())(_nothing)

@@ -1,4 +1,4 @@
-"""JXD501: every device draws the same noise, and adds it to data of its own."""
+"""JXD501, JXD502: noise that is the same on all devices, or differs, where it should not."""
 
 import ast
 import dataclasses
@@ -8,7 +8,7 @@ from jax_dist.checker.model import functions, pmaps, scopes, traced
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, rule
 
-PAGE = Page(
+_REPEATED = Page(
     code="JXD501",
     name="repeated-noise",
     what="Finds, in functions given to `pmap` or `shard_map`, a draw with a key that all devices "
@@ -32,11 +32,11 @@ _FUNCTIONS = tuple(
     f"jax.random.{name}"
     for name in ("bernoulli", "bits", "cauchy", "exponential", "gumbel", "laplace", "normal",
                  "rademacher", "truncated_normal", "uniform")
-)  # fmt: skip
+)  # fmt: skip  # fmt: skip
 _OF_KEYS = {  # what they return is shared where all that they are given is
     "jax.random.PRNGKey", "jax.random.key", "jax.random.split", "jax.random.fold_in",
     "flax.nnx.Rngs", "haiku.PRNGSequence",
-}  # fmt: skip
+}  # fmt: skip  # fmt: skip
 _DROPOUTS = {  # layers, and the name of the key where one is called
     "equinox.nn.Dropout": "key",
     "flax.linen.Dropout": "rng",
@@ -45,8 +45,8 @@ _DROPOUTS = {  # layers, and the name of the key where one is called
 _OF_TYPES = ("shape", "ndim", "dtype", "size")
 
 
-@rule(PAGE, triggers=traced.TRIGGERS)
-def check(module: Module) -> Iterator[Found]:
+@rule(_REPEATED, triggers=traced.TRIGGERS)
+def _repeated_noise(module: Module) -> Iterator[Found]:
     seen: set[ast.AST] = set()
     for function, body in _bodies(module):
         for call in functions.all_nodes(function):
@@ -67,11 +67,8 @@ def _draw(module: Module, call: ast.Call) -> tuple[ast.expr | None, list[ast.exp
     words = {word.arg: word.value for word in call.keywords if word.arg is not None}
     if name in _FUNCTIONS and call.args:
         shapes = [*call.args[1:], *([words["shape"]] if "shape" in words else [])]
-        return call.args[0], [
-            each.value
-            for each in shapes
-            if isinstance(each, ast.Attribute) and each.attr == "shape"
-        ]
+        attributes = [each for each in shapes if isinstance(each, ast.Attribute)]
+        return call.args[0], [each.value for each in attributes if each.attr == "shape"]
     if name == "haiku.dropout" and call.args:
         return call.args[0], [*call.args[2:], *([words["x"]] if "x" in words else [])]
     layer = _DROPOUTS.get(_made_by(module, call.func) or "")
@@ -79,23 +76,19 @@ def _draw(module: Module, call: ast.Call) -> tuple[ast.expr | None, list[ast.exp
         return words.get(layer), call.args
     if isinstance(call.func, ast.Attribute) and call.func.attr.startswith("init"):
         return None, []  # draws the weights
-    return _key_of_flax(module, words.get("rngs")), [*call.args, *words.values()]
-
-
-def _key_of_flax(module: Module, rngs: ast.expr | None) -> ast.expr | None:
-    """Of `rngs={"dropout": key}`, the key; other streams may draw for the weights."""
-    values = module.values(rngs) if isinstance(rngs, ast.Name) else None
-    match values[0] if values and len(values) == 1 else rngs:
+    # Of `rngs={"dropout": key}`, the key; other streams may draw for the weights.
+    rngs = words.get("rngs")
+    key = (module.value(rngs) if isinstance(rngs, ast.Name) else None) or rngs
+    match key:
         case ast.Dict(keys=names, values=keys):
-            streams = {
-                name.value: key
-                for name, key in zip(names, keys, strict=True)
-                if isinstance(name, ast.Constant)
-            }
-            return streams.get("dropout")
-        case ast.Call(func=ast.Name(id="dict"), keywords=words):
-            return next((word.value for word in words if word.arg == "dropout"), None)
-    return rngs
+            streams = zip(names, keys, strict=True)
+            named = {each.value: key for each, key in streams if isinstance(each, ast.Constant)}
+            key = named.get("dropout")
+        case ast.Call(func=ast.Name(id="dict"), keywords=streams):
+            key = next((word.value for word in streams if word.arg == "dropout"), None)
+        case _:
+            key = rngs
+    return key, [*call.args, *words.values()]
 
 
 def _made_by(module: Module, layer: ast.expr) -> str | None:
@@ -214,3 +207,60 @@ class _Body:
 
     def _is_rngs(self, value: ast.expr) -> bool:
         return _made_by(self.module, value) == "flax.nnx.Rngs"
+
+
+_DRIFTING = Page(
+    code="JXD502",
+    name="drifting-copies",
+    what="Finds, in a `shard_map` with `check_vma=False` and `out_specs=P()`, a function without "
+    "any collective that folds `axis_index` into a key.",
+    why="`out_specs=P()` says that all devices have the same result, and with `check_vma=False` "
+    "nobody looks. With keys of their own they have not: one device's result is taken for all, and "
+    "copies of a state drift apart.",
+    example="def step(key, w):\n    key = jax.random.fold_in(key, jax.lax.axis_index('i'))\n"
+    "    return w + jax.random.normal(key, w.shape)\n\n\n"
+    "f = jax.shard_map(step, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)\n",
+    instead="def step(key, w):\n    return w + jax.random.normal(key, w.shape)\n",
+    fix="None: a shared key and a mean over the devices are both possible.",
+    since="jax 0.6.1: `jax.shard_map` with `check_vma`.",
+    source="https://docs.jax.dev/en/latest/notebooks/shard_map.html",
+)
+
+
+@rule(_DRIFTING, triggers=(b"*shard_map*",), since=(0, 6, 1), also=(b"*fold_in*", b"*axis_index*"))
+def _drifting_copies(module: Module) -> Iterator[Found]:
+    for site, function in traced.bodies(module, "shard_map"):
+        if not site.is_known or not _promises(module, site.keywords):
+            continue
+        nodes = functions.all_nodes(function)
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        if not all(_is_known(module, call) for call in calls):
+            continue  # another function may reduce
+        for call in calls:
+            if module.qualified_name(call.func) == "jax.random.fold_in" and any(
+                module.qualified_name(inner.func) == "jax.lax.axis_index"
+                for argument in call.args[1:]
+                for inner in ast.walk(argument)
+                if isinstance(inner, ast.Call)
+            ):
+                yield Found(call, "keys of their own make results differ that out_specs=P() shares")
+
+
+def _promises(module: Module, keywords: dict[str, ast.expr]) -> bool:
+    unchecked = [keywords[name] for name in ("check_vma", "check_rep") if name in keywords]
+    spec = keywords.get("out_specs")
+    return (
+        bool(unchecked)
+        and all(module.text(value) == "False" for value in unchecked)
+        and isinstance(spec, ast.Call)
+        and not spec.args
+        and (module.qualified_name(spec.func) or "").endswith((".P", ".PartitionSpec"))
+    )
+
+
+def _is_known(module: Module, call: ast.Call) -> bool:
+    """Whether it is a call of JAX that reduces over no axis."""
+    name = module.qualified_name(call.func) or ""
+    if name == "jax.lax.axis_index":
+        return True
+    return name.startswith(("jax.random.", "jax.numpy.", "jax.nn."))
