@@ -7,7 +7,7 @@ in place taints it, and every name that it may have: too much rather than too li
 
 import ast
 import enum
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, TypeAlias
 
 from jax_dist.checker.model import functions, pmaps, scopes, stacking
@@ -25,8 +25,6 @@ class Same(enum.IntEnum):
 
 _Value: TypeAlias = "Same | tuple[_Value, ...]"
 _Names: TypeAlias = "dict[str, _Value | scopes.Function]"
-
-_Branch: TypeAlias = "Callable[[_Names], None]"
 
 
 def of_results(
@@ -95,6 +93,7 @@ class _UniformityRun:
         self._axis = _MappedAxis(module, site)
         self._aliases: dict[str, set[str]] = {}
         self._depth = -1  # calls around the one that is looked at
+        self._returned: list[_Value] = []  # by that
 
     def call(
         self,
@@ -109,12 +108,13 @@ class _UniformityRun:
         that it sets are changed.
         """
         self._depth += 1
+        outer, self._returned = self._returned, []
         try:
             names = self._begun(function, given, named, around)
             if isinstance(function, ast.Lambda):
                 return self._of(function.body, names)
-            returned: list[_Value] = []
-            self._block(function.body, names, returned)
+            self._block(function.body, names)
+            returned = self._returned
             own = self._module.scopes.of[function]
             for name, value in names.items():
                 if name in around and (name not in own.bindings or name in own.outer):
@@ -125,6 +125,7 @@ class _UniformityRun:
             return _either(returned)
         finally:
             self._depth -= 1
+            self._returned = outer
 
     def _begun(
         self,
@@ -139,8 +140,8 @@ class _UniformityRun:
         positional = [*arguments.posonlyargs, *arguments.args]
         if isinstance(self._module.parent(function), ast.ClassDef):
             positional = positional[1:]  # self
-        for each in scopes.parameters(arguments):
-            names[each.arg] = Same.YES
+        known = {each.arg for each in scopes.parameters(arguments)}
+        names |= dict.fromkeys(known, Same.YES)
         defaults = zip(reversed(positional), reversed(arguments.defaults), strict=False)
         for each, default in (*defaults, *zip(arguments.kwonlyargs, arguments.kw_defaults)):  # noqa: B905
             if default is not None:
@@ -149,8 +150,7 @@ class _UniformityRun:
             names[each.arg] = value
         if arguments.vararg is not None:
             names[arguments.vararg.arg] = _joined(tuple(given[len(positional) :]))
-        known = {each.arg for each in scopes.parameters(arguments)}
-        names.update({name: value for name, value in named.items() if name in known})
+        names |= {name: value for name, value in named.items() if name in known}
         if arguments.kwarg is not None:
             rest = tuple(value for name, value in named.items() if name not in known)
             names[arguments.kwarg.arg] = _joined(rest)
@@ -158,11 +158,11 @@ class _UniformityRun:
 
     # --- statements
 
-    def _block(self, statements: Iterable[ast.stmt], names: _Names, returned: list[_Value]) -> None:
+    def _block(self, statements: Iterable[ast.stmt], names: _Names) -> None:
         for each in statements:
-            self._statement(each, names, returned)
+            self._statement(each, names)
 
-    def _statement(self, node: ast.stmt, names: _Names, returned: list[_Value]) -> None:
+    def _statement(self, node: ast.stmt, names: _Names) -> None:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 names[node.name] = node
@@ -177,53 +177,49 @@ class _UniformityRun:
             case ast.AugAssign(target=target, value=value):
                 self._bind(target, self._worst([target, value], names), names)
             case ast.Return(value=ast.expr() as value):
-                returned.append(self._of(value, names))
+                self._returned.append(self._of(value, names))
             case ast.Expr(value=value):
                 self._effect(value, names)
             case _:
-                self._compound(node, names, returned)
+                self._compound(node, names)
 
-    def _compound(self, node: ast.stmt, names: _Names, returned: list[_Value]) -> None:
-        def block(statements: Iterable[ast.stmt]) -> _Branch:
-            return lambda inside: self._block(statements, inside, returned)
-
+    def _compound(self, node: ast.stmt, names: _Names) -> None:
         match node:
             case ast.If():
                 self._of(node.test, names)
-                self._one_of([block(node.body), block(node.orelse)], names)
+                self._one_of([node.body, node.orelse], names)
             case ast.Match():
                 subject = self._whole(node.subject, names)
                 for each in ast.walk(node):
                     if isinstance(each, ast.MatchAs | ast.MatchStar) and each.name:
                         names[each.name] = subject
-                self._one_of([block(()), *(block(case.body) for case in node.cases)], names)
+                self._one_of([[], *(case.body for case in node.cases)], names)
             case ast.With() | ast.AsyncWith():
                 for item in node.items:
                     found = self._whole(item.context_expr, names)
                     if item.optional_vars is not None:
                         self._bind(item.optional_vars, found, names)
-                self._block(node.body, names, returned)
+                self._block(node.body, names)
             case ast.For() | ast.AsyncFor() | ast.While():
-                self._loop(node, names, returned)
+                self._loop(node, names)
             case ast.Try() | ast.TryStar():
-                handlers = [block(each.body) for each in node.handlers]
-                self._one_of([block(()), block((*node.body, *node.orelse))], names)
-                self._one_of([block(()), *handlers], names)
-                self._block(node.finalbody, names, returned)
+                self._one_of([[], [*node.body, *node.orelse]], names)
+                self._one_of([[], *(each.body for each in node.handlers)], names)
+                self._block(node.finalbody, names)
 
-    def _one_of(self, branches: list[_Branch], names: _Names) -> None:
+    def _one_of(self, branches: list[list[ast.stmt]], names: _Names) -> None:
         """One of several blocks is run: each name is the worst that it may be."""
         ends: list[_Names] = []
         for branch in branches:
             inside = dict(names)
-            branch(inside)
+            self._block(branch, inside)
             ends.append(inside)
         for end in ends:
             names.update(end)
         for end in ends:
             names.update((name, _merged(names[name], value)) for name, value in end.items())
 
-    def _loop(self, node: Any, names: _Names, returned: list[_Value]) -> None:
+    def _loop(self, node: Any, names: _Names) -> None:
         for _ in range(_MOST):
             before = dict(names)
             if isinstance(node, ast.For | ast.AsyncFor):
@@ -231,12 +227,12 @@ class _UniformityRun:
                 self._tie(node.target, node.iter)
             else:
                 self._of(node.test, names)
-            self._block(node.body, names, returned)
+            self._block(node.body, names)
             for name, value in before.items():
                 names[name] = _merged(value, names[name])
             if names == before:
                 break
-        self._block(node.orelse, names, returned)
+        self._block(node.orelse, names)
 
     def _bind(self, target: ast.expr, value: _Value, names: _Names) -> None:
         match target:
