@@ -206,13 +206,11 @@ def _settings(call: _compat.JitCall) -> _Change:
 
 
 def _weakly(fun: Callable) -> Callable[[], Callable | None]:
-    if inspect.ismethod(
-        fun
-    ):  # made again by each look-up; equal, as long as its object is the same
-        return weakref.WeakMethod(fun)
+    # A method is made again by each look-up; equal, as long as its object is the same.
+    refer = weakref.WeakMethod if inspect.ismethod(fun) else weakref.ref
     try:
-        return weakref.ref(fun)
-    except TypeError:  # such as a callable object with slots
+        return refer(fun)
+    except TypeError:  # such as a callable object with slots, or a method of one
         return lambda: None
 
 
