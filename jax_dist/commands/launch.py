@@ -204,18 +204,14 @@ def _command(options: argparse.Namespace) -> list[str]:
 @contextlib.contextmanager
 def _printer(options: argparse.Namespace, out: TextIO, err: TextIO) -> "Iterator[Printer]":
     from jax_dist._usage import MisuseError
-    from jax_dist.launch.outcome import (
-        LogFile,
-        Printer,
-        log_files,
-    )
+    from jax_dist.launch.outcome import Printer, log_files
 
     streams: dict[Stream, TextIO] = {"stdout": out, "stderr": err}
     for stream in streams.values():
         if isinstance(stream, io.TextIOWrapper):  # ranks may write what a plain terminal lacks
             stream.reconfigure(errors="backslashreplace")
     with contextlib.ExitStack() as stack:
-        logs: Sequence[LogFile] = ()
+        logs: Sequence[io.FileIO] = ()
         if options.log_dir is not None:
             try:
                 logs = stack.enter_context(log_files(options.log_dir, options.processes))
