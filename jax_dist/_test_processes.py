@@ -106,21 +106,22 @@ class _Task:
 
 
 @dataclass(frozen=True)
-class _RemoteFailure:
-    """An exception as one process tells it to another."""
+class _Report:
+    """What a function returned or raised, as one process tells it to another."""
 
-    error: bytes | None  # pickled; None where it does not pickle
-    summary: str  # "ValueError: its text"
-    traceback: str
+    value: bytes | None = None  # pickled; None where it raised
+    error: bytes | None = None  # pickled; None where it does not pickle
+    summary: str = ""  # "ValueError: its text"
+    traceback: str = ""
 
     @classmethod
-    def of(cls, error: BaseException) -> "_RemoteFailure":
+    def of(cls, error: BaseException) -> "_Report":
         try:
             pickled = pickle.dumps(error)
         except Exception:  # noqa: BLE001  # pickle raises what the error's class raises
             pickled = None
         summary = "".join(traceback.format_exception_only(error)).strip()
-        return cls(pickled, summary, "".join(traceback.format_exception(error)))
+        return cls(None, pickled, summary, "".join(traceback.format_exception(error)))
 
     def revive(self, rank: int) -> Exception:
         """The exception itself, where it can be, with the traceback as a note."""
@@ -138,12 +139,6 @@ class _RemoteFailure:
             )
         error.add_note(f"Raised in rank {rank}:\n{self.traceback.rstrip()}")
         return error
-
-
-@dataclass(frozen=True)
-class _WorkerReport:
-    value: bytes | None  # what the function returned, pickled
-    failure: _RemoteFailure | None = None
 
 
 @dataclass(frozen=True)
@@ -244,7 +239,7 @@ class _Child:
     def __init__(self, rank: int, folder: pathlib.Path, environment: dict[str, str]):
         self.rank = rank
         self._folder = folder
-        self._report: _WorkerReport | None = None
+        self._report: _Report | None = None
         with open(folder / f"{rank}.output", "wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _CHILD, json.dumps(sys.path), str(folder), str(rank)],
@@ -262,11 +257,7 @@ class _Child:
     def ended(self) -> bool:
         return self.died() or self.report() is not None
 
-    def failure(self) -> _RemoteFailure | None:
-        report = self.report()
-        return None if report is None else report.failure
-
-    def report(self) -> _WorkerReport | None:
+    def report(self) -> _Report | None:
         path = self._folder / f"{self.rank}.report"
         if self._report is None and path.exists():
             self._report = pickle.loads(path.read_bytes())
@@ -282,8 +273,8 @@ class _Child:
         """Whether rank 0 could not listen: it raises or crashes, with various texts."""
         if self.rank != 0 or self.joined():
             return False
-        failure = self.failure()
-        text = self.output() + (failure.summary if failure is not None else "")
+        report = self.report()
+        text = self.output() + (report.summary if report is not None else "")
         return any(sign in text for sign in _PORT_TAKEN)
 
     def exit_code(self) -> int:
@@ -339,7 +330,7 @@ def _wait(children: Sequence[_Child], deadline: float) -> _Child | None:
 def _failed(children: Sequence[_Child]) -> _Child | None:
     """The one to blame: a death makes others raise, and that of rank 0 makes them die."""
     dead = [child for child in children if child.died()]
-    raised = [child for child in children if child.failure() is not None]
+    raised = [child for child in children if (report := child.report()) and report.value is None]
     return next(iter(dead + raised), None)
 
 
@@ -361,8 +352,8 @@ def _outcome(child: _Child, first: _Child | None, timeout: float) -> Outcome:
     value = error = None
     if report is not None and report.value is not None:
         value = _load(report.value)
-    elif report is not None and report.failure is not None:
-        error = report.failure.revive(child.rank)
+    elif report is not None:
+        error = report.revive(child.rank)
     else:
         error = _no_report(child, first, timeout)
     return Outcome(child.rank, value, error, child.exit_code(), child.output())
@@ -428,7 +419,7 @@ def _main() -> None:
     if multihost is not None:
         multihost.part()
     # Not sys.exit: at exit, JAX waits up to 300 s for processes that may be gone already.
-    os._exit(0 if report.failure is None else 1)
+    os._exit(1 if report.value is None else 0)
 
 
 def _die_in_time(task: _Task) -> None:
@@ -442,7 +433,7 @@ def _die_in_time(task: _Task) -> None:
         os._exit(1)
 
 
-def _attempt(task: _Task, folder: pathlib.Path, rank: int) -> _WorkerReport:
+def _attempt(task: _Task, folder: pathlib.Path, rank: int) -> _Report:
     try:
         import jax  # here, so that a failure to import is reported like any other
 
@@ -459,9 +450,9 @@ def _attempt(task: _Task, folder: pathlib.Path, rank: int) -> _WorkerReport:
         function = task.function.load()
         value = function(*pickle.loads(task.arguments))
     except BaseException as error:  # noqa: BLE001  # sys.exit too: it would leave without a word
-        return _WorkerReport(None, _RemoteFailure.of(error))
+        return _Report.of(error)
     try:
-        return _WorkerReport(pickle.dumps(value))
+        return _Report(pickle.dumps(value))
     except Exception as error:  # noqa: BLE001  # pickle raises what the value's class raises
         unpicklable = refusal(
             TypeError,
@@ -470,7 +461,7 @@ def _attempt(task: _Task, folder: pathlib.Path, rank: int) -> _WorkerReport:
             why="results travel between processes",
             do="Return plain data, such as lists of numbers.",
         )
-        return _WorkerReport(None, _RemoteFailure.of(unpicklable))
+        return _Report.of(unpicklable)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -204,14 +204,18 @@ def _command(options: argparse.Namespace) -> list[str]:
 @contextlib.contextmanager
 def _printer(options: argparse.Namespace, out: TextIO, err: TextIO) -> "Iterator[Printer]":
     from jax_dist._usage import MisuseError
+<<<<<<< HEAD
     from jax_dist.launch.outcome import LogFile, Printer, log_files
+=======
+    from jax_dist.launch.outcome import Printer, log_files
+>>>>>>> 086c0ce4a75d750558097d107735b09b642a629e
 
     streams: dict[Stream, TextIO] = {"stdout": out, "stderr": err}
     for stream in streams.values():
         if isinstance(stream, io.TextIOWrapper):  # ranks may write what a plain terminal lacks
             stream.reconfigure(errors="backslashreplace")
     with contextlib.ExitStack() as stack:
-        logs: Sequence[LogFile] = ()
+        logs: Sequence[io.FileIO] = ()
         if options.log_dir is not None:
             try:
                 logs = stack.enter_context(log_files(options.log_dir, options.processes))

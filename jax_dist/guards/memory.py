@@ -20,7 +20,7 @@ _SHOWN = 8  # kinds of arrays in one message
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Memory:
+class _Memory:
     """What lies on the devices of this process at one moment."""
 
     used: Mapping[int, int]  # device id to bytes
@@ -88,8 +88,18 @@ class memory_guard:  # in small letters, for it is used as a function
         if _grown(before, after, self._slack):
             gc.collect()  # only now: it takes milliseconds
             after = memory_now()
-        if _grown(before, after, self._slack):
-            raise _growth(before, after, self._slack)
+        which = _grown(before, after, self._slack)
+        if which:
+            new = {kind: count - before.kinds.get(kind, 0) for kind, count in after.kinds.items()}
+            kinds = [f"{count} more of {kind}" for kind, count in sorted(new.items()) if count > 0]
+            raise refusal(
+                MemoryGrowthError,
+                what=f"A step left more in memory than it found, at {line_of(user_frame())}",
+                which=[*which, *kinds[:_SHOWN]],
+                why="what each step adds fills the device in the end",
+                do="Drop what the step no longer needs, donate its state, "
+                "or fetch what you keep with jax.device_get.",
+            )
 
     def __call__(self, fun: _Function) -> _Function:
         guard = memory_guard(slack=self._slack, warmup=1 if self._warmup is None else self._warmup)
@@ -101,14 +111,14 @@ class memory_guard:  # in small letters, for it is used as a function
 
         return call  # type: ignore[return-value]
 
-    def _stack(self) -> list[Memory | None]:
+    def _stack(self) -> list[_Memory | None]:
         """A guard may be entered again inside itself, and in several threads."""
         if not hasattr(self._entered, "stack"):
             self._entered.stack = []
         return self._entered.stack
 
 
-def memory_now() -> Memory:
+def memory_now() -> _Memory:
     """Waits for nothing: memory is taken when a program is started, not when it ends."""
     used: dict[int, int] = {}
     kinds: dict[str, int] = {}
@@ -129,24 +139,10 @@ def memory_now() -> Memory:
     statistics = {device.id: device.memory_stats() for device in jax.local_devices()}
     if all(statistics.values()):
         used = {id_: figures["bytes_in_use"] for id_, figures in statistics.items() if figures}
-        return Memory(used, kinds)
-    return Memory(dict.fromkeys(statistics, 0) | used, kinds)
+        return _Memory(used, kinds)
+    return _Memory(dict.fromkeys(statistics, 0) | used, kinds)
 
 
-def _grown(before: Memory, after: Memory, slack: int) -> bool:
-    return any(now > before.used.get(device, 0) + slack for device, now in after.used.items())
-
-
-def _growth(before: Memory, after: Memory, slack: int) -> MemoryGrowthError:
+def _grown(before: _Memory, after: _Memory, slack: int) -> list[str]:
     more = {device: now - before.used.get(device, 0) for device, now in after.used.items()}
-    which = [f"device {id_} holds {size} bytes more" for id_, size in more.items() if size > slack]
-    new = {kind: count - before.kinds.get(kind, 0) for kind, count in after.kinds.items()}
-    kinds = [f"{count} more of {kind}" for kind, count in sorted(new.items()) if count > 0]
-    return refusal(
-        MemoryGrowthError,
-        what=f"A step left more in memory than it found, at {line_of(user_frame())}",
-        which=[*which, *kinds[:_SHOWN]],
-        why="what each step adds fills the device in the end",
-        do="Drop what the step no longer needs, donate its state, "
-        "or fetch what you keep with jax.device_get.",
-    )
+    return [f"device {id_} holds {size} bytes more" for id_, size in more.items() if size > slack]

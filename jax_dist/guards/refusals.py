@@ -206,13 +206,11 @@ def _settings(call: _compat.JitCall) -> _Change:
 
 
 def _weakly(fun: Callable) -> Callable[[], Callable | None]:
-    if inspect.ismethod(
-        fun
-    ):  # made again by each look-up; equal, as long as its object is the same
-        return weakref.WeakMethod(fun)
+    # A method is made again by each look-up; equal, as long as its object is the same.
+    refer = weakref.WeakMethod if inspect.ismethod(fun) else weakref.ref
     try:
-        return weakref.ref(fun)
-    except TypeError:  # such as a callable object with slots
+        return refer(fun)
+    except TypeError:  # such as a callable object with slots, or a method of one
         return lambda: None
 
 
@@ -255,7 +253,7 @@ def guarded_placing(
     except jax.errors.JaxRuntimeError as error:
         if not is_refusal(error):
             raise
-        raise _misplaced(_moved(values, shardings)) from None
+        raise _misplaced(values, shardings) from None
 
 
 def refuse_reading(array: jax.Array) -> None:
@@ -300,21 +298,16 @@ def refused_by_jax(error: BaseException) -> TransferError:
     )
 
 
-def _moved(values: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
-    """JAX places all arguments of one kind together, also those already in place."""
-    moved = []
+def _misplaced(values: Sequence[Any], shardings: Sequence[Any]) -> TransferError:
+    moved = []  # JAX places all arguments of one kind together, also those already in place
     for value, wanted in zip(values, shardings, strict=True):
-        if isinstance(value, jax.Array):
-            lies_right = isinstance(wanted, jax.sharding.Sharding) and (
-                value.sharding.is_equivalent_to(wanted, value.ndim)
-            )
-            moved += [] if lies_right else [value]
-        elif np.ndim(value) > 0:
+        if not isinstance(value, jax.Array):
+            moved += [value] if np.ndim(value) > 0 else []
+        elif not isinstance(wanted, jax.sharding.Sharding) or (
+            not value.sharding.is_equivalent_to(wanted, value.ndim)
+        ):
             moved.append(value)
-    return moved or list(values)
-
-
-def _misplaced(moved: Sequence[Any]) -> TransferError:
+    moved = moved or list(values)
     frame = user_frame()
     calls = _compat.calls_under_way()
     call = calls[-1] if calls else None

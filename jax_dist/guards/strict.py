@@ -123,8 +123,8 @@ class strict:  # in small letters, for it is used as a function
             # JAX adds to each error that its own frames are hidden; here they would tell nothing.
             notes = getattr(error, "__notes__", [])
             notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
-        elif (swallowed := entry.swallowed()) is not None:
-            raise swallowed
+        else:
+            entry.raise_swallowed()
         if entry.transfers and error is not None and refusals.is_refusal(error):
             raise refusals.refused_by_jax(error) from error
 
@@ -149,8 +149,7 @@ class strict:  # in small letters, for it is used as a function
         warmup = 1 if self._warmup is None else self._warmup
         try:
             for number, item in enumerate(items):
-                if (swallowed := entry.swallowed()) is not None:
-                    raise swallowed
+                entry.raise_swallowed()
                 entry.step(warm=number < warmup, look=_is_looked_at(number))
                 yield item
         finally:
@@ -298,18 +297,17 @@ class _GuardEntry:
             self.home = None
         _thread.update()
 
-    def swallowed(self) -> _Refusal | None:
-        """A refusal that some `except` on the way has caught, once; none that is on its way out.
+    def raise_swallowed(self) -> None:
+        """Raises again, once, what some `except` on the way has caught; not what is on its way out.
 
         NumPy catches all errors in `np.array_equal`, for one, and then says False.
         """
-        refusal = self.refusal
-        if refusal is None or _is_on_its_way(refusal):
-            return None
-        self.refusal = None
-        again = type(refusal)(*refusal.args)
-        again.add_note("It was raised before, and an `except` on its way has caught it.")
-        return again
+        swallowed = self.refusal
+        if swallowed is not None and not _is_on_its_way(swallowed):
+            self.refusal = None
+            again = type(swallowed)(*swallowed.args)
+            again.add_note("It was raised before, and an `except` on its way has caught it.")
+            raise again
 
     def is_mine(self) -> bool:
         """Whether this thread entered it."""
@@ -350,8 +348,8 @@ class _Watcher(_compat.CallWatcher):
         if getattr(call.fun, "__module__", None) == _compat.PMAP_MODULE:
             call.name = "jax.pmap"  # which keeps no name of what it maps
         with self._remembering():
-            if (swallowed := _thread.swallowed()) is not None:
-                raise swallowed
+            for entry in reversed(_thread.entries):
+                entry.raise_swallowed()
             if self.donation:
                 self._check.called(call, checked=not self.warm)
 
@@ -390,8 +388,9 @@ class _Watcher(_compat.CallWatcher):
         """A refusal in this block is raised again later, if it never leaves the guarded one."""
         try:
             yield
-        except (TransferError, RecompileError, DonationError) as refusal:
-            _thread.remember(refusal)
+        except (TransferError, RecompileError, DonationError) as error:
+            for entry in _thread.guards()[-1:]:
+                entry.refusal = error
             self.look = _LOOK  # the next call goes through Python, and is refused
             _compat.watch_calls(self, self.look)
             raise
@@ -425,15 +424,9 @@ class _Thread(threading.local):
         if self.entries != self.applied:
             self.update()
 
-    def remember(self, refusal: _Refusal) -> None:
-        for entry in reversed(self.entries):
-            if entry.donation is not None:  # a guard; the others allow something
-                entry.refusal = refusal
-                return
-
-    def swallowed(self) -> _Refusal | None:
-        found = (entry.swallowed() for entry in reversed(self.entries))
-        return next((refusal for refusal in found if refusal is not None), None)
+    def guards(self) -> list[_GuardEntry]:
+        """Those that do not only allow something."""
+        return [entry for entry in self.entries if entry.donation is not None]
 
     def update(self, *, fresh: bool = False) -> None:
         """Makes JAX's guard and the watcher what the entries want."""
@@ -445,7 +438,7 @@ class _Thread(threading.local):
             self.level = level
             if level is not None:
                 self.guard.enter_context(jax.transfer_guard(level))
-        watched = [entry for entry in self.entries if entry.donation is not None]
+        watched = self.guards()
         if not watched:
             self.watcher.transfers = self.watcher.recompiles = self.watcher.donation = False
             _compat.watch_calls(None, None)

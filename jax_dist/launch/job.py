@@ -17,17 +17,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 
-from jax_dist.launch.outcome import (
-    Ended,
-    JobOutcome,
-    Output,
-    Printer,
-    Reason,
-    causes,
-    ending,
-)
+from jax_dist.launch.outcome import Ended, JobOutcome, Output, Printer, Reason, causes, ending
 from jax_dist.launch.ranks import Orphanage, Rank, rank_environment, reserved_port
 from jax_dist.multihost import ranks
 
@@ -42,11 +33,6 @@ def _received() -> Iterator[list[int]]:
     the main thread, Python hands out no signals, and the list stays empty.
     """
     numbers: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        del frame
-        numbers.append(number)
-
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.getsignal(number) for number in _PASSED_ON}
@@ -54,7 +40,7 @@ def _received() -> Iterator[list[int]]:
     changed = {k: old for k, old in before.items() if old not in (signal.SIG_IGN, None)}
     try:
         for number in changed:
-            signal.signal(number, note)
+            signal.signal(number, lambda received, _: numbers.append(received))
         yield numbers
     finally:
         for number, old in changed.items():
@@ -129,11 +115,7 @@ def run(
 
 class _Job:
     def __init__(
-        self,
-        ranks: Sequence[Rank],
-        settings: JobSettings,
-        printer: Printer,
-        signals: list[int],
+        self, ranks: Sequence[Rank], settings: JobSettings, printer: Printer, signals: list[int]
     ):
         self._ranks = ranks
         self._settings = settings
@@ -162,13 +144,19 @@ class _Job:
                 self._see_whether_time_is_up()
                 while self._steps and time.monotonic() >= self._steps[0][0]:
                     self._send(self._steps.popleft()[1])
-        first = None if self._first is None else self._to_blame(self._first)
+        first = seen = self._first
+        if seen is not None:  # the rank that it has ended for: it says so, or JAX has aborted it
+            stopped = [rank for rank in self._ranks if rank.was_stopped]
+            if stopped and (seen.could_not_join or seen.exit_code() == -signal.SIGABRT):
+                first = stopped[0]
+            elif seen.blames is not None and seen.blames < len(self._ranks):
+                first = self._ranks[seen.blames]
         return JobOutcome(
             reason=self._reason,
             seconds=time.monotonic() - self._start,
             ended=tuple(self._ended(rank) for rank in self._ranks),
             first=None if first is None else self._ended(first),
-            seen=None if self._first is None else self._ended(self._first),
+            seen=None if seen is None else self._ended(seen),
             unfinished=self._unfinished,
             was_terminated=self._was_terminated,
         )
@@ -204,7 +192,11 @@ class _Job:
             # `tee` in its group may have the last lines still.
             is_over = now >= rank.ended_at + _LAST_LINES_SECONDS
             if is_over or not any(output.is_open for output in rank.outputs):
-                self._bury(rank)
+                rank.bury()
+                for output in rank.outputs:
+                    if output.is_open:
+                        self._selector.unregister(output)
+                        self._tell(rank, output, output.drain(time.monotonic()))
 
     def _see_who_raised(self) -> None:
         """A rank that raised may wait at its exit for the others, who wait for it."""
@@ -216,13 +208,6 @@ class _Job:
                     f"rank {rank.number} wrote a traceback and has not ended; at its exit, "
                     "jax.distributed may wait for the other ranks, for up to 300 s"
                 )
-
-    def _bury(self, rank: Rank) -> None:
-        rank.bury()
-        for output in rank.outputs:
-            if output.is_open:
-                self._selector.unregister(output)
-                self._tell(rank, output, output.drain(time.monotonic()))
 
     def _fail(self, culprit: Rank) -> None:
         self._first = culprit
@@ -284,15 +269,6 @@ class _Job:
 
     def _running(self) -> list[Rank]:
         return [rank for rank in self._ranks if rank.ended_at is None]
-
-    def _to_blame(self, first: Rank) -> Rank:
-        """The rank that the first one has ended for: it says so, or JAX has aborted it."""
-        stopped = [rank for rank in self._ranks if rank.was_stopped]
-        if stopped and (first.could_not_join or first.exit_code() == -signal.SIGABRT):
-            return stopped[0]
-        if first.blames is not None and first.blames < len(self._ranks):
-            return self._ranks[first.blames]
-        return first
 
     def _ended(self, rank: Rank) -> Ended:
         exit_code = rank.exit_code()

@@ -5,6 +5,7 @@ Pipes are read without waiting; lines, progress bars and logs come out whole.
 
 import contextlib
 import enum
+import io
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -309,7 +310,7 @@ class Printer:
         silence: Callable[[TextIO], None] = lambda stream: None,
         only: Sequence[int] | None = None,
         coloured: Sequence[Stream] = (),
-        logs: Sequence["LogFile"] = (),
+        logs: Sequence[io.FileIO] = (),
     ):
         self._streams: dict[Stream, TextIO] = {"stdout": out, "stderr": err}
         self._width = len(str(ranks - 1))
@@ -322,10 +323,13 @@ class Printer:
     def lines(self, rank: int, stream: Stream, lines: Sequence[str]) -> None:
         now = datetime.now().isoformat(timespec="milliseconds").partition("T")[2]
         if self._logs:
+            log = self._logs[rank]
+            data = "".join(f"{now} {line}\n" for line in lines).encode(errors="backslashreplace")
             try:
-                self._logs[rank].write("".join(f"{now} {line}\n" for line in lines))
-            except OSError as error:
-                self._tell(str(self._logs[rank].path.parent), error)
+                while data:
+                    data = data[log.write(data) :]
+            except OSError as error:  # there is no room; the rest is not tried again
+                self._tell(str(Path(os.fsdecode(log.name)).parent), error)
         if rank in self._shown:
             prefix = f"[{rank:{self._width}} {now}]"
             if stream in self._coloured:
@@ -351,37 +355,14 @@ class Printer:
             self.notice(f"cannot write to {where}: {error.strerror}; the job goes on")
 
 
-class LogFile:
-    """A file that keeps nothing back: what it took is on the disk, and the rest is not tried again.
-
-    Raises:
-      OSError: it cannot be written.
-    """
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._file = open(path, "wb", buffering=0)  # noqa: SIM115  # `close` closes it
-
-    def write(self, text: str) -> None:
-        """Raises an OSError where there is no room."""
-        data = text.encode("utf-8", "backslashreplace")
-        while data:
-            data = data[self._file.write(data) :]
-
-    def close(self) -> None:
-        self._file.close()
-
-
 @contextlib.contextmanager
-def log_files(folder: Path, ranks: int) -> Iterator[list[LogFile]]:
+def log_files(folder: Path, ranks: int) -> Iterator[list[io.FileIO]]:
     """Opens `rank-0.log`, `rank-1.log` and so on, empty. Makes the folder where it is not there.
 
     Raises:
       OSError: one of them cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(contextlib.closing(LogFile(folder / f"rank-{rank}.log")))
-            for rank in range(ranks)
-        ]
+    with contextlib.ExitStack() as stack:  # they keep nothing back: what they took is on the disk
+        paths = [folder / f"rank-{rank}.log" for rank in range(ranks)]
+        yield [stack.enter_context(open(path, "wb", buffering=0)) for path in paths]

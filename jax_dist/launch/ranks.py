@@ -414,29 +414,18 @@ def cpu_environment(inherited: Mapping[str, str], devices: int) -> dict[str, str
 
 
 def _place(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """In JAX's words, srun's, and torchrun's."""
-    address = f"{_LOOPBACK}:{port}"
+    """In JAX's words, srun's, and torchrun's: what these set, JAX reads, and programs read."""
+    host = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "MASTER_ADDR")
+    hosts = ("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+    number = ("JAX_PROCESS_ID", "SLURM_PROCID", "SLURM_LOCALID", "RANK", "LOCAL_RANK")
+    count = ("JAX_NUM_PROCESSES", "SLURM_NTASKS", "SLURM_NPROCS", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     return {
-        "JAX_COORDINATOR_ADDRESS": address,
-        "JAX_COORDINATOR_BIND_ADDRESS": address,  # else it listens on all interfaces
-        "JAX_NUM_PROCESSES": str(ranks),
-        "JAX_PROCESS_ID": str(rank),
-        # What srun sets and JAX reads, and what programs commonly read besides.
-        "SLURM_STEP_NODELIST": _LOOPBACK,
-        "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_JOB_NODELIST": _LOOPBACK,
-        "SLURM_NODELIST": _LOOPBACK,
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_NNODES": "1",
+        "JAX_COORDINATOR_ADDRESS": f"{_LOOPBACK}:{port}",
+        "JAX_COORDINATOR_BIND_ADDRESS": f"{_LOOPBACK}:{port}",  # else it listens everywhere
         "SLURM_NODEID": "0",
-        "SLURM_NTASKS": str(ranks),
-        "SLURM_NPROCS": str(ranks),
-        "SLURM_PROCID": str(rank),
-        "SLURM_LOCALID": str(rank),
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": _LOOPBACK,
         "MASTER_PORT": str(port),
+        **dict.fromkeys(host, _LOOPBACK),
+        **dict.fromkeys(hosts, "1"),
+        **dict.fromkeys(number, str(rank)),
+        **dict.fromkeys(count, str(ranks)),
     }

@@ -37,10 +37,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
         host_local_array_to_global_array,
     )
     from jax_dist.multihost.initialization import initialize
-    from jax_dist.multihost.main_thread import (
-        preempted,
-        reached_preemption_sync_point,
-    )
+    from jax_dist.multihost.main_thread import preempted, reached_preemption_sync_point
 
 _HOMES = {  # what Python sees: imported on first use, so that the launcher never loads jax
     "CheckpointError": "jax_dist.errors",

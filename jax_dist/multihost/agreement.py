@@ -142,15 +142,8 @@ class Fingerprint(NamedTuple):
     containers: str  # their types, as in `dict(tuple(*,*))`
     leaves: dict[str, str]  # path to what stands there, as in `{"['x']": "float32[2,4]"}`
 
-    def digest(self) -> str:
-        return hashlib.sha256(self.dump()).hexdigest()
-
     def dump(self) -> bytes:
         return json.dumps(self).encode()
-
-    @classmethod
-    def load(cls, dumped: bytes) -> "Fingerprint":
-        return cls(*json.loads(dumped))
 
 
 def fingerprint(tree: Any, *, values: bool = False) -> Fingerprint:
@@ -320,7 +313,8 @@ def agree_on(
         return {} if give is None else {0: give}
     are_all = len(whole) == joined.processes
     with _Meeting(joined.rank, whole, are_all, name, timeout) as meeting:
-        header = json.dumps([name, own.digest()]).encode()
+        digest = hashlib.sha256(own.dump()).hexdigest()
+        header = json.dumps([name, digest]).encode()
         headers = {rank: tuple(json.loads(each)) for rank, each in meeting.gather(header).items()}
         if len(set(headers.values())) > 1:
             raise _disagreement(meeting, headers, own, do)
@@ -328,10 +322,7 @@ def agree_on(
 
 
 def _disagreement(
-    meeting: _Meeting,
-    headers: Mapping[int, tuple[str, str]],
-    own: Fingerprint,
-    do: str,
+    meeting: _Meeting, headers: Mapping[int, tuple[str, str]], own: Fingerprint, do: str
 ) -> DisagreementError:
     """The same text everywhere: made of what the first rank of each group has written."""
     groups: dict[tuple[str, str], list[int]] = {}
@@ -350,7 +341,7 @@ def _disagreement(
     speaks = meeting.rank in [ranks[0] for ranks in groups.values()]
     written = meeting.add(own.dump() if speaks else None)
     known = [
-        (ranks, Fingerprint.load(written[ranks[0]]))
+        (ranks, Fingerprint(*json.loads(written[ranks[0]])))
         for ranks in groups.values()
         if ranks[0] in written
     ]

@@ -8,7 +8,7 @@ and only then the oldest one goes. What is damaged later is not read, and never 
 import json
 import pathlib
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -132,8 +132,7 @@ class Checkpoints:
             return state, 0
         leaves = leaves_of(state)
         folder = self._steps.path(step)
-        copies = _copies(folder, saved, leaves) if from_pmap else {}
-        _check_fit(folder, saved, leaves, copies)
+        copies = _copies(folder, saved, leaves, from_pmap=from_pmap)
         like = {
             leaf.path: copies[leaf.path] if leaf.path in copies else leaf.like()
             for leaf in leaves
@@ -276,30 +275,35 @@ def _import_orbax() -> Any:
 
 
 def _copies(
-    folder: pathlib.Path, saved: Mapping[str, str], leaves: Sequence[TypedLeaf]
-) -> dict[str, np.ndarray]:
-    """What reads the leaves that were saved as copies: the same number of each."""
-    numbers = [(leaf, number_of_copies(saved.get(leaf.path, ""), leaf)) for leaf in leaves]
-    found = [(leaf, number) for leaf, number in numbers if number]
-    if len({number for _, number in found}) > 1:
-        raise _does_not_fit(folder, [f"{leaf.path} has {number} copies" for leaf, number in found])
-    return {leaf.path: leaf.like_copies(number, saved[leaf.path]) for leaf, number in found}
-
-
-def _check_fit(
     folder: pathlib.Path,
     saved: Mapping[str, str],
     leaves: Sequence[TypedLeaf],
-    copies: Collection[str],
-) -> None:
+    *,
+    from_pmap: bool,
+) -> dict[str, np.ndarray]:
+    """What reads the leaves that were saved as copies, the same number of each; the others fit."""
+    found: list[tuple[TypedLeaf, int]] = []
+    if from_pmap:
+        numbers = [(leaf, number_of_copies(saved.get(leaf.path, ""), leaf)) for leaf in leaves]
+        found = [(leaf, number) for leaf, number in numbers if number]
+    copies = {leaf.path: leaf.like_copies(number, saved[leaf.path]) for leaf, number in found}
     wanted = {leaf.path: leaf.type for leaf in leaves}
     which = [
         f"{path} is {saved.get(path, 'not there')}, in the state {wanted.get(path, 'not there')}"
         for path in {**saved, **wanted}
         if saved.get(path) != wanted.get(path) and path not in copies
     ]
+    if len({number for _, number in found}) > 1:
+        which = [f"{leaf.path} has {number} copies" for leaf, number in found]
     if which:
-        raise _does_not_fit(folder, which)
+        raise refusal(
+            CheckpointError,
+            what=f"the checkpoint {folder} does not fit the state",
+            which=which,
+            why="another program wrote it, or this one was changed since",
+            do="Give `restore` a state like the one that was saved, or use another folder.",
+        )
+    return copies
 
 
 def _check_same(leaves: Sequence[TypedLeaf]) -> None:
@@ -315,16 +319,6 @@ def _check_same(leaves: Sequence[TypedLeaf]) -> None:
         do="Compute it in the same way everywhere, or make it part of an array over all processes: "
         'by jax_dist.pmap(..., arrays="global") or '
         "jax_dist.multihost.host_local_array_to_global_array.",
-    )
-
-
-def _does_not_fit(folder: pathlib.Path, which: Sequence[str]) -> CheckpointError:
-    return refusal(
-        CheckpointError,
-        what=f"the checkpoint {folder} does not fit the state",
-        which=which,
-        why="another program wrote it, or this one was changed since",
-        do="Give `restore` a state like the one that was saved, or use another folder.",
     )
 
 

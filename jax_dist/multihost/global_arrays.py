@@ -7,7 +7,6 @@ the same on all devices, each device computes with another one. Neither is ever 
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -20,13 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist.errors import DisagreementError, refusal
 from jax_dist.multihost.agreement import Fingerprint, agree_on
-from jax_dist.multihost.collectives import (
-    TIMEOUT,
-    as_key_of,
-    is_key,
-    is_whole,
-    types,
-)
+from jax_dist.multihost.collectives import TIMEOUT, as_key_of, is_key, is_whole, types
 from jax_dist.multihost.ranks import do
 
 _NAME = "host_local_array_to_global_array"
@@ -136,7 +129,12 @@ class _Part(NamedTuple):
         if is_whole(self.leaf) or not isinstance(self.spec, P):
             return {}
         host = np.asarray(jax.random.key_data(self.leaf) if is_key(self.leaf) else self.leaf)
-        whole = NamedSharding(mesh, self.spec).devices_indices_map(_whole_shape(host, mesh, self))
+        shape = list(host.shape)  # `[n, *s]` here is `[processes * n, *s]`, if cut over processes
+        for dimension, entry in enumerate(self.spec):
+            names = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+            for name in names:
+                shape[dimension] *= mesh.shape[name] // mesh.local_mesh.shape[name]
+        whole = NamedSharding(mesh, self.spec).devices_indices_map(tuple(shape))
         own = NamedSharding(mesh.local_mesh, self.spec).devices_indices_map(host.shape)
         holders: dict[str, set[int]] = {}
         for device, index in whole.items():
@@ -190,17 +188,6 @@ def _spread(specs: Any, tree: Any) -> list[Any]:
         lambda spec, part: jax.tree.map(lambda _: spec, part), specs, tree, is_leaf=is_spec
     )
     return jax.tree.leaves(whole, is_leaf=is_spec)
-
-
-def _whole_shape(host: np.ndarray, mesh: Mesh, part: _Part) -> tuple[int, ...]:
-    """`[n, *s]` here as `[processes * n, *s]`, for a dimension that is cut over processes."""
-    shape = list(host.shape)
-    for dimension, entry in enumerate(part.spec):
-        names = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
-        shape[dimension] *= math.prod(
-            mesh.shape[name] // mesh.local_mesh.shape[name] for name in names
-        )
-    return tuple(shape)
 
 
 def _bounds(index: tuple[slice, ...]) -> str:

@@ -3,6 +3,7 @@
 Who this process is among how many, and where they meet, comes from four sources (see `find`).
 """
 
+import contextlib
 import ipaddress
 import logging
 import os
@@ -105,7 +106,11 @@ def bind_address(address: str, given: str | None) -> str:
         return f"[::]:{port}"
     ip = str(found[0][4][0])
     means_itself = ipaddress.ip_address(ip.partition("%")[0]).is_loopback
-    if (means_itself and not _is_loopback(address)) or not _is_ours(found[0][0], ip):
+    is_ours = False
+    with socket.socket(found[0][0]) as probe, contextlib.suppress(OSError):
+        probe.bind((ip, 0))
+        is_ours = True
+    if (means_itself and not _is_loopback(address)) or not is_ours:
         return f"[::]:{port}" if socket.has_ipv6 else f"0.0.0.0:{port}"
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
@@ -119,15 +124,6 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name
         return False
-
-
-def _is_ours(family: int, ip: str) -> bool:
-    with socket.socket(family) as probe:
-        try:
-            probe.bind((ip, 0))
-        except OSError:
-            return False
-    return True
 
 
 def _first(given: int | None, environment: Mapping[str, str], name: str) -> int | None:

@@ -149,10 +149,8 @@ class _Host:
             for key, _ in self._selector.select(max(0.0, until - now)):
                 if key.fileobj is listener:
                     self._accept(listener)
-                elif key.data in self._guests:
-                    self._hear_guest(key.data)
                 elif key.data.fileno() >= 0:  # not closed meanwhile, to make room
-                    self._hear_rank(key.data)
+                    self._hear(key.data)
 
     def _accept(self, listener: socket.socket) -> None:
         is_full = len(self._guests) >= 2 * self._plan.processes + _SPARE_GUESTS
@@ -170,25 +168,20 @@ class _Host:
             oldest = next(iter(self._guests))
             self._cut_off(oldest, "it has said nothing, and too many others wait")
 
-    def _hear_guest(self, guest: Channel) -> None:
-        try:
-            heard = guest.received()
-        except Stranger as error:
-            self._cut_off(guest, str(error))
-            return
-        except (Closed, Lost):
-            self._forget(guest)
-            return
-        if heard:
-            self._welcome(guest, heard[0])
-
-    def _hear_rank(self, channel: Channel) -> None:
-        """It has nothing to say yet: either it has ended, or it is no process of ours."""
+    def _hear(self, channel: Channel) -> None:
+        heard, end = [], None
         try:
             heard = channel.received()
-        except (Closed, Lost, Stranger):
-            heard = None
-        if heard is None or heard:
+        except (Closed, Lost, Stranger) as error:
+            end = error
+        if channel in self._guests:
+            if isinstance(end, Stranger):
+                self._cut_off(channel, str(end))
+            elif end is not None:
+                self._forget(channel)
+            elif heard:
+                self._welcome(channel, heard[0])
+        elif heard or end is not None:  # a rank has nothing to say yet: it has ended, or is no rank
             self._selector.unregister(channel)
             self._gone |= {rank for rank, peer in self._came.items() if peer.channel is channel}
 

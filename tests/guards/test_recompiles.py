@@ -199,6 +199,21 @@ def test_a_function_made_anew_in_each_step_is_known_by_its_source():
     )
 
 
+class _Slotted:
+    __slots__ = ("factor",)
+
+    def scaled(self, x):
+        return 2 * x
+
+
+def test_a_method_of_an_object_without_weak_references_can_be_called():
+    scaled = jax.jit(_Slotted().scaled)
+
+    with only_recompiles() as guard:
+        for _ in guard.steps(range(3)):
+            assert scaled(_FOUR).shape == _FOUR.shape
+
+
 def test_an_operation_of_jax_itself_is_named():
     sizes = iter([_FOUR, jnp.ones((3, 5, 7))])
     act = lambda: jnp.sinh(next(sizes))
