@@ -204,11 +204,7 @@ def _command(options: argparse.Namespace) -> list[str]:
 @contextlib.contextmanager
 def _printer(options: argparse.Namespace, out: TextIO, err: TextIO) -> "Iterator[Printer]":
     from jax_dist._usage import MisuseError
-<<<<<<< HEAD
-    from jax_dist.launch.outcome import LogFile, Printer, log_files
-=======
     from jax_dist.launch.outcome import Printer, log_files
->>>>>>> 086c0ce4a75d750558097d107735b09b642a629e
 
     streams: dict[Stream, TextIO] = {"stdout": out, "stderr": err}
     for stream in streams.values():

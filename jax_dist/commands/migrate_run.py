@@ -185,7 +185,7 @@ class _Migrate:
         # One program can hold both texts where values have the same form before and after.
         merge = not self._aim.idiomatic and self._aim.to != "global"
         return trial.verified(
-            self._options.program,
+            tuple(self._options.program),
             files,
             devices=self._options.devices,
             merge=merge,
@@ -203,7 +203,7 @@ class _Migrate:
         folder = os.path.dirname(os.path.abspath(path))
         found = certificate.made(
             ({**each.to_dict(), "signatures": each.signatures} for each in proof.entries),
-            command=tuple(proof.command),
+            command=proof.command,
             files=((file.path, file.before, file.after) for file in files if file.changed),
             folder=folder,
         )

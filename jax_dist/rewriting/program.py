@@ -11,17 +11,14 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
+import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.mapping import dispatch, process_calls
-from jax_dist.multihost.agreement import (
-    Fingerprint,
-    containers,
-    describe,
-)
+from jax_dist.multihost.agreement import Fingerprint, containers, describe
 from jax_dist.passes import interpreter, pipeline, programs
 from jax_dist.passes.captures import (
     Capture,
@@ -153,7 +150,13 @@ class RewrittenProgram:
         traced = self._trace_user(args, kwargs)
         leaves = jax.tree.leaves((args, kwargs))
         if programs.is_staged() or any(isinstance(leaf, Tracer) for leaf in leaves):
-            return self._stage(traced, args, kwargs), None, False
+            # The call is part of a trace outside. Captured arrays become constants of that.
+            found = self._find(traced, args, kwargs)
+            if not is_lifted_outside():
+                self._watch.warn_of(traced.lifted.captures, lifted=False)
+            with programs.under_way(self, found):
+                jitted = self._programs.of(None, _variant(found)).jitted
+                return jitted(*args, **kwargs), None, False
         args, kwargs = self._first_state_placed(traced, args, kwargs)
         try:
             return self._run(program, traced, args, kwargs)
@@ -176,16 +179,12 @@ class RewrittenProgram:
         first = () if placed is None else (self._current(traced, placed),)
         with programs.under_way(self, found):
             results, memory, stale = _compat.run_jit(own.jitted, (*first, *args), kwargs)
-        self._use(own, placed, traced)
+        # This is the program of the last call; most probably of the next one, too.
+        is_full = self._mesh_seen is not None and dispatch.can_be_full(self._mesh_seen)
+        if self._used != (own, placed, is_full):
+            self._used = (own, placed, is_full)
+            self._serve_all(self._call_of(own, placed, traced))
         return results, memory if own is program else None, stale
-
-    def _stage(self, traced: _TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that is part of a trace outside. Captured arrays become constants of that."""
-        found = self._find(traced, args, kwargs)
-        if not is_lifted_outside():
-            self._watch.warn_of(traced.lifted.captures, lifted=False)
-        with programs.under_way(self, found):
-            return self._programs.of(None, _variant(found)).jitted(*args, **kwargs)
 
     def _first_state_placed(
         self, traced: _TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -199,8 +198,10 @@ class RewrittenProgram:
         for number, target in wanted.items():
             if number >= hidden:
                 place = traced.places[number - hidden]
-                if remesh.is_anywhere(leaves[place]):
-                    leaves[place] = jax.device_put(leaves[place], target)
+                leaf = leaves[place]
+                is_free = isinstance(leaf, jax.Array) and not leaf.committed
+                if is_free or isinstance(leaf, np.ndarray):  # nobody has said where it should lie
+                    leaves[place] = jax.device_put(leaf, target)
         return jax.tree.unflatten(tree, leaves)
 
     def _prepared(
@@ -208,24 +209,25 @@ class RewrittenProgram:
     ) -> tuple[Program, PlacedCaptures | None, _KnownCall]:
         traced = traced or self._trace_user(args, kwargs)
         found = self._find(traced, args, kwargs)
-        mesh = found.mesh or _mesh_of_processes(found)
+        mesh = found.mesh
+        if mesh is None and jax.process_count() > 1:
+            # One with devices of other processes too, where arrays of this one cannot be used.
+            meshes = meshes_of(traced.lifted.jaxpr, found.shardings)
+            mesh = next((mesh for mesh in meshes if mesh.is_multi_process), None)
         placed = self._placements.of(traced.lifted, mesh, lambda value: _placed(value, mesh))
         return self._programs.of(placed, _variant(found)), placed, found
 
     def _find(self, traced: _TracedCall, args: tuple, kwargs: dict) -> _KnownCall:
         leaves = jax.tree.leaves((args, kwargs))
-        shardings = tuple(_named_sharding(leaves[place]) for place in traced.places)
+        lying = [
+            None if isinstance(leaves[place], Tracer) else getattr(leaves[place], "sharding", None)
+            for place in traced.places
+        ]
+        shardings = tuple(each if isinstance(each, NamedSharding) else None for each in lying)
         found = self.wishes.mesh or mesh_of(traced.lifted.jaxpr, shardings)
         # Under grad and vmap arguments do not say how they lie; they did when called before.
         self._mesh_seen = found or self._mesh_seen
         return _KnownCall(traced, shardings, self._mesh_seen)
-
-    def _use(self, program: Program, placed: PlacedCaptures | None, traced: _TracedCall) -> None:
-        """This is the program of the last call; most probably of the next one, too."""
-        is_full = self._mesh_seen is not None and dispatch.can_be_full(self._mesh_seen)
-        if self._used != (program, placed, is_full):
-            self._used = (program, placed, is_full)
-            self._serve_all(self._call_of(program, placed, traced))
 
     def _serve_all(self, call: Callable) -> None:
         is_full = self._used[-1]
@@ -327,9 +329,8 @@ class RewrittenProgram:
         wishes = self.wishes
         passes = []
         if jax.process_count() == 1:
-            passes.append(
-                Pass({"shard_map"}, functools.partial(remesh.plan_remesh, mesh=wishes.mesh))
-            )
+            plan = functools.partial(remesh.plan_remesh, mesh=wishes.mesh)
+            passes.append(Pass({"shard_map"}, plan))
         if wishes.partitioning == "route":
             whole = None if found.mesh is None else NamedSharding(found.mesh, P())
             in_shardings = (*[whole] * lifted, *found.shardings)
@@ -348,10 +349,15 @@ class RewrittenProgram:
         if signature in self._agreed:
             return
         assert found.mesh is not None
-        moves = process_calls.collectives(found.traced.lifted.jaxpr)
+        jaxpr, leaves = found.traced.lifted.jaxpr, dict(found.traced.described)
+        for number, aval in enumerate(jaxpr.out_avals):
+            leaves[f"result {number}"] = describe(aval)
+        # Of the whole arrays that go in and come out.
+        whole = Fingerprint(containers(found.traced.out_tree), leaves)
+        moves = process_calls.collectives(jaxpr)
         name = f"{process_calls.described(self.fun)}, rewritten"
         # Without a collective too: what is cut over the mesh may be moved by the compiler.
-        process_calls.agree_to_run(name, _fingerprint(found.traced), moves, found.mesh)
+        process_calls.agree_to_run(name, whole, moves, found.mesh)
         self._agreed.add(signature)
 
 
@@ -367,27 +373,6 @@ def _described(leaf: Any) -> Any:
         if all(axis == AxisType.Auto for axis in kind.sharding.mesh.axis_types):
             return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type)
     return leaf
-
-
-def _fingerprint(traced: _TracedCall) -> Fingerprint:
-    """Of the whole arrays that go in and come out."""
-    leaves = dict(traced.described)
-    for number, aval in enumerate(traced.lifted.jaxpr.out_avals):
-        leaves[f"result {number}"] = describe(aval)
-    return Fingerprint(containers(traced.out_tree), leaves)
-
-
-def _named_sharding(leaf: Any) -> NamedSharding | None:
-    sharding = None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
-    return sharding if isinstance(sharding, NamedSharding) else None
-
-
-def _mesh_of_processes(found: _KnownCall) -> Mesh | None:
-    """One with devices of other processes too, where arrays of this one alone cannot be used."""
-    if jax.process_count() == 1:
-        return None
-    meshes = meshes_of(found.traced.lifted.jaxpr, found.shardings)
-    return next((mesh for mesh in meshes if mesh.is_multi_process), None)
 
 
 def _placed(value: Any, mesh: Mesh | None) -> Any:
