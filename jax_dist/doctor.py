@@ -389,8 +389,13 @@ _PROBES: dict[str, Callable[[], dict[str, Any]]] = {
     "collective": _probe_collective,
 }
 
-if __name__ == "__main__":
+
+def _probe_all() -> None:
     for name, probe in _PROBES.items():
         line = json.dumps({"stage": name, "found": probe()})
         sys.stdout.write(f"{_MARK}{line}\n")
         sys.stdout.flush()  # what comes next may end the process
+
+
+if __name__ == "__main__":
+    _probe_all()

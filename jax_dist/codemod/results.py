@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import pmaps, sources
 from jax_dist.checker.model.findings import Code, Fix
-from jax_dist.checker.model.project import Project, outermost_package
+from jax_dist.checker.model.project import ImportGraph, Project, outermost_package
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, UnreadableError
 from jax_dist.codemod.helper_module import Homes
@@ -157,8 +157,10 @@ class ProjectContext:
     """
 
     def __init__(self, project: Project, helpers: str = "", among: frozenset[str] | None = None):
-        self.project, self.graph, self.among = project, project.graph, among
-        self.homes = Homes(project, helpers)
+        self.project = project
+        self.graph: ImportGraph = project.graph
+        self.among = among
+        self.homes: Homes = Homes(project, helpers)
 
     @functools.cached_property
     def sign(self) -> str:

@@ -257,7 +257,7 @@ class Several:
         self.graph: Graph = graph_of(program.jaxpr)
         self.pairs: dict[Path, Path] = _pairs_of(self.graph, reference.graph)
         self._program, self._leaves = program, [jnp.asarray(leaf) for leaf in args]
-        self.draws = self._draws_of(reference)
+        self.draws: dict[Path, list[Any]] = self._draws_of(reference)
         wanted = _wanted(self.graph, everything=everything)
 
         def run(leaves: Sequence[Any], draws: Draws, given: Any) -> Any:

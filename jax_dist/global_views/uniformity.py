@@ -29,7 +29,8 @@ class SharedAxis:
     """The mapped axis, and what is known along it."""
 
     def __init__(self, name: Any, size: int):
-        self.name, self.size = name, size
+        self.name = name
+        self.size = size
         # Types say nothing here: the body is traced without a mesh, or under check_vma=False.
         self._scope = AxisScope(frozenset({name}), NOWHERE)
         self._invariance = Invariance()

@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 
-if __name__ == "__main__":
+
+def _main() -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends with the launcher, and not before
     groups: dict[int, None] = {}
@@ -21,3 +22,7 @@ if __name__ == "__main__":
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # gone
             os.killpg(group, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _main()

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import jax
@@ -268,5 +268,5 @@ class _Notice:
 
 
 _notice = _Notice()
-watch = _notice.watch
+watch: Callable[[], None] = _notice.watch
 """Notices SIGTERM from now on, before the first step is asked about."""

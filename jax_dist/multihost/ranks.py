@@ -112,7 +112,7 @@ class _ProgressNote:
             return
 
 
-progress = _ProgressNote()
+progress: _ProgressNote = _ProgressNote()
 
 
 def read_progress(folder: pathlib.Path, rank: int) -> _Progress:

@@ -228,8 +228,11 @@ class Programs:
           miss: makes a call that a front does not know; is given the program of that front.
           without_jit: makes a call under `jax.disable_jit`.
         """
-        self.name, self.options = name, options
-        self.trace, self.miss, self.without_jit = trace, miss, without_jit
+        self.name = name
+        self.options = options
+        self.trace = trace
+        self.miss = miss
+        self.without_jit = without_jit
         self._plain: dict[Hashable, Program] = {}
 
     @functools.cached_property

@@ -76,7 +76,7 @@ class Flow:
     def __init__(self, module: Module):
         self._module = module
         # The calls of mapped functions that this file shows, with what mapped them.
-        self.mapped_calls = {
+        self.mapped_calls: dict[ast.Call, Site] = {
             call: site
             for site in pmaps.applications(module)
             for call in pmaps.mapped_calls(module, site)

@@ -45,7 +45,7 @@ class Project:
         self._names: dict[str, str] = {}
         self._homes: dict[tuple[str, str], str | None] = {}
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type["Project"], tuple[Sequence[str]]]:
         return Project, (self.paths,)  # another process reads the files itself
 
     @functools.cached_property
@@ -204,8 +204,8 @@ class ImportGraph:
         self._paths = tuple(map(os.path.abspath, paths))
         self._find = find
         # Of this graph alone: a cache of the class would keep all graphs, and with them all files.
-        self.reached = functools.cache(self._reached)
-        self.other_name = functools.cache(self._other_name)
+        self.reached: Callable[[str], frozenset[str]] = functools.cache(self._reached)
+        self.other_name: Callable[[str], str] = functools.cache(self._other_name)
         self._code = functools.cache(lambda path: _code(path, self.files.get(path, b"")))
         self._imports_in = functools.cache(lambda path: tuple(_imports(self._code(path))))
         self._facts_of = functools.cache(lambda path: _read(self._code(path)))

@@ -148,7 +148,7 @@ class Merged(_Walk):
         self._bound = {name for name, _ in _bound(self._old)}
         self._block(self._old.body, ast.parse(after).body)
         self._program.import_start()
-        self.text = self._program.edited
+        self.text: str = self._program.edited
 
     # --- statements
 

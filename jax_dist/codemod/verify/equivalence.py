@@ -102,7 +102,7 @@ class Equations:
     lines: list[_Line] = field(default_factory=list)
     donated: set[str] = field(default_factory=set)
     options: set[str] = field(default_factory=set)
-    gathers: dict[str, tuple] = field(default_factory=dict)  # by result
+    gathers: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # by result
     placed: dict[str, tuple[str, str]] = field(default_factory=dict)  # result: source, sharding
     mapped: dict[str, str] = field(default_factory=dict)  # results of a shard_map: their sharding
     group: int = 0
@@ -110,7 +110,9 @@ class Equations:
     def new(self) -> str:
         return f"§{next(self.counter)}"
 
-    def run(self, text: Mapping[str, Any], inputs: Sequence[str], *, top: bool = False) -> list:
+    def run(
+        self, text: Mapping[str, Any], inputs: Sequence[str], *, top: bool = False
+    ) -> list[str]:
         """Adds the equations of a program; its results."""
         names: dict[int, str] = {}
         types: dict[int, str] = {}

@@ -36,7 +36,7 @@ class ProgramText:
     """
 
     def __init__(self, text: str):
-        self.tree = ast.parse(text)
+        self.tree: ast.Module = ast.parse(text)
         self._bytes = text.encode()
         self._starts = [0]
         for line in self._bytes.split(b"\n"):
@@ -158,7 +158,8 @@ class Marked:
             program.replace(start, inner, head + "\n" * before.count("\n"))
             program.replace(end, stop, "\n" * after.count("\n") + ")")
         program.import_start()
-        self.text, self._added = program.edited, program.added()
+        self.text: str = program.edited
+        self._added = program.added()
 
     def line_before(self, line: int) -> int:
         """The line of the program without marks that a line of this one was."""

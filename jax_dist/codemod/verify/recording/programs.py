@@ -220,7 +220,7 @@ class Arguments:
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]):
         leaves, self._tree = jax.tree.flatten((args, kwargs))
-        self.leaves = [_abstract(leaf) for leaf in leaves]
+        self.leaves: list[Any] = [_abstract(leaf) for leaf in leaves]
 
     def signatures(self, owner: Any) -> tuple[Any, Any]:
         """What a program may depend on: all types; and the values of Python's numbers too."""
