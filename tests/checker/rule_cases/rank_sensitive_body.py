@@ -15,6 +15,10 @@ CASES: tuple[Case, ...] = (
         "g = jax.shard_map(f, mesh=m, in_specs=s, out_specs=s)\n",
     ),
     Negative("the same under pmap", _TOP + "f = jax.pmap(lambda x: jnp.sum(x))\n# not shard_map\n"),
+    Negative(
+        "the size of another dimension",
+        _TOP + "f = jax.shard_map(lambda x: x / x.shape[1], mesh=m, in_specs=s, out_specs=s)\n",
+    ),
     Positive(
         "a sum without an axis",
         _TOP + "f = jax.shard_map(lambda x: x / x.sum(), mesh=m, in_specs=s, out_specs=s)\n",
