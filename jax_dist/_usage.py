@@ -1,4 +1,4 @@
-"""What the user asked for cannot be done as asked: the error, and hints at what was meant."""
+"""Words for users, in both halves: a request that cannot be followed, hints, counted things."""
 
 from collections.abc import Iterable
 
@@ -17,3 +17,11 @@ def hint(word: str, known: Iterable[str], otherwise: str) -> str:
 
     near = difflib.get_close_matches(word, sorted(known), n=1)
     return f"Did you mean {near[0]}?" if near else otherwise
+
+
+def counted(number: int, noun: str) -> str:
+    """
+    >>> counted(1, "array"), counted(2, "array")
+    ('1 array', '2 arrays')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -31,6 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_dist import _codes
+from jax_dist._usage import counted
 from jax_dist.checker.engine import config, linter
 from jax_dist.checker.model.findings import Code
 from jax_dist.checker.output import sarif
@@ -180,8 +181,8 @@ def _name(code: Code) -> str:
 def _lines(report: MigrationReport) -> Iterator[str]:
     yield f"# Migration to {report.to}\n"
     yield (
-        f"{count(len(report.changed), 'file')} changed, {count(len(report.done), 'place')} done, "
-        f"{len(report.left)} left."
+        f"{counted(len(report.changed), 'file')} changed, "
+        f"{counted(len(report.done), 'place')} done, {len(report.left)} left."
     )
     for caution in report.cautions:
         yield f"\n{caution}"
@@ -240,11 +241,6 @@ def _in_table(text: str) -> str:
 
 def _heading(text: str, level: str = "##") -> str:
     return f"\n{level} {text}\n"
-
-
-def count(number: int, noun: str) -> str:
-    """`1 place`, `2 places`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def as_sarif(report: MigrationReport) -> str:

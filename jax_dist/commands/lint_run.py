@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence, Sized
 from typing import TextIO
 
-from jax_dist._usage import MisuseError, hint
+from jax_dist._usage import MisuseError, counted, hint
 from jax_dist.checker.engine import config, runner
 from jax_dist.checker.engine.config import Choice, Config, selected, split, version
 from jax_dist.checker.engine.linter import PAGES, Examiner, load
@@ -147,7 +147,8 @@ class _Lint:
             written = not able or self._rewrite(path, after, data)
             left += [finding for finding in group if not written or finding not in able]
             done += able if written else []
-        self._say(f"Switched off {_count(done, 'finding')} in {_count(_by_path(done), 'file')}.")
+        files = counted(len(_by_path(done)), "file")
+        self._say(f"Switched off {counted(len(done), 'finding')} in {files}.")
         self._show(left, self._out)
         return self._exit(left)
 
@@ -157,7 +158,7 @@ class _Lint:
 
         findings, file = self.findings(), self._options.write_baseline
         self._put(file, suppressions.baseline_of(findings, file))
-        self._say(f"Listed {_count(findings, 'finding')} in {file}.")
+        self._say(f"Listed {counted(len(findings), 'finding')} in {file}.")
         return Exit.OK
 
     @functools.cached_property
@@ -210,7 +211,7 @@ class _Lint:
         word = "Mended" if write else "Would mend"
         if self._made or not write:
             number = f"{made} finding" if made == 1 else f"{made} findings"
-            self._say(f"{word} {number} in {_count(self._made, 'file')}.")
+            self._say(f"{word} {number} in {counted(len(self._made), 'file')}.")
         return left
 
     def _without_known(self, findings: Sequence[Finding]) -> Sequence[Finding]:
@@ -296,10 +297,6 @@ def _by_path(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
     for finding in findings:
         groups.setdefault(finding.path, []).append(finding)
     return groups
-
-
-def _count(things: Sized, noun: str) -> str:
-    return f"{len(things)} {noun}" if len(things) == 1 else f"{len(things)} {noun}s"
 
 
 def _write(out: TextIO, data: bytes) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from jax_dist._usage import MisuseError
+from jax_dist._usage import MisuseError, counted
 from jax_dist.checker.engine import config, fixer, replacement
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import sources
@@ -268,7 +268,7 @@ class _Migrate:
         else:
             done = sum(outcome.status == "done" for outcome in file.outcomes)
             what = "wrote" if file.is_new else "refreshed" if not done else "migrated"
-            self._say(f"{what} {file.path}" + (f": {report.count(done, 'place')}" if done else ""))
+            self._say(f"{what} {file.path}" + (f": {counted(done, 'place')}" if done else ""))
             return file
         return FileMigration(file.path, file.before, file.before, problem=problem)
 
@@ -295,18 +295,18 @@ class _Migrate:
         for file in found.problems:
             self._complain(f"{file.path} is left as it is: {file.problem}")
         if not found.outcomes and not found.problems:
-            self._say(f"Nothing to migrate in {report.count(looked_at, 'file')}.")
+            self._say(f"Nothing to migrate in {counted(looked_at, 'file')}.")
             return
         verb = "migrated" if self._options.write else "would change"
         self._say(
-            f"{report.count(len(found.changed), 'file')} {verb}: "
-            f"{report.count(len(found.done), 'place')} done, {len(found.left)} left."
+            f"{counted(len(found.changed), 'file')} {verb}: "
+            f"{counted(len(found.done), 'place')} done, {len(found.left)} left."
         )
         for caution in found.cautions:
             self._say(caution)
         for places in found.by_reason():
             first, more = places[0], len(places) - 1
-            others = f" and {report.count(more, 'other place')}" if more else ""
+            others = f" and {counted(more, 'other place')}" if more else ""
             self._say(f"  left: {first.where}{others}: {first.why}")
         if found.left and self._options.report is None:
             self._say("--report FILE.md lists every place, and what to do by hand.")

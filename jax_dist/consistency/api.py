@@ -1,7 +1,6 @@
 """`check`: does a function compute the same on any number of devices? And the report on it."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from jax_dist import _compat
+from jax_dist._usage import counted
 from jax_dist.consistency import faults, runs
 from jax_dist.consistency.faults import Explanation
 from jax_dist.consistency.relations import Verdict, are_alike, verdict
@@ -18,7 +18,6 @@ from jax_dist.errors import ConsistencyError, UnsupportedError, refusal
 from jax_dist.mapping import axes
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.rewriting import rendering
-from jax_dist.rewriting.rendering import counted
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -189,10 +188,7 @@ class _Compared:
 def _subject(
     fun: Callable, args: tuple, axis_name: Hashable | None, in_axes: AxisPrefix, mesh: Mesh | None
 ) -> PerDevice | Global:
-    unwrapped: Any = fun
-    while isinstance(unwrapped, functools.partial):
-        unwrapped = unwrapped.func
-    name = getattr(unwrapped, "__name__", type(unwrapped).__name__)
+    name = axes.function_name(fun)
     if axis_name is not None:
         subject = PerDevice(fun, name, axis_name, in_axes, args)
         subject.check()

@@ -174,8 +174,7 @@ def _is_entered(eqn: JaxprEqn) -> bool:
 
 def _is_draw(eqn: JaxprEqn) -> bool:
     """Whether random numbers come out, also of a loop that draws."""
-    draws = lambda each: each.primitive.name in _DRAWS
-    return draws(eqn) or any(interpreter.contains(body, draws) for body in interpreter.bodies(eqn))
+    return interpreter.holds(eqn, lambda each: each.primitive.name in _DRAWS)
 
 
 _SUMS = (

@@ -23,7 +23,6 @@ from jax_dist.global_views.uniformity import (
     Cuts,
     SharedAxis,
     bodies_of_while,
-    holds,
     wanted_cuts,
     wanted_in_bodies,
 )
@@ -211,7 +210,10 @@ class _Planner:
             not all(map(self._is_shared, [*eqn.invars, *eqn.outvars]))
             or _compat.has_side_effects(eqn)
             or self.axis.is_used_by(eqn)
-            or (self.tied and holds(eqn, lambda each: each.primitive.name in _NOT_BOUND_AGAIN))
+            or (
+                self.tied
+                and interpreter.holds(eqn, lambda each: each.primitive.name in _NOT_BOUND_AGAIN)
+            )
         )
 
     def _is_entered(self, eqn: JaxprEqn) -> bool:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
+from jax_dist._usage import counted
 from jax_dist.global_views import state_placement
 from jax_dist.global_views.uniformity import VaryingOrigin
 from jax_dist.passes.pipeline import human_bytes
@@ -145,8 +146,8 @@ class GlobalViewReport:
         rows = [("leaf", "one device sees", "found", "lies as", "bytes per device"), *self.rows()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
-            f"{self.function} on {self.devices} devices: {_counted(self.islands, 'shard_map')}, "
-            f"{_counted(self.scattered, 'sum')} scattered"
+            f"{self.function} on {self.devices} devices: {counted(self.islands, 'shard_map')}, "
+            f"{counted(self.scattered, 'sum')} scattered"
         ]
         for *texts, number in rows:
             cells = [text.ljust(width) for text, width in zip(texts, widths, strict=False)]
@@ -156,10 +157,6 @@ class GlobalViewReport:
             f"{self.bytes_under_pmap:,}"
         )
         return "\n".join(lines)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" + ("" if count == 1 else "s")
 
 
 def _item_size(dtype: Any) -> int:

@@ -13,7 +13,7 @@ and into loops by their carries. What is made of such parts in the same way lies
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist.passes import interpreter
 from jax_dist.passes.interpreter import CALLS, ELEMENTWISE, Atom
-from jax_dist.passes.uniformity import NOWHERE, AxisScope, Invariance, Same, axes_of
+from jax_dist.passes.uniformity import MADE_ALIKE, NOWHERE, AxisScope, Invariance, Same, axes_of
 
 
 class SharedAxis:
@@ -73,14 +73,14 @@ class SharedAxis:
 
     def is_used_by(self, eqn: JaxprEqn) -> bool:
         """Whether an equation, or one in it, goes over the axis."""
-        return holds(eqn, self._is_named_by)
+        return interpreter.holds(eqn, self._is_named_by)
 
     def is_made_alike_by(self, eqn: JaxprEqn) -> bool:
         """Whether an equation, or one in it, makes something shared of what varies."""
-        return holds(
+        return interpreter.holds(
             eqn,
             lambda inner: (
-                inner.primitive.name in _ALIKE
+                inner.primitive.name in MADE_ALIKE
                 and self._is_named_by(inner)
                 and inner.params.get("axis_index_groups") is None
             ),
@@ -90,14 +90,7 @@ class SharedAxis:
         return not eqn.params.keys().isdisjoint(_AXES) and self.name in axes_of(eqn)
 
 
-_ALIKE = ("psum", "pmax", "pmin", "all_gather", "psum_invariant", "all_gather_invariant")
 _AXES = ("axes", "axis_name")  # parameters
-
-
-def holds(eqn: JaxprEqn, is_one: Callable[[JaxprEqn], bool]) -> bool:
-    """Whether an equation, or one in it, is one of these."""
-    bodies = interpreter.bodies(eqn)
-    return is_one(eqn) or any(interpreter.contains(body, is_one) for body in bodies)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

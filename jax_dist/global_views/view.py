@@ -131,7 +131,7 @@ def global_view(
             do=f"Name it so, as in Mesh(devices, ({axis_name!r},)), or leave mesh out.",
         )
     setting = Setting(
-        fun_name=_name_of(fun),
+        fun_name=axes.function_name(fun),
         name=axis_name,
         in_axes=in_axes,
         out_axes=out_axes,
@@ -490,9 +490,3 @@ def _positions(argument: str, value: int | Iterable[int]) -> tuple[int, ...]:
     if any(number < 0 for number in numbers) or len(set(numbers)) < len(numbers):
         raise mapping_refusals.bad_argument_numbers(argument, value)
     return tuple(sorted(numbers))
-
-
-def _name_of(fun: Callable) -> str:
-    while isinstance(fun, functools.partial):
-        fun = fun.func
-    return getattr(fun, "__name__", type(fun).__name__)

@@ -4,6 +4,7 @@ Shapes: `N` is the size of the mapped axis, spread one slice a device; `*s` is t
 """
 
 import collections
+import functools
 import inspect
 import re
 import reprlib
@@ -196,6 +197,13 @@ def argument_paths(
     for name in sorted(kwargs):  # a dict is flattened in the order of its sorted keys
         paths += _leaf_paths(name, kwargs[name])
     return paths
+
+
+def function_name(fun: Callable) -> str:
+    """Without an address in it, for it is part of the program and of its cache key."""
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    return getattr(fun, "__name__", type(fun).__name__)
 
 
 def argument_name(fun: Callable, number: int) -> str:

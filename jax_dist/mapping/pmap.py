@@ -184,9 +184,6 @@ def pmap(
                     why=why,
                     do=f"Leave it out for {choices[0]!r}.",
                 )
-        named: Any = fun  # not by an address, for it is part of the program and of its cache key
-        while isinstance(named, functools.partial):
-            named = named.func
         options = Options(
             axis_name=axis_name,
             in_axes=in_axes,
@@ -194,7 +191,7 @@ def pmap(
             static=_numbers("static_broadcasted_argnums", static_broadcasted_argnums),
             donated=_numbers("donate_argnums", donate_argnums),
             choice=DeviceChoice(
-                fun_name=getattr(named, "__name__", type(named).__name__),
+                fun_name=axes.function_name(fun),
                 axis_name=axis_name if isinstance(axis_name, str) else UNNAMED,
                 devices=devices,
                 backend=backend,

@@ -129,6 +129,11 @@ def contains(jaxpr: Any, wanted: Callable[[JaxprEqn], bool]) -> bool:
     return any(wanted(eqn) for eqn in equations(jaxpr))
 
 
+def holds(eqn: JaxprEqn, wanted: Callable[[JaxprEqn], bool]) -> bool:
+    """Whether an equation is wanted, or any in its bodies, at any depth."""
+    return wanted(eqn) or any(contains(body, wanted) for body in bodies(eqn))
+
+
 def run(
     jaxpr: Any,
     args: Sequence[Any],

@@ -119,9 +119,9 @@ class Invariance:
             case name if name in DETERMINISTIC:
                 return [scope.axes.intersection(*operands)] * len(eqn.outvars)
             # Of a collective; within groups, devices of other groups get other results.
-            case name if name in _MADE_ALIKE or name in _MADE_DIFFERENT:
+            case name if name in MADE_ALIKE or name in _MADE_DIFFERENT:
                 same, over = scope.axes.intersection(*operands), frozenset(axes_of(eqn))
-                alike = name in _MADE_ALIKE and eqn.params.get("axis_index_groups") is None
+                alike = name in MADE_ALIKE and eqn.params.get("axis_index_groups") is None
                 return [same | over if alike else same - over] * len(eqn.outvars)
         return [NOWHERE] * len(eqn.outvars)
 
@@ -153,7 +153,7 @@ class Invariance:
 
 
 # A sum, a maximum, a gather.
-_MADE_ALIKE = ("psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant")
+MADE_ALIKE = ("psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant")
 # Even of equal inputs: a scatter gives other parts, a permutation zeros to some.
 _MADE_DIFFERENT = ("axis_index", "ppermute", "all_to_all", "reduce_scatter")
 

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, Var
 from jax.sharding import Mesh
 
+from jax_dist._usage import counted
 from jax_dist.mapping.body import type_of
+from jax_dist.mapping.region import mapped_dimension
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.pipeline import human_bytes
 from jax_dist.rewriting import rendering
 from jax_dist.rewriting.cost import ProgramCost, program_of
-from jax_dist.rewriting.pmap_sites import PmapSite, mapped_dimension, pmap_site, pmap_sites
-from jax_dist.rewriting.rendering import counted
+from jax_dist.rewriting.pmap_sites import PmapSite, pmap_site, pmap_sites
 
 if TYPE_CHECKING:
     from jax_dist.global_views.report import GlobalViewReport

@@ -3,7 +3,6 @@
 For a report both programs, as it was and rewritten, are compiled and measured, and nothing is run.
 """
 
-import functools
 import types
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from jax.sharding import Mesh
 
 from jax_dist import _codes, _compat, errors
 from jax_dist.errors import CapturedArrayWarning, RewriteError, UnsupportedError
+from jax_dist.mapping import axes
 from jax_dist.passes.captures import Captures, Policy, find_captures
 from jax_dist.passes.gathers import Gathers
 from jax_dist.passes.hazards import find_doubled_sums, find_noise
@@ -49,12 +49,7 @@ class Rewritten:
         self.__name__: str = getattr(fun, "__name__", type(fun).__name__)
         self.__qualname__: str = getattr(fun, "__qualname__", self.__name__)
         self.__wrapped__: Callable[..., Any] = fun
-        inner: Any = fun
-        while isinstance(inner, functools.partial):
-            inner = inner.func
-        # Without an address in it, for it is part of the program and of its cache key.
-        name: str = getattr(inner, "__name__", type(inner).__name__)
-        self._program = RewrittenProgram(fun, name, wishes)
+        self._program = RewrittenProgram(fun, axes.function_name(fun), wishes)
         self._program.serve(self)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

@@ -21,9 +21,10 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.mapping import meshes
+from jax_dist.mapping.region import mapped_dimension
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import ELEMENTWISE, INLINED, Values
-from jax_dist.rewriting.pmap_sites import mapped_dimension, pmap_site
+from jax_dist.rewriting.pmap_sites import pmap_site
 
 _WHOLE: Final = None
 _State: TypeAlias = int | None  # the cut dimension, or WHOLE

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
 from jax_dist import _codes, _compat, errors
 from jax_dist._compat.private import Device
@@ -75,11 +74,6 @@ def pmap_sites(jaxpr: Any, around: str = "") -> list[PmapSite]:
             for body in interpreter.bodies(eqn):
                 found.extend(pmap_sites(body, interpreter.source_line(eqn) or around))
     return found
-
-
-def mapped_dimension(spec: P) -> int | None:
-    """The dimension that a spec of a pmap cuts; None for what all devices share."""
-    return next((dim for dim, name in enumerate(spec) if name is not None), None)
 
 
 # "_fun at .../jax/_src/pmap.py:410", and "alone at .../jax_dist/mapping/region.py:47".

@@ -151,14 +151,6 @@ def as_html(headline: str, sections: Iterable[Section]) -> str:
     return f"<div {_PAGE}><div><b>{html.escape(headline)}</b></div>{body}</div>"
 
 
-def counted(count: int, noun: str) -> str:
-    """
-    >>> counted(1, "array"), counted(2, "array")
-    ('1 array', '2 arrays')
-    """
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def _elided(text: str, width: int) -> str:
     """
     >>> _elided("self.layers[0].kernel", 12)

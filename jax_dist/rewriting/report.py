@@ -15,11 +15,11 @@ from typing import get_args
 import jax
 
 from jax_dist import _compat
+from jax_dist._usage import counted
 from jax_dist.passes.pipeline import Outcome, PassFinding, human_bytes
 from jax_dist.rewriting import rendering
 from jax_dist.rewriting.alternatives import Comparison
 from jax_dist.rewriting.cost import Collective, ProgramCost, Runs
-from jax_dist.rewriting.rendering import counted
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

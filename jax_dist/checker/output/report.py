@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from jax_dist import _codes
+from jax_dist._usage import counted
 from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Position, Safety, apply_edits
 from jax_dist.checker.model.sources import Source
 from jax_dist.checker.rules import Page
@@ -122,7 +123,7 @@ def summary(findings: Sequence[Finding]) -> str:
     ways = [f"{safe} fixable with --fix"] if safe else []
     ways += [f"{unsafe} {'more' if safe else 'fixable'} with --unsafe-fixes"] if unsafe else []
     end = f" ({', '.join(ways)})." if ways else "."
-    return f"Found {_counted(len(findings), 'finding')} in {_counted(files, 'file')}{end}"
+    return f"Found {counted(len(findings), 'finding')} in {counted(files, 'file')}{end}"
 
 
 def statistics(findings: Sequence[Finding]) -> str:
@@ -138,10 +139,6 @@ def statistics(findings: Sequence[Finding]) -> str:
         for code, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     )
     return "".join(lines)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _safety(finding: Finding) -> Safety | None:
