@@ -10,8 +10,9 @@ from jax.sharding import PartitionSpec as P
 from programs_kit import KEY, ROWS, TARGETS, WEIGHTS, Case, dense, mesh_of, squared_error
 
 CASES: dict[str, Case] = {}
-_BF16 = ROWS.astype(jnp.bfloat16)
-_IMAGES = jnp.sin(jnp.arange(8 * 6 * 6 * 2, dtype=jnp.float32)).reshape(8, 6, 6, 2)
+_ZEROS = np.zeros(3, np.float32)
+_BF16 = jnp.asarray(np.asarray(ROWS), jnp.bfloat16)
+_IMAGES = jnp.asarray(np.sin(np.arange(8 * 6 * 6 * 2)).reshape(8, 6, 6, 2), jnp.float32)
 _TOKENS = jnp.asarray(np.arange(8 * 5) * 7 % 11).reshape(8, 5)
 
 
@@ -42,7 +43,7 @@ def step_with_a_penalty(w, x, y):
     return w - 0.1 * grads / jnp.maximum(norm, 1.0)
 
 
-@case(WEIGHTS, jnp.zeros(3), jnp.zeros(3), ROWS, TARGETS, in_axes=(None, None, None, 0, 0))
+@case(WEIGHTS, _ZEROS, _ZEROS, ROWS, TARGETS, in_axes=(None, None, None, 0, 0))
 def adam(w, m, v, x, y):
     grads = lax.pmean(jax.grad(squared_error)(w, x, y), "i")
     m, v = 0.9 * m + 0.1 * grads, 0.99 * v + 0.01 * grads**2
@@ -73,7 +74,7 @@ def newton(w, x, y):
     return jnp.linalg.solve(hessian, lax.psum(x.T @ (y - x @ w), "i"))
 
 
-@case({"w": WEIGHTS, "scale": jnp.ones(3)}, ROWS, TARGETS, in_axes=(None, 0, 0))
+@case({"w": WEIGHTS, "scale": _ZEROS + 1}, ROWS, TARGETS, in_axes=(None, 0, 0))
 def batch_norm_over_all(params, x, y):
     def loss(params):
         mean = lax.pmean(jnp.mean(x, 0), "i")
@@ -84,7 +85,7 @@ def batch_norm_over_all(params, x, y):
     return lax.pmean(loss(params), "i")
 
 
-@case(jnp.ones((3, 3, 2, 4)) * 0.1, _IMAGES, in_axes=(None, 0))
+@case(np.full((3, 3, 2, 4), 0.1, np.float32), _IMAGES, in_axes=(None, 0))
 def convolutions(kernel, images):
     def loss(kernel):
         out = lax.conv_general_dilated(
@@ -95,7 +96,7 @@ def convolutions(kernel, images):
     return jax.tree.map(lambda g: lax.pmean(g, "i"), jax.value_and_grad(loss)(kernel))
 
 
-@case(jnp.cos(jnp.arange(11 * 4.0)).reshape(11, 4), _TOKENS, in_axes=(None, 0))
+@case(np.cos(np.arange(11 * 4, dtype=np.float32)).reshape(11, 4), _TOKENS, in_axes=(None, 0))
 def attention(table, tokens):
     def loss(table):
         h = table[tokens]
@@ -136,7 +137,7 @@ def hand_written_gradient(w, x, y):
 # ---- bfloat16 and other types
 
 
-@case(WEIGHTS.astype(jnp.bfloat16), _BF16, in_axes=(None, 0))
+@case(jnp.asarray(np.asarray(WEIGHTS), jnp.bfloat16), _BF16, in_axes=(None, 0))
 def bf16_mean(w, x):
     return lax.pmean(jnp.mean(jnp.tanh(x * w), axis=0), "i")
 
@@ -210,7 +211,7 @@ def stencil_with_neighbours(x):
     return x - jnp.concatenate([before, x[:-1]])
 
 
-@case(jnp.arange(64.0).reshape(8, 8), in_axes=0)
+@case(np.arange(64, dtype=np.float32).reshape(8, 8), in_axes=0)
 def transposed_by_all_to_all(x):
     return lax.all_to_all(x, "i", split_axis=1, concat_axis=0, tiled=True).T * 2.0
 

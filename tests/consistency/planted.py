@@ -73,7 +73,7 @@ def learning_rate_scaled_by_devices(w, x, y):
 # ---- a collective that is missing
 
 
-@case({"w": WEIGHTS, "b": jnp.float32(0.5)}, ROWS, TARGETS, in_axes=(None, 0, 0))
+@case({"w": WEIGHTS, "b": np.float32(0.5)}, ROWS, TARGETS, in_axes=(None, 0, 0))
 def update_from_own_gradients(params, x, y):
     def loss(params):
         return jnp.mean(jnp.square(x @ params["w"] + params["b"] - y))
@@ -84,7 +84,7 @@ def update_from_own_gradients(params, x, y):
     return params, value
 
 
-@case(WEIGHTS, jnp.zeros(3), ROWS, TARGETS, in_axes=(None, None, 0, 0))
+@case(WEIGHTS, np.zeros(3, np.float32), ROWS, TARGETS, in_axes=(None, None, 0, 0))
 def momentum_of_own_gradients(w, m, x, y):
     grads = jax.grad(squared_error)(w, x, y)
     m = 0.9 * m + grads  # wrong

@@ -42,18 +42,22 @@ def assert_same(ours, theirs):
             assert one is other or one == other
 
 
-ONE = make(jax.random.PRNGKey(1))
-CASES = {
-    "module out": (make, {}, (KEYS,)),
-    "module in": (mean, {"axis_name": "i"}, (eqx.filter_vmap(make)(KEYS), X)),
-    "module shared": (mean, {"axis_name": "i", "in_axes": (None, 0)}, (ONE, X)),
-    "module as function": (ONE, {}, (X,)),
-    "result shared": (
+@functools.cache
+def mlp():
+    return make(jax.random.PRNGKey(1))
+
+
+CASES = {  # made when they are asked for: every worker of the tests reads this file
+    "module out": lambda: (make, {}, (KEYS,)),
+    "module in": lambda: (mean, {"axis_name": "i"}, (eqx.filter_vmap(make)(KEYS), X)),
+    "module shared": lambda: (mean, {"axis_name": "i", "in_axes": (None, 0)}, (mlp(), X)),
+    "module as function": lambda: (mlp(), {}, (X,)),
+    "result shared": lambda: (
         mean,
         {"axis_name": "i", "out_axes": None, "in_axes": (None, eqx.if_array(0))},
-        (ONE, X),
+        (mlp(), X),
     ),
-    "result moved": (
+    "result moved": lambda: (
         mixed,
         {
             "out_axes": {
@@ -66,24 +70,24 @@ CASES = {
         },
         (X, 3),
     ),
-    "static argument": (mixed, {}, (X, 3)),
-    "axes by name": (mixed, {"in_axes": {"y": None}}, (X, jnp.ones(2))),
-    "second dimension": (mixed, {"in_axes": (1, None)}, (X.T, np.float32(2))),
-    "no mapped argument": (
+    "static argument": lambda: (mixed, {}, (X, 3)),
+    "axes by name": lambda: (mixed, {"in_axes": {"y": None}}, (X, jnp.ones(2))),
+    "second dimension": lambda: (mixed, {"in_axes": (1, None)}, (X.T, np.float32(2))),
+    "no mapped argument": lambda: (
         lambda: lax.axis_index("i"),
         {"axis_name": "i", "axis_size": 8},
         (),
     ),
-    "unnamed axis": (lambda x: x + 1, {"axis_size": 8}, (X,)),
-    "donated": (lambda x: x * 2, {"donate": "all"}, (X,)),
-    "number for an axis": (lambda x: (x, 2.0), {"out_axes": 0}, (X,)),
+    "unnamed axis": lambda: (lambda x: x + 1, {"axis_size": 8}, (X,)),
+    "donated": lambda: (lambda x: x * 2, {"donate": "all"}, (X,)),
+    "number for an axis": lambda: (lambda x: (x, 2.0), {"out_axes": 0}, (X,)),
 }
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # equinox, on jax 0.12
 @pytest.mark.parametrize("name", CASES)
 def test_as_equinox_has_it(name):
-    fun, options, args = CASES[name]
+    fun, options, args = CASES[name]()
     copies = jax.tree.map(lambda x: jnp.array(x) if isinstance(x, jax.Array) else x, args)
 
     assert_same(
@@ -137,8 +141,8 @@ def test_under_jit_and_grad():
     def loss(model, x):
         return jax_dist.filter_pmap(mean, axis_name="i", in_axes=(None, 0))(model, x).sum()
 
-    plain = eqx.filter_grad(lambda model, x: jax.vmap(model)(x).mean(0).sum() * 8)(ONE, X)
-    mapped = eqx.filter_jit(eqx.filter_grad(loss))(ONE, X)
+    plain = eqx.filter_grad(lambda model, x: jax.vmap(model)(x).mean(0).sum() * 8)(mlp(), X)
+    mapped = eqx.filter_jit(eqx.filter_grad(loss))(mlp(), X)
 
     for one, other in zip(jax.tree.leaves(mapped), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
