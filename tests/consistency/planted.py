@@ -8,6 +8,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
 from jax.sharding import PartitionSpec as P
 from programs_kit import KEY, ROWS, TARGETS, WEIGHTS, Case, dense, mesh_of, squared_error
