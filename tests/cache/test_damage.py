@@ -1,15 +1,14 @@
 """Whatever happened to the cache, programs run on, and the next run but one finds all again."""
 
-import json
 import pathlib
 import re
 import shutil
 import subprocess
-import sys
+from collections.abc import Iterator
 
 import cache_runs
 import pytest
-from cache_runs import DAMAGES, finish, run, start
+from cache_runs import DAMAGES, ForkingPython, ended, finish, run, start
 
 from jax_dist.cache import doctor, entries
 
@@ -65,8 +64,9 @@ def test_a_damaged_entry_does_not_end_a_program_for_which_warnings_are_errors(tm
     run(tmp_path)
     path = cache_runs.entry_of(tmp_path, "step")
     path.write_bytes(b"not a program")
+    strict = finish(start(tmp_path, variables={"PYTHONWARNINGS": "error"}))
 
-    assert run(tmp_path, variables={"PYTHONWARNINGS": "error"})["hits"] == {"step": False}
+    assert strict["hits"] == {"step": False}
     assert run(tmp_path)["hits"] == {"step": True}
 
 
@@ -74,11 +74,10 @@ def test_a_process_killed_while_it_writes_leaves_nothing_that_is_read(tmp_path):
     moments = {"before the bytes": -9, "between the bytes": -25, "after the bytes": -9}
     left = set()
     for moment, code in moments.items():
-        killed = start(tmp_path, die=moment)
-        killed.communicate(timeout=120)
+        killed = ended(tmp_path, die=moment)
         unfinished = {*tmp_path.rglob("*.unfinished")} - left
 
-        assert killed.returncode == code
+        assert killed.code == code
         assert list(tmp_path.rglob("*-cache")) == []
         assert len(unfinished) == 1
         if moment == "between the bytes":
@@ -89,43 +88,33 @@ def test_a_process_killed_while_it_writes_leaves_nothing_that_is_read(tmp_path):
     assert run(tmp_path)["hits"] == {"step": True}
 
 
-def _in_own_mounts(script: str, folder) -> list[dict]:
-    """Runs a shell script where `$RUN` is the program; gives what each run prints."""
+@pytest.fixture
+def mounting(tmp_path) -> Iterator[ForkingPython]:
+    """Mounts file systems as root does, and sees them alone."""
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare, to mount without being root")
-    probe = ["unshare", "-rm", "sh", "-c", f"mount -t tmpfs -o size=1m none {folder}"]
+    own = ("unshare", "-rm")
+    probe = [*own, "sh", "-c", f"mount -t tmpfs -o size=1m none {tmp_path}"]
     if subprocess.run(probe, capture_output=True, check=False).returncode != 0:
         pytest.skip("needs user namespaces, to mount without being root")
-    asked = json.dumps({"folder": str(folder)})
-    ran = subprocess.run(
-        ["unshare", "-rm", "sh", "-ec", script],
-        env=cache_runs.environment(
-            FOLDER=str(folder), PYTHON=sys.executable, PROGRAM=str(cache_runs.PROGRAM), ASKED=asked
-        ),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    with ForkingPython(*own) as python:
+        yield python
 
 
-def test_a_full_disk_stops_writing_and_nothing_else(tmp_path):
-    full, freed, last = _in_own_mounts(
-        """
-        mount -t tmpfs -o size=64k,mode=700 none $FOLDER
-        dd if=/dev/zero of=$FOLDER/filler bs=1k count=62 2>/dev/null
-        $PYTHON $PROGRAM "$ASKED"
-        test -z "$(find $FOLDER -name '*-cache')"
-        test -z "$(find $FOLDER -name '*.unfinished')"
-        rm $FOLDER/filler
-        $PYTHON $PROGRAM "$ASKED"
-        $PYTHON $PROGRAM "$ASKED"
-        """,
-        tmp_path,
-    )
+def test_a_full_disk_stops_writing_and_nothing_else(tmp_path, mounting):
+    filled = mounting.shell(f"""
+        mount -t tmpfs -o size=64k,mode=700 none {tmp_path}
+        dd if=/dev/zero of={tmp_path}/filler bs=1k count=62
+    """)
+    full = run(tmp_path, mounting)
+    emptied = mounting.shell(f"""
+        test -z "$(find {tmp_path} -name '*-cache')"
+        test -z "$(find {tmp_path} -name '*.unfinished')"
+        rm {tmp_path}/filler
+    """)
+    freed, last = run(tmp_path, mounting), run(tmp_path, mounting)
 
+    assert (filled.code, emptied.code) == (0, 0)
     assert [each["hits"]["step"] for each in (full, freed, last)] == [False, False, True]
     part = full["folder"]
     assert [re.sub(r"in \d+\.\d s", "in T s", line) for line in full["said"]] == [
@@ -135,17 +124,12 @@ def test_a_full_disk_stops_writing_and_nothing_else(tmp_path):
     ]
 
 
-def test_a_read_only_cache_is_read(tmp_path):
-    first, warm, missed = _in_own_mounts(
-        """
-        $PYTHON $PROGRAM "$ASKED"
-        mount --bind -o ro $FOLDER $FOLDER
-        $PYTHON $PROGRAM "$ASKED"
-        $PYTHON $PROGRAM "$(echo "$ASKED" | sed 's/}/, "functions": ["other"]}/')"
-        """,
-        tmp_path,
-    )
+def test_a_read_only_cache_is_read(tmp_path, mounting):
+    first = run(tmp_path, mounting)
+    mounted = mounting.shell(f"mount --bind -o ro {tmp_path} {tmp_path}")
+    warm, missed = run(tmp_path, mounting), run(tmp_path, mounting, functions=["other"])
 
+    assert mounted.code == 0, mounted.err
     assert (first["hits"], warm["hits"]) == ({"step": False}, {"step": True})
     assert missed["hits"] == {"other": False}
     assert "Read-only file system; the program goes on" in missed["said"][0]

@@ -12,52 +12,19 @@ import time
 import cache_runs
 import jax
 import pytest
+from cache_runs import forking_python
 
 from jax_dist import _compat, cache
 from jax_dist.cache import failures, recorder
 from jax_dist.errors import FailedBeforeError
 
-# XLA knows no such handler, and says so when it compiles.
-_PROGRAM = textwrap.dedent("""
-    import ctypes
-    import sys
-    import jax
-    import numpy as np
-    from jax_dist import cache
-
-    jax.config.update("jax_platforms", "cpu")
-    cache.enable(sys.argv[1], retry="retry" in sys.argv)
-    if "registered" in sys.argv:
-        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(lambda out, ins: None)
-        pointer = jax.ffi.pycapsule(ctypes.cast(function, ctypes.c_void_p))
-        jax.ffi.register_ffi_target("nobody_knows", pointer, api_version=0)
-
-    version = 1 if "registered" in sys.argv or "untyped" in sys.argv else 4
-
-    @jax.jit
-    def step(x):
-        result = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        return jax.ffi.ffi_call("nobody_knows", result, custom_call_api_version=version)(x)
-
-    for _ in range(2):
-        try:
-            step.lower(np.ones(3, np.float32)).compile()
-            print("compiled", flush=True)
-        except Exception as error:
-            print(f"{type(error).__name__}: {error}", flush=True)
-""")
+_PROGRAM = pathlib.Path(__file__).with_name("programs") / "failing_program.py"
 
 
 def _run(folder, *more, **variables):
-    ran = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(folder), *more],
-        env=cache_runs.environment(**variables),
-        text=True,
-        capture_output=True,
-        timeout=120,
-        check=True,
-    )
-    return ran.stdout
+    ended = forking_python().program(_PROGRAM, str(folder), *more, **variables)
+    assert ended.code == 0, ended.err
+    return ended.out
 
 
 def test_a_failure_is_skipped_in_the_next_run_and_tried_if_asked(tmp_path):

@@ -2,7 +2,9 @@
 
 import json
 import os
+import pathlib
 import subprocess
+from typing import NamedTuple
 
 import jax
 import pytest
@@ -18,6 +20,7 @@ _ONE_OF_EACH_CAUSE = (
     "debug_print",
     "device_order",
     "function_name",
+    "in_the_second_run_only",
     "partitioned",
     "plain",
     "random_np_capture",
@@ -26,12 +29,7 @@ _ONE_OF_EACH_CAUSE = (
     "result_keys",
     "set_of_values",
 )
-_BY_REWRITE = {
-    "partitioned": (UNSTABLE, ["custom-partitioning"]),
-    "partitioned_rewritten": (STABLE, []),
-    "random_np_capture": (UNSTABLE, ["captured-array"]),
-    "capture_rewritten": (STABLE, []),
-}
+_REWRITTEN = verdicts.REWRITTEN if _compat.CAN_REWRITE else ()
 
 
 def _expected(rows):
@@ -39,10 +37,11 @@ def _expected(rows):
     return {row: expected(row, writes_callbacks=writes) for row in rows}
 
 
-def test_one_row_of_each_cause():
-    ran = verify(_ROWS, *_ONE_OF_EACH_CAUSE, runs=2)
+def test_one_row_of_each_cause_and_what_rewriting_makes_stable():
+    rows = [*_ONE_OF_EACH_CAUSE, *_REWRITTEN]
+    ran = verify(_ROWS, *rows, runs=2)
 
-    assert by_row(ran, _ONE_OF_EACH_CAUSE) == _expected(_ONE_OF_EACH_CAUSE)
+    assert by_row(ran, rows) == _expected(rows)
     assert ran.returncode == 1
 
 
@@ -51,25 +50,23 @@ def test_every_row_in_three_processes():
     rows = [
         *verdicts.ALWAYS_HIT,
         *verdicts.HIT_ONCE_JAX_WRITES_CALLBACKS,
+        *verdicts.IN_SOME_RUNS,
         *verdicts.UNSTABLE_BECAUSE,
-        *(verdicts.REWRITTEN if _compat.CAN_REWRITE else ()),
+        *_REWRITTEN,
     ]
 
     assert by_row(verify(_ROWS, *rows), rows) == _expected(rows)
 
 
-@pytest.mark.skipif(not _compat.CAN_REWRITE, reason="this jax has other jaxprs")
-def test_rewriting_makes_programs_stable_and_hit():
-    ran = verify(_ROWS, *_BY_REWRITE, runs=2)
-
-    assert by_row(ran, _BY_REWRITE) == _BY_REWRITE
-
-
 def test_what_is_not_in_the_key_may_change(tmp_path):
     changes = ("lines", "path", "folder", "nans", "tracebacks", "dump")
-    ran = verify(_CHANGING, str(tmp_path / "counter"), *changes, runs=2)
+    program = (verdicts.sys.executable, _CHANGING, str(tmp_path / "counter"))
+    ran = cli("cache", "verify", "--runs", "2", "--", *program, *changes)
 
-    assert by_row(ran, ["step"]) == {"step": (STABLE, [])}
+    assert ran.stdout.splitlines() == [
+        "jit_step  stable, written, hit",
+        "1 of 1 program is found again, in 2 runs.",
+    ]
     assert ran.returncode == 0
     assert (tmp_path / "counter").read_text() == "2"
 
@@ -77,7 +74,6 @@ def test_what_is_not_in_the_key_may_change(tmp_path):
 @pytest.mark.parametrize(
     ("change", "cause", "details"),
     [
-        ("flag", "xla-flags", ["--xla_cpu_enable_fast_math=true only in the second"]),
         pytest.param(
             "default_flag",
             "xla-flags",
@@ -129,17 +125,6 @@ jax.jit(lambda x: x + 2)(1.0)
 """
 
 
-def test_the_programs_own_directory_is_left_alone(tmp_path):
-    own = tmp_path / "own"
-    own.mkdir()
-    program = tmp_path / "program.py"
-    program.write_text(_OWN_DIRECTORY.format(directory=repr(str(own))))
-    ran = verify(str(program), runs=2)
-
-    assert {each["verdict"] for each in json.loads(ran.stdout)["functions"]} == {STABLE}
-    assert list(own.iterdir()) == []
-
-
 def test_a_directory_that_is_another_in_each_run_is_told(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(_OWN_DIRECTORY.format(directory="tempfile.mkdtemp()"))
@@ -156,47 +141,12 @@ def test_a_directory_that_is_another_in_each_run_is_told(tmp_path):
     assert ran.returncode == 1
 
 
-def test_the_program_needs_no_jax_dist(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text("import jax\njax.jit(abs)(1.0)\n")
-    command = [verdicts.sys.executable, "-m", "jax_dist", "cache", "verify", "--runs", "2", "--"]
-    ran = subprocess.run(
-        [*command, verdicts.sys.executable, program],
-        cwd=verdicts.ROOT,  # it finds us here, and the program does not
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert ran.stdout.splitlines() == [
-        "jit_abs  stable, written, hit",
-        "1 of 1 program is found again, in 2 runs.",
-    ]
-
-
 def test_a_cache_that_is_off_is_told(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("import jax\njax.jit(lambda x: x + 1)(1.0)\n")
     ran = verify(str(program), runs=2, JAX_ENABLE_COMPILATION_CACHE="0")
 
     assert by_row(ran, ["_lambda"]) == {"_lambda": ("stable, never written", ["cache-off"])}
-
-
-def test_a_function_that_only_some_runs_compile_is_told(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import jax, os\n"
-        "if os.environ['PYTHONHASHSEED'] == '2':\n"
-        "    jax.jit(lambda x: x + 1)(1.0)\n"
-        "jax.jit(abs)(1.0)\n"
-    )
-    ran = verify(str(program), runs=3)
-
-    assert by_row(ran, ["_lambda", "abs"]) == {
-        "_lambda": ("not in every run", ["not-in-every-run"]),
-        "abs": (STABLE, []),
-    }
 
 
 @pytest.mark.slow
@@ -266,52 +216,103 @@ def test_misuse(arguments, message):
     assert message in ran.stderr
 
 
-@pytest.mark.parametrize(
-    "command",
-    [("true", "x"), (verdicts.sys.executable, "-I", _CHANGING, "counter")],
-    ids=["no Python", "a Python that takes no recorder"],
-)
-def test_a_command_that_shows_no_program_proves_nothing(tmp_path, command):
-    ran = cli("cache", "verify", "--runs", "2", "--", *command[:-1], str(tmp_path / command[-1]))
-
-    assert (ran.returncode, ran.stdout) == (
-        1,
-        "Nothing was compiled, so nothing is proved: does the command run Python, without -E, "
-        "-I or -S, and does that import jax?\n",
-    )
+_COMPILES_IN_ITS_FIRST_RUN = """
+import pathlib, sys
+if not pathlib.Path(sys.argv[1]).exists():
+    import jax
+    jax.jit(abs)(1.0)
+    pathlib.Path(sys.argv[1]).touch()
+"""
 
 
-def test_the_text_names_function_cause_place_and_remedy(tmp_path):
-    program = tmp_path / "program.py"
+def test_a_command_that_shows_no_program_proves_nothing(tmp_path):
+    program, ran = tmp_path / "program.py", tmp_path / "ran"
+    program.write_text(_COMPILES_IN_ITS_FIRST_RUN)
+    without_recorder = (verdicts.sys.executable, "-I", str(program), str(ran))
+    for command in ("true",), without_recorder:
+        told = cli("cache", "verify", "--runs", "2", "--", *command)
+
+        assert (told.returncode, told.stdout) == (
+            1,
+            "Nothing was compiled, so nothing is proved: does the command run Python, without -E, "
+            "-I or -S, and does that import jax?\n",
+        )
+    assert ran.exists()
+
+
+# --- the text
+
+
+class _Told(NamedTuple):
+    program: pathlib.Path
+    own: pathlib.Path
+    lines: list[str]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory) -> _Told:
+    """Of a program that finds no jax_dist, and has a directory of its own for the cache."""
+    folder = tmp_path_factory.mktemp("told")
+    own = folder / "own"
+    own.mkdir()
+    program = folder / "program.py"
     program.write_text(
         "import os, jax, numpy as np\n"
+        f"jax.config.update('jax_compilation_cache_dir', {str(own)!r})\n"
+        "jax.config.update('jax_persistent_cache_min_compile_time_secs', 9.0)\n"
         "table = np.full(3, os.getpid(), np.float32) + np.arange(3, dtype=np.float32)\n"
         "def step(x):\n"
         "    return x + table\n"
         "jax.jit(step)(np.ones(3, np.float32))\n"
+        "jax.jit(abs)(1.0)\n"
     )
-    ran = cli("cache", "verify", "--runs", "2", "--", verdicts.sys.executable, str(program))
+    command = [verdicts.sys.executable, "-m", "jax_dist", "cache", "verify", "--runs", "2", "--"]
+    ran = subprocess.run(
+        [*command, verdicts.sys.executable, program],
+        cwd=verdicts.ROOT,  # it finds us here, and the program does not
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1, ran.stderr
+    return _Told(program, own, ran.stdout.splitlines())
 
-    function, why, detail, help_, summary = ran.stdout.splitlines()
-    assert function == "jit_step  unstable"
+
+def test_the_program_needs_no_jax_dist(told):
+    assert "jit_abs   stable, written, hit" in told.lines
+
+
+def test_the_programs_own_directory_is_left_alone(told):
+    assert list(told.own.iterdir()) == []
+
+
+def test_the_text_names_function_cause_place_and_remedy(told):
+    stable, function, why, detail, help_, summary = told.lines
+
+    assert (stable, function) == ("jit_abs   stable, written, hit", "jit_step  unstable")
     assert why.startswith("    JXD401 captured-array: An array inside the program has other values")
-    assert detail.startswith(f"      {program}:4: tensor<3xf32>: ")
+    assert detail.startswith(f"      {told.program}:6: tensor<3xf32>: ")
     assert help_ == (
         "    help: Pass it as an argument, or let jax_dist.rewrite or jax_dist.pmap lift it."
     )
-    assert summary == "0 of 1 program is found again, in 2 runs."
+    assert summary == "1 of 2 programs are found again, in 2 runs."
 
 
-def test_kept_records_can_be_shown_and_compared(tmp_path):
+def test_another_flag_is_told_and_the_kept_records_can_be_shown_and_compared(tmp_path):
     runs = tmp_path / "runs"
     command = (verdicts.sys.executable, _CHANGING, str(tmp_path / "counter"), "flag")
-    cli("cache", "verify", "--runs", "2", "--keep", str(runs), "--", *command)
+    ran = cli("cache", "verify", "--json", "--runs", "2", "--keep", str(runs), "--", *command)
 
     shown = cli("cache", "show", str(runs / "records-0"))
     parts = cli("cache", "show", "--function", "jit_step", str(runs / "records-0"))
     compared = cli("cache", "diff", str(runs / "records-0"), str(runs / "records-1"))
     again = cli("cache", "verify", "--keep", str(runs), "--", *command)
 
+    [step] = json.loads(ran.stdout)["functions"]
+    details = ["--xla_cpu_enable_fast_math=true only in the second"]
+    found = [(each["cause"]["name"], each["details"]) for each in step["findings"]]
+    assert (step["verdict"], found) == (UNSTABLE, [("xla-flags", details)])
     assert shown.stdout.startswith("jit_step-")
     assert shown.stdout.endswith("  written\n")
     assert "  computation         " in parts.stdout

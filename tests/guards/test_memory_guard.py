@@ -2,7 +2,6 @@
 
 import gc
 import threading
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +17,16 @@ from jax_dist.guards.memory import memory_guard, memory_now
 _CUT = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("i",)), P("i"))
 
 
-@pytest.fixture(autouse=True)
-def _no_garbage_of_other_tests() -> Iterator[None]:
+@pytest.fixture(scope="module", autouse=True)
+def _no_garbage_of_other_tests() -> None:
     """Else it is freed within a step, and the step seems to leave less."""
     gc.collect()
     gc.freeze()  # what they keep need not be searched at each of the collections to come
-    yield
-    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _no_garbage_of_the_last_test() -> None:
+    gc.collect()
 
 
 def guarded(act, **options):

@@ -460,6 +460,18 @@ def random_slice():
     jitted(random_slice)
 
 
+# --- what verify counts
+
+
+@row
+def in_the_second_run_only():
+    def in_the_second_run_only(x):
+        return x + 1
+
+    if os.environ["PYTHONHASHSEED"] == "2":
+        jitted(in_the_second_run_only)
+
+
 # --- names
 
 
