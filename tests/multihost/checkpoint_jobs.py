@@ -29,6 +29,7 @@ def second_start(folder: str) -> dict[str, object]:
     return {
         "saved": save_and_restore(str(here / "saved")),
         "trained": train(str(here / "trained"), None),
+        "from pmap": restore_from_pmap(str(here / "from_pmap")),
     }
 
 

@@ -398,10 +398,18 @@ def starts(tmp_path_factory) -> tuple[list[dict], list[dict]]:
     folder = tmp_path_factory.mktemp("several")
     first = run_processes(checkpoint_jobs.first_start, str(folder), timeout=180)
     damage(folder / "saved" / "4", "a flipped bit")
+    save_as_with_pmap(folder / "from_pmap")
     second = run_processes(checkpoint_jobs.second_start, str(folder), timeout=180)
     for outcomes in (first, second):
         assert [outcome.error for outcome in outcomes] == [None, None]
     return [outcome.value for outcome in first], [outcome.value for outcome in second]
+
+
+def save_as_with_pmap(folder: pathlib.Path) -> None:
+    cut, own = np.arange(8.0, dtype=np.float32), np.full(2, 3, np.float32)
+    state = {"cut": cut, "same": np.zeros(3, np.float32), "own": own, "keys": np.zeros(3)}
+    with Checkpoints(folder, every=1) as checkpoints:
+        checkpoints.save(1, {**jax.tree.map(lambda x: np.stack([x] * 8), state), "step": 4})
 
 
 def test_several_processes_save_and_restore_and_agree_on_damage(starts):
@@ -449,3 +457,13 @@ def test_a_preempted_job_saves_and_is_taken_up_again(starts):
         "sum": [45150.0, 45150.0],  # of 1 to 300
         "steps": 300,
     }
+
+
+def test_several_processes_read_a_state_of_pmap_onto_the_devices_of_all(starts):
+    for rank, each in enumerate(starts[1]):
+        assert each["from pmap"] == {
+            "start": 1,
+            "whole": {"cut": True, "same": True},
+            "cut": [[4.0 * rank, 4 * rank + 1], [4.0 * rank + 2, 4 * rank + 3]],
+            "own": [3.0, 3.0],
+        }
