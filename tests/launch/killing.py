@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from launching import command, environment, is_alive
+from launching import command, environment, is_alive, quick_to_compile
 
 _PROGRAM = pathlib.Path(__file__).with_name("steps_program.py")
 _LINE = re.compile(r"\[(\d) [^\]]*\] (pid|step|from) (\d+)")
@@ -46,7 +46,7 @@ def run(
     program = (sys.executable, str(_PROGRAM), str(folder), str(steps), str(every))
     with subprocess.Popen(
         command(*arguments, "--min-interval", "0", "--", *program),
-        env=environment(JAX_DIST_CACHE_DIR=str(folder / "cache")),
+        env=environment(JAX_DIST_CACHE_DIR=str(folder / "cache"), **quick_to_compile()),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -156,7 +156,7 @@ def one_death(*, ranks: int, rank: int, how: str, delay: float) -> Death:
     text: list[str] = []
     with subprocess.Popen(
         command(*arguments, "--", *program, str(rank), how, str(delay)),
-        env=environment(),
+        env=environment(**quick_to_compile()),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -24,6 +24,11 @@ def environment(**variables: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(_ROOT), "COLUMNS": "100", **variables}
 
 
+def quick_to_compile() -> dict[str, str]:
+    """For programs that compile something: the flags of `conftest.py`."""
+    return {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
+
+
 def launch(*arguments: str, timeout: float = PATIENCE, **variables: str):
     """Runs it to its end."""
     return subprocess.run(

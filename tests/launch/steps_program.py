@@ -1,5 +1,6 @@
 """A loop of steps that goes on from its newest checkpoint:  steps_program.py FOLDER STEPS EVERY
 
+At its end, the start that got there makes all steps once more, without a break, to compare with.
 The state depends on each step, on the noise of each device, and on the order of all sums.
 """
 
@@ -36,17 +37,20 @@ def main() -> None:
     )
     scale = np.full(jax.local_device_count(), 0.1, np.float32)
     key = jax.random.key(0)
-    mean = jax_dist.replicate(np.zeros(5, np.float32), jax.devices())
+    first = jax_dist.replicate(np.zeros(5, np.float32), jax.devices())
     with multihost.Checkpoints(folder / "checkpoints", every=every, keep=1) as checkpoints:
-        mean, start = checkpoints.restore(mean)
+        mean, start = checkpoints.restore(first)
         say(f"from {start}")
         for number in range(start + 1, steps + 1):
             mean = step(mean, jax.random.fold_in(key, number), scale).block_until_ready()
             checkpoints.save(number, mean)
             say(f"step {number}")
             time.sleep(0.005)
+    undisturbed = first
+    for number in range(1, steps + 1):
+        undisturbed = step(undisturbed, jax.random.fold_in(key, number), scale).block_until_ready()
     if jax.process_index() == 0:
-        np.save(folder / "result.npy", np.asarray(mean))
+        np.save(folder / "result.npy", np.stack([undisturbed, mean]))
 
 
 if __name__ == "__main__":

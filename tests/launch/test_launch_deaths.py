@@ -16,7 +16,7 @@ def _faults(seed: int, ranks: int) -> list[str]:
 
 
 def test_a_rank_that_is_killed_at_some_moment():
-    death = killing.one_death(ranks=3, rank=1, how="SIGKILL", delay=3.0)
+    death = killing.one_death(ranks=3, rank=1, how="SIGKILL", delay=2.0)
 
     assert (death.faults(), death.code) == ([], 137)
 

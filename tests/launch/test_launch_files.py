@@ -32,13 +32,9 @@ ranks = [
 sys.exit(max(rank.wait() for rank in ranks))
 """
 
-_WHO = """\
-import os
-import jax
-from jax_dist.multihost import initialization
-found = initialization.find(None, None, None, None, timeout=10)
-place = f"{found.rank} of {found.processes} at {found.address}, devices {found.devices}"
-print(f"{place}, token {os.environ['JAX_DIST_TOKEN']}\\n", end="")
+_TELLS_ITS_VARIABLES = """\
+import json, os
+print(json.dumps(dict(os.environ)) + "\\n", end="")
 """
 
 
@@ -124,15 +120,22 @@ def _write_program(path: pathlib.Path, text: str) -> None:
 
 
 @_CLUSTERS
-def test_each_rank_finds_its_place(tmp_path, file, starter, variables):
-    (tmp_path / "train.py").write_text(_WHO)
+def test_each_rank_finds_its_place(tmp_path, monkeypatch, file, starter, variables):
+    (tmp_path / "train.py").write_text(_TELLS_ITS_VARIABLES)
 
-    told = [line.partition(", token ") for line in _run(tmp_path, file, starter, variables, 62000)]
-    assert [place for place, _, _ in told] == [
-        "0 of 2 at 127.0.0.1:62000, devices (0,)",
-        "1 of 2 at 127.0.0.1:62000, devices (1,)",
-    ]
-    (token,) = {token for _, _, token in told}
+    places, tokens = [], set()
+    for line in _run(tmp_path, file, starter, variables, 62000):
+        with monkeypatch.context() as rank:
+            for name in os.environ:
+                rank.delenv(name)
+            for name, value in json.loads(line).items():
+                rank.setenv(name, value)
+            found = initialization.find(None, None, None, None, timeout=10)
+            tokens.add(os.environ["JAX_DIST_TOKEN"])
+        places.append(f"{found.rank} of {found.processes} at {found.address}, {found.devices}")
+
+    assert sorted(places) == ["0 of 2 at 127.0.0.1:62000, (0,)", "1 of 2 at 127.0.0.1:62000, (1,)"]
+    (token,) = tokens
     assert re.fullmatch("[0-9a-f]{32}", token)
     assert list(tmp_path.glob("token*")) == []
 

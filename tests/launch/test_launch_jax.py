@@ -41,16 +41,6 @@ for table in ("tcp", "tcp6"):
 """
 
 
-def test_a_bare_initialize_works_and_listens_on_the_loopback_interface_only():
-    ended = launch("-n", "2", "--cpu-devices", "2", "--", *_python(_BARE + _WHO + _LISTENS))
-
-    assert _told(ended.stdout) == ["0 2 2 4.0", "1 2 2 4.0"], ended.stderr
-    assert ended.returncode == 0
-    listeners = [text for _, text in lines(ended.stdout) if text.startswith("listens at ")]
-    assert len(listeners) == 1
-    assert listeners[0].endswith("0100007F")  # 127.0.0.1, as IPv4 or inside IPv6
-
-
 _OTHER_JOB = {
     "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
     "JAX_LOCAL_DEVICE_IDS": "3",
@@ -74,10 +64,15 @@ _OTHER_JOB = {
 }
 
 
-def test_it_works_inside_another_job():
-    ended = launch("-n", "2", "--cpu-devices", "2", "--", *_python(_BARE + _WHO), **_OTHER_JOB)
+def test_it_works_inside_another_job_and_listens_on_the_loopback_interface_only():
+    program = _python(_BARE + _WHO + _LISTENS)
+    ended = launch("-n", "2", "--cpu-devices", "2", "--", *program, **_OTHER_JOB)
 
     assert _told(ended.stdout) == ["0 2 2 4.0", "1 2 2 4.0"], ended.stderr
+    assert ended.returncode == 0
+    listeners = [text for _, text in lines(ended.stdout) if text.startswith("listens at ")]
+    assert len(listeners) == 1
+    assert listeners[0].endswith("0100007F")  # 127.0.0.1, as IPv4 or inside IPv6
 
 
 def test_the_variables_of_a_rank():
@@ -152,13 +147,13 @@ print("ready", flush=True)
 step = 0
 while not multihost_utils.reached_preemption_sync_point(step):
     step += 1
-print(f"is at {step}", flush=True)
+print(f"is {jax.process_index()} {jax.process_count()} {n} {total[0]} at {step}", flush=True)
 """
 
 
-def test_sigterm_to_the_launcher_is_a_preemption_of_all_ranks():
+def test_a_bare_initialize_works_and_sigterm_to_the_launcher_is_a_preemption_of_all_ranks():
     program = _python(_BARE + _PREEMPTED)
-    with launched("-n", "2", "--cpu-devices", "1", "--", *program) as process:
+    with launched("-n", "2", "--cpu-devices", "2", "--", *program) as process:
         assert process.stdout is not None
         ready = 0
         while ready < 2:
@@ -167,9 +162,9 @@ def test_sigterm_to_the_launcher_is_a_preemption_of_all_ranks():
         out, err = process.communicate(timeout=PATIENCE)
 
     assert process.returncode == 0, err
-    told = _told(out)
-    assert len(told) == 2
-    assert len(set(told)) == 1  # both at the same step
+    ranks, steps = zip(*[told.split(" at ") for told in _told(out)], strict=True)
+    assert ranks == ("0 2 2 4.0", "1 2 2 4.0")
+    assert len(set(steps)) == 1  # both at the same step
 
 
 def test_the_rank_that_raised_is_named_though_it_leaves_last():

@@ -1,5 +1,6 @@
 """What the ranks run in the tests of checkpoints; each returns plain data."""
 
+import pathlib
 import warnings
 
 import jax
@@ -7,8 +8,29 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from preemption_jobs import train
 
 from jax_dist.multihost import Checkpoints, CheckpointWarning, DisagreementError
+
+
+def first_start(folder: str) -> dict[str, object]:
+    """Each in a folder of its own; the preemption is the end of the job, so it comes last."""
+    here = pathlib.Path(folder)
+    return {
+        "saved": save_and_restore(str(here / "saved")),
+        "differs": save_what_differs(str(here / "differs")),
+        "trained": train(str(here / "trained"), 40),
+    }
+
+
+def second_start(folder: str) -> dict[str, object]:
+    """What goes on from where the first start ended."""
+    here = pathlib.Path(folder)
+    return {
+        "saved": save_and_restore(str(here / "saved")),
+        "trained": train(str(here / "trained"), None),
+        "from pmap": restore_from_pmap(str(here / "from_pmap")),
+    }
 
 
 def state_on_all(start: float) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """What the ranks run in the tests of the collectives; each returns plain data."""
 
+import pathlib
 import struct
-import time
 from collections.abc import Callable
 
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from jobs import after_rank_0
 
 from jax_dist import multihost
 
@@ -131,17 +132,14 @@ def other_orders() -> list[object]:
     return [error_of(calls[jax.process_index()]), multihost.process_allgather(1).tolist()]
 
 
-def barriers() -> list[object]:
+def barriers(folder: pathlib.Path) -> list[object]:
     rank = jax.process_index()
     multihost.sync_global_devices("all is well")
     found: list[object] = [error_of(lambda: multihost.sync_global_devices(["load", "save"][rank]))]
-    if rank == 0:
-        found.append(error_of(lambda: multihost.sync_global_devices("step 3", timeout=1.5)))
-        multihost.sync_global_devices("after")
-    else:
-        time.sleep(4)
-        found.append(error_of(lambda: multihost.sync_global_devices("step 3")))
-        multihost.sync_global_devices("after")
+    with after_rank_0(rank, folder / "the barrier"):
+        timeout = 120.0 if rank else 1.5
+        found.append(error_of(lambda: multihost.sync_global_devices("step 3", timeout=timeout)))
+    multihost.sync_global_devices("after")
     return found
 
 
@@ -199,7 +197,7 @@ def convert_partly_replicated() -> list[object]:
     ]
 
 
-def convert_and_change() -> list[object]:
+def convert_and_change(folder: pathlib.Path) -> list[object]:
     """The first call is right; later ones are not, or have other shapes in one process."""
     rank = jax.process_index()
     give = multihost.host_local_array_to_global_array
@@ -210,28 +208,31 @@ def convert_and_change() -> list[object]:
         error_of(lambda: give(np.full(3, 1.0 + rank), mesh("i"), P(), check="always")),
         error_of(lambda: give(np.ones(3), mesh("i"), P(), check="twice")),
     ]
-    if rank == 0:
-        found.append(error_of(lambda: give(np.ones(5), mesh("i"), P(), timeout=1.0)))
-    else:
-        time.sleep(3)
-        found.append(error_of(lambda: multihost.process_allgather(1)))  # the others have given up
+    with after_rank_0(rank, folder / "the conversion"):
+        convert_other = lambda: give(np.ones(5), mesh("i"), P(), timeout=1.0)
+        gather_instead = lambda: multihost.process_allgather(1)  # the others have given up
+        found.append(error_of(gather_instead if rank else convert_other))
     found.append(multihost.process_allgather(1).tolist())
     return found
 
 
-def everything() -> dict[str, object]:
+_JOBS = (
+    broadcast,
+    broadcast_from_the_last,
+    broadcasts_that_fail,
+    gather,
+    gathers_that_fail,
+    other_orders,
+    barriers,
+    equal,
+    convert,
+    convert_partly_replicated,
+    convert_and_change,
+)
+_WITH_A_FOLDER = (barriers, convert_and_change)
+
+
+def everything(folder: str) -> dict[str, object]:
     """All of these, in one job: none of them spoils it for the next."""
-    jobs = (
-        broadcast,
-        broadcast_from_the_last,
-        broadcasts_that_fail,
-        gather,
-        gathers_that_fail,
-        other_orders,
-        barriers,
-        equal,
-        convert,
-        convert_partly_replicated,
-        convert_and_change,
-    )
-    return {job.__name__: job() for job in jobs}
+    here = pathlib.Path(folder)
+    return {job.__name__: job(here) if job in _WITH_A_FOLDER else job() for job in _JOBS}

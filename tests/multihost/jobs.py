@@ -1,5 +1,6 @@
 """Starts the ranks of a job, each a program of its own, and waits for how they end."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -29,6 +30,17 @@ def say(text: str) -> None:
     """For the programs: a line at once, whatever comes next."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def after_rank_0(rank: int, is_through: pathlib.Path) -> Iterator[None]:
+    """For the ranks: all others enter the block when rank 0 has left it."""
+    while rank > 0 and not is_through.exists():
+        time.sleep(0.02)
+    try:
+        yield
+    finally:
+        is_through.touch()
 
 
 def free_port() -> int:

@@ -1,10 +1,11 @@
 """`agree` in three real processes: one error, the same on all, and the job goes on."""
 
-import time
+import pathlib
 
 import jax
 import numpy as np
 import pytest
+from jobs import after_rank_0
 
 from jax_dist import _compat, multihost
 from jax_dist.multihost.agreement import (
@@ -16,7 +17,7 @@ from jax_dist.multihost.ranks import name_ranks
 from jax_dist.testing import run_processes
 
 
-def rows() -> dict[str, str]:
+def rows(folder: str) -> dict[str, str]:
     """Runs in every process: what each call raises, after its class; or "agreed"."""
     rank = jax.process_index()
     calls = {
@@ -33,7 +34,7 @@ def rows() -> dict[str, str]:
         "values": lambda: multihost.agree("values", np.array([1.0, rank]), values=True),
         "NaN": lambda: multihost.agree("NaN", np.array([np.nan, 1.0]), values=True),
         "keys": lambda: multihost.agree("keys", jax.random.key(rank), values=True),
-        "missing": lambda: _late(rank, 3.0) or multihost.agree("missing", timeout=1),
+        "missing": lambda: _miss(rank, pathlib.Path(folder, "through")),
         "many leaves": lambda: multihost.agree(
             "many", {f"{n:04}": np.zeros(n + rank * (n % 100 == 0)) for n in range(4000)}
         ),
@@ -42,9 +43,9 @@ def rows() -> dict[str, str]:
     return {name: _outcome(call) for name, call in calls.items()} | {"keys left": _keys_left()}
 
 
-def _late(rank: int, seconds: float) -> None:
-    if rank > 0:
-        time.sleep(seconds)
+def _miss(rank: int, is_through: pathlib.Path) -> None:
+    with after_rank_0(rank, is_through):
+        multihost.agree("missing", timeout=1)
 
 
 def _outcome(call) -> str:
@@ -65,8 +66,9 @@ def _keys_left() -> str:
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, str]:
-    each = run_processes(rows, processes=3, cpu_devices=1, timeout=120)
+def outcomes(tmp_path_factory) -> dict[str, str]:
+    folder = str(tmp_path_factory.mktemp("job"))
+    each = run_processes(rows, folder, processes=3, cpu_devices=1, timeout=120)
     assert [outcome.error for outcome in each] == [None] * 3
     first = each[0].value
     assert [outcome.value for outcome in each] == [first] * 3  # the same text everywhere

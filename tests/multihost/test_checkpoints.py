@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import preemption_jobs
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -325,7 +324,7 @@ def test_wherever_a_save_ends_the_newest_whole_step_is_restored(tmp_path, monkey
 
 
 def test_a_process_killed_while_it_saves_loses_no_step(tmp_path):
-    found = killed_again_and_again(tmp_path, keep=1, times=3)
+    found = killed_again_and_again(tmp_path, keep=1, times=2)
 
     assert lost(found) == []
     assert found[-1].restored > 0
@@ -341,39 +340,39 @@ def test_fifty_kills_lose_no_step(tmp_path, keep):
 
 
 _ON_A_SMALL_DISK = """\
-import sys
+import subprocess, sys
 import numpy as np
 from jax_dist.multihost import CheckpointError, Checkpoints
-with Checkpoints(sys.argv[1], every=1, keep=2) as checkpoints:
-    state, start = checkpoints.restore({"w": np.zeros(100_000)})
-    print(start, int(state["w"][-1]))
-    try:
-        for step in range(start + 1, start + 4):
-            checkpoints.save(step, {"w": np.random.default_rng(step).random(100_000) + step})
-            print("saved", step)
-    except CheckpointError as error:
-        print(str(error).splitlines()[0])
-        print(str(error).splitlines()[-1])
+def mount(*arguments):
+    subprocess.run(["mount", *arguments, sys.argv[1]], check=True)
+def save_some():
+    with Checkpoints(sys.argv[1] + "/steps", every=1, keep=2) as checkpoints:
+        state, start = checkpoints.restore({"w": np.zeros(100_000)})
+        print(start, int(state["w"][-1]))
+        try:
+            for step in range(start + 1, start + 4):
+                checkpoints.save(step, {"w": np.random.default_rng(step).random(100_000) + step})
+                print("saved", step)
+        except CheckpointError as error:
+            print(str(error).splitlines()[0])
+            print(str(error).splitlines()[-1])
+mount("-t", "tmpfs", "-o", "size=2000k", "none")
+save_some()
+mount("-o", "remount,ro")
+save_some()
+mount("-o", "remount,rw,size=20m")
+save_some()
 """
 
 
 def test_a_full_and_a_read_only_disk_take_nothing_away(tmp_path):
-    script = """
-        mount -t tmpfs -o size=2000k none $FOLDER
-        $PYTHON -W error::UserWarning -c "$PROGRAM" $FOLDER/steps
-        mount -o remount,ro $FOLDER
-        $PYTHON -W error::UserWarning -c "$PROGRAM" $FOLDER/steps
-        mount -o remount,rw,size=20m $FOLDER
-        $PYTHON -W error::UserWarning -c "$PROGRAM" $FOLDER/steps
-        """
     probe = ["unshare", "-rm", "mount", "-t", "tmpfs", "none", tmp_path]
     if shutil.which("unshare") is None or subprocess.run(probe, check=False).returncode != 0:
         pytest.skip("needs user namespaces, to mount without being root")
+    python = [sys.executable, "-W", "error::UserWarning", "-c", _ON_A_SMALL_DISK]
     ran = subprocess.run(
-        ["unshare", "-rm", "sh", "-ec", script],
+        ["unshare", "-rm", *python, tmp_path],
         cwd=pathlib.Path(__file__).parents[2],
-        env=os.environ
-        | {"FOLDER": str(tmp_path), "PYTHON": sys.executable, "PROGRAM": _ON_A_SMALL_DISK},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -393,16 +392,31 @@ def test_a_full_and_a_read_only_disk_take_nothing_away(tmp_path):
 # ------------------------------------------------------------------------------ several processes
 
 
-def test_several_processes_save_and_restore_and_agree_on_damage(tmp_path):
-    first = run_processes(checkpoint_jobs.save_and_restore, str(tmp_path), timeout=180)
-    damage(tmp_path / "4", "a flipped bit")
-    second = run_processes(checkpoint_jobs.save_and_restore, str(tmp_path), timeout=180)
-
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory) -> tuple[list[dict], list[dict]]:
+    """What each rank of two processes found at a first and a second start; damage in between."""
+    folder = tmp_path_factory.mktemp("several")
+    first = run_processes(checkpoint_jobs.first_start, str(folder), timeout=180)
+    damage(folder / "saved" / "4", "a flipped bit")
+    save_as_with_pmap(folder / "from_pmap")
+    second = run_processes(checkpoint_jobs.second_start, str(folder), timeout=180)
     for outcomes in (first, second):
         assert [outcome.error for outcome in outcomes] == [None, None]
-    assert [each.value["start"] for each in first] == [0, 0]
-    for rank, outcome in enumerate(second):
-        found = outcome.value
+    return [outcome.value for outcome in first], [outcome.value for outcome in second]
+
+
+def save_as_with_pmap(folder: pathlib.Path) -> None:
+    cut, own = np.arange(8.0, dtype=np.float32), np.full(2, 3, np.float32)
+    state = {"cut": cut, "same": np.zeros(3, np.float32), "own": own, "keys": np.zeros(3)}
+    with Checkpoints(folder, every=1) as checkpoints:
+        checkpoints.save(1, {**jax.tree.map(lambda x: np.stack([x] * 8), state), "step": 4})
+
+
+def test_several_processes_save_and_restore_and_agree_on_damage(starts):
+    first, second = ([each["saved"] for each in start] for start in starts)
+
+    assert [each["start"] for each in first] == [0, 0]
+    for rank, found in enumerate(second):
         assert found["start"] == 2
         assert found["saved"] == [False, True, False, True]
         assert found["specs"] == [("i",), ()]
@@ -415,36 +429,41 @@ def test_several_processes_save_and_restore_and_agree_on_damage(tmp_path):
         assert found["found"]["step"] == 2
         assert len(found["warned"]) == 1
     all_keys = jax.random.key_data(jax.random.split(jax.random.key(2), 4)).tolist()
-    assert sum([each.value["found"]["keys"] for each in second], []) == [[key] for key in all_keys]
+    assert sum([each["found"]["keys"] for each in second], []) == [[key] for key in all_keys]
 
 
-def test_what_differs_between_processes_is_refused(tmp_path):
-    outcomes = run_processes(checkpoint_jobs.save_what_differs, str(tmp_path), timeout=180)
+def test_what_differs_between_processes_is_refused(starts):
+    found, other = (each["differs"] for each in starts[0])
 
-    assert [outcome.error for outcome in outcomes] == [None, None]
-    assert outcomes[0].value == outcomes[1].value
-    text, saved_then = outcomes[0].value
+    assert found == other
+    text, saved_then = found
     assert text.startswith("The processes disagree at Checkpoints.save:\n  * ['w']: rank 0 has ")
     assert "['b']" not in text
     assert saved_then
 
 
-def test_a_preempted_job_saves_and_is_taken_up_again(tmp_path):
-    folder = str(tmp_path)
+def test_a_preempted_job_saves_and_is_taken_up_again(starts):
+    first, second = ([each["trained"] for each in start] for start in starts)
 
-    first = run_processes(preemption_jobs.train, folder, 40, timeout=180)
-    second = run_processes(preemption_jobs.train, folder, None, timeout=180)
-
-    for outcomes in (first, second):
-        assert [outcome.error for outcome in outcomes] == [None, None]
-        assert outcomes[0].value == outcomes[1].value
-    left = first[0].value
+    assert first[0] == first[1]
+    assert second[0] == second[1]
+    left = first[0]
     assert 40 < left["end"] < 300
     assert left["saved"]
-    assert second[0].value == {
+    assert second[0] == {
         "start": left["end"],
         "end": 300,
         "saved": True,
         "sum": [45150.0, 45150.0],  # of 1 to 300
         "steps": 300,
     }
+
+
+def test_several_processes_read_a_state_of_pmap_onto_the_devices_of_all(starts):
+    for rank, each in enumerate(starts[1]):
+        assert each["from pmap"] == {
+            "start": 1,
+            "whole": {"cut": True, "same": True},
+            "cut": [[4.0 * rank, 4 * rank + 1], [4.0 * rank + 2, 4 * rank + 3]],
+            "own": [3.0, 3.0],
+        }

@@ -17,9 +17,11 @@ _LOOK = "Look for a branch on the rank, or for data that is shared out unevenly.
 
 
 @pytest.fixture(scope="module")
-def found() -> list[dict]:
+def found(tmp_path_factory) -> list[dict]:
     """What each rank found, by job; all jobs run in the same two processes, one after the other."""
-    outcomes = run_processes(collective_jobs.everything, processes=2, cpu_devices=2, timeout=240)
+    folder = str(tmp_path_factory.mktemp("job"))
+    fun = collective_jobs.everything
+    outcomes = run_processes(fun, folder, processes=2, cpu_devices=2, timeout=240)
     assert [outcome.error for outcome in outcomes] == [None, None]
     return [outcome.value for outcome in outcomes]
 

@@ -3,7 +3,6 @@
 import io
 import pathlib
 
-import checkpoint_jobs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +14,6 @@ from flax.training.train_state import TrainState
 
 from jax_dist.commands.cli import main
 from jax_dist.multihost import CheckpointError, Checkpoints
-from jax_dist.testing import run_processes
 
 
 def make_state() -> TrainState:
@@ -155,23 +153,6 @@ class TestRestore:
 
         with pytest.raises(ValueError, match="median|last|stat"):
             restored(tmp_path, {"w": np.zeros(3)}, from_pmap=True, differing=differing)
-
-
-def test_several_processes_read_it_onto_the_devices_of_all(tmp_path):
-    cut, own = np.arange(8.0, dtype=np.float32), np.full(2, 3, np.float32)
-    state = {"cut": cut, "same": np.zeros(3, np.float32), "own": own, "keys": np.zeros(3)}
-    saved(tmp_path, {**jax.tree.map(lambda leaf: np.stack([leaf] * 8), state), "step": 4})
-
-    outcomes = run_processes(checkpoint_jobs.restore_from_pmap, str(tmp_path), timeout=180)
-
-    assert [outcome.error for outcome in outcomes] == [None, None]
-    for rank, outcome in enumerate(outcomes):
-        assert outcome.value == {
-            "start": 1,
-            "whole": {"cut": True, "same": True},
-            "cut": [[4.0 * rank, 4 * rank + 1], [4.0 * rank + 2, 4 * rank + 3]],
-            "own": [3.0, 3.0],
-        }
 
 
 def convert(*arguments) -> tuple[int, str, str]:

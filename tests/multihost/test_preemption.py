@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import jax
 import preemption_jobs
 import pytest
 
+from jax_dist import multihost
+from jax_dist.multihost import main_thread
 from jax_dist.testing import run_processes
 
 # Prints the steps as it goes; the last word is what ended the loop.
@@ -29,7 +32,12 @@ for step in range(1, 3000):
 """
 
 
-@pytest.mark.parametrize("victims", [[0], [1], [0, 1]], ids=["first", "last", "all"])
+# Rank 0 alone gets it in test_checkpoints.py.
+@pytest.mark.parametrize(
+    "victims",
+    [pytest.param([0], marks=pytest.mark.slow), [1], pytest.param([0, 1], marks=pytest.mark.slow)],
+    ids=["first", "last", "all"],
+)
 def test_every_rank_leaves_at_the_same_step(victims):
     outcomes = run_processes(preemption_jobs.steps_until_preempted, victims, timeout=120)
 
@@ -41,7 +49,7 @@ def test_every_rank_leaves_at_the_same_step(victims):
 
 
 def test_a_handler_that_is_set_after_jax_joined_hides_the_signal_from_it():
-    outcomes = run_processes(preemption_jobs.steps_until_preempted, [1], "after", 200, timeout=120)
+    outcomes = run_processes(preemption_jobs.steps_until_preempted, [1], "after", 100, timeout=120)
 
     assert [outcome.value for outcome in outcomes] == [
         {"step": None, "heard": []},
@@ -55,7 +63,7 @@ def test_a_handler_that_is_set_after_jax_joined_hides_the_signal_from_it():
 def test_a_service_that_is_switched_off_is_named(monkeypatch):
     monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "0")
 
-    outcomes = run_processes(preemption_jobs.without_service, timeout=120)
+    (outcome,) = run_processes(preemption_jobs.without_service, processes=1, timeout=120)
 
     expected = textwrap.dedent("""\
         preempted: JAX's preemption service does not run:
@@ -63,7 +71,7 @@ def test_a_service_that_is_switched_off_is_named(monkeypatch):
         Because only this service lets all processes leave at the same step.
         Set JAX_ENABLE_PREEMPTION_SERVICE=1, or leave it out, before jax.distributed.initialize \
 is called.""")
-    assert [outcome.value for outcome in outcomes] == [expected, expected]
+    assert outcome.value == expected
 
 
 # ----------------------------------------------------------------------------------- one process
@@ -88,13 +96,13 @@ def run_alone(before: str = "", at_end: str = "pass", signals: int = 1) -> tuple
         return lines, process.wait(timeout=60)
 
 
-def test_alone_a_process_leaves_at_the_next_step():
-    lines, code = run_alone()
+def test_alone_a_process_leaves_at_the_next_step_and_a_second_signal_ends_it():
+    lines, code = run_alone(at_end="time.sleep(60)", signals=2)
 
-    assert code == 0
     assert lines[:5] == ["1", "2", "3", "4", "5"]
     assert lines[-1] == "left True"
     assert len(lines) < 100
+    assert code == -signal.SIGTERM
 
 
 def test_alone_the_handler_that_was_there_is_called_too():
@@ -107,45 +115,33 @@ def test_alone_the_handler_that_was_there_is_called_too():
     assert lines[-1] == "left True"
 
 
-def test_alone_a_second_signal_ends_the_process():
-    lines, code = run_alone(at_end="time.sleep(60)", signals=2)
+def test_alone_the_first_call_must_be_made_by_the_main_thread(monkeypatch):
+    monkeypatch.setattr(main_thread, "_notice", main_thread._Notice())  # as in a new process
+    handler = signal.getsignal(signal.SIGTERM)
+    told = []
 
-    assert lines[-1] == "left True"
-    assert code == -signal.SIGTERM
+    def ask() -> None:
+        try:
+            multihost.preempted(1)
+        except RuntimeError as error:
+            told.append(str(error))
 
-
-def test_alone_the_first_call_must_be_made_by_the_main_thread():
-    program = textwrap.dedent("""\
-        import threading
-        from jax_dist import multihost
-
-        def ask():
-            try:
-                multihost.preempted(1)
-            except RuntimeError as error:
-                print(error)
-
+    def ask_in_a_thread() -> None:
         worker = threading.Thread(target=ask, name="loader")
         worker.start()
         worker.join()
+
+    ask_in_a_thread()
+    try:
         multihost.preempted(0)
-        worker = threading.Thread(target=ask, name="loader")
-        worker.start()
-        worker.join()
-        """)
-    printed = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=pathlib.Path(__file__).parents[2],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=120,
-    ).stdout
+        ask_in_a_thread()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
-    assert printed == textwrap.dedent("""\
-        preempted: its first call is not made by the main thread:
-          * it is made by the thread 'loader'
-        Because Python lets only the main thread say what a signal does.
-        Call `preempted(0)` once in the main thread, before this thread starts.
-        """)
+    assert told == [
+        textwrap.dedent("""\
+            preempted: its first call is not made by the main thread:
+              * it is made by the thread 'loader'
+            Because Python lets only the main thread say what a signal does.
+            Call `preempted(0)` once in the main thread, before this thread starts.""")
+    ]

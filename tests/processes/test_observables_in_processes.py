@@ -23,9 +23,12 @@ _PAGE = pathlib.Path(__file__).parents[2] / "docs" / "pmap.md"
 _HEAD = "| first number in each process | `jax.pmap` | `jax_dist.pmap` |"
 
 
-def seen(whose: str) -> dict[str, Any]:
-    """Runs in both processes."""
-    pmap: Any = {"jax": jax.pmap, "jax_dist": jax_dist.pmap}[whose]
+def seen() -> dict[str, dict[str, Any]]:
+    """Runs in both processes: by library and title."""
+    return {"jax": _seen(jax.pmap), "jax_dist": _seen(jax_dist.pmap)}
+
+
+def _seen(pmap: Any) -> dict[str, Any]:
     x = np.arange(4.0, dtype=np.float32) + 4 * jax.process_index()
     total = pmap(lambda x: lax.psum(x, "i"), "i")
     square = pmap(lambda x: lax.psum(x, "i") ** 2, "i")
@@ -49,10 +52,16 @@ def _first(call: Any) -> float | str:
 
 
 @functools.cache
+def _job() -> list[dict[str, dict[str, Any]]]:
+    """What each process sees."""
+    outcomes = run_processes(seen, processes=2, cpu_devices=4, timeout=240)
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    return [outcome.value for outcome in outcomes]
+
+
 def _cells(whose: str) -> dict[str, str]:
-    first, second = run_processes(seen, whose, processes=2, cpu_devices=4, timeout=240)
-    assert [first.error, second.error] == [None, None]
-    return {title: f"{first.value[title]}, {second.value[title]}" for title in first.value}
+    first, second = (value[whose] for value in _job())
+    return {title: f"{first[title]}, {second[title]}" for title in first}
 
 
 def table() -> list[str]:

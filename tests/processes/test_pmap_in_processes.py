@@ -138,14 +138,29 @@ _KNOWN = {  # jax.pmap inside jit, scan and cond sums over one process: 6 and 22
 }
 
 
+def parts() -> dict[str, Any]:
+    """Runs in each of two processes: the rows, and all that is below, in one job."""
+    tasks = (rows, local_view, own_values, global_arrays, mistakes)
+    return {task.__name__: task() for task in tasks}
+
+
 @functools.cache
-def _outcomes(topology: tuple[int, int]) -> dict[str, list]:
-    """The rows of all processes, joined."""
-    processes, devices = topology
-    work = rows_in_four if processes == 4 else rows
-    outcomes = run_processes(work, processes=processes, cpu_devices=devices, timeout=240)
+def _parts() -> list[dict[str, Any]]:
+    return _values_of(parts, processes=2, cpu_devices=4)
+
+
+def _of_each_process(part: Callable) -> list[Any]:
+    return [values[part.__name__] for values in _parts()]
+
+
+def _values_of(work: Callable, *, processes: int, cpu_devices: int) -> list[Any]:
+    outcomes = run_processes(work, processes=processes, cpu_devices=cpu_devices, timeout=240)
     assert [outcome.error for outcome in outcomes] == [None] * processes
-    values = [outcome.value for outcome in outcomes]
+    return [outcome.value for outcome in outcomes]
+
+
+def _joined(values: list[dict[str, list]]) -> dict[str, list]:
+    """The rows of all processes."""
     return {name: [slice_ for value in values for slice_ in value[name]] for name in values[0]}
 
 
@@ -156,11 +171,11 @@ def _in_one_process() -> dict[str, list]:
 
 @pytest.mark.parametrize("row", sorted(_KNOWN))
 def test_the_numbers_as_they_are_known(row):
-    np.testing.assert_allclose(_outcomes((2, 4))[row], _KNOWN[row], rtol=1e-6)
+    np.testing.assert_allclose(_joined(_of_each_process(rows))[row], _KNOWN[row], rtol=1e-6)
 
 
 def test_all_rows_equal_one_process_with_eight_devices():
-    several, one = dict(_outcomes((2, 4))), dict(_in_one_process())
+    several, one = _joined(_of_each_process(rows)), dict(_in_one_process())
 
     assert set(several) == set(one)
     # Each process splits the key for its own devices: the keys repeat, the indices do not.
@@ -169,7 +184,8 @@ def test_all_rows_equal_one_process_with_eight_devices():
 
 
 def test_rows_of_four_processes_equal_one_with_eight_devices():
-    several, one = _outcomes((4, 2)), _in_one_process()
+    several = _joined(_values_of(rows_in_four, processes=4, cpu_devices=2))
+    one = _in_one_process()
 
     assert set(several) == {*_IN_FOUR}
     _assert_equal(several, {row: one[row] for row in _IN_FOUR})
@@ -346,19 +362,3 @@ def test_mistakes_are_the_same_error_in_every_process():
         ("DeviceCountError", "'_psum' cannot be traced over these devices:"),
         ("MappedAxisError", "'_psum' was promised axis_size=4, but received another:"),
     ]
-
-
-def parts() -> dict[str, Any]:
-    """Runs in every process: all of the above but the rows, in one job."""
-    return {part.__name__: part() for part in (local_view, own_values, global_arrays, mistakes)}
-
-
-@functools.cache
-def _parts() -> list[dict[str, Any]]:
-    outcomes = run_processes(parts, processes=2, cpu_devices=4, timeout=240)
-    assert [outcome.error for outcome in outcomes] == [None, None]
-    return [outcome.value for outcome in outcomes]
-
-
-def _of_each_process(part: Callable) -> list[Any]:
-    return [values[part.__name__] for values in _parts()]

@@ -122,14 +122,27 @@ _KNOWN = {  # without rewriting, jax.pmap sums over one process: 6 and 22 of the
 }
 
 
+def parts() -> dict[str, Any]:
+    """Runs in every process: the rows, and the two below, in one job."""
+    return {part.__name__: part() for part in (rows, as_they_are, reports)}
+
+
 @functools.cache
+def _parts(topology: tuple[int, int]) -> list[dict[str, Any]]:
+    processes, devices = topology
+    outcomes = run_processes(parts, processes=processes, cpu_devices=devices, timeout=240)
+    assert [outcome.error for outcome in outcomes] == [None] * processes
+    return [outcome.value for outcome in outcomes]
+
+
 def _outcomes(topology: tuple[int, int]) -> dict[str, list]:
     """The rows of all processes, joined."""
-    processes, devices = topology
-    outcomes = run_processes(rows, processes=processes, cpu_devices=devices, timeout=240)
-    assert [outcome.error for outcome in outcomes] == [None] * processes
-    values = [outcome.value for outcome in outcomes]
+    values = [value["rows"] for value in _parts(topology)]
     return {name: [slice_ for value in values for slice_ in value[name]] for name in values[0]}
+
+
+def _of_each_process(part: Callable) -> list[Any]:
+    return [values[part.__name__] for values in _parts((2, 4))]
 
 
 @pytest.mark.parametrize("topology", _TOPOLOGIES, ids=["2x4", "4x2"])
@@ -151,22 +164,6 @@ def test_all_rows_equal_one_process_with_eight_devices(topology):
     assert set(several) == set(one)
     for row, expected in one.items():
         np.testing.assert_allclose(several[row], expected, rtol=1e-5, err_msg=row)
-
-
-def parts() -> dict[str, Any]:
-    """Runs in every process: the two below, in one job."""
-    return {part.__name__: part() for part in (as_they_are, reports)}
-
-
-@functools.cache
-def _parts() -> list[dict[str, Any]]:
-    outcomes = run_processes(parts, processes=2, cpu_devices=4, timeout=120)
-    assert [outcome.error for outcome in outcomes] == [None, None]
-    return [outcome.value for outcome in outcomes]
-
-
-def _of_each_process(part: Callable) -> list[Any]:
-    return [values[part.__name__] for values in _parts()]
 
 
 def as_they_are() -> dict[str, list]:

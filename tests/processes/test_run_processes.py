@@ -2,146 +2,54 @@
 
 import os
 import pathlib
+import pickle
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
+from collections.abc import Callable
 
-import jax
-import numpy as np
 import pytest
-from jax import lax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+import rank_functions
 
 from jax_dist import _test_processes
-from jax_dist.testing import run_processes
+from jax_dist.testing import Outcome, run_processes
 
 SECONDS = 60  # far more than any test here should need
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-class OddError(Exception):
-    """Pickles, but cannot be read back: its class wants two arguments."""
+class _Clock:
+    """What the parent takes for `time`: all of the timeout is over as soon as a condition holds."""
 
-    def __init__(self, first: str, second: str):
-        super().__init__(first + second)
+    sleep = staticmethod(time.sleep)
 
+    def __init__(self, condition: Callable[[], bool]):
+        self._condition = condition
 
-# What the children run.
-
-
-def sum_over_all() -> list[float]:
-    mesh = Mesh(jax.devices(), "i")
-    total = jax.jit(
-        jax.shard_map(lambda x: lax.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
-    )
-    x = jax.make_array_from_callback(
-        (4,), NamedSharding(mesh, P("i")), lambda index: np.arange(4.0, dtype=np.float32)[index]
-    )
-    return [jax.process_index(), *total(x).addressable_data(0).tolist()]
+    def monotonic(self) -> float:
+        return time.monotonic() + (2 * SECONDS if self._condition() else 0)
 
 
-def add(x: dict[str, int], y: int) -> tuple[int, int]:
-    return jax.process_index(), x["x"] + y
+@pytest.fixture(scope="module")
+def joined() -> list[Outcome]:
+    """How two processes ended that did all that succeeds."""
+    fun = rank_functions.listen_add_and_sum
+    return run_processes(fun, {"x": 2}, 3, processes=2, cpu_devices=2, timeout=SECONDS)
 
 
-def settings() -> list[str]:
-    return [
-        os.environ["XLA_FLAGS"],
-        os.environ.get("JAX_PARTITION_INDEX", "not set"),
-        str(jax.local_device_count()),
-        str(jax.config.jax_cpu_collectives_implementation),
-    ]
+def test_processes_are_joined(joined):
+    assert [outcome.error for outcome in joined] == [None, None]
+    assert [outcome.value["summed"] for outcome in joined] == [[0, 6.0], [1, 6.0]]
+    assert [(outcome.rank, outcome.exit_code) for outcome in joined] == [(0, 0), (1, 0)]
 
 
-def listeners() -> list[str]:
-    """The local addresses, as hexadecimal `address:port`, where this process listens."""
-    links = [os.path.realpath(link) for link in pathlib.Path("/proc/self/fd").iterdir()]
-    rows = [
-        line.split()
-        for table in ("tcp", "tcp6")
-        for line in pathlib.Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-    ]
-    own = [row for row in rows if any(link.endswith(f"socket:[{row[9]}]") for link in links)]
-    return [row[1] for row in own if row[3] == "0A"]
-
-
-def write_pid(folder: str) -> None:
-    (pathlib.Path(folder) / f"{jax.process_index()}.pid").write_text(str(os.getpid()))
-
-
-def raise_on_rank_1() -> list[float]:
-    if jax.process_index() == 1:
-        raise KeyError("batch")
-    return sum_over_all()
-
-
-def raise_odd_error() -> None:
-    raise OddError("a", "b")
-
-
-def leave_by_exit() -> None:
-    sys.exit(3)
-
-
-def die_on_rank(rank: int) -> list[float]:
-    if jax.process_index() == rank:
-        os._exit(7)
-    return sum_over_all()
-
-
-def kill_self_on_rank_1() -> str:
-    if jax.process_index() == 1:
-        sys.stdout.write("about to go\n")
-        sys.stdout.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return "done"
-
-
-def hang_on_rank_1() -> str:
-    if jax.process_index() == 1:
-        sleep_for_long()
-    return "done"
-
-
-def sleep_for_long() -> None:
-    time.sleep(100)
-
-
-def hang(folder: str) -> None:
-    write_pid(folder)
-    sleep_for_long()
-
-
-def hang_in_a_child(folder: str) -> None:
-    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
-    (pathlib.Path(folder) / "sleeper.pid").write_text(str(sleeper.pid))
-    sleeper.wait()
-
-
-def return_generator() -> object:
-    return (x for x in ())
-
-
-# Processes.
-
-
-def test_processes_are_joined():
-    outcomes = run_processes(sum_over_all, processes=2, cpu_devices=2, timeout=SECONDS)
-
-    assert [outcome.error for outcome in outcomes] == [None, None]
-    assert [outcome.value for outcome in outcomes] == [[0, 6.0], [1, 6.0]]
-    assert [(outcome.rank, outcome.exit_code) for outcome in outcomes] == [(0, 0), (1, 0)]
-
-
-def test_arguments_and_results_travel():
-    outcomes = run_processes(add, {"x": 2}, 3, cpu_devices=1, timeout=SECONDS)
-
-    assert [outcome.value for outcome in outcomes] == [(0, 5), (1, 5)]
+def test_arguments_and_results_travel(joined):
+    assert [outcome.value["added"] for outcome in joined] == [[0, 5], [1, 5]]
 
 
 def test_what_the_environment_says_of_devices_is_not_inherited(monkeypatch):
@@ -150,23 +58,24 @@ def test_what_the_environment_says_of_devices_is_not_inherited(monkeypatch):
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
     monkeypatch.setenv("JAX_PARTITION_INDEX", "5")
 
-    (outcome,) = run_processes(settings, processes=1, cpu_devices=3, timeout=SECONDS)
+    (outcome,) = run_processes(rank_functions.settings, processes=1, cpu_devices=3, timeout=SECONDS)
 
     assert outcome.value == ["--xla_cpu_enable_fast_math=false", "not set", "3", "gloo"]
 
 
 @linux_only
-def test_no_process_listens_on_all_interfaces():
-    outcomes = run_processes(listeners, timeout=SECONDS)
+def test_no_process_listens_on_all_interfaces(joined):
+    first, other = (outcome.value["listeners"] for outcome in joined)
 
-    assert outcomes[0].value  # rank 0 does listen
-    addresses = [listener.split(":")[0] for outcome in outcomes for listener in outcome.value]
+    assert first  # rank 0 does listen
+    addresses = [listener.split(":")[0] for listener in [*first, *other]]
     assert [address for address in addresses if set(address) == {"0"}] == []
 
 
-def test_an_exception_comes_back_and_the_others_are_stopped():
+def test_an_exception_comes_back_and_the_others_are_stopped(monkeypatch):
+    monkeypatch.setattr(_test_processes, "_GRACE_SECONDS", 0.2)  # rank 0 would use all of it
     start = time.monotonic()
-    at_zero, at_one = run_processes(raise_on_rank_1, timeout=SECONDS)
+    at_zero, at_one = run_processes(rank_functions.raise_on_rank_1, timeout=SECONDS)
 
     assert time.monotonic() - start < 20  # JAX alone: up to 300 s, in its barrier at exit
     assert isinstance(at_one.error, KeyError)
@@ -183,25 +92,34 @@ def test_an_exception_comes_back_and_the_others_are_stopped():
         See the error of rank 1.""")
 
 
-@pytest.mark.parametrize(
-    ("fun", "summary"),
-    [(raise_odd_error, "test_run_processes.OddError: ab"), (leave_by_exit, "SystemExit: 3")],
-    ids=["an error that does not unpickle", "sys.exit"],
-)
-def test_what_cannot_be_raised_here_is_told(fun, summary):
-    (outcome,) = run_processes(fun, processes=1, timeout=SECONDS)
+_CANNOT_BE_RAISED = """\
+rank 0 raised what cannot be raised here:
+  * {}
+Because only what pickles and derives from Exception travels between processes.
+See its traceback below."""
+
+
+def test_sys_exit_is_told():
+    (outcome,) = run_processes(rank_functions.leave_by_exit, processes=1, timeout=SECONDS)
 
     assert type(outcome.error) is RuntimeError
-    assert str(outcome.error) == textwrap.dedent(f"""\
-        rank 0 raised what cannot be raised here:
-          * {summary}
-        Because only what pickles and derives from Exception travels between processes.
-        See its traceback below.""")
-    assert fun.__name__ in outcome.error.__notes__[0]
+    assert str(outcome.error) == _CANNOT_BE_RAISED.format("SystemExit: 3")
+    assert "leave_by_exit" in outcome.error.__notes__[0]
+
+
+def test_an_error_that_does_not_unpickle_is_told():
+    with pytest.raises(rank_functions.OddError) as raised:
+        rank_functions.raise_odd_error()
+    report = pickle.dumps(_test_processes._Report.of(raised.value))
+    error = pickle.loads(report).revive(0)
+
+    assert type(error) is RuntimeError
+    assert str(error) == _CANNOT_BE_RAISED.format("rank_functions.OddError: ab")
+    assert "raise_odd_error" in error.__notes__[0]
 
 
 def test_a_result_that_does_not_pickle_is_told():
-    (outcome,) = run_processes(return_generator, processes=1, timeout=SECONDS)
+    (outcome,) = run_processes(rank_functions.return_generator, processes=1, timeout=SECONDS)
 
     assert isinstance(outcome.error, TypeError)
     assert str(outcome.error) == textwrap.dedent("""\
@@ -211,9 +129,10 @@ def test_a_result_that_does_not_pickle_is_told():
         Return plain data, such as lists of numbers.""")
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_exits_is_named(rank):
-    outcomes = run_processes(die_on_rank, rank, timeout=SECONDS)
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_rank_that_exits_is_named(rank, monkeypatch):
+    monkeypatch.setattr(_test_processes, "_GRACE_SECONDS", 0.2)  # the other one may hang
+    outcomes = run_processes(rank_functions.die_on_rank, rank, timeout=SECONDS)
 
     dead, other = outcomes[rank], outcomes[1 - rank]
     assert dead.exit_code == 7
@@ -230,7 +149,7 @@ def test_a_rank_that_exits_is_named(rank):
 
 
 def test_a_killed_rank_tells_its_signal_and_last_words():
-    at_zero, at_one = run_processes(kill_self_on_rank_1, timeout=SECONDS)
+    at_zero, at_one = run_processes(rank_functions.kill_self_on_rank_1, timeout=SECONDS)
 
     assert (at_zero.value, at_zero.error) == ("done", None)
     assert at_one.exit_code == -signal.SIGKILL
@@ -239,35 +158,40 @@ def test_a_killed_rank_tells_its_signal_and_last_words():
     assert at_one.output.endswith("about to go\n")
 
 
-def test_a_hanging_rank_is_stopped_and_tells_where_it_was():
-    at_zero, at_one = run_processes(hang_on_rank_1, timeout=8)
+def test_a_hanging_rank_is_stopped_and_tells_where_it_was(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    are_there = lambda: list(tmp_path.glob("*/0.report")) and (tmp_path / "1.pid").exists()
+    monkeypatch.setattr(_test_processes, "time", _Clock(are_there))
+    fun = rank_functions.hang_on_rank_1
+    at_zero, at_one = run_processes(fun, str(tmp_path), timeout=SECONDS)
 
     assert (at_zero.value, at_zero.error) == ("done", None)
     assert type(at_one.error) is TimeoutError
     assert str(at_one.error).startswith(
         textwrap.dedent("""\
-        rank 1 was stopped after 8 seconds:
+        rank 1 was stopped after 60 seconds:
           * its function was running
-        Because run_processes was given timeout=8.
+        Because run_processes was given timeout=60.
         Give it more time, or see where it was:
         """)
     )
-    assert " in sleep_for_long\n" in str(at_one.error)
+    assert " in hang\n" in str(at_one.error)
 
 
 def test_a_timeout_may_come_before_the_processes_joined():
-    outcomes = run_processes(hang_in_a_child, processes=2, timeout=0.05)
+    (outcome,) = run_processes(rank_functions.hang, "nowhere", processes=1, timeout=0.05)
 
-    for outcome in outcomes:
-        assert type(outcome.error) is TimeoutError
-        assert "\n  * it had not joined the others yet\n" in str(outcome.error)
+    assert type(outcome.error) is TimeoutError
+    assert "\n  * it had not joined the others yet\n" in str(outcome.error)
 
 
 @linux_only
-def test_a_timeout_leaves_no_process_behind(tmp_path):
-    run_processes(hang_in_a_child, str(tmp_path), processes=1, timeout=5)
+def test_a_timeout_leaves_no_process_behind(monkeypatch, tmp_path):
+    monkeypatch.setattr(_test_processes, "time", _Clock((tmp_path / "sleeper.pid").exists))
+    fun = rank_functions.hang_in_a_child
+    (outcome,) = run_processes(fun, str(tmp_path), processes=1, timeout=SECONDS)
 
-    assert len(list(tmp_path.glob("*.pid"))) == 1
+    assert type(outcome.error) is TimeoutError
     _wait_until(lambda: not _still_running(tmp_path))
 
 
@@ -279,7 +203,7 @@ def test_processes_do_not_outlive_a_killed_parent(tmp_path):
         import sys
         sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
         from jax_dist.testing import run_processes
-        from test_run_processes import hang
+        from rank_functions import hang
         run_processes(hang, {str(tmp_path)!r}, timeout={SECONDS})
         """)
     )
@@ -299,7 +223,6 @@ def test_functions_and_classes_of_a_script(tmp_path):
     script.write_text(
         textwrap.dedent("""\
         import dataclasses
-        import jax
         from jax_dist.testing import run_processes
 
         @dataclasses.dataclass(frozen=True)
@@ -308,11 +231,11 @@ def test_functions_and_classes_of_a_script(tmp_path):
             y: int
 
         def count(start: Pair) -> Pair:
-            return Pair(start.x + jax.process_index(), start.y)
+            return Pair(start.x + 1, start.y)
 
         if __name__ == "__main__":
-            outcomes = run_processes(count, Pair(1, 2), timeout=60)
-            assert [o.value for o in outcomes] == [Pair(1, 2), Pair(2, 2)], outcomes
+            outcomes = run_processes(count, Pair(1, 2), processes=1, timeout=60)
+            assert [o.value for o in outcomes] == [Pair(2, 2)], outcomes
             print("passed")
         """)
     )
@@ -358,9 +281,10 @@ def test_a_taken_port_is_exchanged_for_another(monkeypatch):
         ports = [taken.getsockname()[1], free_port()]
         monkeypatch.setattr(_test_processes, "_free_port", lambda: ports.pop(0))
 
-        outcomes = run_processes(add, {"x": 2}, 3, cpu_devices=1, timeout=SECONDS)
+        fun = rank_functions.add
+        outcomes = run_processes(fun, {"x": 2}, 3, processes=1, timeout=SECONDS)
 
-    assert [outcome.value for outcome in outcomes] == [(0, 5), (1, 5)]
+    assert [outcome.value for outcome in outcomes] == [[0, 5]]
     assert ports == []
 
 
