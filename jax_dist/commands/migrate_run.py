@@ -229,8 +229,8 @@ class _Migrate:
             colour = terminal.wants_colour(self._options.color, self._out)
             for file in changed:
                 encoding = load(file.path, file.before).encoding
-                text = fixer.diff(file.path, file.before, file.after, encoding, new=file.is_new)
-                self._out.write(fixer.coloured(text) if colour else text)
+                texts = (file.path, file.before, file.after, encoding)
+                self._out.write(fixer.diff(*texts, new=file.is_new, colour=colour))
         if proof is not None:
             print(proof, file=self._out)
 

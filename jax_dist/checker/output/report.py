@@ -55,6 +55,17 @@ class RenderContext:
         found = _LINK.search(page.source) if page else None
         return found[0] if found else None
 
+    def in_file(self, finding: Finding) -> tuple[Position, Position]:
+        """The places of a finding, for forms that know nothing of cells.
+
+        For a notebook that is the line of its JSON on which the line of code stands.
+        """
+        if finding.start.cell is None:
+            return finding.start, finding.end
+        line_in_file = getattr(self.source(finding.path), "line_in_file", None)
+        place = Position(line_in_file(finding.span[0]) if line_in_file else 1, 1)
+        return place, place
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _PlacedEdit:
@@ -73,25 +84,6 @@ def placed(edits: Iterable[Edit], source: Source | None) -> list[_PlacedEdit]:
         _PlacedEdit(source.position(edit.start), source.position(edit.end), edit.text)
         for edit in edits
     ]
-
-
-def in_file(finding: Finding, context: RenderContext) -> tuple[Position, Position]:
-    """The places of a finding, for forms that know nothing of cells.
-
-    For a notebook that is the line of its JSON on which the line of code stands.
-    """
-    if finding.start.cell is None:
-        return finding.start, finding.end
-    line_in_file = getattr(context.source(finding.path), "line_in_file", None)
-    place = Position(line_in_file(finding.span[0]) if line_in_file else 1, 1)
-    return place, place
-
-
-def sentence(finding: Finding) -> str:
-    """The message, with the cell where there is one."""
-    if finding.start.cell is None:
-        return finding.message
-    return f"cell {finding.start.cell}, line {finding.start.line}: {finding.message}"
 
 
 def slashed(path: str) -> str:
@@ -286,7 +278,7 @@ def _github(findings: Sequence[Finding], context: RenderContext) -> str:
     """Workflow commands, which become annotations of the changed lines: one `::warning` each."""
     lines: list[str] = []
     for finding in findings:
-        start, end = in_file(finding, context)
+        start, end = context.in_file(finding)
         properties = {
             "title": f"jax-dist ({finding.code})",
             "file": slashed(finding.path),
@@ -300,7 +292,7 @@ def _github(findings: Sequence[Finding], context: RenderContext) -> str:
             for name, value in properties.items()
         )
         level = _LEVELS[context.severity(finding.code)]
-        said = _data(f"{finding.code} {sentence(finding)}")
+        said = _data(f"{finding.code} {finding.message_with_cell}")
         lines.append(f"::{level} {','.join(quoted)}::{said}\n")
     return "".join(lines)
 

@@ -13,7 +13,7 @@ from jax_dist.checker.model import semantic_model, sources
 from jax_dist.checker.model.findings import Edit, Finding, Position, Safety, apply_edits
 from jax_dist.checker.model.sources import Source
 from jax_dist.checker.output.markdown import page_markdown
-from jax_dist.checker.output.report import RenderContext, in_file, placed, sentence, slashed
+from jax_dist.checker.output.report import RenderContext, placed, slashed
 from jax_dist.checker.rules import Page
 
 _SCHEMA = (
@@ -36,13 +36,13 @@ def render(findings: Sequence[Finding], context: RenderContext) -> str:
         seen[said] = seen.get(said, 0) + 1
         text = "\0".join((*said, str(seen[said])))
         mark = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
-        start, end = in_file(finding, context)
+        start, end = context.in_file(finding)
         place = {"artifactLocation": artifact(finding.path), "region": _region(start, end)}
         result: dict[str, Any] = {
             "ruleId": finding.code,
             "ruleIndex": codes.index(finding.code),
             "level": context.severity(finding.code),
-            "message": {"text": sentence(finding)},
+            "message": {"text": finding.message_with_cell},
             "locations": [{"physicalLocation": place}],
             "partialFingerprints": {"jaxDistFinding/v1": mark},
         }
