@@ -54,7 +54,7 @@ def fix(
     imported = _import_of(module, site.reference)
     if imported is None:
         return None
-    unjitted = pmaps.without(module, site)
+    unjitted = _unjitted(module, site)
     if isinstance(imported, ast.alias) and not _must_stay(module, imported, stays):
         # `from jax import pmap`: the name stays, and comes from elsewhere.
         line = namer.import_as(imported.asname or imported.name)
@@ -64,6 +64,26 @@ def fix(
     new = _renamed(module.text(site.reference), name.text)
     made = (Edit(*module.span(site.reference), new), *name.edits, *unjitted)
     return Fix(f"use {namer.title}", Safety.SAFE, tuple(sorted(made)), name.imports)
+
+
+def _unjitted(module: Module, site: Site) -> tuple[Edit, ...]:
+    """The edits that leave out the jit of `jit(pmap(f))`, or of `@jit` over `@pmap`.
+
+    Args:
+      module: the file.
+      site: one place that maps.
+
+    Returns:
+      Nothing where there is no such jit, where it has arguments of its own, and where a comment
+      would go with it.
+    """
+    around = module.parent(site.node)
+    if site.form == "call" and isinstance(around, ast.Call) and around.args == [site.node]:
+        return pmaps.unjitted(module, around, site.node)
+    if site.form != "call" and site.is_application and isinstance(around, ast.FunctionDef):
+        place = around.decorator_list.index(site.node)
+        return pmaps.unjitted(module, around.decorator_list[place - 1], site.node) if place else ()
+    return ()
 
 
 def _renamed(old: str, new: str) -> str:
@@ -103,7 +123,7 @@ def places_of_imports(module: Module, namer: Namer, graph: ImportGraph) -> Itera
 
 def said(module: Module, site: Site) -> str:
     """What is told of a place beyond that it is migrated."""
-    if not pmaps.without(module, site):
+    if not _unjitted(module, site):
         return ""
     donates = any(name.startswith("donate") for name in site.arguments)
     return "the jit around it goes" + ("; what it donates is donated now" if donates else "")
