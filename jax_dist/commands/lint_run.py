@@ -122,7 +122,7 @@ class _Lint:
         """Mends files, and shows what is left."""
         left = self._mend(self.findings())
         if self._stdin is not None:
-            _write(self._out, self._made.get(self._name, self._stdin))
+            terminal.write_bytes(self._out, self._made.get(self._name, self._stdin))
             return self.report(left, self._err)  # in the output they would become code
         return self.report(left)
 
@@ -215,8 +215,8 @@ class _Lint:
                 self._made[path] = mended.data
         word = "Mended" if write else "Would mend"
         if self._made or not write:
-            number = f"{made} finding" if made == 1 else f"{made} findings"
-            self._say(f"{word} {number} in {counted(len(self._made), 'file')}.")
+            files = counted(len(self._made), "file")
+            self._say(f"{word} {counted(made, 'finding')} in {files}.")
         return left
 
     def _without_known(self, findings: Sequence[Finding]) -> Sequence[Finding]:
@@ -302,14 +302,3 @@ def _by_path(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
     for finding in findings:
         groups.setdefault(finding.path, []).append(finding)
     return groups
-
-
-def _write(out: TextIO, data: bytes) -> None:
-    """The very bytes, where the stream takes them."""
-    out.flush()
-    binary = getattr(out, "buffer", None)
-    if binary is None:
-        out.write(data.decode("utf-8", "replace"))
-    else:
-        binary.write(data)
-        binary.flush()

@@ -95,6 +95,17 @@ def silence(stream: TextIO) -> None:
         return
 
 
+def write_bytes(out: TextIO, data: bytes) -> None:
+    """The very bytes, where the stream takes them."""
+    out.flush()
+    binary = getattr(out, "buffer", None)
+    if binary is None:
+        out.write(data.decode("utf-8", "replace"))
+    else:
+        binary.write(data)
+        binary.flush()
+
+
 class ProgressLine:
     """One line on a terminal that says how far a run is, once it takes long; else silence.
 
