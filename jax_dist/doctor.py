@@ -31,7 +31,7 @@ _SECRET = ("JAX_DIST_TOKEN",)  # for what is printed is pasted into issues
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class DoctorFinding:
+class _Finding:
     """One thing that does harm here: wrong numbers, no start, or work that is lost."""
 
     name: str  # such as "unknown-option"; scripts look for it
@@ -66,7 +66,7 @@ class Diagnosis:
 
     facts: Mapping[str, str]  # for people
     variables: Mapping[str, str]  # of the environment, those that matter
-    findings: tuple[DoctorFinding, ...]
+    findings: tuple[_Finding, ...]
 
     def to_dict(self) -> dict[str, Any]:
         return {"healthy": not self.findings, **dataclasses.asdict(self)}
@@ -82,7 +82,7 @@ def diagnose(timeout: float) -> Diagnosis:
     return Diagnosis(dict(_in_words(facts)), _variables(facts.environment), checked(facts))
 
 
-def checked(facts: Facts) -> tuple[DoctorFinding, ...]:
+def checked(facts: Facts) -> tuple[_Finding, ...]:
     """What all checks find."""
     checks = (_starts, _settings, _hardware, _processes, _cache)
     return tuple(finding for check in checks for finding in check(facts))
@@ -137,27 +137,27 @@ _HUNG = {
 }
 
 
-def _starts(facts: Facts) -> Iterator[DoctorFinding]:
+def _starts(facts: Facts) -> Iterator[_Finding]:
     """The stage in which the probe ended, and whether its sum was right."""
     failed, versions = facts.failed, facts.stage("versions")
     if failed is not None and versions and "jax" not in versions:
-        yield DoctorFinding("no-jax", "jax is not installed for this Python", "pip install -U jax")
+        yield _Finding("no-jax", "jax is not installed for this Python", "pip install -U jax")
     elif failed is not None and facts.hung:
         do = _HUNG.get(failed, "Try again with a longer --timeout.")
-        yield DoctorFinding("hang", f"{_FAILED[failed]}: no answer within the time", do)
+        yield _Finding("hang", f"{_FAILED[failed]}: no answer within the time", do)
     elif failed is not None:
         asked = facts.environment.get("JAX_PLATFORMS")
         do = "Fix what the line names; JAX_PLATFORMS=cpu tells whether it is the devices."
         if failed == "devices" and asked:
             do = f"JAX_PLATFORMS={asked} must name what is here and has its plugin; or unset it."
         words = facts.words or "it ended without a word"
-        yield DoctorFinding(f"{failed}-fail", f"{_FAILED[failed]}: {words}", do)
+        yield _Finding(f"{failed}-fail", f"{_FAILED[failed]}: {words}", do)
     total = facts.stage("collective")
     wrong = [value for value in total.get("sums", ()) if value != total["expected"]]
     if wrong:
         what = f"a sum over {total['devices']} devices gives {wrong[0]}, not {total['expected']}"
         do = "Do not train here: look at the devices, one by one."
-        yield DoctorFinding("wrong-sum", what, do)
+        yield _Finding("wrong-sum", what, do)
 
 
 # --- what the environment tells JAX
@@ -175,7 +175,7 @@ _FALSE = ("", "0", "f", "false", "n", "no", "off")
 _STALE = "JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY"
 
 
-def _settings(facts: Facts) -> Iterator[DoctorFinding]:
+def _settings(facts: Facts) -> Iterator[_Finding]:
     """Variables that do nothing, and the one by which old programs run."""
     names = facts.stage("options").get("names", ())  # none where jax could not be imported
     known = sorted({*_OTHERS.split(), *map(str.upper, names)})
@@ -187,12 +187,12 @@ def _settings(facts: Facts) -> Iterator[DoctorFinding]:
         near = difflib.get_close_matches(variable, known, n=1)
         if variable in _REMOVED:
             do, rule = f"unset {variable}; the old pmap is gone", _codes.REMOVED_PMAP_CONFIG
-            yield DoctorFinding("removed-option", what, do, rule)
+            yield _Finding("removed-option", what, do, rule)
         else:
             do = f"did you mean {near[0]}?" if near else f"unset {variable}"
-            yield DoctorFinding("unknown-option", what, do)
+            yield _Finding("unknown-option", what, do)
     if facts.environment.get(_STALE, "").lower() not in _FALSE:
-        yield DoctorFinding(
+        yield _Finding(
             "stale-programs",
             f"{_STALE} is on: after a change of a partition function, the old program is found in "
             "the cache and run",
@@ -215,19 +215,19 @@ def _accelerators(folder: pathlib.Path = pathlib.Path("/dev")) -> tuple[str, ...
     return tuple(kind for kind, (files, _) in _ACCELERATORS.items() if any(folder.glob(files)))
 
 
-def _hardware(facts: Facts) -> Iterator[DoctorFinding]:
+def _hardware(facts: Facts) -> Iterator[_Finding]:
     """An accelerator that is not used, or whose plugin is of another version."""
     versions = facts.stage("versions")
     for name, version in versions.items():
         if re.fullmatch("jax-.*-plugin", name) and version != versions["jaxlib"]:
             what = f"{name} {version} stands beside jaxlib {versions['jaxlib']}"
-            yield DoctorFinding("plugin", what, f"pip install -U {name}=={versions['jaxlib']}")
+            yield _Finding("plugin", what, f"pip install -U {name}=={versions['jaxlib']}")
     on_cpu = facts.stage("devices").get("backend") == "cpu"
     if on_cpu and facts.accelerators and not facts.environment.get("JAX_PLATFORMS"):
         kind = facts.accelerators[0]
         what = f"this machine has an {kind}, and JAX computes on the CPU"
         do = f"pip install -U '{_ACCELERATORS[kind][1]}'"
-        yield DoctorFinding("unused-accelerator", what, do)
+        yield _Finding("unused-accelerator", what, do)
 
 
 # --- what started this process, if it is one of many
@@ -250,7 +250,7 @@ def _launcher(environment: Mapping[str, str]) -> str:
     return ", ".join(words)
 
 
-def _processes(facts: Facts) -> Iterator[DoctorFinding]:
+def _processes(facts: Facts) -> Iterator[_Finding]:
     """Variables of launchers that are incomplete, or contradict each other."""
     environment = facts.environment
     started = False
@@ -264,15 +264,15 @@ def _processes(facts: Facts) -> Iterator[DoctorFinding]:
             there = rank if rank in environment else size
             what = f"{there} is set, and {' and '.join(missing)} is not"
             do = f"start the processes through {name}, or unset what it left behind"
-            yield DoctorFinding("launcher-incomplete", what, do)
+            yield _Finding("launcher-incomplete", what, do)
         elif not (first.isdigit() and last.isdigit() and int(first) < int(last)):
             what = f"{rank}={first} is no process of {size}={last}"
-            yield DoctorFinding("launcher-rank", what, f"let {name} set both")
+            yield _Finding("launcher-rank", what, f"let {name} set both")
     numbered = {"JAX_NUM_PROCESSES", "JAX_PROCESS_ID"} <= environment.keys()
     if "JAX_COORDINATOR_ADDRESS" in environment and not started and not numbered:
         what = "JAX_COORDINATOR_ADDRESS is set, and nothing says which process this is of many"
         do = "pass num_processes and process_id, or start with jax-dist launch -n N"
-        yield DoctorFinding("no-rank", what, do)
+        yield _Finding("no-rank", what, do)
 
 
 # --- the persistent compilation cache
@@ -281,12 +281,12 @@ def _processes(facts: Facts) -> Iterator[DoctorFinding]:
 _HARM = ("damaged", "disk full", "empty", "not a folder", "unsafe", "other CPU", "unreadable")
 
 
-def _cache(facts: Facts) -> Iterator[DoctorFinding]:
+def _cache(facts: Facts) -> Iterator[_Finding]:
     """The first harm that `jax-dist cache doctor` finds."""
     for found in facts.stage("cache").get("findings", ()):
         if found["kind"] in _HARM and not found["harmless"]:
             what = f"cache, {found['kind']}: {found['where']}: {found['what']}"
-            yield DoctorFinding("cache", what, found["do"])
+            yield _Finding("cache", what, found["do"])
             return
 
 

@@ -16,9 +16,9 @@ from jax_dist.checker.model.flow import Flow, Origin
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
-from jax_dist.codemod import device_counts, escapes, shard_map, uniformity, use_sites
+from jax_dist.codemod import device_counts, escapes, shard_map, uniformity
 from jax_dist.codemod.uniformity import Same
-from jax_dist.codemod.use_sites import Collected, Escaped, First, GivenTo, Kept, Shown
+from jax_dist.codemod.use_sites import Collected, Escaped, First, GivenTo, Kept, Shown, Uses
 
 
 class AxisLayout(enum.Enum):
@@ -103,6 +103,7 @@ class Layouts:
         self._stacked_for_others = stacked_for_others
         self._module = module
         self._flow: Flow = flow.of(module)
+        self._uses = Uses(module)
         self._sites = {site.node: site for site in sites}
         self._site_of: dict[Any, Site] = {  # by a call of what it maps
             call: self._sites[site.node]
@@ -125,7 +126,7 @@ class Layouts:
             self._see_site(site)
             if told:
                 self.keep_site(site, told)
-        for node in use_sites.carriers(module, self._flow):
+        for node in self._uses.carriers():
             self._see_value(node)
         for slot, read in self._due:
             self._see_read(slot, read)
@@ -164,7 +165,7 @@ class Layouts:
     def _see_site(self, site: Site) -> None:
         for slot in self.results(site):
             self.component(slot)
-        lost = use_sites.unseen(self._module, self._flow, site)
+        lost = self._uses.unseen(site)
         if lost or not self._calls[site]:
             self.keep_site(
                 site, lost or f"no call of it is seen; it is made in line {site.node.lineno}"
@@ -207,7 +208,7 @@ class Layouts:
         if made_by is not None and self._arity[made_by] is not None:
             self._see_unpacked(made_by, node)
             return
-        slots = [self._slot_of(origin) for origin in use_sites.origins_of(self._flow, node)]
+        slots = [self._slot_of(origin) for origin in self._uses.origins(node)]
         known = [slot for slot in slots if slot is not None]
         if not known:
             return
@@ -218,7 +219,7 @@ class Layouts:
         if self._is_handed_over(node):
             part.shown.append(node)
             return
-        match use_sites.use_of(self._module, self._flow, node):
+        match self._uses.use_of(node):
             case First() as first:
                 part.firsts.append(first)
             case GivenTo(call=call, position=position):
@@ -251,11 +252,11 @@ class Layouts:
 
     def _is_shown(self, node: ast.expr) -> bool:
         """Whether what is not followed can have the value with the axis."""
-        return self._stacked_for_others and use_sites.is_plain_read(self._module, node)
+        return self._stacked_for_others and self._uses.is_plain_read(node)
 
     def _see_mixture(self, node: ast.expr, slot: Slot, *, mixed: bool) -> None:
         """Where a value may also be another one, all of them must be alike."""
-        origins = use_sites.origins_of(self._flow, node)
+        origins = self._uses.origins(node)
         parameters = _given_parameters(self._module, node)
         if self._stacked_for_others and parameters <= self._given_to_calls:
             given = self._given_to_calls  # mapped calls take the same values, with the axis
@@ -276,20 +277,20 @@ class Layouts:
             for position, argument in enumerate(call.args):
                 if is_shared is not None and not is_shared(position):
                     found |= _given_parameters(self._module, argument)
-                    for origin in use_sites.origins_of(self._flow, argument):
+                    for origin in self._uses.origins(argument):
                         found.add((origin.node, origin.path))
         return found
 
     def _see_read(self, slot: Slot, read: ast.expr) -> None:
         """Where a value is read again, the way back must lead to where it came from."""
-        found = [self._slot_of(origin) for origin in use_sites.origins_of(self._flow, read)]
+        found = [self._slot_of(origin) for origin in self._uses.origins(read)]
         if not any(each is not None and self._root(each) == self._root(slot) for each in found):
             text = self._module.text(read)
             self.keep_slot(slot, f"it is not followed to {text} in line {read.lineno}")
 
     def _see_unpacked(self, site: Site, call: ast.expr) -> None:
         """Each result of a mapped function goes into a name of its own."""
-        use = use_sites.use_of(self._module, self._flow, call)
+        use = self._uses.use_of(call)
         if isinstance(use, Escaped):
             self.keep_site(site, use.why)
             return
@@ -303,7 +304,7 @@ class Layouts:
         """Whether a function without mapped calls gets the value: with the axis, as before."""
         if not self._is_shown(node):
             return False
-        call = use_sites.call_given(self._module, node)
+        call = self._uses.call_given(node)
         if call is None or call in self._flow.mapped_calls:
             return False
         function = pmaps.definition(self._module, call.func)

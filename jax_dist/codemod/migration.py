@@ -301,20 +301,15 @@ class _File:
                 outcome = dataclasses.replace(place.outcome, reason=said)
                 place = dataclasses.replace(place, outcome=outcome)
             found.append(place)
-        found += pmap_renames.places_of_imports(module, self._namer, self._context.graph)
-        found += pmap_renames.places_of_puts(module, self._namer, freed)
-        found += freed.values()
-        aims = self._options
-        to_library = aims.to == "jax_dist"
-        found += pmap_renames.places_of_other_pmaps(module, to_library=to_library)
-        by_rule = pmap_renames.places_of_rules(module, aims.target, idiomatic=aims.idiomatic)
-        covered = [place.span for place in found]
-        is_new = lambda low, high: (
-            not any(  # `unreplicate(x)` is found twice
-                low == start or (start <= low and high <= end) for start, end in covered
-            )
+        return found + pmap_renames.places_beside(
+            module,
+            self._namer,
+            found,
+            freed,
+            self._options.target,
+            to_library=self._options.to == "jax_dist",
+            idiomatic=self._options.idiomatic,
         )
-        return found + [place for place in by_rule if is_new(*place.span)]
 
     def _without_unproved(self, place: PlannedPlace) -> PlannedPlace:
         """The place, left as it is where it was not proved."""

@@ -10,14 +10,13 @@ shard (JXD202, JXD203) is another place, and nothing at all inside a trace.
 
 import ast
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from jax_dist import _codes
 from jax_dist.checker.engine import linter
 from jax_dist.checker.model import pmaps
 from jax_dist.checker.model.findings import Code, Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
-from jax_dist.checker.model.project import ImportGraph
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Version
 from jax_dist.codemod import codegen, imports
@@ -54,7 +53,7 @@ def fix(
     imported = _import_of(module, site.reference)
     if imported is None:
         return None
-    unjitted = pmaps.without(module, site)
+    unjitted = _unjitted(module, site)
     if isinstance(imported, ast.alias) and not _must_stay(module, imported, stays):
         # `from jax import pmap`: the name stays, and comes from elsewhere.
         line = namer.import_as(imported.asname or imported.name)
@@ -64,6 +63,26 @@ def fix(
     new = _renamed(module.text(site.reference), name.text)
     made = (Edit(*module.span(site.reference), new), *name.edits, *unjitted)
     return Fix(f"use {namer.title}", Safety.SAFE, tuple(sorted(made)), name.imports)
+
+
+def _unjitted(module: Module, site: Site) -> tuple[Edit, ...]:
+    """The edits that leave out the jit of `jit(pmap(f))`, or of `@jit` over `@pmap`.
+
+    Args:
+      module: the file.
+      site: one place that maps.
+
+    Returns:
+      Nothing where there is no such jit, where it has arguments of its own, and where a comment
+      would go with it.
+    """
+    around = module.parent(site.node)
+    if site.form == "call" and isinstance(around, ast.Call) and around.args == [site.node]:
+        return pmaps.unjitted(module, around, site.node)
+    if site.form != "call" and site.is_application and isinstance(around, ast.FunctionDef):
+        place = around.decorator_list.index(site.node)
+        return pmaps.unjitted(module, around.decorator_list[place - 1], site.node) if place else ()
+    return ()
 
 
 def _renamed(old: str, new: str) -> str:
@@ -77,33 +96,9 @@ def _renamed(old: str, new: str) -> str:
     return "\n".join(kept)
 
 
-def places_of_imports(module: Module, namer: Namer, graph: ImportGraph) -> Iterator[PlannedPlace]:
-    """`from jax import pmap` in a file that does not use the name itself, for others import it."""
-    scope, path = module.scopes.module, os.path.abspath(module.source.path)
-    for name, bindings in scope.bindings.items():
-        for binding in bindings:
-            alias = binding.node
-            is_pmap = binding.kind == "import" and binding.target in pmaps.PMAP
-            if not is_pmap or not isinstance(alias, ast.alias) or alias.asname == alias.name:
-                continue
-            if module.reads(scope, name) or not any(True for _ in graph.users(path, name)):
-                continue
-            line = namer.import_as(name)
-            if line is None:
-                why = Left(
-                    "other files get pmap from this one, which has its helpers inside",
-                    "Import pmap in the files that use it, then migrate again.",
-                )
-                yield PlannedPlace.left(module, alias, _codes.PMAP_CALL, why)
-            else:
-                new = _fix_of_import(module, alias, line, namer.source)
-                said = "other files import it from here"
-                yield PlannedPlace.done(module, alias, _codes.PMAP_CALL, new, said)
-
-
 def said(module: Module, site: Site) -> str:
     """What is told of a place beyond that it is migrated."""
-    if not pmaps.without(module, site):
+    if not _unjitted(module, site):
         return ""
     donates = any(name.startswith("donate") for name in site.arguments)
     return "the jit around it goes" + ("; what it donates is donated now" if donates else "")
@@ -202,9 +197,68 @@ def _fix_of_import(
     return Fix(f"import pmap from {source}", Safety.SAFE, (*edits, *more), added)
 
 
-def places_of_rules(
-    module: Module, target: Version | None, *, idiomatic: bool
+# --- what stands beside
+
+
+def places_beside(
+    module: Module,
+    namer: Namer,
+    of_pmaps: Sequence[PlannedPlace],
+    freed: dict[ast.expr, PlannedPlace],
+    target: Version | None,
+    *,
+    to_library: bool,
+    idiomatic: bool,
 ) -> list[PlannedPlace]:
+    """What becomes of imports of pmap, removed functions, other pmaps, and what rules mend.
+
+    Args:
+      module: the file.
+      namer: names the new functions.
+      of_pmaps: the places of `jax.pmap`; what a rule finds inside of one is that place.
+      freed: the places that do without the device axis, by node; each is one here.
+      target: the oldest jax that the code must run on; None: the newest.
+      to_library: the new text may use jax_dist's own.
+      idiomatic: slow idioms go too.
+    """
+    found = [*_of_imports(module, namer), *_of_puts(module, namer, freed), *freed.values()]
+    found += _of_other_pmaps(module, to_library=to_library)
+    covered = [place.span for place in (*of_pmaps, *found)]  # `unreplicate(x)` is found twice
+    for place in _of_rules(module, target, idiomatic=idiomatic):
+        low, high = place.span
+        is_within = (low == start or (start <= low and high <= end) for start, end in covered)
+        if not any(is_within):
+            found.append(place)
+    return found
+
+
+def _of_imports(module: Module, namer: Namer) -> Iterator[PlannedPlace]:
+    """`from jax import pmap` in a file that does not use the name itself, for others import it."""
+    scope, path = module.scopes.module, os.path.abspath(module.source.path)
+    graph = module.graph
+    for name, bindings in scope.bindings.items():
+        for binding in bindings:
+            alias = binding.node
+            is_pmap = binding.kind == "import" and binding.target in pmaps.PMAP
+            if not is_pmap or not isinstance(alias, ast.alias) or alias.asname == alias.name:
+                continue
+            is_used = graph is not None and any(True for _ in graph.users(path, name))
+            if module.reads(scope, name) or not is_used:
+                continue
+            line = namer.import_as(name)
+            if line is None:
+                why = Left(
+                    "other files get pmap from this one, which has its helpers inside",
+                    "Import pmap in the files that use it, then migrate again.",
+                )
+                yield PlannedPlace.left(module, alias, _codes.PMAP_CALL, why)
+            else:
+                new = _fix_of_import(module, alias, line, namer.source)
+                said = "other files import it from here"
+                yield PlannedPlace.done(module, alias, _codes.PMAP_CALL, new, said)
+
+
+def _of_rules(module: Module, target: Version | None, *, idiomatic: bool) -> list[PlannedPlace]:
     """The places of a file that rules find and mend; `idiomatic`: slow idioms go too."""
     unsafe = _IDIOMS if idiomatic else ()
     found: list[PlannedPlace] = []
@@ -236,7 +290,7 @@ REMOVED: dict[str, Code] = {
 _FIRST = ("x", "shards")
 
 
-def places_of_puts(
+def _of_puts(
     module: Module, namer: Namer, freed: dict[ast.expr, PlannedPlace]
 ) -> Iterator[PlannedPlace]:
     """What becomes of each use of a function that was removed; what is in `freed` is taken out."""
@@ -278,7 +332,7 @@ _OF_LIBRARIES = {  # and what takes the place in plain JAX, by hand
 _OF_NNX_ALONE = ("transform_metadata", "graph", "graph_updates")
 
 
-def places_of_other_pmaps(module: Module, *, to_library: bool) -> Iterator[PlannedPlace]:
+def _of_other_pmaps(module: Module, *, to_library: bool) -> Iterator[PlannedPlace]:
     """What becomes of each use of them; `to_library`: the new text may use jax_dist's own."""
     for name in _OF_LIBRARIES:
         for node in module.uses(name):

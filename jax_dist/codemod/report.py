@@ -27,7 +27,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_dist import _codes
@@ -147,12 +147,12 @@ class MigrationReport:
         return sorted(groups.values(), key=lambda places: -len(places))
 
 
-def as_json(report: MigrationReport) -> str:
+def _as_json(report: MigrationReport) -> str:
     """The report as one JSON object; the module's docstring says what is in it."""
     return json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n"
 
 
-def as_markdown(report: MigrationReport) -> str:
+def _as_markdown(report: MigrationReport) -> str:
     """The report as a page."""
     return "\n".join(_lines(report)) + "\n"
 
@@ -243,7 +243,7 @@ def _heading(text: str, level: str = "##") -> str:
     return f"\n{level} {text}\n"
 
 
-def as_sarif(report: MigrationReport) -> str:
+def _as_sarif(report: MigrationReport) -> str:
     """The report as one run of SARIF; lines are those of the files before."""
     proof = report.verification
     rules = [
@@ -255,7 +255,6 @@ def as_sarif(report: MigrationReport) -> str:
         for name, (_, meaning) in _RULES.items()
     ]
     run: dict[str, Any] = {
-        "tool": {"driver": {**sarif.tool(), "rules": rules}},
         "results": [*_results(report, proof)],
         "properties": {"to": report.to, "cautions": list(report.cautions)},
     }
@@ -269,7 +268,14 @@ def as_sarif(report: MigrationReport) -> str:
         if proof["exit_code"] is not None:  # it was not stopped, being late
             invocation["exitCode"] = proof["exit_code"]
         run["invocations"] = [invocation]
-    return sarif.document(run)
+    return sarif.document(rules, run)
+
+
+FORMS: dict[str, Callable[[MigrationReport], str]] = {  # by the suffix of the file
+    ".json": _as_json,
+    ".md": _as_markdown,
+    ".sarif": _as_sarif,
+}
 
 
 def _id(name: str) -> str:

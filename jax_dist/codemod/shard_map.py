@@ -17,9 +17,10 @@ from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.checker.model.stacking import Kind
-from jax_dist.codemod import codegen, device_counts, use_sites
+from jax_dist.codemod import codegen, device_counts
 from jax_dist.codemod.codegen import CallText, Texts, Value
 from jax_dist.codemod.results import Left, ProjectContext
+from jax_dist.codemod.use_sites import Uses
 
 _FORMS = ("call", "decorator", "partial decorator")
 
@@ -105,7 +106,7 @@ class PmapFacts:
 
     def _of_calls(self, site: Site) -> str:
         """All calls are seen, by position, with nothing shared but literals."""
-        if lost := use_sites.unseen(self._module, flow.of(self._module), site):
+        if lost := Uses(self._module).unseen(site):
             return lost
         made = self._calls.get(site.node)
         if not made:

@@ -40,7 +40,7 @@ def of_results(
     arguments that calls give by name, each device its own; None there stands for `**kwargs`.
     """
     count = 1 if arity is None else arity
-    function = functions.mapped_function(module, site) or _made(module, site.fun)
+    function = functions.innermost(module, site.fun) or _made(module, site.fun)
     if function is None or not functions.is_plain(module, function):
         return [Same.UNKNOWN] * count
     given: list[_Value] = [Same.YES] * _bound(module, site.fun)

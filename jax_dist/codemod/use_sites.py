@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from jax_dist.checker.model import functions, pmaps, scopes, stacking
+from jax_dist.checker.model import flow, functions, pmaps, scopes, stacking
 from jax_dist.checker.model.flow import Flow, Origin, is_tree
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
@@ -49,41 +49,247 @@ class Collected:
 Use: TypeAlias = First | GivenTo | Kept | Escaped | Shown | Collected
 
 _GET_METRICS = "flax.training.common_utils.get_metrics"
+# Methods of trees and train states that change nothing in place.
+_PURE = frozenset(
+    ("apply_fn", "apply_gradients", "copy", "get", "items", "keys", "replace", "_replace", "values")
+)
 
 
-def origins_of(flow: Flow, node: ast.expr, around: tuple[ast.expr, ...] = ()) -> list[Origin]:
-    """Where a value comes from; of a tuple of values, where each of them does.
+class Uses:
+    """What is done with the values of one file.
 
-    `around` are the tuples that it is a part of: `x = (x, y)` in a loop is a part of itself.
+    Args:
+      module: the file.
     """
-    found: list[Origin] = []
-    for origin in flow.origins(node):
-        whole = origin.node
-        if any(whole is each for each in around):
-            continue
-        if isinstance(whole, ast.Tuple) and not origin.path and whole is not node:
-            parts = (part for e in whole.elts for part in origins_of(flow, e, (*around, whole)))
-            found += (dataclasses.replace(each, through=origin.through) for each in parts)
-        else:
-            found.append(origin)
-    return found
 
+    def __init__(self, module: Module):
+        self._module = module
+        self._flow: Flow = flow.of(module)
 
-def carriers(module: Module, flow: Flow) -> Iterator[ast.expr]:
-    """Every expression that is read and may have the axis: names, `self.x`, calls that make it."""
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            if any(origin.is_stacked for origin in origins_of(flow, node)):
-                yield node
-        elif isinstance(node, ast.Call) and not _is_leaf_call(module, node):
-            is_local = pmaps.definition(module, node.func) is not None
-            found = flow.origins(node)
-            if any(each.is_stacked and (is_local or each.node is node) for each in found):
-                yield node
-        elif isinstance(node, ast.Attribute) and functions.is_self(node):
-            is_read = isinstance(node.ctx, ast.Load)
-            if is_read and any(each.is_stacked for each in flow.origins(node)):
-                yield node
+    def carriers(self) -> Iterator[ast.expr]:
+        """All that is read and may have the axis: names, `self.x`, calls that make it."""
+        for node in ast.walk(self._module.tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                if any(origin.is_stacked for origin in self.origins(node)):
+                    yield node
+            elif isinstance(node, ast.Call) and not _is_leaf_call(self._module, node):
+                is_local = pmaps.definition(self._module, node.func) is not None
+                found = self._flow.origins(node)
+                if any(each.is_stacked and (is_local or each.node is node) for each in found):
+                    yield node
+            elif isinstance(node, ast.Attribute) and functions.is_self(node):
+                is_read = isinstance(node.ctx, ast.Load)
+                if is_read and any(each.is_stacked for each in self._flow.origins(node)):
+                    yield node
+
+    def origins(self, node: ast.expr, around: tuple[ast.expr, ...] = ()) -> list[Origin]:
+        """Where a value comes from; of a tuple of values, where each of them does.
+
+        `around` are the tuples that it is a part of: `x = (x, y)` in a loop is a part of itself.
+        """
+        found: list[Origin] = []
+        for origin in self._flow.origins(node):
+            whole = origin.node
+            if any(whole is each for each in around):
+                continue
+            if isinstance(whole, ast.Tuple) and not origin.path and whole is not node:
+                parts = (part for e in whole.elts for part in self.origins(e, (*around, whole)))
+                found += (dataclasses.replace(each, through=origin.through) for each in parts)
+            else:
+                found.append(origin)
+        return found
+
+    def use_of(self, node: ast.expr) -> Use:
+        """What is done with a value, seen from the expression that reads it."""
+        around = self._module.parent(node)
+        match around:
+            case ast.Attribute(value=value) | ast.Subscript(value=value) if value is node:
+                found = self._flow.origins(around)
+                if all(origin.kind is Kind.ONE for origin in found):
+                    return _first(self._module, around, node)
+                if all(origin.is_stacked for origin in found):
+                    return self.use_of(around)
+                return Escaped(f"line {node.lineno} uses {_short(self._module, around)}")
+            case ast.Call():
+                return self._in_call(node, around)
+            case ast.keyword():
+                return self._by_name(node)
+            case ast.Assign(value=value) if value is node:
+                return self._assigned(around, node)
+            case ast.Tuple() | ast.List() if isinstance(around.ctx, ast.Load):
+                return _in_tuple(self._module, around, node)
+            case ast.Return():
+                return _returned(self._module, around)
+            case ast.IfExp(test=test) if test is not node:
+                return self.use_of(around)
+            case ast.Compare(ops=[ast.Is() | ast.IsNot()]) | ast.Expr():
+                return Kept()  # its shape does not matter there
+            case ast.Lambda():
+                return Escaped(f"a lambda in line {around.lineno} returns it")
+        what = type(around).__name__.lower()
+        return Escaped(f"line {node.lineno} uses it in a {what}: {_short(self._module, around)}")
+
+    def is_plain_read(self, node: ast.expr) -> bool:
+        """Whether a name or attribute is read where a copy of its value does as well."""
+        top = _part_of(self._module, node)
+        if not isinstance(getattr(top, "ctx", None) or ast.Load(), ast.Load):
+            return False
+        around = self._module.parent(top)
+        if isinstance(around, ast.Call) and around.func is top:
+            return isinstance(top, ast.Attribute) and top is not node and top.attr in _PURE
+        if isinstance(around, ast.AugAssign | ast.Starred | ast.FormattedValue | ast.Compare):
+            return False
+        return not isinstance(node, ast.Call)
+
+    def call_given(self, node: ast.expr) -> ast.Call | None:
+        """The call that gets a value or a part of it, by itself or in a tuple."""
+        given = _part_of(self._module, node)
+        around = self._module.parent(given)
+        while isinstance(around, ast.Tuple | ast.keyword):
+            given, around = around, self._module.parent(around)
+        is_argument = isinstance(around, ast.Call) and around.func is not given
+        return around if is_argument else None  # type: ignore[return-value] # a call
+
+    def unseen(self, site: Site) -> str:
+        """Why not all calls of a mapped function are known; "" where they are."""
+        if why := _known_elsewhere(self._module, site):
+            return why
+        waiting = list(pmaps.held_by(self._module, site))
+        seen: set[ast.expr] = set()
+        while waiting:
+            read = waiting.pop()
+            if read in seen:
+                continue
+            seen.add(read)
+            call = self._module.parent(read)
+            if isinstance(call, ast.Call) and call.func is read:
+                if _may_be_traced(self._module, call):
+                    return f"line {read.lineno} may be run under a transformation"
+                called = self._flow.mapped_calls.get(call)
+                is_it = called is not None and called.node is site.node
+                if not is_it or not self._calls_it_alone(read):
+                    return f"line {read.lineno} may call another function in its place"
+            elif read is site.node and isinstance(call, ast.Assign | ast.AnnAssign):
+                continue  # its reads are among those which hold it
+            else:
+                use = self.use_of(read)
+                if not isinstance(use, Kept):
+                    return f"the mapped function is handed on in line {read.lineno}"
+                waiting += use.reads
+        return ""
+
+    def _in_call(self, node: ast.expr, call: ast.Call) -> Use:
+        if node is call.func:
+            return Escaped(f"line {node.lineno} calls it")
+        if call in self._flow.mapped_calls:
+            return GivenTo(call, next(n for n, each in enumerate(call.args) if each is node))
+        done = stacking.stacking(self._module, call)
+        if done is not None and done.kind is Kind.ONE and done.of is node:
+            return _first(self._module, call, node)
+        if stacking.first_of_leaves(self._module, call) is node:
+            if any(getattr(each, "attr", "") == "addressable_data" for each in ast.walk(call)):
+                return Escaped(f"line {node.lineno} asks for the part that one device holds")
+            return _first(self._module, call, node)
+        name = self._module.qualified_name(call.func)
+        if name == "jax.block_until_ready" and call.args == [node]:
+            return self.use_of(call)
+        if (followed := _into(self._module, call, node)) is not None:
+            return followed
+        if calls := self._collected(call):
+            return Collected(calls)
+        repeating = ast.For | ast.AsyncFor | ast.While
+        is_statement = isinstance(self._module.parent(call), ast.Expr)
+        is_repeated = any(isinstance(each, repeating) for each in self._module.ancestors(call))
+        if name is not None and is_statement and not is_repeated:
+            return Shown(node, _short(self._module, call.func))
+        return Escaped(f"line {node.lineno} gives it to {_short(self._module, call.func)}")
+
+    def _collected(self, call: ast.Call) -> tuple[ast.Call, ...]:
+        """The calls of get_metrics on the list that `call` appends to; () if more is done to it."""
+        match call.func:
+            case ast.Attribute(value=ast.Name() as found, attr="append"):
+                home = self._module.scope(found).lookup(found.id)
+            case _:
+                return ()
+        if home is None:
+            return ()
+        is_metrics = lambda each: self._module.qualified_name(each.func) == _GET_METRICS
+        for binding in home[1]:
+            match binding.value:
+                case ast.List(elts=[]):
+                    pass
+                case ast.Call() as value if is_metrics(value):
+                    pass
+                case _:
+                    return ()
+        calls: list[ast.Call] = []
+        for read in self._module.reads(home[0], found.id):
+            around = self._module.parent(read)
+            match around:
+                case ast.Attribute(attr="append"):
+                    match self._module.parent(around):  # what is appended has the axis too
+                        case ast.Call(func=called, args=[value]) if called is around:
+                            if not self._flow.is_stacked(value):
+                                return ()
+                        case _:
+                            return ()
+                case ast.Call(args=[argument]) if argument is read:
+                    if is_metrics(around):
+                        calls.append(around)
+                    elif _is_filled(self._module, read):
+                        return ()
+                case _ if _is_filled(self._module, read):
+                    return ()
+        return tuple(calls)
+
+    def _by_name(self, node: ast.expr) -> Use:
+        call = self._module.parent(self._module.parent(node))
+        if not isinstance(call, ast.Call):
+            return Escaped(f"line {node.lineno} gives it to a class")
+        if call in self._flow.mapped_calls:
+            return Escaped(f"line {node.lineno} gives it by name to a mapped function")
+        followed = _into(self._module, call, node)
+        return followed or Escaped(
+            f"line {node.lineno} gives it to {_short(self._module, call.func)}"
+        )
+
+    def _assigned(self, statement: ast.Assign, node: ast.expr) -> Use:
+        found: list[ast.expr] = []
+        for target in statement.targets:
+            match target:
+                case ast.Name():
+                    ways = [escapes.from_target(self._module, target, statement)]
+                case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                    if not self._can_unpack(node):
+                        return Escaped(f"line {node.lineno} unpacks it, and it may be an array")
+                    ways = [escapes.from_target(self._module, each, each) for each in parts]
+                case _:
+                    return Escaped(f"line {node.lineno} keeps it in {_short(self._module, target)}")
+            for way in ways:
+                if isinstance(way, Escaped):
+                    return way
+                found += way.reads
+        return Kept(tuple(found))
+
+    def _can_unpack(self, node: ast.expr) -> bool:
+        """Whether the parts of a value are parts of a tree, and not the rows of an array."""
+        # Rows of arrays have an axis over devices: none unpacks them.
+        if node in self._flow.mapped_calls:
+            return is_tree(self._module, self._flow.origins(node)[0]) is not False
+        return all(
+            is_tree(self._module, origin) or isinstance(origin.of, ast.Tuple | ast.List)
+            for origin in self._flow.origins(node)
+        )
+
+    def _calls_it_alone(self, read: ast.expr) -> bool:
+        """Whether nothing else may be meant by the name that is called."""
+        if isinstance(read, ast.Name):
+            bindings = self._module.reaching(read) or []
+            is_none = lambda value: isinstance(value, ast.Constant) and value.value is None
+            values = [each for each in bindings if not is_none(each.value)]
+            if len(values) == 1 and values[0].kind != "parameter":
+                return True
+        return len(self._flow.origins(read)) == 1
 
 
 def _is_leaf_call(module: Module, node: ast.Call) -> bool:
@@ -95,99 +301,12 @@ def _is_leaf_call(module: Module, node: ast.Call) -> bool:
     return stacking.stacking(module, call) is not None
 
 
-def use_of(module: Module, flow: Flow, node: ast.expr) -> Use:
-    """What is done with a value, seen from the expression that reads it."""
-    around = module.parent(node)
-    match around:
-        case ast.Attribute(value=value) | ast.Subscript(value=value) if value is node:
-            found = flow.origins(around)
-            if all(origin.kind is Kind.ONE for origin in found):
-                return _first(module, around, node)
-            if all(origin.is_stacked for origin in found):
-                return use_of(module, flow, around)
-            return Escaped(f"line {node.lineno} uses {_short(module, around)}")
-        case ast.Call():
-            return _in_call(module, flow, node, around)
-        case ast.keyword():
-            return _by_name(module, flow, node)
-        case ast.Assign(value=value) if value is node:
-            return _assigned(module, flow, around, node)
-        case ast.Tuple() | ast.List() if isinstance(around.ctx, ast.Load):
-            return _in_tuple(module, around, node)
-        case ast.Return():
-            return _returned(module, around)
-        case ast.IfExp(test=test) if test is not node:
-            return use_of(module, flow, around)
-        case ast.Compare(ops=[ast.Is() | ast.IsNot()]) | ast.Expr():
-            return Kept()  # its shape does not matter there
-        case ast.Lambda():
-            return Escaped(f"a lambda in line {around.lineno} returns it")
-    what = type(around).__name__.lower()
-    return Escaped(f"line {node.lineno} uses it in a {what}: {_short(module, around)}")
-
-
-# Methods of trees and train states that change nothing in place.
-_PURE = frozenset(
-    ("apply_fn", "apply_gradients", "copy", "get", "items", "keys", "replace", "_replace", "values")
-)
-
-
-def is_plain_read(module: Module, node: ast.expr) -> bool:
-    """Whether a name or attribute is read where a copy of its value does as well."""
-    top = _part_of(module, node)
-    if not isinstance(getattr(top, "ctx", None) or ast.Load(), ast.Load):
-        return False
-    around = module.parent(top)
-    if isinstance(around, ast.Call) and around.func is top:
-        return isinstance(top, ast.Attribute) and top is not node and top.attr in _PURE
-    if isinstance(around, ast.AugAssign | ast.Starred | ast.FormattedValue | ast.Compare):
-        return False
-    return not isinstance(node, ast.Call)
-
-
-def call_given(module: Module, node: ast.expr) -> ast.Call | None:
-    """The call that gets a value or a part of it, by itself or in a tuple."""
-    given = _part_of(module, node)
-    around = module.parent(given)
-    while isinstance(around, ast.Tuple | ast.keyword):
-        given, around = around, module.parent(around)
-    is_argument = isinstance(around, ast.Call) and around.func is not given
-    return around if is_argument else None  # type: ignore[return-value] # a call
-
-
 def _part_of(module: Module, node: ast.expr) -> Any:
     """`x.a["b"]`, for `x` there."""
     top, around = node, module.parent(node)
     while isinstance(around, ast.Attribute | ast.Subscript) and around.value is top:
         top, around = around, module.parent(around)
     return top
-
-
-def _in_call(module: Module, flow: Flow, node: ast.expr, call: ast.Call) -> Use:
-    if node is call.func:
-        return Escaped(f"line {node.lineno} calls it")
-    if call in flow.mapped_calls:
-        return GivenTo(call, next(n for n, each in enumerate(call.args) if each is node))
-    done = stacking.stacking(module, call)
-    if done is not None and done.kind is Kind.ONE and done.of is node:
-        return _first(module, call, node)
-    if stacking.first_of_leaves(module, call) is node:
-        if any(getattr(each, "attr", "") == "addressable_data" for each in ast.walk(call)):
-            return Escaped(f"line {node.lineno} asks for the part that one device holds")
-        return _first(module, call, node)
-    name = module.qualified_name(call.func)
-    if name == "jax.block_until_ready" and call.args == [node]:
-        return use_of(module, flow, call)
-    if (followed := _into(module, call, node)) is not None:
-        return followed
-    if calls := _collected(module, flow, call):
-        return Collected(calls)
-    repeating = ast.For | ast.AsyncFor | ast.While
-    is_statement = isinstance(module.parent(call), ast.Expr)
-    is_repeated = any(isinstance(each, repeating) for each in module.ancestors(call))
-    if name is not None and is_statement and not is_repeated:
-        return Shown(node, _short(module, call.func))
-    return Escaped(f"line {node.lineno} gives it to {_short(module, call.func)}")
 
 
 def _first(module: Module, whole: ast.expr, of: ast.expr) -> First | Escaped:
@@ -200,59 +319,10 @@ def _first(module: Module, whole: ast.expr, of: ast.expr) -> First | Escaped:
     return First(whole, of)
 
 
-def _collected(module: Module, flow: Flow, call: ast.Call) -> tuple[ast.Call, ...]:
-    """The calls of get_metrics on the list that `call` appends to; () where more is done to it."""
-    match call.func:
-        case ast.Attribute(value=ast.Name() as found, attr="append"):
-            home = module.scope(found).lookup(found.id)
-        case _:
-            return ()
-    if home is None:
-        return ()
-    is_metrics = lambda each: module.qualified_name(each.func) == _GET_METRICS
-    for binding in home[1]:
-        match binding.value:
-            case ast.List(elts=[]):
-                pass
-            case ast.Call() as value if is_metrics(value):
-                pass
-            case _:
-                return ()
-    calls: list[ast.Call] = []
-    for read in module.reads(home[0], found.id):
-        around = module.parent(read)
-        match around:
-            case ast.Attribute(attr="append"):
-                match module.parent(around):  # what is appended has the axis too
-                    case ast.Call(func=called, args=[value]) if called is around:
-                        if not flow.is_stacked(value):
-                            return ()
-                    case _:
-                        return ()
-            case ast.Call(args=[argument]) if argument is read:
-                if is_metrics(around):
-                    calls.append(around)
-                elif _is_filled(module, read):
-                    return ()
-            case _ if _is_filled(module, read):
-                return ()
-    return tuple(calls)
-
-
 def _is_filled(module: Module, read: ast.Name) -> bool:
     """Whether a read may see the list; after `xs = get_metrics(xs)` it sees another value."""
     values = module.values(read)
     return values is None or any(not isinstance(value, ast.Call) for value in values)
-
-
-def _by_name(module: Module, flow: Flow, node: ast.expr) -> Use:
-    call = module.parent(module.parent(node))
-    if not isinstance(call, ast.Call):
-        return Escaped(f"line {node.lineno} gives it to a class")
-    if call in flow.mapped_calls:
-        return Escaped(f"line {node.lineno} gives it by name to a mapped function")
-    followed = _into(module, call, node)
-    return followed or Escaped(f"line {node.lineno} gives it to {_short(module, call.func)}")
 
 
 def _into(module: Module, call: ast.Call, node: ast.expr) -> Use | None:
@@ -268,35 +338,6 @@ def _into(module: Module, call: ast.Call, node: ast.expr) -> Use | None:
                 module, module.scopes.of[function], parameter.arg, parameter
             )
     return None
-
-
-def _assigned(module: Module, flow: Flow, statement: ast.Assign, node: ast.expr) -> Use:
-    found: list[ast.expr] = []
-    for target in statement.targets:
-        match target:
-            case ast.Name():
-                ways = [escapes.from_target(module, target, statement)]
-            case ast.Tuple(elts=parts) | ast.List(elts=parts):
-                if not _can_unpack(module, flow, node):
-                    return Escaped(f"line {node.lineno} unpacks it, and it may be an array")
-                ways = [escapes.from_target(module, each, each) for each in parts]
-            case _:
-                return Escaped(f"line {node.lineno} keeps it in {_short(module, target)}")
-        for way in ways:
-            if isinstance(way, Escaped):
-                return way
-            found += way.reads
-    return Kept(tuple(found))
-
-
-def _can_unpack(module: Module, flow: Flow, node: ast.expr) -> bool:
-    """Whether the parts of a value are parts of a tree, and not the rows of an array."""
-    if node in flow.mapped_calls:  # rows of arrays have an axis over devices: none unpacks them
-        return is_tree(module, flow.origins(node)[0]) is not False
-    return all(
-        is_tree(module, origin) or isinstance(origin.of, ast.Tuple | ast.List)
-        for origin in flow.origins(node)
-    )
 
 
 def _in_tuple(module: Module, display: Any, node: ast.expr) -> Use:
@@ -353,35 +394,6 @@ def _short(module: Module, node: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def unseen(module: Module, flow: Flow, site: Site) -> str:
-    """Why not all calls of a mapped function are known; "" where they are."""
-    if why := _known_elsewhere(module, site):
-        return why
-    waiting = list(pmaps.held_by(module, site))
-    seen: set[ast.expr] = set()
-    while waiting:
-        read = waiting.pop()
-        if read in seen:
-            continue
-        seen.add(read)
-        call = module.parent(read)
-        if isinstance(call, ast.Call) and call.func is read:
-            if _may_be_traced(module, call):
-                return f"line {read.lineno} may be run under a transformation"
-            called = flow.mapped_calls.get(call)
-            is_it = called is not None and called.node is site.node
-            if not is_it or not _calls_it_alone(module, flow, read):
-                return f"line {read.lineno} may call another function in its place"
-        elif read is site.node and isinstance(call, ast.Assign | ast.AnnAssign):
-            continue  # its reads are among those which hold it
-        else:
-            use = use_of(module, flow, read)
-            if not isinstance(use, Kept):
-                return f"the mapped function is handed on in line {read.lineno}"
-            waiting += use.reads
-    return ""
-
-
 def _known_elsewhere(module: Module, site: Site) -> str:
     """Whether other files, or other objects of this one, may call it."""
     if site.form != "call":
@@ -417,17 +429,6 @@ def _attribute_elsewhere(module: Module, target: ast.Attribute) -> str:
     if escapes.is_used_elsewhere(module, target.attr):
         return f"other files may call .{target.attr}"
     return ""
-
-
-def _calls_it_alone(module: Module, flow: Flow, read: ast.expr) -> bool:
-    """Whether nothing else may be meant by the name that is called."""
-    if isinstance(read, ast.Name):
-        bindings = module.reaching(read) or []
-        is_none = lambda value: isinstance(value, ast.Constant) and value.value is None
-        values = [each for each in bindings if not is_none(each.value)]
-        if len(values) == 1 and values[0].kind != "parameter":
-            return True
-    return len(flow.origins(read)) == 1
 
 
 _TRANSFORM = ("jax.", "flax.linen.", "equinox.", "haiku.")

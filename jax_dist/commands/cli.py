@@ -3,6 +3,7 @@
 import argparse
 import gc
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -10,7 +11,7 @@ from typing import Any, NoReturn, TextIO
 
 import jax_dist
 from jax_dist.commands import terminal
-from jax_dist.commands.terminal import Exit, Help, Parser
+from jax_dist.commands.terminal import Exit, Help
 
 # Loaded by name, and only the one that is asked for: `lint` must not wait for the others.
 _COMMANDS = (
@@ -103,7 +104,7 @@ def program() -> int:
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = Parser(
+    parser = _Parser(
         prog="jax-dist",
         description=jax_dist.__doc__,
         epilog=_EPILOG,
@@ -122,6 +123,22 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     for name in asked or _COMMANDS:
         import_module(f"jax_dist.commands.{name}").add_parser(commands)
     return parser
+
+
+_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Names the nearest choice where a word is none; its subcommands do the same."""
+
+    def error(self, message: str) -> NoReturn:
+        found = _CHOICE.search(message)
+        if found:
+            from jax_dist import _usage  # only here: it is rarely needed
+
+            near = _usage.hint(found[1], re.findall(r"[\w.-]+", found[2]), "")
+            message = f"{message}. {near}" if near else message
+        super().error(message)
 
 
 class _Completion(argparse.Action):

@@ -59,7 +59,7 @@ def add_parser(commands: Any) -> None:
     _add_fixes(parser.add_argument_group("findings"))
     _add_output(parser.add_argument_group("output"))
     _add_running(parser.add_argument_group("execution"))
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_run)
 
 
 def _add_rules(group: Any) -> None:
@@ -122,7 +122,7 @@ def _add_running(group: Any) -> None:
     )
 
 
-def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     from jax_dist.commands import lint_run  # only here: `--help` need not wait for the rules
 
     return lint_run.run(options, stdin=sys.stdin, out=out, err=err)

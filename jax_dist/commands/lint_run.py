@@ -8,7 +8,7 @@ from typing import TextIO
 
 from jax_dist._usage import MisuseError, counted, hint
 from jax_dist.checker.engine import config, runner
-from jax_dist.checker.engine.config import Choice, Config, selected, split, version
+from jax_dist.checker.engine.config import Choice, Config, selected, version
 from jax_dist.checker.engine.linter import PAGES, Examiner, load
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.findings import Finding, Safety
@@ -18,12 +18,12 @@ from jax_dist.checker.output.report import FORMATS, RenderContext, statistics, s
 from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit
 
-STDIN = "-"
+_STDIN = "-"
 
 
-def check(options: argparse.Namespace) -> None:
+def _check(options: argparse.Namespace) -> None:
     """Raises MisuseError where options contradict each other."""
-    if STDIN in options.paths and len(options.paths) > 1:
+    if _STDIN in options.paths and len(options.paths) > 1:
         raise MisuseError("- reads the standard input, and goes with no other path")
     if options.unsafe_fixes and not (options.fix or options.diff):
         raise MisuseError("say --fix with --unsafe-fixes to make the fixes, or --diff to see them")
@@ -31,23 +31,23 @@ def check(options: argparse.Namespace) -> None:
     asked = [f"--{way.replace('_', '-')}" for way in ways if getattr(options, way)]
     if len(asked) > 1 and asked != ["--fix", "--diff"]:
         raise MisuseError(f"{' and '.join(asked)} do not go together")
-    if options.add_noqa and STDIN in options.paths:
+    if options.add_noqa and _STDIN in options.paths:
         raise MisuseError("--add-noqa needs files, not the standard input")
     if options.output_format not in FORMATS:  # argparse does not look at the environment
         remedy = hint(options.output_format, FORMATS, f"Say {', '.join(FORMATS)}.")
         raise MisuseError(f"$JAX_DIST_OUTPUT_FORMAT is {options.output_format!r}. {remedy}")
 
 
-def examiner(options: argparse.Namespace, config: Config, paths: Sequence[str]) -> Examiner:
+def _examiner(options: argparse.Namespace, config: Config, paths: Sequence[str]) -> Examiner:
     """What to look for.
 
     Raises:
       MisuseError: an option names a rule or a version that is none.
     """
     asked = Choice(
-        select=split(options.select) if options.select else None,
-        extend_select=split(options.extend_select),
-        ignore=split(options.ignore),
+        select=_words(options.select) if options.select else None,
+        extend_select=_words(options.extend_select),
+        ignore=_words(options.ignore),
     )
     target = options.target_jax
     return Examiner(
@@ -58,13 +58,18 @@ def examiner(options: argparse.Namespace, config: Config, paths: Sequence[str]) 
     )
 
 
+def _words(texts: Sequence[str]) -> tuple[str, ...]:
+    """`["JXD1,JXD2", "JXD401"]` as a tuple of three."""
+    return tuple(word for text in texts for word in text.replace(",", " ").split())
+
+
 def run(options: argparse.Namespace, *, stdin: TextIO, out: TextIO, err: TextIO) -> Exit:
     """One run of the command.
 
     Raises:
       MisuseError: a path, an option or a setting cannot be followed.
     """
-    check(options)
+    _check(options)
     lint = _Lint(options, stdin=stdin, out=out, err=err)
     if options.add_noqa:
         return lint.add_noqa()
@@ -83,12 +88,12 @@ class _Lint:
     ) -> None:
         self._options = options
         self._out, self._err = out, err
-        self._stdin = stdin.buffer.read() if options.paths == [STDIN] else None
-        self._name = options.stdin_filename or STDIN
+        self._stdin = stdin.buffer.read() if options.paths == [_STDIN] else None
+        self._name = options.stdin_filename or _STDIN
         places = [self._name] if self._stdin is not None else options.paths
         self._config = config.load(places, options.config)
         self._config.check_codes(PAGES)
-        self._examiner = examiner(options, self._config, places)
+        self._examiner = _examiner(options, self._config, places)
         self._made: dict[str, bytes] = {}  # what mended files hold now, or would hold
 
     def findings(self) -> list[Finding]:
@@ -117,7 +122,7 @@ class _Lint:
         """Mends files, and shows what is left."""
         left = self._mend(self.findings())
         if self._stdin is not None:
-            _write(self._out, self._made.get(self._name, self._stdin))
+            terminal.write_bytes(self._out, self._made.get(self._name, self._stdin))
             return self.report(left, self._err)  # in the output they would become code
         return self.report(left)
 
@@ -129,8 +134,8 @@ class _Lint:
         colour = terminal.wants_colour(self._options.color, self._out)
         for path, after in self._made.items():
             before = self._read(path)
-            text = fixer.diff(path, before, after, load(path, before).encoding)
-            self._out.write(fixer.coloured(text) if colour else text)
+            encoding = load(path, before).encoding
+            self._out.write(fixer.diff(path, before, after, encoding, colour=colour))
         return self._exit(self._made)
 
     def add_noqa(self) -> Exit:
@@ -210,8 +215,8 @@ class _Lint:
                 self._made[path] = mended.data
         word = "Mended" if write else "Would mend"
         if self._made or not write:
-            number = f"{made} finding" if made == 1 else f"{made} findings"
-            self._say(f"{word} {number} in {counted(len(self._made), 'file')}.")
+            files = counted(len(self._made), "file")
+            self._say(f"{word} {counted(made, 'finding')} in {files}.")
         return left
 
     def _without_known(self, findings: Sequence[Finding]) -> Sequence[Finding]:
@@ -297,14 +302,3 @@ def _by_path(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
     for finding in findings:
         groups.setdefault(finding.path, []).append(finding)
     return groups
-
-
-def _write(out: TextIO, data: bytes) -> None:
-    """The very bytes, where the stream takes them."""
-    out.flush()
-    binary = getattr(out, "buffer", None)
-    if binary is None:
-        out.write(data.decode("utf-8", "replace"))
-    else:
-        binary.write(data)
-        binary.flush()

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from jax_dist._usage import MisuseError, counted
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 
 _STDIN = "-"
 _ONLY_WITH = {"one_process": ("jax", "global"), "all_devices": ("jax",), "helpers": ("jax",)}
-_FORMS: dict[str, Callable[[MigrationReport], str]] = {
-    ".json": report.as_json,
-    ".md": report.as_markdown,
-    ".sarif": report.as_sarif,
-}
 
 
 def run(options: argparse.Namespace, *, stdin: TextIO, out: TextIO, err: TextIO) -> Exit:
@@ -75,7 +70,7 @@ def _check(options: argparse.Namespace) -> None:
             )
         if _suffix(options.certificate) != ".json":
             raise MisuseError(f"--certificate {options.certificate}: the name must end with .json")
-    if options.report not in (None, _STDIN) and _suffix(options.report) not in _FORMS:
+    if options.report not in (None, _STDIN) and _suffix(options.report) not in report.FORMS:
         raise MisuseError(f"--report {options.report}: the name must end with .md, .json or .sarif")
 
 
@@ -214,14 +209,8 @@ class _Migrate:
     def _show(self, files: Sequence[FileMigration], proof: "Ledger | None") -> None:
         changed = [file for file in files if file.changed]
         if self._options.write:
-            if self._options.paths == [_STDIN]:  # the very bytes, where the stream takes them
-                self._out.flush()
-                binary = getattr(self._out, "buffer", None)
-                if binary is None:
-                    self._out.write(files[0].after.decode("utf-8", "replace"))
-                else:
-                    binary.write(files[0].after)
-                    binary.flush()
+            if self._options.paths == [_STDIN]:
+                terminal.write_bytes(self._out, files[0].after)
         elif self._options.check:
             for file in changed:
                 print(file.path, file=self._out)
@@ -229,8 +218,8 @@ class _Migrate:
             colour = terminal.wants_colour(self._options.color, self._out)
             for file in changed:
                 encoding = load(file.path, file.before).encoding
-                text = fixer.diff(file.path, file.before, file.after, encoding, new=file.is_new)
-                self._out.write(fixer.coloured(text) if colour else text)
+                texts = (file.path, file.before, file.after, encoding)
+                self._out.write(fixer.diff(*texts, new=file.is_new, colour=colour))
         if proof is not None:
             print(proof, file=self._out)
 
@@ -286,9 +275,9 @@ class _Migrate:
         )
         where = self._options.report
         if where == _STDIN:
-            self._out.write(report.as_markdown(made))
+            self._out.write(report.FORMS[".md"](made))
         elif where is not None:
-            _save("--report", where, _FORMS[_suffix(where)](made))
+            _save("--report", where, report.FORMS[_suffix(where)](made))
         return made
 
     def _summarize(self, found: MigrationReport, looked_at: int) -> None:

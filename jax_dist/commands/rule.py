@@ -64,8 +64,7 @@ def _list(pages: Sequence[Page]) -> str:
     width = max(len(page.name) for page in pages)
     lines = []
     for page in pages:
-        level = markdown.fix_level(page)
-        fix = "no fix" if level == "none" else f"{level} fix"
+        fix = "no fix" if page.fix_level == "none" else f"{page.fix_level} fix"
         state = fix if page.default else f"{fix}, off by default"
         lines.append(f"{page.code}  {page.name:{width}}  {state}\n")
     return "".join(lines)

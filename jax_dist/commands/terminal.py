@@ -3,10 +3,9 @@
 import argparse
 import enum
 import os
-import re
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 
 class Exit(enum.IntEnum):
@@ -56,7 +55,6 @@ def seconds(text: str) -> float:
 
 
 _WIDEST = 100  # columns; longer lines are hard to read
-_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -72,19 +70,6 @@ class Help(argparse.RawDescriptionHelpFormatter):
             except (OSError, ValueError):  # a pipe
                 columns = 80
         super().__init__(prog, width=min(columns - 2, _WIDEST))
-
-
-class Parser(argparse.ArgumentParser):
-    """Names the nearest choice where a word is none; its subcommands do the same."""
-
-    def error(self, message: str) -> NoReturn:
-        found = _CHOICE.search(message)
-        if found:
-            from jax_dist import _usage  # only here: it is rarely needed
-
-            near = _usage.hint(found[1], re.findall(r"[\w.-]+", found[2]), "")
-            message = f"{message}. {near}" if near else message
-        super().error(message)
 
 
 _PATIENCE = 1.0  # seconds before anything is said
@@ -108,6 +93,17 @@ def silence(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     except (OSError, ValueError):  # not a file of the system
         return
+
+
+def write_bytes(out: TextIO, data: bytes) -> None:
+    """The very bytes, where the stream takes them."""
+    out.flush()
+    binary = getattr(out, "buffer", None)
+    if binary is None:
+        out.write(data.decode("utf-8", "replace"))
+    else:
+        binary.write(data)
+        binary.flush()
 
 
 class ProgressLine:

@@ -8,7 +8,7 @@ import word_rules
 
 from jax_dist._usage import MisuseError
 from jax_dist.checker.engine import config
-from jax_dist.checker.engine.config import Choice, ConfigError
+from jax_dist.checker.engine.config import Choice
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_the_file_above_all_paths_counts(project):
 def test_a_table_of_another_name_is_named(project, heading: str, said: str):
     _pyproject(project, f'[{heading}]\nignore = ["JXD1"]\n')
 
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(MisuseError) as caught:
         config.load(["src"])
 
     assert str(caught.value).endswith(
@@ -143,7 +143,7 @@ def test_a_table_of_another_name_is_named(project, heading: str, said: str):
 def test_what_cannot_be_followed_is_named(text, message):
     pathlib.Path("settings.toml").write_text(text + "\n")
 
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(MisuseError) as caught:
         config.load(["src"], "settings.toml").check_codes(word_rules.PAGES)
 
     assert str(caught.value) == message
@@ -151,7 +151,7 @@ def test_what_cannot_be_followed_is_named(text, message):
 
 @pytest.mark.usefixtures("project")
 def test_a_file_that_is_asked_for_must_be_there():
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(MisuseError) as caught:
         config.load(["src"], "nothing.toml")
 
     assert str(caught.value) == "nothing.toml: cannot be read: No such file or directory"
@@ -160,7 +160,7 @@ def test_a_file_that_is_asked_for_must_be_there():
 def test_a_pyproject_that_is_asked_for_must_have_our_heading(project):
     _pyproject(project, "[project]\n")
 
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(MisuseError) as caught:
         config.load(["src"], "pyproject.toml")
 
     assert str(caught.value) == (

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_dist.checker.model import notebooks
 from jax_dist.checker.model.findings import Position
-from jax_dist.checker.model.notebooks import Notebook, read_notebook
+from jax_dist.checker.model.notebooks import Cell, Notebook, joined, read_notebook
 from jax_dist.checker.model.sources import UnreadableError
 
 # Written by several programs in turn: spaces that differ, escapes that need not be, outputs.
@@ -322,6 +321,10 @@ class TestWriting:
         assert written["x"] == "é"
 
 
+def _of_one(cell: str) -> Notebook:
+    return joined("a.ipynb", [Cell(1, cell)])
+
+
 class TestMagics:
     @pytest.mark.parametrize(
         ("cell", "shown"),
@@ -348,11 +351,12 @@ class TestMagics:
         ],
     )
     def test_a_magic_is_hidden_and_nothing_else(self, cell, shown):
+        notebook = _of_one(cell)
         if shown is None:
-            with pytest.raises(ValueError, match="unexpected indent"):
-                notebooks.hidden(cell)
+            assert [error.message for error in notebook.unparsed] == ["unexpected indent"]
             return
-        assert notebooks.hidden(cell) == shown
+        assert notebook.unparsed == ()
+        assert notebook.python.decode() == f"# cell 1\n{shown}"
         assert len(shown.encode()) == len(cell.encode())
 
     @pytest.mark.parametrize(
@@ -369,6 +373,4 @@ class TestMagics:
         ],
     )
     def test_where_the_python_of_a_cell_begins(self, cell, body):
-        start = notebooks.body_start(cell)
-
-        assert (None if start is None else cell[start:]) == body
+        assert _of_one(cell).code.decode() == ("" if body is None else f"# cell 1\n{body}")

@@ -31,11 +31,3 @@ def test_traced(code: str, expected: list[tuple[str, str]]):
     assert [each.by for each in found] == [by for by, _ in expected]
     for each, (_, text) in zip(found, expected, strict=True):
         assert module.text(each.function).startswith(text)
-
-
-def test_builtins_that_the_file_hides_are_left_out():
-    code = b"def f(id):\n    return id(1), hash(2)\nid(3)\nx.id(4)\n"
-    module = Module(sources.read("case.py", code))
-    calls = traced.calls_of_builtins(module, ("id", "hash"))
-
-    assert [module.text(call) for call in calls] == ["hash(2)", "id(3)"]

@@ -85,6 +85,6 @@ def _finding(source, match) -> Finding:
 def words(monkeypatch):
     """Puts these rules in the place of the real ones."""
     monkeypatch.setattr(linter, "check", check)
-    monkeypatch.setattr(linter, "likely", lambda data, codes: codes)
+    monkeypatch.setattr(linter, "_likely", lambda data, codes: codes)
     monkeypatch.setattr(linter, "PAGES", PAGES)
     monkeypatch.setattr(lint_run, "PAGES", PAGES)

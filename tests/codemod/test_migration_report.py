@@ -103,12 +103,12 @@ The same.
 def test_markdown():
     found = MigrationReport("jax", _FILES, proof="The same.", cautions=(_CAUTION,))
 
-    assert report.as_markdown(found) == _MARKDOWN
+    assert report.FORMS[".md"](found) == _MARKDOWN
 
 
 def test_json():
     made = MigrationReport("jax", _FILES, {"verdict": "same"}, cautions=(_CAUTION,))
-    found = json.loads(report.as_json(made))
+    found = json.loads(report.FORMS[".json"](made))
 
     assert list(found) == [
         *("schema", "to", "summary", "rules", "reasons", "files", "places"),
@@ -141,7 +141,7 @@ def test_json():
 
 
 def test_places_are_in_order_and_have_all_fields():
-    places = json.loads(report.as_json(MigrationReport("jax", _FILES)))["places"]
+    places = json.loads(report.FORMS[".json"](MigrationReport("jax", _FILES)))["places"]
 
     assert [(place["path"], place["cell"], place["line"]) for place in places] == [
         ("a.py", None, 12),
@@ -165,12 +165,12 @@ def test_places_are_in_order_and_have_all_fields():
 
 
 def test_without_a_proof_there_is_none():
-    assert json.loads(report.as_json(MigrationReport("jax", _FILES)))["verification"] is None
-    assert "Verification" not in report.as_markdown(MigrationReport("jax", _FILES))
+    assert json.loads(report.FORMS[".json"](MigrationReport("jax", _FILES)))["verification"] is None
+    assert "Verification" not in report.FORMS[".md"](MigrationReport("jax", _FILES))
 
 
 def test_nothing_at_all():
-    assert report.as_markdown(MigrationReport("jax_dist", ())) == (
+    assert report.FORMS[".md"](MigrationReport("jax_dist", ())) == (
         "# Migration to jax_dist\n\n0 files changed, 0 places done, 0 left.\n"
     )
 
@@ -195,7 +195,7 @@ def _proved(*entries: LedgerEntry, **more: Any) -> MigrationReport:
 
 
 def test_the_page_has_the_whole_ledger():
-    text = report.as_markdown(_proved(*_ENTRIES))
+    text = report.FORMS[".md"](_proved(*_ENTRIES))
 
     for said in (
         "2 of 7 places proved, 1 replayed 7 of 7 calls, ",
@@ -209,7 +209,7 @@ def test_the_page_has_the_whole_ledger():
 
 
 def test_json_has_the_whole_ledger():
-    found = json.loads(report.as_json(_proved(*_ENTRIES)))["verification"]
+    found = json.loads(report.FORMS[".json"](_proved(*_ENTRIES)))["verification"]
 
     assert found["worst"] == "different"
     assert [each["rung"] for each in found["places"]] == [str(each.rung) for each in _ENTRIES]
@@ -218,7 +218,7 @@ def test_json_has_the_whole_ledger():
 
 
 def test_sarif():
-    document = json.loads(report.as_sarif(_proved(*_ENTRIES)))
+    document = json.loads(report.FORMS[".sarif"](_proved(*_ENTRIES)))
     (run,) = document["runs"]
 
     assert document["version"] == "2.1.0"
@@ -253,7 +253,7 @@ def _row(result: dict[str, Any]) -> tuple[Any, ...]:
 
 def test_sarif_of_what_failed_as_a_whole():
     made = _proved(problems=("the command ended well before the migration",), exit_code=None)
-    (run,) = json.loads(report.as_sarif(made))["runs"]
+    (run,) = json.loads(report.FORMS[".sarif"](made))["runs"]
 
     assert (run["results"][0]["kind"], run["results"][0]["locations"]) == ("fail", [])
     assert run["invocations"][0]["executionSuccessful"] is False
@@ -261,7 +261,7 @@ def test_sarif_of_what_failed_as_a_whole():
 
 
 def test_sarif_without_a_proof_says_nothing_of_sameness():
-    (run,) = json.loads(report.as_sarif(MigrationReport("jax", _FILES)))["runs"]
+    (run,) = json.loads(report.FORMS[".sarif"](MigrationReport("jax", _FILES)))["runs"]
 
     assert "invocations" not in run
     assert {each["kind"] for each in run["results"]} == {"review", "informational"}
@@ -270,7 +270,7 @@ def test_sarif_without_a_proof_says_nothing_of_sameness():
 @pytest.mark.parametrize("rung", Rung)
 def test_only_what_was_compared_is_called_the_same(rung: Rung):
     made = _proved(LedgerEntry("a.py", 1, "x", rung))
-    (run,) = json.loads(report.as_sarif(made))["runs"]
+    (run,) = json.loads(report.FORMS[".sarif"](made))["runs"]
     result = run["results"][0]
 
     assert (result["kind"] == "pass") is (rung >= Rung.SAME_IN_TWO_RUNS)

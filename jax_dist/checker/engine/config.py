@@ -63,7 +63,7 @@ class Config:
         )
 
     def check_codes(self, pages: Mapping[Code, Page]) -> None:
-        """Raises ConfigError where a setting names a rule that does not exist."""
+        """Raises MisuseError where a setting names a rule that does not exist."""
         asked = {"select": self.select or (), "extend-select": self.extend_select}
         asked |= {"ignore": self.ignore}
         asked |= {f'per-file-ignores."{glob}"': codes for glob, codes in self.per_file_ignores}
@@ -72,11 +72,7 @@ class Config:
                 try:
                     _known(selector, pages)
                 except MisuseError as error:
-                    raise ConfigError(f"{self.file}: {key}: {error}") from error
-
-
-class ConfigError(MisuseError):
-    """A settings file that cannot be read, or a setting that cannot be."""
+                    raise MisuseError(f"{self.file}: {key}: {error}") from error
 
 
 _MISSPELT = ("jax_dist", "jaxdist", "jax-dist")  # the last without `tool`
@@ -91,7 +87,7 @@ def load(paths: Sequence[str], file: str | None = None) -> Config:
     Where `target-jax` is not set, it is the oldest jax that the project says to work with.
 
     Raises:
-      ConfigError: the file cannot be read, or a setting cannot be.
+      MisuseError: the file cannot be read, or a setting cannot be.
     """
     config = _near(paths) if file is None else _read(file, required=True)
     if config.target_jax is not None:
@@ -130,24 +126,24 @@ def _read(path: str, *, required: bool) -> Config:
     for name in () if ours is not None else _MISSPELT:
         if name in tool or name in table:
             heading = f"tool.{name}" if name in tool else name
-            raise ConfigError(f"{path}: [{heading}] is not read; the table is [tool.jax-dist]")
+            raise MisuseError(f"{path}: [{heading}] is not read; the table is [tool.jax-dist]")
     if ours is None and not os.path.basename(path).startswith("pyproject"):
         ours = table  # a file of our own needs no heading
     if ours is None:
         if required:
-            raise ConfigError(f"{path}: has no [tool.jax-dist]; without it nothing is set there")
+            raise MisuseError(f"{path}: has no [tool.jax-dist]; without it nothing is set there")
         return Config(folder)
     if not isinstance(ours, dict):
-        raise ConfigError(f"{path}: tool.jax-dist must be a table, not {_said(ours)}")
+        raise MisuseError(f"{path}: tool.jax-dist must be a table, not {_said(ours)}")
     values: dict[str, Any] = {}
     for key, value in ours.items():
         if key not in _KEYS:
             remedy = hint(key, _KEYS, f"The settings are: {', '.join(sorted(_KEYS))}.")
-            raise ConfigError(f"{path}: there is no setting {key!r}. {remedy}")
+            raise MisuseError(f"{path}: there is no setting {key!r}. {remedy}")
         try:
             values[key.replace("-", "_")] = _KEYS[key](value, folder)
         except MisuseError as error:
-            raise ConfigError(f"{path}: {key}: {error}") from error
+            raise MisuseError(f"{path}: {key}: {error}") from error
     return Config(folder, path, **values)
 
 
@@ -156,7 +152,7 @@ def _table(path: str, *, required: bool) -> dict[str, Any]:
         with open(path, "rb") as file:
             data = file.read()
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        raise MisuseError(f"{path}: cannot be read: {error.strerror}") from error
     if not required and path.endswith("pyproject.toml") and not _OURS.search(data):
         return {}
     import tomllib  # only here: it is slow to load, and most projects set nothing
@@ -164,7 +160,7 @@ def _table(path: str, *, required: bool) -> dict[str, Any]:
     try:
         return tomllib.loads(data.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from error
+        raise MisuseError(f"{path}: is not TOML: {error}") from error
 
 
 def _words(value: Any, _folder: str) -> tuple[str, ...]:
@@ -370,8 +366,3 @@ def resolve(selector: str, pages: Mapping[Code, Page]) -> frozenset[Code]:
     if upper.startswith("JXD"):
         return frozenset(code for code in pages if code.startswith(upper))
     return frozenset(code for code, page in pages.items() if page.name == selector.lower())
-
-
-def split(texts: Iterable[str]) -> tuple[str, ...]:
-    """`["JXD1,JXD2", "JXD401"]` as a tuple of three."""
-    return tuple(word for text in texts for word in text.replace(",", " ").split())

@@ -34,7 +34,13 @@ _PLAIN = "\x1b[0m"
 
 
 def diff(
-    path: str, before: bytes, after: bytes, encoding: str = "utf-8", *, new: bool = False
+    path: str,
+    before: bytes,
+    after: bytes,
+    encoding: str = "utf-8",
+    *,
+    new: bool = False,
+    colour: bool = False,
 ) -> str:
     """The lines that change, with three around them; empty where nothing does.
 
@@ -44,6 +50,7 @@ def diff(
       after: what it would hold.
       encoding: of both.
       new: it is not there yet.
+      colour: in a terminal's colours.
     """
     # As seen from the current folder, where the patch is applied.
     inside = os.path.relpath(path) if os.path.isabs(path) else path
@@ -56,11 +63,11 @@ def diff(
         f"b/{shown}",
         lineterm="\n",
     )
-    return "".join(line if line.endswith("\n") else f"{line}\n{_NO_END}" for line in lines)
+    text = "".join(line if line.endswith("\n") else f"{line}\n{_NO_END}" for line in lines)
+    return _coloured(text) if colour else text
 
 
-def coloured(text: str) -> str:
-    """A diff in a terminal's colours."""
+def _coloured(text: str) -> str:
     return "".join(
         f"{_COLOURS[line[0]]}{line.removesuffix(chr(10))}{_PLAIN}\n"
         if line[0] in _COLOURS

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from jax_dist.checker import rules
 from jax_dist.checker.model import sources
-from jax_dist.checker.model.findings import Code, Finding, Fix, Safety
+from jax_dist.checker.model.findings import Code, Finding, Safety
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Patterns, Source, UnreadableError
@@ -71,7 +71,7 @@ class Examiner:
     @staticmethod
     def passes_over(data: bytes) -> bool:
         """Whether a glance shows that a file has no findings, whatever the rules."""
-        words = b"jax", b"pmap"  # as in linter.likely
+        words = b"jax", b"pmap"  # as in _likely
         return not any(sources.holds(word, data) for word in words) and b"JXD" not in data
 
     def likely(self, path: str, data: bytes) -> frozenset[Code] | None:
@@ -81,7 +81,7 @@ class Examiner:
         ours = _speaks_to_us(data)
         if not ours and is_internal(data):
             return None
-        codes = likely(data, self.codes_for(path))
+        codes = _likely(data, self.codes_for(path))
         return codes if codes or ours else None
 
     def examined(
@@ -160,7 +160,7 @@ def check(
       target: the oldest jax that the code must run on; None: the newest.
       of: what `likely` says of the file, where that is known.
     """
-    of = likely(source.code, codes) if of is None else of
+    of = _likely(source.code, codes) if of is None else of
     held = project.held(source)
     if held is not None:
         return _found(held, of, target)
@@ -178,7 +178,7 @@ def check_module(
     module: Module, codes: frozenset[Code], target: Version | None = None
 ) -> list[Finding]:
     """Like `check`, for a file that is parsed already."""
-    return _found(module, likely(module.source.code, codes), target)
+    return _found(module, _likely(module.source.code, codes), target)
 
 
 def _found(module: Module, codes: frozenset[Code], target: Version | None) -> list[Finding]:
@@ -196,17 +196,8 @@ def _found(module: Module, codes: frozenset[Code], target: Version | None) -> li
                 if isinstance(around, ast.JoinedStr):  # Python 3.11 does not know where in them
                     node, fix = around, None
             place = module.span(node)
-            findings.append(finding_at(module.source, rule.page, found.message, place, fix))
+            findings.append(rule.page.finding(module.source, found.message, place, fix))
     return sorted(findings, key=lambda finding: finding.sort_key)
-
-
-def finding_at(
-    source: Source, page: Page, message: str, span: tuple[int, int], fix: Fix | None = None
-) -> Finding:
-    """What a rule says of some bytes."""
-    start, end = map(source.position, span)
-    text = source.line_text(span[0])
-    return Finding(source.path, page.code, page.name, message, start, end, span, text, fix)
 
 
 def unparsed(source: Source, error: ParseError) -> Finding:
@@ -214,14 +205,14 @@ def unparsed(source: Source, error: ParseError) -> Finding:
     line = min(max(error.line, 1), len(source.line_starts))
     offset = source.line_starts[line - 1]
     message = f"Python {platform.python_version()} cannot parse this file: {error.message}"
-    found = finding_at(source, SYNTAX_ERROR, message, (offset, offset))
+    found = SYNTAX_ERROR.finding(source, message, (offset, offset))
     start = dataclasses.replace(found.start, column=max(error.column, 1))
     return dataclasses.replace(found, start=start, end=start)
 
 
 def unreadable(path: str, reason: str) -> Finding:
     """The finding for a file that is no text."""
-    return finding_at(Source(path, b"", b""), SYNTAX_ERROR, reason, (0, 0))
+    return SYNTAX_ERROR.finding(Source(path, b"", b""), reason, (0, 0))
 
 
 def wanted(data: bytes, codes: frozenset[Code]) -> bool:
@@ -231,10 +222,10 @@ def wanted(data: bytes, codes: frozenset[Code]) -> bool:
       data: the file.
       codes: the rules that are asked for.
     """
-    return bool(likely(data, codes)) and not is_internal(data)
+    return bool(_likely(data, codes)) and not is_internal(data)
 
 
-def likely(data: bytes, codes: frozenset[Code]) -> frozenset[Code]:
+def _likely(data: bytes, codes: frozenset[Code]) -> frozenset[Code]:
     """Those rules that may have findings in a file, by the words that it holds."""
     # Every import that matters says jax, but for that of equinox.filter_pmap and flax.nnx.pmap.
     if b"jax" not in data and b"pmap" not in data:

@@ -23,7 +23,6 @@ from typing import Any, Literal, TypeAlias
 
 from jax_dist._usage import MisuseError, hint
 from jax_dist.checker.engine import config
-from jax_dist.checker.engine.linter import finding_at
 from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Safety, apply_edits
 from jax_dist.checker.model.sources import Source
 from jax_dist.checker.rules import Page
@@ -155,11 +154,9 @@ class _Sieve:
         if suppression.kind == "unknown":
             remedy = hint(suppression.word, ["ignore", "ignore-file"], "Say ignore[CODE].")
             message = f"'jax-dist: {suppression.word}' switches nothing off. {remedy}"
-            return [finding_at(source, UNKNOWN, message, suppression.directive)]
+            return [UNKNOWN.finding(source, message, suppression.directive)]
         found = [
-            finding_at(
-                source, UNKNOWN, f"no rule is called {code}. {remedy}", suppression.directive
-            )
+            UNKNOWN.finding(source, f"no rule is called {code}. {remedy}", suppression.directive)
             for code in suppression.codes
             if _is_ours(suppression, code) and not self._resolve(suppression, code)
             for remedy in [config.likeness(code, self._pages)]
@@ -179,7 +176,7 @@ class _Sieve:
             edit = _removal(source, suppression, unused)
             fix = Fix("remove what is not used", Safety.SAFE, (edit,))
             message = f"nothing to switch off here: {names}"
-            found.append(finding_at(source, UNUSED, message, suppression.directive, fix))
+            found.append(UNUSED.finding(source, message, suppression.directive, fix))
         return found
 
 

@@ -76,6 +76,13 @@ class Finding:
     def sort_key(self) -> tuple[str, int, Code]:
         return (self.path, self.span[0], self.code)
 
+    @property
+    def message_with_cell(self) -> str:
+        """The message, with the cell where there is one."""
+        if self.start.cell is None:
+            return self.message
+        return f"cell {self.start.cell}, line {self.start.line}: {self.message}"
+
 
 def choose_fixes(fixes: Iterable[Fix]) -> list[Fix]:
     """Those that are applied, in order of place; a group with one that cannot be is left whole."""

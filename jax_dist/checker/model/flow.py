@@ -7,6 +7,7 @@ What is not followed is an origin too, of the kind UNKNOWN: code that needs to b
 
 import ast
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -98,7 +99,9 @@ class Flow:
         found: dict[ast.Call, Site] = {}
         if not made:
             return found
-        for call in functions.calls_of_names(self._module):
+        loads = (each for scope in self._module.scopes.all for each in scope.loads.values())
+        calls = filter(None, map(self._module.call_of, itertools.chain.from_iterable(loads)))
+        for call in sorted(calls, key=scopes.place):
             if call in self.mapped_calls or self._module.qualified_name(call.func) is not None:
                 continue
             match self.origins(call.func):
@@ -335,7 +338,7 @@ class Flow:
             if results:
                 return [each for result in results for each in self._of(result, path)]
         function = pmaps.definition(module, call.func)
-        yields = [] if function is None else functions.yields_of(function)
+        yields = [] if function is None else _yielded(function)
         if yields:
             return [each for value in yields for each in self._of(value, path)]
         return [Origin(Kind.UNKNOWN, call, path)]
@@ -360,6 +363,12 @@ def _unpacked(module: Module, target: ast.expr) -> tuple[Path | None, ast.AST]:
         place.insert(0, position)
         node, around = around, module.parent(around)
     return tuple(place), around
+
+
+def _yielded(function: scopes.Function) -> list[ast.expr]:
+    """What a generator function yields."""
+    found = [each for each in functions.own_nodes(function) if isinstance(each, ast.Yield)]
+    return [each.value for each in found if each.value is not None]
 
 
 def _builtin(module: Module, function: ast.expr) -> str | None:

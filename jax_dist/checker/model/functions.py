@@ -4,7 +4,6 @@ Whether a result is a tree or an array is asked here too: what `x[0]` means depe
 """
 
 import ast
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -75,12 +74,6 @@ def _returned(function: scopes.Function) -> list[ast.expr]:
     return [each.value for each in returns if each.value is not None]
 
 
-def yields_of(function: scopes.Function) -> list[ast.expr]:
-    """What a generator function yields."""
-    found = [each for each in own_nodes(function) if isinstance(each, ast.Yield)]
-    return [each.value for each in found if each.value is not None]
-
-
 def own_nodes(function: scopes.Function) -> Iterator[ast.AST]:
     """The nodes of a function's body, without those of functions and classes in it."""
     waiting = body_of(function)[::-1]
@@ -120,31 +113,19 @@ def body_of(function: scopes.Function) -> list[ast.AST]:
     return [function.body] if isinstance(function, ast.Lambda) else [*function.body]
 
 
-def calls_of_names(module: Module) -> list[ast.Call]:
-    """Every call of a plain name, in order of place."""
-    named = (loads for scope in module.scopes.all for loads in scope.loads.values())
-    calls = map(module.call_of, itertools.chain.from_iterable(named))
-    return sorted(filter(None, calls), key=scopes.place)
-
-
 # Down into a tree: a place in a tuple, a key of a dict, ".name" of an attribute.
 Path: TypeAlias = tuple[int | str, ...]
 
 
 def result_is_tree(module: Module, site: Site, path: Path) -> bool | None:
     """Whether what a mapped function returns is a tuple or dict there; None: not known."""
-    function = mapped_function(module, site)
+    function = innermost(module, site.fun)
     is_seen = function is not None and is_plain(module, function)
     results = _returned(function) if function is not None and is_seen else None
     if not results:
         return None
     told = {_is_tree(module, result, path, 0) for result in results}
     return told.pop() if len(told) == 1 else None
-
-
-def mapped_function(module: Module, site: Site) -> scopes.Function | None:
-    """The def or lambda that a site maps, seen through `partial`, `vmap` and `jit` around it."""
-    return None if site.fun is None else innermost(module, site.fun)
 
 
 def innermost(module: Module, fun: Any) -> scopes.Function | None:

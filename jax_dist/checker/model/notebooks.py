@@ -175,14 +175,14 @@ def joined(path: str, cells: Sequence[Cell], *, raw: str = "", bom: bool = False
     parts: list[_Part] = []
     unparsed: list[ParseError] = []
     for cell in cells:
-        start = body_start(cell.text)
+        start = _body_start(cell.text)
         if start is None:
             continue
         mark = _mark(marker, cell, first=not parts).encode()
         parts.append(_Part(cell, cell.text[:start], len(code + mark)))
         body, shown, error = cell.text[start:], b"", None
         try:
-            shown = hidden(body).encode()
+            shown = _hidden(body).encode()
         except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
             error = ParseError("it holds half of a character")
         except ParseError as said:
@@ -218,7 +218,7 @@ _AUTOMAGIC = re.compile(r"\s*(?:pip|conda|cd|ls|cat|cp|mv|rm|mkdir|pwd)(?:[ \t]+
 _TOKEN = re.compile(r"#[^\n]*|(?:\"\"\"|''')|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[()\[\]{}]")
 
 
-def body_start(text: str) -> int | None:
+def _body_start(text: str) -> int | None:
     """Where the Python of a cell begins: behind `%%time`; None where there is none, as in `%%bash`.
 
     Args:
@@ -230,7 +230,7 @@ def body_start(text: str) -> int | None:
     return magic.end() if magic[1] in _PYTHON_BODIES else None
 
 
-def hidden(text: str) -> str:
+def _hidden(text: str) -> str:
     """The cell with its magics hidden, of the same size in UTF-8.
 
     Raises:

@@ -2,12 +2,12 @@
 
 import ast
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
 from jax_dist.checker.model import scopes
 from jax_dist.checker.model.findings import Edit
-from jax_dist.checker.model.semantic_model import PARTIAL, Meaning, Module
+from jax_dist.checker.model.semantic_model import Meaning, Module
 
 PMAP = ("jax.pmap", "jax.api.pmap", "jax._src.api.pmap", "jax.interpreters.pxla.pmap")
 _PARAMETERS = ("fun", "axis_name")  # those that may be given by position
@@ -194,80 +194,22 @@ def definition(module: Module, fun: Any) -> scopes.Function | None:
     return None
 
 
-_JIT = "jax.jit"
-
-
-def without(module: Module, site: Site) -> tuple[Edit, ...]:
-    """The edits that leave out the jit of `jit(pmap(f))`, or of `@jit` over `@pmap`.
+def unjitted(module: Module, jit: ast.expr, inner: ast.expr) -> tuple[Edit, ...]:
+    """`jit(f)` as `f`, or a decorator `@jit` gone with its line; nothing where that loses more.
 
     Args:
       module: the file.
-      site: one place that maps.
-
-    Returns:
-      Nothing where there is no such jit, where it has arguments of its own, and where a comment
-      would go with it.
+      jit: the call, or the decorator.
+      inner: what the call is given; what stands below the decorator.
     """
-    around = module.parent(site.node)
-    if site.form == "call" and isinstance(around, ast.Call) and around.args == [site.node]:
-        return unwrapped(module, around, site.node)
-    if site.form != "call" and site.is_application and isinstance(around, ast.FunctionDef):
-        place = around.decorator_list.index(site.node)
-        return undecorated(module, around.decorator_list[place - 1]) if place else ()
-    return ()
-
-
-def unwrapped(module: Module, call: ast.Call, inner: ast.expr) -> tuple[Edit, ...]:
-    """`jit(f)` as `f`; nothing where that would lose something."""
-    if module.qualified_name(call.func) != _JIT or len(call.args) != 1 or call.keywords:
-        return ()
-    (start, end), (inner_start, inner_end) = module.span(call), module.span(inner)
-    code = module.source.code
-    if b"#" in code[start:inner_start] + code[inner_end:end]:
-        return ()
-    return (Edit(start, inner_start, ""), Edit(inner_end, end, ""))
-
-
-def undecorated(module: Module, decorator: ast.expr) -> tuple[Edit, ...]:
-    """A decorator `@jit`, with its line; nothing where it has arguments, or is not alone there."""
-    if module.qualified_name(decorator) != _JIT:
-        return ()
-    start, end = module.span(decorator)
-    code = module.source.code
+    (start, end), code = module.span(jit), module.source.code
+    if isinstance(jit, ast.Call) and jit.args == [inner]:
+        first, last = module.span(inner)
+        has_comment = b"#" in code[start:first] + code[last:end]
+        if module.qualified_name(jit.func) != "jax.jit" or jit.keywords or has_comment:
+            return ()
+        return (Edit(start, first, ""), Edit(last, end, ""))
     line, after = code.rfind(b"\n", 0, start) + 1, code.find(b"\n", end)
-    if code[line:start].strip() != b"@" or code[end:after].strip():
-        return ()
-    return (Edit(line, after + 1, ""),)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _TransformUse:
-    """`t(f, a, k=b)`, `@t`, `@partial(t, k=b)` or `partial(t, k=b)(f)`."""
-
-    node: ast.expr  # all of it
-    args: Sequence[ast.expr]  # after the function
-    keywords: Sequence[ast.keyword]
-    fun: ast.AST | None  # the function, or the decorated def; None: by keyword, or not given
-
-
-def application(module: Module, transform: ast.expr) -> _TransformUse | None:
-    """How the transform is applied where it stands; None where it is only passed on."""
-    around = module.parent(transform)
-    if decorates(around, transform):
-        return _TransformUse(transform, (), (), around)
-    if not isinstance(around, ast.Call):
-        return None
-    outside = module.parent(around)
-    if around.func is transform:
-        if not around.args and decorates(outside, around):
-            return _TransformUse(around, (), around.keywords, outside)
-        fun = around.args[0] if around.args else None
-        return _TransformUse(around, around.args[1:], around.keywords, fun)
-    if around.args != [transform] or module.qualified_name(around.func) not in PARTIAL:
-        return None
-    if decorates(outside, around):
-        return _TransformUse(around, (), around.keywords, outside)
-    call = module.call_of(around)
-    if call is None or not call.args:
-        return None
-    return _TransformUse(call, call.args[1:], (*around.keywords, *call.keywords), call.args[0])
+    is_alone = code[line:start].strip() == b"@" and not code[end:after].strip()
+    is_bare = module.qualified_name(jit) == "jax.jit"
+    return (Edit(line, after + 1, ""),) if is_bare and is_alone else ()

@@ -57,7 +57,7 @@ def traced(module: Module) -> list[_Traced]:
 def _traced(module: Module) -> list[_Traced]:
     found: list[_Traced] = []
     for site in pmaps.applications(module):
-        function = functions.mapped_function(module, site)
+        function = functions.innermost(module, site.fun)
         if function is not None:
             found.append(_Traced("pmap", site.node, function))
     for by in _NAMES:
@@ -108,18 +108,6 @@ def applications(module: Module, by: _By, names: Iterable[str] = ()) -> Iterator
 def is_inside(module: Module, node: ast.AST, function: scopes.Function) -> bool:
     """Whether a node stands in a function, at any depth."""
     return any(around is function for around in module.ancestors(node))
-
-
-def calls_of_builtins(module: Module, names: Iterable[str]) -> Iterator[ast.Call]:
-    """Calls of builtins that the file does not hide, in order of place."""
-    loads = [
-        load
-        for scope in module.scopes.all
-        for name in names
-        if name in scope.loads and scope.lookup(name) is None
-        for load in scope.loads[name]
-    ]
-    return filter(None, map(module.call_of, sorted(loads, key=scopes.place)))
 
 
 # By name: which positional arguments are traced.

@@ -1,7 +1,6 @@
 """The page of a rule as Markdown, for SARIF, editors, and the documentation."""
 
 import ast
-import re
 from collections.abc import Sequence
 
 from jax_dist.checker.rules import Page
@@ -37,17 +36,12 @@ ROWS
 def book(pages: Sequence[Page]) -> str:
     """One document with a table of the rules and all pages."""
     rows = "\n".join(
-        f"| [{page.code}](#{page.code.lower()}-{page.name}) | {page.name} | {fix_level(page)} "
+        f"| [{page.code}](#{page.code.lower()}-{page.name}) | {page.name} | {page.fix_level} "
         f"| {'yes' if page.default else 'no'} |"
         for page in pages
     )
     chapters = "\n".join(page_markdown(page, 2) for page in pages)
     return _HEAD.replace("ROWS", rows) + chapters
-
-
-def fix_level(page: Page) -> str:
-    """The first word of what the page says of its fix: safe, unsafe, display or none."""
-    return re.split(r"\W", page.fix, maxsplit=1)[0].lower()
 
 
 def page_markdown(page: Page, level: int = 1) -> str:

@@ -9,12 +9,12 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from jax_dist import _codes
 from jax_dist._usage import counted
-from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Position, Safety, apply_edits
+from jax_dist.checker.model.findings import Code, Finding, Fix, Position, Safety, apply_edits
 from jax_dist.checker.model.sources import Source
 from jax_dist.checker.rules import Page
 
@@ -55,43 +55,16 @@ class RenderContext:
         found = _LINK.search(page.source) if page else None
         return found[0] if found else None
 
+    def in_file(self, finding: Finding) -> tuple[Position, Position]:
+        """The places of a finding, for forms that know nothing of cells.
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _PlacedEdit:
-    """An edit, at places that people and editors understand."""
-
-    start: Position
-    end: Position
-    text: str
-
-
-def placed(edits: Iterable[Edit], source: Source | None) -> list[_PlacedEdit]:
-    """The places of edits; none where the file is not known."""
-    if source is None:
-        return []
-    return [
-        _PlacedEdit(source.position(edit.start), source.position(edit.end), edit.text)
-        for edit in edits
-    ]
-
-
-def in_file(finding: Finding, context: RenderContext) -> tuple[Position, Position]:
-    """The places of a finding, for forms that know nothing of cells.
-
-    For a notebook that is the line of its JSON on which the line of code stands.
-    """
-    if finding.start.cell is None:
-        return finding.start, finding.end
-    line_in_file = getattr(context.source(finding.path), "line_in_file", None)
-    place = Position(line_in_file(finding.span[0]) if line_in_file else 1, 1)
-    return place, place
-
-
-def sentence(finding: Finding) -> str:
-    """The message, with the cell where there is one."""
-    if finding.start.cell is None:
-        return finding.message
-    return f"cell {finding.start.cell}, line {finding.start.line}: {finding.message}"
+        For a notebook that is the line of its JSON on which the line of code stands.
+        """
+        if finding.start.cell is None:
+            return finding.start, finding.end
+        line_in_file = getattr(self.source(finding.path), "line_in_file", None)
+        place = Position(line_in_file(finding.span[0]) if line_in_file else 1, 1)
+        return place, place
 
 
 def slashed(path: str) -> str:
@@ -261,15 +234,14 @@ def _position(position: Position) -> dict[str, int]:
 
 
 def _fix(fix: Fix, path: str, context: RenderContext) -> dict[str, Any]:
-    places = placed(fix.edits, context.source(path)) or [None] * len(fix.edits)
-    edits = [
-        {
-            "bytes": [edit.start, edit.end],
-            **({"start": _position(place.start), "end": _position(place.end)} if place else {}),
-            "text": edit.text,
-        }
-        for edit, place in zip(fix.edits, places, strict=True)
-    ]
+    source = context.source(path)
+    edits: list[dict[str, Any]] = []
+    for edit in fix.edits:
+        entry: dict[str, Any] = {"bytes": [edit.start, edit.end]}
+        if source is not None:
+            entry["start"] = _position(source.position(edit.start))
+            entry["end"] = _position(source.position(edit.end))
+        edits.append({**entry, "text": edit.text})
     return {
         "title": fix.title,
         "safety": str(fix.safety),
@@ -286,7 +258,7 @@ def _github(findings: Sequence[Finding], context: RenderContext) -> str:
     """Workflow commands, which become annotations of the changed lines: one `::warning` each."""
     lines: list[str] = []
     for finding in findings:
-        start, end = in_file(finding, context)
+        start, end = context.in_file(finding)
         properties = {
             "title": f"jax-dist ({finding.code})",
             "file": slashed(finding.path),
@@ -300,7 +272,7 @@ def _github(findings: Sequence[Finding], context: RenderContext) -> str:
             for name, value in properties.items()
         )
         level = _LEVELS[context.severity(finding.code)]
-        said = _data(f"{finding.code} {sentence(finding)}")
+        said = _data(f"{finding.code} {finding.message_with_cell}")
         lines.append(f"::{level} {','.join(quoted)}::{said}\n")
     return "".join(lines)
 

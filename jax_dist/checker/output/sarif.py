@@ -8,12 +8,13 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax_dist
 from jax_dist.checker.engine import fixer
 from jax_dist.checker.model import semantic_model, sources
 from jax_dist.checker.model.findings import Edit, Finding, Position, Safety, apply_edits
 from jax_dist.checker.model.sources import Source
 from jax_dist.checker.output.markdown import page_markdown
-from jax_dist.checker.output.report import RenderContext, in_file, placed, sentence, slashed
+from jax_dist.checker.output.report import RenderContext, slashed
 from jax_dist.checker.rules import Page
 
 _SCHEMA = (
@@ -36,13 +37,13 @@ def render(findings: Sequence[Finding], context: RenderContext) -> str:
         seen[said] = seen.get(said, 0) + 1
         text = "\0".join((*said, str(seen[said])))
         mark = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
-        start, end = in_file(finding, context)
+        start, end = context.in_file(finding)
         place = {"artifactLocation": artifact(finding.path), "region": _region(start, end)}
         result: dict[str, Any] = {
             "ruleId": finding.code,
             "ruleIndex": codes.index(finding.code),
             "level": context.severity(finding.code),
-            "message": {"text": sentence(finding)},
+            "message": {"text": finding.message_with_cell},
             "locations": [{"physicalLocation": place}],
             "partialFingerprints": {"jaxDistFinding/v1": mark},
         }
@@ -52,25 +53,14 @@ def render(findings: Sequence[Finding], context: RenderContext) -> str:
             result["fixes"] = [_fix(finding, made, module.source)]
         results.append(result)
     rules = [_rule(code, context.pages.get(code), context) for code in codes]
-    return document(
-        {
-            "tool": {"driver": {**tool(), "rules": rules}},
-            "columnKind": "unicodeCodePoints",
-            "results": results,
-        }
-    )
+    return document(rules, {"columnKind": "unicodeCodePoints", "results": results})
 
 
-def document(run: Mapping[str, Any]) -> str:
-    """The text of one run."""
-    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
-
-
-def tool() -> dict[str, str]:
-    """What this is, and its version."""
-    import jax_dist
-
-    return {"name": "jax-dist", "version": jax_dist.__version__}
+def document(rules: Sequence[Mapping[str, Any]], run: Mapping[str, Any]) -> str:
+    """The text of one run of this tool, which knows these rules."""
+    driver = {"name": "jax-dist", "version": jax_dist.__version__, "rules": rules}
+    runs = [{"tool": {"driver": driver}, **run}]
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": runs}, indent=2) + "\n"
 
 
 def _rule(code: str, page: Page | None, context: RenderContext) -> dict[str, Any]:
@@ -120,9 +110,10 @@ def _fix(finding: Finding, made: Sequence[Edit], source: Source) -> dict[str, An
         file = source.written(source.code)
         made = list(fixer.between(file, source.written(apply_edits(source.code, made))))
         source = Source(source.path, file, file)
+    places = [(source.position(edit.start), source.position(edit.end)) for edit in made]
     replacements = [
-        {"deletedRegion": _region(edit.start, edit.end), "insertedContent": {"text": edit.text}}
-        for edit in placed(made, source)
+        {"deletedRegion": _region(*place), "insertedContent": {"text": edit.text}}
+        for edit, place in zip(made, places, strict=True)
     ]
     change = {"artifactLocation": artifact(finding.path), "replacements": replacements}
     title = finding.fix.title if finding.fix else ""

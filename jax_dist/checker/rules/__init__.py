@@ -13,8 +13,9 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from jax_dist.checker.model.findings import Code, Fix
+from jax_dist.checker.model.findings import Code, Finding, Fix
 from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.sources import Source
 
 _WIDTH = 86
 
@@ -47,6 +48,19 @@ class Page:
         body = "\n\n".join(f"{heading}\n{_indented(text)}" for heading, text in headings)
         off = "" if self.default else "\n\nOff by default: --extend-select turns it on."
         return f"{self.code} {self.name}\n\n{body}{off}"
+
+    @property
+    def fix_level(self) -> str:
+        """The first word of what it says of its fix: safe, unsafe, display or none."""
+        return re.split(r"\W", self.fix, maxsplit=1)[0].lower()
+
+    def finding(
+        self, source: Source, message: str, span: tuple[int, int], fix: Fix | None = None
+    ) -> Finding:
+        """What the rule says of some bytes."""
+        start, end = map(source.position, span)
+        text = source.line_text(span[0])
+        return Finding(source.path, self.code, self.name, message, start, end, span, text, fix)
 
 
 def _wrapped(text: str) -> str:
@@ -104,7 +118,7 @@ def rule(
 
     Args:
       page: what it says.
-      triggers: phrases as in `prefilter.Phrases`, one of which every file with a finding holds.
+      triggers: phrases as in `linter.Phrases`, one of which every file with a finding holds.
       since: silent in projects that must run on a jax older than this.
       needs: its fix is withheld from projects that must run on a jax older than this.
       also: phrases, all of which every file with a finding holds too.

@@ -7,7 +7,7 @@ from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, rule
 
-PAGE = Page(
+_PAGE = Page(
     code="JXD301",
     name="all-gather-then-reduce",
     what="Finds `jax.lax.all_gather(x, axis)` whose result is only reduced, over its new leading "
@@ -28,8 +28,8 @@ _FIRST, _ALL = "the gathered dimension", "all dimensions"
 _REDUCTIONS = {"mean": "pmean", "sum": "psum", "max": "pmax", "min": "pmin"}
 
 
-@rule(PAGE, triggers=(b"*all_gather*",))
-def check(module: Module) -> Iterator[Found]:
+@rule(_PAGE, triggers=(b"*all_gather*",))
+def _all_gather_then_reduce(module: Module) -> Iterator[Found]:
     for gather in module.calls("jax.lax.all_gather"):
         if not _stacks_in_front(module, gather):
             continue

@@ -109,7 +109,7 @@ def _made_by(module: Module, layer: ast.expr) -> str | None:
 def _bodies(module: Module) -> Iterator[tuple[scopes.Function, "_Body"]]:
     """Each mapped function, with the parameters that devices share and that differ."""
     for site in pmaps.sites(module):
-        function = functions.mapped_function(module, site) if site.is_application else None
+        function = functions.innermost(module, site.fun) if site.is_application else None
         if function is not None and not site.unknown:
             axes = site.arguments.get("in_axes")
             yield function, _body(module, function, axes, _is_none)

@@ -7,7 +7,7 @@ from jax_dist.checker.model import flow
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, rule
 
-PAGE = Page(
+_PAGE = Page(
     code="JXD206",
     name="host-local-input",
     what="Finds `jax.process_index()` and `jax.process_count()` if the file shows that their "
@@ -29,8 +29,8 @@ _PROCESS = ("jax.process_index", "jax.process_count", "jax.host_id", "jax.host_c
 _DEPTH = 6  # names that are followed back from an argument
 
 
-@rule(PAGE, triggers=(b"process_index", b"process_count", b"host_id", b"host_count"))
-def check(module: Module) -> Iterator[Found]:
+@rule(_PAGE, triggers=(b"process_index", b"process_count", b"host_id", b"host_count"))
+def _host_local_input(module: Module) -> Iterator[Found]:
     uses = module.uses(*_PROCESS)
     if not uses:
         return

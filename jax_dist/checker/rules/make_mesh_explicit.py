@@ -7,7 +7,7 @@ from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, rule
 
-PAGE = Page(
+_PAGE = Page(
     code="JXD302",
     name="make-mesh-explicit",
     what="Finds `jax.make_mesh` without `axis_types`, or with its first argument passed by "
@@ -30,8 +30,8 @@ PAGE = Page(
 _FIRST = ("axis_shapes", "axis_sizes")
 
 
-@rule(PAGE, triggers=(b"*make_mesh*",), needs=(0, 5, 0))
-def check(module: Module) -> Iterator[Found]:
+@rule(_PAGE, triggers=(b"*make_mesh*",), needs=(0, 5, 0))
+def _make_mesh_explicit(module: Module) -> Iterator[Found]:
     for call in module.calls("jax.make_mesh"):
         keywords = {keyword.arg: keyword for keyword in call.keywords}
         if None in keywords or any(isinstance(each, ast.Starred) for each in call.args):

@@ -1,12 +1,13 @@
 """JXD105, JXD106, JXD107: functions that moved, and whose calls change with them."""
 
 import ast
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from jax_dist.checker.model import pmaps
 from jax_dist.checker.model.findings import Edit, Fix, Safety
-from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.checker.rules import Found, Page, _renames, rule
 from jax_dist.checker.rules._renames import Rename
 
@@ -59,7 +60,7 @@ def _experimental_shard_map(module: Module) -> Iterator[Found]:
             fix = Fix("use jax.shard_map", _safety(module, [use]), edits, imports)
         yield Found(use, moved, fix)
     for use in module.uses("jax.shard_map"):
-        used = pmaps.application(module, use)
+        used = _application(module, use)
         for keyword in used.keywords if used else ():
             if keyword.arg not in ("check_rep", "auto") or _renames.is_guarded(module, keyword):
                 continue
@@ -93,7 +94,7 @@ def _import_of_shard_map(module: Module, alias: ast.AST, reads: list[ast.Name]) 
 
 def _safety(module: Module, uses: list[ast.Name] | list[ast.expr]) -> Safety:
     for use in uses:
-        used = pmaps.application(module, use)
+        used = _application(module, use)
         if used is not None and any(keyword.arg == "auto" for keyword in used.keywords):
             return Safety.DISPLAY
     return Safety.SAFE
@@ -101,7 +102,7 @@ def _safety(module: Module, uses: list[ast.Name] | list[ast.expr]) -> Safety:
 
 def _argument_edits(module: Module, use: ast.expr) -> list[Edit] | None:
     """Puts names before arguments, and renames keywords; None where not all is seen."""
-    used = pmaps.application(module, use)
+    used = _application(module, use)
     if used is None or used.fun is None or len(used.args) > len(_PARAMETERS):
         return None
     if any(isinstance(each, ast.Starred) for each in (used.fun, *used.args)):
@@ -184,7 +185,7 @@ def _judge(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety |
 
 
 def _verdict(module: Module, node: ast.expr) -> Safety | None:
-    used = pmaps.application(module, node)
+    used = _application(module, node)
     if used is None or used.args or used.fun is None or isinstance(used.fun, ast.Starred):
         return None
     names = {keyword.arg for keyword in used.keywords}
@@ -218,6 +219,41 @@ def _kinds(module: Module, value: ast.expr) -> Iterator[Literal["spec", "shardin
                 yield from _kinds(module, each)
         case _:
             yield "unknown"
+
+
+# --- how a function that takes another one is applied
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _TransformUse:
+    """`t(f, a, k=b)`, `@t`, `@partial(t, k=b)` or `partial(t, k=b)(f)`."""
+
+    args: Sequence[ast.expr]  # after the function
+    keywords: Sequence[ast.keyword]
+    fun: ast.AST | None  # the function, or the decorated def; None: by keyword, or not given
+
+
+def _application(module: Module, transform: ast.expr) -> _TransformUse | None:
+    """How the transform is applied where it stands; None where it is only passed on."""
+    around = module.parent(transform)
+    if pmaps.decorates(around, transform):
+        return _TransformUse((), (), around)
+    if not isinstance(around, ast.Call):
+        return None
+    outside = module.parent(around)
+    if around.func is transform:
+        if not around.args and pmaps.decorates(outside, around):
+            return _TransformUse((), around.keywords, outside)
+        fun = around.args[0] if around.args else None
+        return _TransformUse(around.args[1:], around.keywords, fun)
+    if around.args != [transform] or module.qualified_name(around.func) not in PARTIAL:
+        return None
+    if pmaps.decorates(outside, around):
+        return _TransformUse((), around.keywords, outside)
+    call = module.call_of(around)
+    if call is None or not call.args:
+        return None
+    return _TransformUse(call.args[1:], (*around.keywords, *call.keywords), call.args[0])
 
 
 _PVARY = Page(

@@ -76,13 +76,13 @@ def _jit_of_pmap(module: Module) -> Iterator[Found]:
     for site in pmaps.applications(module):
         for name, decorator in traced.decorators(module, site.fun):
             if module.span(decorator) < module.span(site.node):  # `@jax.jit` above `@jax.pmap`
-                fix = _without_jit(pmaps.undecorated(module, decorator))
+                fix = _without_jit(pmaps.unjitted(module, decorator, site.node))
                 yield Found(decorator, said.format(name), fix)
         for held in pmaps.held_by(module, site):
             given, call = traced.given_to(module, held), module.call_of(held)
             if given is not None:
                 name, around = given
-                edits = pmaps.unwrapped(module, around, held) if held is site.node else ()
+                edits = pmaps.unjitted(module, around, held) if held is site.node else ()
                 yield Found(around, said.format(name), _without_jit(edits))
             elif call is not None:
                 name = traced.around(module, call)
@@ -136,7 +136,7 @@ def _mapped_again(module: Module, sites: list[Site]) -> Iterator[ast.expr]:
 def _called_inside(module: Module, sites: list[Site]) -> Iterator[ast.expr]:
     """The calls of one mapped function in the body of another."""
     bodies: dict[ast.AST | None, Site] = {
-        functions.mapped_function(module, outer): outer for outer in sites
+        functions.innermost(module, outer.fun): outer for outer in sites
     }
     for inner in sites:
         for call in pmaps.mapped_calls(module, inner):

@@ -8,7 +8,7 @@ from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, rule
 
-PAGE = Page(
+_PAGE = Page(
     code="JXD306",
     name="psum-of-one",
     what="Finds `jax.lax.psum(1, axis)`, under any alias.",
@@ -25,8 +25,8 @@ _OPERATORS = rb"as|if|else|for|and|or|in|is|not"
 _OF_ONE = re.compile(rb"psum(?!\w| +(?!(?:" + _OPERATORS + rb")\b)[a-zA-Z]|\s*\(\s*[^\s1(#\\])")
 
 
-@rule(PAGE, triggers=(b"*psum*",), since=(0, 6, 1), narrow={b"*psum*": _OF_ONE})
-def check(module: Module) -> Iterator[Found]:
+@rule(_PAGE, triggers=(b"*psum*",), since=(0, 6, 1), narrow={b"*psum*": _OF_ONE})
+def _psum_of_one(module: Module) -> Iterator[Found]:
     for call in module.calls("jax.lax.psum"):
         named = [word.value for word in call.keywords if word.arg == "axis_name"]
         match [*call.args, *named]:

@@ -7,7 +7,7 @@ from jax_dist.checker.model.findings import Fix, Safety, removal
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, _renames, rule
 
-PAGE = Page(
+_PAGE = Page(
     code="JXD104",
     name="removed-pmap-config",
     what="Finds `jax_pmap_shmap_merge`, `jax_pmap_no_rank_reduction` and other removed flags for "
@@ -39,8 +39,8 @@ _GONE = {
 _TRIGGERS = tuple(word.encode() for flag in _GONE for word in (flag, flag.upper()))
 
 
-@rule(PAGE, triggers=_TRIGGERS)
-def check(module: Module) -> Iterator[Found]:
+@rule(_PAGE, triggers=_TRIGGERS)
+def _removed_pmap_config(module: Module) -> Iterator[Found]:
     # The whole tree: the names are rare, and stand in strings.
     for node in ast.walk(module.tree):
         flag = _flag(module, node)

@@ -9,7 +9,7 @@ from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, rule
 
-PAGE = Page(
+_PAGE = Page(
     code="JXD207",
     name="spec-tuple-compare",
     what="Finds `==`, `!=` and `in` between a `PartitionSpec` and tuples.",
@@ -29,14 +29,14 @@ _LINE = re.compile(rb"(?:spec|P\().*(?:==|!=|\bin\b)|(?:==|!=).*(?:[sS]pec|P\()"
 
 
 @rule(
-    PAGE,
+    _PAGE,
     triggers=(b"*spec == (", b"*spec != (", b") == spec", b") != spec", b"*spec in [")
     + (b"*spec in (", b"*spec not in (", b"*spec not in [")
     + (b".spec ==", b".spec !=", b".spec in", b".spec not in")
     + (b") == P(", b") == PartitionSpec(", b"*specs == (", b"*specs in ("),
     narrow=dict.fromkeys((b"*spec in [", b"*spec in (", b"*specs in ("), _LISTED),
 )
-def check(module: Module) -> Iterator[Found]:
+def _spec_tuple_compare(module: Module) -> Iterator[Found]:
     for node in semantic_model.of_kind(module, ast.Compare, _LINE):
         if len(node.ops) != 1:
             continue

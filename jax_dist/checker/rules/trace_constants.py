@@ -192,12 +192,20 @@ _UNSTABLE = (
 
 @rule(_UNSTABLE_VALUE, triggers=traced.TRIGGERS)
 def _unstable_trace_value(module: Module) -> Iterator[Found]:
-    for call in (*module.calls(*_UNSTABLE), *traced.calls_of_builtins(module, ("id", "hash"))):
+    for call in (*module.calls(*_UNSTABLE), *_calls_of_builtins(module, "id", "hash")):
         for each in traced.traced(module):
             if traced.is_inside(module, call, each.function):
                 name = module.text(call.func)
                 yield Found(call, f"{name}() is called once, while {each.by} traces, not per call")
                 break
+
+
+def _calls_of_builtins(module: Module, *names: str) -> Iterator[ast.Call]:
+    """Calls of builtins that the file does not hide."""
+    for scope in module.scopes.all:
+        for name in names:
+            if scope.lookup(name) is None:
+                yield from filter(None, map(module.call_of, scope.loads.get(name, ())))
 
 
 _SET_ORDER = Page(

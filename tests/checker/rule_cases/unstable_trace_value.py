@@ -16,6 +16,10 @@ CASES: tuple[Case, ...] = (
         "import jax\nf = jax.pmap(lambda x: x.hash(x))\n",
     ),
     Negative(
+        "a parameter that is called id",
+        "import jax\nf = jax.pmap(lambda id, x: id(x))\n",
+    ),
+    Negative(
         "a file that only uses jit",
         "import jax, time\nf = jax.jit(lambda x: x + time.time())\n",
     ),
@@ -27,9 +31,9 @@ CASES: tuple[Case, ...] = (
     Positive(
         "a clock, a name, an address, in a function in a mapped one",
         "import jax\nfrom time import perf_counter\nimport os\ndef step(x):\n"
-        "    def inner(y):\n        return y * perf_counter() + id(y)\n"
+        "    def inner(y):\n        return y * perf_counter() + id(y) + hash(2)\n"
         "    with jax.named_scope(f'{os.getpid()}'):\n        return inner(x)\n"
         "f = jax.jit(jax.shard_map(step, mesh=m, in_specs=s, out_specs=s))\n",
-        (6, 6, 7),
+        (6, 6, 6, 7),
     ),
 )
