@@ -104,7 +104,7 @@ def rule(
 
     Args:
       page: what it says.
-      triggers: phrases as in `prefilter.Phrases`, one of which every file with a finding holds.
+      triggers: phrases as in `linter.Phrases`, one of which every file with a finding holds.
       since: silent in projects that must run on a jax older than this.
       needs: its fix is withheld from projects that must run on a jax older than this.
       also: phrases, all of which every file with a finding holds too.
