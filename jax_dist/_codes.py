@@ -1,4 +1,4 @@
-"""The codes of the rules that other rooms speak of, by the name of the rule.
+"""The codes of the rules that other parts of the package name, by the name of the rule.
 
 A rule's own file holds its code and its page; no other file writes a code out.
 """

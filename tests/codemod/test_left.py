@@ -14,6 +14,7 @@ from jax_dist.checker.model.project import Project
 from jax_dist.codemod import migration
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.results import FileMigration, ProjectContext
+from jax_dist.codemod.shard_map import Promises
 
 
 class Said(NamedTuple):
@@ -168,6 +169,44 @@ def test_it_is_left_and_why(name: str):
         (place,) = found.outcomes
         assert place.status == "left"
         assert said == Said(place.line, place.reason, place.remedy, place.detail)
+
+
+_MAPPED = {
+    "it is made while the module is imported, before devices may be asked for": (
+        "y = jax.pmap(abs)(x)"
+    ),
+    "it is made in the loop of line 4": ("def main(x):\n    for _ in x:\n        jax.pmap(abs)(x)"),
+    "it would be compiled again each time that the function around it runs": (
+        "def step(x):\n    return jax.pmap(abs)(x)"
+    ),
+    "it has axis_size": "def main(x):\n    return jax.pmap(abs, axis_size=8)(x)",
+    "its devices are chosen at run time": (
+        "def main(x, d):\n    return jax.pmap(abs, devices=d)(x)"
+    ),
+    "its in_axes are not literal": "def main(x, a):\n    return jax.pmap(abs, in_axes=a)(x)",
+    "pmap is not applied there": "def main(g):\n    return g(jax.pmap)",
+    "no call of it is seen": "def main():\n    jax.pmap(abs)",
+    "line 4 calls it with named or spread arguments": (
+        "def main(x):\n    return jax.pmap(abs)(*x)"
+    ),
+    "line 4 shares an array that may lie elsewhere": (
+        "def main(w, x):\n    return jax.pmap(max, in_axes=(None, 0))(w, x)"
+    ),
+    "nothing shows that x has a slice for each device": (
+        "def main(x):\n    return jax.pmap(abs)(x)"
+    ),
+}
+
+
+@pytest.mark.parametrize("why", _MAPPED)
+def test_it_becomes_mapped_and_why_not_jit_of_shard_map(why: str):
+    """Said where something was promised, for then more is expected."""
+    text = f"import jax\n\n{_MAPPED[why]}\n"
+    found = _migrated(text, "jax", promises=Promises(one_process=True))
+
+    (place,) = found.outcomes
+    assert place.status == "done"
+    assert place.reason == f"not jit(shard_map): {why}"
 
 
 def test_what_was_left_once_is_done_now():

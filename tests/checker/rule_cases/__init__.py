@@ -20,7 +20,10 @@ class Negative:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Positive:
-    """A case in which the rule must find exactly this many things, at these lines."""
+    """A case in which the rule must find exactly this many things, at these lines.
+
+    No finding has a fix that `--fix` or `--unsafe-fixes` would apply: those are `Fixed`.
+    """
 
     why: str
     code: str
