@@ -267,35 +267,49 @@ print(np.asarray(w))
 _PLACES = ((4, "jax_utils.replicate(np.ones(3, np.float32))"), (7, "jax_utils.unreplicate(w)"))
 
 
-def _judged(after: str, folder: pathlib.Path) -> list[tuple[Rung, tuple[str, ...]]]:
-    path = folder / "train.py"
+_WRONG = (  # at a place
+    ("w = put(np.ones(3, np.float32))", "w = put(np.ones(3, np.float32) * 2)", 0),
+    ("print(np.asarray(w))", "print(np.asarray(w * 1.5))", 1),
+    ("print(np.asarray(w))", "print(np.asarray(w[:2]))", 1),
+)
+_Judged = list[tuple[Rung, tuple[str, ...]]]  # by place
+
+
+def _migrated(path: pathlib.Path, after: str) -> FileMigration:
     path.write_text(_BEFORE)
     places = tuple(PlaceResult(str(path), n, None, "JXD101", "done", what) for n, what in _PLACES)
-    file = FileMigration(str(path), _BEFORE.encode(), after.encode(), places)
-    ledger = verified([sys.executable, str(path)], [file], merge=False)
-    return [(each.rung, each.rules) for each in ledger.entries]
+    return FileMigration(str(path), _BEFORE.encode(), after.encode(), places)
 
 
-def test_host_edits_are_proved_by_their_own_values(tmp_path: pathlib.Path):
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> list[_Judged]:
+    """A right migration, and the wrong ones; one command runs them all."""
     pytest.importorskip("flax")
-    assert _judged(_AFTER, tmp_path) == [
-        (Rung.EQUAL_BY_RULES, ("R9",)),
-        (Rung.EQUAL_BY_RULES, ("R5", "R8")),
+    folder = tmp_path_factory.mktemp("programs")
+    afters = [_AFTER, *(_AFTER.replace(old, new) for old, new, _ in _WRONG)]
+    files = [_migrated(folder / f"train_{n}.py", after) for n, after in enumerate(afters)]
+    command = folder / "every.py"
+    command.write_text(
+        f"import runpy\nfor file in {[file.path for file in files]}:\n    runpy.run_path(file)\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        ledger = verified([sys.executable, str(command)], files, merge=False)
+    return [
+        [(each.rung, each.rules) for each in ledger.entries if each.path == file.path]
+        for file in files
     ]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "place"),
-    [
-        ("w = put(np.ones(3, np.float32))", "w = put(np.ones(3, np.float32) * 2)", 0),
-        ("print(np.asarray(w))", "print(np.asarray(w * 1.5))", 1),
-        ("print(np.asarray(w))", "print(np.asarray(w[:2]))", 1),
-    ],
-)
-def test_a_wrong_host_edit_is_not(tmp_path: pathlib.Path, old: str, new: str, place: int):
-    pytest.importorskip("flax")
-    assert _AFTER.count(old) == 1
-    rung, rules = _judged(_AFTER.replace(old, new), tmp_path)[place]
+def test_host_edits_are_proved_by_their_own_values(judged: list[_Judged]):
+    assert judged[0] == [(Rung.EQUAL_BY_RULES, ("R9",)), (Rung.EQUAL_BY_RULES, ("R5", "R8"))]
 
+
+@pytest.mark.parametrize("number", range(len(_WRONG)), ids=[new for _, new, _ in _WRONG])
+def test_a_wrong_host_edit_is_not(judged: list[_Judged], number: int):
+    old, _, place = _WRONG[number]
+    rung, rules = judged[1 + number][place]
+
+    assert _AFTER.count(old) == 1
     assert rung <= Rung.RAN
     assert not rules
