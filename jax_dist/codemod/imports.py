@@ -53,12 +53,14 @@ def _reads(module: Module, name: str) -> bool:
     scope = module.scopes.module
     if name not in scope.bindings:
         return False
-    # Annotations may be strings, and examples in docstrings run: `x: "jax_utils.T"`.
     word = re.compile(rf"\b{re.escape(name)}\b")
-    return bool(module.reads(scope, name)) or any(
-        isinstance(node, ast.Constant) and isinstance(node.value, str) and word.search(node.value)
-        for node in ast.walk(module.tree)
-    )
+    return bool(module.reads(scope, name)) or any(map(word.search, module.once(_strings)))
+
+
+def _strings(module: Module) -> list[str]:
+    """Annotations may be strings, and examples in docstrings run: `x: "jax_utils.T"`."""
+    constants = (node for node in module.scopes.parents if isinstance(node, ast.Constant))
+    return [node.value for node in constants if isinstance(node.value, str)]
 
 
 def _removals(

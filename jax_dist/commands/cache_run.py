@@ -261,7 +261,7 @@ def _warm(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
 
 
 def _in_processes(options: argparse.Namespace) -> list[dict[str, Any]]:
-    from jax_dist.testing import run_processes
+    from jax_dist._test_processes import run_processes  # this process itself needs no jax
 
     outcomes = run_processes(
         _warm_all,

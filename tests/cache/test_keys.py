@@ -2,21 +2,18 @@
 
 import contextlib
 import json
-import os
 import pathlib
-import subprocess
-import sys
 import threading
 
 import jax
 import jax.numpy as jnp
 import pytest
+from cache_runs import forking_python
 
 from jax_dist import _compat
 from jax_dist.cache import key
 from jax_dist.cache.records import COMPONENTS
 
-_ROOT = pathlib.Path(__file__).parents[2]
 _PROGRAM = pathlib.Path(__file__).parent / "programs" / "predicted_keys.py"
 
 
@@ -25,16 +22,10 @@ def double(x):
 
 
 def test_each_program_is_written_under_its_predicted_key(tmp_path):
-    ran = subprocess.run(
-        [sys.executable, _PROGRAM, tmp_path / "cache"],
-        env=os.environ | {"PYTHONPATH": str(_ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = forking_python().program(_PROGRAM, str(tmp_path / "cache"))
 
-    assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout)
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
     assert sorted(found) == [
         "args",
         "donated",

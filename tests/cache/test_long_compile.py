@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import cache
-from jax_dist.testing import run_processes
+from jax_dist.testing import Outcome, run_processes
 
 LAYERS = 2200  # about a minute on the two cores where this was written
 PATIENCE = 30.0  # seconds that gloo lets a process wait for the others
@@ -45,28 +45,44 @@ def train(folder: str, stock: bool, layers: int) -> dict[str, object]:  # noqa: 
     }
 
 
-def _run(folder, *, stock: bool, layers: int = LAYERS):
+def train_twice(folder: str) -> dict[str, dict[str, object]]:
+    """A small program: with JAX alone, then, in a folder of its own, with us."""
+    return {
+        "stock": train(f"{folder}/stock", stock=True, layers=2),
+        "ours": train(f"{folder}/ours", stock=False, layers=2),
+    }
+
+
+def _run(folder, *, stock: bool):
     return run_processes(
-        train, str(folder), stock, layers, processes=2, cpu_devices=2, timeout=900.0
+        train, str(folder), stock, LAYERS, processes=2, cpu_devices=2, timeout=900.0
     )
 
 
-def test_every_process_hits(tmp_path):
-    cold = _run(tmp_path, stock=False, layers=2)
-    warm = _run(tmp_path, stock=False, layers=2)
-
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> tuple[list[Outcome], list[Outcome]]:
+    """With cold caches, and with warm ones."""
+    folder = str(tmp_path_factory.mktemp("caches"))
+    cold, warm = (
+        run_processes(train_twice, folder, processes=2, cpu_devices=2, timeout=300.0)
+        for _ in range(2)
+    )
     assert [outcome.error for outcome in (*cold, *warm)] == [None] * 4
-    assert [outcome.value["written"] for outcome in cold] == [1, 1]
-    assert [outcome.value["hits"] for outcome in warm] == [1, 1]
-    assert len({outcome.value["value"] for outcome in (*cold, *warm)}) == 1
+    return cold, warm
 
 
-def test_jax_alone_leaves_the_second_process_without(tmp_path):
-    cold = _run(tmp_path, stock=True, layers=2)
-    warm = _run(tmp_path, stock=True, layers=2)
+def test_every_process_hits(runs):
+    cold, warm = ([outcome.value["ours"] for outcome in each] for each in runs)
 
-    assert [outcome.error for outcome in (*cold, *warm)] == [None] * 4
-    assert [outcome.value["hits"] for outcome in warm] == [1, 0]
+    assert [each["written"] for each in cold] == [1, 1]
+    assert [each["hits"] for each in warm] == [1, 1]
+    assert len({each["value"] for each in (*cold, *warm)}) == 1
+
+
+def test_jax_alone_leaves_the_second_process_without(runs):
+    _, warm = runs
+
+    assert [outcome.value["stock"]["hits"] for outcome in warm] == [1, 0]
 
 
 @pytest.mark.slow

@@ -1,34 +1,31 @@
 """What `record` writes down, what it leaves out, and how it survives a crash."""
 
 import json
-import os
-import pathlib
 import signal
-import subprocess
-import sys
 import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cache_runs import forking_python
 
 from jax_dist import _compat
 from jax_dist.cache.recorder import operations_of, record
 from jax_dist.cache.records import load
 from jax_dist.errors import RecordError
 
-_ROOT = pathlib.Path(__file__).parents[2]
-
 _OUTCOMES = """
-import json, os, shutil, sys
-os.environ["JAX_COMPILATION_CACHE_DIR"] = cache = sys.argv[1]
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+import json, os, sys
 import warnings
 warnings.simplefilter("ignore")
 import jax, numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from jax_dist.cache.recorder import record
+
+cache = sys.argv[1]
+jax.config.update("jax_compilation_cache_dir", cache)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 def step(x):
     return x + 1
@@ -63,21 +60,17 @@ json.dump(found, sys.stdout)
 """
 
 
-def _program(text, *arguments):
-    return subprocess.run(
-        [sys.executable, "-c", text, *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": str(_ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def _program(text, folder, *arguments):
+    file = folder / "program.py"
+    file.write_text(text)
+    return forking_python().program(file, *map(str, arguments))
 
 
 def test_what_became_of_each_program(tmp_path):
-    ran = _program(_OUTCOMES, tmp_path / "cache")
+    ran = _program(_OUTCOMES, tmp_path, tmp_path / "cache")
 
-    assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout) == {
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out) == {
         "first": [["written", None]],
         "second": [["hit", None]],
         "damaged": [["not written", "damaged-entry"]],
@@ -99,7 +92,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_folder_keeps_what_was_compiled_before_a_crash(tmp_path):
     for _ in range(2):
-        assert _program(_KILLED, tmp_path / "records").returncode == -signal.SIGKILL
+        assert _program(_KILLED, tmp_path, tmp_path / "records").code == -signal.SIGKILL
 
     kept = load(tmp_path / "records")
     assert [each.key.function for each in kept.compiles] == ["jit__lambda"] * 2

@@ -21,6 +21,7 @@ _ONE_OF_EACH_CAUSE = (
     "device_order",
     "function_name",
     "in_the_second_run_only",
+    "moved_line",
     "partitioned",
     "plain",
     "random_np_capture",
@@ -43,6 +44,13 @@ def test_one_row_of_each_cause_and_what_rewriting_makes_stable():
 
     assert by_row(ran, rows) == _expected(rows)
     assert ran.returncode == 1
+    moved = [
+        found["details"]
+        for each in json.loads(ran.stdout)["functions"]
+        for found in each["findings"]
+        if found["cause"]["name"] == "metadata"
+    ]
+    assert moved == [["moved.py:2, then moved.py:9"]]
 
 
 @pytest.mark.slow
@@ -103,17 +111,6 @@ def test_with_metadata_in_the_key_an_unchanged_program_is_stable(tmp_path):
     ran = verify(_CHANGING, str(tmp_path / "counter"), runs=2, **flag)
 
     assert by_row(ran, ["step"]) == {"step": (STABLE, [])}
-
-
-def test_with_metadata_in_the_key_a_moved_line_is_told(tmp_path):
-    flag = {"JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": "1"}
-    ran = verify(_CHANGING, str(tmp_path / "counter"), "lines", runs=2, **flag)
-
-    [step] = json.loads(ran.stdout)["functions"]
-    [found] = step["findings"]
-    file = tmp_path / "0" / "step.py"
-    assert found["cause"]["name"] == "metadata"
-    assert found["details"] == [f"{file}:6, then {file}:13"]
 
 
 _OWN_DIRECTORY = """

@@ -38,8 +38,9 @@ _TYPES = (np.int64, np.float64, np.uint8, np.bool_, np.complex128, np.float16, j
 
 
 CASES: dict[str, Callable[[Callable], Any]] = {
-    "a collective": lambda pmap: pmap(lambda x: lax.psum(x, "i"), "i")(_own(4, 2)),
-    "slices": lambda pmap: pmap(lambda x: lax.axis_index("i") + x, "i")(_own(4, 2)),
+    "a collective and slices": lambda pmap: pmap(
+        lambda x: (lax.psum(x, "i"), lax.axis_index("i") + x), "i"
+    )(_own(4, 2)),
     "other dimensions": lambda pmap: pmap(lambda x: x, in_axes=1, out_axes=2)(_own(2, 4, 3)),
     "shared": lambda pmap: pmap(
         lambda x, y: (x * y, lax.psum(x, "i")), "i", in_axes=(0, None), out_axes=(0, None)
@@ -54,9 +55,9 @@ CASES: dict[str, Callable[[Callable], Any]] = {
     "keys": lambda pmap: pmap(lambda key: jax.random.uniform(key, (2,)))(
         jax.random.split(jax.random.key(jax.process_index()), 4)
     ),
-    "NumPy of many types": lambda pmap: pmap(lambda xs: xs)([_own(4, 3).astype(x) for x in _TYPES]),
-    "NumPy in other orders": lambda pmap: pmap(lambda *xs: xs)(
-        _own(3, 4).T, _own(8, 3)[::2], np.asfortranarray(_own(4, 3))
+    "NumPy of many types and in other orders": lambda pmap: pmap(lambda *xs: xs)(
+        [_own(4, 3).astype(x) for x in _TYPES],
+        *(_own(3, 4).T, _own(8, 3)[::2], np.asfortranarray(_own(4, 3))),
     ),
     "tangents of whole numbers": lambda pmap: pmap(lambda x: x)(
         np.zeros((4, 3), jax.dtypes.float0)

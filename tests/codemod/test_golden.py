@@ -11,6 +11,7 @@ A first comment may say more:
 `python tests/codemod/test_golden.py` writes what each case becomes; read the difference.
 """
 
+import functools
 import importlib.util
 import json
 import pathlib
@@ -72,6 +73,7 @@ def targets(case: Case) -> list[str]:
 _EACH = [(name, to) for name in names() for to in targets(read(name))]
 
 
+@functools.cache
 def migrated(text: str, to: str) -> FileMigration:
     context = ProjectContext(Project(), str(_FOLDER / "_mapped.py"))
     return migration.of_source(sources.read("case.py", text.encode()), context, _OPTIONS[to])
@@ -136,8 +138,8 @@ def test_the_numbers_are_the_same(name: str):
     literal = case.says("result")
     expected = None if literal else result(case.before, name)
 
-    for to in targets(case):
-        after = migrated(case.before, to).after.decode()
+    texts = {migrated(case.before, to).after.decode(): to for to in targets(case)}
+    for after, to in texts.items():
         if literal:
             assert [leaf.value for leaf in result(after, name)] == json.loads(literal), to
         else:

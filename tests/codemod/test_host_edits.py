@@ -17,7 +17,7 @@ from jax_dist.codemod.results import FileMigration, PlaceResult
 from jax_dist.codemod.vendored.mapped import replicated
 from jax_dist.codemod.verify import edits, program_text, slices
 from jax_dist.codemod.verify.equivalence import NotProvedError
-from jax_dist.codemod.verify.ledger import Rung
+from jax_dist.codemod.verify.ledger import Ledger, Rung
 from jax_dist.codemod.verify.recording import programs
 from jax_dist.codemod.verify.trial import verified
 
@@ -267,35 +267,64 @@ print(np.asarray(w))
 _PLACES = ((4, "jax_utils.replicate(np.ones(3, np.float32))"), (7, "jax_utils.unreplicate(w)"))
 
 
-def _judged(after: str, folder: pathlib.Path) -> list[tuple[Rung, tuple[str, ...]]]:
-    path = folder / "train.py"
+_WRONG = (  # at a place
+    ("w = put(np.ones(3, np.float32))", "w = put(np.ones(3, np.float32) * 2)", 0),
+    ("print(np.asarray(w))", "print(np.asarray(w * 1.5))", 1),
+    ("print(np.asarray(w))", "print(np.asarray(w[:2]))", 1),
+)
+
+
+def _migrated(path: pathlib.Path, after: str) -> FileMigration:
     path.write_text(_BEFORE)
     places = tuple(PlaceResult(str(path), n, None, "JXD101", "done", what) for n, what in _PLACES)
-    file = FileMigration(str(path), _BEFORE.encode(), after.encode(), places)
-    ledger = verified([sys.executable, str(path)], [file], merge=False)
-    return [(each.rung, each.rules) for each in ledger.entries]
+    return FileMigration(str(path), _BEFORE.encode(), after.encode(), places)
 
 
-def test_host_edits_are_proved_by_their_own_values(tmp_path: pathlib.Path):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture(scope="module")
+def ledger(folder: pathlib.Path) -> Ledger:
+    """Of a right migration, and of the wrong ones; one command runs them all."""
     pytest.importorskip("flax")
-    assert _judged(_AFTER, tmp_path) == [
+    afters = [_AFTER, *(_AFTER.replace(old, new) for old, new, _ in _WRONG)]
+    files = [_migrated(folder / f"train_{n}.py", after) for n, after in enumerate(afters)]
+    command = folder / "every.py"
+    command.write_text(
+        f"import runpy\nfor file in {[file.path for file in files]}:\n    runpy.run_path(file)\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return verified([sys.executable, str(command)], files, merge=False)
+
+
+def _judged(ledger: Ledger, number: int) -> list[tuple[Rung, tuple[str, ...]]]:
+    """Each place of one of the programs."""
+    path = f"train_{number}.py"
+    return [(each.rung, each.rules) for each in ledger.entries if each.path.endswith(path)]
+
+
+def test_host_edits_are_proved_by_their_own_values(ledger: Ledger):
+    assert _judged(ledger, 0) == [
         (Rung.EQUAL_BY_RULES, ("R9",)),
         (Rung.EQUAL_BY_RULES, ("R5", "R8")),
     ]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "place"),
-    [
-        ("w = put(np.ones(3, np.float32))", "w = put(np.ones(3, np.float32) * 2)", 0),
-        ("print(np.asarray(w))", "print(np.asarray(w * 1.5))", 1),
-        ("print(np.asarray(w))", "print(np.asarray(w[:2]))", 1),
-    ],
-)
-def test_a_wrong_host_edit_is_not(tmp_path: pathlib.Path, old: str, new: str, place: int):
-    pytest.importorskip("flax")
-    assert _AFTER.count(old) == 1
-    rung, rules = _judged(_AFTER.replace(old, new), tmp_path)[place]
+@pytest.mark.parametrize("number", range(len(_WRONG)), ids=[new for _, new, _ in _WRONG])
+def test_a_wrong_host_edit_is_not(ledger: Ledger, number: int):
+    old, _, place = _WRONG[number]
+    rung, rules = _judged(ledger, 1 + number)[place]
 
+    assert _AFTER.count(old) == 1
     assert rung <= Rung.RAN
     assert not rules
+
+
+def test_two_runs_that_differ_are_followed_by_one_more(ledger: Ledger, folder: pathlib.Path):
+    assert ledger.runs is not None
+    assert ledger.runs.differs
+    assert ledger.notes[1] == "without the migration, the command computes the same twice"
+    assert {path.read_text() for path in folder.glob("train_*.py")} == {_BEFORE}

@@ -83,6 +83,7 @@ outer(jnp.ones(8))
 jax.grad(lambda x: jax.pmap(jnp.sin)(x).sum())(jnp.ones(8))
 for i in range(5):
     jax.pmap(lambda x: x + i)(jnp.ones(8))
+jax.pmap(lambda x: x + 1)(jnp.zeros((8, 1100, 1024)))
 never = jax.pmap(jnp.cos)
 """
 
@@ -171,11 +172,8 @@ def test_another_sitecustomize_still_runs(tmp_path: pathlib.Path, monkeypatch: p
     assert run.output == "theirs\nprogram\n"
 
 
-def test_large_arrays_leave_digests(tmp_path: pathlib.Path):
-    large = "import jax, jax.numpy as jnp\n"
-    large += "jax.pmap(lambda x: x + 1)(jnp.zeros((8, 1100, 1024)))\n"
-    (site,) = recorded(large, tmp_path).record.called
-    (result,) = site.calls[0].returned
+def test_large_arrays_leave_digests(habits: Run):
+    (result,) = _of_line(habits, "1100, 1024").calls[0].returned
 
     assert (result.archive, result.mean, result.shape) == (None, 1.0, (8, 1100, 1024))
     assert len(set(result.rows)) == 1

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from verified_programs import IDIOMATIC, TRAINING, changed, recorded
+from verified_programs import IDIOMATIC, TRAINING, changed, recorded_together
 
 import jax_dist
 from jax_dist._compat import CAN_REWRITE
@@ -247,12 +247,11 @@ def test_one_copy_is_kept_only_of_what_is_equal_on_all_devices(body, equal):
 
 
 def test_two_recorded_runs_prove_a_dropped_axis(tmp_path):
-    edits = list(IDIOMATIC)
-    one = recorded(changed(("donate_argnums=(0,)", ""), source=TRAINING), tmp_path / "program")
     source = changed(("donate_argnums=(0,)", ""), source=TRAINING)
-    edits = [(old.replace("donate_argnums=(0,)", ""), new) for old, new in edits]
-    other = recorded(changed(*edits, source=source), tmp_path / "program")
-    found, _ = pairs(one.record, other.record)
+    edits = [(old.replace("donate_argnums=(0,)", ""), new) for old, new in IDIOMATIC]
+    texts = {"before": source, "after": changed(*edits, source=source)}
+    runs = recorded_together(texts, tmp_path / "program")
+    found, _ = pairs(runs["before"].record, runs["after"].record)
     step_, _ = (comparison.compare(*pair, 0.0) for pair in found)
 
     assert step_.unproved == ""

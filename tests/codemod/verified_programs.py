@@ -1,14 +1,16 @@
 """Small programs, right and wrong migrations of them, and a way to run them recorded."""
 
+import dataclasses
 import os
 import pathlib
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 
 import jax_dist
 from jax_dist.codemod.verify import sandbox
-from jax_dist.codemod.verify.evidence import Run
+from jax_dist.codemod.verify.evidence import Run, RunRecord, SiteRecord
 
 # Shapes: 8 devices, 4 examples each, 3 features.
 TRAINING = """\
@@ -131,12 +133,42 @@ def recorded(source: str, folder: pathlib.Path, *, timeout: float | None = 120.0
     folder.mkdir(exist_ok=True)
     file = folder / "train.py"
     file.write_text(source)
-    command = [sys.executable, str(file)]
+    return _recorded([file], folder, timeout)
+
+
+def recorded_together(sources: Mapping[str, str], folder: pathlib.Path) -> dict[str, Run]:
+    """Runs programs in one process, by name: each is recorded as `train.py` of the folder."""
+    folder.mkdir(exist_ok=True)
+    files = {name: folder / f"train_{name}.py" for name in sources}
+    for name, file in files.items():
+        file.write_text(sources[name])
+    every = folder / "every.py"
+    every.write_text(
+        "import runpy\n"
+        f"for file in {[*map(str, files.values())]}:\n"
+        "    runpy.run_path(file, run_name='__main__')\n"
+    )
+    run = _recorded([every, *files.values()], folder, 120.0)
+    assert run.exit_code == 0, run.output
+    train = str(folder / "train.py")
+    return {
+        name: Run(0, "", RunRecord(_renamed(run.record.sites, str(file), train)))
+        for name, file in files.items()
+    }
+
+
+def _renamed(sites: Iterable[SiteRecord], old: str, new: str) -> tuple[SiteRecord, ...]:
+    return tuple(dataclasses.replace(site, file=new) for site in sites if site.file == old)
+
+
+def _recorded(files: Sequence[pathlib.Path], folder: pathlib.Path, timeout: float | None) -> Run:
+    """Runs the first of the files of a folder."""
     with pytest.MonkeyPatch.context() as patch:
         found = [os.environ.get("RECORDED_PATH", ""), pathlib.Path(jax_dist.__file__).parents[1]]
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, found)))
         patch.chdir(folder)
         work = folder.with_name(f"{folder.name}-records-{len(list(folder.parent.iterdir()))}")
         work.mkdir()
+        command = [sys.executable, str(files[0])]
         stage = sandbox.Workspace(command, work, [folder.resolve()], 8, timeout)
-        return stage.recorded({}, [file])
+        return stage.recorded({}, files)

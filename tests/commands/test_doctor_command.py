@@ -114,8 +114,8 @@ def test_a_time_must_be_more_than_nothing(capsys):
 
 
 def test_colours_are_there_where_asked(monkeypatch):
-    monkeypatch.setenv("JAX_FOO", "1")
+    monkeypatch.setenv("JAX_ENABLE_X64", "perhaps")
 
     _, out = _run("--quiet", "--color=always")
 
-    assert out.startswith("\x1b[1;31mharm\x1b[0m: JAX_FOO is set")
+    assert out.startswith("\x1b[1;31mharm\x1b[0m: jax cannot be imported")

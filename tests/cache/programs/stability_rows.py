@@ -460,7 +460,17 @@ def random_slice():
     jitted(random_slice)
 
 
-# --- what verify counts
+# --- in the second run
+
+
+@row
+def moved_line():
+    names = {}
+    above = "\n" * 7 if os.environ["PYTHONHASHSEED"] == "2" else ""
+    exec(compile(f"{above}def moved_line(x):\n    return x + 1\n", "moved.py", "exec"), names)
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)  # noqa: FBT003
+    jitted(names["moved_line"])
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", False)  # noqa: FBT003
 
 
 @row
