@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from demo_processes import Run
-from matplotlib.figure import Figure
 from rich.table import Table
 
 _SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
@@ -43,6 +42,8 @@ def table_of(runs: Sequence[Run], explained: dict[str, Any] | None) -> Table:
 
 def draw(runs: Sequence[Run], path: pathlib.Path) -> None:
     """Learning curves over wall time."""
+    from matplotlib.figure import Figure  # only here: the demo is to begin at once
+
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot(
         title="The same learning, over wall time",

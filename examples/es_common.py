@@ -19,8 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 from absl import app, flags, logging
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 import jax_dist
 
@@ -295,6 +293,9 @@ def draw_curves(
       goal: a height to draw a dashed line at.
       goal_label: what that height means.
     """
+    from matplotlib.figure import Figure  # only here: of several processes, one draws
+    from matplotlib.ticker import MaxNLocator
+
     colours = ["tab:gray", "tab:blue", "tab:red", "tab:green"]
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot(title=title, xlabel="generation", ylabel=ylabel)

@@ -4,6 +4,7 @@ Small here: a table of 4 MB in place of 64, four pairs in place of eight.
 """
 
 import importlib.util
+import io
 import os
 import pathlib
 import re
@@ -18,6 +19,7 @@ import pytest
 from jax.sharding import Mesh
 
 import jax_dist
+from jax_dist.commands.cli import main
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _BEFORE = _ROOT / "examples" / "es_before_pmap.py"
@@ -38,11 +40,10 @@ jax.monitoring.register_event_duration_secs_listener(_hear)
 
 
 def tool(*arguments: str | pathlib.Path) -> str:
-    environment = os.environ | {"PYTHONPATH": str(_ROOT)}
-    command = [sys.executable, "-m", "jax_dist", *map(str, arguments)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert ran.returncode < 2, ran.stderr
-    return ran.stdout
+    out, err = io.StringIO(), io.StringIO()
+    code = main([*map(str, arguments)], out=out, err=err)
+    assert code < 2, err.getvalue()
+    return out.getvalue()
 
 
 def load(path: pathlib.Path, name: str) -> ModuleType:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
+import io
 import os
 import pathlib
 import re
@@ -27,6 +28,7 @@ from jax_dist.codemod import helper_module, migration
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.results import ProjectContext
 from jax_dist.codemod.shard_map import Promises
+from jax_dist.commands.cli import main
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FOLDER = _ROOT / "examples" / "migrations"
@@ -124,21 +126,13 @@ def test_the_before_is_pmap_and_the_after_is_plain_jax(name):
 
 
 @_each
-def test_lint_has_something_to_say_before_and_nothing_after(name):
-    told = [
-        subprocess.run(
-            [sys.executable, "-m", "jax_dist", "lint", f"{name}_{when}.py"],
-            cwd=_FOLDER,
-            env={**os.environ, "PYTHONPATH": str(_ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        for when in ("before", "after")
-    ]
+def test_lint_has_something_to_say_before_and_nothing_after(name, monkeypatch):
+    monkeypatch.chdir(_FOLDER)
+    before, after = io.StringIO(), io.StringIO()
 
-    assert [ran.returncode for ran in told] == [1, 0], told[1].stdout
-    assert "JXD001" in told[0].stdout
+    assert main(["lint", f"{name}_before.py"], out=before) == 1
+    assert main(["lint", f"{name}_after.py"], out=after) == 0, after.getvalue()
+    assert "JXD001" in before.getvalue()
 
 
 @pytest.mark.parametrize(
