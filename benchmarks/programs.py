@@ -348,7 +348,7 @@ def _restore() -> None:
 def _row(
     program: Program, target: str, python: Path, options: argparse.Namespace, work: Path
 ) -> Row:
-    from jax_dist.codemod.verify.trial import compared  # programs run without jax_dist
+    from jax_dist.codemod.verify import comparison, sandbox  # programs run without jax_dist
 
     folder = work / f"{program.name}-{target}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -361,13 +361,10 @@ def _row(
     own = ["-P", str(HERE), "--run", program.name, *(["--restored"] * options.restored)]
     command = [str(python), *(program.command or own)]
     with _in(folder / "before"):
-        found = compared(
-            command,
-            {path: before[path] for path in changed if path in before},
-            {path: after[path] for path in changed},
-            devices=DEVICES,
-            timeout=1800,
-        )
+        texts = ({path: each[path] for path in changed if path in each} for each in (before, after))
+        with sandbox.stage(command, changed, devices=DEVICES, timeout=1800) as stage:
+            runs = [stage.recorded(each, changed) for each in texts]
+            found = comparison.judged(command, *runs, files=changed)
     return Row(
         program=program.name,
         target=target,

@@ -1,4 +1,4 @@
-"""What all subcommands share: exit codes, help, arguments, colours, and how far a long run is."""
+"""What all subcommands share: exit codes, help, arguments, output, and how far a long run is."""
 
 import argparse
 import enum

@@ -9,8 +9,8 @@ import re
 import pytest
 
 from jax_dist.checker.engine import linter
-from jax_dist.checker.model import sources
 from jax_dist.checker.model.findings import Edit, Finding, Fix, Safety
+from jax_dist.checker.model.project import Project
 from jax_dist.checker.rules import Page, linter_findings
 from jax_dist.commands import lint_run
 
@@ -40,12 +40,12 @@ PAGES |= {
 CODES = frozenset(code for code, page in PAGES.items() if page.default)
 
 
-def check(source, project, codes, target=None, of=None):
+def check(source, project, codes, target=None, of=None, real=linter.check):
     del project, target, of
     try:
         ast.parse(source.python)
-    except SyntaxError as error:
-        return [linter.unparsed(source, sources.ParseError(error.msg, error.lineno or 1, 1))]
+    except SyntaxError:
+        return real(source, Project(), codes)
     found = (_finding(source, match) for match in _matches(source.python))
     return [finding for finding in found if finding.code in codes]
 

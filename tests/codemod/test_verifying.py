@@ -19,7 +19,7 @@ from verified_programs import changed
 from jax_dist._compat import CAN_REWRITE
 from jax_dist._usage import MisuseError
 from jax_dist.codemod.results import FileMigration
-from jax_dist.codemod.verify import edits, sandbox
+from jax_dist.codemod.verify import comparison, edits, sandbox
 from jax_dist.codemod.verify.ledger import (
     REQUIREMENTS,
     Ending,
@@ -29,7 +29,7 @@ from jax_dist.codemod.verify.ledger import (
     MigrationVerification,
     Rung,
 )
-from jax_dist.codemod.verify.trial import compared, verified
+from jax_dist.codemod.verify.trial import verified
 
 _GOOD = b"# \xc3\xa9t\xc3\xa9\r\nprint('same')"  # no final newline
 
@@ -224,10 +224,13 @@ def test_two_runs_do_not_see_into_the_pmap_of_equinox(file: pathlib.Path):
     ours = before.replace("import jax\n", "import jax\nimport jax_dist\n")
     ours = ours.replace("equinox.filter_pmap", "jax_dist.filter_pmap")
 
-    found, wrong = (
-        compared([sys.executable, str(file)], {file: before.encode()}, {file: after.encode()})
-        for after in (ours, ours.replace("triple(jnp", "jax.vmap(lambda x: x * 3)(jnp"))
-    )
+    other = ours.replace("triple(jnp", "jax.vmap(lambda x: x * 3)(jnp")
+    command = [sys.executable, str(file)]
+    with sandbox.stage(command, [file], devices=8, timeout=None) as stage:
+        first, *runs = (
+            stage.recorded({file: text.encode()}, [file]) for text in (before, ours, other)
+        )
+        found, wrong = (comparison.judged(command, first, each, files=[file]) for each in runs)
 
     assert found.verdict == "unproven"
     assert [each.compared for each in found.sites] == [1]

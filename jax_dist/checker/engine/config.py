@@ -78,7 +78,7 @@ class Config:
 _MISSPELT = ("jax_dist", "jaxdist", "jax-dist")  # the last without `tool`
 _OURS = re.compile(rb"jax[-_]?dist")
 _FILES = ("jax-dist.toml", "pyproject.toml")
-_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git", "requirements.txt")
+_MARKS = (*sources.PROJECT_MARKS, "requirements.txt")
 
 
 def load(paths: Sequence[str], file: str | None = None) -> Config:

@@ -237,7 +237,7 @@ def _round(
 def _made(
     source: Source, findings: Sequence[Finding], able: Sequence[Finding], examiner: Examiner
 ) -> _Mended:
-    """Raises HarmError, also where there would be more findings of a code than before."""
+    """Raises _HarmError, also where there would be more findings of a code than before."""
     fixes = [finding.fix for finding in able if finding.fix]
     applied = choose_fixes(fixes)
     try:

@@ -111,7 +111,7 @@ class Examiner:
         found = check(source, self.project, codes, self.target, likely)
         if SYNTAX_ERROR.code in codes:  # cells of a notebook; the others were checked
             for cell in getattr(source, "unparsed", ()):
-                found.append(unparsed(source, cell))
+                found.append(_unparsed(source, cell))
         if not found and not _speaks_to_us(source.code):
             return found
         code = source.code.lower()
@@ -167,7 +167,7 @@ def check(
     try:
         module = project.module(source)
     except ParseError as error:
-        return [unparsed(source, error)] if SYNTAX_ERROR.code in codes else []
+        return [_unparsed(source, error)] if SYNTAX_ERROR.code in codes else []
     try:
         return _found(module, of, target)
     finally:
@@ -200,7 +200,7 @@ def _found(module: Module, codes: frozenset[Code], target: Version | None) -> li
     return sorted(findings, key=lambda finding: finding.sort_key)
 
 
-def unparsed(source: Source, error: ParseError) -> Finding:
+def _unparsed(source: Source, error: ParseError) -> Finding:
     """The finding for a file that Python cannot parse."""
     line = min(max(error.line, 1), len(source.line_starts))
     offset = source.line_starts[line - 1]

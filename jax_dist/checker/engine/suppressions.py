@@ -319,7 +319,7 @@ _VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Stale:
+class _Stale:
     """An entry that hides nothing any more."""
 
     path: str
@@ -334,7 +334,7 @@ class _Compared:
 
     new: tuple[Finding, ...]
     hidden: int
-    stale: tuple[Stale, ...]
+    stale: tuple[_Stale, ...]
 
 
 def baseline_of(findings: Iterable[Finding], file: str) -> str:
@@ -371,7 +371,7 @@ def beyond_baseline(
     checked = {_seen(path, file) for path in files}
     folder = os.path.dirname(os.path.abspath(file))
     stale = tuple(
-        Stale(path, code, line, count)
+        _Stale(path, code, line, count)
         for (path, code, line), count in sorted(left.items())
         if count and code in codes
         if path in checked or not os.path.exists(os.path.join(folder, path))

@@ -4,16 +4,12 @@ Fixes of a group are made together or not at all, and never are two edits made o
 All offsets count bytes of the UTF-8 text that is parsed (`Source.code`), as `ast` does.
 """
 
-import ast
 import bisect
 import dataclasses
 import enum
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeAlias
-
-if TYPE_CHECKING:
-    from jax_dist.checker.model.semantic_model import Module
+from typing import TypeAlias
 
 Code: TypeAlias = str  # such as "JXD001"
 
@@ -147,18 +143,3 @@ def newline_of(code: bytes) -> str:
     """How the file ends its lines; the first one decides."""
     match = re.search(rb"\r\n|\r|\n", code)
     return match[0].decode() if match else "\n"
-
-
-def removal(module: "Module", statement: ast.stmt) -> Edit:
-    """The statement goes with its line; `pass` stands for it where its block would be empty."""
-    start, end = module.span(statement)
-    block = getattr(module.parent(statement), "body", [])
-    if len(block) == 1 or statement not in block:
-        return Edit(start, end, "pass")
-    code = module.source.code
-    line = code.rfind(b"\n", 0, start) + 1
-    after = code.find(b"\n", end)
-    rest = code[end : after if after >= 0 else None]
-    if code[line:start].strip() or rest.strip():
-        return Edit(start, end, "pass")  # the line holds more
-    return Edit(line, after + 1 if after >= 0 else len(code), "")

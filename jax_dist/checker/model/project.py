@@ -175,7 +175,6 @@ _IMPORT = re.compile(
 )
 _COMMENT = re.compile(rb"#[^\n]*")
 
-_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _MOST = 20_000  # files of one project; of a larger one, nothing is taken away
 
 
@@ -412,7 +411,7 @@ def _stem(path: str) -> str:
 def _project_root(path: str) -> str:
     """The folder of the project that a file belongs to; "" where nothing shows it."""
     for folder in sources.folders_above(os.path.dirname(path)):
-        if any(os.path.exists(os.path.join(folder, mark)) for mark in _MARKS):
+        if any(os.path.exists(os.path.join(folder, mark)) for mark in sources.PROJECT_MARKS):
             return folder
     package = outermost_package(os.path.dirname(path))
     return os.path.dirname(package) if package else ""

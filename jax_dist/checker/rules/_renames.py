@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
 from jax_dist.checker.model import scopes
-from jax_dist.checker.model.findings import Edit, Fix, Safety, removal
+from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Version
 
@@ -310,6 +310,21 @@ def edits_of_from(
     if any(b"#" in code[edit.start : edit.end] for edit in removed):
         return None
     return (Edit(start, start, "".join(f"{each}\n{indent}" for each in new)), *removed)
+
+
+def removal(module: Module, statement: ast.stmt) -> Edit:
+    """The statement goes with its line; `pass` stands for it where its block would be empty."""
+    start, end = module.span(statement)
+    block = getattr(module.parent(statement), "body", [])
+    if len(block) == 1 or statement not in block:
+        return Edit(start, end, "pass")
+    code = module.source.code
+    line = code.rfind(b"\n", 0, start) + 1
+    after = code.find(b"\n", end)
+    rest = code[end : after if after >= 0 else None]
+    if code[line:start].strip() or rest.strip():
+        return Edit(start, end, "pass")  # the line holds more
+    return Edit(line, after + 1 if after >= 0 else len(code), "")
 
 
 def _removals(

@@ -221,41 +221,6 @@ def _kinds(module: Module, value: ast.expr) -> Iterator[Literal["spec", "shardin
             yield "unknown"
 
 
-# --- how a function that takes another one is applied
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _TransformUse:
-    """`t(f, a, k=b)`, `@t`, `@partial(t, k=b)` or `partial(t, k=b)(f)`."""
-
-    args: Sequence[ast.expr]  # after the function
-    keywords: Sequence[ast.keyword]
-    fun: ast.AST | None  # the function, or the decorated def; None: by keyword, or not given
-
-
-def _application(module: Module, transform: ast.expr) -> _TransformUse | None:
-    """How the transform is applied where it stands; None where it is only passed on."""
-    around = module.parent(transform)
-    if pmaps.decorates(around, transform):
-        return _TransformUse((), (), around)
-    if not isinstance(around, ast.Call):
-        return None
-    outside = module.parent(around)
-    if around.func is transform:
-        if not around.args and pmaps.decorates(outside, around):
-            return _TransformUse((), around.keywords, outside)
-        fun = around.args[0] if around.args else None
-        return _TransformUse(around.args[1:], around.keywords, fun)
-    if around.args != [transform] or module.qualified_name(around.func) not in PARTIAL:
-        return None
-    if pmaps.decorates(outside, around):
-        return _TransformUse((), around.keywords, outside)
-    call = module.call_of(around)
-    if call is None or not call.args:
-        return None
-    return _TransformUse(call.args[1:], (*around.keywords, *call.keywords), call.args[0])
-
-
 _PVARY = Page(
     code="JXD107",
     name="pvary-to-pcast",
@@ -301,3 +266,35 @@ def _varying(module: Module, function: ast.expr) -> Edit | None:
             end = module.span(last)[1]
             return Edit(end, end, f", to={quote}varying{quote}")
     return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _TransformUse:
+    """`t(f, a, k=b)`, `@t`, `@partial(t, k=b)` or `partial(t, k=b)(f)`."""
+
+    args: Sequence[ast.expr]  # after the function
+    keywords: Sequence[ast.keyword]
+    fun: ast.AST | None  # the function, or the decorated def; None: by keyword, or not given
+
+
+def _application(module: Module, transform: ast.expr) -> _TransformUse | None:
+    """How the transform is applied where it stands; None where it is only passed on."""
+    around = module.parent(transform)
+    if pmaps.decorates(around, transform):
+        return _TransformUse((), (), around)
+    if not isinstance(around, ast.Call):
+        return None
+    outside = module.parent(around)
+    if around.func is transform:
+        if not around.args and pmaps.decorates(outside, around):
+            return _TransformUse((), around.keywords, outside)
+        fun = around.args[0] if around.args else None
+        return _TransformUse(around.args[1:], around.keywords, fun)
+    if around.args != [transform] or module.qualified_name(around.func) not in PARTIAL:
+        return None
+    if pmaps.decorates(outside, around):
+        return _TransformUse((), around.keywords, outside)
+    call = module.call_of(around)
+    if call is None or not call.args:
+        return None
+    return _TransformUse(call.args[1:], (*around.keywords, *call.keywords), call.args[0])

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.checker.model.findings import Fix, Safety, removal
+from jax_dist.checker.model.findings import Fix, Safety
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, _renames, rule
 
@@ -85,4 +85,4 @@ def _fix(module: Module, node: ast.AST) -> Fix | None:
             return None
     if not isinstance(value, ast.Constant):
         return None  # computing it may do something
-    return Fix("leave it out", Safety.SAFE, (removal(module, statement),))
+    return Fix("leave it out", Safety.SAFE, (_renames.removal(module, statement),))

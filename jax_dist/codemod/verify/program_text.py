@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _IMPORT = "import _jax_dist_recording.start as __jd__"
-_RECORD_HELPER = "__import__('_jax_dist_recording.start').start.record_helper(globals())\n"
 _VALUE = "__jd_value__"
 
 
@@ -181,21 +180,3 @@ def _statement(program: ProgramText, line: int) -> tuple[str, int] | None:
     if indent.strip():  # something stands before it: `if x: f()`
         return None
     return indent, start
-
-
-def with_helper_recorded(data: bytes) -> bytes:
-    """A file in which the helper `mapped` of `--to jax` is recorded, where the file has it.
-
-    It may lie inside a script, which nobody imports, so the script itself has to tell.
-    """
-    if b"def mapped(" not in data or b"class _Program" not in data:
-        return data
-    try:
-        body = ast.parse(data).body
-    except (SyntaxError, ValueError):
-        return data
-    helpers = [e for e in body if isinstance(e, ast.FunctionDef) and e.name == "mapped"]
-    if not helpers:
-        return data
-    end, lines = helpers[-1].end_lineno, data.splitlines(keepends=True)
-    return b"".join([*lines[:end], _RECORD_HELPER.encode(), *lines[end:]])

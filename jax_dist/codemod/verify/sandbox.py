@@ -4,6 +4,7 @@ On Linux, an overlay: all paths stay, and what the program writes lies elsewhere
 does not allow it, a copy, which the program's paths lead into as far as we can see them.
 """
 
+import ast
 import contextlib
 import errno
 import fcntl
@@ -22,7 +23,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from jax_dist._usage import MisuseError
-from jax_dist.codemod.verify import evidence, overlay, program_text
+from jax_dist.checker.model import sources
+from jax_dist.codemod.verify import evidence, overlay
 from jax_dist.codemod.verify.evidence import Run
 from jax_dist.launch.ranks import run_to_end
 
@@ -32,7 +34,6 @@ _ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")  # signals by which people 
 
 _RECORDING = Path(__file__).with_name("recording")
 _PREFIX, _LOCK = "jax_dist_verify_", "lock"
-_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _LEFT_OUT = ("__pycache__", ".git", ".hg")
 _SPECIAL = frozenset(",:\\\n")  # of the mount's options
 _PLACES = ("/var/tmp", "/dev/shm")  # where nothing of the user's is, beside the usual one
@@ -105,7 +106,7 @@ class Workspace:
         Raises:
           OSError: the command cannot be started.
         """
-        hooked = {path: program_text.with_helper_recorded(data) for path, data in changes.items()}
+        hooked = {path: _with_helper_recorded(data) for path, data in changes.items()}
         box = self._sandbox(hooked)
         inside = [box.inside(str(Path(file).resolve())) for file in files]
         ended = self._run(box, {"files": inside})
@@ -148,6 +149,27 @@ class Workspace:
         }
         code = run_to_end(box.command(self.command), environment, output, self._timeout)
         return evidence.read(code, output.read_text(errors="replace"), records)
+
+
+_RECORD_HELPER = "__import__('_jax_dist_recording.start').start.record_helper(globals())\n"
+
+
+def _with_helper_recorded(data: bytes) -> bytes:
+    """A file in which the helper `mapped` of `--to jax` is recorded, where the file has it.
+
+    It may lie inside a script, which nobody imports, so the script itself has to tell.
+    """
+    if b"def mapped(" not in data or b"class _Program" not in data:
+        return data
+    try:
+        body = ast.parse(data).body
+    except (SyntaxError, ValueError):
+        return data
+    helpers = [e for e in body if isinstance(e, ast.FunctionDef) and e.name == "mapped"]
+    if not helpers:
+        return data
+    end, lines = helpers[-1].end_lineno, data.splitlines(keepends=True)
+    return b"".join([*lines[:end], _RECORD_HELPER.encode(), *lines[end:]])
 
 
 def _environment(devices: int) -> dict[str, Any]:
@@ -264,7 +286,7 @@ def _project(folder: Path) -> Path:
     for each in (folder, *folder.parents):
         if each in (home, Path(each.anchor)):
             break
-        if any((each / mark).exists() for mark in _MARKS):
+        if any((each / mark).exists() for mark in sources.PROJECT_MARKS):
             return each
     return folder
 

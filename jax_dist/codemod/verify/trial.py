@@ -74,24 +74,6 @@ def verified(
         return _Trial(stage, plan, progress).ledger()
 
 
-def compared(
-    command: Sequence[str],
-    before: Mapping[Path, bytes],
-    after: Mapping[Path, bytes],
-    *,
-    devices: int = 8,
-    timeout: float | None = None,
-) -> MigrationVerification:
-    """Runs a command before and after a change of files, and compares what is mapped.
-
-    Args, Raises: as `verified`.
-    """
-    files = {*before, *after}
-    with sandbox.stage(command, files, devices=devices, timeout=timeout) as stage:
-        one, other = (stage.recorded(each, files) for each in (before, after))
-        return judged(command, one, other, files=files)
-
-
 class _Plan:
     """What is run, and where its places are."""
 
