@@ -7,7 +7,6 @@ versions of jax that it was seen in.
 from jax_dist._compat.cache import CompiledProgram as CompiledProgram
 from jax_dist._compat.cache import CompileRequest as CompileRequest
 from jax_dist._compat.cache import cache_key as cache_key
-from jax_dist._compat.cache import compile_request as compile_request
 from jax_dist._compat.cache import compiles_watched as compiles_watched
 from jax_dist._compat.cache import custom_call_targets as custom_call_targets
 from jax_dist._compat.cache import describe_arguments as describe_arguments
@@ -27,7 +26,6 @@ from jax_dist._compat.fronts import hide_frames as hide_frames
 from jax_dist._compat.fronts import inside_jit as inside_jit
 from jax_dist._compat.fronts import is_tracing as is_tracing
 from jax_dist._compat.fronts import jit_like as jit_like
-from jax_dist._compat.fronts import jit_options as jit_options
 from jax_dist._compat.fronts import run_jit as run_jit
 from jax_dist._compat.fronts import traced_types as traced_types
 from jax_dist._compat.fronts import watch_calls as watch_calls
@@ -49,7 +47,6 @@ from jax_dist._compat.private import movable as movable
 from jax_dist._compat.private import option_names as option_names
 from jax_dist._compat.processes import TakenPmap as TakenPmap
 from jax_dist._compat.processes import backend_started as backend_started
-from jax_dist._compat.processes import can_rewrap as can_rewrap
 from jax_dist._compat.processes import coordination_client as coordination_client
 from jax_dist._compat.processes import detect_cluster as detect_cluster
 from jax_dist._compat.processes import initialize_options as initialize_options

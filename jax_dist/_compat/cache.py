@@ -266,6 +266,23 @@ class CompileRequest:
         """Such as "jit_step"."""
         return self.module.operation.attributes["sym_name"].value
 
+    @classmethod
+    def of(cls, lowered: jax.stages.Lowered) -> "CompileRequest":
+        """What `lowered.compile()` would ask for; nothing is compiled, and nothing remembered."""
+        thread, found = threading.get_ident(), []
+
+        @contextlib.contextmanager
+        def stop(request: CompileRequest) -> Iterator[None]:
+            if threading.get_ident() == thread:
+                found.append(request)
+                raise _Asked
+            yield
+
+        with compiles_watched(stop), contextlib.suppress(_Asked):
+            # With an option of its own: JAX remembers what it compiled, and would ask for nothing.
+            lowered.compile({_OUTSIDE_KEY: ""})
+        return found[0]
+
 
 _CompileWatcher: TypeAlias = Callable[[CompileRequest], AbstractContextManager[None]]
 
@@ -321,23 +338,6 @@ class _Asked(Exception):
 
 
 _OUTSIDE_KEY = "xla_dump_to"  # JAX leaves it out of its keys, on 0.7.2, 0.10.2 and 0.12.0.1
-
-
-def compile_request(lowered: jax.stages.Lowered) -> CompileRequest:
-    """What `lowered.compile()` would ask for; nothing is compiled, and nothing remembered."""
-    thread, found = threading.get_ident(), []
-
-    @contextlib.contextmanager
-    def stop(request: CompileRequest) -> Iterator[None]:
-        if threading.get_ident() == thread:
-            found.append(request)
-            raise _Asked
-        yield
-
-    with compiles_watched(stop), contextlib.suppress(_Asked):
-        # With an option of its own: JAX remembers what it compiled, and would ask for nothing.
-        lowered.compile({_OUTSIDE_KEY: ""})
-    return found[0]
 
 
 def describe_arguments(lowered: jax.stages.Lowered, types: Sequence[jax.ShapeDtypeStruct]) -> None:

@@ -119,25 +119,25 @@ class JitOptions:
     keep_unused: bool = False
     compiler_options: dict[str, Any] | None = None
 
+    @classmethod
+    def of(cls, fun: Any) -> "JitOptions":
+        """The options of a jit object; the defaults for any other callable.
 
-def jit_options(fun: Any) -> JitOptions:
-    """The options of a jit object; the defaults for any other callable.
-
-    A jit object tells what it donates (`trace(...).args_info`), but not which arguments are static.
-    `_jit_info`: seen in 0.7.2, 0.10.2 and 0.12.0.1. Where a jit object has it not, there is no
-    default: taking a static argument for an array would fail far from here.
-    """
-    if not _is_jit(fun):
-        return JitOptions()
-    info = fun._jit_info
-    return JitOptions(
-        static_argnums=tuple(info.static_argnums),
-        static_argnames=tuple(info.static_argnames),
-        donate_argnums=tuple(info.donate_argnums),
-        donate_argnames=tuple(info.donate_argnames),
-        keep_unused=bool(info.keep_unused),
-        compiler_options=dict(info.compiler_options_kvs) or None,
-    )
+        A jit object tells what it donates (`trace(...).args_info`), but not which arguments are
+        static. `_jit_info`: seen in 0.7.2, 0.10.2 and 0.12.0.1. Where a jit object has it not,
+        there is no default: taking a static argument for an array would fail far from here.
+        """
+        if not _is_jit(fun):
+            return JitOptions()
+        info = fun._jit_info
+        return JitOptions(
+            static_argnums=tuple(info.static_argnums),
+            static_argnames=tuple(info.static_argnames),
+            donate_argnums=tuple(info.donate_argnums),
+            donate_argnames=tuple(info.donate_argnames),
+            keep_unused=bool(info.keep_unused),
+            compiler_options=dict(info.compiler_options_kvs) or None,
+        )
 
 
 def inside_jit(fun: Any) -> Callable:

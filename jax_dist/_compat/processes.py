@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import NamedSharding
@@ -218,11 +217,6 @@ def initialize_options(**options: Any) -> dict[str, Any]:
 
 
 _REWRAP = "_rewrap_with_aval_and_sharding"
-
-
-def can_rewrap() -> bool:
-    """Whether `rewrap` takes the fast way. Starts the backend."""
-    return hasattr(jnp.zeros(()), _REWRAP)
 
 
 def rewrap(array: jax.Array, aval: ShapedArray, sharding: NamedSharding) -> jax.Array:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from jax_dist.cache.causes import CauseFinding, finding
 from jax_dist.cache.explanation import build, explained, signature
-from jax_dist.cache.records import DIRECTORY, CacheOutcome, Compile, Record, load
+from jax_dist.cache.records import DIRECTORY, CacheOutcome, Compile, Record
 from jax_dist.launch.ranks import run_to_end
 
 _PACKAGE = Path(__file__).parents[1]
@@ -84,7 +84,7 @@ def diff(a: _Recorded, b: _Recorded) -> RunComparison:
     >>> found.function, found.components, found.findings[0].cause.code
     ('jit_look_up', ('computation',), 'JXD401')
     """
-    one, other = (each if isinstance(each, Record) else load(each) for each in (a, b))
+    one, other = (each if isinstance(each, Record) else Record.load(each) for each in (a, b))
     pairs = _matched(one.compiles, other.compiles)
     both = [(one, other) for one, other in pairs if one is not None and other is not None]
     differences = tuple(
@@ -185,7 +185,7 @@ def verify(
         ended.append(_run(command, folder, number, timeout))
         if ended[-1].exit_code != 0:
             break
-    records = [load(folder / f"records-{number}") for number in range(len(ended))]
+    records = [Record.load(folder / f"records-{number}") for number in range(len(ended))]
     return CacheVerification(tuple(ended), _judged(records))
 
 

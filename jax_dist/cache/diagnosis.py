@@ -173,13 +173,13 @@ def _content(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
     host = None
     for entry in found:
         try:
-            data = entries.content(entry.path)
+            data = entry.content()
         except OSError as error:
             what = f"It cannot be read: {error.strerror}."
             do = "Look at who owns it; enable() replaces it where it may."
             yield CacheFinding("unreadable", str(entry.path), what, do)
             continue
-        damage = entries.damage(data, entry.key)
+        damage = entry.damage(data)
         if damage is not None:
             kind = "misplaced" if damage.startswith("that of") else damage.split(" ")[0]
             what = f"It is {damage}, so its program is compiled every time."
@@ -198,7 +198,7 @@ def _content(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
 
 
 def _remove(entry: CacheEntry) -> str:
-    return f"removed, {entries.in_words(entries.remove(entry))}"
+    return f"removed, {entries.in_words(entry.remove())}"
 
 
 def features(data: bytes) -> frozenset[str]:
@@ -268,7 +268,7 @@ def _writers(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
         groups.setdefault(entry.function, []).append(entry)
     by_process = []
     for function, group in groups.items():
-        seals = [seal for seal in map(entries.seal, group) if seal is not None]
+        seals = [seal for seal in (entry.seal() for entry in group) if seal is not None]
         runs, ranks = {seal.run for seal in seals}, {seal.rank for seal in seals}
         if len(runs) >= _RUNS and not any(entry.repeated for entry in group):
             yield CacheFinding(

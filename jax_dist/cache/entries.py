@@ -128,6 +128,55 @@ class CacheEntry:
     def beside(self, suffix: str) -> pathlib.Path:
         return self.path.with_name(self.key + suffix)
 
+    def content(self) -> bytes:
+        """The bytes of its file.
+
+        Raises:
+          OSError: it cannot be read, or is no regular file.
+        """
+        with _look(self.path) as file:
+            return file.read()
+
+    def damage(self, data: bytes) -> str | None:
+        """What is wrong with its bytes, as far as they tell."""
+        data, fault = (found := opened(data)).content, found.fault(self.key)
+        if fault is not None:
+            return fault
+        if not data:
+            return "empty"
+        if data.startswith(_ZSTD):
+            return None  # has no checksum; only loading it would tell
+        try:
+            program = zlib.decompress(data)
+        except zlib.error as error:
+            return f"damaged ({error})"
+        return "damaged (no program in it)" if len(program) <= _TIME_BYTES else None
+
+    def seal(self) -> _Seal | None:
+        """What it says of itself; None where JAX alone wrote it."""
+        try:
+            with _look(self.path) as file:
+                file.seek(max(0, self.size - _LONGEST))
+                return opened(file.read()).seal
+        except OSError:
+            return None
+
+    def compile_seconds(self) -> int | None:
+        """How long compiling took, in whole seconds as JAX notes them; None: it cannot be read."""
+        try:
+            with _notes.regular(self.path) as file:
+                start = file.read(_START)
+            seconds = zlib.decompressobj().decompress(start, _TIME_BYTES)
+        except (OSError, zlib.error):
+            return None
+        return int.from_bytes(seconds, "big") if len(seconds) == _TIME_BYTES else None
+
+    def remove(self) -> int:
+        """Removes it with what lies beside it; gives the bytes that are free now."""
+        for path in (self.path, self.beside(ATIME)):
+            path.unlink(missing_ok=True)
+        return self.size
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "function": self.function,
@@ -136,7 +185,7 @@ class CacheEntry:
             "bytes": self.size,
             "written": round(self.written),
             "used": round(self.used) if self.repeated else None,
-            "compile_seconds": compile_seconds(self),
+            "compile_seconds": self.compile_seconds(),
         }
 
 
@@ -190,16 +239,6 @@ def touch(path: pathlib.Path) -> None:
         return
 
 
-def content(path: pathlib.Path) -> bytes:
-    """The bytes of a file.
-
-    Raises:
-      OSError: it cannot be read, or is no regular file.
-    """
-    with _look(path) as file:
-        return file.read()
-
-
 @contextlib.contextmanager
 def _look(path: pathlib.Path) -> Iterator[IO[bytes]]:
     """Opens a file, and leaves the time of its last use: to look at an entry is not to use it."""
@@ -208,50 +247,6 @@ def _look(path: pathlib.Path) -> Iterator[IO[bytes]]:
         yield file
     with contextlib.suppress(OSError):  # read-only: the system keeps no account either
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-def damage(data: bytes, key: str) -> str | None:
-    """What is wrong with the bytes of the entry of `key`, as far as they tell."""
-    data, fault = (found := opened(data)).content, found.fault(key)
-    if fault is not None:
-        return fault
-    if not data:
-        return "empty"
-    if data.startswith(_ZSTD):
-        return None  # has no checksum; only loading it would tell
-    try:
-        program = zlib.decompress(data)
-    except zlib.error as error:
-        return f"damaged ({error})"
-    return "damaged (no program in it)" if len(program) <= _TIME_BYTES else None
-
-
-def compile_seconds(entry: CacheEntry) -> int | None:
-    """How long compiling took, in whole seconds as JAX notes them; None: it cannot be read."""
-    try:
-        with _notes.regular(entry.path) as file:
-            start = file.read(_START)
-        seconds = zlib.decompressobj().decompress(start, _TIME_BYTES)
-    except (OSError, zlib.error):
-        return None
-    return int.from_bytes(seconds, "big") if len(seconds) == _TIME_BYTES else None
-
-
-def seal(entry: CacheEntry) -> _Seal | None:
-    """What it says of itself; None where JAX alone wrote it."""
-    try:
-        with _look(entry.path) as file:
-            file.seek(max(0, entry.size - _LONGEST))
-            return opened(file.read()).seal
-    except OSError:
-        return None
-
-
-def remove(entry: CacheEntry) -> int:
-    """Removes it with what lies beside it; gives the bytes that are free now."""
-    for path in (entry.path, entry.beside(ATIME)):
-        path.unlink(missing_ok=True)
-    return entry.size
 
 
 def bytes_of(text: str | int) -> int:

@@ -42,7 +42,6 @@ from jax_dist.cache.records import (
     Operation,
     Record,
     Settings,
-    save,
 )
 
 _HIT = "/jax/compilation_cache/cache_hits"
@@ -79,7 +78,7 @@ def key(lowered: jax.stages.Lowered) -> Key:
     >>> key(jax.jit(double).lower(jnp.ones(4))).differing(found)
     ('computation',)
     """
-    return _key_of(_compat.compile_request(lowered))
+    return _key_of(_compat.CompileRequest.of(lowered))
 
 
 def _key_of(request: _compat.CompileRequest) -> Key:
@@ -144,7 +143,7 @@ class Recorder:
         """Ends, and saves the record if it has a file."""
         self._running.close()
         if self._path is not None and not self._is_folder:
-            save(self.record, self._path)
+            self.record.save(self._path)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -186,7 +185,7 @@ class Recorder:
             # A full disk must not end the program; a record that lacks a program says so itself.
             with contextlib.suppress(OSError):
                 self._path.mkdir(parents=True, exist_ok=True)
-                save(Record((compiled,)), self._path / f"{self._stem}-{number:06}.json")
+                Record((compiled,)).save(self._path / f"{self._stem}-{number:06}.json")
 
 
 def _outcome(

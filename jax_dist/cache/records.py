@@ -146,6 +146,10 @@ class Record:
         ]
         return {"format": _FORMAT, "compiles": compiles, "texts": list(texts)}
 
+    def save(self, path: Path) -> None:
+        """Writes it in one step: a reader sees all of it, or none."""
+        replace(path, json.dumps(self.to_dict(), separators=(",", ":")).encode())
+
     def __str__(self) -> str:
         lines = []
         for each in self.compiles:
@@ -153,28 +157,23 @@ class Record:
             lines.append(f"{each.key.name[:60]:60}  {each.outcome}{why}")
         return "\n".join(lines) or "nothing was compiled"
 
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Record":
+        """Reads a record, or all those of a folder as one.
 
-def save(record: Record, path: Path) -> None:
-    """Writes a record in one step: a reader sees all of it, or none."""
-    replace(path, json.dumps(record.to_dict(), separators=(",", ":")).encode())
+        Args:
+          path: what was given to `jax_dist.cache.record`.
 
+        Returns:
+          What was compiled.
 
-def load(path: str | os.PathLike[str]) -> Record:
-    """Reads a record, or all those of a folder as one.
-
-    Args:
-      path: what was given to `jax_dist.cache.record`.
-
-    Returns:
-      What was compiled.
-
-    Raises:
-      RecordError: it is not a record.
-      OSError: it cannot be read.
-    """
-    path = Path(path)
-    files = sorted(path.glob("[!.]*.json")) if path.is_dir() else [path]
-    return Record(tuple(compiled for file in files for compiled in _read(file)))
+        Raises:
+          RecordError: it is not a record.
+          OSError: it cannot be read.
+        """
+        path = Path(path)
+        files = sorted(path.glob("[!.]*.json")) if path.is_dir() else [path]
+        return Record(tuple(compiled for file in files for compiled in _read(file)))
 
 
 def _read(file: Path) -> Iterable[Compile]:

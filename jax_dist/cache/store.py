@@ -116,7 +116,7 @@ class Store:
         for entry in found:
             if total <= size:
                 break
-            total -= entries.remove(entry)
+            total -= entry.remove()
 
     def _entry(self, key: str) -> pathlib.Path:
         return self.path / f"{key}{entries.ENTRY}"
@@ -197,7 +197,7 @@ def prune(
             size += entry.size
     if not dry_run:
         for entry in removed:
-            entries.remove(entry)
+            entry.remove()
     return Pruned(tuple(removed), kept, size)
 
 

@@ -20,7 +20,7 @@ from jax_dist.cache.comparison import (
     diff,
 )
 from jax_dist.cache.diagnosis import doctor
-from jax_dist.cache.records import Record, load
+from jax_dist.cache.records import Record
 from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit
 from jax_dist.errors import RecordError
@@ -132,7 +132,7 @@ def _ls(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
     if found:
         now, rows = time.time(), []
         for entry in found:
-            seconds = entries.compile_seconds(entry)
+            seconds = entry.compile_seconds()
             rows.append(
                 (
                     entry.function,
@@ -191,7 +191,7 @@ def _show(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
 def _record(path: str) -> Record:
     """The record; what is wrong with it is said to the user."""
     try:
-        return load(path)
+        return Record.load(path)
     except RecordError as error:
         raise MisuseError(str(error)) from error
     except OSError as error:

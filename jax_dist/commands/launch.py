@@ -151,7 +151,7 @@ def _ranks(text: str) -> list[int]:
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
     """Runs the job, and shows what the ranks write and how it ended."""
     from jax_dist._usage import MisuseError
-    from jax_dist.launch import job, outcome
+    from jax_dist.launch import job
     from jax_dist.launch.ranks import StartError
 
     command = _command(options)
@@ -178,10 +178,10 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
                 ended = job.run(command, settings, printer)
         except StartError as error:
             raise MisuseError(str(error)) from error
-        for text in outcome.causes(ended):
+        for text in ended.causes():
             printer.notice(text)
         if ended.exit_code or not options.quiet:
-            printer.notice(outcome.summary(ended))
+            printer.notice(ended.summary())
     return ended.exit_code
 
 

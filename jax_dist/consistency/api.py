@@ -12,7 +12,7 @@ from jax_dist import _compat
 from jax_dist._usage import counted
 from jax_dist.consistency import faults, runs
 from jax_dist.consistency.faults import Explanation
-from jax_dist.consistency.relations import Verdict, are_alike, verdict
+from jax_dist.consistency.relations import Verdict, are_alike
 from jax_dist.consistency.runs import CheckedProgram, Global, PerDevice, Reference, Several
 from jax_dist.errors import ConsistencyError, UnsupportedError, refusal
 from jax_dist.mapping import axes
@@ -229,7 +229,7 @@ def _compared(
     jax.tree.map(extend, out_axes, output, is_leaf=axes.is_none)
     judged = zip(names, results, reference.results, along, program.jaxpr.out_avals, strict=True)
     verdicts = [
-        verdict(name, value, expected, axis, is_key=runs.is_key(aval))
+        Verdict.of(name, value, expected, axis, is_key=runs.is_key(aval))
         for name, value, expected, axis, aval in judged
     ]
     drifting = []

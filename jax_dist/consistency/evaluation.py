@@ -127,41 +127,43 @@ class Graph:
                 waiting += self.before(node)
         return [node for path, node in self.nodes.items() if path in seen]
 
+    @classmethod
+    def of(cls, jaxpr: Any) -> "Graph":
+        """The graph of a program, by the walk that `evaluate` makes too."""
+        nodes: dict[Path, Node] = {}
+        carried: dict[_Origin, Origins] = {}
 
-def graph_of(jaxpr: Any) -> Graph:
-    """The graph of a program, by the walk that `evaluate` makes too."""
-    nodes: dict[Path, Node] = {}
-    carried: dict[_Origin, Origins] = {}
+        def walk(
+            body: Any, inputs: Sequence[Origins], prefix: Path, around: _Around
+        ) -> list[Origins]:
+            known: dict[Var, Origins] = dict.fromkeys(body.constvars, frozenset())
+            known.update(zip(body.invars, inputs, strict=True))
+            origins = lambda atom: frozenset() if isinstance(atom, Literal) else known[atom]
+            for place, eqn in enumerate(body.eqns):
+                path, sources = (*prefix, place), tuple(map(origins, eqn.invars))
+                if _is_entered(eqn):
+                    carries = []
+                    if eqn.primitive.name == "scan":
+                        layout = _compat.scan_layout(eqn.params, len(sources), len(eqn.outvars))
+                        carries = list(zip(layout.carries_in, layout.carries_out, strict=True))
+                    inner = list(sources)
+                    for into, _ in carries:
+                        inner[into] |= {(path, -1 - into)}
+                    called = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])
+                    outs = walk(called, inner, path, around.inside(eqn, path))
+                    for into, out in carries:
+                        carried[path, -1 - into] = outs[out]
+                        outs[out] |= sources[into]  # of no rounds, a carry is what came in
+                else:
+                    nodes[path] = Node(path, eqn, sources, around, _is_draw(eqn))
+                    outs = [frozenset({(path, number)}) for number in range(len(eqn.outvars))]
+                known.update(zip(eqn.outvars, outs, strict=True))
+            return list(map(origins, body.outvars))
 
-    def walk(body: Any, inputs: Sequence[Origins], prefix: Path, around: _Around) -> list[Origins]:
-        known: dict[Var, Origins] = dict.fromkeys(body.constvars, frozenset())
-        known.update(zip(body.invars, inputs, strict=True))
-        origins = lambda atom: frozenset() if isinstance(atom, Literal) else known[atom]
-        for place, eqn in enumerate(body.eqns):
-            path, sources = (*prefix, place), tuple(map(origins, eqn.invars))
-            if _is_entered(eqn):
-                carries = []
-                if eqn.primitive.name == "scan":
-                    layout = _compat.scan_layout(eqn.params, len(sources), len(eqn.outvars))
-                    carries = list(zip(layout.carries_in, layout.carries_out, strict=True))
-                inner = list(sources)
-                for into, _ in carries:
-                    inner[into] |= {(path, -1 - into)}
-                called = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])
-                outs = walk(called, inner, path, around.inside(eqn, path))
-                for into, out in carries:
-                    carried[path, -1 - into] = outs[out]
-                    outs[out] |= sources[into]  # of no rounds, a carry is what came in
-            else:
-                nodes[path] = Node(path, eqn, sources, around, _is_draw(eqn))
-                outs = [frozenset({(path, number)}) for number in range(len(eqn.outvars))]
-            known.update(zip(eqn.outvars, outs, strict=True))
-        return list(map(origins, body.outvars))
-
-    body = interpreter.open_jaxpr(jaxpr)
-    inputs = [frozenset({((), number)}) for number in range(len(body.invars))]
-    results = walk(body, inputs, (), _Around())
-    return Graph(dict(sorted(nodes.items())), tuple(results), carried)
+        body = interpreter.open_jaxpr(jaxpr)
+        inputs = [frozenset({((), number)}) for number in range(len(body.invars))]
+        results = walk(body, inputs, (), _Around())
+        return Graph(dict(sorted(nodes.items())), tuple(results), carried)
 
 
 def _is_entered(eqn: JaxprEqn) -> bool:
@@ -199,6 +201,19 @@ class Noise(NamedTuple):
     scale: Any  # 0 moves nothing
     seed: Any  # which way each element goes
 
+    def moved(self, value: Any, size: Any) -> Any:
+        """A value, moved by a unit in the last place of `size`."""
+        if not _is_float(value):
+            return value
+        # Each element up or down, by chance and the same in every run.
+        number = jnp.arange(max(value.size, 1), dtype=jnp.uint32)[: value.size].reshape(value.shape)
+        mixed = (number + jnp.uint32(self.seed) * jnp.uint32(40503)) * jnp.uint32(2654435761)
+        mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(2246822519)
+        signs = jnp.where((mixed >> 13) & 1, 1.0, -1.0).astype(jnp.float32)
+        unit = epsilon(jax.typeof(value).dtype)
+        by = jnp.abs(size).astype(jnp.float32) * (unit * self.scale) * signs
+        return jnp.where(self.scale > 0, value + by.astype(value.dtype), value)
+
 
 def _moved_where_rounded(eqn: JaxprEqn, values: Values, outs: Values, noise: Noise) -> Values:
     """The results of an equation, moved if it rounds."""
@@ -217,7 +232,7 @@ def _moved_where_rounded(eqn: JaxprEqn, values: Values, outs: Values, noise: Noi
                 pairs = zip(terms, values, strict=True)
                 terms = [term.astype(jax.typeof(value).dtype) for term, value in pairs]
         sizes = interpreter.replay(eqn, terms)
-    return [moved(out, size, noise) for out, size in zip(outs, sizes, strict=True)]
+    return [noise.moved(out, size) for out, size in zip(outs, sizes, strict=True)]
 
 
 def _is_float(value: Any) -> bool:
@@ -227,20 +242,6 @@ def _is_float(value: Any) -> bool:
 def epsilon(dtype: Any) -> float:
     """The distance from 1 to the next number; 0 of what does not round."""
     return float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.inexact) else 0.0
-
-
-def moved(value: Any, size: Any, noise: Noise) -> Any:
-    """A value, moved by a unit in the last place of `size`."""
-    if not _is_float(value):
-        return value
-    # Each element up or down, by chance and the same in every run.
-    number = jnp.arange(max(value.size, 1), dtype=jnp.uint32)[: value.size].reshape(value.shape)
-    mixed = (number + jnp.uint32(noise.seed) * jnp.uint32(40503)) * jnp.uint32(2654435761)
-    mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(2246822519)
-    signs = jnp.where((mixed >> 13) & 1, 1.0, -1.0).astype(jnp.float32)
-    unit = epsilon(jax.typeof(value).dtype)
-    by = jnp.abs(size).astype(jnp.float32) * (unit * noise.scale) * signs
-    return jnp.where(noise.scale > 0, value + by.astype(value.dtype), value)
 
 
 def evaluate(

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from jax_dist import _codes
-from jax_dist.consistency.evaluation import Graph, Node, Origins, Path, Records, graph_of
-from jax_dist.consistency.relations import Expected, Relation, Verdict, are_alike, relation_of
+from jax_dist.consistency.evaluation import Graph, Node, Origins, Path, Records
+from jax_dist.consistency.relations import Expected, Relation, Verdict, are_alike
 from jax_dist.consistency.runs import CheckedProgram, Reference, Several, on_one
 
 _How: TypeAlias = Literal["unreduced", "lost", "unknown"]
@@ -61,8 +61,8 @@ def explanations(
       axis: the name of the mapped axis, or several.
     """
     axis = ", ".join(map(repr, axis)) if isinstance(axis, tuple) else repr(axis)
-    graph = graph_of(program.jaxpr)
-    if max(graph.size, graph_of(one.jaxpr).size) > _MOST:
+    graph = Graph.of(program.jaxpr)
+    if max(graph.size, Graph.of(one.jaxpr).size) > _MOST:
         what = "the values of the equations are too many to be compared; give smaller arguments"
         return (Explanation("", what, "", "", "", ""),)
     reference = on_one(one, leaves, everything=True)
@@ -267,7 +267,7 @@ def _relation(values: np.ndarray, expected: Expected, node: Node, *, extremes: b
         alike = bool(are_alike(flat, 0.0).all())
         return Relation("own", np.ones(count, bool), alike=alike)
     one = whole.reshape(count, *whole.shape[rounds:])
-    return relation_of(flat, dataclasses.replace(expected, value=one), extremes=extremes)
+    return Relation.of(flat, dataclasses.replace(expected, value=one), extremes=extremes)
 
 
 _Words: TypeAlias = tuple[str, str, str]  # what, why, what to do

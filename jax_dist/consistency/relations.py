@@ -36,6 +36,31 @@ class Relation:
         """What it is before it is lost."""
         return self if self.before is None else self.before
 
+    @classmethod
+    def of(cls, values: np.ndarray, expected: "Expected", *, extremes: bool = True) -> "Relation":
+        """The relation of `[devices, rounds, *shape]` to what one device has.
+
+        Of several that hold, the one that is named first in the module's text.
+
+        Args:
+          values: what the devices have.
+          expected: what one device has.
+          extremes: whether parts may make the value by their maximum; a first row may by chance.
+        """
+        alike = are_alike(values, expected.tolerance)
+        held = _held(values, expected, alike, extremes=extremes)
+        held = [relation for relation in held if relation.good.any()]
+        best = max(held, key=lambda relation: relation.good.sum(), default=None)
+        if best is not None and best.is_good:
+            return best
+        good = np.any([relation.good for relation in held], axis=0) if held else np.zeros(1, bool)
+        good = np.broadcast_to(good, (values.shape[1],)).copy()
+        start = int(np.argmin(good))  # the first round in which no relation holds
+        before = next((each for each in held if start and each.good[:start].all()), None)
+        all_alike = bool(alike.all())
+        factor = _factor(values, expected) if all_alike else 1.0
+        return Relation("lost", good, factor=factor, alike=all_alike, before=before)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Expected:
@@ -45,31 +70,6 @@ class Expected:
     tolerance: float  # of each element, as the most sensitive one needs it
     average: float  # of the mean distance of all elements
     unit: float  # the distance from 1 to the next number of its type; 0: it does not round
-
-
-def relation_of(values: np.ndarray, expected: Expected, *, extremes: bool = True) -> Relation:
-    """The relation of `[devices, rounds, *shape]` to what one device has.
-
-    Of several that hold, the one that is named first in the module's text.
-
-    Args:
-      values: what the devices have.
-      expected: what one device has.
-      extremes: whether parts may make the value by their maximum; a first row may by chance.
-    """
-    alike = are_alike(values, expected.tolerance)
-    held = _held(values, expected, alike, extremes=extremes)
-    held = [relation for relation in held if relation.good.any()]
-    best = max(held, key=lambda relation: relation.good.sum(), default=None)
-    if best is not None and best.is_good:
-        return best
-    good = np.any([relation.good for relation in held], axis=0) if held else np.zeros(1, bool)
-    good = np.broadcast_to(good, (values.shape[1],)).copy()
-    start = int(np.argmin(good))  # the first round in which no relation holds
-    before = next((each for each in held if start and each.good[:start].all()), None)
-    all_alike = bool(alike.all())
-    factor = _factor(values, expected) if all_alike else 1.0
-    return Relation("lost", good, factor=factor, alike=all_alike, before=before)
 
 
 def rows_along(shape: tuple[int, ...], whole: tuple[int, ...], devices: int) -> int | None:
@@ -184,44 +184,50 @@ class Verdict:
     tolerance: float
     undecided: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        values: np.ndarray,
+        expected: Expected,
+        out_axis: int | None,
+        *,
+        is_key: bool,
+    ) -> "Verdict":
+        """Judges `[devices, *shape]` by the value of one device.
 
-def verdict(
-    name: str, values: np.ndarray, expected: Expected, out_axis: int | None, *, is_key: bool
-) -> Verdict:
-    """Judges `[devices, *shape]` by the value of one device.
-
-    Args:
-      name: of the result.
-      values: what each device returns.
-      expected: what one device returns.
-      out_axis: along which dimension the shares of the devices make the whole; None: found out.
-      is_key: whether it is a random key; devices may have their own.
-    """
-    devices = len(values)
-    relation = relation_of(values[:, None], expected)
-    one = whole = expected.value[0]
-    along = rows_along(values.shape[1:], one.shape, devices)
-    if out_axis is not None and values[0].ndim:
-        along = out_axis % values[0].ndim
-    if along is None:
-        merged, whole = values, np.broadcast_to(one, (devices, *one.shape))
-    else:
-        merged = np.concatenate(list(values), axis=along)
-    same = merged.shape == whole.shape and (along is not None or relation.kind == "same")
-    apart = average = float("inf")
-    if merged.shape == whole.shape:
-        distances = distance(merged, whole)
-        apart = float(distances.max(initial=0.0))
-        average = float(distances.mean()) if distances.size else 0.0
-    same = same and apart <= expected.tolerance and average <= expected.average
-    if is_key and values[0].shape == one.shape:
-        same = True
-    words = "" if same else _words(values, merged, one, along, relation)
-    undecided = False
-    if same and not is_key and expected.unit:
-        size = float(np.abs(np.nan_to_num(expected.value)).mean()) if one.size else 0.0
-        undecided = expected.average > _UNDECIDED * size > 0
-    return Verdict(name, devices, same, words, relation, apart, expected.tolerance, undecided)
+        Args:
+          name: of the result.
+          values: what each device returns.
+          expected: what one device returns.
+          out_axis: along which dimension the shares of the devices make the whole; None: found out.
+          is_key: whether it is a random key; devices may have their own.
+        """
+        devices = len(values)
+        relation = Relation.of(values[:, None], expected)
+        one = whole = expected.value[0]
+        along = rows_along(values.shape[1:], one.shape, devices)
+        if out_axis is not None and values[0].ndim:
+            along = out_axis % values[0].ndim
+        if along is None:
+            merged, whole = values, np.broadcast_to(one, (devices, *one.shape))
+        else:
+            merged = np.concatenate(list(values), axis=along)
+        same = merged.shape == whole.shape and (along is not None or relation.kind == "same")
+        apart = average = float("inf")
+        if merged.shape == whole.shape:
+            distances = distance(merged, whole)
+            apart = float(distances.max(initial=0.0))
+            average = float(distances.mean()) if distances.size else 0.0
+        same = same and apart <= expected.tolerance and average <= expected.average
+        if is_key and values[0].shape == one.shape:
+            same = True
+        words = "" if same else _words(values, merged, one, along, relation)
+        undecided = False
+        if same and not is_key and expected.unit:
+            size = float(np.abs(np.nan_to_num(expected.value)).mean()) if one.size else 0.0
+            undecided = expected.average > _UNDECIDED * size > 0
+        return Verdict(name, devices, same, words, relation, apart, expected.tolerance, undecided)
 
 
 def _words(

@@ -19,15 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist.consistency import evaluation
-from jax_dist.consistency.evaluation import (
-    Draws,
-    Graph,
-    Path,
-    Records,
-    evaluate,
-    graph_of,
-    manual_axes,
-)
+from jax_dist.consistency.evaluation import Draws, Graph, Path, Records, evaluate, manual_axes
 from jax_dist.consistency.relations import Expected, distance, rows_along
 from jax_dist.errors import ConsistencyError, refusal
 from jax_dist.mapping import axes
@@ -224,11 +216,11 @@ def on_one(program: CheckedProgram, args: Sequence[Any], *, everything: bool = F
       args: the leaves of the arguments.
       everything: whether to keep the values of all equations, not only what is drawn.
     """
-    graph = graph_of(program.jaxpr)
+    graph = Graph.of(program.jaxpr)
     wanted = _wanted(graph, everything=everything)
 
     def trial(leaves: Sequence[Any], noise: evaluation.Noise) -> Any:
-        moved = [evaluation.moved(leaf, leaf, noise) for leaf in leaves]
+        moved = [noise.moved(leaf, leaf) for leaf in leaves]
         return evaluate(program.jaxpr, moved, wanted=wanted, noise=noise)
 
     run = _jit(trial)
@@ -254,7 +246,7 @@ class Several:
         everything: bool = False,
     ) -> None:
         """Prepares it; see `on_one`."""
-        self.graph: Graph = graph_of(program.jaxpr)
+        self.graph: Graph = Graph.of(program.jaxpr)
         self.pairs: dict[Path, Path] = _pairs_of(self.graph, reference.graph)
         self._program, self._leaves = program, [jnp.asarray(leaf) for leaf in args]
         self.draws: dict[Path, list[Any]] = self._draws_of(reference)

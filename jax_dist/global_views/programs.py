@@ -20,7 +20,7 @@ from jax_dist.global_views.emission import Emitter
 from jax_dist.global_views.islands import BodyPlan, plan
 from jax_dist.global_views.report import GlobalViewReport, Leaf
 from jax_dist.global_views.state_placement import Shardings
-from jax_dist.global_views.uniformity import SharedAxis, VaryingOrigin, origin
+from jax_dist.global_views.uniformity import SharedAxis, VaryingOrigin
 from jax_dist.mapping import axes, body, placement
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Body, Call, Options, type_of
@@ -381,7 +381,7 @@ class _TracedStep:
             supposed = self._ins  # it varies by way of the others
         jaxpr = interpreter.open_jaxpr(self._body.jaxpr)
         shared = self._axis.shared_in(jaxpr, supposed)
-        return origin(jaxpr, shared, jaxpr.outvars[result], jaxpr.invars[place])
+        return VaryingOrigin.of(jaxpr, shared, jaxpr.outvars[result], jaxpr.invars[place])
 
     def _paths_of(self, why: VaryingOrigin) -> list[str]:
         """The names of the inputs that vary and reach a value."""
@@ -409,7 +409,7 @@ class _TracedStep:
             jaxpr = interpreter.open_jaxpr(found.jaxpr)
             result: Any = jaxpr.outvars[place]
             facts = self._axis.shared_in(jaxpr, planned.ins)
-            why = origin(jaxpr, facts, result, Var(result.aval))
+            why = VaryingOrigin.of(jaxpr, facts, result, Var(result.aval))
             tree = jax.tree.unflatten(found.out_tree, range(len(found.out_axes)))
             named = {n: jax.tree_util.keystr(path) for path, n in jax.tree.leaves_with_path(tree)}
             raise refusal(

@@ -75,43 +75,45 @@ class GivenState:
             return stacked
         return one_of_equals(stacked, sharding, self.paths[place])
 
+    @classmethod
+    def of(
+        cls, state: Any, name: str, by_device: NamedSharding, *, stacked: bool | None = None
+    ) -> "GivenState":
+        """A state, with whether it has a dimension for devices.
 
-def read_state(
-    state: Any, name: str, by_device: NamedSharding, *, stacked: bool | None = None
-) -> GivenState:
-    """A state, with whether it has a dimension for devices.
-
-    Args:
-      state: a tree of arrays.
-      name: of the argument, for messages.
-      by_device: where a leaf goes that varies.
-      stacked: as the user said; None if he said nothing.
-    """
-    with_paths, structure = jax.tree.flatten_with_path(state)
-    paths = tuple(name + jax.tree_util.keystr(path) for path, _ in with_paths)
-    short = tuple(jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in with_paths)
-    leaves = tuple(leaf for _, leaf in with_paths)
-    here = _local_count(by_device)
-    sizes = {_size(by_device), here}
-    if stacked is None:
-        stacked = _is_stacked(leaves, paths, sizes)
-    types = []
-    for path, leaf in zip(paths, leaves, strict=True):
-        kind = type_of(leaf)
-        shape = kind.shape
-        if stacked:
-            if not shape or shape[0] not in sizes:
-                raise refusal(
-                    PlacementError,
-                    what="the state is said to be stacked, and a leaf is not",
-                    which=[f"{path} has shape {tuple(shape)}, which does not begin with {here}"],
-                    why=f"a stacked state has one slice for each of {here} devices",
-                    do="Give stacked=False, or stack this leaf, too.",
-                )
-            shape = shape[1:]
-        types.append(jax.ShapeDtypeStruct(shape, kind.dtype))
-    kinds = StateType(structure, tuple(types))
-    return GivenState(kinds, leaves, paths, short, stacked, by_device)
+        Args:
+          state: a tree of arrays.
+          name: of the argument, for messages.
+          by_device: where a leaf goes that varies.
+          stacked: as the user said; None if he said nothing.
+        """
+        with_paths, structure = jax.tree.flatten_with_path(state)
+        paths = tuple(name + jax.tree_util.keystr(path) for path, _ in with_paths)
+        short = tuple(jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in with_paths)
+        leaves = tuple(leaf for _, leaf in with_paths)
+        here = _local_count(by_device)
+        sizes = {_size(by_device), here}
+        if stacked is None:
+            stacked = _is_stacked(leaves, paths, sizes)
+        types = []
+        for path, leaf in zip(paths, leaves, strict=True):
+            kind = type_of(leaf)
+            shape = kind.shape
+            if stacked:
+                if not shape or shape[0] not in sizes:
+                    raise refusal(
+                        PlacementError,
+                        what="the state is said to be stacked, and a leaf is not",
+                        which=[
+                            f"{path} has shape {tuple(shape)}, which does not begin with {here}"
+                        ],
+                        why=f"a stacked state has one slice for each of {here} devices",
+                        do="Give stacked=False, or stack this leaf, too.",
+                    )
+                shape = shape[1:]
+            types.append(jax.ShapeDtypeStruct(shape, kind.dtype))
+        kinds = StateType(structure, tuple(types))
+        return GivenState(kinds, leaves, paths, short, stacked, by_device)
 
 
 def _is_stacked(leaves: Sequence[Any], paths: Sequence[str], sizes: set[int]) -> bool:

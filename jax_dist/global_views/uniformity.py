@@ -104,44 +104,44 @@ class VaryingOrigin:
     def __str__(self) -> str:
         return f"{self.line or 'an unknown line'} ({self.primitive})"
 
+    @classmethod
+    def of(cls, body: Jaxpr, shared: Mapping[Var, bool], result: Atom, own: Var) -> "VaryingOrigin":
+        """Where a leaf of the state met what varies.
 
-def origin(body: Jaxpr, shared: Mapping[Var, bool], result: Atom, own: Var) -> VaryingOrigin:
-    """Where a leaf of the state met what varies.
-
-    Args:
-      body: of the step, under the facts that hold for it.
-      shared: of each variable, with the leaf supposed to be shared when it comes in.
-      result: the leaf when it goes out.
-      own: the leaf when it comes in.
-    """
-    made_by = {var: eqn for eqn in body.eqns for var in eqn.outvars}
-    depends = {own}
-    for eqn in body.eqns:
-        if any(isinstance(atom, Var) and atom in depends for atom in eqn.invars):
-            depends.update(eqn.outvars)
-    seen: set[Var] = set()
-    roots: set[Var] = set()
-    met: JaxprEqn | None = None
-    last: JaxprEqn | None = None
-    queue = [result]
-    for atom in queue:  # which grows
-        if isinstance(atom, Literal) or atom in seen or shared.get(atom, True):
-            continue
-        seen.add(atom)
-        eqn = made_by.get(atom)
-        if eqn is None:
-            roots.add(atom)
-            continue
-        last = eqn
-        meets = [v for v in eqn.invars if isinstance(v, Var) and shared.get(v, True)]
-        if met is None and not depends.isdisjoint(meets):
-            met = eqn
-        queue += eqn.invars
-    inputs = tuple(place for place, var in enumerate(body.invars) if var in roots)
-    found = met or last
-    if found is None:
-        return VaryingOrigin("", "it comes in so", inputs)
-    return VaryingOrigin(interpreter.source_line(found), found.primitive.name, inputs)
+        Args:
+          body: of the step, under the facts that hold for it.
+          shared: of each variable, with the leaf supposed to be shared when it comes in.
+          result: the leaf when it goes out.
+          own: the leaf when it comes in.
+        """
+        made_by = {var: eqn for eqn in body.eqns for var in eqn.outvars}
+        depends = {own}
+        for eqn in body.eqns:
+            if any(isinstance(atom, Var) and atom in depends for atom in eqn.invars):
+                depends.update(eqn.outvars)
+        seen: set[Var] = set()
+        roots: set[Var] = set()
+        met: JaxprEqn | None = None
+        last: JaxprEqn | None = None
+        queue = [result]
+        for atom in queue:  # which grows
+            if isinstance(atom, Literal) or atom in seen or shared.get(atom, True):
+                continue
+            seen.add(atom)
+            eqn = made_by.get(atom)
+            if eqn is None:
+                roots.add(atom)
+                continue
+            last = eqn
+            meets = [v for v in eqn.invars if isinstance(v, Var) and shared.get(v, True)]
+            if met is None and not depends.isdisjoint(meets):
+                met = eqn
+            queue += eqn.invars
+        inputs = tuple(place for place, var in enumerate(body.invars) if var in roots)
+        found = met or last
+        if found is None:
+            return VaryingOrigin("", "it comes in so", inputs)
+        return VaryingOrigin(interpreter.source_line(found), found.primitive.name, inputs)
 
 
 # ---- how shared values are wanted to lie

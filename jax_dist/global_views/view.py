@@ -340,7 +340,7 @@ class GlobalView:
         return Watch(self._setting.fun_name, Policy(self._setting.captures))
 
     def _bound(self, args: tuple, kwargs: dict) -> Call:
-        call = body.bind(self._setting.options, self._fun, args, kwargs)
+        call = body.Call.bind(self._setting.options, self._fun, args, kwargs)
         for number in self._setting.state:
             if number >= len(args):
                 raise self._no_state_argument(number, len(args))
@@ -432,7 +432,7 @@ class GlobalView:
         return StateType(jax.tree.structure(given), own)
 
     def _read(self, state: Any, name: str, *, stacked: bool | None = None) -> GivenState:
-        return state_placement.read_state(state, name, self._setting.by_device, stacked=stacked)
+        return state_placement.GivenState.of(state, name, self._setting.by_device, stacked=stacked)
 
     def _placed(self, number: int, given: GivenState, program: StepProgram | None) -> Any:
         """One argument of the state on the mesh."""

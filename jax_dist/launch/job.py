@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from jax_dist.launch.outcome import Ended, JobOutcome, Output, Printer, Reason, causes, ending
+from jax_dist.launch.outcome import Ended, JobOutcome, Output, Printer, Reason, ending
 from jax_dist.launch.ranks import Orphanage, Rank, rank_environment, reserved_port
 from jax_dist.multihost import ranks
 
@@ -353,7 +353,7 @@ def supervise(
             if len(failures) > restarts:
                 printer.notice(_given_up(failures))
                 return outcome
-            for text in causes(outcome):
+            for text in outcome.causes():
                 printer.notice(text)
             left = restarts - len(failures)
             more = f"{left} more {'is' if left == 1 else 'are'} left"

@@ -115,6 +115,46 @@ class JobOutcome:
             return 0
         return (self.first if self.first.stopped or not self.waited_for else self.seen).code
 
+    def causes(self) -> Iterator[str]:
+        """Who failed first, or was still running, with the last lines of its output."""
+        first = self.first
+        if self.reason is Reason.TIMED_OUT:
+            running = do(self.unfinished, "was running", "were running")
+            yield f"the time is up (--timeout), and {running}"
+            for each in self.ended:
+                if each.rank in self.unfinished[:_SHOWN]:
+                    tail = _indented(each.tail[-_SHOWN_LINES:])
+                    yield f"the end of the output of rank {each.rank}:\n{tail}"
+        elif first is not None:
+            how = ending(first.exit_code) + (
+                ", which was passed on to it" if first.was_ended else ""
+            )
+            if self.waited_for:
+                how = f"{_way(first)}, and the others waited for it"
+            yield (
+                f"rank {first.rank} failed first: {how}, "
+                f"after {first.seconds:.1f} s; the end of its output:\n{_indented(first.tail)}"
+            )
+            if first.exit_code == -signal.SIGABRT:  # as JAX does when it loses another rank
+                for each in self.ended:
+                    if each.rank != first.rank and each.exit_code and each.traceback:
+                        yield f"before that, rank {each.rank} raised:\n{_indented(each.traceback)}"
+
+    def summary(self) -> str:
+        """One line: ranks, seconds, exit code, and how each rank ended."""
+        count = len(self.ended)
+        noun = "rank" if count == 1 else "ranks"
+        total = f"{count} {noun}, {self.seconds:.1f} s, exit code {self.exit_code}"
+        if all(each.exit_code == 0 for each in self.ended):
+            return total
+        ways: dict[str, list[int]] = {}
+        if self.first is not None:
+            ways[_way(self.first)] = []  # it comes first
+        for each in self.ended:
+            ways.setdefault(_way(each), []).append(each.rank)
+        told = "; ".join(f"{name_ranks(ranks)}: {way}" for way, ranks in ways.items())
+        return f"{total} ({told})"
+
 
 # --- what is said of a job at its end
 
@@ -122,46 +162,6 @@ class JobOutcome:
 _SHOWN = 4  # ranks whose last lines are shown
 _SHOWN_LINES = 5  # of each
 _SHOWN_LENGTH = 1000  # characters of a line
-
-
-def causes(outcome: JobOutcome) -> Iterator[str]:
-    """Who failed first, or was still running, with the last lines of its output."""
-    first = outcome.first
-    if outcome.reason is Reason.TIMED_OUT:
-        running = do(outcome.unfinished, "was running", "were running")
-        yield f"the time is up (--timeout), and {running}"
-        for each in outcome.ended:
-            if each.rank in outcome.unfinished[:_SHOWN]:
-                tail = _indented(each.tail[-_SHOWN_LINES:])
-                yield f"the end of the output of rank {each.rank}:\n{tail}"
-    elif first is not None:
-        how = ending(first.exit_code) + (", which was passed on to it" if first.was_ended else "")
-        if outcome.waited_for:
-            how = f"{_way(first)}, and the others waited for it"
-        yield (
-            f"rank {first.rank} failed first: {how}, "
-            f"after {first.seconds:.1f} s; the end of its output:\n{_indented(first.tail)}"
-        )
-        if first.exit_code == -signal.SIGABRT:  # as JAX does when it loses another rank
-            for each in outcome.ended:
-                if each.rank != first.rank and each.exit_code and each.traceback:
-                    yield f"before that, rank {each.rank} raised:\n{_indented(each.traceback)}"
-
-
-def summary(outcome: JobOutcome) -> str:
-    """One line: ranks, seconds, exit code, and how each rank ended."""
-    count = len(outcome.ended)
-    noun = "rank" if count == 1 else "ranks"
-    total = f"{count} {noun}, {outcome.seconds:.1f} s, exit code {outcome.exit_code}"
-    if all(each.exit_code == 0 for each in outcome.ended):
-        return total
-    ways: dict[str, list[int]] = {}
-    if outcome.first is not None:
-        ways[_way(outcome.first)] = []  # it comes first
-    for each in outcome.ended:
-        ways.setdefault(_way(each), []).append(each.rank)
-    told = "; ".join(f"{name_ranks(ranks)}: {way}" for way, ranks in ways.items())
-    return f"{total} ({told})"
 
 
 def _indented(tail: Sequence[str]) -> str:

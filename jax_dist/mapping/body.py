@@ -66,44 +66,46 @@ class Call:
         args, kwargs = self.rebuild(leaves)
         return self.fun(*args, **kwargs)
 
+    @classmethod
+    def bind(
+        cls, options: Options, fun: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> "Call":
+        """Flattens the arguments, and finds the mapped axis of each leaf.
+
+        Raises:
+          AxesError: in_axes is no prefix of the arguments.
+          StaticArgumentError: the call has too few positional arguments.
+        """
+        name = options.choice.fun_name
+        if options.static and options.static[-1] >= len(args):
+            raise refusals.static_argument_missing(name, options.static, len(args))
+        numbers = [number for number in range(len(args)) if number not in options.static]
+        mapped_args = tuple(args[number] for number in numbers)
+        in_axes = options.in_axes
+        if options.static and isinstance(in_axes, tuple | list) and len(in_axes) == len(args):
+            in_axes = tuple(in_axes[number] for number in numbers)
+
+        def rebuild(leaves: Sequence[Any]) -> tuple[tuple, dict]:
+            values, keywords = jax.tree.unflatten(structure, leaves)
+            whole = list(args)
+            for number, value in zip(numbers, values, strict=True):
+                whole[number] = value
+            return tuple(whole), keywords
+
+        def paths() -> list[str]:
+            return axes.argument_paths(fun, mapped_args, kwargs, numbers)
+
+        leaves, structure = jax.tree.flatten((mapped_args, kwargs))
+        leaf_axes = axes.spread_in_axes(in_axes, mapped_args, kwargs, name)
+        owned = [*zip(numbers, mapped_args, strict=True), *sorted(kwargs.items())]
+        owners = tuple(owner for owner, tree in owned for _ in jax.tree.leaves(tree))
+        static = tuple(args[number] for number in options.static)
+        return Call(fun, rebuild, leaves, leaf_axes, owners, paths, name, structure, static)
+
 
 def any_tracer(leaves: Iterable[Any]) -> bool:
     """Whether the call is part of a trace outside."""
     return any(isinstance(leaf, Tracer) for leaf in leaves)
-
-
-def bind(options: Options, fun: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """Flattens the arguments, and finds the mapped axis of each leaf.
-
-    Raises:
-      AxesError: in_axes is no prefix of the arguments.
-      StaticArgumentError: the call has too few positional arguments.
-    """
-    name = options.choice.fun_name
-    if options.static and options.static[-1] >= len(args):
-        raise refusals.static_argument_missing(name, options.static, len(args))
-    numbers = [number for number in range(len(args)) if number not in options.static]
-    mapped_args = tuple(args[number] for number in numbers)
-    in_axes = options.in_axes
-    if options.static and isinstance(in_axes, tuple | list) and len(in_axes) == len(args):
-        in_axes = tuple(in_axes[number] for number in numbers)
-
-    def rebuild(leaves: Sequence[Any]) -> tuple[tuple, dict]:
-        values, keywords = jax.tree.unflatten(structure, leaves)
-        whole = list(args)
-        for number, value in zip(numbers, values, strict=True):
-            whole[number] = value
-        return tuple(whole), keywords
-
-    def paths() -> list[str]:
-        return axes.argument_paths(fun, mapped_args, kwargs, numbers)
-
-    leaves, structure = jax.tree.flatten((mapped_args, kwargs))
-    leaf_axes = axes.spread_in_axes(in_axes, mapped_args, kwargs, name)
-    owned = [*zip(numbers, mapped_args, strict=True), *sorted(kwargs.items())]
-    owners = tuple(owner for owner, tree in owned for _ in jax.tree.leaves(tree))
-    static = tuple(args[number] for number in options.static)
-    return Call(fun, rebuild, leaves, leaf_axes, owners, paths, name, structure, static)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -145,7 +147,7 @@ def tracer(options: Options, fun: Callable[[], Callable]) -> Callable[[Call], Bo
     """
     memo = Memo(
         options.choice.fun_name,
-        lambda args, kwargs: traced(options, bind(options, fun(), args, kwargs)),
+        lambda args, kwargs: traced(options, Call.bind(options, fun(), args, kwargs)),
         _compat.JitOptions(static_argnums=options.static),
     )
 
@@ -160,14 +162,14 @@ def tracer(options: Options, fun: Callable[[], Callable]) -> Callable[[Call], Bo
 def traced(options: Options, call: Call) -> Body:
     """Traces the function of one slice, for whole arguments that have types."""
     name = options.choice.axis_name if options.axis_name is None else options.axis_name
-    around = meshes.frame_around()
+    around = meshes.Frame.around()
     if around is not None and options.axis_name is None:
         name = around.free_name(None)
     frame = meshes.Frame((*(around.names if around else ()), name))
     output_of: list[tuple[Any, tuple[Axis, ...]]] = []
 
     def body(*slices: jax.Array) -> list[Any]:
-        with meshes.entered(frame):
+        with frame.entered():
             output = call.run(slices)
         out_axes = axes.spread_out_axes(options.out_axes, output, options.choice.fun_name)
         leaves, structure = jax.tree.flatten(output)
@@ -221,7 +223,7 @@ def _jaxpr_of(
         return trace()
     except (AssertionError, RuntimeError) as error:
         signs = ("ManualAxisType", "requires a non-empty mesh in context")
-        is_inside = meshes.frame_around() is not None
+        is_inside = meshes.Frame.around() is not None
         if is_inside or not any(sign in str(error) for sign in signs):
             raise
         mesh = meshes.lay_out(options.choice, call.size, whole=True).mesh.abstract_mesh

@@ -18,6 +18,7 @@ dispatch then waits, in the middle of one that other devices wait for in a colle
 every sixteenth call waits for its own result.
 """
 
+import collections
 import functools
 import itertools
 import weakref
@@ -31,16 +32,17 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.errors import NestingError, PlacementError, StaticArgumentError, refusal
+from jax_dist.errors import NestingError, PlacementError, StaticArgumentError, message, refusal
 from jax_dist.mapping import axes, emission, meshes, placement, refusals, region
-from jax_dist.mapping.body import Body, Call, Options, any_tracer, bind, tracer, type_of
+from jax_dist.mapping.body import Body, Call, Options, any_tracer, tracer, type_of
 from jax_dist.mapping.collectives import AxisPlace
 from jax_dist.mapping.emission import KnownSignature
 from jax_dist.mapping.meshes import InnerAxis, Layout
 from jax_dist.passes import captures, programs
 from jax_dist.passes.captures import PlacedCaptures, Placements, Policy, Watch
 from jax_dist.passes.constants import put_copy
-from jax_dist.passes.programs import Program, Programs, hide_own_frames
+from jax_dist.passes.pipeline import warn_user
+from jax_dist.passes.programs import Program, Programs
 
 if TYPE_CHECKING:
     from jax_dist.mapping.process_calls import ProcessCalls
@@ -71,7 +73,7 @@ class Dispatcher:
             options.choice.fun_name,
             _compat.JitOptions(static_argnums=options.static, donate_argnums=options.donated),
             trace=self._trace,
-            miss=self._miss,
+            miss=self._first_sight,
             without_jit=self._run_eagerly,
         )
         self._plain = self._programs.of(None)
@@ -107,7 +109,7 @@ class Dispatcher:
         call = self._bind(args, kwargs)
         found = self._find(call)
         if any_tracer(call.leaves):
-            with programs.under_way(self, found):
+            with self._programs.under_way(found):
                 return self._plain.jitted.lower(*args, **kwargs)
         program, placed = self._program_for(found)
         described = [
@@ -115,7 +117,7 @@ class Dispatcher:
             for leaf, axis in zip(call.leaves, call.axes, strict=True)
         ]
         args, kwargs = call.rebuild(described)
-        with programs.under_way(self, found):
+        with self._programs.under_way(found):
             lowered = programs.with_captures(program.jitted.lower, placed)(*args, **kwargs)
         _compat.describe_arguments(lowered, described)
         return lowered if placed is None else programs.lowered_without(lowered, placed.values)
@@ -125,22 +127,15 @@ class Dispatcher:
         self._choose()
         if self._processes is not None and self._options.arrays == "local":
             return self._processes.view.jitted.trace(*args, **kwargs)
-        with programs.under_way(self, self._find(self._bind(args, kwargs))):
+        with self._programs.under_way(self._find(self._bind(args, kwargs))):
             return self._plain.jitted.trace(*args, **kwargs)
 
     # ---- a call that the front does not know
 
-    def _miss(self, program: Program, args: tuple, kwargs: dict) -> _compat.Answer:
-        try:
-            return self._first_sight(program, args, kwargs)
-        except Exception as error:
-            hide_own_frames(error)
-            raise
-
     def _first_sight(self, program: Program, args: tuple, kwargs: dict) -> _compat.Answer:
         self._check_static(args)
         call = self._bind(args, kwargs)
-        outside = meshes.frame_around()
+        outside = meshes.Frame.around()
         if outside is not None:
             return self._stage_inside(call, outside), None, False
         if manual := meshes.manual_axes():
@@ -193,13 +188,13 @@ class Dispatcher:
         own, placed = self._program_for(found)
         if self._options.donated and found.body not in self._donating:
             self._donating.add(found.body)
-            emission.warn_of_unusable(self._options, call, found)
+            _warn_of_unusable(self._options, call, found)
         self._watch.warn_of(found.body.lifted.captures, lifted=True)
         if self._processes is not None:
             self._processes.agree(call, found.body, found.layout)
         args, kwargs = call.rebuild(leaves)
         first = () if placed is None else (placed.values,)
-        with programs.under_way(self, found):
+        with self._programs.under_way(found):
             results, memory, stale = _compat.run_jit(own.jitted, (*first, *args), kwargs)
         is_full = can_be_full(found.layout.mesh)
         if (self._used, self._is_full) != ((own, placed), is_full):
@@ -219,7 +214,7 @@ class Dispatcher:
         if not captures.is_lifted_outside():
             self._watch.warn_of(found.body.lifted.captures, lifted=False)
         try:
-            with programs.under_way(self, found):
+            with self._programs.under_way(found):
                 return program.jitted(*args, **kwargs)
         except ValueError as error:
             if self._processes is None or "incompatible devices" not in str(error):
@@ -265,7 +260,7 @@ class Dispatcher:
     ) -> Any:
         """What jit traces: the body on its mesh; `as_view`: on the slices of this process."""
         call = self._bind(args, kwargs)
-        found = programs.found_by(self) or self._find(call, whole=not as_view)
+        found = self._programs.found() or self._find(call, whole=not as_view)
         return emission.emitted(self._options, call, found, captured, as_view=as_view)
 
     def _run_eagerly(self, *args: Any, **kwargs: Any) -> Any:
@@ -278,10 +273,10 @@ class Dispatcher:
     # ---- its parts
 
     def _bind(self, args: tuple, kwargs: dict) -> Call:
-        return bind(self._options, self._fun(), args, kwargs)
+        return Call.bind(self._options, self._fun(), args, kwargs)
 
     def _find(self, call: Call, *, whole: bool = True) -> KnownSignature:
-        return emission.find(self._options, call, self._body_of, whole=whole)
+        return emission.KnownSignature.of(self._options, call, self._body_of, whole=whole)
 
     def _program_for(self, found: KnownSignature) -> tuple[Program, PlacedCaptures | None]:
         mesh = found.layout.mesh
@@ -337,7 +332,7 @@ class Dispatcher:
                 self._programs.name,
                 self._programs.options,
                 trace=functools.partial(self._trace, as_view=True),
-                miss=self._miss,
+                miss=self._first_sight,
                 without_jit=self._run_eagerly,
             ).of(None)
         self._processes = ProcessCalls(
@@ -366,6 +361,43 @@ class Dispatcher:
                     "its hash",
                     do="Pass a hashable value (a tuple for a list), or map it with in_axes=None.",
                 ) from None
+
+
+def _warn_of_unusable(options: Options, call: Call, found: KnownSignature) -> None:
+    """Warns of donated arguments whose memory no result can take over.
+
+    JAX warns while it lowers, if it knows how the results lie; here XLA finds that out, and says
+    nothing.
+    """
+    body, layout = found
+    local = layout.size // layout.mesh.shape[layout.name]
+    free, unusable = collections.Counter(), []
+    for aval, axis in zip(body.jaxpr.out_avals, body.out_axes, strict=True):
+        block = list(aval.shape)
+        if axis is not None:
+            block.insert(axis, local)
+        free[tuple(block), aval.dtype] += 1
+    leaves = zip(call.paths(), call.leaves, call.axes, call.owners, strict=True)
+    for path, leaf, axis, owner in leaves:
+        if owner not in options.donated:
+            continue
+        shape, dtype = list(type_of(leaf).shape), type_of(leaf).dtype
+        if axis is not None:
+            shape[axis] = local
+        if free[tuple(shape), dtype]:
+            free[tuple(shape), dtype] -= 1
+        else:
+            unusable.append(f"{path}: {dtype}[{','.join(map(str, shape))}]")
+    if unusable:
+        warn_user(
+            message(
+                what=f"Some donated buffers were not usable, in pmap of '{call.fun_name}'",
+                which=unusable,
+                why="no result that is left has this shape and type on a device",
+                do="Leave these arguments out of donate_argnums; they keep their values.",
+            ),
+            UserWarning,
+        )
 
 
 def can_be_full(mesh: Mesh) -> bool:

@@ -6,7 +6,6 @@ shapes (see `process_calls`). Inside one, where there are no buffers, the view i
 whole program that is declared to be replicated over processes, though its copies differ.
 """
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -20,7 +19,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.errors import DeviceCountError, NestingError, message, refusal
+from jax_dist.errors import DeviceCountError, NestingError, refusal
 from jax_dist.mapping import axes, meshes, region
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.body import Body, Call, Options, type_of
@@ -29,7 +28,7 @@ from jax_dist.mapping.meshes import PROCESS_AXIS, InnerAxis, Layout
 from jax_dist.passes import pipeline
 from jax_dist.passes.gathers import plan_gathers
 from jax_dist.passes.interpreter import GATHERS
-from jax_dist.passes.pipeline import Pass, warn_user
+from jax_dist.passes.pipeline import Pass
 
 
 class KnownSignature(NamedTuple):
@@ -38,30 +37,30 @@ class KnownSignature(NamedTuple):
     body: Body
     layout: Layout
 
+    @classmethod
+    def of(
+        cls, options: Options, call: Call, trace: Callable[[Call], Body], *, whole: bool
+    ) -> "KnownSignature":
+        """The body and the mesh for a call.
 
-def find(
-    options: Options, call: Call, trace: Callable[[Call], Body], *, whole: bool
-) -> KnownSignature:
-    """The body and the mesh for a call.
-
-    Args:
-      options: what was said to pmap.
-      call: has arguments with types.
-      trace: gives the body for a call on whole arguments.
-      whole: whether the arguments hold the slices of all processes, or those of this one.
-    """
-    on_whole = call
-    if not whole:
-        processes = layout_for(options, call, (), whole=False).processes
-        types = []
-        for leaf, axis in zip(call.leaves, call.axes, strict=True):
-            shape = list(type_of(leaf).shape)
-            if axis is not None:
-                shape[axis] *= processes
-            types.append(type_of(leaf, shape))
-        on_whole = dataclasses.replace(call, leaves=types)
-    body = trace(on_whole)
-    return KnownSignature(body, layout_for(options, call, body.inner, whole=whole))
+        Args:
+          options: what was said to pmap.
+          call: has arguments with types.
+          trace: gives the body for a call on whole arguments.
+          whole: whether the arguments hold the slices of all processes, or those of this one.
+        """
+        on_whole = call
+        if not whole:
+            processes = layout_for(options, call, (), whole=False).processes
+            types = []
+            for leaf, axis in zip(call.leaves, call.axes, strict=True):
+                shape = list(type_of(leaf).shape)
+                if axis is not None:
+                    shape[axis] *= processes
+                types.append(type_of(leaf, shape))
+            on_whole = dataclasses.replace(call, leaves=types)
+        body = trace(on_whole)
+        return KnownSignature(body, layout_for(options, call, body.inner, whole=whole))
 
 
 def layout_for(
@@ -286,40 +285,3 @@ def _transposable(parts: jax.Array, axis: int, layout: Layout, *, to_whole: bool
 def _on_blocks(change: Callable, layout: Layout, in_specs: P, out_specs: P) -> Callable:
     mesh = layout.process_mesh
     return jax.shard_map(change, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-
-
-def warn_of_unusable(options: Options, call: Call, found: KnownSignature) -> None:
-    """Warns of donated arguments whose memory no result can take over.
-
-    JAX warns while it lowers, if it knows how the results lie; here XLA finds that out, and says
-    nothing.
-    """
-    body, layout = found
-    local = layout.size // layout.mesh.shape[layout.name]
-    free, unusable = collections.Counter(), []
-    for aval, axis in zip(body.jaxpr.out_avals, body.out_axes, strict=True):
-        block = list(aval.shape)
-        if axis is not None:
-            block.insert(axis, local)
-        free[tuple(block), aval.dtype] += 1
-    leaves = zip(call.paths(), call.leaves, call.axes, call.owners, strict=True)
-    for path, leaf, axis, owner in leaves:
-        if owner not in options.donated:
-            continue
-        shape, dtype = list(type_of(leaf).shape), type_of(leaf).dtype
-        if axis is not None:
-            shape[axis] = local
-        if free[tuple(shape), dtype]:
-            free[tuple(shape), dtype] -= 1
-        else:
-            unusable.append(f"{path}: {dtype}[{','.join(map(str, shape))}]")
-    if unusable:
-        warn_user(
-            message(
-                what=f"Some donated buffers were not usable, in pmap of '{call.fun_name}'",
-                which=unusable,
-                why="no result that is left has this shape and type on a device",
-                do="Leave these arguments out of donate_argnums; they keep their values.",
-            ),
-            UserWarning,
-        )

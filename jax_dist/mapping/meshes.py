@@ -275,27 +275,26 @@ class Frame:
             return name
         return f"{_MADE_UP}{len(self.names)}"
 
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Everything traced inside belongs to this body."""
+        around, _innermost.frame = _innermost.frame, self
+        try:
+            yield
+        finally:
+            _innermost.frame = around
+
+    @staticmethod
+    def around() -> "Frame | None":
+        """The frame of the pmap whose body is being traced; None outside."""
+        return _innermost.frame
+
 
 class _Innermost(threading.local):
     frame: Frame | None = None
 
 
 _innermost = _Innermost()
-
-
-@contextlib.contextmanager
-def entered(frame: Frame) -> Iterator[None]:
-    """Everything traced inside belongs to `frame`."""
-    around, _innermost.frame = _innermost.frame, frame
-    try:
-        yield
-    finally:
-        _innermost.frame = around
-
-
-def frame_around() -> Frame | None:
-    """The frame of the pmap whose body is being traced; None outside."""
-    return _innermost.frame
 
 
 def manual_axes() -> tuple[object, ...]:

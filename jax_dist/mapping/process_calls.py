@@ -25,7 +25,7 @@ from jax_dist import _compat
 from jax_dist.errors import PlacementError, refusal
 from jax_dist.mapping import refusals
 from jax_dist.mapping.axes import Axis
-from jax_dist.mapping.body import Body, Call, Options, any_tracer, bind, type_of
+from jax_dist.mapping.body import Body, Call, Options, any_tracer, type_of
 from jax_dist.mapping.meshes import Layout, lay_out
 from jax_dist.mapping.placement import is_key, with_data
 from jax_dist.multihost import agreement
@@ -243,7 +243,7 @@ class ProcessCalls:
             return self._run(*args, **kwargs)
 
         def bound() -> Call:
-            return bind(self._options, self._fun(), args, kwargs)
+            return Call.bind(self._options, self._fun(), args, kwargs)
 
         kind = (structure, len(args))
         leaf_axes = self._axes.get(kind)
@@ -275,7 +275,7 @@ class ProcessCalls:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments as shapes of whole arrays, for lower."""
-        call = bind(self._options, self._fun(), args, kwargs)
+        call = Call.bind(self._options, self._fun(), args, kwargs)
         if any_tracer(call.leaves):
             return args, kwargs
         kind = (jax.tree.structure((args, kwargs)), len(args))
@@ -288,7 +288,7 @@ class ProcessCalls:
         Raises:
           DisagreementError: they are about to run another one.
         """
-        moves = collectives(body.lifted.jaxpr)
+        moves = _collectives(body.lifted.jaxpr)
         types = [type_of(leaf) for leaf in call.leaves]
         kinds = tuple((kind.shape, kind.dtype, kind.weak_type) for kind in types)
         signature = hash((call.structure, kinds, call.static))
@@ -306,7 +306,7 @@ class ProcessCalls:
         for path, leaf in flat:
             leaves[f"result{jax.tree_util.keystr(path)} of all processes"] = describe(leaf)
         own = Fingerprint(containers(structure), leaves)
-        agree_to_run(f"pmap of {described(self._fun())}", own, moves, layout.mesh)
+        agree_to_run("pmap of {}", self._fun(), own, body.lifted.jaxpr, layout.mesh)
         self._agreed.add(signature)
 
     def _described(self, call: Call, view: _LocalView) -> list[jax.ShapeDtypeStruct]:
@@ -353,7 +353,7 @@ class ProcessCalls:
             whole = size > own  # more than this process can run: the slices of all of them
         first = _LocalView(lay_out(choice, size, (), whole=whole), accepts_whole=self._is_global)
         args, kwargs = call.rebuild(self._described(call, first))
-        layout = self._layout_of(bind(self._options, self._fun(), args, kwargs))
+        layout = self._layout_of(Call.bind(self._options, self._fun(), args, kwargs))
         return _LocalView(layout, accepts_whole=self._is_global)
 
 
@@ -389,14 +389,15 @@ def _what_does_not_fit(call: Call, view: _LocalView) -> ValueError:
 
 
 def agree_to_run(
-    name: str, fingerprint: Fingerprint, moves: Sequence[str], mesh: jax.sharding.Mesh
+    name: str, fun: Any, fingerprint: Fingerprint, jaxpr: ClosedJaxpr, mesh: jax.sharding.Mesh
 ) -> None:
     """Before the processes whose devices are in a mesh run a program for the first time.
 
     Args:
-      name: of the program.
-      fingerprint: of its arguments and results.
-      moves: its collectives.
+      name: of the program, with {} for the function.
+      fun: the user's function.
+      fingerprint: of the arguments and results.
+      jaxpr: the program; its collectives are compared too.
       mesh: its devices.
 
     Raises:
@@ -405,13 +406,15 @@ def agree_to_run(
     """
     if _compat.joined_as() is None:  # nothing to compare over
         return
-    numbered = {f"collective {number}": text for number, text in enumerate(moves, 1)}
+    numbered = {f"collective {number}": text for number, text in enumerate(_collectives(jaxpr), 1)}
     own = fingerprint._replace(leaves={**fingerprint.leaves, **numbered})
     ranks = tuple(sorted({device.process_index for device in mesh.devices.flat}))
-    agreement.agree_on(name, own, timeout=agreement.program_timeout, ranks=ranks, do=_DO)
+    agreement.agree_on(
+        name.format(_described(fun)), own, timeout=agreement.program_timeout, ranks=ranks, do=_DO
+    )
 
 
-def described(fun: Any) -> str:
+def _described(fun: Any) -> str:
     """A function by its name and line: `'step' (train.py:12)`."""
     name = getattr(fun, "__name__", type(fun).__name__)
     with contextlib.suppress(ValueError):  # a wrapper around itself
@@ -422,7 +425,7 @@ def described(fun: Any) -> str:
     return f"'{name}' ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
-def collectives(jaxpr: ClosedJaxpr) -> list[str]:
+def _collectives(jaxpr: ClosedJaxpr) -> list[str]:
     """What devices send one another, in order: `psum over i: float32[3]`.
 
     A constraint on how a value lies may become a collective.

@@ -145,21 +145,21 @@ class Fingerprint(NamedTuple):
     def dump(self) -> bytes:
         return json.dumps(self).encode()
 
+    @classmethod
+    def of(cls, tree: Any, *, values: bool = False) -> "Fingerprint":
+        """What has to be the same in all processes.
 
-def fingerprint(tree: Any, *, values: bool = False) -> Fingerprint:
-    """What has to be the same in all processes.
+        Args:
+          tree: of arrays, or of whatever stands for them (`jax.ShapeDtypeStruct`, tracers). Other
+            leaves (numbers, strings) are taken by value: they end up in programs as they are.
+          values: whether the values of arrays count too, bit for bit.
 
-    Args:
-      tree: of arrays, or of whatever stands for them (`jax.ShapeDtypeStruct`, tracers). Other
-        leaves (numbers, strings) are taken by value: they end up in programs as they are.
-      values: whether the values of arrays count too, bit for bit.
-
-    >>> fingerprint({"x": np.zeros((2, 4)), "seed": 7}).leaves
-    {"['seed']": 'int 7', "['x']": 'float64[2,4]'}
-    """
-    flat, structure = jax.tree.flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)
-    leaves = {jax.tree_util.keystr(path): describe(leaf, values=values) for path, leaf in flat}
-    return Fingerprint(containers(structure), leaves)
+        >>> fingerprint({"x": np.zeros((2, 4)), "seed": 7}).leaves
+        {"['seed']": 'int 7', "['x']": 'float64[2,4]'}
+        """
+        flat, structure = jax.tree.flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)
+        leaves = {jax.tree_util.keystr(path): describe(leaf, values=values) for path, leaf in flat}
+        return Fingerprint(containers(structure), leaves)
 
 
 def containers(structure: Any) -> str:
@@ -274,7 +274,7 @@ def agree(tag: str, tree: Any = None, values: bool = False, timeout: float = 60.
     >>> import numpy as np
     >>> agree("batch", {"x": np.zeros((2, 4)), "seed": 7})
     """
-    agree_on(f"agree({tag!r})", fingerprint(tree, values=values), timeout=timeout)
+    agree_on(f"agree({tag!r})", Fingerprint.of(tree, values=values), timeout=timeout)
 
 
 def agree_on(

@@ -22,7 +22,7 @@ from jax_dist.errors import (
     refusal,
 )
 from jax_dist.multihost import main_thread, ranks, step_folders
-from jax_dist.multihost.agreement import Fingerprint, agree_on, fingerprint
+from jax_dist.multihost.agreement import Fingerprint, agree_on
 from jax_dist.multihost.collectives import broadcast_one_to_all
 from jax_dist.multihost.step_folders import (
     StepFolders,
@@ -30,7 +30,6 @@ from jax_dist.multihost.step_folders import (
     check_named,
     choices_of,
     leaves_of,
-    number_of_copies,
     one_of_each,
 )
 
@@ -284,7 +283,7 @@ def _copies(
     """What reads the leaves that were saved as copies, the same number of each; the others fit."""
     found: list[tuple[TypedLeaf, int]] = []
     if from_pmap:
-        numbers = [(leaf, number_of_copies(saved.get(leaf.path, ""), leaf)) for leaf in leaves]
+        numbers = [(leaf, leaf.copies_in(saved.get(leaf.path, ""))) for leaf in leaves]
         found = [(leaf, number) for leaf, number in numbers if number]
     copies = {leaf.path: leaf.like_copies(number, saved[leaf.path]) for leaf, number in found}
     wanted = {leaf.path: leaf.type for leaf in leaves}
@@ -309,7 +308,9 @@ def _copies(
 def _check_same(leaves: Sequence[TypedLeaf]) -> None:
     """Whatever each process has for itself: only that of rank 0 is written."""
     held = {
-        leaf.path: leaf.type if leaf.is_whole else fingerprint(leaf.given, values=True).leaves[""]
+        leaf.path: leaf.type
+        if leaf.is_whole
+        else Fingerprint.of(leaf.given, values=True).leaves[""]
         for leaf in leaves
     }
     agree_on(

@@ -21,7 +21,7 @@ from jax_dist.errors import (
     UnsupportedError,
     refusal,
 )
-from jax_dist.multihost.agreement import agree_on, fingerprint
+from jax_dist.multihost.agreement import Fingerprint, agree_on
 from jax_dist.multihost.ranks import do, name_ranks
 
 _BROADCAST = "broadcast_one_to_all"
@@ -152,7 +152,7 @@ def sync_global_devices(name: str, timeout: float = TIMEOUT) -> None:
 
     >>> sync_global_devices("the data is on disk")
     """
-    place, nothing = f"sync_global_devices({name!r})", fingerprint(None)
+    place, nothing = f"sync_global_devices({name!r})", Fingerprint.of(None)
     agree_on(place, nothing, timeout=timeout)
     # A device does one thing after the other: what is computed now comes last.
     jax.block_until_ready([_last(jax.device_put(np.float32(0), d)) for d in jax.local_devices()])
@@ -191,7 +191,7 @@ def assert_equal(tree: Any, fail_message: str = "") -> None:
     try:
         agree_on(
             what,
-            fingerprint(alike, values=True),
+            Fingerprint.of(alike, values=True),
             timeout=TIMEOUT,
             do="Compute it in the same way everywhere, or broadcast it: "
             "jax_dist.multihost.broadcast_one_to_all.",
@@ -250,7 +250,7 @@ def _exchange(
       DisagreementError: not exactly one process is the source.
       UnsupportedError: a leaf cannot be sent.
     """
-    marks = fingerprint(jax.tree.map(lambda _: 0, tree))._replace(leaves=types(tree))
+    marks = Fingerprint.of(jax.tree.map(lambda _: 0, tree))._replace(leaves=types(tree))
     others = {n: leaf for n, leaf in enumerate(leaves) if type(leaf) in _PLAIN}
     try:
         arrays = {n: _numbers(name, leaf) for n, leaf in enumerate(leaves) if n not in others}

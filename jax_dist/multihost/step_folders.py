@@ -134,6 +134,19 @@ class TypedLeaf(NamedTuple):
             return False
         return self.is_whole or (jax.process_count() == 1 and self._data.committed)
 
+    def copies_in(self, saved: str) -> int:
+        """How many copies of a self were saved; 0 if what was saved is no array of copies of it."""
+        found = _TYPE.fullmatch(saved)
+        if found is None or saved == self.type:
+            return 0
+        first, _, rest = found[2].partition(",")
+        if isinstance(self.given, _NUMBERS):  # a step counter that `replicate` made into an array
+            kind = "" if found[1].startswith("key<") else jnp.dtype(found[1]).kind
+            fits = rest == "" and kind in _KINDS[type(self.given)] and kind != ""
+        else:
+            fits = f"{found[1]}[{rest}]" == self.type
+        return int(first) if fits else 0
+
 
 def leaves_of(state: Any) -> list[TypedLeaf]:
     """In the order of the tree.
@@ -177,20 +190,6 @@ def check_named(choices: Iterable[str], paths: Collection[str]) -> None:
     for part in choices:
         if not any(part in path for path in paths):
             raise ValueError(f"no leaf with a device axis has {part!r} in its path.")
-
-
-def number_of_copies(saved: str, leaf: TypedLeaf) -> int:
-    """How many copies of a leaf were saved; 0 if what was saved is no array of copies of it."""
-    found = _TYPE.fullmatch(saved)
-    if found is None or saved == leaf.type:
-        return 0
-    first, _, rest = found[2].partition(",")
-    if isinstance(leaf.given, _NUMBERS):  # a step counter that `replicate` made into an array
-        kind = "" if found[1].startswith("key<") else jnp.dtype(found[1]).kind
-        fits = rest == "" and kind in _KINDS[type(leaf.given)] and kind != ""
-    else:
-        fits = f"{found[1]}[{rest}]" == leaf.type
-    return int(first) if fits else 0
 
 
 def one_of_each(

@@ -102,7 +102,7 @@ def _reshape(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     old, new = shape_of(eqn.invars[0]), tuple(eqn.params["new_sizes"])
     moved: dict[int, Any] = {}
     for dimension, spread in gathered.spreads:
-        place = major_place(old, new, dimension, spread.size)
+        place = _major_place(old, new, dimension, spread.size)
         if place is None or place in moved:
             raise Refuse("reshape merges the gathered dimension under a more major one")
         moved[place] = spread
@@ -110,7 +110,7 @@ def _reshape(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     return _with(eqn, result, new_sizes=result.block(new), sharding=None)
 
 
-def major_place(old: Sequence[int], new: Sequence[int], dimension: int, size: int) -> int | None:
+def _major_place(old: Sequence[int], new: Sequence[int], dimension: int, size: int) -> int | None:
     """Which dimension of `new` starts where `dimension` of `old` does, in blocks of `size`."""
     before = math.prod(old[:dimension])
     for place, length in enumerate(new):
@@ -141,7 +141,7 @@ def _dynamic_slice(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
         raise Refuse("dynamic_slice of the gathered dimension")
     for index in indices:
         if isinstance(index, Whole):
-            demand_same(eqn, gathered, index)
+            _demand_same(eqn, gathered, index)
     return _with(eqn, gathered, slice_sizes=gathered.block(sizes))
 
 
@@ -150,7 +150,7 @@ def _pad(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     gathered, value = states
     if not isinstance(gathered, Gathered) or not isinstance(value, Whole):
         raise Refuse("pad with a gathered value")
-    demand_same(eqn, gathered, value)
+    _demand_same(eqn, gathered, value)
     if any(tuple(eqn.params["padding_config"][d]) != (0, 0, 0) for d in gathered.dimensions):
         raise Refuse("pad of the gathered dimension")
     return _with(eqn, gathered)
@@ -346,7 +346,7 @@ def _demand_paired(
             Whole() as whole,
             Gathered() as gathered,
         ):
-            demand_same(eqn, gathered, whole)
+            _demand_same(eqn, gathered, whole)
         case (Gathered() as left, Gathered() as right):
             lefts, rights = dict(left.spreads), dict(right.spreads)
             if any(lefts.get(d) != rights.get(e) for d, e in paired):
@@ -404,7 +404,7 @@ def _together(
     """The same equation on the blocks of all operands, `gathered` or whole."""
     for state in states:
         if isinstance(state, Whole):
-            demand_same(eqn, gathered, state)
+            _demand_same(eqn, gathered, state)
     cuts = [
         _cutter(eqn, shape_of(atom), dict(gathered.spreads)) if isinstance(state, Whole) else None
         for atom, state in zip(eqn.invars, states, strict=True)
@@ -435,7 +435,7 @@ def _blocks(cuts: Sequence[_Cut], values: Sequence[Any]) -> Values:
     return [cut(value) if cut else value for cut, value in zip(cuts, values, strict=True)]
 
 
-def demand_same(eqn: JaxprEqn, gathered: Gathered, other: Whole) -> None:
+def _demand_same(eqn: JaxprEqn, gathered: Gathered, other: Whole) -> None:
     """A device may use its own copy of the other operand only if all copies are the same."""
     differing = [name for name in gathered.names if name not in other.same]
     if differing:

@@ -231,7 +231,7 @@ class Programs:
         self.name = name
         self.options = options
         self.trace = trace
-        self.miss = miss
+        self._miss = miss
         self.without_jit = without_jit
         self._plain: dict[Hashable, Program] = {}
 
@@ -251,10 +251,32 @@ class Programs:
             made[variant] = Program(self, takes_captures=placed is not None)
         return made[variant]
 
+    def miss(self, program: Program, args: tuple, kwargs: dict) -> _compat.Answer:
+        """Makes a call that the front of a program does not know."""
+        try:
+            return self._miss(program, args, kwargs)
+        except Exception as error:
+            _hide_own_frames(error)
+            raise
+
     def clear(self) -> None:
         """Forgets all, so that what is called next is traced again."""
         self._plain.clear()
         self._taking.clear()
+
+    @contextlib.contextmanager
+    def under_way(self, found: Any) -> Iterator[None]:
+        """One of them is called, traced or lowered inside."""
+        _ways.stack.append((self, found))
+        try:
+            yield
+        finally:
+            _ways.stack.pop()
+
+    def found(self) -> Any:
+        """What the innermost call under way has found, if it is one of these; None without one."""
+        top, found = _ways.stack[-1] if _ways.stack else (None, None)
+        return found if top is self else None
 
 
 def is_staged() -> bool:
@@ -272,29 +294,13 @@ class _Ways(threading.local):
     """The calls that run a jit object now: whose they are, and what they have found out."""
 
     def __init__(self):
-        self.stack: list[tuple[object, Any]] = []
+        self.stack: list[tuple[Programs, Any]] = []
 
 
 _ways = _Ways()
 
 
-@contextlib.contextmanager
-def under_way(owner: object, found: Any) -> Iterator[None]:
-    """A jit object of `owner` is called, traced or lowered inside."""
-    _ways.stack.append((owner, found))
-    try:
-        yield
-    finally:
-        _ways.stack.pop()
-
-
-def found_by(owner: object) -> Any:
-    """What the innermost call under way has found, if it is of `owner`; None without one."""
-    top, found = _ways.stack[-1] if _ways.stack else (None, None)
-    return found if top is owner else None
-
-
-def hide_own_frames(error: Exception) -> None:
+def _hide_own_frames(error: Exception) -> None:
     """Takes the frames of this package out of the traceback.
 
     JAX hides its own frames likewise, and only at its own functions;

@@ -135,10 +135,6 @@ def _is_inexact(aval: Any) -> bool:
 _HandlerOf: TypeAlias = Callable[[JaxprEqn], Handler | None]
 
 
-class CannotRebind(Exception):
-    """An equation is tied to the mesh that it was traced under; the text says which."""
-
-
 def evaluate(
     jaxpr: Any,
     args: Sequence[Any],
@@ -165,14 +161,6 @@ def evaluate(
     body = interpreter.open_jaxpr(jaxpr)
     handlers = dict.fromkeys(range(len(body.eqns)), bind)
     return untied_literals(body.outvars, interpreter.run(jaxpr, args, handlers, anew=True))
-
-
-def check_rebindable(jaxpr: Any) -> None:
-    """Raises CannotRebind if an equation, at any depth, is tied to the mesh of its trace."""
-    for eqn in interpreter.equations(jaxpr):
-        if eqn.primitive.name in ("sharding_constraint", "mesh_cast", "reshard"):
-            where = interpreter.source_line(eqn)
-            raise CannotRebind(f"the mapped function constrains a sharding itself, at {where}")
 
 
 def bind_again(eqn: JaxprEqn, values: Values) -> Values:

@@ -19,7 +19,7 @@ from jax_dist.mapping.region import mapped_dimension
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.pipeline import human_bytes
 from jax_dist.rewriting import rendering
-from jax_dist.rewriting.cost import ProgramCost, program_of
+from jax_dist.rewriting.cost import ProgramCost
 from jax_dist.rewriting.pmap_sites import PmapSite, pmap_site, pmap_sites
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ def _in_global_view(
         return str(error).splitlines()[0] if str(error) else type(error).__name__
     if report.bytes_per_device == report.bytes_under_pmap:
         return None
-    return _Sharded(report, program_of(lowered))
+    return _Sharded(report, ProgramCost.of(lowered))
 
 
 def _view(step: _Step, fun: Callable, dims: tuple, results: Any, state: list[int]) -> "GlobalView":

@@ -19,9 +19,9 @@ from jax_dist.passes.gathers import Gathers
 from jax_dist.passes.hazards import find_doubled_sums, find_noise
 from jax_dist.passes.pipeline import PassFinding
 from jax_dist.rewriting import alternatives
-from jax_dist.rewriting.cost import ProgramCost, program_of
+from jax_dist.rewriting.cost import ProgramCost
 from jax_dist.rewriting.program import Partitioning, RewrittenProgram, Specs, Wishes
-from jax_dist.rewriting.report import CacheVerdict, CapturedArray, Report, verdict_of
+from jax_dist.rewriting.report import CacheVerdict, CapturedArray, Report
 
 
 class Rewritten:
@@ -222,7 +222,7 @@ def _report_of(
     before, program_before, failure = None, ProgramCost(), ()
     try:
         lowered = traced.lower()
-        before, program_before = lowered, program_of(lowered)
+        before, program_before = lowered, ProgramCost.of(lowered)
     except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
         # Some programs only compile when they are rewritten.
         what = "the program as it is does not compile: before, all is unknown"
@@ -238,9 +238,9 @@ def _report_of(
     large = [capture for capture in captured if capture.bytes >= least or capture.is_key]
     cache_before = CacheVerdict(stable=False, causes=("It does not compile.",))
     if before is not None:
-        cache_before = verdict_of(before, [capture.name for capture in large])
+        cache_before = CacheVerdict.of(before, [capture.name for capture in large])
     kept = [capture.name for capture in large if capture.key not in lifted]
-    program_after, compare = program_of(after), None
+    program_after, compare = ProgramCost.of(after), None
     # With several processes, too, the program as it is may compute something else.
     if before is not None and jax.process_count() == 1:
         programs = (program_before, program_after)
@@ -250,7 +250,7 @@ def _report_of(
         before=program_before,
         after=program_after,
         cache_before=cache_before,
-        cache_after=verdict_of(after, kept),
+        cache_after=CacheVerdict.of(after, kept),
         findings=(
             *rewriting.findings,
             *find_doubled_sums(traced.jaxpr),  # left to the user

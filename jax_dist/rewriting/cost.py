@@ -53,6 +53,37 @@ class ProgramCost:
         """From each device, in one call."""
         return sum(each.count * each.moved_bytes for each in self.collectives)
 
+    @classmethod
+    def of(
+        cls, lowered: jax.stages.Lowered, mesh: Mesh | AbstractMesh | None = None
+    ) -> "ProgramCost":
+        """Compiles a lowered program, once, and takes its measures.
+
+        Args:
+          lowered: what `jax.jit(fun).lower(*args)` returns.
+          mesh: whose axes to name in the collectives; those of the program itself where not given.
+        """
+        stablehlo = lowered.as_text()
+        compiled = lowered.compile()
+        module = _parse(compiled.as_text() or "")
+        # The meshes that the program names. Without those that number devices otherwise.
+        named = [
+            {name: int(size) for name, size in re.findall(r'"([^"]*)"=(\d+)', axes)}
+            for axes in re.findall(r"sdy\.mesh @\S+ = <\[([^\]]*)\]>", stablehlo)
+        ]
+        instructions = itertools.chain(*module.computations.values())
+        memory = compiled.memory_analysis()
+        return ProgramCost(
+            collectives=_collectives(module, [mesh.shape] if mesh else named),
+            stablehlo_bytes=len(stablehlo.encode()),
+            constants_bytes=sum(
+                _shape_bytes(i.shape) for i in instructions if i.opcode == "constant"
+            ),
+            argument_bytes=getattr(memory, "argument_size_in_bytes", None),
+            output_bytes=getattr(memory, "output_size_in_bytes", None),
+            temp_bytes=getattr(memory, "temp_size_in_bytes", None),
+        )
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Instruction:
@@ -82,33 +113,6 @@ class _HloModule:
     entry: str  # the computation where it starts
     computations: dict[str, tuple[_Instruction, ...]]
     devices: int
-
-
-def program_of(lowered: jax.stages.Lowered, mesh: Mesh | AbstractMesh | None = None) -> ProgramCost:
-    """Compiles a lowered program, once, and takes its measures.
-
-    Args:
-      lowered: what `jax.jit(fun).lower(*args)` returns.
-      mesh: whose axes to name in the collectives; those of the program itself where not given.
-    """
-    stablehlo = lowered.as_text()
-    compiled = lowered.compile()
-    module = _parse(compiled.as_text() or "")
-    # The meshes that the program names. Without those that number devices otherwise.
-    named = [
-        {name: int(size) for name, size in re.findall(r'"([^"]*)"=(\d+)', axes)}
-        for axes in re.findall(r"sdy\.mesh @\S+ = <\[([^\]]*)\]>", stablehlo)
-    ]
-    instructions = itertools.chain(*module.computations.values())
-    memory = compiled.memory_analysis()
-    return ProgramCost(
-        collectives=_collectives(module, [mesh.shape] if mesh else named),
-        stablehlo_bytes=len(stablehlo.encode()),
-        constants_bytes=sum(_shape_bytes(i.shape) for i in instructions if i.opcode == "constant"),
-        argument_bytes=getattr(memory, "argument_size_in_bytes", None),
-        output_bytes=getattr(memory, "output_size_in_bytes", None),
-        temp_bytes=getattr(memory, "temp_size_in_bytes", None),
-    )
 
 
 def collectives_of(

@@ -316,29 +316,29 @@ class LoopInside:
                 check_vma=False,
             )(*values)
 
+    @classmethod
+    def of(cls, eqn: JaxprEqn, mesh: Mesh, axis: str) -> "LoopInside":
+        """Decides how a loop runs inside.
 
-def loop_inside(eqn: JaxprEqn, mesh: Mesh, axis: str) -> LoopInside:
-    """Decides how a loop runs inside.
+        Args:
+          eqn: a scan or while.
+          mesh: with `axis` as the pmaps in the loop name it.
+          axis: the mapped one.
 
-    Args:
-      eqn: a scan or while.
-      mesh: with `axis` as the pmaps in the loop name it.
-      axis: the mapped one.
-
-    Raises:
-      LoopRefused: it cannot, with the reason.
-    """
-    region = _Region(axis, mesh.shape[axis])
-    first = _LoopWalk(region)
-    step = first.step(eqn, (_WHOLE,) * len(eqn.invars))
-    if first.wanted:
-        # What only pmaps take, and cut, need not be whole on every device before.
-        states = tuple(
-            first.wanted.get(atom) if isinstance(atom, Var) else _WHOLE for atom in eqn.invars
+        Raises:
+          LoopRefused: it cannot, with the reason.
+        """
+        region = _Region(axis, mesh.shape[axis])
+        first = _LoopWalk(region)
+        step = first.step(eqn, (_WHOLE,) * len(eqn.invars))
+        if first.wanted:
+            # What only pmaps take, and cut, need not be whole on every device before.
+            states = tuple(
+                first.wanted.get(atom) if isinstance(atom, Var) else _WHOLE for atom in eqn.invars
+            )
+            step = _LoopWalk(region).step(eqn, states)
+        in_specs, out_specs = (
+            tuple(P() if state is None else P(*[None] * state, axis) for state in states)
+            for states in (step.taken, step.states)
         )
-        step = _LoopWalk(region).step(eqn, states)
-    in_specs, out_specs = (
-        tuple(P() if state is None else P(*[None] * state, axis) for state in states)
-        for states in (step.taken, step.states)
-    )
-    return LoopInside(mesh, in_specs, out_specs, step.emit)
+        return LoopInside(mesh, in_specs, out_specs, step.emit)

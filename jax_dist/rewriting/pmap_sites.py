@@ -100,7 +100,7 @@ def pmaps_over_all_processes(mesh: Mesh | None, found: list[PassFinding]) -> Ite
     def run(taken: _compat.TakenPmap, leaves: Sequence[Any]) -> Any:
         options, call = _in_our_words(taken, leaves, mesh)
         trace = functools.partial(body.traced, options)
-        pmap = emission.find(options, call, trace, whole=False)
+        pmap = emission.KnownSignature.of(options, call, trace, whole=False)
         output = emission.emitted(options, call, pmap, (), as_view=True)
         name = f"jax.pmap over '{taken.axis_name}' of size {pmap.layout.size}"
         what = f"{name}: a shard_map over all processes"

@@ -36,8 +36,8 @@ from jax_dist.passes.gathers import Gathers, plan_gathers
 from jax_dist.passes.interpreter import GATHERS
 from jax_dist.passes.partition import plan_partitioning
 from jax_dist.passes.pipeline import Pass, PassFinding
-from jax_dist.passes.programs import Memo, Program, Programs, hide_own_frames
-from jax_dist.passes.propagation import mesh_of, meshes_of
+from jax_dist.passes.programs import Memo, Program, Programs
+from jax_dist.passes.propagation import is_partitioned, mesh_of, meshes_of
 from jax_dist.rewriting import remesh
 from jax_dist.rewriting.pmap_sites import check_none_local, pmaps_over_all_processes
 
@@ -98,14 +98,14 @@ class RewrittenProgram:
         self.findings: tuple[PassFinding, ...] = ()
         self.found: tuple[Capture, ...] = ()
         self.lifted: tuple[Capture, ...] = ()
-        self._options = _compat.jit_options(fun)
+        self._options = _compat.JitOptions.of(fun)
         self._watch = Watch(name, wishes.policy)
         self._placements = Placements()
         self._mesh_seen: Mesh | None = None
         self._agreed: set[int] = set()  # hashes of signatures, with the other processes
         self._memo = Memo(name, self._traced, self._options)
         self._programs = Programs(
-            name, self._options, trace=self._trace, miss=self._miss, without_jit=fun
+            name, self._options, trace=self._trace, miss=self._first_sight, without_jit=fun
         )
         self._plain = self._programs.of(None)
         self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -123,26 +123,17 @@ class RewrittenProgram:
 
     def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Lowered:
         program, placed, found = self._prepared(args, kwargs)
-        with programs.under_way(self, found):
+        with self._programs.under_way(found):
             lowered = programs.with_captures(program.jitted.lower, placed)(*args, **kwargs)
         return lowered if placed is None else programs.lowered_without(lowered, placed.values)
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
         """The rewritten jaxpr, with the captured arrays in it."""
         found = self._find(self._trace_user(args, kwargs), args, kwargs)
-        with programs.under_way(self, found):
+        with self._programs.under_way(found):
             return self._programs.of(None, _variant(found)).jitted.trace(*args, **kwargs)
 
     # ---- a call that the front does not know
-
-    def _miss(
-        self, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> _compat.Answer:
-        try:
-            return self._first_sight(program, args, kwargs)
-        except Exception as error:
-            hide_own_frames(error)
-            raise
 
     def _first_sight(
         self, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -154,7 +145,7 @@ class RewrittenProgram:
             found = self._find(traced, args, kwargs)
             if not is_lifted_outside():
                 self._watch.warn_of(traced.lifted.captures, lifted=False)
-            with programs.under_way(self, found):
+            with self._programs.under_way(found):
                 jitted = self._programs.of(None, _variant(found)).jitted
                 return jitted(*args, **kwargs), None, False
         args, kwargs = self._first_state_placed(traced, args, kwargs)
@@ -177,7 +168,7 @@ class RewrittenProgram:
         if found.mesh is not None and jax.process_count() > 1:
             self._agree(found)
         first = () if placed is None else (self._current(traced, placed),)
-        with programs.under_way(self, found):
+        with self._programs.under_way(found):
             results, memory, stale = _compat.run_jit(own.jitted, (*first, *args), kwargs)
         # This is the program of the last call; most probably of the next one, too.
         is_full = self._mesh_seen is not None and dispatch.can_be_full(self._mesh_seen)
@@ -302,16 +293,14 @@ class RewrittenProgram:
             jaxpr = jax.jit(flat).trace(*[leaves[place] for place in places]).jaxpr
         check_none_local(jaxpr)
         lifted = lift(jaxpr, self.fun, self.name, self.wishes.policy)
-        routes = self.wishes.partitioning == "route" and interpreter.contains(
-            jaxpr, lambda eqn: eqn.primitive.name == "custom_partitioning"
-        )
+        routes = self.wishes.partitioning == "route" and interpreter.contains(jaxpr, is_partitioned)
         paths = jax.tree.leaves_with_path((args, kwargs))
         described = {f"argument {jax.tree_util.keystr(path)}": describe(x) for path, x in paths}
         return _TracedCall(lifted, tuple(places), out_trees[-1], described, tuple(findings), routes)
 
     def _trace(self, captured: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What jit traces: the rewritten program."""
-        found = programs.found_by(self)
+        found = self._programs.found()
         if found is None:
             found = self._find(self._trace_user(args, kwargs), args, kwargs)
         traced = found.traced
@@ -354,10 +343,8 @@ class RewrittenProgram:
             leaves[f"result {number}"] = describe(aval)
         # Of the whole arrays that go in and come out.
         whole = Fingerprint(containers(found.traced.out_tree), leaves)
-        moves = process_calls.collectives(jaxpr)
-        name = f"{process_calls.described(self.fun)}, rewritten"
         # Without a collective too: what is cut over the mesh may be moved by the compiler.
-        process_calls.agree_to_run(name, whole, moves, found.mesh)
+        process_calls.agree_to_run("{}, rewritten", self.fun, whole, jaxpr, found.mesh)
         self._agreed.add(signature)
 
 

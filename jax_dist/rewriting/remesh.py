@@ -108,10 +108,11 @@ def _take_axis(free: dict[str, int], name: str, size: int) -> str | None:
 
 
 def _check_rebindable(site: PmapSite) -> None:
-    try:
-        rebind.check_rebindable(site.body)
-    except rebind.CannotRebind as cannot:
-        raise _RemeshRefused(str(cannot)) from None
+    """Refuses a body with an equation, at any depth, that is tied to the mesh of its trace."""
+    for eqn in interpreter.equations(site.body):
+        if eqn.primitive.name in ("sharding_constraint", "mesh_cast", "reshard"):
+            where = interpreter.source_line(eqn)
+            raise _RemeshRefused(f"the mapped function constrains a sharding itself, at {where}")
 
 
 def _same_types(move: _Move) -> bool:
@@ -190,7 +191,7 @@ def _loop_inside(
         raise _RemeshRefused("its pmaps go over several axes, or have different devices")
     for site in sites:
         _check_rebindable(site)
-    return first, loops.loop_inside(eqn, first.inside, first.site.axis)
+    return first, loops.LoopInside.of(eqn, first.inside, first.site.axis)
 
 
 def _emit_loop(move: _Move, loop: loops.LoopInside, eqn: JaxprEqn, values: Values) -> Values:

@@ -29,6 +29,44 @@ class CacheVerdict:
     stable: bool  # as far as the program shows
     causes: tuple[str, ...] = ()  # why not, each with what to do
 
+    @classmethod
+    def of(cls, lowered: jax.stages.Lowered, captured: Sequence[str] = ()) -> "CacheVerdict":
+        """Judges a lowered program.
+
+        Args:
+          lowered: what `jax.jit(fun).lower(*args)` returns.
+          captured: the names of the arrays that are part of the program, to be told in the cause.
+        """
+        text = lowered.as_text()
+        causes: list[str] = []
+        if "@CustomSPMDPartitioning(" in text:
+            causes.append(
+                "A custom_partitioning operation holds the address of a Python object, another one "
+                "in each process. Let rewrite route it through shard_map (partitioning='route')."
+            )
+        if not _compat.CACHES_HOST_CALLBACKS and _CALLBACK.search(text):
+            causes.append(
+                "It calls back into Python (debug.print, pure_callback, io_callback), and this "
+                f"jax, {jax.__version__}, never writes such a program. Take the callback out, or "
+                "use jax 0.12 or later."
+            )
+        for what, pattern in _NAMED.items():
+            # The quoted names of a list, such as `"i"=4, "j"=2`; or the one name that was found.
+            found = [re.findall(r'"([^"]*)"', each) or [each] for each in pattern.findall(text)]
+            causes += [
+                f"The name of {what}, {name!r}, looks made from an address, an id or a time, "
+                "which differ in each process. Give it a fixed name."
+                for name in dict.fromkeys(itertools.chain(*found))
+                if _MADE_UP.search(name)
+            ]
+        if captured:
+            causes.append(
+                f"{', '.join(captured)} {'is' if len(captured) == 1 else 'are'} part of the "
+                "program, so the key depends on the values: random ones differ in each process. "
+                "Pass arrays as arguments, or let rewrite lift them (captures='lift')."
+            )
+        return CacheVerdict(stable=not causes, causes=tuple(causes))
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CapturedArray:
@@ -223,44 +261,6 @@ def _cache(report: Report) -> tuple[rendering.ReportEntry, ...]:
         )
         for label, verdict in verdicts
     )
-
-
-def verdict_of(lowered: jax.stages.Lowered, captured: Sequence[str] = ()) -> CacheVerdict:
-    """Judges a lowered program.
-
-    Args:
-      lowered: what `jax.jit(fun).lower(*args)` returns.
-      captured: the names of the arrays that are part of the program, to be told in the cause.
-    """
-    text = lowered.as_text()
-    causes: list[str] = []
-    if "@CustomSPMDPartitioning(" in text:
-        causes.append(
-            "A custom_partitioning operation holds the address of a Python object, another one in "
-            "each process. Let rewrite route it through shard_map (partitioning='route')."
-        )
-    if not _compat.CACHES_HOST_CALLBACKS and _CALLBACK.search(text):
-        causes.append(
-            "It calls back into Python (debug.print, pure_callback, io_callback), and this jax, "
-            f"{jax.__version__}, never writes such a program. Take the callback out, or use jax "
-            "0.12 or later."
-        )
-    for what, pattern in _NAMED.items():
-        # The quoted names of a list, such as `"i"=4, "j"=2`; or the one name that was found.
-        found = [re.findall(r'"([^"]*)"', each) or [each] for each in pattern.findall(text)]
-        causes += [
-            f"The name of {what}, {name!r}, looks made from an address, an id or a time, "
-            "which differ in each process. Give it a fixed name."
-            for name in dict.fromkeys(itertools.chain(*found))
-            if _MADE_UP.search(name)
-        ]
-    if captured:
-        causes.append(
-            f"{', '.join(captured)} {'is' if len(captured) == 1 else 'are'} part of the program, "
-            "so the key depends on the values: random ones differ in each process. Pass arrays as "
-            "arguments, or let rewrite lift them (captures='lift')."
-        )
-    return CacheVerdict(stable=not causes, causes=tuple(causes))
 
 
 _CALLBACK = re.compile(r"stablehlo\.custom_call @\w*python\w*callback\(")

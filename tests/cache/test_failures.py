@@ -82,7 +82,7 @@ def _note(folder, **changes):
     number = next(_NUMBERS)  # JAX remembers what it has compiled
     lowered = jax.jit(lambda x: x * number).lower(1.0)
     key = cache.key(lowered).name
-    request = _compat.compile_request(lowered)
+    request = _compat.CompileRequest.of(lowered)
     under = recorder.circumstances(_compat.CompiledProgram(request.backend, request.module))
     note = {
         "function": "jit__lambda_",

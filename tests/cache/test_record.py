@@ -12,7 +12,7 @@ from cache_runs import forking_python
 
 from jax_dist import _compat
 from jax_dist.cache.recorder import operations_of, record
-from jax_dist.cache.records import load
+from jax_dist.cache.records import Record
 from jax_dist.errors import RecordError
 
 _OUTCOMES = """
@@ -94,7 +94,7 @@ def test_a_folder_keeps_what_was_compiled_before_a_crash(tmp_path):
     for _ in range(2):
         assert _program(_KILLED, tmp_path, tmp_path / "records").code == -signal.SIGKILL
 
-    kept = load(tmp_path / "records")
+    kept = Record.load(tmp_path / "records")
     assert [each.key.function for each in kept.compiles] == ["jit__lambda"] * 2
     assert len(list((tmp_path / "records").iterdir())) == 2
 
@@ -104,7 +104,7 @@ def test_a_file_holds_the_same_as_the_recorder(tmp_path):
         jax.jit(lambda x: {"sum": x.sum(), "sine": jnp.sin(x)})(np.ones((2, 3), np.float32))
         jax.jit(lambda x: x @ x.T + 1j)(jnp.ones((2, 3)))
 
-    assert load(tmp_path / "run.json") == recorder.record
+    assert Record.load(tmp_path / "run.json") == recorder.record
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
@@ -182,7 +182,7 @@ def test_an_array_in_a_program_is_its_type_a_hash_and_a_few_numbers(table, text)
 
 
 def _value_of(table):
-    request = _compat.compile_request(jax.jit(lambda: jnp.asarray(table)).lower())
+    request = _compat.CompileRequest.of(jax.jit(lambda: jnp.asarray(table)).lower())
     constants = [
         each
         for each in operations_of(request.module)
@@ -209,14 +209,14 @@ def test_what_is_no_record_is_refused(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
 
     with pytest.raises(RecordError, match=r"run\.json is not a record of jax_dist\.cache\.record"):
-        load(tmp_path / "run.json")
+        Record.load(tmp_path / "run.json")
 
 
 def test_a_record_of_another_format_is_refused_by_its_number(tmp_path):
     (tmp_path / "run.json").write_text('{"format": 99, "compiles": [], "texts": []}')
 
     with pytest.raises(RecordError, match="its format is 99, and this version reads 1"):
-        load(tmp_path / "run.json")
+        Record.load(tmp_path / "run.json")
 
 
 def test_a_compilation_is_recorded_once_also_if_another_library_hooks_in(monkeypatch):
@@ -230,4 +230,4 @@ def test_a_compilation_is_recorded_once_also_if_another_library_hooks_in(monkeyp
 
 
 def test_an_empty_folder_is_an_empty_record(tmp_path):
-    assert str(load(tmp_path)) == "nothing was compiled"
+    assert str(Record.load(tmp_path)) == "nothing was compiled"

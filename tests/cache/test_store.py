@@ -33,7 +33,7 @@ def test_an_entry_is_there_once_it_is_put(tmp_path):
     assert said == [None]
     assert _names(tmp_path) == [f"{KEY}-cache"]
     (entry,) = entries.of_folder(tmp_path)
-    seal = entries.seal(entry)
+    seal = entry.seal()
     assert (seal.key, seal.rank, seal.run) == (KEY, 1, "run")
 
 
@@ -231,13 +231,13 @@ def test_to_read_an_entry_for_a_look_is_not_to_use_it(tmp_path):
     path.write_bytes(zlib.compress(b"\0\0\0\x0d" + b"program"))
     os.utime(path, (1000, 2000))
     (before,) = entries.of_folder(tmp_path)
-    entries.content(path)
+    before.content()
     (after,) = entries.of_folder(tmp_path)
     entries.touch(path)
     (used,) = entries.of_folder(tmp_path)
 
     assert (before.repeated, after.repeated, used.repeated) == (False, False, True)
-    assert entries.compile_seconds(used) == 13
+    assert used.compile_seconds() == 13
 
 
 @pytest.mark.parametrize(

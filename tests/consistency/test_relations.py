@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jax_dist.consistency.relations import Expected, relation_of
+from jax_dist.consistency.relations import Expected, Relation
 
 _UNIT = 1e-7
 
@@ -11,7 +11,7 @@ _UNIT = 1e-7
 def _relation(values, whole, unit=_UNIT, **options):
     values = np.asarray(values)
     whole = np.asarray(whole)[None]
-    return relation_of(values[:, None], Expected(whole, 1e-5, 1e-5, unit), **options)
+    return Relation.of(values[:, None], Expected(whole, 1e-5, 1e-5, unit), **options)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_integers_do_not_round_and_have_no_mean():
 def test_a_value_that_is_lost_in_a_later_round():
     values = np.asarray([[1.0, 1.0, 1.0], [2.0, 9.0, 1.0]])  # [devices, rounds]
     whole = np.asarray([1.5, 3.0, 1.0])
-    found = relation_of(values, Expected(whole, 1e-5, 1e-5, _UNIT))
+    found = Relation.of(values, Expected(whole, 1e-5, 1e-5, _UNIT))
 
     assert (found.kind, found.good.tolist()) == ("lost", [True, False, True])
     assert found.early.part == "mean"

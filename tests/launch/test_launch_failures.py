@@ -25,8 +25,6 @@ from jax_dist.launch.outcome import (
     Ended,
     JobOutcome,
     Reason,
-    causes,
-    summary,
 )
 
 _RANK_1 = "import os, sys, time\nif os.environ['RANK'] == '1':\n    "
@@ -331,14 +329,14 @@ def test_an_abort_by_jax_points_to_the_rank_that_raised():
     )
     outcome = JobOutcome(Reason.FAILED, 300.0, ended, first=ended[0], seen=ended[0])
 
-    assert list(causes(outcome)) == [
+    assert list(outcome.causes()) == [
         "rank 0 failed first: signal SIGABRT, after 300.0 s; the end of its output:\n"
         "    Fatal Python error: Aborted",
         "before that, rank 1 raised:\n"
         "    Traceback (most recent call last):\n"
         "    ValueError: a bug",
     ]
-    assert summary(outcome) == "2 ranks, 300.0 s, exit code 134 (ranks 0-1: signal SIGABRT)"
+    assert outcome.summary() == "2 ranks, 300.0 s, exit code 134 (ranks 0-1: signal SIGABRT)"
 
 
 _STOPS = """\

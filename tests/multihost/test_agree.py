@@ -8,11 +8,7 @@ import pytest
 from jobs import after_rank_0
 
 from jax_dist import _compat, multihost
-from jax_dist.multihost.agreement import (
-    Fingerprint,
-    differences,
-    fingerprint,
-)
+from jax_dist.multihost.agreement import Fingerprint, differences
 from jax_dist.multihost.ranks import name_ranks
 from jax_dist.testing import run_processes
 
@@ -139,11 +135,11 @@ def _static_function() -> None:
     ],
 )
 def test_a_leaf_in_words(leaf, text):
-    assert fingerprint(leaf).leaves == {"": text}
+    assert Fingerprint.of(leaf).leaves == {"": text}
 
 
 def test_a_weak_type_is_another_type():
-    assert fingerprint(jax.numpy.asarray(1.0)).leaves == {"": "float32[] weak"}
+    assert Fingerprint.of(jax.numpy.asarray(1.0)).leaves == {"": "float32[] weak"}
 
 
 def test_differences_are_told_path_by_path():

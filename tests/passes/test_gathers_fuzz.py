@@ -47,7 +47,7 @@ def test_a_good_part_of_the_programs_is_rewritten():
 
 
 def test_without_the_test_for_sameness_the_numbers_are_wrong(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gather_rules, "demand_same", lambda *_: None)
+    monkeypatch.setattr(gather_rules, "_demand_same", lambda *_: None)
     assert any(wrong(range(first, first + BATCH)) for first in IN_EVERY_RUN[::BATCH])
 
 
@@ -58,7 +58,7 @@ def test_without_the_test_for_major_dimensions_the_numbers_are_wrong(
         del old, dimension
         return next((place for place, length in enumerate(new) if length % size == 0), None)
 
-    monkeypatch.setattr(gather_rules, "major_place", first_that_fits)
+    monkeypatch.setattr(gather_rules, "_major_place", first_that_fits)
     assert any(wrong(range(first, first + BATCH)) for first in IN_EVERY_RUN[::BATCH])
 
 

@@ -31,7 +31,7 @@ def _program(body, in_specs=_BLOCKS, out_specs=_BLOCKS, mesh=None):
     mapped = jax.shard_map(
         body, mesh=mesh or _mesh(), in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
-    return cost.program_of(jax.jit(mapped).lower(_X))
+    return cost.ProgramCost.of(jax.jit(mapped).lower(_X))
 
 
 _ONE_EACH = {
@@ -231,13 +231,13 @@ def test_a_switch_in_a_scan():
 def test_what_the_compiler_puts_in_is_found_too():
     x = jax.device_put(_X, NamedSharding(_mesh(), P("i")))
 
-    program = cost.program_of(jax.jit(lambda x: x.sum()).lower(x))
+    program = cost.ProgramCost.of(jax.jit(lambda x: x.sum()).lower(x))
 
     assert program.collectives == (Collective("all-reduce", ("i",), 4, 1, 4, 6.0),)
 
 
 def test_a_program_of_one_device_moves_nothing():
-    program = cost.program_of(jax.jit(lambda x: x @ x.T).lower(_X))
+    program = cost.ProgramCost.of(jax.jit(lambda x: x @ x.T).lower(_X))
 
     assert program.collectives == ()
     assert program.moved_bytes == 0
@@ -246,9 +246,9 @@ def test_a_program_of_one_device_moves_nothing():
 def test_axes_of_the_mesh_that_is_given():
     lowered = jax.jit(jax.pmap(lambda x: lax.psum(x, "batch"), "batch")).lower(_X)
 
-    own = cost.program_of(lowered)
-    given = cost.program_of(lowered, _mesh())
-    other = cost.program_of(lowered, _mesh((4,), ("k",)))
+    own = cost.ProgramCost.of(lowered)
+    given = cost.ProgramCost.of(lowered, _mesh())
+    other = cost.ProgramCost.of(lowered, _mesh((4,), ("k",)))
 
     assert [each.axes for each in own.collectives] == [("batch",)]
     assert [each.axes for each in given.collectives] == [("i", "j")]
@@ -258,7 +258,7 @@ def test_axes_of_the_mesh_that_is_given():
 def test_a_given_mesh_of_another_size_names_nothing():
     lowered = jax.jit(jax.pmap(lambda x: lax.ppermute(x, "i", [(0, 1)]), "i")).lower(_X)
 
-    program = cost.program_of(lowered, _mesh((4,), ("k",)))
+    program = cost.ProgramCost.of(lowered, _mesh((4,), ("k",)))
 
     assert program.collectives == (Collective("collective-permute", (), 2, 1, 24, 24.0),)
 
@@ -276,8 +276,10 @@ def test_a_captured_array_is_in_both_programs():
     weights = np.full((100, 50), 1.5, np.float32)
     weights[3, 4] = 2.0  # or it would be one number, broadcast
 
-    captured = cost.program_of(jax.jit(lambda x: x @ weights).lower(np.ones((2, 100), np.float32)))
-    passed = cost.program_of(
+    captured = cost.ProgramCost.of(
+        jax.jit(lambda x: x @ weights).lower(np.ones((2, 100), np.float32))
+    )
+    passed = cost.ProgramCost.of(
         jax.jit(lambda x, w: x @ w).lower(np.ones((2, 100), np.float32), weights)
     )
 

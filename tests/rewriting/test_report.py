@@ -18,7 +18,7 @@ from jax_dist.passes.pipeline import PassFinding
 from jax_dist.rewriting import cost, rendering
 from jax_dist.rewriting.alternatives import Comparison
 from jax_dist.rewriting.cost import Collective, ProgramCost
-from jax_dist.rewriting.report import CacheVerdict, CapturedArray, Report, verdict_of
+from jax_dist.rewriting.report import CacheVerdict, CapturedArray, Report
 
 pytestmark = pytest.mark.rewriting
 
@@ -305,10 +305,10 @@ def test_a_report_of_real_programs():
 
     report = Report(
         "mean",
-        cost.program_of(before),
-        cost.program_of(after),
-        verdict_of(before),
-        verdict_of(after),
+        cost.ProgramCost.of(before),
+        cost.ProgramCost.of(after),
+        CacheVerdict.of(before),
+        CacheVerdict.of(after),
         (finding,),
     )
 

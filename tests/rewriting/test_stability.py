@@ -15,7 +15,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.rewriting.report import CacheVerdict, verdict_of
+from jax_dist.rewriting.report import CacheVerdict
 
 pytestmark = pytest.mark.rewriting
 
@@ -114,7 +114,7 @@ def test_the_verdict_is_what_two_fresh_processes_say():
 
     same = {name: first[name] == second[name] for name in first}
     judged = {
-        name: verdict_of(lowered).stable for name, lowered in (_stable() | _unstable()).items()
+        name: CacheVerdict.of(lowered).stable for name, lowered in (_stable() | _unstable()).items()
     }
 
     assert [name for name, is_same in same.items() if is_same] == list(_stable())
@@ -123,11 +123,11 @@ def test_the_verdict_is_what_two_fresh_processes_say():
 
 def test_a_stable_program_has_no_causes():
     for name, lowered in _stable().items():
-        assert verdict_of(lowered) == CacheVerdict(stable=True, causes=()), name
+        assert CacheVerdict.of(lowered) == CacheVerdict(stable=True, causes=()), name
 
 
 def test_custom_partitioning_is_named_with_the_remedy():
-    assert verdict_of(jax.jit(_centre).lower(_spread())).causes == (
+    assert CacheVerdict.of(jax.jit(_centre).lower(_spread())).causes == (
         "A custom_partitioning operation holds the address of a Python object, another one in "
         "each process. Let rewrite route it through shard_map (partitioning='route').",
     )
@@ -159,7 +159,7 @@ def test_custom_partitioning_is_named_with_the_remedy():
     ],
 )
 def test_a_made_up_name_is_said_with_its_place(lower, what, name):
-    assert verdict_of(lower()).causes == (
+    assert CacheVerdict.of(lower()).causes == (
         f"The name of {what}, {name!r}, looks made from an address, an id or a time, which differ "
         "in each process. Give it a fixed name.",
     )
@@ -185,7 +185,7 @@ _CASES = ("pure_callback", "io_callback", "ordered", "debug.print", "in shard_ma
 @pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="jax writes them to the cache")
 @pytest.mark.parametrize("case", _CASES)
 def test_callbacks_are_never_written(case):
-    assert verdict_of(jax.jit(_calling_back()[case]).lower(_X)).causes == (
+    assert CacheVerdict.of(jax.jit(_calling_back()[case]).lower(_X)).causes == (
         "It calls back into Python (debug.print, pure_callback, io_callback), and this jax, "
         f"{jax.__version__}, never writes such a program. Take the callback out, or use jax 0.12 "
         "or later.",
@@ -195,23 +195,25 @@ def test_callbacks_are_never_written(case):
 @pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="jax does not write them to the cache")
 @pytest.mark.parametrize("case", _CASES)
 def test_callbacks_do_no_harm(case):
-    assert verdict_of(jax.jit(_calling_back()[case]).lower(_X)).stable
+    assert CacheVerdict.of(jax.jit(_calling_back()[case]).lower(_X)).stable
 
 
 def test_what_is_captured_is_named():
     lowered = jax.jit(lambda x: x).lower(_X)
 
-    assert verdict_of(lowered, ("W",)).causes == (
+    assert CacheVerdict.of(lowered, ("W",)).causes == (
         "W is part of the program, so the key depends on the values: random ones differ in each "
         "process. Pass arrays as arguments, or let rewrite lift them (captures='lift').",
     )
-    assert verdict_of(lowered, ("W", "self.b")).causes[0].startswith("W, self.b are part of the")
+    assert (
+        CacheVerdict.of(lowered, ("W", "self.b")).causes[0].startswith("W, self.b are part of the")
+    )
 
 
 def test_all_causes_are_told():
     lowered = jax.jit(_named(lambda x: _centre(x), "f_0x7f3a12345678")).lower(_spread())
 
-    verdict = verdict_of(lowered, ("W",))
+    verdict = CacheVerdict.of(lowered, ("W",))
 
     assert [cause.split()[0] for cause in verdict.causes] == ["A", "The", "W"]
     assert not verdict.stable
