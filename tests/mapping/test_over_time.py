@@ -18,6 +18,8 @@ from jax import lax
 import jax_dist
 from jax_dist import _compat
 
+pytestmark = pytest.mark.mapping
+
 _STEPS = 25
 
 

@@ -13,6 +13,8 @@ from jax.sharding import PartitionSpec as P
 import jax_dist
 from jax_dist import _compat, errors
 
+pytestmark = pytest.mark.mapping
+
 _MESHES = {
     "another name": ((8,), ("q",)),
     "its own name": ((8,), ("i",)),

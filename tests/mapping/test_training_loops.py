@@ -15,6 +15,8 @@ from watching import compilations, mesh
 
 import jax_dist
 
+pytestmark = pytest.mark.mapping
+
 _BATCH = np.ones((8, 4), np.float32)
 
 

@@ -7,12 +7,15 @@ among them, the gradient of a mapped function would have the trace of the functi
 import functools
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
 import jax_dist
+
+pytestmark = pytest.mark.mapping
 
 _X = np.arange(8, dtype=np.float32)
 

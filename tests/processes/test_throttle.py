@@ -8,12 +8,15 @@ import sys
 
 import jax
 import numpy as np
+import pytest
 from jax import lax
 
 import jax_dist
 from jax_dist import _compat
 from jax_dist.mapping import dispatch
 from jax_dist.testing import run_processes
+
+pytestmark = pytest.mark.mapping
 
 _CALLS = 120
 
