@@ -18,7 +18,7 @@ from jax_dist.testing import run_processes
 
 pytestmark = pytest.mark.mapping
 
-_CALLS = 120
+_CALLS = 64  # of 48 without a wait, jax 0.10 hangs
 
 
 def call_without_waiting(kind: str) -> list[float]:
@@ -38,7 +38,7 @@ def call_without_waiting(kind: str) -> list[float]:
         for _ in range(_CALLS):
             x = mapped(x)
         return last([x])
-    several = [jax_dist.pmap(lambda x, n=n: lax.pmean(x, "i") + n, "i") for n in range(8)]
+    several = [jax_dist.pmap(lambda x, n=n: lax.pmean(x, "i") + n, "i") for n in range(4)]
     calls = itertools.islice(itertools.cycle(several), _CALLS)
     return last([call(x) for call in calls])
 
@@ -61,7 +61,7 @@ def test_two_processes_do_not_hang():
     outcomes = run_processes(every_kind, processes=2, cpu_devices=2, timeout=120)
 
     assert [outcome.error for outcome in outcomes] == [None, None]
-    expected = [[1.0, 1.0], [120.0, 120.0], [120.0, 120.0], [7.0, 7.0]]
+    expected = [[1.0, 1.0], [64.0, 64.0], [64.0, 64.0], [3.0, 3.0]]
     assert [outcome.value for outcome in outcomes] == [expected, expected]
 
 
@@ -87,7 +87,7 @@ def test_one_process_does_not_hang():
         check=True,
     ).stdout
 
-    assert printed.splitlines()[0] == "[1.0, 120.0, 120.0, 7.0]"
+    assert printed.splitlines()[0] == "[1.0, 64.0, 64.0, 3.0]"
     assert printed.splitlines()[1:] in ([], ["1.0"])
 
 
