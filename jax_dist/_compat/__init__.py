@@ -6,9 +6,7 @@ versions of jax that it was seen in.
 
 from jax_dist._compat.cache import CompiledProgram as CompiledProgram
 from jax_dist._compat.cache import CompileRequest as CompileRequest
-from jax_dist._compat.cache import cache_key as cache_key
 from jax_dist._compat.cache import compiles_watched as compiles_watched
-from jax_dist._compat.cache import custom_call_targets as custom_call_targets
 from jax_dist._compat.cache import describe_arguments as describe_arguments
 from jax_dist._compat.cache import flags_outside_key as flags_outside_key
 from jax_dist._compat.cache import refuses_host_callbacks as refuses_host_callbacks

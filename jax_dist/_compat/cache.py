@@ -44,19 +44,18 @@ class CompiledProgram:
                     operations += [inner.operation for inner in block.operations]
         return frozenset(found)
 
+    def registered_calls(self) -> frozenset[str] | None:
+        """The functions registered for custom calls so far; None if that cannot be known.
 
-def custom_call_targets(platform: str) -> frozenset[str] | None:
-    """The functions registered for custom calls so far; None if that cannot be known.
-
-    `jax.ffi.register_ffi_target` has no counterpart that lists. `jaxlib.xla_client`'s
-    `custom_call_targets`: seen in 0.7.2, 0.10.2 and 0.12.0.1. It knows those of CPUs; plugins, as
-    for GPUs, keep their own.
-    """
-    if platform != "cpu":
-        return None
-    listed = private.find("jaxlib.xla_client", "custom_call_targets")
-    # Through 0.7.2 the two interfaces of XLA have a table each, under these names.
-    return None if listed is None else frozenset({*listed("cpu"), *listed("Host")})
+        `jax.ffi.register_ffi_target` has no counterpart that lists. `jaxlib.xla_client`'s
+        `custom_call_targets`: seen in 0.7.2, 0.10.2 and 0.12.0.1. It knows those of CPUs; plugins,
+        as for GPUs, keep their own.
+        """
+        if self.platform != "cpu":
+            return None
+        listed = private.find("jaxlib.xla_client", "custom_call_targets")
+        # Through 0.7.2 the two interfaces of XLA have a table each, under these names.
+        return None if listed is None else frozenset({*listed("cpu"), *listed("Host")})
 
 
 class _CacheWatcher(Protocol):
@@ -283,6 +282,34 @@ class CompileRequest:
             lowered.compile({_OUTSIDE_KEY: ""})
         return found[0]
 
+    def key(self) -> tuple[str, dict[str, str]]:
+        """The key that JAX takes for it, and the hash of each of its components.
+
+        `compilation_cache.get_cache_key`, its DEBUG lines "get_cache_key hash of serialized %s:
+        %s", and the two forms of its last argument (`IgnoreCallbacks` up to 0.10.2): seen in 0.7.2,
+        0.10.2 and 0.12.0.1.
+
+        Raises:
+          UnsupportedError: this jax does not tell the components.
+        """
+        private.part("jax._src.cache_key", "logger", use=_EXPLAIN)
+        get_key = private.part("jax._src.compilation_cache", "get_cache_key", use=_EXPLAIN)
+        module: Any = importlib.import_module("jax._src.cache_key")
+        with _compile_hook_lock:
+            if not isinstance(module.logger, _KeyLog):
+                module.logger = _KeyLog(module.logger)
+        ignore: Any = bool(config_value("jax_remove_custom_partitioning_ptr_from_cache_key"))
+        if hasattr(module, "IgnoreCallbacks"):
+            kinds = module.IgnoreCallbacks
+            ignore = kinds.CUSTOM_PARTITIONING if ignore else kinds.NO
+        with module.logger.heard() as hashes:
+            key = get_key(self.module, self.devices, self.options, self.backend, ignore)
+        if not hashes:
+            raise UnsupportedError(
+                f"jax {jax.__version__} does not tell the components of its cache keys"
+            )
+        return key, dict(hashes)
+
 
 _CompileWatcher: TypeAlias = Callable[[CompileRequest], AbstractContextManager[None]]
 
@@ -377,35 +404,6 @@ class _KeyLog:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._logger, name)
-
-
-def cache_key(request: CompileRequest) -> tuple[str, dict[str, str]]:
-    """The key that JAX takes for a request, and the hash of each of its components.
-
-    `compilation_cache.get_cache_key`, its DEBUG lines "get_cache_key hash of serialized %s: %s",
-    and the two forms of its last argument (`IgnoreCallbacks` up to 0.10.2): seen in 0.7.2, 0.10.2
-    and 0.12.0.1.
-
-    Raises:
-      UnsupportedError: this jax does not tell the components.
-    """
-    private.part("jax._src.cache_key", "logger", use=_EXPLAIN)
-    get_key = private.part("jax._src.compilation_cache", "get_cache_key", use=_EXPLAIN)
-    module: Any = importlib.import_module("jax._src.cache_key")
-    with _compile_hook_lock:
-        if not isinstance(module.logger, _KeyLog):
-            module.logger = _KeyLog(module.logger)
-    ignore: Any = bool(config_value("jax_remove_custom_partitioning_ptr_from_cache_key"))
-    if hasattr(module, "IgnoreCallbacks"):
-        kinds = module.IgnoreCallbacks
-        ignore = kinds.CUSTOM_PARTITIONING if ignore else kinds.NO
-    with module.logger.heard() as hashes:
-        key = get_key(request.module, request.devices, request.options, request.backend, ignore)
-    if not hashes:
-        raise UnsupportedError(
-            f"jax {jax.__version__} does not tell the components of its cache keys"
-        )
-    return key, dict(hashes)
 
 
 def flags_outside_key() -> frozenset[str]:

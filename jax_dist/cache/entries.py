@@ -12,7 +12,6 @@ import os
 import pathlib
 import re
 import struct
-import time
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, NamedTuple
@@ -84,7 +83,7 @@ def opened(data: bytes) -> _Opened:
 #
 # An entry is what JAX makes it: `NAME-KEY-cache` holds, compressed, the seconds that compiling
 # took (4 bytes) and the program; where `jax_dist.cache` wrote it, a seal follows. When it was last
-# used is the access time of the file, which `touch` sets, so that it is right on every file
+# used is the access time of the file, which `Store.get` sets, so that it is right on every file
 # system. Beside it may lie `NAME-KEY-atime`, which JAX writes where a size limit is set.
 #
 # Nothing here loads JAX.
@@ -229,14 +228,6 @@ def of_folder(folder: pathlib.Path) -> list[CacheEntry]:
 def is_of_entry(name: str, suffix: str) -> bool:
     """Whether a file is the part of an entry that has this suffix."""
     return name.endswith(suffix) and bool(_KEY.fullmatch(name.removesuffix(suffix)))
-
-
-def touch(path: pathlib.Path) -> None:
-    """Says that an entry was used just now."""
-    try:
-        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
-    except OSError:  # read-only, or gone: then it is not ours to say
-        return
 
 
 @contextlib.contextmanager

@@ -83,7 +83,7 @@ def key(lowered: jax.stages.Lowered) -> Key:
 
 def _key_of(request: _compat.CompileRequest) -> Key:
     """The key of a program that JAX is about to compile."""
-    name, hashes = _compat.cache_key(request)
+    name, hashes = request.key()
     return Key(request.name, name, hashes)
 
 
@@ -335,7 +335,7 @@ def circumstances(program: _compat.CompiledProgram) -> Settings | None:
     calls = [name for name in sorted(program.custom_calls()) if not _OF_XLA.fullmatch(name)]
     if not calls:
         return under
-    registered = _compat.custom_call_targets(program.platform)
+    registered = program.registered_calls()
     if registered is None:
         return None
     for name in calls:

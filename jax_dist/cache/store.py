@@ -73,7 +73,7 @@ class Store:
         if fault is not None or not found.content:  # empty: a writer died, or its disk was full
             self.unusable(key)
             return None
-        entries.touch(path)
+        _touch(path)
         return found.content
 
     def unusable(self, key: str) -> None:
@@ -126,6 +126,14 @@ class Store:
         if text not in self._warned:
             self._warned.add(text)
             _log.warning("%s; the program goes on", text)
+
+
+def _touch(path: pathlib.Path) -> None:
+    """Says that an entry was used just now."""
+    try:
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+    except OSError:  # read-only, or gone: then it is not ours to say
+        return
 
 
 def _is_whole(path: pathlib.Path) -> bool:

@@ -231,7 +231,7 @@ def build(setting: Setting, call: Call, state: _StateLeaves) -> StepProgram:
       call: of types; leaves of the state as under pmap, `[N, *s]` and mapped over the first.
       state: by the places of its leaves, their types on one device.
     """
-    found = body.traced(setting.options, call)
+    found = body.Body.of(setting.options, call)
     if found.regions:
         regions = sorted(repr(str(each)) for each in found.regions)
         raise refusal(

@@ -139,6 +139,59 @@ class Body:
             types.append(jax.ShapeDtypeStruct(shape, aval.dtype))
         return jax.tree.unflatten(self.out_tree, types)
 
+    @classmethod
+    def of(cls, options: Options, call: Call) -> "Body":
+        """Traces the function of one slice, for whole arguments that have types."""
+        name = options.choice.axis_name if options.axis_name is None else options.axis_name
+        around = meshes.Frame.around()
+        if around is not None and options.axis_name is None:
+            name = around.free_name(None)
+        frame = meshes.Frame((*(around.names if around else ()), name))
+        output_of: list[tuple[Any, tuple[Axis, ...]]] = []
+
+        def body(*slices: jax.Array) -> list[Any]:
+            with frame.entered():
+                output = call.run(slices)
+            out_axes = axes.spread_out_axes(options.out_axes, output, options.choice.fun_name)
+            leaves, structure = jax.tree.flatten(output)
+            # Where the mapped dimension goes: the slices have one dimension less.
+            ranks = [jnp.ndim(leaf) + 1 for leaf in leaves]
+            pairs = zip(out_axes, ranks, strict=True)
+            output_of.append((structure, tuple(a if a is None else a % rank for a, rank in pairs)))
+            return leaves
+
+        body.__name__ = body.__qualname__ = options.choice.fun_name
+        body.__wrapped__ = call.fun  # pyright: ignore[reportFunctionMemberAccess]  # JAX names its line
+        environment = [(name, call.size)]
+        types = []
+        for leaf, axis in zip(call.leaves, call.axes, strict=True):
+            shape = list(type_of(leaf).shape)
+            if axis is not None:
+                del shape[axis]
+            types.append(type_of(leaf, shape))
+        policy = Policy(options.captures if _compat.CAN_REWRITE else "allow", follows=False)
+        trace = functools.partial(jax.make_jaxpr(body, axis_env=environment), *types)
+        with policy.tracing():
+            jaxpr = _jaxpr_of(trace, options, call, frame)
+        _check_groups(jaxpr, name, call)
+        names_meshes = any(
+            constants.lies_on_many(each.value) for each in constants.baked_arrays(jaxpr).values()
+        )
+        structure, out_axes = output_of[-1]
+        lifted = captures.lift(
+            jaxpr, call.fun, options.choice.fun_name, policy, axis_env=environment
+        )
+        return Body(
+            call.fun_name,
+            name,
+            lifted,
+            structure,
+            out_axes,
+            tuple(frame.inner),
+            frozenset(frame.regions),
+            names_meshes,
+        )
+
 
 def tracer(options: Options, fun: Callable[[], Callable]) -> Callable[[Call], Body]:
     """Gives the body for whole arguments of some types; their values do not matter.
@@ -147,7 +200,7 @@ def tracer(options: Options, fun: Callable[[], Callable]) -> Callable[[Call], Bo
     """
     memo = Memo(
         options.choice.fun_name,
-        lambda args, kwargs: traced(options, Call.bind(options, fun(), args, kwargs)),
+        lambda args, kwargs: Body.of(options, Call.bind(options, fun(), args, kwargs)),
         _compat.JitOptions(static_argnums=options.static),
     )
 
@@ -157,57 +210,6 @@ def tracer(options: Options, fun: Callable[[], Callable]) -> Callable[[Call], Bo
             return memo.of(args, kwargs)
 
     return body
-
-
-def traced(options: Options, call: Call) -> Body:
-    """Traces the function of one slice, for whole arguments that have types."""
-    name = options.choice.axis_name if options.axis_name is None else options.axis_name
-    around = meshes.Frame.around()
-    if around is not None and options.axis_name is None:
-        name = around.free_name(None)
-    frame = meshes.Frame((*(around.names if around else ()), name))
-    output_of: list[tuple[Any, tuple[Axis, ...]]] = []
-
-    def body(*slices: jax.Array) -> list[Any]:
-        with frame.entered():
-            output = call.run(slices)
-        out_axes = axes.spread_out_axes(options.out_axes, output, options.choice.fun_name)
-        leaves, structure = jax.tree.flatten(output)
-        # Where the mapped dimension goes: the slices have one dimension less.
-        ranks = [jnp.ndim(leaf) + 1 for leaf in leaves]
-        pairs = zip(out_axes, ranks, strict=True)
-        output_of.append((structure, tuple(a if a is None else a % rank for a, rank in pairs)))
-        return leaves
-
-    body.__name__ = body.__qualname__ = options.choice.fun_name
-    body.__wrapped__ = call.fun  # pyright: ignore[reportFunctionMemberAccess]  # JAX names its line
-    environment = [(name, call.size)]
-    types = []
-    for leaf, axis in zip(call.leaves, call.axes, strict=True):
-        shape = list(type_of(leaf).shape)
-        if axis is not None:
-            del shape[axis]
-        types.append(type_of(leaf, shape))
-    policy = Policy(options.captures if _compat.CAN_REWRITE else "allow", follows=False)
-    trace = functools.partial(jax.make_jaxpr(body, axis_env=environment), *types)
-    with captures.lifting_outside(lifts=policy.captures == "lift"):
-        jaxpr = _jaxpr_of(trace, options, call, frame)
-    _check_groups(jaxpr, name, call)
-    names_meshes = any(
-        constants.lies_on_many(each.value) for each in constants.baked_arrays(jaxpr).values()
-    )
-    structure, out_axes = output_of[-1]
-    lifted = captures.lift(jaxpr, call.fun, options.choice.fun_name, policy, axis_env=environment)
-    return Body(
-        call.fun_name,
-        name,
-        lifted,
-        structure,
-        out_axes,
-        tuple(frame.inner),
-        frozenset(frame.regions),
-        names_meshes,
-    )
 
 
 def _jaxpr_of(
@@ -226,7 +228,7 @@ def _jaxpr_of(
         is_inside = meshes.Frame.around() is not None
         if is_inside or not any(sign in str(error) for sign in signs):
             raise
-        mesh = meshes.lay_out(options.choice, call.size, whole=True).mesh.abstract_mesh
+        mesh = options.choice.lay_out(call.size, whole=True).mesh.abstract_mesh
         manual = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Manual))
         with meshes.context_of(manual):
             return trace()

@@ -81,7 +81,7 @@ def layout_for(
     with contextlib.suppress(NameError):
         lax.axis_size(choice.axis_name)  # of a vmap outside, which would take it for its own
         choice = dataclasses.replace(choice, axis_name=meshes.UNNAMED)
-    layout = meshes.lay_out(choice, call.size, () if choice.virtual else inner, whole=whole)
+    layout = choice.lay_out(call.size, () if choice.virtual else inner, whole=whole)
     given, used = len(choice.devices or ()), layout.mesh.size
     # Only here: the traced body shows whether a pmap inside uses the devices that are left.
     if choice.devices is None or used == given:

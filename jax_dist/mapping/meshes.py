@@ -54,6 +54,23 @@ class DeviceChoice:
         """The devices to choose from, of all processes."""
         return self.devices if self.devices is not None else tuple(jax.devices(self.backend))
 
+    def lay_out(self, size: int, inner: tuple[InnerAxis, ...] = (), *, whole: bool) -> "Layout":
+        """The mesh for a mapped axis of `size`.
+
+        Args:
+          size: of the mapped axis, as the arguments have it.
+          inner: the axes of pmaps inside, outermost first.
+          whole: whether `size` counts the slices of all processes, or those of this one.
+
+        Returns:
+          The same object for the same request, so that shardings made from it are the same too.
+
+        Raises:
+          DeviceCountError: the axis does not fit the devices.
+          MappedAxisError: `axis_size` was promised to be another.
+        """
+        return _lay_out(self, size, inner, self.candidates(), whole=whole)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
@@ -132,14 +149,9 @@ def all_axes(mesh: Mesh | AbstractMesh) -> Any:
     return (first, *others) if others else first
 
 
-@contextlib.contextmanager
-def outside_of_meshes() -> Iterator[None]:
+def outside_of_meshes() -> contextlib.AbstractContextManager[None]:
     """Steps out of a mesh that the user has set, into none, while tracing."""
-    if jax.sharding.get_abstract_mesh().empty:
-        yield
-    else:
-        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-            yield
+    return context_of(AbstractMesh((), ()))
 
 
 def laid_on(mesh: Mesh, results: Any) -> Any:
@@ -168,27 +180,6 @@ def laid_on(mesh: Mesh, results: Any) -> Any:
 def no_mesh() -> contextlib.AbstractContextManager[Any]:
     """Steps out of a mesh that the user has set, outside of any trace."""
     return jax.set_mesh(Mesh(np.empty((), dtype=object), ()))
-
-
-def lay_out(
-    choice: DeviceChoice, size: int, inner: tuple[InnerAxis, ...] = (), *, whole: bool
-) -> Layout:
-    """The mesh for a mapped axis of `size`.
-
-    Args:
-      choice: what the user said of devices.
-      size: of the mapped axis, as the arguments have it.
-      inner: the axes of pmaps inside, outermost first.
-      whole: whether `size` counts the slices of all processes, or those of this one.
-
-    Returns:
-      The same object for the same request, so that shardings made from it are the same too.
-
-    Raises:
-      DeviceCountError: the axis does not fit the devices.
-      MappedAxisError: `axis_size` was promised to be another.
-    """
-    return _lay_out(choice, size, inner, choice.candidates(), whole=whole)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -26,7 +26,7 @@ from jax_dist.errors import PlacementError, refusal
 from jax_dist.mapping import refusals
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.body import Body, Call, Options, any_tracer, type_of
-from jax_dist.mapping.meshes import Layout, lay_out
+from jax_dist.mapping.meshes import Layout
 from jax_dist.mapping.placement import is_key, with_data
 from jax_dist.multihost import agreement
 from jax_dist.multihost.agreement import Fingerprint, containers, describe
@@ -351,7 +351,7 @@ class ProcessCalls:
             here = jax.process_index()
             own = sum(device.process_index == here for device in choice.candidates())
             whole = size > own  # more than this process can run: the slices of all of them
-        first = _LocalView(lay_out(choice, size, (), whole=whole), accepts_whole=self._is_global)
+        first = _LocalView(choice.lay_out(size, whole=whole), accepts_whole=self._is_global)
         args, kwargs = call.rebuild(self._described(call, first))
         layout = self._layout_of(Call.bind(self._options, self._fun(), args, kwargs))
         return _LocalView(layout, accepts_whole=self._is_global)

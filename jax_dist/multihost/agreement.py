@@ -154,7 +154,7 @@ class Fingerprint(NamedTuple):
             leaves (numbers, strings) are taken by value: they end up in programs as they are.
           values: whether the values of arrays count too, bit for bit.
 
-        >>> fingerprint({"x": np.zeros((2, 4)), "seed": 7}).leaves
+        >>> Fingerprint.of({"x": np.zeros((2, 4)), "seed": 7}).leaves
         {"['seed']": 'int 7', "['x']": 'float64[2,4]'}
         """
         flat, structure = jax.tree.flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)

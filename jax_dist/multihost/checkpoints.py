@@ -21,7 +21,7 @@ from jax_dist.errors import (
     message,
     refusal,
 )
-from jax_dist.multihost import main_thread, ranks, step_folders
+from jax_dist.multihost import main_thread, ranks
 from jax_dist.multihost.agreement import Fingerprint, agree_on
 from jax_dist.multihost.collectives import broadcast_one_to_all
 from jax_dist.multihost.step_folders import (
@@ -207,7 +207,7 @@ class Checkpoints:
         damages: dict[int, str] = {}
         for step in reversed(self._steps.steps()):
             folder = self._steps.path(step)
-            leaves, found = step_folders.examine(folder)
+            leaves, found = self._steps.examine(step)
             if not found:
                 return step, leaves, damages
             damages[step] = message(
@@ -247,7 +247,7 @@ class Checkpoints:
             raise _not_saved(self._folder, step, trouble)
 
     def _finish(self, step: int, leaves: Sequence[TypedLeaf]) -> None:
-        step_folders.write(self._steps.unfinished(step), leaves)
+        self._steps.write_manifest(step, leaves)
         for damaged in self._damaged:
             if damaged in self._steps.steps():
                 self._steps.set_aside(damaged)

@@ -135,7 +135,7 @@ class TypedLeaf(NamedTuple):
         return self.is_whole or (jax.process_count() == 1 and self._data.committed)
 
     def copies_in(self, saved: str) -> int:
-        """How many copies of a self were saved; 0 if what was saved is no array of copies of it."""
+        """How many copies of it were saved; 0 if what was saved is no array of copies of it."""
         found = _TYPE.fullmatch(saved)
         if found is None or saved == self.type:
             return 0
@@ -245,6 +245,12 @@ _LONGEST = 1 << 26  # bytes
 _PIECE = 1 << 20  # bytes read at a time
 
 
+class _Manifest(NamedTuple):
+    leaves: dict[str, str]  # path to type, as in {"['w']": "float32[3]"}
+    files: dict[str, tuple[int, int]]  # path in the folder to bytes and CRC-32
+    digest: str  # of the two
+
+
 class StepFolders:
     """The steps in a folder. In several processes, rank 0 alone changes anything."""
 
@@ -282,12 +288,44 @@ class StepFolders:
         """Removes what was written there so far."""
         shutil.rmtree(self.unfinished(step), ignore_errors=True)
 
+    def write_manifest(self, step: int, leaves: Sequence[TypedLeaf]) -> None:
+        """Notes what was written: after all other files, and before the folder gets its name."""
+        folder = self.unfinished(step)
+        types = {leaf.path: leaf.type for leaf in leaves}
+        paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
+        files = {str(path.relative_to(folder)): _checksum(path) for path in paths}
+        manifest = _Manifest(types, files, _digest(types, files))
+        (folder / NAME).write_text(json.dumps(manifest._asdict(), indent=1))
+
     def commit(self, step: int) -> None:
         """What was written is there from now on, also after the machine has lost its power."""
         sync_tree(self.unfinished(step))
         self.unfinished(step).rename(self.path(step))
         sync(self._folder)
         self._tidy()
+
+    def examine(self, step: int) -> tuple[dict[str, str], list[str]]:
+        """The leaves of a step, path to type; and what is not as it was written.
+
+        As in "d/73068e7c has 100 bytes instead of 374".
+        """
+        folder = self.path(step)
+        manifest = _notes.load(folder / NAME, _Manifest, limit=_LONGEST)
+        if manifest is None or manifest.digest != _digest(manifest.leaves, manifest.files):
+            return {}, [f"it has no {NAME} that can be read"]
+        found = []
+        for name, (size, checksum) in sorted(manifest.files.items()):
+            path = folder / name
+            try:
+                if not path.is_file():
+                    found.append(f"{name} is not there")
+                elif path.stat().st_size != size:
+                    found.append(f"{name} has {path.stat().st_size} bytes instead of {size}")
+                elif _checksum(path)[1] != checksum:
+                    found.append(f"{name} has other bytes than were written")
+            except OSError as error:
+                found.append(f"{name} cannot be read: {error.strerror}")
+        return manifest.leaves, found
 
     def keep(self, count: int) -> None:
         """Removes all but the newest."""
@@ -327,44 +365,6 @@ def sync(path: str | pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-class _Manifest(NamedTuple):
-    leaves: dict[str, str]  # path to type, as in {"['w']": "float32[3]"}
-    files: dict[str, tuple[int, int]]  # path in the folder to bytes and CRC-32
-    digest: str  # of the two
-
-
-def write(folder: pathlib.Path, leaves: Sequence[TypedLeaf]) -> None:
-    """After all other files, and before the folder gets its name."""
-    types = {leaf.path: leaf.type for leaf in leaves}
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
-    files = {str(path.relative_to(folder)): _checksum(path) for path in paths}
-    manifest = _Manifest(types, files, _digest(types, files))
-    (folder / NAME).write_text(json.dumps(manifest._asdict(), indent=1))
-
-
-def examine(folder: pathlib.Path) -> tuple[dict[str, str], list[str]]:
-    """The leaves, path to type; and what is not as it was written.
-
-    As in "d/73068e7c has 100 bytes instead of 374".
-    """
-    manifest = _notes.load(folder / NAME, _Manifest, limit=_LONGEST)
-    if manifest is None or manifest.digest != _digest(manifest.leaves, manifest.files):
-        return {}, [f"it has no {NAME} that can be read"]
-    found = []
-    for name, (size, checksum) in sorted(manifest.files.items()):
-        path = folder / name
-        try:
-            if not path.is_file():
-                found.append(f"{name} is not there")
-            elif path.stat().st_size != size:
-                found.append(f"{name} has {path.stat().st_size} bytes instead of {size}")
-            elif _checksum(path)[1] != checksum:
-                found.append(f"{name} has other bytes than were written")
-        except OSError as error:
-            found.append(f"{name} cannot be read: {error.strerror}")
-    return manifest.leaves, found
 
 
 def _digest(leaves: dict[str, str], files: dict[str, tuple[int, int]]) -> str:

@@ -175,6 +175,15 @@ class Policy:
     # Keep hold of where a captured object came from, and look whether it changed.
     follows: bool = True
 
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """What is traced inside is part of a program that lifts what it captures, or not."""
+        before, _outside.lifts = _outside.lifts, self.captures == "lift"
+        try:
+            yield
+        finally:
+            _outside.lifts = before
+
 
 def _worth_lifting(found: Sequence[Capture], name: str, policy: Policy) -> tuple[Capture, ...]:
     """The captures that should become arguments; warns or raises where the policy says so.
@@ -323,16 +332,6 @@ class _Outside(threading.local):
 
 
 _outside = _Outside()
-
-
-@contextlib.contextmanager
-def lifting_outside(*, lifts: bool) -> Iterator[None]:
-    """What is traced inside is part of a program that lifts what it captures, or not."""
-    before, _outside.lifts = _outside.lifts, lifts
-    try:
-        yield
-    finally:
-        _outside.lifts = before
 
 
 def is_lifted_outside() -> bool:

@@ -43,8 +43,13 @@ class _Known:
 _NOTHING = _Known()
 
 
-def find_noise(jaxpr: Any) -> tuple[PassFinding, ...]:
-    """What the draws of a program say about its devices; of a closed jaxpr."""
+def find_hazards(jaxpr: Any) -> tuple[PassFinding, ...]:
+    """What is suspect in a program, a closed jaxpr: first sums, then draws."""
+    return (*_doubled_sums(jaxpr), *_noise(jaxpr))
+
+
+def _noise(jaxpr: Any) -> tuple[PassFinding, ...]:
+    """What the draws of a program say about its devices."""
     walk = _Walk()
     body = interpreter.open_jaxpr(jaxpr)
     walk.body(body, [OUTSIDE.axes] * len(body.invars), [_NOTHING] * len(body.invars), OUTSIDE, "")
@@ -259,7 +264,7 @@ def _joined(known: _Sums, atoms: Sequence[Any]) -> _Summed:
     return _Summed(frozenset().union(*[one.axes for one in each]), any(one.of_sum for one in each))
 
 
-def find_doubled_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
+def _doubled_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
     """The sums over devices of what JAX has summed over the same devices already."""
     found = [
         finding

@@ -20,7 +20,7 @@ from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.pipeline import human_bytes
 from jax_dist.rewriting import rendering
 from jax_dist.rewriting.cost import ProgramCost
-from jax_dist.rewriting.pmap_sites import PmapSite, pmap_site, pmap_sites
+from jax_dist.rewriting.pmap_sites import PmapSite, pmap_sites
 
 if TYPE_CHECKING:
     from jax_dist.global_views.report import GlobalViewReport
@@ -243,7 +243,7 @@ def _mapped_step(traced: jax.stages.Traced) -> _Step | None:
         arguments = [v for v in eqn.invars if v not in jaxpr.constvars]
         if [*arguments] != [*jaxpr.invars] or [*eqn.outvars] != [*jaxpr.outvars]:
             return None
-        if (site := pmap_site(eqn)) is not None:
+        if (site := PmapSite.of(eqn)) is not None:
             break
         if eqn.primitive.name != "jit" or len(arguments) < len(eqn.invars):
             return None

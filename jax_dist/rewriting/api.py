@@ -16,7 +16,7 @@ from jax_dist.errors import CapturedArrayWarning, RewriteError, UnsupportedError
 from jax_dist.mapping import axes
 from jax_dist.passes.captures import Captures, Policy, find_captures
 from jax_dist.passes.gathers import Gathers
-from jax_dist.passes.hazards import find_doubled_sums, find_noise
+from jax_dist.passes.hazards import find_hazards
 from jax_dist.passes.pipeline import PassFinding
 from jax_dist.rewriting import alternatives
 from jax_dist.rewriting.cost import ProgramCost
@@ -253,8 +253,7 @@ def _report_of(
         cache_after=CacheVerdict.of(after, kept),
         findings=(
             *rewriting.findings,
-            *find_doubled_sums(traced.jaxpr),  # left to the user
-            *find_noise(traced.jaxpr),
+            *find_hazards(traced.jaxpr),  # left to the user
             *failure,
         ),
         captured=tuple(

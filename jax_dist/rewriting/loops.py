@@ -24,7 +24,7 @@ from jax_dist.mapping import meshes
 from jax_dist.mapping.region import mapped_dimension
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import ELEMENTWISE, INLINED, Values
-from jax_dist.rewriting.pmap_sites import pmap_site
+from jax_dist.rewriting.pmap_sites import PmapSite
 
 _WHOLE: Final = None
 _State: TypeAlias = int | None  # the cut dimension, or WHOLE
@@ -116,7 +116,7 @@ class _LoopWalk:
 
     def step(self, eqn: JaxprEqn, states: _States) -> _LoopStep:
         """Decides on one equation; raises LoopRefused."""
-        site = pmap_site(eqn)
+        site = PmapSite.of(eqn)
         if site is not None:
             return self._pmap(eqn, states, site)
         name = eqn.primitive.name

@@ -44,30 +44,30 @@ class PmapSite:
     def body(self) -> Any:
         return self.eqn.params["jaxpr"]
 
+    @classmethod
+    def of(cls, eqn: JaxprEqn, around: str = "") -> "PmapSite | None":
+        """The pmap that `eqn` is; None for all else, a shard_map of the user's own too.
 
-def pmap_site(eqn: JaxprEqn, around: str = "") -> PmapSite | None:
-    """The pmap that `eqn` is; None for all else, a shard_map of the user's own too.
-
-    `jax.pmap` and ours both make a shard_map without vma types, manual over one axis; they are told
-    from others by the file that its body was defined in. `around` is the line of what holds the
-    equation: those inside a jit know only lines inside it.
-    """
-    if eqn.primitive.name != "shard_map" or eqn.params["check_vma"]:
-        return None
-    source = str(interpreter.open_jaxpr(eqn.params["jaxpr"]).debug_info.func_src_info)
-    of_jax, of_ours = _FILE_OF_JAX in source, _OUR_FILE in source
-    if len(eqn.params["newly_manual_axes"]) != 1 or not (of_jax or of_ours):
-        return None
-    (axis,) = eqn.params["newly_manual_axes"]
-    where = interpreter.source_line(eqn) or around
-    return PmapSite(eqn, eqn.params["mesh"], axis, where, of_jax)
+        `jax.pmap` and ours both make a shard_map without vma types, manual over one axis; they are
+        told from others by the file that its body was defined in. `around` is the line of what
+        holds the equation: those inside a jit know only lines inside it.
+        """
+        if eqn.primitive.name != "shard_map" or eqn.params["check_vma"]:
+            return None
+        source = str(interpreter.open_jaxpr(eqn.params["jaxpr"]).debug_info.func_src_info)
+        of_jax, of_ours = _FILE_OF_JAX in source, _OUR_FILE in source
+        if len(eqn.params["newly_manual_axes"]) != 1 or not (of_jax or of_ours):
+            return None
+        (axis,) = eqn.params["newly_manual_axes"]
+        where = interpreter.source_line(eqn) or around
+        return PmapSite(eqn, eqn.params["mesh"], axis, where, of_jax)
 
 
 def pmap_sites(jaxpr: Any, around: str = "") -> list[PmapSite]:
     """All pmaps at any depth; not those inside another one, which move with it."""
     found = []
     for eqn in interpreter.open_jaxpr(jaxpr).eqns:
-        site = pmap_site(eqn, around)
+        site = PmapSite.of(eqn, around)
         if site is not None:
             found.append(site)
         elif eqn.primitive.name != "shard_map":
@@ -99,7 +99,7 @@ def pmaps_over_all_processes(mesh: Mesh | None, found: list[PassFinding]) -> Ite
 
     def run(taken: _compat.TakenPmap, leaves: Sequence[Any]) -> Any:
         options, call = _in_our_words(taken, leaves, mesh)
-        trace = functools.partial(body.traced, options)
+        trace = functools.partial(body.Body.of, options)
         pmap = emission.KnownSignature.of(options, call, trace, whole=False)
         output = emission.emitted(options, call, pmap, (), as_view=True)
         name = f"jax.pmap over '{taken.axis_name}' of size {pmap.layout.size}"

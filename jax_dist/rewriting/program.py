@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.mapping import dispatch, process_calls
+from jax_dist.mapping.body import any_tracer
 from jax_dist.multihost.agreement import Fingerprint, containers, describe
 from jax_dist.passes import interpreter, pipeline, programs
 from jax_dist.passes.captures import (
@@ -29,7 +30,6 @@ from jax_dist.passes.captures import (
     Watch,
     is_lifted_outside,
     lift,
-    lifting_outside,
 )
 from jax_dist.passes.constants import lies_on_many, put_copy
 from jax_dist.passes.gathers import Gathers, plan_gathers
@@ -140,7 +140,7 @@ class RewrittenProgram:
     ) -> _compat.Answer:
         traced = self._trace_user(args, kwargs)
         leaves = jax.tree.leaves((args, kwargs))
-        if programs.is_staged() or any(isinstance(leaf, Tracer) for leaf in leaves):
+        if programs.is_staged() or any_tracer(leaves):
             # The call is part of a trace outside. Captured arrays become constants of that.
             found = self._find(traced, args, kwargs)
             if not is_lifted_outside():
@@ -289,7 +289,7 @@ class RewrittenProgram:
             return flat_output
 
         flat.__name__ = flat.__qualname__ = self.name
-        with lifting_outside(lifts=self.wishes.policy.captures == "lift"):
+        with self.wishes.policy.tracing():
             jaxpr = jax.jit(flat).trace(*[leaves[place] for place in places]).jaxpr
         check_none_local(jaxpr)
         lifted = lift(jaxpr, self.fun, self.name, self.wishes.policy)

@@ -24,7 +24,7 @@ from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import Handler, Values
 from jax_dist.passes.pipeline import Outcome, PassFinding, PassPlan
 from jax_dist.rewriting import loops
-from jax_dist.rewriting.pmap_sites import PmapSite, pmap_site, pmap_sites
+from jax_dist.rewriting.pmap_sites import PmapSite, pmap_sites
 
 _CODE = _codes.JIT_OF_PMAP
 
@@ -162,7 +162,7 @@ def _loops_inside(
         where = interpreter.source_line(eqn) or around
         name = eqn.primitive.name
         sites = [site for body in interpreter.bodies(eqn) for site in pmap_sites(body)]
-        if not sites or pmap_site(eqn) is not None or name == "shard_map":
+        if not sites or PmapSite.of(eqn) is not None or name == "shard_map":
             continue
         if name in ("scan", "while"):
             try:
@@ -300,7 +300,7 @@ def _collect(
         }
         if not read:
             continue
-        site = pmap_site(eqn)
+        site = PmapSite.of(eqn)
         if site is not None:
             move = _move_or_stay(site, mesh)
             for place, number in read.items():

@@ -46,7 +46,7 @@ def _on_processes(*counts):
     """Lays 7 slices over devices of several processes, so many each."""
     devices = [_Device(owner, number) for owner, n in enumerate(counts) for number in range(n)]
     choice = meshes.DeviceChoice("f", "i", tuple(devices), None, None, virtual=False)
-    meshes.lay_out(choice, 7, whole=True)
+    choice.lay_out(7, whole=True)
 
 
 def _in_foreign_shard_map(x):

@@ -20,7 +20,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from saving import killed_again_and_again, lost
 
-from jax_dist.multihost import CheckpointError, Checkpoints, CheckpointWarning, step_folders
+from jax_dist.multihost import CheckpointError, Checkpoints, CheckpointWarning
+from jax_dist.multihost.step_folders import StepFolders
 from jax_dist.testing import run_processes
 
 
@@ -291,7 +292,7 @@ def test_wherever_a_save_ends_the_newest_whole_step_is_restored(tmp_path, monkey
                     raise _Killed
 
     sys.addaudithook(watch)  # for good; it only looks while `left` holds something
-    write = step_folders.write
+    write = StepFolders.write_manifest
     with Checkpoints(tmp_path / "before", every=1, keep=keep) as checkpoints:
         for step in range(1, 5):
             checkpoints.save(step, _state(step))
@@ -300,7 +301,9 @@ def test_wherever_a_save_ends_the_newest_whole_step_is_restored(tmp_path, monkey
         with Checkpoints(folder, every=1, keep=keep) as checkpoints:
             checkpoints.restore(_state(0))
             monkeypatch.setattr(
-                step_folders, "write", lambda *args, at=moment: (left.append(at), write(*args))
+                StepFolders,
+                "write_manifest",
+                lambda *args, at=moment: (left.append(at), write(*args)),
             )
             try:
                 checkpoints.save(5, _state(5))

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist.passes.hazards import find_noise
+from jax_dist.passes.hazards import find_hazards
 
 pytestmark = pytest.mark.rewriting
 
@@ -24,7 +24,7 @@ def _codes(body, *args, specs, out_specs=_ROWS, check_vma=False):
     mapped = jax.shard_map(
         body, mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=check_vma
     )
-    return [finding.code for finding in find_noise(jax.make_jaxpr(mapped)(*args))]
+    return [finding.code for finding in find_hazards(jax.make_jaxpr(mapped)(*args))]
 
 
 def _added(key, x):

@@ -16,7 +16,7 @@ from observing import line_of, mesh_of
 
 import jax_dist
 from jax_dist import explain, rewrite
-from jax_dist.passes.hazards import find_doubled_sums
+from jax_dist.passes.hazards import find_hazards
 
 pytestmark = pytest.mark.rewriting
 
@@ -37,7 +37,7 @@ def _sharded(body, **options):
 
 def _told(fun):
     jaxpr = jax.make_jaxpr(fun)(_W, _X)
-    return {(finding.outcome, finding.what) for finding in find_doubled_sums(jaxpr)}
+    return {(finding.outcome, finding.what) for finding in find_hazards(jaxpr)}
 
 
 def _pmean_after(w, x):
