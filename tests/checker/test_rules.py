@@ -21,7 +21,6 @@ from jax_dist.checker.engine import linter
 from jax_dist.checker.model import new_imports, sources
 from jax_dist.checker.model.findings import Finding, Safety, choose_fixes
 from jax_dist.checker.model.project import Project
-from jax_dist.checker.output.markdown import fix_level
 from jax_dist.checker.rules import Page, Rule
 
 _CASES = rule_cases.by_rule()
@@ -141,7 +140,7 @@ def test_the_page_says_how_safe_the_fixes_are(code: str):
     safeties = {fix.safety for fix in fixes if fix is not None}
 
     least_safe = [each for each in (Safety.UNSAFE, Safety.SAFE) if each in safeties][:1]
-    level = fix_level(linter.PAGES[code])
+    level = linter.PAGES[code].fix_level
     assert [each.value for each in least_safe] == ([] if level == "none" else [level])
 
 
