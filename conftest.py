@@ -58,8 +58,8 @@ def _quick_flags() -> list[str]:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores, for the tests that wait for processes use none of them."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Two more than there are cores, for the tests that wait for processes use none of them."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
