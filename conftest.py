@@ -11,7 +11,12 @@ from packaging.version import Version
 
 from jax_dist.testing import simulated_devices
 
-collect_ignore_glob = ["tests/cache/programs/*"]  # programs of their own, with arguments
+# Programs of their own: they have arguments, and set flags of XLA, which all tests would have then.
+collect_ignore_glob = [
+    "tests/cache/programs/*",
+    "tests/passes/partitioned_keys.py",
+    "tests/rewriting/captured_keys.py",
+]
 
 pytest.register_assert_rewrite("watching")  # tests/mapping/watching.py asserts for others
 simulated_devices(8)
