@@ -128,9 +128,9 @@ class JitOptions:
         there is no default: taking a static argument for an array would fail far from here.
         """
         if not _is_jit(fun):
-            return JitOptions()
+            return cls()
         info = fun._jit_info
-        return JitOptions(
+        return cls(
             static_argnums=tuple(info.static_argnums),
             static_argnames=tuple(info.static_argnames),
             donate_argnums=tuple(info.donate_argnums),

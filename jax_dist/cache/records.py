@@ -173,7 +173,7 @@ class Record:
         """
         path = Path(path)
         files = sorted(path.glob("[!.]*.json")) if path.is_dir() else [path]
-        return Record(tuple(compiled for file in files for compiled in _read(file)))
+        return cls(tuple(compiled for file in files for compiled in _read(file)))
 
 
 def _read(file: Path) -> Iterable[Compile]:

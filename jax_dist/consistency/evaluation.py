@@ -163,7 +163,7 @@ class Graph:
         body = interpreter.open_jaxpr(jaxpr)
         inputs = [frozenset({((), number)}) for number in range(len(body.invars))]
         results = walk(body, inputs, (), _Around())
-        return Graph(dict(sorted(nodes.items())), tuple(results), carried)
+        return cls(dict(sorted(nodes.items())), tuple(results), carried)
 
 
 def _is_entered(eqn: JaxprEqn) -> bool:

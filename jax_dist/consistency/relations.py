@@ -59,7 +59,7 @@ class Relation:
         before = next((each for each in held if start and each.good[:start].all()), None)
         all_alike = bool(alike.all())
         factor = _factor(values, expected) if all_alike else 1.0
-        return Relation("lost", good, factor=factor, alike=all_alike, before=before)
+        return cls("lost", good, factor=factor, alike=all_alike, before=before)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ class Verdict:
         if same and not is_key and expected.unit:
             size = float(np.abs(np.nan_to_num(expected.value)).mean()) if one.size else 0.0
             undecided = expected.average > _UNDECIDED * size > 0
-        return Verdict(name, devices, same, words, relation, apart, expected.tolerance, undecided)
+        return cls(name, devices, same, words, relation, apart, expected.tolerance, undecided)
 
 
 def _words(

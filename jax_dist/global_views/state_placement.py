@@ -113,7 +113,7 @@ class GivenState:
                 shape = shape[1:]
             types.append(jax.ShapeDtypeStruct(shape, kind.dtype))
         kinds = StateType(structure, tuple(types))
-        return GivenState(kinds, leaves, paths, short, stacked, by_device)
+        return cls(kinds, leaves, paths, short, stacked, by_device)
 
 
 def _is_stacked(leaves: Sequence[Any], paths: Sequence[str], sizes: set[int]) -> bool:

@@ -140,8 +140,8 @@ class VaryingOrigin:
         inputs = tuple(place for place, var in enumerate(body.invars) if var in roots)
         found = met or last
         if found is None:
-            return VaryingOrigin("", "it comes in so", inputs)
-        return VaryingOrigin(interpreter.source_line(found), found.primitive.name, inputs)
+            return cls("", "it comes in so", inputs)
+        return cls(interpreter.source_line(found), found.primitive.name, inputs)
 
 
 # ---- how shared values are wanted to lie

@@ -100,7 +100,7 @@ class Call:
         owned = [*zip(numbers, mapped_args, strict=True), *sorted(kwargs.items())]
         owners = tuple(owner for owner, tree in owned for _ in jax.tree.leaves(tree))
         static = tuple(args[number] for number in options.static)
-        return Call(fun, rebuild, leaves, leaf_axes, owners, paths, name, structure, static)
+        return cls(fun, rebuild, leaves, leaf_axes, owners, paths, name, structure, static)
 
 
 def any_tracer(leaves: Iterable[Any]) -> bool:
@@ -181,7 +181,7 @@ class Body:
         lifted = captures.lift(
             jaxpr, call.fun, options.choice.fun_name, policy, axis_env=environment
         )
-        return Body(
+        return cls(
             call.fun_name,
             name,
             lifted,

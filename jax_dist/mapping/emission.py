@@ -60,7 +60,7 @@ class KnownSignature(NamedTuple):
                 types.append(type_of(leaf, shape))
             on_whole = dataclasses.replace(call, leaves=types)
         body = trace(on_whole)
-        return KnownSignature(body, layout_for(options, call, body.inner, whole=whole))
+        return cls(body, layout_for(options, call, body.inner, whole=whole))
 
 
 def layout_for(

@@ -159,7 +159,7 @@ class Fingerprint(NamedTuple):
         """
         flat, structure = jax.tree.flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)
         leaves = {jax.tree_util.keystr(path): describe(leaf, values=values) for path, leaf in flat}
-        return Fingerprint(containers(structure), leaves)
+        return cls(containers(structure), leaves)
 
 
 def containers(structure: Any) -> str:

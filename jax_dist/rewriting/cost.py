@@ -73,7 +73,7 @@ class ProgramCost:
         ]
         instructions = itertools.chain(*module.computations.values())
         memory = compiled.memory_analysis()
-        return ProgramCost(
+        return cls(
             collectives=_collectives(module, [mesh.shape] if mesh else named),
             stablehlo_bytes=len(stablehlo.encode()),
             constants_bytes=sum(

@@ -341,4 +341,4 @@ class LoopInside:
             tuple(P() if state is None else P(*[None] * state, axis) for state in states)
             for states in (step.taken, step.states)
         )
-        return LoopInside(mesh, in_specs, out_specs, step.emit)
+        return cls(mesh, in_specs, out_specs, step.emit)

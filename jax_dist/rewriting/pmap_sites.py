@@ -60,7 +60,7 @@ class PmapSite:
             return None
         (axis,) = eqn.params["newly_manual_axes"]
         where = interpreter.source_line(eqn) or around
-        return PmapSite(eqn, eqn.params["mesh"], axis, where, of_jax)
+        return cls(eqn, eqn.params["mesh"], axis, where, of_jax)
 
 
 def pmap_sites(jaxpr: Any, around: str = "") -> list[PmapSite]:

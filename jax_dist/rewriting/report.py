@@ -65,7 +65,7 @@ class CacheVerdict:
                 "program, so the key depends on the values: random ones differ in each process. "
                 "Pass arrays as arguments, or let rewrite lift them (captures='lift')."
             )
-        return CacheVerdict(stable=not causes, causes=tuple(causes))
+        return cls(stable=not causes, causes=tuple(causes))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
