@@ -37,6 +37,7 @@ _DECIDE = "Decide by hand which of the two functions is meant."
 _COMPARED = "pmap goes on as a value, and a comparison with jax.pmap may meet it"
 _RENAME = "Rename it in all such places by hand."
 _REPLACED = "the file has jax.pmap replaced while it runs, and the new function would not be"
+_REPLACE = "Replace the new function there too, or leave all of it."
 _NO_PLACE = "the file imports jax inside of a function or block, and has no place for helpers"
 _GIVE = "Give the path of a module for them: --helpers PATH."
 _BOTH = ("jax_dist", "jax")
@@ -95,6 +96,39 @@ _CASES = {
             _REPLACED,
             "Replace the new function there too.",
             "mock.patch('jax.pmap') in line 3",
+        ),
+    ),
+    "a shim for other libraries": (
+        _BOTH,
+        "import jax\nimport jax._src.api as api\n"
+        "jax.device_put_replicated = api.device_put_replicated\n",
+        Said(
+            3,
+            _REPLACED.replace("pmap", "device_put_replicated"),
+            _REPLACE,
+            "jax.device_put_replicated in line 3",
+        ),
+    ),
+    "a removed function that a mock replaces": (
+        _BOTH,
+        "from unittest import mock\nimport jax\n\n\ndef test(x, f, d):\n"
+        "    with mock.patch.object(jax, 'device_put_sharded', f):\n"
+        "        jax.device_put_sharded(x, d)\n",
+        Said(
+            7,
+            _REPLACED.replace("pmap", "device_put_sharded"),
+            _REPLACE,
+            "mock.patch.object(jax, 'device_put_sharded', f) in line 6",
+        ),
+    ),
+    "the pmap of a library that is set": (
+        ("jax_dist",),
+        "import equinox\nimport jax\nequinox.filter_pmap = jax.jit\n",
+        Said(
+            3,
+            _REPLACED.replace("jax.pmap", "equinox.filter_pmap"),
+            _REPLACE,
+            "equinox.filter_pmap in line 3",
         ),
     ),
     "imported in a function": (

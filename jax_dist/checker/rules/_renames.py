@@ -92,11 +92,11 @@ def renamed(module: Module, table: Sequence[Rename], judge: _Judge = _by_place) 
 
 
 def _assigned(module: Module) -> set[str]:
-    """The names of jax that the file sets, so that they are there on any version."""
+    """The names of jax that the file sets, so that they are there on any version, or deletes."""
     found: set[str] = set()
     for node in module.scopes.nodes:
         match node:
-            case ast.Attribute(value=owner, attr=name, ctx=ast.Store()):
+            case ast.Attribute(value=owner, attr=name, ctx=ast.Store() | ast.Del()):
                 pass
             case ast.Call(
                 func=ast.Name(id="setattr"), args=[owner, ast.Constant(value=str() as name), _]

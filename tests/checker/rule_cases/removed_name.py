@@ -17,6 +17,8 @@ CASES: tuple[Case, ...] = (
         "asked for before",
         "import jax\nf = jax.tree_map if hasattr(jax, 'tree_map') else jax.tree.map\n",
     ),
+    Negative("put there by the file", "import jax\njax.tree_map = f\njax.tree_map(g, x)\n"),
+    Negative("taken away by the file", "import jax\nif old:\n    del jax.tree_map\n"),
     Negative("jax.core has this still", "import jax\nisinstance(x, jax.core.Tracer)\n"),
     Positive(
         "a module without a successor", "from jax.experimental import host_callback as hcb\n", (1,)
