@@ -136,6 +136,15 @@ def test_what_is_read_in_both_passes_is_gathered_twice():
     assert once.lower(w, X).compile().as_text().count(" all-gather(") == 2
 
 
+def test_a_checkpoint_stays_a_computation_of_its_own():
+    def barriers(loss: Callable) -> int:
+        view = global_view(_trained(loss), "i", shardings="fsdp", regather=True)
+        return view.lower(LAYERED, X).as_text().count("optimization_barrier")
+
+    # One for each time that it runs, forward and again backward; else XLA keeps what it gathered.
+    assert barriers(_in_checkpoints) == barriers(_one_by_one) + 2
+
+
 def test_a_scan_over_layers_gathers_one_in_each_turn():
     view = global_view(_trained(_in_a_scan), "i", shardings="fsdp", regather=True)
 
