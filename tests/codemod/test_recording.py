@@ -2,11 +2,13 @@
 
 import pathlib
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from verified_programs import recorded
 
 from jax_dist.codemod.verify.evidence import Run, SiteRecord
+from jax_dist.codemod.verify.recording import pairs
 
 # Asserts within itself that mapped functions behave as ever.
 _HABITS = """\
@@ -178,3 +180,23 @@ def test_large_arrays_leave_digests(habits: Run):
     assert (result.archive, result.mean, result.shape) == (None, 1.0, (8, 1100, 1024))
     assert len(set(result.rows)) == 1
     assert len(result.rows) == 8
+
+
+_ONES = np.ones(3, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kinds"),
+    [
+        (jnp.asarray(_ONES), jnp.asarray(_ONES), []),
+        (jnp.asarray(_ONES), _ONES, ["type"]),
+        (_ONES, jnp.asarray(_ONES), ["type"]),
+        (jnp.asarray(_ONES), _ONES + 1, ["type", "value"]),
+        (_ONES, _ONES + 1, ["value"]),
+        (jnp.asarray(_ONES), 1.0, ["value"]),
+        (abs, max, []),
+        (abs, 1.0, ["value"]),
+    ],
+)
+def test_what_differs_between_two_values(old, new, kinds):
+    assert [kind for kind, _ in pairs._differences(old, new)] == kinds
