@@ -355,15 +355,7 @@ class _File:
                 "Take it out of the string, then migrate again.",
             )
         is_mapped = self._options.to == "jax"  # a jax_dist.pmap says of itself what it is
-        for node in module.once(pmap_renames.replaced_by):
-            of_chex = (module.qualified_name(node) or "").startswith("chex.")
-            if is_mapped or not of_chex:  # chex's fakes replace jax_dist.pmap too
-                raise Left(
-                    "the file has jax.pmap replaced while it runs, and the new function would not "
-                    "be",
-                    "Replace the new function there too.",
-                    f"{module.text(node)} in line {node.lineno}",
-                )
+        pmap_renames.check_not_replaced(module, "jax.pmap", by_chex=is_mapped)
         if is_mapped and self._context.asks_for_type(module):
             raise Left(
                 "the package knows functions of jax.pmap by their type, and the new one is another",

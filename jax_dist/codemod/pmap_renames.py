@@ -128,40 +128,48 @@ def _is_asked_about(module: Module, site: Site) -> bool:
 _ABOUT = {"functools.wraps", "functools.update_wrapper", "inspect.signature", "inspect.getdoc"}
 
 
-def replaced_by(module: Module) -> list[ast.expr]:
-    """What in a file has `jax.pmap` replaced while it runs: assignments, mocks, chex's fakes."""
-    fakes = [
+def check_not_replaced(module: Module, name: str, *, by_chex: bool = False) -> None:
+    """Raises Left where the file has a function of another package replaced while it runs.
+
+    Args:
+      module: the file.
+      name: of the function, such as "jax.pmap".
+      by_chex: chex's fakes of `jax.pmap` count too; they replace jax_dist.pmap as well.
+    """
+    fakes = module.once(_fakes) if by_chex else ()
+    for node in (*fakes, *module.once(_replacements).get(name, ())):
+        raise Left(
+            f"the file has {name} replaced while it runs, and the new function would not be",
+            "Replace the new function there too.",
+            f"{module.text(node)} in line {node.lineno}",
+        )
+
+
+def _fakes(module: Module) -> list[ast.expr]:
+    """Where a file uses `chex.fake_pmap` and its like, also within chex."""
+    return [
         node
         for name in module.used_names("chex")
         for node in module.uses(name)
-        if name.rpartition(".")[2].startswith("fake_pmap")  # also within chex
+        if name.rpartition(".")[2].startswith("fake_pmap")
     ]
-    return [*fakes, *_replacements(module, "jax.pmap")]
 
 
-def _replacements(module: Module, name: str) -> Iterator[ast.expr]:
-    """Where a file sets, deletes or mocks a function of another package."""
-    home, _, last = name.rpartition(".")
+def _replacements(module: Module) -> dict[str, list[ast.expr]]:
+    """By the name of what is replaced: where a file sets, deletes or mocks it."""
+    found: dict[str, list[ast.expr]] = {}
     for node in module.scopes.nodes:
         match node:
-            case ast.Attribute(attr=attr, ctx=ast.Store() | ast.Del()) if attr == last:
-                if module.qualified_name(node.value) == home:
-                    yield node
+            case ast.Attribute(attr=name, ctx=ast.Store() | ast.Del()):
+                found.setdefault(f"{module.qualified_name(node.value)}.{name}", []).append(node)
             case ast.Call(func=ast.Attribute(attr=how) | ast.Name(id=how)) if how in _REPLACING:
-                texts = [each.value for each in node.args if isinstance(each, ast.Constant)]
-                owners = [module.qualified_name(each) for each in node.args[:1]]
-                if name in texts or (last in texts and home in owners):
-                    yield node
-
-
-def _check_not_replaced(module: Module, name: str) -> None:
-    """Raises Left where the file means its own function by the name, or gives others one."""
-    for node in _replacements(module, name):
-        raise Left(
-            f"the file has {name} replaced while it runs, and the new function would not be",
-            "Replace the new function there too, or leave all of it.",
-            f"{module.text(node)} in line {node.lineno}",
-        )
+                constants = [each.value for each in node.args if isinstance(each, ast.Constant)]
+                texts = [each for each in constants if isinstance(each, str)]
+                owner = module.qualified_name(node.args[0]) if node.args else None
+                # `patch("jax.pmap")`, or `patch.object(jax, "pmap")`.
+                for name in (*texts, *(f"{owner}.{text}" for text in texts)):
+                    found.setdefault(name, []).append(node)
+    return found
 
 
 _REPLACING = ("patch", "object", "setattr", "replace")
@@ -322,7 +330,7 @@ def _of_puts(
 
 def _of_put(module: Module, name: str, node: ast.expr, namer: Namer) -> Fix:
     """Calls what takes its place. Raises Left where it is called in another way, or not at all."""
-    _check_not_replaced(module, name)
+    check_not_replaced(module, name)
     call = module.parent(node)
     words = call.keywords if isinstance(call, ast.Call) and call.func is node else ()
     if any(word.arg in _FIRST or word.arg is None for word in words):
@@ -361,7 +369,7 @@ def _of_other_pmaps(module: Module, *, to_library: bool) -> Iterator[PlannedPlac
 
 def _of_library(module: Module, node: ast.expr, name: str, *, to_library: bool) -> Fix:
     ours, by_hand = _OF_LIBRARIES[name]
-    _check_not_replaced(module, name)
+    check_not_replaced(module, name)
     if not to_library:
         raise Left(
             f"{name} maps functions of modules, and plain JAX has no such function",

@@ -37,7 +37,7 @@ _DECIDE = "Decide by hand which of the two functions is meant."
 _COMPARED = "pmap goes on as a value, and a comparison with jax.pmap may meet it"
 _RENAME = "Rename it in all such places by hand."
 _REPLACED = "the file has jax.pmap replaced while it runs, and the new function would not be"
-_REPLACE = "Replace the new function there too, or leave all of it."
+_REPLACE = "Replace the new function there too."
 _NO_PLACE = "the file imports jax inside of a function or block, and has no place for helpers"
 _GIVE = "Give the path of a module for them: --helpers PATH."
 _BOTH = ("jax_dist", "jax")
@@ -73,7 +73,7 @@ _CASES = {
         Said(
             3,
             _REPLACED,
-            "Replace the new function there too.",
+            _REPLACE,
             "chex.fake_pmap_and_jit in line 4",
         ),
     ),
@@ -84,7 +84,7 @@ _CASES = {
         Said(
             7,
             _REPLACED,
-            "Replace the new function there too.",
+            _REPLACE,
             "fake.fake_pmap in line 6",
         ),
     ),
@@ -94,7 +94,7 @@ _CASES = {
         Said(
             4,
             _REPLACED,
-            "Replace the new function there too.",
+            _REPLACE,
             "mock.patch('jax.pmap') in line 3",
         ),
     ),
