@@ -288,7 +288,7 @@ class ProcessCalls:
         Raises:
           DisagreementError: they are about to run another one.
         """
-        moves = _collectives(body.lifted.jaxpr)
+        moves = collectives(body.lifted.jaxpr)
         types = [type_of(leaf) for leaf in call.leaves]
         kinds = tuple((kind.shape, kind.dtype, kind.weak_type) for kind in types)
         signature = hash((call.structure, kinds, call.static))
@@ -306,7 +306,7 @@ class ProcessCalls:
         for path, leaf in flat:
             leaves[f"result{jax.tree_util.keystr(path)} of all processes"] = describe(leaf)
         own = Fingerprint(containers(structure), leaves)
-        agree_to_run("pmap of {}", self._fun(), own, body.lifted.jaxpr, layout.mesh)
+        agree_to_run("pmap of {}", self._fun(), own, moves, layout.mesh)
         self._agreed.add(signature)
 
     def _described(self, call: Call, view: _LocalView) -> list[jax.ShapeDtypeStruct]:
@@ -389,7 +389,7 @@ def _what_does_not_fit(call: Call, view: _LocalView) -> ValueError:
 
 
 def agree_to_run(
-    name: str, fun: Any, fingerprint: Fingerprint, jaxpr: ClosedJaxpr, mesh: jax.sharding.Mesh
+    name: str, fun: Any, fingerprint: Fingerprint, moves: Sequence[str], mesh: jax.sharding.Mesh
 ) -> None:
     """Before the processes whose devices are in a mesh run a program for the first time.
 
@@ -397,7 +397,7 @@ def agree_to_run(
       name: of the program, with {} for the function.
       fun: the user's function.
       fingerprint: of the arguments and results.
-      jaxpr: the program; its collectives are compared too.
+      moves: the collectives of the program, which are compared too.
       mesh: its devices.
 
     Raises:
@@ -406,7 +406,7 @@ def agree_to_run(
     """
     if _compat.joined_as() is None:  # nothing to compare over
         return
-    numbered = {f"collective {number}": text for number, text in enumerate(_collectives(jaxpr), 1)}
+    numbered = {f"collective {number}": text for number, text in enumerate(moves, 1)}
     own = fingerprint._replace(leaves={**fingerprint.leaves, **numbered})
     ranks = tuple(sorted({device.process_index for device in mesh.devices.flat}))
     agreement.agree_on(
@@ -425,7 +425,7 @@ def _described(fun: Any) -> str:
     return f"'{name}' ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
-def _collectives(jaxpr: ClosedJaxpr) -> list[str]:
+def collectives(jaxpr: ClosedJaxpr) -> list[str]:
     """What devices send one another, in order: `psum over i: float32[3]`.
 
     A constraint on how a value lies may become a collective.

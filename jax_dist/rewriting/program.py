@@ -344,7 +344,8 @@ class RewrittenProgram:
         # Of the whole arrays that go in and come out.
         whole = Fingerprint(containers(found.traced.out_tree), leaves)
         # Without a collective too: what is cut over the mesh may be moved by the compiler.
-        process_calls.agree_to_run("{}, rewritten", self.fun, whole, jaxpr, found.mesh)
+        moves = process_calls.collectives(jaxpr)
+        process_calls.agree_to_run("{}, rewritten", self.fun, whole, moves, found.mesh)
         self._agreed.add(signature)
 
 
