@@ -147,8 +147,7 @@ class Uses:
         around = self._module.parent(given)
         while isinstance(around, ast.Tuple | ast.keyword):
             given, around = around, self._module.parent(around)
-        is_argument = isinstance(around, ast.Call) and around.func is not given
-        return around if is_argument else None  # type: ignore[return-value] # a call
+        return around if isinstance(around, ast.Call) and around.func is not given else None
 
     def unseen(self, site: Site) -> str:
         """Why not all calls of a mapped function are known; "" where they are."""

@@ -468,9 +468,9 @@ def moved_line():
     names = {}
     above = "\n" * 7 if os.environ["PYTHONHASHSEED"] == "2" else ""
     exec(compile(f"{above}def moved_line(x):\n    return x + 1\n", "moved.py", "exec"), names)
-    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)  # noqa: FBT003
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", val=True)
     jitted(names["moved_line"])
-    jax.config.update("jax_compilation_cache_include_metadata_in_key", False)  # noqa: FBT003
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", val=False)
 
 
 @row
@@ -598,9 +598,9 @@ def partitioned_without_pointer():
     def partitioned_without_pointer(x):
         return softened(x) + 1
 
-    jax.config.update("jax_remove_custom_partitioning_ptr_from_cache_key", True)  # noqa: FBT003
+    jax.config.update("jax_remove_custom_partitioning_ptr_from_cache_key", val=True)
     jax.jit(partitioned_without_pointer)(_cut())
-    jax.config.update("jax_remove_custom_partitioning_ptr_from_cache_key", False)  # noqa: FBT003
+    jax.config.update("jax_remove_custom_partitioning_ptr_from_cache_key", val=False)
 
 
 # --- before and after jax_dist.rewrite
